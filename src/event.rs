@@ -1,0 +1,644 @@
+//! The event: one CloudEvents 1.0 event with the extension attribute `botid`, and its three wire
+//! forms: JSON and `MessagePack` on the bus, a versioned `MessagePack` record in the queues.
+//!
+//! A record is `[version, sequence, event]`. The first two are written by the script that queues
+//! the event (`lua/shared.lua`), the third by [`Event::encode`]. `data` is kept as JSON text and
+//! only parsed by whoever reads it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use jiff::Timestamp;
+use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::id::{BotId, IdError, Sequence};
+
+/// Largest event, in bytes of any wire form.
+pub const EVENT_MAX_BYTES: usize = 1 << 20;
+/// Longest `id`, `source`, `type`, `subject` or name of an extension, in bytes.
+pub const ATTRIBUTE_MAX_BYTES: usize = 1_024;
+/// Most extension attributes beside those Fairlane knows.
+pub const EXTENSIONS_MAX: usize = 64;
+/// The version of the queue record that this crate writes. It reads all versions up to this.
+pub const RECORD_VERSION: u8 = 1;
+
+/// Why bytes are not an event.
+#[derive(Debug, thiserror::Error)]
+pub enum EventError {
+    /// Larger than [`EVENT_MAX_BYTES`].
+    #[error("the event has {bytes} bytes; at most {EVENT_MAX_BYTES} are allowed")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// Not JSON, or an attribute of the wrong type.
+    #[error("not a CloudEvent in JSON: {0}")]
+    Json(#[source] serde_json::Error),
+    /// Not `MessagePack`, or an attribute of the wrong type.
+    #[error("not a CloudEvent in MessagePack: {0}")]
+    MessagePack(#[source] rmp_serde::decode::Error),
+    /// A required attribute is absent.
+    #[error("the required attribute {name:?} is missing")]
+    Missing {
+        /// Its name.
+        name: &'static str,
+    },
+    /// An attribute has a value that it may not have.
+    #[error("the attribute {name:?} is not usable: {why}")]
+    Attribute {
+        /// Its name.
+        name: String,
+        /// What is wrong and what is allowed.
+        why: String,
+    },
+    /// `botid` is not a bot id.
+    #[error("the attribute \"botid\" is not usable: {0}")]
+    BotId(#[from] IdError),
+    /// A queue record of a version from the future, or a damaged one.
+    #[error("not a queue record of a version up to {RECORD_VERSION}")]
+    Record(#[source] Option<rmp_serde::decode::Error>),
+}
+
+impl EventError {
+    /// The value of the metric label `reason`.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::TooLarge { .. } => "size",
+            Self::Json(_) => "json",
+            Self::MessagePack(_) => "msgpack",
+            Self::Missing { .. } | Self::Attribute { .. } => "attribute",
+            Self::BotId(_) => "botid",
+            Self::Record(_) => "record",
+        }
+    }
+}
+
+/// One CloudEvents 1.0 event of one bot.
+///
+/// Built by [`Event::from_json`], [`Event::from_msgpack`] or [`EventBuilder`]; all three check the
+/// same bounds.
+#[derive(Debug, Clone)]
+pub struct Event {
+    id: Box<str>,
+    source: Box<str>,
+    kind: Box<str>,
+    bot: BotId,
+    subject: Option<Box<str>>,
+    time: Option<Box<str>>,
+    expirytime: Option<Box<str>>,
+    data: Option<Box<RawValue>>,
+    /// Everything else, `traceparent` among it.
+    extensions: BTreeMap<String, serde_json::Value>,
+}
+
+impl Event {
+    /// Starts a new event with a fresh UUID v7 as `id` and `fairlane` as `source`.
+    #[must_use]
+    pub fn builder(kind: impl Into<String>, bot: BotId) -> EventBuilder {
+        EventBuilder {
+            fields: Fields {
+                id: Some(uuid::Uuid::now_v7().to_string()),
+                source: Some("fairlane".to_owned()),
+                kind: Some(kind.into()),
+                specversion: Some("1.0".to_owned()),
+                botid: Some(bot.as_str().to_owned()),
+                ..Fields::default()
+            },
+        }
+    }
+
+    /// Reads a structured CloudEvent in JSON.
+    ///
+    /// # Errors
+    /// When the text is not JSON, lacks a required attribute or breaks a bound.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, EventError> {
+        check_size(bytes)?;
+        serde_json::from_slice::<Wire<Box<RawValue>>>(bytes)
+            .map_err(EventError::Json)?
+            .0
+            .into_event()
+    }
+
+    /// Reads the same map as `MessagePack`.
+    ///
+    /// # Errors
+    /// When the bytes are not `MessagePack`, lack a required attribute or break a bound.
+    pub fn from_msgpack(bytes: &[u8]) -> Result<Self, EventError> {
+        check_size(bytes)?;
+        rmp_serde::from_slice::<Wire<serde_json::Value>>(bytes)
+            .map_err(EventError::MessagePack)?
+            .0
+            .into_event()
+    }
+
+    /// Unique together with [`Self::source`].
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Who produced the event.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The attribute `type`, for example `tag.applied`.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// The tenant.
+    #[must_use]
+    pub fn bot(&self) -> &BotId {
+        &self.bot
+    }
+
+    /// The subscriber that the event is about.
+    #[must_use]
+    pub fn subject(&self) -> Option<&str> {
+        self.subject.as_deref()
+    }
+
+    /// When it happened, as the producer wrote it (RFC 3339).
+    #[must_use]
+    pub fn time(&self) -> Option<&str> {
+        self.time.as_deref()
+    }
+
+    /// After this moment the event is not handled any more.
+    #[must_use]
+    pub fn expirytime(&self) -> Option<Timestamp> {
+        // The text was parsed once when the event was built.
+        self.expirytime.as_deref().and_then(|text| text.parse().ok())
+    }
+
+    /// `data` as JSON text.
+    #[must_use]
+    pub fn data(&self) -> Option<&str> {
+        self.data.as_deref().map(RawValue::get)
+    }
+
+    /// `data` parsed; absent data reads as `null`.
+    ///
+    /// # Errors
+    /// When the data does not have the shape of `T`.
+    pub fn data_as<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self.data().unwrap_or("null"))
+    }
+
+    /// An extension attribute, or one of the optional attributes that Fairlane does not use
+    /// itself (`datacontenttype`, `dataschema`, `traceparent`).
+    #[must_use]
+    pub fn extension(&self, name: &str) -> Option<&serde_json::Value> {
+        self.extensions.get(name)
+    }
+
+    /// The event part of a queue record.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let stored = (
+            &*self.id,
+            &*self.source,
+            &*self.kind,
+            self.subject(),
+            self.time(),
+            self.expirytime.as_deref(),
+            self.data(),
+            (!self.extensions.is_empty()).then_some(&self.extensions),
+        );
+        let mut bytes = Vec::with_capacity(64 + self.id.len() + self.data().map_or(0, str::len));
+        rmp_serde::encode::write(&mut bytes, &stored)
+            .expect("a Vec takes every byte, and strings, options and JSON values always encode");
+        bytes
+    }
+
+    /// Reads a queue record of `bot`.
+    ///
+    /// # Errors
+    /// When the record is damaged or of a version from the future.
+    pub fn decode(record: &[u8], bot: &BotId) -> Result<(Sequence, Self), EventError> {
+        type Stored<'a> = (
+            &'a str,
+            &'a str,
+            &'a str,
+            Option<&'a str>,
+            Option<&'a str>,
+            Option<&'a str>,
+            Option<&'a str>,
+            Option<BTreeMap<String, serde_json::Value>>,
+        );
+        if record.get(1) != Some(&RECORD_VERSION) {
+            return Err(EventError::Record(None));
+        }
+        let (_, sequence, stored): (u8, u64, Stored<'_>) =
+            rmp_serde::from_slice(record).map_err(|source| EventError::Record(Some(source)))?;
+        let (id, source, kind, subject, time, expirytime, data, extensions) = stored;
+        let data = data
+            .map(|text| RawValue::from_string(text.to_owned()))
+            .transpose()
+            .map_err(|_| EventError::Record(None))?;
+        let event = Self {
+            id: id.into(),
+            source: source.into(),
+            kind: kind.into(),
+            bot: bot.clone(),
+            subject: subject.map(Into::into),
+            time: time.map(Into::into),
+            expirytime: expirytime.map(Into::into),
+            data,
+            extensions: extensions.unwrap_or_default(),
+        };
+        Ok((Sequence::new(sequence), event))
+    }
+
+    /// The sequence of a queue record, without reading the rest. `None` for what is no record.
+    #[must_use]
+    pub fn sequence_of(record: &[u8]) -> Option<Sequence> {
+        match record {
+            [0x93, _, 0xcf, rest @ ..] => {
+                Some(Sequence::new(u64::from_be_bytes(*rest.first_chunk()?)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Structured CloudEvents JSON.
+impl Serialize for Event {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("specversion", "1.0")?;
+        map.serialize_entry("id", &self.id)?;
+        map.serialize_entry("source", &self.source)?;
+        map.serialize_entry("type", &self.kind)?;
+        map.serialize_entry("botid", &self.bot)?;
+        let optional =
+            [("subject", &self.subject), ("time", &self.time), ("expirytime", &self.expirytime)];
+        for (name, value) in optional {
+            if let Some(value) = value {
+                map.serialize_entry(name, value)?;
+            }
+        }
+        for (name, value) in &self.extensions {
+            map.serialize_entry(name, value)?;
+        }
+        if let Some(data) = &self.data {
+            map.serialize_entry("data", data)?;
+        }
+        map.end()
+    }
+}
+
+/// Makes an [`Event`] in code. Bounds are checked by [`EventBuilder::build`].
+#[derive(Debug)]
+pub struct EventBuilder {
+    fields: Fields,
+}
+
+impl EventBuilder {
+    /// Replaces the generated id.
+    #[must_use]
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.fields.id = Some(id.into());
+        self
+    }
+
+    /// Replaces the source.
+    #[must_use]
+    pub fn source(mut self, source: impl Into<String>) -> Self {
+        self.fields.source = Some(source.into());
+        self
+    }
+
+    /// Names the subscriber.
+    #[must_use]
+    pub fn subject(mut self, subject: impl Into<String>) -> Self {
+        self.fields.subject = Some(subject.into());
+        self
+    }
+
+    /// When it happened.
+    #[must_use]
+    pub fn time(mut self, time: Timestamp) -> Self {
+        self.fields.time = Some(time.to_string());
+        self
+    }
+
+    /// After which moment it need not be handled.
+    #[must_use]
+    pub fn expirytime(mut self, time: Timestamp) -> Self {
+        self.fields.expirytime = Some(time.to_string());
+        self
+    }
+
+    /// The payload.
+    ///
+    /// # Errors
+    /// When the value cannot be written as JSON.
+    pub fn data(mut self, data: &impl Serialize) -> Result<Self, serde_json::Error> {
+        self.fields.data = Some(serde_json::value::to_raw_value(data)?);
+        Ok(self)
+    }
+
+    /// An extension attribute.
+    #[must_use]
+    pub fn extension(mut self, name: impl Into<String>, value: serde_json::Value) -> Self {
+        self.fields.extensions.insert(name.into(), value);
+        self
+    }
+
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// When an attribute breaks a bound.
+    pub fn build(self) -> Result<Event, EventError> {
+        self.fields.into_event()
+    }
+}
+
+fn check_size(bytes: &[u8]) -> Result<(), EventError> {
+    if bytes.len() > EVENT_MAX_BYTES {
+        return Err(EventError::TooLarge { bytes: bytes.len() });
+    }
+    Ok(())
+}
+
+/// What was read, before the bounds are checked.
+#[derive(Debug, Default)]
+struct Fields {
+    specversion: Option<String>,
+    id: Option<String>,
+    source: Option<String>,
+    kind: Option<String>,
+    botid: Option<String>,
+    subject: Option<String>,
+    time: Option<String>,
+    expirytime: Option<String>,
+    data: Option<Box<RawValue>>,
+    extensions: BTreeMap<String, serde_json::Value>,
+}
+
+impl Fields {
+    fn into_event(self) -> Result<Event, EventError> {
+        let specversion = required("specversion", self.specversion)?;
+        if specversion != "1.0" {
+            let why = format!("{specversion:?} is not supported, \"1.0\" is");
+            return Err(attribute("specversion", why));
+        }
+        let event = Event {
+            id: bounded("id", required("id", self.id)?)?,
+            source: bounded("source", required("source", self.source)?)?,
+            kind: bounded("type", required("type", self.kind)?)?,
+            bot: BotId::parse(&required("botid", self.botid)?)?,
+            subject: self.subject.map(|text| bounded("subject", text)).transpose()?,
+            time: self.time.map(|text| rfc3339("time", text)).transpose()?,
+            expirytime: self.expirytime.map(|text| rfc3339("expirytime", text)).transpose()?,
+            data: self.data,
+            extensions: self.extensions,
+        };
+        if event.extensions.len() > EXTENSIONS_MAX {
+            let why = format!("there are more than {EXTENSIONS_MAX} extension attributes");
+            return Err(attribute("extensions", why));
+        }
+        if let Some(name) = event.extensions.keys().find(|name| name.len() > ATTRIBUTE_MAX_BYTES) {
+            let why = format!("its name has more than {ATTRIBUTE_MAX_BYTES} bytes");
+            return Err(attribute(name.chars().take(32).collect::<String>(), why));
+        }
+        Ok(event)
+    }
+}
+
+fn attribute(name: impl Into<String>, why: String) -> EventError {
+    EventError::Attribute { name: name.into(), why }
+}
+
+fn required(name: &'static str, value: Option<String>) -> Result<String, EventError> {
+    value.ok_or(EventError::Missing { name })
+}
+
+fn bounded(name: &'static str, text: String) -> Result<Box<str>, EventError> {
+    match text.len() {
+        0 => Err(attribute(name, "it is empty".to_owned())),
+        bytes if bytes > ATTRIBUTE_MAX_BYTES => {
+            let why = format!("it has {bytes} bytes; at most {ATTRIBUTE_MAX_BYTES} are allowed");
+            Err(attribute(name, why))
+        }
+        _ => Ok(text.into()),
+    }
+}
+
+fn rfc3339(name: &'static str, text: String) -> Result<Box<str>, EventError> {
+    match text.parse::<Timestamp>() {
+        Ok(_) => Ok(text.into()),
+        Err(source) => Err(attribute(name, format!("it is not an RFC 3339 time: {source}"))),
+    }
+}
+
+/// A map of attributes as it comes in. `D` is the form in which the format can hand over `data`.
+struct Wire<D>(Fields, PhantomData<D>);
+
+trait DataForm: DeserializeOwned {
+    fn into_raw<E: de::Error>(self) -> Result<Box<RawValue>, E>;
+}
+
+impl DataForm for Box<RawValue> {
+    fn into_raw<E: de::Error>(self) -> Result<Box<RawValue>, E> {
+        Ok(self)
+    }
+}
+
+impl DataForm for serde_json::Value {
+    fn into_raw<E: de::Error>(self) -> Result<Box<RawValue>, E> {
+        serde_json::value::to_raw_value(&self).map_err(E::custom)
+    }
+}
+
+impl<'de, D: DataForm> Deserialize<'de> for Wire<D> {
+    fn deserialize<T: Deserializer<'de>>(deserializer: T) -> Result<Self, T::Error> {
+        deserializer.deserialize_map(WireVisitor(PhantomData))
+    }
+}
+
+struct WireVisitor<D>(PhantomData<D>);
+
+impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
+    type Value = Wire<D>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of CloudEvents attributes")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Wire<D>, A::Error> {
+        let mut fields = Fields::default();
+        let named = |name, error: A::Error| de::Error::custom(format_args!("{name:?}: {error}"));
+        while let Some(Name(name)) = map.next_key::<Name>()? {
+            let slot = match &*name {
+                "specversion" => &mut fields.specversion,
+                "id" => &mut fields.id,
+                "source" => &mut fields.source,
+                "type" => &mut fields.kind,
+                "botid" => &mut fields.botid,
+                "subject" => &mut fields.subject,
+                "time" => &mut fields.time,
+                "expirytime" => &mut fields.expirytime,
+                "data" => {
+                    fields.data = map.next_value::<Option<D>>()?.map(D::into_raw).transpose()?;
+                    continue;
+                }
+                _ => {
+                    let value = map.next_value()?;
+                    fields.extensions.insert(name.into_owned(), value);
+                    continue;
+                }
+            };
+            let value = map.next_value::<Option<String>>().map_err(|error| named(&*name, error))?;
+            if slot.is_some() {
+                return Err(de::Error::custom(format_args!("{name:?} is given twice")));
+            }
+            *slot = value;
+        }
+        Ok(Wire(fields, PhantomData))
+    }
+}
+
+/// A key, borrowed from the input where it can be.
+struct Name<'a>(std::borrow::Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameVisitor;
+        impl<'de> Visitor<'de> for NameVisitor {
+            type Value = Name<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of an attribute")
+            }
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Name<'de>, E> {
+                Ok(Name(text.into()))
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Name<'de>, E> {
+                Ok(Name(text.to_owned().into()))
+            }
+        }
+        deserializer.deserialize_str(NameVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record(sequence: u64, event: &Event) -> Vec<u8> {
+        let mut bytes = vec![0x93, RECORD_VERSION, 0xcf];
+        bytes.extend(sequence.to_be_bytes());
+        bytes.extend(event.encode());
+        bytes
+    }
+
+    fn minimal(extra: &str) -> String {
+        format!(r#"{{"specversion":"1.0","id":"1","source":"s","type":"t","botid":"b"{extra}}}"#)
+    }
+
+    #[test]
+    fn an_event_survives_json_queue_record_and_json_again() {
+        let text = minimal(
+            r#","subject":"u\u00e9","time":"2026-11-01T10:00:00+02:00","expirytime":"2026-11-02T00:00:00Z","traceparent":"00-x","n":[1,{"a":null}],"data":{"a":[1.5,"ü"],"b":12345678901234567890}"#,
+        );
+        let event = Event::from_json(text.as_bytes()).unwrap();
+        let (sequence, again) = Event::decode(&record(7, &event), event.bot()).unwrap();
+        assert_eq!(sequence, Sequence::new(7));
+        assert_eq!(Event::sequence_of(&record(7, &event)), Some(Sequence::new(7)));
+        let same: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_value(&again).unwrap(), same);
+        assert_eq!(again.subject(), Some("ué"));
+        assert_eq!(again.expirytime(), Some("2026-11-02T00:00:00Z".parse().unwrap()));
+        assert_eq!(again.extension("traceparent").unwrap(), "00-x");
+    }
+
+    #[test]
+    fn the_same_map_reads_alike_from_json_and_messagepack() {
+        let value: serde_json::Value =
+            serde_json::from_str(&minimal(r#","data":{"x":[1,"two",null]},"ext":5"#)).unwrap();
+        let packed = rmp_serde::to_vec(&value).unwrap();
+        let event = Event::from_msgpack(&packed).unwrap();
+        assert_eq!(serde_json::to_value(&event).unwrap(), value);
+    }
+
+    #[test]
+    fn a_malformed_event_is_refused_with_the_attribute_and_the_remedy() {
+        let long = "x".repeat(1_025);
+        let cases: Vec<(String, &str)> = vec![
+            (String::new(), "EOF while parsing"),
+            ("[]".into(), "expected a map of CloudEvents attributes"),
+            ("null".into(), "expected a map"),
+            (r#"{"specversion":"1.0"}"#.into(), r#"required attribute "id" is missing"#),
+            (minimal("").replace("1.0", "0.3"), r#""0.3" is not supported, "1.0" is"#),
+            (minimal("").replace(r#","botid":"b""#, ""), r#"attribute "botid" is missing"#),
+            (minimal("").replace(r#""botid":"b""#, r#""botid":"""#), "bot id is empty"),
+            (minimal("").replace(r#""botid":"b""#, r#""botid":"a\u0000""#), "control characters"),
+            (minimal("").replace(r#""id":"1""#, r#""id":1"#), r#""id": invalid type: integer"#),
+            (minimal("").replace(r#""id":"1""#, r#""id":"""#), "it is empty"),
+            (minimal("").replace(r#""id":"1""#, &format!(r#""id":"{long}""#)), "it has 1025 bytes"),
+            (minimal(r#","id":"2""#), r#""id" is given twice"#),
+            (minimal(r#","time":"yesterday""#), r#"attribute "time" is not usable"#),
+            (minimal(r#","expirytime":"1""#), r#"attribute "expirytime" is not usable"#),
+            (minimal(r#","data":"#), "expected"),
+        ];
+        for (text, part) in cases {
+            let error = Event::from_json(text.as_bytes()).expect_err(&text).to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        let error = Event::from_json(&vec![b' '; EVENT_MAX_BYTES + 1]).unwrap_err();
+        assert_eq!(error.label(), "size");
+        assert_eq!(Event::from_json(b"\xff\xfe").unwrap_err().label(), "json");
+        assert_eq!(Event::from_msgpack(b"\xc1").unwrap_err().label(), "msgpack");
+    }
+
+    #[test]
+    fn a_record_of_a_version_from_the_future_is_refused() {
+        let event = Event::from_json(minimal("").as_bytes()).unwrap();
+        let mut bytes = record(1, &event);
+        bytes[1] = RECORD_VERSION + 1;
+        assert_eq!(Event::decode(&bytes, event.bot()).unwrap_err().label(), "record");
+    }
+
+    /// A record as version 1 wrote it. It must stay readable by every later version.
+    #[test]
+    fn a_stored_record_of_version_1_is_still_read() {
+        let bytes = b"\x93\x01\xcf\x00\x06\x43\x00\x00\x00\x00\x01\x98\xa2e1\xa4shop\xabtag.applied\xa2u7\xc0\xc0\xad{\"tag\":\"vip\"}\xc0";
+        let bot = BotId::parse("b").unwrap();
+        let (sequence, event) = Event::decode(bytes, &bot).unwrap();
+        assert_eq!(sequence.get(), 0x0006_4300_0000_0001);
+        assert_eq!((event.id(), event.source(), event.kind()), ("e1", "shop", "tag.applied"));
+        assert_eq!((event.subject(), event.data()), (Some("u7"), Some(r#"{"tag":"vip"}"#)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let bot = BotId::parse("b").unwrap();
+            let _ = Event::from_json(&bytes);
+            let _ = Event::from_msgpack(&bytes);
+            let _ = Event::decode(&bytes, &bot);
+            let mut headed = vec![0x93, 1, 0xcf, 0, 0, 0, 0, 0, 0, 0, 1];
+            headed.extend(&bytes);
+            let _ = Event::decode(&headed, &bot);
+            let _ = Event::sequence_of(&headed);
+        }
+
+        #[test]
+        fn a_truncated_record_is_an_error_not_an_event(cut in 0_usize..60) {
+            let event = Event::from_json(minimal(r#","data":{"a":"some text that is long enough"}"#).as_bytes()).unwrap();
+            let whole = record(1, &event);
+            let cut = cut.min(whole.len() - 1);
+            prop_assert!(Event::decode(&whole[..cut], event.bot()).is_err());
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Parsed identifiers. Text from outside becomes one of these types once, at the edge; everything
+//! behind the edge relies on their bounds.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Longest bot id, in bytes.
+pub const BOT_ID_MAX_BYTES: usize = 256;
+/// Longest pipeline name, in bytes.
+pub const PIPELINE_NAME_MAX_BYTES: usize = 64;
+
+/// Why a piece of text is not an identifier.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IdError {
+    /// The text has no characters.
+    #[error("{what} is empty")]
+    Empty {
+        /// Which identifier was asked for.
+        what: &'static str,
+    },
+    /// The text is longer than the identifier may be.
+    #[error("{what} has {bytes} bytes; at most {max} are allowed")]
+    TooLong {
+        /// Which identifier was asked for.
+        what: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// The text holds a character that the identifier may not have.
+    #[error("{what} holds {found:?} at byte {at}; {allowed}")]
+    Forbidden {
+        /// Which identifier was asked for.
+        what: &'static str,
+        /// The offending character.
+        found: char,
+        /// Its position in bytes.
+        at: usize,
+        /// What is allowed instead.
+        allowed: &'static str,
+    },
+}
+
+/// A tenant: 1 to 256 bytes of UTF-8 without control characters.
+///
+/// Everything else is legal, also `*`, `{}`, `|` and spaces: a bot id is never a pattern, never
+/// part of a hash tag and never joined with a separator, so nothing in it has a meaning.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BotId(Arc<str>);
+
+impl BotId {
+    /// Checks the bounds and takes a copy.
+    ///
+    /// # Errors
+    /// When the text is empty, longer than [`BOT_ID_MAX_BYTES`] or holds a control character.
+    pub fn parse(text: &str) -> Result<Self, IdError> {
+        check_length("bot id", text, BOT_ID_MAX_BYTES)?;
+        match text.char_indices().find(|(_, c)| c.is_control()) {
+            Some((at, found)) => Err(IdError::Forbidden {
+                what: "bot id",
+                found,
+                at,
+                allowed: "control characters are not allowed",
+            }),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// The text of the id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The shard this bot belongs to.
+    #[must_use]
+    pub fn shard(&self, shards: ShardCount) -> Shard {
+        Shard((xxh3_64(self.0.as_bytes()) % u64::from(shards.0)) as u16)
+    }
+}
+
+/// The name of a pipeline: 1 to 64 of `a-z 0-9 - _`, beginning with a letter or digit.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PipelineName(Arc<str>);
+
+impl PipelineName {
+    /// Checks the bounds and takes a copy.
+    ///
+    /// # Errors
+    /// When the text is empty, too long or holds any other character.
+    pub fn parse(text: &str) -> Result<Self, IdError> {
+        const WHAT: &str = "pipeline name";
+        check_length(WHAT, text, PIPELINE_NAME_MAX_BYTES)?;
+        let legal = |at: usize, c: char| {
+            c.is_ascii_lowercase() || c.is_ascii_digit() || (at > 0 && matches!(c, '-' | '_'))
+        };
+        match text.char_indices().find(|&(at, c)| !legal(at, c)) {
+            Some((at, found)) => Err(IdError::Forbidden {
+                what: WHAT,
+                found,
+                at,
+                allowed: "a name begins with a-z or 0-9 and goes on with a-z, 0-9, '-' and '_'",
+            }),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// The text of the name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+fn check_length(what: &'static str, text: &str, max: usize) -> Result<(), IdError> {
+    match text.len() {
+        0 => Err(IdError::Empty { what }),
+        bytes if bytes > max => Err(IdError::TooLong { what, bytes, max }),
+        _ => Ok(()),
+    }
+}
+
+macro_rules! text_id {
+    ($type:ty) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+                Self::parse(&text).map_err(serde::de::Error::custom)
+            }
+        }
+        impl std::str::FromStr for $type {
+            type Err = IdError;
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                Self::parse(text)
+            }
+        }
+    };
+}
+text_id!(BotId);
+text_id!(PipelineName);
+
+/// How many shards the data is cut into: 1 to 1,024, fixed when the data is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardCount(u16);
+
+impl ShardCount {
+    /// Most shards there may be. Each costs one scan a minute when idle.
+    pub const MAX: u16 = 1_024;
+
+    /// `None` outside 1 to [`Self::MAX`].
+    #[must_use]
+    pub fn new(count: u16) -> Option<Self> {
+        (1..=Self::MAX).contains(&count).then_some(Self(count))
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u16 {
+        self.0
+    }
+
+    /// Every shard.
+    pub fn shards(self) -> impl Iterator<Item = Shard> + Clone {
+        (0..self.0).map(Shard)
+    }
+}
+
+/// A fixed slice of the bots: `xxh3(bot) % shards`. All keys of one pipeline and shard share one
+/// hash tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Shard(u16);
+
+impl Shard {
+    /// The shard's number, from 0.
+    #[must_use]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The number of a lease. It only grows, so an effect or a commit that carries an older one is
+/// known to be late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Fence(u64);
+
+impl Fence {
+    pub(crate) fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The number an event gets from the script that queues it: `max(last + 1, Redis time in µs)`.
+///
+/// It orders the events of a shard, survives a Redis that loses its tail, and tells when the
+/// event arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Sequence(u64);
+
+impl Sequence {
+    pub(crate) fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number. As a time: microseconds since 1970 on the Redis server's clock.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_bot_ids_are_either_kept_whole_or_refused_with_a_reason() {
+        for legal in ["*", "{}", "a b", "|||", "fl:{x:1}:ctl", "日本", "'; --", "a/../b", "%00"] {
+            assert_eq!(BotId::parse(legal).unwrap().as_str(), legal);
+        }
+        let refused = [
+            ("", "bot id is empty"),
+            ("a\0b", "bot id holds '\\0' at byte 1; control characters are not allowed"),
+            ("a\n", "bot id holds '\\n' at byte 1; control characters are not allowed"),
+            (&"x".repeat(257), "bot id has 257 bytes; at most 256 are allowed"),
+        ];
+        for (text, why) in refused {
+            assert_eq!(BotId::parse(text).unwrap_err().to_string(), why);
+        }
+    }
+
+    #[test]
+    fn pipeline_names_are_plain_words() {
+        for legal in ["log", "a", "x-1_y", "0"] {
+            assert!(PipelineName::parse(legal).is_ok(), "{legal}");
+        }
+        for refused in ["", "-a", "A", "a b", "a:b", "{a}", "é", &"a".repeat(65)] {
+            assert!(PipelineName::parse(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn every_bot_has_one_shard_below_the_count() {
+        let shards = ShardCount::new(16).unwrap();
+        let mut met = [0_u32; 16];
+        for n in 0..16_000 {
+            met[BotId::parse(&format!("bot-{n}")).unwrap().shard(shards).index()] += 1;
+        }
+        assert!(met.iter().all(|&bots| (800..1_200).contains(&bots)), "{met:?}");
+    }
+}

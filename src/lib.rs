@@ -1,0 +1,5 @@
+//! Fairlane: a per-tenant event fan-out worker pool on Redis.
+
+pub mod clock;
+pub mod event;
+pub mod id;

@@ -1,0 +1,2 @@
+//! The `fairlane` command.
+fn main() {}

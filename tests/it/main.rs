@@ -1,0 +1,2 @@
+//! One file per promise, against real servers.
+fn main() {}
