@@ -477,7 +477,9 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Wire<D>, A::Error> {
         let mut fields = Fields::default();
-        let named = |name, error: A::Error| de::Error::custom(format_args!("{name:?}: {error}"));
+        let named = |name: &str, error: A::Error| -> A::Error {
+            de::Error::custom(format_args!("{name:?}: {error}"))
+        };
         while let Some(Name(name)) = map.next_key::<Name>()? {
             let slot = match &*name {
                 "specversion" => &mut fields.specversion,
@@ -498,7 +500,7 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
                     continue;
                 }
             };
-            let value = map.next_value::<Option<String>>().map_err(|error| named(&*name, error))?;
+            let value = map.next_value::<Option<String>>().map_err(|error| named(&name, error))?;
             if slot.is_some() {
                 return Err(de::Error::custom(format_args!("{name:?} is given twice")));
             }
