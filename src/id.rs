@@ -251,6 +251,37 @@ impl fmt::Display for Sequence {
     }
 }
 
+/// A position in a Redis stream: `<ms>-<seq>`, two 64-bit numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Offset {
+    /// Milliseconds since 1970, as the stream's server gave them.
+    pub ms: u64,
+    /// Counts entries of one millisecond.
+    pub seq: u64,
+}
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.ms, self.seq)
+    }
+}
+
+/// A text that is no stream offset.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a stream offset, which looks like 1700000000000-0")]
+pub struct OffsetError(String);
+
+impl std::str::FromStr for Offset {
+    type Err = OffsetError;
+    fn from_str(text: &str) -> Result<Self, OffsetError> {
+        let parse = || {
+            let (ms, seq) = text.split_once('-')?;
+            Some(Self { ms: ms.parse().ok()?, seq: seq.parse().ok()? })
+        };
+        parse().ok_or_else(|| OffsetError(text.to_owned()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,3 +3,6 @@
 pub mod clock;
 pub mod event;
 pub mod id;
+pub mod handler;
+pub mod keyspace;
+pub mod metrics;

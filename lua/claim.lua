@@ -1,0 +1,104 @@
+#!lua flags=allow-oom
+-- claim: leases up to `max` bots whose score is at most `bound`, the lowest first.
+--
+-- First reaps: at most 64 bots whose lease or park has run out join again. A lease that ran out
+-- counts in `att`: as `lost` when its holder had confirmed it, else only as `suspect`, because
+-- then its holder may never have had it (a lost reply). This is the only reaper.
+-- The bound makes one clock of all shards: a claimer that finds something lower elsewhere is
+-- refused here and learns the true lowest score.
+--
+-- KEYS  the eight of shared.lua, [9] weight (hash, bots whose weight is not 1)
+-- ARGV  max, bound, ttl ms, seen (highest clock the claimer saw on any shard), slice µs,
+--       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (how
+--       many events a bot takes one by one after its holder vanished)
+-- Reply {clock, lowest score left or '', next deadline or '', now µs, ready bots left, leases
+--       reaped, then per bot: id, fence, start, att or '', weight}
+-- Cost  13 to 15 commands for any max, about 6 more when reaping
+assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
+local max, bound, ttl, seen, slice, alone, isolate = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]),
+  tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
+local meta = call('HMGET', META, 'v', 'f', 'paused')
+local v, fence = math.max(tonumber(meta[1] or 0), seen), tonumber(meta[2] or 0)
+local vanished = 0
+
+local expired = call('ZRANGEBYSCORE', BUSY, '-inf', NOW_MS, 'LIMIT', 0, 64)
+if #expired > 0 then
+  local owners = call('HMGET', OWN, unpack(expired))
+  local attempts = call('HMGET', ATT, unpack(expired))
+  for i, bot in ipairs(expired) do
+    local _, _, _, confirmed = parts(owners[i])
+    if confirmed then
+      vanished = vanished + 1
+      local suspect, lost, failed = parts(attempts[i] or '0|0|0|0')
+      if confirmed == 1 then lost = lost + 1 else suspect = suspect + 1 end
+      call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
+    end
+  end
+  local floor = revoke(expired)
+  join(at_rest(expired), floor, v, slice)
+end
+
+local reply = {0, '', '', NOW_US, 0, vanished}
+local taken = {}
+if max > 0 and not meta[3] then
+  taken = call('ZRANGE', CTL, '-inf', bound, 'BYSCORE', 'LIMIT', 0, max, 'WITHSCORES')
+end
+if #taken > 0 then
+  local bots, leases, owners = {}, {}, {}
+  for i = 1, #taken, 2 do
+    bots[#bots + 1] = taken[i]
+  end
+  local finishes = call('ZMSCORE', FIN, unpack(bots))
+  local attempts = call('HMGET', ATT, unpack(bots))
+  local weights = call('HMGET', KEYS[9], unpack(bots))
+  local clock_before, lowest_start = v, nil
+  fence = math.max(fence, NOW_US - 1)
+  for i, bot in ipairs(bots) do
+    local score, start = tonumber(taken[2 * i]), nil
+    if score < 0 then
+      start = math.max(clock_before, tonumber(finishes[i] or 0))
+    elseif score < clock_before - 50000 then
+      start = clock_before -- the shard slept, or the clock was rolled back
+    else
+      start = score
+    end
+    if score >= 0 and not lowest_start then
+      lowest_start = start
+    end
+    fence = fence + 1
+    leases[#leases + 1] = NOW_MS + ttl
+    leases[#leases + 1] = bot
+    owners[#owners + 1] = bot
+    owners[#owners + 1] = digits(fence) .. '|0|' .. digits(start) .. '|0'
+    reply[#reply + 1] = bot
+    reply[#reply + 1] = fence
+    reply[#reply + 1] = start
+    reply[#reply + 1] = attempts[i] or ''
+    reply[#reply + 1] = tonumber(weights[i] or 1)
+  end
+  v = math.max(v, lowest_start or 0)
+  call('ZREM', CTL, unpack(bots))
+  call('ZADD', BUSY, unpack(leases))
+  call('HSET', OWN, unpack(owners))
+end
+if #taken > 0 or v > tonumber(meta[1] or 0) then
+  call('HSET', META, 'v', v, 'f', fence)
+end
+
+-- A finish behind the clock says nothing any more. With nothing ready or busy anywhere the clock
+-- stands still, and every finish is forgotten instead.
+local ready = call('ZCARD', CTL)
+local deadline = lowest(BUSY)
+if alone and ready == 0 and not deadline then
+  call('UNLINK', FIN)
+else
+  local behind = call('ZCOUNT', FIN, '-inf', v)
+  if behind > 0 then
+    call('ZREMRANGEBYRANK', FIN, 0, math.min(behind, 1000) - 1)
+  end
+end
+reply[1] = v
+reply[2] = call('ZRANGE', CTL, 0, 0, 'WITHSCORES')[2] or ''
+reply[3] = deadline or ''
+reply[5] = ready
+return reply

@@ -1,0 +1,149 @@
+#!lua flags=allow-oom
+-- complete: ends or goes on with the leases of several bots of one shard, removing what is done.
+--
+-- Per bot: `fence` names the lease, `before` how many events the caller knows to be removed under
+-- it, `n` how many more to remove. Another fence answers STALE. A call that was made before
+-- (removed = before + n) removes nothing again. Anything else answers BAD.
+--   keep     the lease goes on and is confirmed, its deadline now + ms (n = 0: renew)
+--   release  the lease ends; with events left the bot is ready again at its virtual finish
+--   park     the lease ends; the bot rests for ms, its events stay where they are (retry in order)
+--   fail     park, and one failure is counted
+-- A release, park or fail that is repeated answers STALE: unknown, not lost.
+-- Progress (n > 0) forgets lost leases and failures. Exceptions are events among the n that are
+-- not done but leave the queue: to the dead letters, or to be delayed.
+--
+-- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item
+-- ARGV  max dead letters, then per item: bot, fence, before, n, mode, ms, cost µs, isolate (fail
+--       only), number of exceptions, per exception: index from 0, 'dead' reason attempts |
+--       'later' time (ms since 1970) ''
+-- Reply {clock, lowest score or '', next deadline or '', dead letters removed, then per item
+--       'OK' | 'STALE' | 'BAD'}
+-- Cost  11 to 14 commands + 1 a bot (2 with events left)
+assert(#KEYS >= 12 and #ARGV >= 10, 'complete: wrong number of arguments')
+local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
+local items, bots, at = {}, {}, 2
+while at <= #ARGV do
+  local item = {
+    bot = ARGV[at], fence = ARGV[at + 1], before = tonumber(ARGV[at + 2]), n = tonumber(ARGV[at + 3]),
+    mode = ARGV[at + 4], ms = tonumber(ARGV[at + 5]), cost = tonumber(ARGV[at + 6]),
+    isolate = tonumber(ARGV[at + 7]), exceptions = {}, key = KEYS[12 + #items],
+  }
+  local count = tonumber(ARGV[at + 8])
+  at = at + 9
+  for i = 1, count do
+    item.exceptions[i] = {
+      index = tonumber(ARGV[at]), kind = ARGV[at + 1], what = ARGV[at + 2], attempts = ARGV[at + 3],
+    }
+    at = at + 4
+  end
+  items[#items + 1] = item
+  bots[#bots + 1] = item.bot
+end
+
+local meta = call('HMGET', META, 'v', 'depth')
+local v, depth = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
+local owners = call('HMGET', OWN, unpack(bots))
+local attempts = call('HMGET', ATT, unpack(bots))
+local stopped = call('SMISMEMBER', PAUSED, unpack(bots))
+local ready_before, due_before = lowest(CTL), lowest(DUE)
+local ready, busy, kept, ended, unparked, finished, empty = {}, {}, {}, {}, {}, {}, {}
+local removed_letters, removed_events, first_ready, first_due = 0, 0, nil, nil
+local reply = {0, '', '', 0}
+
+for i, item in ipairs(items) do
+  local fence, acked, start, _ = string.match(owners[i] or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
+  acked, start = tonumber(acked), tonumber(start)
+  local repeated = acked == item.before + item.n and item.n > 0
+  if fence ~= item.fence then
+    reply[#reply + 1] = 'STALE'
+  elseif acked ~= item.before and not repeated then
+    reply[#reply + 1] = 'BAD'
+  else
+    local length, n = call('LLEN', item.key), item.n
+    if repeated then
+      n = 0
+    else
+      start = start + item.cost
+    end
+    if n > length then
+      reply[#reply + 1] = 'BAD'
+    else
+      reply[#reply + 1] = 'OK'
+      if n > 0 then
+        for _, exception in ipairs(item.exceptions) do
+          local entry = call('LINDEX', item.key, exception.index)
+          if exception.kind == 'dead' then
+            removed_letters = removed_letters
+              + bury(DLQ, dead_max, item.bot, entry, exception.what, exception.attempts)
+          else
+            local id, time = digits((struct.unpack('>I8', entry, 4))), tonumber(exception.what)
+            call('ZADD', DUE, time, id)
+            call('HSET', LATER, id, #item.bot .. ':' .. item.bot .. string.sub(entry, 12))
+            first_due = math.min(first_due or time, time)
+          end
+        end
+        if n == length then
+          empty[#empty + 1] = item.key
+        else
+          call('LTRIM', item.key, n, -1)
+        end
+        removed_events = removed_events + n
+      end
+      if attempts[i] or item.mode == 'fail' then
+        local suspect, lost, failed, isolate = parts(attempts[i] or '0|0|0|0')
+        if n > 0 then
+          suspect, lost, failed, isolate = 0, 0, 0, math.max(0, isolate - n)
+        end
+        if item.mode == 'fail' then
+          failed, isolate = failed + 1, math.max(isolate, item.isolate)
+        end
+        if suspect + lost + failed + isolate == 0 then
+          call('HDEL', ATT, item.bot)
+        else
+          call('HSET', ATT, item.bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
+        end
+      end
+      if item.mode == 'keep' then
+        kept[#kept + 1] = item.bot
+        kept[#kept + 1] = fence .. '|' .. digits(item.before + item.n) .. '|' .. digits(start) .. '|1'
+        busy[#busy + 1] = NOW_MS + item.ms
+        busy[#busy + 1] = item.bot
+      else
+        ended[#ended + 1] = item.bot
+        local left = length - n > 0
+        if item.mode == 'release' then
+          unparked[#unparked + 1] = item.bot
+        else
+          busy[#busy + 1] = NOW_MS + item.ms
+          busy[#busy + 1] = item.bot
+        end
+        if item.mode == 'release' and left and stopped[i] == 0 then
+          ready[#ready + 1] = start
+          ready[#ready + 1] = item.bot
+          first_ready = math.min(first_ready or start, start)
+        elseif start > v then
+          finished[#finished + 1] = start
+          finished[#finished + 1] = item.bot
+        end
+      end
+    end
+  end
+end
+
+if #empty > 0 then call('DEL', unpack(empty)) end
+if removed_events > 0 then call('HSET', META, 'depth', depth - removed_events) end
+if #kept > 0 then call('HSET', OWN, unpack(kept)) end
+if #ended > 0 then call('HDEL', OWN, unpack(ended)) end
+if #unparked > 0 then call('ZREM', BUSY, unpack(unparked)) end
+if #busy > 0 then call('ZADD', BUSY, unpack(busy)) end
+if #finished > 0 then call('ZADD', FIN, unpack(finished)) end
+if #ready > 0 then
+  call('ZADD', CTL, unpack(ready))
+  wake('ready', ready_before, first_ready)
+end
+if first_due then wake('due', due_before, first_due) end
+reply[1] = v
+reply[2] = call('ZRANGE', CTL, 0, 0, 'WITHSCORES')[2] or ''
+reply[3] = lowest(BUSY) or ''
+reply[4] = removed_letters
+return reply

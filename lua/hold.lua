@@ -1,0 +1,18 @@
+#!lua flags=allow-oom
+-- hold: takes or renews a lock with a time to live, or gives it back.
+--
+-- KEYS  [1] the lock
+-- ARGV  token of the caller, ttl ms (0: give back)
+-- Reply 1 when the caller holds the lock (or gave it back), else 0
+-- Cost  2 commands
+assert(#KEYS == 1 and #ARGV == 2, 'hold: wrong number of arguments')
+local holder, ttl = redis.call('GET', KEYS[1]), tonumber(ARGV[2])
+if holder and holder ~= ARGV[1] then
+  return 0
+end
+if ttl > 0 then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ttl)
+else
+  redis.call('DEL', KEYS[1])
+end
+return 1

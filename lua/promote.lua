@@ -1,0 +1,38 @@
+#!lua
+-- promote: moves delayed events that are due into their bots' queues, with fresh sequences.
+--
+-- The caller read ids and bots before; each is checked again, so any number of callers may run.
+--
+-- KEYS  the eight of shared.lua, [9] due, [10] later, [11..] q:<bot> per event
+-- ARGV  slice µs, then per event, oldest first: id, bot (at most 100 events a call)
+-- Reply {moved, next due time (ms) or ''}
+-- Cost  about 13 commands + 1 an event
+assert(#KEYS >= 11 and #ARGV == 1 + 2 * (#KEYS - 10), 'promote: wrong number of arguments')
+local DUE, LATER = KEYS[9], KEYS[10]
+local ids = {}
+for at = 2, #ARGV, 2 do
+  ids[#ids + 1] = ARGV[at]
+end
+local times = call('ZMSCORE', DUE, unpack(ids))
+local stored = call('HMGET', LATER, unpack(ids))
+local meta = call('HMGET', META, 'seq', 'v', 'depth')
+local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
+local moved, fresh = {}, {}
+for i, id in ipairs(ids) do
+  local bot = ARGV[1 + 2 * i]
+  local head = #bot .. ':' .. bot
+  if times[i] and tonumber(times[i]) <= NOW_MS and stored[i] and string.sub(stored[i], 1, #head) == head then
+    sequence = sequence + 1
+    if call('RPUSH', KEYS[10 + i], record(sequence, string.sub(stored[i], #head + 1))) == 1 then
+      fresh[#fresh + 1] = bot
+    end
+    moved[#moved + 1] = id
+  end
+end
+if #moved > 0 then
+  call('ZREM', DUE, unpack(moved))
+  call('HDEL', LATER, unpack(moved))
+  call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + #moved)
+  join(at_rest(fresh), {}, tonumber(meta[2] or 0), tonumber(ARGV[1]))
+end
+return {#moved, call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or ''}

@@ -1,0 +1,19 @@
+#!lua flags=allow-oom
+-- purge: deletes the queue of a bot. Revokes a running lease: its holder removes nothing more.
+-- Delayed events, dead letters, weight and pause of the bot stay.
+--
+-- KEYS  the eight of shared.lua, [9] q:<bot>
+-- ARGV  bot
+-- Reply how many events were deleted
+-- Cost  8 commands
+assert(#KEYS == 9 and #ARGV == 1, 'purge: wrong number of arguments')
+local bot = ARGV[1]
+local count = call('LLEN', KEYS[9])
+revoke({bot})
+call('UNLINK', KEYS[9])
+call('ZREM', CTL, bot)
+call('HDEL', ATT, bot)
+if count > 0 then
+  call('HINCRBY', META, 'depth', -count)
+end
+return count

@@ -1,0 +1,26 @@
+#!lua flags=allow-oom
+-- recover: first command on every new connection, per pipeline and shard. When the server is
+-- another process than the data remembers, it may have lost its tail: what lease holders believe
+-- to have removed may be back. So every lease of the older run is revoked; nothing is counted.
+--
+-- KEYS  the eight of shared.lua
+-- ARGV  run id of the server, slice µs
+-- Reply how many leases were revoked, -1 when the run is known
+-- Cost  1 command when the run is known, else about 10 + 1 per 64 leases
+assert(#KEYS == 8 and #ARGV == 2, 'recover: wrong number of arguments')
+local meta = call('HMGET', META, 'run', 'v')
+if meta[1] == ARGV[1] then
+  return -1
+end
+local leased, count = call('HKEYS', OWN), 0
+for first = 1, #leased, 64 do
+  local bots = {}
+  for i = first, math.min(first + 63, #leased) do
+    bots[#bots + 1] = leased[i]
+  end
+  local floor = revoke(bots)
+  join(at_rest(bots), floor, tonumber(meta[2] or 0), tonumber(ARGV[2]))
+  count = count + #bots
+end
+call('HSET', META, 'run', ARGV[1])
+return count

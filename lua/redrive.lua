@@ -1,0 +1,50 @@
+#!lua
+-- redrive: puts one dead letter back into its bot's queue, in order: before the first event with
+-- a higher sequence. Revokes a running lease, whose holder counted from another head.
+--
+-- KEYS  the eight of shared.lua, [9] dlq, [10] q:<bot>
+-- ARGV  id of the dead letter, bot, slice µs
+-- Reply 1, or 0 when there is no such dead letter of this bot
+-- Cost  about 13 commands, more behind many events that were redriven before
+assert(#KEYS == 10 and #ARGV == 3, 'redrive: wrong number of arguments')
+local DLQ, QUEUE, id, bot = KEYS[9], KEYS[10], ARGV[1], ARGV[2]
+local letter = call('XRANGE', DLQ, id, id)[1]
+if not letter then
+  return 0
+end
+local fields = {}
+for i = 1, #letter[2], 2 do
+  fields[letter[2][i]] = letter[2][i + 1]
+end
+if fields.bot ~= bot then
+  return 0
+end
+-- Sequences are big-endian, so their bytes compare as the numbers do.
+local mine, before, from = string.sub(fields.record, 4, 11), nil, 0
+repeat
+  local heads = call('LRANGE', QUEUE, from, from + 63)
+  for _, head in ipairs(heads) do
+    if string.sub(head, 4, 11) > mine then
+      before = head
+      break
+    end
+  end
+  from = from + #heads
+until before or #heads < 64
+if before then
+  call('LINSERT', QUEUE, 'BEFORE', before, fields.record)
+else
+  call('RPUSH', QUEUE, fields.record)
+end
+call('XDEL', DLQ, id)
+call('HDEL', ATT, bot)
+call('HINCRBY', META, 'depth', 1)
+local floor, ready = {}, call('ZSCORE', CTL, bot)
+if not ready then
+  local leased = call('HEXISTS', OWN, bot)
+  if leased == 1 then
+    floor = revoke({bot})
+  end
+  join(at_rest({bot}), floor, tonumber(call('HGET', META, 'v') or 0), tonumber(ARGV[3]))
+end
+return 1

@@ -1,0 +1,18 @@
+#!lua flags=allow-oom
+-- revoke: breaks the lease or park of a bot. Its holder can commit nothing more; the bot is ready
+-- again at once unless it is paused or has no events.
+--
+-- KEYS  the eight of shared.lua, [9] q:<bot>
+-- ARGV  bot, slice µs
+-- Reply 1 when there was a lease or park, else 0
+-- Cost  about 10 commands
+assert(#KEYS == 9 and #ARGV == 2, 'revoke: wrong number of arguments')
+local bot = ARGV[1]
+if not call('ZSCORE', BUSY, bot) then
+  return 0
+end
+local floor = revoke({bot})
+if call('LLEN', KEYS[9]) > 0 then
+  join(at_rest({bot}), floor, tonumber(call('HGET', META, 'v') or 0), tonumber(ARGV[2]))
+end
+return 1

@@ -1,0 +1,172 @@
+-- Shared by every script: placed between a script's first line and its body when it is loaded.
+--
+-- Every script declares the same eight keys of one pipeline and shard first:
+--   KEYS[1] meta    hash       v virtual clock (µs), f last fence, seq last sequence, depth, run, paused
+--   KEYS[2] ctl     sorted set bots that are ready -> score (see join)
+--   KEYS[3] busy    sorted set bots leased or parked -> deadline (ms since 1970)
+--   KEYS[4] own     hash       bot -> fence|acked|start|confirmed of the current lease
+--   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress
+--   KEYS[6] fin     sorted set bot -> last virtual finish (µs), only while ahead of the clock
+--   KEYS[7] paused  set        bots that an operator stopped
+--   KEYS[8] wake    channel    'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one falls
+--
+-- Numbers: everything stays below 2^53. Numbers handed to redis.call keep all digits; numbers
+-- joined into a text do not, hence digits().
+local META, CTL, BUSY, OWN, ATT, FIN, PAUSED, WAKE =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local call = redis.call
+local QUIET = 4503599627370496 -- 2^52: puts the quiet class before every busy score
+local clock = call('TIME')
+local NOW_US = clock[1] * 1000000 + clock[2]
+local NOW_MS = math.floor(NOW_US / 1000)
+
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+-- The lowest score of a sorted set as a number, or nil.
+local function lowest(key)
+  return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+end
+
+-- Tells every process that a score, deadline or due time fell below what they know.
+local function wake(what, before, now)
+  if now and (not before or now < before) then
+    call('PUBLISH', WAKE, what .. ' ' .. digits(now))
+  end
+end
+
+-- Puts bots that have events and are neither busy nor paused into the control set.
+-- `floor[bot]` is a virtual start that the bot may not undercut (of a lease that ended early).
+-- A bot whose last finish is at most one slice ahead of the clock `v` joins the quiet class,
+-- before every busy bot and first come first served in real time over all shards; any other
+-- joins at its last finish, so that draining and coming back gains nothing.
+local function join(bots, floor, v, slice)
+  if #bots == 0 then
+    return
+  end
+  local before = lowest(CTL)
+  local finishes = call('ZMSCORE', FIN, unpack(bots))
+  local scores, first = {}, nil
+  for i, bot in ipairs(bots) do
+    local finish = math.max(tonumber(finishes[i] or 0), floor[bot] or 0)
+    local score = finish
+    if finish <= v + slice then
+      score = NOW_US - QUIET + i
+    end
+    scores[#scores + 1] = score
+    scores[#scores + 1] = bot
+    if not first or score < first then
+      first = score
+    end
+  end
+  call('ZADD', CTL, 'NX', unpack(scores))
+  wake('ready', before, first)
+end
+
+-- Of these bots, those that are in neither `busy` nor `paused`.
+local function at_rest(bots)
+  if #bots == 0 then
+    return bots
+  end
+  local deadlines = call('ZMSCORE', BUSY, unpack(bots))
+  local stopped = call('SMISMEMBER', PAUSED, unpack(bots))
+  local rest = {}
+  for i, bot in ipairs(bots) do
+    if not deadlines[i] and stopped[i] == 0 then
+      rest[#rest + 1] = bot
+    end
+  end
+  return rest
+end
+
+-- A queue record: MessagePack [version 1, sequence, event].
+local function record(sequence, event)
+  return '\147\1\207' .. struct.pack('>I8', sequence) .. event
+end
+
+-- Moves an event to the dead letters; answers how many of the oldest had to go for it.
+local function bury(dead, max, bot, entry, reason, attempts)
+  call('XADD', dead, '*', 'bot', bot, 'record', entry, 'reason', reason,
+    'attempts', attempts, 'time', digits(NOW_MS))
+  if call('XLEN', dead) > max then
+    return call('XTRIM', dead, 'MAXLEN', max)
+  end
+  return 0
+end
+
+-- The four parts of an `own` or `att` field as numbers.
+local function parts(text)
+  local a, b, c, d = string.match(text or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
+  return tonumber(a), tonumber(b), tonumber(c), tonumber(d)
+end
+
+-- Ends the leases of these bots without a completion; nothing is counted against them.
+-- Answers the virtual starts that the bots may not undercut.
+local function revoke(bots)
+  local floor = {}
+  local owners = call('HMGET', OWN, unpack(bots))
+  for i, bot in ipairs(bots) do
+    local _, _, start = parts(owners[i])
+    floor[bot] = start
+  end
+  call('HDEL', OWN, unpack(bots))
+  call('ZREM', BUSY, unpack(bots))
+  return floor
+end
+
+-- Appends events with fresh sequences to queues and lets bots that had none join.
+-- ARGV[at..]: per bot its id, a count and that many events; KEYS[first..]: their queues.
+-- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'), dead (key),
+-- dead_max, linger (ms), slice (µs).
+-- Answers the number appended, dead-lettered, dropped, and of old dead letters removed.
+local function append(first, at, limits)
+  local meta = call('HMGET', META, 'seq', 'v', 'depth')
+  local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
+  local appended, died, dropped, removed = 0, 0, 0, 0
+  local fresh, key = {}, first
+  while at <= #ARGV do
+    local bot, count = ARGV[at], tonumber(ARGV[at + 1])
+    local records = {}
+    for i = 1, count do
+      sequence = sequence + 1
+      records[i] = record(sequence, ARGV[at + 1 + i])
+    end
+    local room = count
+    if limits.max > 0 then
+      room = math.min(count, math.max(0, limits.max - call('LLEN', KEYS[key])))
+      for i = room + 1, count do
+        if limits.overflow == 'dead' then
+          removed = removed + bury(limits.dead, limits.dead_max, bot, records[i],
+            'the queue of the bot is full (max_queue = ' .. digits(limits.max) .. ')', 0)
+          died = died + 1
+        else
+          dropped = dropped + 1
+        end
+      end
+    end
+    if room > 0 then
+      if call('RPUSH', KEYS[key], unpack(records, 1, room)) == room then
+        fresh[#fresh + 1] = bot
+      end
+      appended = appended + room
+    end
+    at = at + 2 + count
+    key = key + 1
+  end
+  call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + appended)
+  fresh = at_rest(fresh)
+  if limits.linger > 0 and #fresh > 0 then
+    local before, until_ms = lowest(BUSY), NOW_MS + limits.linger
+    local deadlines = {}
+    for _, bot in ipairs(fresh) do
+      deadlines[#deadlines + 1] = until_ms
+      deadlines[#deadlines + 1] = bot
+    end
+    call('ZADD', BUSY, unpack(deadlines))
+    wake('deadline', before, until_ms)
+  else
+    join(fresh, {}, tonumber(meta[2] or 0), limits.slice)
+  end
+  return appended, died, dropped, removed, sequence
+end

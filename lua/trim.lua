@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- trim: removes entries of a bus stream that everybody has: older than the given offset, and
+-- never one that a consumer group of the stream has not taken and acknowledged.
+--
+-- KEYS  [1] the stream
+-- ARGV  the lowest offset to keep
+-- Reply how many entries were removed
+-- Cost  2 commands + 1 a consumer group
+assert(#KEYS == 1 and #ARGV == 1, 'trim: wrong number of arguments')
+local STREAM, keep = KEYS[1], ARGV[1]
+if redis.call('EXISTS', STREAM) == 0 then
+  return 0
+end
+local function parse(offset)
+  return string.match(offset, '^(%d+)%-(%d+)$')
+end
+local function below(a, b)
+  local a_ms, a_seq = parse(a)
+  local b_ms, b_seq = parse(b)
+  if #a_ms ~= #b_ms then return #a_ms < #b_ms end
+  if a_ms ~= b_ms then return a_ms < b_ms end
+  if #a_seq ~= #b_seq then return #a_seq < #b_seq end
+  return a_seq < b_seq
+end
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', STREAM)) do
+  local fields = {}
+  for i = 1, #group, 2 do
+    fields[group[i]] = group[i + 1]
+  end
+  local needed = fields['last-delivered-id']
+  if fields.pending > 0 then
+    needed = redis.call('XPENDING', STREAM, fields.name)[2]
+  end
+  if below(needed, keep) then
+    keep = needed
+  end
+end
+return redis.call('XTRIM', STREAM, 'MINID', keep)

@@ -1,0 +1,157 @@
+//! THE key table: every Redis key Fairlane uses, and nothing else builds one.
+//!
+//! All keys of one pipeline and shard share the hash tag `{<pipeline>:<shard>}`, so a script
+//! touches one cluster slot. An idle bot holds no key and no field (`weight` and `paused` aside).
+//!
+//! | key | type | meaning |
+//! |---|---|---|
+//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused` |
+//! | `fl:{p:s}:ctl` | sorted set | the control set: ready bots, each once |
+//! | `fl:{p:s}:busy` | sorted set | leased or parked bots → deadline, ms since 1970 |
+//! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease |
+//! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress |
+//! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
+//! | `fl:{p:s}:paused` | set | bots an operator stopped |
+//! | `fl:{p:s}:weight` | hash | bots whose weight is not 1 |
+//! | `fl:{p:s}:hwm` | hash | bus stream → last offset copied into this shard |
+//! | `fl:{p:s}:q:<bot>` | list | the records, oldest at the head |
+//! | `fl:{p:s}:due` | sorted set | delayed events: id → ms since 1970 |
+//! | `fl:{p:s}:later` | hash | delayed events: id → bot and event |
+//! | `fl:{p:s}:dlq` | stream | dead letters |
+//! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
+//! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
+//! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
+//! | `fl:shards` | string | the number of shards, fixed when the data is created |
+//! | `fl:sampler` | string, TTL | who samples the shared values |
+//! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
+//! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
+//! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
+
+use crate::id::{BotId, PipelineName, Shard};
+
+/// Bus entries that could not be read go here.
+pub const INVALID: &str = "fairlane:invalid";
+/// Names of the pipelines that ever ran.
+pub const PIPELINES: &str = "fl:pipelines";
+/// The number of shards.
+pub const SHARDS: &str = "fl:shards";
+/// The lock of the process that samples shared values.
+pub const SAMPLER: &str = "fl:sampler";
+
+/// The lock of the process that reads `stream`.
+#[must_use]
+pub fn reader(stream: &str) -> String {
+    format!("fl:{{{stream}}}:reader")
+}
+
+/// How far `stream` was read.
+#[must_use]
+pub fn read(stream: &str) -> String {
+    format!("fl:{{{stream}}}:read")
+}
+
+/// The keys of one pipeline and shard.
+#[derive(Debug, Clone)]
+pub struct ShardKeys {
+    prefix: String,
+    /// The eight keys that every queue script declares first, in the order of `lua/shared.lua`.
+    pub base: [String; 8],
+    /// Weights.
+    pub weight: String,
+    /// Offsets.
+    pub hwm: String,
+    /// Dead letters.
+    pub dlq: String,
+    /// Due times.
+    pub due: String,
+    /// Delayed events.
+    pub later: String,
+}
+
+impl ShardKeys {
+    /// The keys of `shard` of `pipeline`.
+    #[must_use]
+    pub fn new(pipeline: &PipelineName, shard: Shard) -> Self {
+        let prefix = format!("fl:{{{pipeline}:{shard}}}:");
+        let key = |name: &str| format!("{prefix}{name}");
+        Self {
+            base: ["meta", "ctl", "busy", "own", "att", "fin", "paused", "wake"].map(key),
+            weight: key("weight"),
+            hwm: key("hwm"),
+            dlq: key("dlq"),
+            due: key("due"),
+            later: key("later"),
+            prefix,
+        }
+    }
+
+    /// What every key of the shard begins with.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Clock, fence, sequence, depth.
+    #[must_use]
+    pub fn meta(&self) -> &str {
+        &self.base[0]
+    }
+
+    /// The control set.
+    #[must_use]
+    pub fn ctl(&self) -> &str {
+        &self.base[1]
+    }
+
+    /// Leased and parked bots.
+    #[must_use]
+    pub fn busy(&self) -> &str {
+        &self.base[2]
+    }
+
+    /// Leases.
+    #[must_use]
+    pub fn own(&self) -> &str {
+        &self.base[3]
+    }
+
+    /// Attempts.
+    #[must_use]
+    pub fn att(&self) -> &str {
+        &self.base[4]
+    }
+
+    /// Virtual finishes.
+    #[must_use]
+    pub fn fin(&self) -> &str {
+        &self.base[5]
+    }
+
+    /// Paused bots.
+    #[must_use]
+    pub fn paused(&self) -> &str {
+        &self.base[6]
+    }
+
+    /// The wake channel.
+    #[must_use]
+    pub fn wake(&self) -> &str {
+        &self.base[7]
+    }
+
+    /// The queue of one bot.
+    #[must_use]
+    pub fn queue(&self, bot: &BotId) -> String {
+        let mut key = String::with_capacity(self.prefix.len() + 2 + bot.as_str().len());
+        key.push_str(&self.prefix);
+        key.push_str("q:");
+        key.push_str(bot.as_str());
+        key
+    }
+
+    /// The key that remembers an idempotency key.
+    #[must_use]
+    pub fn idempotency(&self, key: &str) -> String {
+        format!("{}idem:{key}", self.prefix)
+    }
+}

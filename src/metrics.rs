@@ -1,0 +1,297 @@
+//! Every metric: name, labels, buckets and help text are here and nowhere else.
+//!
+//! Values of this process (counters, histograms, `workers`) are to be summed over processes.
+//! Values shared through Redis (`queue_*`, `dead_letters`, `bus_lag_events`, `redis_memory_bytes`)
+//! are sampled by one process at a time and are to be shown with `max`. No label ever holds a bot.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::id::PipelineName;
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Observations in buckets, in seconds.
+    Seconds,
+    /// Observations in buckets, a count.
+    Count,
+}
+
+/// One metric.
+#[derive(Debug, Clone, Copy)]
+pub struct Metric {
+    /// Its full name.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// The help text.
+    pub help: &'static str,
+}
+
+macro_rules! table {
+    ($($const:ident $name:literal $kind:ident $help:literal;)+) => {
+        $(const $const: &str = concat!("fairlane_", $name);)+
+        /// Every metric Fairlane exports, `process_*` aside.
+        pub const METRICS: &[Metric] =
+            &[$(Metric { name: $const, kind: Kind::$kind, help: $help }),+];
+    };
+}
+table! {
+    BUS_EVENTS "bus_events_total" Counter "Events read from a bus stream";
+    BUS_LAG "bus_lag_events" Gauge "Entries of a bus stream that were not read yet";
+    BUS_GAP "bus_gap_total" Counter "Times a bus stream was trimmed beyond what was read: events are missing";
+    BUS_INVALID "bus_invalid_total" Counter "Bus entries that could not be read, kept in fairlane:invalid";
+    BUS_TRIMMED "bus_trimmed_total" Counter "Bus entries removed because everybody has them";
+    FANOUT_COPIES "fanout_copies_total" Counter "Copies of events put into queues";
+    FANOUT_FILTER_ERRORS "fanout_filter_errors_total" Counter "Events whose filter could not be evaluated: no match";
+    FANOUT_SECONDS "fanout_seconds" Seconds "Time from a batch read to all its copies queued";
+    QUEUE_DEPTH "queue_depth" Gauge "Events in the queues";
+    QUEUE_BOTS "queue_bots" Gauge "Bots by state: ready, leased, parked, paused";
+    QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is not paused";
+    QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
+    DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
+    DEAD_LETTERS_REMOVED "dead_letters_removed_total" Counter "Dead letters removed because there were too many or they were too old";
+    EVENTS "events_total" Counter "Events by outcome: done, retried, dead, expired, later";
+    HANDLE_SECONDS "handle_seconds" Seconds "Time a handler took for a slice";
+    DWELL_SECONDS "dwell_seconds" Seconds "Time from the arrival of an event in its queue to done";
+    SLICE_EVENTS "slice_events" Count "Events in a slice";
+    LEASES_LOST "leases_lost_total" Counter "Leases that ended before their slice was completed";
+    STALE_COMPLETIONS "stale_completions_total" Counter "Completions refused because another lease was current";
+    WORKERS "workers" Gauge "Workers of this process by state: busy, idle";
+    WORKERS_TARGET "workers_target" Gauge "How many workers this process wants";
+    DEMAND_RATIO "demand_ratio" Gauge "Workers wanted, without regard to the maximum, over the maximum";
+    SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
+    REDIS_UP "redis_up" Gauge "1 while Redis answers";
+    REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
+    BUILD_INFO "build_info" Gauge "1; the labels tell what runs";
+}
+
+const SECONDS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0, 30.0, 60.0, 300.0,
+];
+const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 5_000.0];
+
+static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+
+/// Installs the recorder of this process, once, and describes every metric.
+///
+/// # Panics
+/// When another recorder was installed in this process before: then no metric of Fairlane would
+/// ever be seen.
+pub fn install() -> &'static PrometheusHandle {
+    RECORDER.get_or_init(|| {
+        let mut builder = PrometheusBuilder::new();
+        for metric in METRICS {
+            let buckets = match metric.kind {
+                Kind::Counter | Kind::Gauge => continue,
+                Kind::Seconds => SECONDS,
+                Kind::Count => COUNTS,
+            };
+            builder = builder
+                .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)
+                .expect("the bucket lists above are not empty");
+        }
+        let handle = builder.install_recorder().expect("this is the only recorder of the process");
+        for metric in METRICS {
+            match metric.kind {
+                Kind::Counter => metrics::describe_counter!(metric.name, metric.help),
+                Kind::Gauge => metrics::describe_gauge!(metric.name, metric.help),
+                Kind::Seconds => {
+                    metrics::describe_histogram!(metric.name, Unit::Seconds, metric.help);
+                }
+                Kind::Count => metrics::describe_histogram!(metric.name, metric.help),
+            }
+        }
+        metrics_process::Collector::default().describe();
+        let commit = option_env!("FAIRLANE_COMMIT").unwrap_or("unknown");
+        gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "commit" => commit).set(1.0);
+        gauge!(REDIS_UP).set(0.0);
+        handle
+    })
+}
+
+/// The exposition text of this process.
+#[must_use]
+pub fn render() -> String {
+    metrics_process::Collector::default().collect();
+    install().render()
+}
+
+/// Folds what was observed into the buckets. To be called every few seconds, so that memory stays
+/// bounded when nobody scrapes.
+pub fn upkeep() {
+    install().run_upkeep();
+}
+
+/// Round trip of a script.
+pub fn script_seconds(script: &'static str, took: Duration) {
+    histogram!(SCRIPT_SECONDS, "script" => script).record(took.as_secs_f64());
+}
+
+/// Whether Redis answers.
+pub fn redis_up(up: bool) {
+    gauge!(REDIS_UP).set(if up { 1.0 } else { 0.0 });
+}
+
+/// Redis memory; `max` 0: no bound.
+#[expect(clippy::cast_precision_loss, reason = "bytes of memory are far below 2^52")]
+pub fn redis_memory(used: u64, max: u64) {
+    gauge!(REDIS_MEMORY, "kind" => "used").set(used as f64);
+    gauge!(REDIS_MEMORY, "kind" => "max").set(max as f64);
+}
+
+/// Metrics of one bus stream.
+#[derive(Clone)]
+pub struct BusMetrics {
+    /// Events read.
+    pub events: Counter,
+    /// Entries not read yet.
+    pub lag: Gauge,
+    /// Gaps.
+    pub gap: Counter,
+    /// Entries trimmed.
+    pub trimmed: Counter,
+}
+
+impl BusMetrics {
+    /// The handles of `stream`, at 0.
+    #[must_use]
+    pub fn new(stream: &str) -> Self {
+        let label = || stream.to_owned();
+        let metrics = Self {
+            events: counter!(BUS_EVENTS, "stream" => label()),
+            lag: gauge!(BUS_LAG, "stream" => label()),
+            gap: counter!(BUS_GAP, "stream" => label()),
+            trimmed: counter!(BUS_TRIMMED, "stream" => label()),
+        };
+        for counter in [&metrics.events, &metrics.gap, &metrics.trimmed] {
+            counter.absolute(0);
+        }
+        for reason in ["field", "size", "json", "msgpack", "attribute", "botid"] {
+            counter!(BUS_INVALID, "reason" => reason).absolute(0);
+        }
+        metrics
+    }
+}
+
+impl std::fmt::Debug for BusMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("BusMetrics")
+    }
+}
+
+/// A bus entry that could not be read.
+pub fn bus_invalid(reason: &'static str) {
+    counter!(BUS_INVALID, "reason" => reason).increment(1);
+}
+
+/// Time from a batch read to all its copies queued.
+pub fn fanout_seconds(took: Duration) {
+    histogram!(FANOUT_SECONDS).record(took.as_secs_f64());
+}
+
+/// Metrics of one pipeline. Every series exists from the start, at 0.
+#[derive(Clone)]
+#[expect(missing_docs, reason = "each is the metric of the same name in the table above")]
+pub struct PipelineMetrics {
+    pub copies: Counter,
+    pub filter_errors: Counter,
+    pub depth: Gauge,
+    pub ready: Gauge,
+    pub leased: Gauge,
+    pub parked: Gauge,
+    pub paused: Gauge,
+    pub oldest_age: Gauge,
+    pub dropped: Counter,
+    pub dead_letters: Gauge,
+    pub letters_removed: Counter,
+    pub done: Counter,
+    pub retried: Counter,
+    pub dead: Counter,
+    pub expired: Counter,
+    pub later: Counter,
+    pub handle_seconds: Histogram,
+    pub dwell_seconds: Histogram,
+    pub slice_events: Histogram,
+    pub leases_lost: Counter,
+    pub stale_completions: Counter,
+    pub workers_busy: Gauge,
+    pub workers_idle: Gauge,
+    pub workers_target: Gauge,
+    pub demand_ratio: Gauge,
+}
+
+impl PipelineMetrics {
+    /// The handles of `pipeline`.
+    #[must_use]
+    pub fn new(pipeline: &PipelineName) -> Self {
+        let label = || pipeline.as_str().to_owned();
+        let count = |name: &'static str| counter!(name, "pipeline" => label());
+        let level = |name: &'static str| gauge!(name, "pipeline" => label());
+        let observe = |name: &'static str| histogram!(name, "pipeline" => label());
+        let bots =
+            |state: &'static str| gauge!(QUEUE_BOTS, "pipeline" => label(), "state" => state);
+        let workers =
+            |state: &'static str| gauge!(WORKERS, "pipeline" => label(), "state" => state);
+        let outcome =
+            |name: &'static str| counter!(EVENTS, "pipeline" => label(), "outcome" => name);
+        let metrics = Self {
+            copies: count(FANOUT_COPIES),
+            filter_errors: count(FANOUT_FILTER_ERRORS),
+            depth: level(QUEUE_DEPTH),
+            ready: bots("ready"),
+            leased: bots("leased"),
+            parked: bots("parked"),
+            paused: bots("paused"),
+            oldest_age: level(QUEUE_OLDEST_AGE),
+            dropped: count(QUEUE_DROPPED),
+            dead_letters: level(DEAD_LETTERS),
+            letters_removed: count(DEAD_LETTERS_REMOVED),
+            done: outcome("done"),
+            retried: outcome("retried"),
+            dead: outcome("dead"),
+            expired: outcome("expired"),
+            later: outcome("later"),
+            handle_seconds: observe(HANDLE_SECONDS),
+            dwell_seconds: observe(DWELL_SECONDS),
+            slice_events: observe(SLICE_EVENTS),
+            leases_lost: count(LEASES_LOST),
+            stale_completions: count(STALE_COMPLETIONS),
+            workers_busy: workers("busy"),
+            workers_idle: workers("idle"),
+            workers_target: level(WORKERS_TARGET),
+            demand_ratio: level(DEMAND_RATIO),
+        };
+        for counter in [
+            &metrics.copies,
+            &metrics.filter_errors,
+            &metrics.dropped,
+            &metrics.letters_removed,
+            &metrics.done,
+            &metrics.retried,
+            &metrics.dead,
+            &metrics.expired,
+            &metrics.later,
+            &metrics.leases_lost,
+            &metrics.stale_completions,
+        ] {
+            counter.absolute(0);
+        }
+        metrics
+    }
+}
+
+impl std::fmt::Debug for PipelineMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PipelineMetrics")
+    }
+}
