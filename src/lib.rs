@@ -1,6 +1,7 @@
 //! Fairlane: a per-tenant event fan-out worker pool on Redis.
 
 pub mod clock;
+pub mod config;
 pub mod event;
 pub mod id;
 pub mod handler;

@@ -1,0 +1,240 @@
+//! What the types cannot say: bounds, and settings that contradict each other.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use humantime::format_duration;
+
+use super::error::{ConfigError, Origin};
+use super::layers::Layers;
+use super::{Config, PipelineConfig};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const WEEK: Duration = Duration::from_secs(7 * 86_400);
+/// Longer times are slips of the pen, and would overflow sums of times.
+const TEN_YEARS: Duration = Duration::from_secs(3_650 * 86_400);
+
+const STREAMS_MAX: usize = 64;
+const EVENTS_MAX: usize = 1_000;
+const NAME_MAX_BYTES: usize = 1_024;
+/// Where unreadable events go. Reading it back would send them round for ever.
+const INVALID_STREAM: &str = "fairlane:invalid";
+
+/// The upper bounds of numbers.
+pub(super) mod limits {
+    pub(in super::super) const BATCH: u64 = 5_000;
+    pub(in super::super) const WORKERS: u64 = 1_024;
+    pub(in super::super) const ATTEMPTS: u64 = 1_000_000;
+    pub(in super::super) const QUEUE: u64 = 1_000_000_000;
+    pub(in super::super) const DEAD: u64 = 100_000_000;
+}
+
+/// What is wrong. The first key names it; the cause may be any of them.
+#[derive(Debug)]
+pub(super) struct Fault {
+    keys: Vec<String>,
+    problem: String,
+}
+
+impl Fault {
+    fn new(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { keys: vec![key.into()], problem: problem.into() }
+    }
+
+    fn or(mut self, key: impl Into<String>) -> Self {
+        self.keys.push(key.into());
+        self
+    }
+
+    /// The error, at the place where one of the keys was set.
+    pub(super) fn into_error(self, layers: &Layers) -> ConfigError {
+        let at = layers.origin(&self.keys);
+        self.error_at(at)
+    }
+
+    fn error_at(mut self, at: Origin) -> ConfigError {
+        ConfigError::Invalid { at, key: self.keys.swap_remove(0), problem: self.problem }
+    }
+}
+
+impl Config {
+    /// Checks the bounds that the types leave open. Loading has done so; a configuration that was
+    /// changed in code is checked again before it is used.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with the first setting that is out of bounds or contradicts
+    /// another one.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.find_fault().map_or(Ok(()), |fault| Err(fault.error_at(Origin::Code)))
+    }
+
+    pub(super) fn find_fault(&self) -> Option<Fault> {
+        self.check_top().err().or_else(|| {
+            self.pipelines.iter().find_map(|(name, pipeline)| {
+                let prefix = format!("pipelines.{name}.");
+                check_pipeline(pipeline, &prefix, self.shutdown_grace).err()
+            })
+        })
+    }
+
+    fn check_top(&self) -> Result<(), Fault> {
+        if self.data_dir.as_os_str().is_empty() {
+            return Err(Fault::new("data_dir", "is empty; name a directory"));
+        }
+        within("shutdown_grace", self.shutdown_grace, MILLISECOND..=HOUR)?;
+        within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
+        names("bus.streams", &self.bus.streams, STREAMS_MAX, "stream")?;
+        if self.bus.streams.is_empty() {
+            return Err(Fault::new("bus.streams", "is empty; name at least one stream"));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = self.bus.streams.iter().find(|stream| !seen.insert(*stream)) {
+            return Err(Fault::new(
+                "bus.streams",
+                format!("names {twice:?} twice; name each stream once"),
+            ));
+        }
+        if self.bus.streams.iter().any(|stream| stream == INVALID_STREAM) {
+            let problem =
+                format!("names {INVALID_STREAM:?}, where unreadable events are put; remove it");
+            return Err(Fault::new("bus.streams", problem));
+        }
+        // Port 0 means any free port, so two of them do not collide.
+        if self.http.listen == self.metrics.listen && self.http.listen.port() != 0 {
+            let problem =
+                format!("is {}, as is http.listen; choose another port", self.metrics.listen);
+            return Err(Fault::new("metrics.listen", problem).or("http.listen"));
+        }
+        Ok(())
+    }
+}
+
+fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(), Fault> {
+    let key = |name: &str| format!("{prefix}{name}");
+    if p.handler.is_empty() {
+        return Err(Fault::new(key("handler"), "is not set; name a handler, such as \"log\""));
+    }
+    names(&key("events"), &p.events, EVENTS_MAX, "type glob")?;
+    if p.enabled && p.events.is_empty() {
+        let remedy = "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
+        return Err(Fault::new(key("events"), format!("is empty; {remedy}")));
+    }
+    number(&key("batch"), p.batch.get() as u64, (1, limits::BATCH))?;
+    number(&key("max_attempts"), p.max_attempts.get().into(), (1, limits::ATTEMPTS))?;
+    number(&key("workers.max"), p.workers.max.get() as u64, (1, limits::WORKERS))?;
+    number(&key("max_queue"), p.max_queue.map_or(0, u64::from), (0, limits::QUEUE))?;
+    number(&key("dead.max"), p.dead.max.get(), (1, limits::DEAD))?;
+    if p.workers.min > p.workers.max {
+        let (min, max) = (p.workers.min, p.workers.max);
+        let problem = format!("is {min}, above workers.max ({max}); lower it or raise workers.max");
+        return Err(Fault::new(key("workers.min"), problem).or(key("workers.max")));
+    }
+    check_times(p, &key, grace)?;
+    if !(0.0..=1.0).contains(&p.backoff.jitter) {
+        let problem = format!("is {}; write a fraction from 0.0 to 1.0", p.backoff.jitter);
+        return Err(Fault::new(key("backoff.jitter"), problem));
+    }
+    Ok(())
+}
+
+fn check_times(
+    p: &PipelineConfig,
+    key: &impl Fn(&str) -> String,
+    grace: Duration,
+) -> Result<(), Fault> {
+    within(&key("lease_ttl"), p.lease_ttl, SECOND..=HOUR)?;
+    at_least(&key("slice_time"), p.slice_time, MILLISECOND)?;
+    if p.slice_time > p.lease_ttl / 3 {
+        let problem = format!(
+            "is {}, above a third of lease_ttl ({}), where the lease is renewed; lower it or raise lease_ttl",
+            format_duration(p.slice_time),
+            format_duration(p.lease_ttl),
+        );
+        return Err(Fault::new(key("slice_time"), problem).or(key("lease_ttl")));
+    }
+    at_least(&key("handler_timeout"), p.handler_timeout, MILLISECOND)?;
+    if p.handler_timeout > grace {
+        let problem = format!(
+            "is {}, above shutdown_grace ({}): a stop would cut handlers off; lower it or raise shutdown_grace",
+            format_duration(p.handler_timeout),
+            format_duration(grace),
+        );
+        return Err(Fault::new(key("handler_timeout"), problem).or("shutdown_grace"));
+    }
+    within(&key("backoff.max"), p.backoff.max, MILLISECOND..=WEEK)?;
+    at_least(&key("backoff.initial"), p.backoff.initial, MILLISECOND)?;
+    if p.backoff.initial > p.backoff.max {
+        let problem = format!(
+            "is {}, above backoff.max ({}); lower it or raise backoff.max",
+            format_duration(p.backoff.initial),
+            format_duration(p.backoff.max),
+        );
+        return Err(Fault::new(key("backoff.initial"), problem).or(key("backoff.max")));
+    }
+    within(&key("linger"), p.linger, Duration::ZERO..=HOUR)?;
+    within(&key("max_age"), p.max_age.unwrap_or_default(), Duration::ZERO..=TEN_YEARS)?;
+    within(&key("dead.keep"), p.dead.keep, SECOND..=TEN_YEARS)
+}
+
+fn within(key: &str, time: Duration, bounds: RangeInclusive<Duration>) -> Result<(), Fault> {
+    if bounds.contains(&time) {
+        return Ok(());
+    }
+    let (least, most) = bounds.into_inner();
+    let problem = format!(
+        "is {}; write a duration from {} to {}",
+        format_duration(time),
+        plain(least),
+        plain(most),
+    );
+    Err(Fault::new(key, problem))
+}
+
+/// Bounds in the unit of the documentation: `3650d`, not `9years 11months …`.
+fn plain(time: Duration) -> String {
+    match time.as_secs() {
+        secs if secs > 0 && secs % 86_400 == 0 => format!("{}d", secs / 86_400),
+        _ => format_duration(time).to_string(),
+    }
+}
+
+fn at_least(key: &str, time: Duration, least: Duration) -> Result<(), Fault> {
+    if time >= least {
+        return Ok(());
+    }
+    let problem =
+        format!("is {}; write at least {}", format_duration(time), format_duration(least));
+    Err(Fault::new(key, problem))
+}
+
+fn number(key: &str, number: u64, (least, most): (u64, u64)) -> Result<(), Fault> {
+    if (least..=most).contains(&number) {
+        return Ok(());
+    }
+    Err(Fault::new(key, format!("is {number}; {}", between(least, most))))
+}
+
+/// The remedy for a number out of bounds.
+pub(super) fn between(least: u64, most: u64) -> String {
+    format!("write a whole number from {least} to {most}")
+}
+
+fn names(key: &str, names: &[String], most: usize, what: &str) -> Result<(), Fault> {
+    if names.len() > most {
+        let problem = format!("has {} entries; at most {most} are allowed", names.len());
+        return Err(Fault::new(key, problem));
+    }
+    let bad = |name: &&String| {
+        name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control)
+    };
+    match names.iter().find(bad) {
+        Some(_) => {
+            let rule = format!("1 to {NAME_MAX_BYTES} bytes without control characters");
+            Err(Fault::new(key, format!("holds an unusable {what}; each has {rule}")))
+        }
+        None => Ok(()),
+    }
+}

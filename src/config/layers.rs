@@ -1,0 +1,395 @@
+//! Settings before they have a meaning: each known key with its value and where it was made.
+//!
+//! Layers are laid one over the other: a later one wins key by key, also inside `workers`,
+//! `backoff` and `dead`. What is known, and of which type, is read from the default files.
+
+use std::collections::BTreeMap;
+use std::mem::discriminant;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{ConfigError, Origin};
+use super::{DEFAULT_TOML, PIPELINE_TOML};
+use crate::id::PipelineName;
+
+/// The prefix of environment variables that are settings.
+pub(super) const ENV_PREFIX: &str = "FAIRLANE__";
+const ENV_SEPARATOR: &str = "__";
+const PIPELINES: &str = "pipelines";
+
+/// Sections of later versions. Ignored silently, `auth` would leave a door open that its author
+/// believes to be shut.
+const LATER_SECTIONS: [&str; 5] = ["auth", "callbacks", "counters", "mongodb", "notifications"];
+/// Keys of pipelines in later versions.
+const LATER_PIPELINE_KEYS: [&str; 1] = ["url"];
+
+/// A value of one of the types that settings have.
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    Text(String),
+    Integer(i64),
+    Float(f64),
+    Flag(bool),
+    List(Vec<String>),
+}
+
+impl Value {
+    fn expected(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "a text in quotes",
+            Self::Integer(_) => "a whole number",
+            Self::Float(_) => "a number",
+            Self::Flag(_) => "true or false",
+            Self::List(_) => "a list of texts such as [\"a\", \"b\"]",
+        }
+    }
+
+    /// `value` as the type of `self`, or the name of the type it has instead.
+    fn convert(&self, value: &DeValue<'_>) -> Result<Self, &'static str> {
+        let read = read_value(value).ok_or_else(|| found(value))?;
+        match (self, read) {
+            // An empty list has no type of its own, and whole numbers are numbers.
+            #[expect(clippy::cast_precision_loss, reason = "fractions lie between 0 and 1")]
+            (Self::Float(_), Self::Integer(whole)) => Ok(Self::Float(whole as f64)),
+            (_, read) if discriminant(self) == discriminant(&read) => Ok(read),
+            _ => Err(found(value)),
+        }
+    }
+
+    /// The text of an environment variable as the type of `self`.
+    fn convert_text(&self, text: &str) -> Result<Self, &'static str> {
+        const FOUND: &str = "what it holds";
+        let trimmed = text.trim();
+        match self {
+            Self::Text(_) => Ok(Self::Text(text.to_owned())),
+            Self::Integer(_) => trimmed.parse().map(Self::Integer).map_err(|_| FOUND),
+            Self::Float(_) => trimmed.parse().map(Self::Float).map_err(|_| FOUND),
+            Self::Flag(_) => trimmed.parse().map(Self::Flag).map_err(|_| FOUND),
+            Self::List(_) if trimmed.is_empty() => Ok(Self::List(Vec::new())),
+            Self::List(_) => {
+                Ok(Self::List(trimmed.split(',').map(|item| item.trim().to_owned()).collect()))
+            }
+        }
+    }
+}
+
+fn read_value(value: &DeValue<'_>) -> Option<Value> {
+    Some(match value {
+        DeValue::String(text) => Value::Text(text.to_string()),
+        DeValue::Integer(digits) => {
+            Value::Integer(i64::from_str_radix(digits.as_str(), digits.radix()).ok()?)
+        }
+        DeValue::Float(digits) => Value::Float(digits.as_str().parse().ok()?),
+        DeValue::Boolean(flag) => Value::Flag(*flag),
+        DeValue::Array(items) => Value::List(
+            items
+                .iter()
+                .map(|item| item.get_ref().as_str().map(str::to_owned))
+                .collect::<Option<_>>()?,
+        ),
+        DeValue::Datetime(_) | DeValue::Table(_) => return None,
+    })
+}
+
+fn found(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a whole number of that size",
+        DeValue::Float(_) => "a fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "such a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// A setting and where it was made.
+#[derive(Debug, Clone)]
+pub(super) struct Setting {
+    pub(super) value: Value,
+    pub(super) at: Origin,
+}
+
+/// All settings by their dotted keys.
+#[derive(Debug)]
+pub(super) struct Layers {
+    schema: Schema,
+    pub(super) settings: BTreeMap<String, Setting>,
+    pub(super) pipelines: BTreeMap<PipelineName, Origin>,
+}
+
+impl Layers {
+    /// The lowest layer.
+    pub(super) fn defaults() -> Self {
+        let schema = Schema::of_defaults();
+        let settings = with_prefix("", &schema.top).collect();
+        Self { schema, settings, pipelines: BTreeMap::new() }
+    }
+
+    /// Lays a file over what is there. `name` is what messages call it.
+    pub(super) fn add_toml(&mut self, text: &str, name: &str) -> Result<(), ConfigError> {
+        let file = File { text, name };
+        let table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
+            at: file.at(error.span().map_or(0, |span| span.start)),
+            problem: error.message().replace('\n', "; "),
+        })?;
+        self.add_table(&file, table.get_ref(), &mut Vec::new())
+    }
+
+    fn add_table(
+        &mut self,
+        file: &File<'_>,
+        table: &DeTable<'_>,
+        path: &mut Vec<String>,
+    ) -> Result<(), ConfigError> {
+        let mut entries: Vec<_> = table.iter().collect();
+        // The first mistake in the file is reported first.
+        entries.sort_by_key(|(key, _)| key.span().start);
+        for (key, value) in entries {
+            path.push(key.get_ref().to_string());
+            self.add_entry(file, file.at(key.span().start), value, path)?;
+            path.pop();
+        }
+        Ok(())
+    }
+
+    fn add_entry(
+        &mut self,
+        file: &File<'_>,
+        at: Origin,
+        value: &Spanned<DeValue<'_>>,
+        path: &mut Vec<String>,
+    ) -> Result<(), ConfigError> {
+        let value = value.get_ref();
+        match self.schema.find(path, &at)? {
+            Known::Table => {
+                let DeValue::Table(inner) = value else {
+                    let (key, expected) = (path.join("."), "a table");
+                    return Err(ConfigError::WrongType { at, key, expected, found: found(value) });
+                };
+                if let [first, name] = path.as_slice()
+                    && first == PIPELINES
+                {
+                    self.add_pipeline(name, at)?;
+                }
+                self.add_table(file, inner, path)
+            }
+            Known::Key(default) => {
+                let key = path.join(".");
+                match default.convert(value) {
+                    Ok(value) => {
+                        self.settings.insert(key, Setting { value, at });
+                        Ok(())
+                    }
+                    Err(found) => {
+                        let expected = default.expected();
+                        Err(ConfigError::WrongType { at, key, expected, found })
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lays one environment variable over what is there; those that are no settings are passed
+    /// over.
+    pub(super) fn add_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
+        let Some(path) = variable_path(name, &self.schema) else { return Ok(()) };
+        let at = Origin::Environment(name.to_owned());
+        let default = match self.schema.find(&path, &at)? {
+            Known::Key(default) => default.clone(),
+            Known::Table => {
+                let remedy = "this is a section: name one of its keys".to_owned();
+                return Err(ConfigError::UnknownKey { at, key: path.join("."), remedy });
+            }
+        };
+        let key = path.join(".");
+        if let [first, pipeline, ..] = path.as_slice()
+            && first == PIPELINES
+        {
+            self.add_pipeline(pipeline, at.clone())?;
+        }
+        if let Some(Setting { at: Origin::Environment(other), .. }) = self.settings.get(&key) {
+            let problem = format!("is also set by {other}; unset one of them");
+            return Err(ConfigError::Invalid { at, key, problem });
+        }
+        match default.convert_text(text) {
+            Ok(value) => {
+                self.settings.insert(key, Setting { value, at });
+                Ok(())
+            }
+            Err(found) => {
+                Err(ConfigError::WrongType { at, key, expected: default.expected(), found })
+            }
+        }
+    }
+
+    fn add_pipeline(&mut self, name: &str, at: Origin) -> Result<(), ConfigError> {
+        let parsed = PipelineName::parse(name).map_err(|error| ConfigError::Invalid {
+            at: at.clone(),
+            key: format!("{PIPELINES}.{name}"),
+            problem: format!("is not a usable name: {error}"),
+        })?;
+        if !self.pipelines.contains_key(&parsed) {
+            let prefix = format!("{PIPELINES}.{parsed}.");
+            self.settings.extend(with_prefix(&prefix, &self.schema.pipeline));
+            self.pipelines.insert(parsed, at);
+        }
+        Ok(())
+    }
+
+    /// Where the first of `keys` was made that is not a default. For a key that is missing: where
+    /// its pipeline begins.
+    pub(super) fn origin(&self, keys: &[String]) -> Origin {
+        let made = keys.iter().filter_map(|key| Some(&self.settings.get(key)?.at));
+        let begun = keys.iter().filter_map(|key| {
+            let name = key.strip_prefix(PIPELINES)?.strip_prefix('.')?.split('.').next()?;
+            self.pipelines.get(&PipelineName::parse(name).ok()?)
+        });
+        made.chain(begun).find(|at| **at != Origin::Code).cloned().unwrap_or(Origin::Code)
+    }
+}
+
+fn with_prefix(
+    prefix: &str,
+    defaults: &BTreeMap<String, Value>,
+) -> impl Iterator<Item = (String, Setting)> {
+    defaults.iter().map(move |(key, value)| {
+        (format!("{prefix}{key}"), Setting { value: value.clone(), at: Origin::Code })
+    })
+}
+
+/// The dotted key that a variable means, or `None` when it is no setting.
+fn variable_path(name: &str, schema: &Schema) -> Option<Vec<String>> {
+    let prefix = name.get(..ENV_PREFIX.len())?;
+    if !prefix.eq_ignore_ascii_case(ENV_PREFIX) {
+        return None;
+    }
+    let rest = name[ENV_PREFIX.len()..].to_lowercase();
+    // A pipeline's name may hold a double underscore: what is left before a known key is the name.
+    if let Some(pipeline) = rest.strip_prefix(&format!("{PIPELINES}{ENV_SEPARATOR}")) {
+        for key in schema.pipeline.keys() {
+            let suffix = format!("{ENV_SEPARATOR}{}", key.replace('.', ENV_SEPARATOR));
+            if let Some(name) = pipeline.strip_suffix(&suffix) {
+                let head = [PIPELINES, name].map(str::to_owned);
+                return Some(head.into_iter().chain(key.split('.').map(str::to_owned)).collect());
+            }
+        }
+    }
+    Some(rest.split(ENV_SEPARATOR).map(str::to_owned).collect())
+}
+
+struct File<'a> {
+    text: &'a str,
+    name: &'a str,
+}
+
+impl File<'_> {
+    fn at(&self, offset: usize) -> Origin {
+        let before = self.text.as_bytes().get(..offset).unwrap_or(self.text.as_bytes());
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        Origin::File { name: self.name.to_owned(), line }
+    }
+}
+
+/// Every known key with its default, which also gives its type.
+#[derive(Debug)]
+struct Schema {
+    top: BTreeMap<String, Value>,
+    pipeline: BTreeMap<String, Value>,
+}
+
+enum Known<'a> {
+    Table,
+    Key(&'a Value),
+}
+
+impl Schema {
+    fn of_defaults() -> Self {
+        let read = |text: &'static str| {
+            let table = DeTable::parse(text).expect("the built-in defaults are TOML: tests load them");
+            let mut defaults = BTreeMap::new();
+            collect(table.get_ref(), "", &mut defaults);
+            defaults
+        };
+        Self { top: read(DEFAULT_TOML), pipeline: read(PIPELINE_TOML) }
+    }
+
+    fn find(&self, path: &[String], at: &Origin) -> Result<Known<'_>, ConfigError> {
+        let unsupported = |what| ConfigError::Unsupported { at: at.clone(), what };
+        let (head, defaults, inner) = match path {
+            [first, ..] if LATER_SECTIONS.contains(&first.as_str()) => {
+                return Err(unsupported(format!("section [{first}]")));
+            }
+            [first] | [first, _] if first == PIPELINES => return Ok(Known::Table),
+            [first, _, key, ..] if first == PIPELINES => {
+                if LATER_PIPELINE_KEYS.contains(&key.as_str()) {
+                    return Err(unsupported(path.join(".")));
+                }
+                (path[..2].join(".") + ".", &self.pipeline, &path[2..])
+            }
+            _ => (String::new(), &self.top, path),
+        };
+        let key = inner.join(".");
+        let table = format!("{key}.");
+        if let Some(default) = defaults.get(&key) {
+            Ok(Known::Key(default))
+        } else if defaults.keys().any(|known| known.starts_with(&table)) {
+            Ok(Known::Table)
+        } else {
+            let remedy = match nearest(&key, defaults) {
+                Some(known) => format!("did you mean {:?}?", head + known),
+                None => "`fairlane config` prints every key".to_owned(),
+            };
+            Err(ConfigError::UnknownKey { at: at.clone(), key: path.join("."), remedy })
+        }
+    }
+}
+
+fn collect(table: &DeTable<'_>, prefix: &str, defaults: &mut BTreeMap<String, Value>) {
+    for (key, value) in table {
+        let key = format!("{prefix}{}", key.get_ref());
+        match value.get_ref() {
+            DeValue::Table(inner) => collect(inner, &format!("{key}."), defaults),
+            other => {
+                let value = read_value(other).expect("defaults have known types: tests load them");
+                defaults.insert(key, value);
+            }
+        }
+    }
+}
+
+/// The known key, section or key of another section that was probably meant.
+fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Option<&'a str> {
+    let sections = defaults.keys().filter_map(|known| Some(known.split_once('.')?.0));
+    let close = defaults
+        .keys()
+        .map(String::as_str)
+        .chain(sections)
+        .chain((!key.contains('.')).then_some(PIPELINES).filter(|_| defaults.contains_key("data_dir")))
+        .map(|known| (edit_distance(key, known), known))
+        .filter(|&(distance, known)| distance <= 2 && distance * 3 <= known.len())
+        .min();
+    let last = key.rsplit('.').next();
+    let mut elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);
+    match (close, elsewhere.next(), elsewhere.next()) {
+        (Some((_, known)), ..) => Some(known),
+        (None, Some(only), None) => Some(only),
+        _ => None,
+    }
+}
+
+/// How many characters must be put in, left out or replaced to turn one text into the other
+/// (Levenshtein).
+fn edit_distance(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.chars().count()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in to.chars().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[to.chars().count()]
+}

@@ -1,0 +1,273 @@
+//! Loading: finds the file, lays the layers, gives the settings their types.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::check::{between, limits};
+use super::error::{ConfigError, Origin};
+use super::layers::{ENV_PREFIX, Layers, Value};
+use super::{
+    BackoffConfig, BusConfig, BusSource, Config, DeadConfig, HttpConfig, MetricsConfig, OnOverflow,
+    PipelineConfig, RedisConfig, RedisUrl, Start, WorkersConfig,
+};
+use crate::id::ShardCount;
+
+/// Where a configuration is looked for when none is named, in this order.
+const FILES: [&str; 2] = ["./fairlane.toml", "/etc/fairlane/fairlane.toml"];
+
+impl Config {
+    /// The configuration of this process: defaults, over them the file `explicit` or else the
+    /// first of `./fairlane.toml` and `/etc/fairlane/fairlane.toml` that exists, over that the
+    /// environment.
+    ///
+    /// Variables are named `FAIRLANE__SECTION__KEY` in any case; `FAIRLANE_…` with a single
+    /// underscore are no settings. A pipeline whose name holds `-` can only be set in a file.
+    ///
+    /// # Errors
+    /// When a file cannot be read (a missing one only if it was named), a key is unknown, of the
+    /// wrong type or not supported, or values are out of bounds or contradict each other.
+    pub fn load(explicit: Option<&Path>) -> Result<Self, ConfigError> {
+        let mut variables = Vec::new();
+        for (name, text) in environment() {
+            let Ok(name) = name.into_string() else { continue };
+            match text.into_string() {
+                Ok(text) => variables.push((name, text)),
+                Err(_) if is_setting(&name) => {
+                    let key = "the value".to_owned();
+                    let problem = "is not UTF-8; unset or correct it".to_owned();
+                    return Err(ConfigError::Invalid { at: Origin::Environment(name), key, problem });
+                }
+                Err(_) => {}
+            }
+        }
+        let file = explicit
+            .map(PathBuf::from)
+            .or_else(|| FILES.iter().map(PathBuf::from).find(|path| path.exists()));
+        Self::load_with(file.as_deref(), variables.into_iter())
+    }
+
+    /// The same from one file, or none, and the given environment.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn load_with(
+        path: Option<&Path>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let mut layers = Layers::defaults();
+        if let Some(path) = path {
+            let text = fs::read_to_string(path)
+                .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+            layers.add_toml(&text, &path.display().to_string())?;
+        }
+        let mut variables: Vec<_> = environment.filter(|(name, _)| is_setting(name)).collect();
+        // The order of an environment is arbitrary; which mistake is reported should not be.
+        variables.sort();
+        for (name, text) in variables {
+            layers.add_variable(&name, &text)?;
+        }
+        build(&layers)
+    }
+
+    /// Reads TOML over the defaults, without the environment. `origin` is what messages call it.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn from_toml(text: &str, origin: &str) -> Result<Self, ConfigError> {
+        let mut layers = Layers::defaults();
+        layers.add_toml(text, origin)?;
+        build(&layers)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn environment() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os()
+}
+
+fn is_setting(name: &str) -> bool {
+    name.get(..ENV_PREFIX.len()).is_some_and(|prefix| prefix.eq_ignore_ascii_case(ENV_PREFIX))
+}
+
+/// The defaults of a pipeline, handler and events still empty.
+pub(super) fn default_pipeline() -> PipelineConfig {
+    let mut layers = Layers::defaults();
+    layers
+        .add_toml("[pipelines.x]", "defaults")
+        .and_then(|()| pipeline(&Reader { layers: &layers, prefix: "pipelines.x." }))
+        .expect("the built-in defaults are valid: tests load them")
+}
+
+fn build(layers: &Layers) -> Result<Config, ConfigError> {
+    let top = Reader { layers, prefix: "" };
+    let mut pipelines = BTreeMap::new();
+    for name in layers.pipelines.keys() {
+        let prefix = format!("pipelines.{name}.");
+        pipelines.insert(name.clone(), pipeline(&Reader { layers, prefix: &prefix })?);
+    }
+    let url = match top.text("redis.url") {
+        "" => None,
+        text => Some(RedisUrl::parse(text).map_err(|error| top.invalid("redis.url", error))?),
+    };
+    let config = Config {
+        data_dir: PathBuf::from(top.text("data_dir")),
+        shutdown_grace: top.duration("shutdown_grace")?,
+        redis: RedisConfig {
+            url,
+            shards: shards(&top)?,
+        },
+        bus: BusConfig {
+            source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
+            streams: top.list("bus.streams"),
+            retention: top.duration("bus.retention")?,
+            trim: top.flag("bus.trim"),
+        },
+        http: HttpConfig { listen: top.address("http.listen")? },
+        metrics: MetricsConfig { listen: top.address("metrics.listen")? },
+        pipelines,
+    };
+    config.find_fault().map_or(Ok(config), |fault| Err(fault.into_error(layers)))
+}
+
+fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError> {
+    Ok(PipelineConfig {
+        enabled: read.flag("enabled"),
+        handler: read.text("handler").to_owned(),
+        events: read.list("events"),
+        start: read.choice("start", &[("new", Start::New), ("earliest", Start::Earliest)])?,
+        filter: Some(read.text("filter").to_owned()).filter(|text| !text.trim().is_empty()),
+        batch: read.positive("batch", limits::BATCH)?,
+        slice_time: read.duration("slice_time")?,
+        lease_ttl: read.duration("lease_ttl")?,
+        handler_timeout: read.duration("handler_timeout")?,
+        workers: WorkersConfig {
+            min: read.positive("workers.min", limits::WORKERS)?,
+            max: read.positive("workers.max", limits::WORKERS)?,
+        },
+        max_attempts: read.positive("max_attempts", limits::ATTEMPTS)?,
+        backoff: BackoffConfig {
+            initial: read.duration("backoff.initial")?,
+            max: read.duration("backoff.max")?,
+            jitter: read.fraction("backoff.jitter"),
+        },
+        linger: read.duration("linger")?,
+        max_queue: NonZeroU64::new(read.number("max_queue", (0, limits::QUEUE))?),
+        on_overflow: read.choice(
+            "on_overflow",
+            &[("dead", OnOverflow::Dead), ("drop_new", OnOverflow::DropNew)],
+        )?,
+        max_age: Some(read.duration("max_age")?).filter(|age| !age.is_zero()),
+        dead: DeadConfig { max: read.positive("dead.max", limits::DEAD)?, keep: read.duration("dead.keep")? },
+    })
+}
+
+fn shards(top: &Reader<'_>) -> Result<ShardCount, ConfigError> {
+    let number = top.number("redis.shards", (1, ShardCount::MAX.into()))?;
+    u16::try_from(number)
+        .ok()
+        .and_then(ShardCount::new)
+        .ok_or_else(|| top.invalid("redis.shards", between(1, ShardCount::MAX.into())))
+}
+
+/// Gives the settings below `prefix` their types.
+struct Reader<'a> {
+    layers: &'a Layers,
+    prefix: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    fn value(&self, key: &str) -> &'a Value {
+        let setting = self.layers.settings.get(&format!("{}{key}", self.prefix));
+        &setting.expect("every key has a default: tests load them").value
+    }
+
+    fn invalid(&self, key: &str, problem: impl Display) -> ConfigError {
+        let key = format!("{}{key}", self.prefix);
+        let at = self.layers.origin(std::slice::from_ref(&key));
+        ConfigError::Invalid { at, key, problem: problem.to_string() }
+    }
+
+    // The layers hold each value in the type of its default, so the arms below cannot be met.
+
+    fn text(&self, key: &str) -> &'a str {
+        match self.value(key) {
+            Value::Text(text) => text,
+            other => unreachable!("{key} is a text by default, not {other:?}"),
+        }
+    }
+
+    fn flag(&self, key: &str) -> bool {
+        match self.value(key) {
+            Value::Flag(flag) => *flag,
+            other => unreachable!("{key} is a flag by default, not {other:?}"),
+        }
+    }
+
+    fn list(&self, key: &str) -> Vec<String> {
+        match self.value(key) {
+            Value::List(items) => items.clone(),
+            other => unreachable!("{key} is a list by default, not {other:?}"),
+        }
+    }
+
+    fn fraction(&self, key: &str) -> f64 {
+        match self.value(key) {
+            Value::Float(number) => *number,
+            other => unreachable!("{key} is a fraction by default, not {other:?}"),
+        }
+    }
+
+    fn whole(&self, key: &str) -> i64 {
+        match self.value(key) {
+            Value::Integer(number) => *number,
+            other => unreachable!("{key} is a whole number by default, not {other:?}"),
+        }
+    }
+
+    fn number(&self, key: &str, (least, most): (u64, u64)) -> Result<u64, ConfigError> {
+        let number = self.whole(key);
+        u64::try_from(number).ok().filter(|number| (least..=most).contains(number)).ok_or_else(
+            || self.invalid(key, format_args!("is {number}; {}", between(least, most))),
+        )
+    }
+
+    fn positive<T: TryFrom<NonZeroU64>>(&self, key: &str, most: u64) -> Result<T, ConfigError> {
+        let number = self.number(key, (1, most))?;
+        NonZeroU64::new(number)
+            .and_then(|number| T::try_from(number).ok())
+            .ok_or_else(|| self.invalid(key, format_args!("is {number}; {}", between(1, most))))
+    }
+
+    fn duration(&self, key: &str) -> Result<Duration, ConfigError> {
+        let text = self.text(key);
+        humantime::parse_duration(text.trim()).map_err(|error| {
+            let remedy = "write a number with a unit, such as \"200ms\", \"30s\" or \"7d\"";
+            self.invalid(key, format_args!("is {text:?}, not a duration ({error}); {remedy}"))
+        })
+    }
+
+    fn address<T: FromStr>(&self, key: &str) -> Result<T, ConfigError> {
+        let text = self.text(key);
+        text.parse().map_err(|_| {
+            let remedy = "write IP:PORT, such as \"127.0.0.1:8080\" or \"[::]:8080\"";
+            self.invalid(key, format_args!("is {text:?}; {remedy}"))
+        })
+    }
+
+    fn choice<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> Result<T, ConfigError> {
+        let text = self.text(key);
+        choices.iter().find(|(name, _)| *name == text).map(|(_, choice)| *choice).ok_or_else(|| {
+            let names: Vec<_> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
+            self.invalid(key, format_args!("is {text:?}; write {}", names.join(" or ")))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

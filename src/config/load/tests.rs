@@ -1,0 +1,1 @@
+//! Bad configurations and what is said about them, word by word.

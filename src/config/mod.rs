@@ -1,0 +1,281 @@
+//! The configuration: defaults, over them one TOML file, over that the environment.
+//!
+//! The defaults *are* the files `default.toml` and `pipeline.toml` beside this one: what
+//! [`default_text`] prints is what is loaded, and the set of known keys and their types is read
+//! from there. A [`Config`] that was loaded is complete, typed and free of contradictions; one
+//! that was put together in code is checked by [`Config::check`].
+
+mod check;
+mod error;
+mod layers;
+mod load;
+mod redis_url;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use error::{ConfigError, Origin};
+pub use redis_url::{RedisUrl, RedisUrlError};
+
+use crate::id::{PipelineName, ShardCount};
+
+const DEFAULT_TOML: &str = include_str!("default.toml");
+const PIPELINE_TOML: &str = include_str!("pipeline.toml");
+
+/// The whole configuration of a process.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where a private Redis keeps its files.
+    pub data_dir: PathBuf,
+    /// How long running slices may go on after the first signal. 1 ms to 1 h.
+    pub shutdown_grace: Duration,
+    /// The section `[redis]`.
+    pub redis: RedisConfig,
+    /// The section `[bus]`.
+    pub bus: BusConfig,
+    /// The section `[http]`.
+    pub http: HttpConfig,
+    /// The section `[metrics]`.
+    pub metrics: MetricsConfig,
+    /// The sections `[pipelines.NAME]`, disabled ones among them.
+    pub pipelines: BTreeMap<PipelineName, PipelineConfig>,
+}
+
+/// Which Redis, and how the data is cut.
+#[derive(Debug, Clone)]
+pub struct RedisConfig {
+    /// `None`: a private server under [`Config::data_dir`].
+    pub url: Option<RedisUrl>,
+    /// Into how many parts the bots of each pipeline are cut. Fixed when the data is created.
+    pub shards: ShardCount,
+}
+
+/// Where events come from.
+#[derive(Debug, Clone)]
+pub struct BusConfig {
+    /// The kind of bus.
+    pub source: BusSource,
+    /// The streams to read: 1 to 64, each once.
+    pub streams: Vec<String>,
+    /// Copied entries older than this are trimmed. At most 3,650 days.
+    pub retention: Duration,
+    /// Whether anything is trimmed at all.
+    pub trim: bool,
+}
+
+/// The kind of bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BusSource {
+    /// Redis Streams on the server that holds the queues.
+    Redis,
+}
+
+/// The HTTP interface.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Where it listens.
+    pub listen: SocketAddr,
+}
+
+/// The metrics and health endpoint.
+#[derive(Debug, Clone)]
+pub struct MetricsConfig {
+    /// Where it listens.
+    pub listen: SocketAddr,
+}
+
+/// One pipeline: which events it takes, which handler gets them, its limits.
+#[derive(Debug, Clone)]
+pub struct PipelineConfig {
+    /// A disabled pipeline takes no events and has no workers; what it holds stays.
+    pub enabled: bool,
+    /// The name of the handler. Whether one of that name exists is known to the application only.
+    pub handler: String,
+    /// Globs over the event's type; `*` spans dots. At most 1,000, and one at least when enabled.
+    pub events: Vec<String>,
+    /// Where a new pipeline begins on the bus.
+    pub start: Start,
+    /// CEL over `event`. Compiled, and so checked, where it is used.
+    pub filter: Option<String>,
+    /// Most events of one slice: 1 to 5,000.
+    pub batch: NonZeroUsize,
+    /// A slice takes no further event after this: 1 ms to a third of [`Self::lease_ttl`].
+    pub slice_time: Duration,
+    /// A bot whose consumer is silent this long goes to another: 1 s to 1 h.
+    pub lease_ttl: Duration,
+    /// A handler that runs longer is cancelled: 1 ms to [`Config::shutdown_grace`].
+    pub handler_timeout: Duration,
+    /// How many slices one process handles at once.
+    pub workers: WorkersConfig,
+    /// An event that failed this often becomes a dead letter: 1 to 1,000,000.
+    pub max_attempts: NonZeroU32,
+    /// How long a bot waits after a failure.
+    pub backoff: BackoffConfig,
+    /// How long a bot waits for more events before its slice: at most 1 h.
+    pub linger: Duration,
+    /// Most events queued per bot: up to 1,000,000,000. `None`: no bound.
+    pub max_queue: Option<NonZeroU64>,
+    /// What happens to an event beyond [`Self::max_queue`].
+    pub on_overflow: OnOverflow,
+    /// Older events are not handled any more: at most 3,650 days. `None`: no bound.
+    pub max_age: Option<Duration>,
+    /// How many dead letters are kept, and for how long.
+    pub dead: DeadConfig,
+}
+
+/// Where a new pipeline begins on the bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// With the events that arrive from now on.
+    New,
+    /// With the oldest event the bus still has.
+    Earliest,
+}
+
+/// How many slices one process handles at once: `1 <= min <= max <= 1024`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkersConfig {
+    /// Workers that are always there.
+    pub min: NonZeroUsize,
+    /// Workers under full load.
+    pub max: NonZeroUsize,
+}
+
+/// Waiting after a failure: doubles from `initial` to `max`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BackoffConfig {
+    /// After the first failure: 1 ms to `max`.
+    pub initial: Duration,
+    /// At most this: up to 7 days.
+    pub max: Duration,
+    /// The fraction by which each wait is varied, so that bots that failed together do not come
+    /// back together: 0.0 to 1.0.
+    pub jitter: f64,
+}
+
+/// What happens to an event beyond the bound of its bot's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnOverflow {
+    /// It becomes a dead letter.
+    Dead,
+    /// It is dropped and counted.
+    DropNew,
+}
+
+/// The bounds of the dead letters of a pipeline. The oldest go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeadConfig {
+    /// Most dead letters: 1 to 100,000,000.
+    pub max: NonZeroU64,
+    /// For how long: 1 s to 3,650 days.
+    pub keep: Duration,
+}
+
+impl Default for Config {
+    /// The defaults, with no pipeline.
+    fn default() -> Self {
+        Self::from_toml("", "defaults").expect("the built-in defaults are valid: tests load them")
+    }
+}
+
+impl PipelineConfig {
+    /// An enabled pipeline with the default limits.
+    ///
+    /// `handler` is the name under which the handler is registered; `events` are globs over the
+    /// event's type, for example `["subscriber.*"]`.
+    #[must_use]
+    pub fn new<E: Into<String>>(
+        handler: impl Into<String>,
+        events: impl IntoIterator<Item = E>,
+    ) -> Self {
+        Self {
+            handler: handler.into(),
+            events: events.into_iter().map(Into::into).collect(),
+            ..load::default_pipeline()
+        }
+    }
+}
+
+/// The complete default configuration with comments: what `fairlane config` prints.
+///
+/// It is itself a valid configuration; the pipeline block is commented out.
+#[must_use]
+pub fn default_text() -> String {
+    let mut text = format!("{DEFAULT_TOML}\n# One block for each pipeline; any name of a-z, 0-9, '-' and '_'.\n# [pipelines.NAME]\n");
+    for line in PIPELINE_TOML.lines() {
+        text.push_str(format!("# {line}").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_default_text_loads_as_the_defaults() {
+        let printed = Config::from_toml(&default_text(), "printed").unwrap();
+        assert_eq!(format!("{printed:?}"), format!("{:?}", Config::default()));
+    }
+
+    #[test]
+    fn the_printed_pipeline_block_loads_once_it_is_uncommented_and_filled_in() {
+        let text = default_text();
+        let (top, block) = text.split_once("# [pipelines.NAME]\n").unwrap();
+        let block: String = block
+            .lines()
+            .map(|line| line.strip_prefix("# ").unwrap().to_owned() + "\n")
+            .collect::<String>()
+            .replace("handler = \"\"", "handler = \"log\"")
+            .replace("events = []", "events = [\"*\"]");
+        let loaded =
+            Config::from_toml(&format!("{top}[pipelines.log]\n{block}"), "printed").unwrap();
+        let name = PipelineName::parse("log").unwrap();
+        assert_eq!(
+            format!("{:?}", loaded.pipelines[&name]),
+            format!("{:?}", PipelineConfig::new("log", ["*"]))
+        );
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_outside_contract() {
+        let config = Config::default();
+        assert_eq!(config.data_dir, PathBuf::from("./fairlane-data"));
+        assert_eq!(config.shutdown_grace, Duration::from_secs(25));
+        assert!(config.redis.url.is_none());
+        assert_eq!(config.redis.shards.get(), 16);
+        assert_eq!(config.bus.source, BusSource::Redis);
+        assert_eq!(config.bus.streams, ["fairlane:events"]);
+        assert_eq!(config.bus.retention, Duration::from_secs(600));
+        assert!(config.bus.trim);
+        assert_eq!(config.http.listen, SocketAddr::from(([127, 0, 0, 1], 8080)));
+        assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
+        assert!(config.pipelines.is_empty());
+
+        let pipeline = PipelineConfig::new("log", ["tag.*"]);
+        assert!(pipeline.enabled);
+        assert_eq!(pipeline.handler, "log");
+        assert_eq!(pipeline.events, ["tag.*"]);
+        assert_eq!(pipeline.start, Start::New);
+        assert_eq!(pipeline.filter, None);
+        assert_eq!(pipeline.batch.get(), 100);
+        assert_eq!(pipeline.slice_time, Duration::from_millis(200));
+        assert_eq!(pipeline.lease_ttl, Duration::from_secs(30));
+        assert_eq!(pipeline.handler_timeout, Duration::from_secs(20));
+        assert_eq!((pipeline.workers.min.get(), pipeline.workers.max.get()), (1, 64));
+        assert_eq!(pipeline.max_attempts.get(), 10);
+        assert_eq!(pipeline.backoff.initial, Duration::from_secs(1));
+        assert_eq!(pipeline.backoff.max, Duration::from_secs(300));
+        assert!((pipeline.backoff.jitter - 0.2).abs() < f64::EPSILON);
+        assert_eq!(pipeline.linger, Duration::ZERO);
+        assert_eq!(pipeline.max_queue, None);
+        assert_eq!(pipeline.on_overflow, OnOverflow::Dead);
+        assert_eq!(pipeline.max_age, None);
+        assert_eq!(pipeline.dead.max.get(), 100_000);
+        assert_eq!(pipeline.dead.keep, Duration::from_secs(7 * 86_400));
+    }
+}
