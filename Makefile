@@ -38,8 +38,9 @@ check-fmt:
 check-clippy:
 	cargo clippy --locked --all-targets -- -D warnings
 
+# With the examples, the dependencies are those of the lints and tests, and are not built again.
 check-doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --lib --examples
 
 check-deny:
 	@bash .ci/deny
