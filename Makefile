@@ -1,0 +1,46 @@
+# Two commands on a fresh machine: `make demo` and `make test`. The others are for development.
+
+ARGS ?=
+SCENARIO ?= pipeline
+FAIRLANE = $(or $(CARGO_TARGET_DIR),target)/release/fairlane
+
+# A fresh rustup is in no shell's PATH yet.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench release check check-fmt check-clippy check-doc check-deny
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "ARGS are passed on: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
+
+setup: ## install what is missing: redis-server, a C compiler
+	@bash .ci/setup
+
+demo: setup release ## everything private and local, generated traffic, live figures
+	$(FAIRLANE) demo $(ARGS)
+
+test: setup ## all tests, on real servers
+	cargo test --locked $(ARGS)
+
+check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
+
+bench: setup release ## measure this machine; SCENARIO=latency, fairness, ...
+	$(FAIRLANE) bench $(SCENARIO) $(ARGS)
+
+release: | setup
+	cargo build --release --locked
+
+check-fmt:
+	cargo fmt --check
+
+check-clippy:
+	cargo clippy --locked --all-targets -- -D warnings
+
+# With the examples, the dependencies are those of the lints and tests, and are not built again.
+check-doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --lib --examples
+
+check-deny:
+	@bash .ci/deny
