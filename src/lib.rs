@@ -7,3 +7,4 @@ pub mod id;
 pub mod handler;
 pub mod keyspace;
 pub mod metrics;
+pub mod queue;

@@ -293,6 +293,25 @@ impl Link {
         }
     }
 
+    /// Sends plain commands in one write; the first that is refused makes the whole an error.
+    ///
+    /// # Errors
+    /// When no answer came or the server refused one.
+    pub(crate) async fn run_checked(
+        &self,
+        name: &'static str,
+        pipe: &Pipeline,
+    ) -> Result<Vec<Value>, StoreError> {
+        let values = self.run(pipe).await?;
+        match values.iter().find_map(|value| match value {
+            Value::ServerError(error) => Some(error),
+            _ => None,
+        }) {
+            Some(error) => Err(self.refused(name, error)),
+            None => Ok(values),
+        }
+    }
+
     /// Sends one plain command.
     ///
     /// # Errors

@@ -85,15 +85,15 @@ impl Reply {
         }
     }
 
-    /// A number, or nothing for an empty text.
+    /// A number, or nothing for an empty text and at the end.
     pub(crate) fn optional<T: FromStr + TryFrom<i64>>(&mut self) -> Result<Option<T>, ReplyError> {
-        if matches!(self.0.as_slice().first(), Some(Value::Nil))
-            || matches!(self.0.as_slice().first(), Some(Value::BulkString(bytes)) if bytes.is_empty())
-        {
-            self.0.next();
-            return Ok(None);
+        match self.0.as_slice().first() {
+            None | Some(Value::Nil) => {}
+            Some(Value::BulkString(bytes)) if bytes.is_empty() => {}
+            Some(_) => return self.number().map(Some),
         }
-        self.number().map(Some)
+        self.0.next();
+        Ok(None)
     }
 
     /// A score, or nothing for an empty text.

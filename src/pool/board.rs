@@ -1,0 +1,351 @@
+//! What a dispatcher knows about the shards of its pipeline, and where it claims next.
+//!
+//! One virtual clock over all shards: a claimer goes to the shard with the lowest score it knows,
+//! and the claim is bounded by the next lowest, so a bot alone in its shard gets no more than one
+//! that shares. Knowledge comes from published scores, from replies, and from scans that back
+//! both up. Published scores only lower what is known; a claim's reply replaces it, *but never a
+//! score that was published while the claim was under way*: else a shard sleeps with work in it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::id::{Shard, ShardCount};
+use crate::keyspace::scripts::{Claimed, Completed};
+
+/// Most bots claimed from one shard at once.
+pub(super) const CLAIM_MAX: usize = 32;
+/// Most shards claimed from at once.
+const ROUND_MAX: usize = 8;
+/// Scan of a shard with something ready, leased or parked.
+const SCAN_ACTIVE: Duration = Duration::from_secs(1);
+/// Scan of a shard with nothing.
+const SCAN_IDLE: Duration = Duration::from_secs(60);
+/// Pause after a claim that failed.
+const SCAN_FAILED: Duration = Duration::from_millis(250);
+
+/// One claim to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) shard: Shard,
+    pub(super) max: usize,
+    pub(super) bound: Option<i64>,
+    pub(super) seen: u64,
+    pub(super) alone: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    low: Option<i64>,
+    /// Bots known to be ready beside those taken.
+    ready: u64,
+    /// When the next lease or park ends.
+    deadline: Option<Instant>,
+    /// Lowest score published since the claim under way was sent.
+    heard: Option<i64>,
+    claiming: bool,
+    scan_at: Instant,
+}
+
+#[derive(Debug)]
+struct State {
+    shards: Vec<Entry>,
+    /// The highest virtual clock seen, µs.
+    clock: u64,
+    /// A moment of the server's clock (µs since 1970) and of ours.
+    server: Option<(u64, Instant)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Board {
+    state: Mutex<State>,
+    count: ShardCount,
+    changed: Notify,
+}
+
+impl Board {
+    /// Nothing is known; every shard is to be looked at.
+    pub(super) fn new(count: ShardCount) -> Self {
+        let now = Instant::now();
+        let entry = |_| Entry {
+            low: None,
+            ready: 0,
+            deadline: None,
+            heard: None,
+            claiming: false,
+            scan_at: now,
+        };
+        let shards = count.shards().map(entry).collect();
+        let state = Mutex::new(State { shards, clock: 0, server: None });
+        Self { state, count, changed: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic inside one of the short sections below leaves knowledge that is merely old.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes when something was heard or capacity was freed.
+    pub(super) fn changed(&self) -> &Notify {
+        &self.changed
+    }
+
+    /// Another process or script lowered the shard's lowest score.
+    pub(super) fn heard(&self, shard: Shard, score: i64) {
+        self.state().shards[shard.index()].lower(Some(score));
+        self.changed.notify_one();
+    }
+
+    /// A park or linger ends earlier than known.
+    pub(super) fn heard_deadline(&self, shard: Shard, deadline_ms: u64) {
+        let mut state = self.state();
+        let deadline = state.local(deadline_ms);
+        state.shards[shard.index()].earlier(deadline);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Publications may have been missed: look at every shard.
+    pub(super) fn look_everywhere(&self) {
+        let now = Instant::now();
+        self.state().shards.iter_mut().for_each(|entry| entry.scan_at = now);
+        self.changed.notify_one();
+    }
+
+    /// Bots known to be ready, over all shards.
+    pub(super) fn ready(&self) -> u64 {
+        let state = self.state();
+        state.shards.iter().map(|entry| entry.ready.max(u64::from(entry.low.is_some()))).sum()
+    }
+
+    /// The claims to make now with room for `room` bots. `slack`: how far a claim may pass the
+    /// next lowest known score, µs.
+    pub(super) fn next_round(&self, room: usize, slack: i64) -> Vec<Ask> {
+        if room == 0 {
+            return Vec::new();
+        }
+        let now = Instant::now();
+        let mut state = self.state();
+        let mut order: Vec<(bool, i64, Shard)> = Vec::new();
+        let shards = self.count.shards();
+        for (entry, shard) in state.shards.iter().zip(shards) {
+            let due = entry.scan_at <= now || entry.deadline.is_some_and(|at| at <= now);
+            if !entry.claiming && (due || entry.low.is_some()) {
+                order.push((!due, entry.low.unwrap_or(i64::MAX), shard));
+            }
+        }
+        // What is due is looked at in any case; then the lowest scores.
+        order.sort_unstable();
+        let looks = order.iter().take_while(|(known, ..)| !known).count();
+        let picks = room.div_ceil(CLAIM_MAX).clamp(1, ROUND_MAX);
+        order.truncate(looks.max(picks).max(looks + usize::from(looks < picks)));
+        let next = state.lowest_beside(&order);
+        let active = state.shards.iter().filter(|entry| entry.is_active()).count();
+        let mut left = room;
+        let mut asks = Vec::with_capacity(order.len());
+        // The lowest first, so that it gets the room.
+        order.sort_unstable_by_key(|&(_, low, shard)| (low, shard));
+        for (at, &(_, _, shard)) in order.iter().enumerate() {
+            let bound = if order.len() == 1 || looks == 0 {
+                next
+            } else {
+                // A shard looked at without knowing its score must not pass a known one.
+                let others = order.iter().enumerate().filter(|&(other, _)| other != at);
+                let known = others.map(|(_, &(_, low, _))| low).filter(|&low| low != i64::MAX);
+                known.chain(next).min()
+            };
+            let max = left.min(CLAIM_MAX);
+            left -= max;
+            let entry = &mut state.shards[shard.index()];
+            let alone = active == usize::from(entry.is_active());
+            entry.claiming = true;
+            entry.heard = None;
+            let seen = state.clock;
+            let bound = bound.map(|bound| bound.saturating_add(slack));
+            asks.push(Ask { shard, max, bound, seen, alone });
+        }
+        asks
+    }
+
+    /// The answer to a claim.
+    pub(super) fn claimed(&self, shard: Shard, claimed: &Claimed) {
+        let now = Instant::now();
+        let mut state = self.state();
+        state.server = Some((claimed.now_us, now));
+        state.clock = state.clock.max(claimed.clock);
+        let deadline = claimed.deadline_ms.map(|ms| state.local(ms));
+        let entry = &mut state.shards[shard.index()];
+        entry.claiming = false;
+        entry.low = claimed.low;
+        entry.ready = claimed.ready;
+        let heard = entry.heard.take();
+        entry.lower(heard);
+        entry.deadline = deadline;
+        let interval = if entry.is_active() { SCAN_ACTIVE } else { SCAN_IDLE };
+        entry.scan_at = now + interval.mul_f64(rand::rng().random_range(0.8..1.2));
+    }
+
+    /// A claim gave no answer.
+    pub(super) fn failed(&self, shard: Shard) {
+        let entry = &mut self.state().shards[shard.index()];
+        entry.claiming = false;
+        // What a lost reply took is unknown, so is what is left.
+        entry.low = entry.heard.take();
+        entry.deadline = None;
+        entry.scan_at = Instant::now() + SCAN_FAILED;
+    }
+
+    /// The answer to a completion.
+    pub(super) fn completed(&self, shard: Shard, completed: &Completed) {
+        let mut state = self.state();
+        state.clock = state.clock.max(completed.clock);
+        let deadline = completed.deadline_ms.map(|ms| state.local(ms));
+        let entry = &mut state.shards[shard.index()];
+        entry.lower(completed.low);
+        if let Some(deadline) = deadline {
+            entry.earlier(deadline);
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// When to look again if nothing is heard.
+    pub(super) fn next_look(&self) -> Instant {
+        let state = self.state();
+        let entries = state.shards.iter().filter(|entry| !entry.claiming);
+        let first = entries.map(|entry| entry.deadline.unwrap_or(entry.scan_at).min(entry.scan_at));
+        first.min().unwrap_or_else(|| Instant::now() + SCAN_ACTIVE)
+    }
+}
+
+impl State {
+    /// The moment on our monotonic clock at which the server's clock shows `ms`, and a little.
+    fn local(&self, ms: u64) -> Instant {
+        match self.server {
+            Some((server_us, at)) => {
+                let us = ms.saturating_mul(1_000).saturating_sub(server_us);
+                // The script compares whole milliseconds.
+                at + Duration::from_micros(us.min(86_400_000_000)) + Duration::from_millis(1)
+            }
+            None => Instant::now(),
+        }
+    }
+
+    /// The lowest score known of any shard that is not among `chosen`.
+    fn lowest_beside(&self, chosen: &[(bool, i64, Shard)]) -> Option<i64> {
+        let others = self.shards.iter().enumerate().filter(|(index, _)| {
+            !chosen.iter().any(|(_, _, shard)| shard.index() == *index)
+        });
+        others.filter_map(|(_, entry)| entry.low).min()
+    }
+}
+
+impl Entry {
+    fn is_active(&self) -> bool {
+        self.low.is_some() || self.deadline.is_some() || self.ready > 0
+    }
+
+    fn lower(&mut self, score: Option<i64>) {
+        let Some(score) = score else { return };
+        self.low = Some(self.low.map_or(score, |low| low.min(score)));
+        if self.claiming {
+            self.heard = Some(self.heard.map_or(score, |heard| heard.min(score)));
+        }
+    }
+
+    fn earlier(&mut self, deadline: Instant) {
+        self.deadline = Some(self.deadline.map_or(deadline, |known| known.min(deadline)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn board(shards: u16) -> Board {
+        let board = Board::new(ShardCount::new(shards).unwrap());
+        for ask in board.next_round(1_000, 0) {
+            board.claimed(ask.shard, &empty());
+        }
+        board
+    }
+
+    fn empty() -> Claimed {
+        Claimed {
+            clock: 0,
+            low: None,
+            deadline_ms: None,
+            now_us: 1_000_000,
+            ready: 0,
+            vanished: 0,
+            leases: Vec::new(),
+        }
+    }
+
+    fn shard(index: u16) -> Shard {
+        ShardCount::new(1_024).unwrap().shards().nth(index.into()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lowest_score_is_claimed_first_and_bounded_by_the_next() {
+        let board = board(4);
+        for (index, score) in [(0, 500), (1, 300), (2, 900)] {
+            board.heard(shard(index), score);
+        }
+        let asks = board.next_round(8, 10);
+        assert_eq!(asks.len(), 1);
+        assert_eq!((asks[0].shard, asks[0].max, asks[0].bound), (shard(1), 8, Some(510)));
+        assert!(!asks[0].alone);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claims_reply_does_not_overwrite_a_score_published_meanwhile() {
+        let board = board(1);
+        board.heard(shard(0), 500);
+        assert_eq!(board.next_round(1, 0).len(), 1);
+        board.heard(shard(0), -7);
+        board.claimed(shard(0), &empty());
+        let asks = board.next_round(1, 0);
+        assert_eq!(asks.len(), 1, "the published score is still known");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_known_means_no_claim_until_the_scan_a_minute_later() {
+        let board = board(4);
+        assert_eq!(board.next_round(8, 0), []);
+        let wait = board.next_look() - Instant::now();
+        assert!((48..=72).contains(&wait.as_secs()), "{wait:?}");
+        tokio::time::advance(Duration::from_secs(73)).await;
+        assert_eq!(board.next_round(8, 0).len(), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shard_with_a_lease_is_looked_at_when_the_lease_ends() {
+        let board = board(2);
+        let mut reply = empty();
+        reply.deadline_ms = Some(1_500);
+        board.heard(shard(1), 1);
+        board.next_round(1, 0);
+        board.claimed(shard(1), &reply);
+        assert_eq!(board.next_round(1, 0), []);
+        tokio::time::advance(Duration::from_millis(502)).await;
+        let asks = board.next_round(1, 0);
+        assert_eq!(asks.len(), 1);
+        assert!(asks[0].alone, "only this shard has anything");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_room_claims_from_more_shards_and_never_more_than_the_room() {
+        let board = board(16);
+        for index in 0..16 {
+            board.heard(shard(index), i64::from(index));
+        }
+        let asks = board.next_round(100, 0);
+        assert_eq!(asks.len(), 4);
+        assert_eq!(asks.iter().map(|ask| ask.max).sum::<usize>(), 100);
+        assert!(asks.iter().all(|ask| ask.bound == Some(4)));
+    }
+}

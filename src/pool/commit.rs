@@ -1,0 +1,205 @@
+//! Commits completions in groups: while one write is under way, what comes in waits for the next,
+//! so the group grows with the load and costs no waiting without it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::board::Board;
+use crate::id::Shard;
+use crate::keyspace::scripts::{Complete, Completion, Verdict};
+use crate::keyspace::StoreError;
+use crate::metrics::PipelineMetrics;
+use crate::queue::Queue;
+
+/// Most completions of one script call.
+const CALL_MAX: usize = 64;
+/// Most completions taken into one write.
+const GROUP_MAX: usize = 2_048;
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_MAX: Duration = Duration::from_millis(500);
+
+/// What became of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Committed {
+    /// The script did it.
+    Done,
+    /// Another lease is current: nothing was changed.
+    Stale,
+    /// An earlier try was not answered and the lease is gone now: it may have been done then.
+    Unknown,
+}
+
+struct Item {
+    shard: Shard,
+    completion: Completion,
+    /// No try is sent after this moment: the lease may be somebody else's.
+    deadline: Instant,
+    /// A try was sent and not answered.
+    unanswered: bool,
+    reply: oneshot::Sender<Committed>,
+}
+
+/// Hands completions to the committer.
+#[derive(Clone)]
+pub(super) struct Commits(mpsc::Sender<Item>);
+
+impl Commits {
+    /// Commits and waits for the verdict.
+    ///
+    /// # Cancel safety
+    /// The completion is committed all the same; the verdict is lost.
+    pub(super) async fn commit(
+        &self,
+        shard: Shard,
+        completion: Completion,
+        deadline: Instant,
+    ) -> Committed {
+        let (reply, verdict) = oneshot::channel();
+        let item = Item { shard, completion, deadline, unanswered: false, reply };
+        if self.0.send(item).await.is_err() {
+            // The committer ends only after every sender: it can have been stopped by force.
+            return Committed::Unknown;
+        }
+        verdict.await.unwrap_or(Committed::Unknown)
+    }
+}
+
+/// The committer of one pipeline: a handle, and the task to run. The task ends when every handle
+/// is gone and everything is committed.
+pub(super) fn committer(
+    queue: Queue,
+    dead_max: u64,
+    board: Arc<Board>,
+    metrics: PipelineMetrics,
+) -> (Commits, impl Future<Output = ()> + Send) {
+    let (sender, mut receiver) = mpsc::channel(GROUP_MAX);
+    let task = async move {
+        let mut waiting: Vec<Item> = Vec::new();
+        let mut pause = RETRY_FIRST;
+        loop {
+            if waiting.is_empty() && receiver.recv_many(&mut waiting, GROUP_MAX).await == 0 {
+                return;
+            }
+            while waiting.len() < GROUP_MAX {
+                match receiver.try_recv() {
+                    Ok(item) => waiting.push(item),
+                    Err(_) => break,
+                }
+            }
+            give_up_late(&mut waiting);
+            match commit_group(&queue, dead_max, &board, &metrics, &mut waiting).await {
+                Ok(()) => pause = RETRY_FIRST,
+                Err(error) => {
+                    warn!(pipeline = %queue.name(), completions = waiting.len(), %error,
+                        "completions were not answered; trying again while the leases last");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(RETRY_MAX);
+                }
+            }
+        }
+    };
+    (Commits(sender), task)
+}
+
+/// Drops what must not be sent any more. The lease runs out and the events are handed out again.
+fn give_up_late(waiting: &mut Vec<Item>) {
+    let now = Instant::now();
+    for item in std::mem::take(waiting) {
+        if item.deadline > now {
+            waiting.push(item);
+        } else {
+            let verdict = if item.unanswered { Committed::Unknown } else { Committed::Stale };
+            // The worker may have stopped waiting.
+            let _ = item.reply.send(verdict);
+        }
+    }
+}
+
+/// Sends all of `waiting` in one write. What got no answer stays in it.
+async fn commit_group(
+    queue: &Queue,
+    dead_max: u64,
+    board: &Board,
+    metrics: &PipelineMetrics,
+    waiting: &mut Vec<Item>,
+) -> Result<(), StoreError> {
+    let mut shards: BTreeMap<Shard, Vec<Vec<Item>>> = BTreeMap::new();
+    for item in waiting.drain(..) {
+        let groups = shards.entry(item.shard).or_default();
+        // The script takes each bot once: a renewal and its slice's end go in separate calls.
+        let fits = |group: &Vec<Item>| {
+            group.len() < CALL_MAX
+                && !group.iter().any(|other| other.completion.bot == item.completion.bot)
+        };
+        match groups.last_mut() {
+            Some(group) if fits(group) => group.push(item),
+            _ => groups.push(vec![item]),
+        }
+    }
+    let groups: Vec<(Shard, Vec<Item>)> = shards
+        .into_iter()
+        .flat_map(|(shard, groups)| groups.into_iter().map(move |group| (shard, group)))
+        .collect();
+    if groups.is_empty() {
+        return Ok(());
+    }
+    let completions: Vec<Vec<Completion>> = groups
+        .iter()
+        .map(|(_, group)| group.iter().map(|item| item.completion.clone()).collect())
+        .collect();
+    let calls: Vec<Complete<'_>> = groups
+        .iter()
+        .zip(&completions)
+        .map(|((shard, _), items)| Complete { keys: queue.keys(*shard), dead_max, items })
+        .collect();
+    let replies = match queue.link().call_all(&calls).await {
+        Ok(replies) => replies,
+        Err(error) => {
+            // Only a connection that was never made leaves no doubt.
+            let unanswered = !matches!(error, StoreError::Connect { .. });
+            for (_, group) in groups {
+                waiting.extend(group.into_iter().map(|mut item| {
+                    item.unanswered |= unanswered;
+                    item
+                }));
+            }
+            return Err(error);
+        }
+    };
+    let mut failed = None;
+    for ((shard, group), reply) in groups.into_iter().zip(replies) {
+        match reply {
+            Ok(completed) => {
+                board.completed(shard, &completed);
+                metrics.letters_removed.increment(completed.letters_removed);
+                for (item, verdict) in group.into_iter().zip(&completed.verdicts) {
+                    answer(item, *verdict);
+                }
+            }
+            Err(error) => {
+                waiting.extend(group);
+                failed = Some(error);
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn answer(item: Item, verdict: Verdict) {
+    let committed = match verdict {
+        Verdict::Ok => Committed::Done,
+        Verdict::Stale | Verdict::Bad if item.unanswered => Committed::Unknown,
+        Verdict::Stale => Committed::Stale,
+        Verdict::Bad => {
+            tracing::error!(bot = %item.completion.bot, fence = %item.completion.fence,
+                "a completion does not fit its lease: this is a defect of Fairlane");
+            Committed::Stale
+        }
+    };
+    let _ = item.reply.send(committed);
+}

@@ -1,0 +1,363 @@
+//! The pool of one pipeline in one process: takes bots round robin under leases and hands their
+//! events to the handler.
+//!
+//! ```text
+//! wake channel ─▶ board ─▶ dispatcher ── claim, peek ──▶ a worker per lease ──▶ committer ─▶ Redis
+//!                   ▲                                                              │
+//!                   └──────────────── scores and deadlines from every reply ◀──────┘
+//! ```
+//!
+//! The dispatcher claims only what it has room for: the free workers, plus what they will get
+//! through in about a millisecond (prefetching more makes quiet bots wait).
+
+mod board;
+mod commit;
+pub mod retry;
+pub mod scale;
+mod settle;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redis::{Pipeline, Value};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use self::board::{Ask, Board};
+use self::commit::Commits;
+use self::retry::Backoff;
+use self::scale::{Bounds, Load, Scaler};
+use crate::handler::{AnyHandler, Environment};
+use crate::id::Shard;
+use crate::keyspace::Reply;
+use crate::keyspace::scripts::Claim;
+use crate::lifecycle::Shutdown;
+use crate::metrics::PipelineMetrics;
+use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
+
+/// Work that may be taken ahead of the workers.
+const PREFETCH: Duration = Duration::from_millis(1);
+/// Most leases taken ahead of the workers.
+const PREFETCH_MAX: usize = 512;
+/// Capacity freed one by one is collected until a claim is worth its round trip.
+const CLAIM_WORTH: usize = 32;
+
+/// What bounds a pool.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Most events of a slice.
+    pub batch: usize,
+    /// Most time of a slice.
+    pub slice_time: Duration,
+    /// How long a confirmed lease lasts.
+    pub lease_ttl: Duration,
+    /// Most time of a handler.
+    pub handler_timeout: Duration,
+    /// Workers of this process.
+    pub workers: Bounds,
+    /// Attempts before an event becomes a dead letter.
+    pub max_attempts: u32,
+    /// Pauses between attempts.
+    pub backoff: Backoff,
+    /// Older events are not handled.
+    pub max_age: Option<Duration>,
+}
+
+/// What a pool's parts share.
+pub(crate) struct Shared {
+    queue: Queue,
+    settings: Settings,
+    handler: Arc<dyn AnyHandler>,
+    environment: Environment,
+    metrics: PipelineMetrics,
+    shutdown: Shutdown,
+    board: Arc<Board>,
+    commits: Commits,
+    /// One permit per worker.
+    workers: Semaphore,
+    /// Leases this process holds.
+    held: AtomicUsize,
+    estimate: Estimate,
+    /// Slices in a row that found their target unavailable.
+    unavailable: AtomicU32,
+}
+
+impl Shared {
+    /// Time since 1970.
+    fn now(&self) -> Duration {
+        self.environment.clock.now()
+    }
+
+    /// Counts a busy worker while it lives.
+    fn busy(&self) -> impl Drop + use<> {
+        struct Busy(metrics::Gauge);
+        impl Drop for Busy {
+            fn drop(&mut self) {
+                self.0.decrement(1.0);
+            }
+        }
+        self.metrics.workers_busy.increment(1.0);
+        Busy(self.metrics.workers_busy.clone())
+    }
+}
+
+/// Moving averages of handling times, in nanoseconds; 0: unknown.
+#[derive(Debug, Default)]
+struct Estimate {
+    slice: AtomicU64,
+    event: AtomicU64,
+}
+
+impl Estimate {
+    fn observe(&self, took: Duration, events: usize) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
+        // Relaxed and not atomic as a whole: a lost sample does not matter to an average.
+        for (average, sample) in [(&self.slice, nanos), (&self.event, nanos / events.max(1) as u64)] {
+            let old = average.load(Ordering::Relaxed);
+            let new = if old == 0 { sample } else { old - old / 8 + sample / 8 };
+            average.store(new.max(1), Ordering::Relaxed);
+        }
+    }
+
+    fn slice(&self) -> Duration {
+        Duration::from_nanos(self.slice.load(Ordering::Relaxed))
+    }
+
+    /// How many events fit into `time`; a few while nothing is known.
+    fn events_in(&self, time: Duration) -> usize {
+        match self.event.load(Ordering::Relaxed) {
+            0 => 8,
+            event => usize::try_from(time.as_nanos() / u128::from(event)).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+/// The pool of one pipeline.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+}
+
+impl Pool {
+    /// Makes the pool and starts its committer. `link` of `queue` carries the hot path.
+    pub(crate) fn new(
+        queue: Queue,
+        settings: Settings,
+        handler: Arc<dyn AnyHandler>,
+        environment: Environment,
+        shutdown: Shutdown,
+    ) -> Self {
+        let metrics = PipelineMetrics::new(queue.name());
+        let board = Arc::new(Board::new(queue.shard_count()));
+        let dead_max = queue.limits().dead_max;
+        let (commits, committer) =
+            commit::committer(queue.clone(), dead_max, Arc::clone(&board), metrics.clone());
+        shutdown.spawn(committer);
+        let shared = Shared {
+            queue,
+            settings,
+            handler,
+            environment,
+            metrics,
+            shutdown,
+            board,
+            commits,
+            workers: Semaphore::new(settings.workers.max),
+            held: AtomicUsize::new(0),
+            estimate: Estimate::default(),
+            unavailable: AtomicU32::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Takes what the shard published.
+    pub(crate) fn ear(&self) -> Ear {
+        Ear(Arc::clone(&self.shared.board))
+    }
+
+    /// Claims and hands out until the soft stop.
+    ///
+    /// # Cancel safety
+    /// Leases that were just claimed run out by themselves.
+    pub(crate) async fn run(self) {
+        let shared = self.shared;
+        let started = Instant::now();
+        let mut scaler = Scaler::new(shared.settings.workers);
+        let mut oldest = Duration::ZERO;
+        info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
+        loop {
+            // Subscribed before looking, so that nothing falls between.
+            let changed = shared.board.changed().notified();
+            let room = room(&shared, &mut scaler, oldest, started.elapsed());
+            let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
+            let asks = shared.board.next_round(room, slack.unwrap_or(0));
+            if asks.is_empty() {
+                tokio::select! {
+                    biased;
+                    () = shared.shutdown.soft.cancelled() => break,
+                    () = changed => {}
+                    () = tokio::time::sleep_until(shared.board.next_look()), if room > 0 => {}
+                }
+                continue;
+            }
+            tokio::select! {
+                biased;
+                () = shared.shutdown.soft.cancelled() => break,
+                age = claim(&shared, &asks) => oldest = age,
+            }
+        }
+        info!(pipeline = %shared.queue.name(), "pool stopped claiming");
+    }
+}
+
+/// Hears what falls below what the dispatcher knows.
+#[derive(Clone)]
+pub(crate) struct Ear(Arc<Board>);
+
+impl Ear {
+    pub(crate) fn ready(&self, shard: Shard, score: i64) {
+        self.0.heard(shard, score);
+    }
+
+    pub(crate) fn deadline(&self, shard: Shard, deadline_ms: u64) {
+        self.0.heard_deadline(shard, deadline_ms);
+    }
+
+    pub(crate) fn missed(&self) {
+        self.0.look_everywhere();
+    }
+}
+
+/// How many bots may be claimed now.
+fn room(shared: &Shared, scaler: &mut Scaler, oldest_age: Duration, now: Duration) -> usize {
+    let held = shared.held.load(Ordering::Acquire);
+    let max = shared.settings.workers.max;
+    let slice = shared.estimate.slice();
+    let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
+    let target = scaler.target(load, now);
+    shared.metrics.workers_target.set(small(target));
+    shared.metrics.demand_ratio.set(scale::wanted(load) as f64 / small(max));
+    let busy = held.min(target);
+    shared.metrics.workers_idle.set(small(target - busy));
+    let ahead = if slice.is_zero() {
+        0
+    } else {
+        let slices = PREFETCH.as_nanos() * target as u128 / slice.as_nanos();
+        usize::try_from(slices).unwrap_or(PREFETCH_MAX).min(PREFETCH_MAX)
+    };
+    let room = (target + ahead).saturating_sub(held);
+    // With much prefetch, a few free places are not worth a round trip while others are in use.
+    if ahead >= CLAIM_WORTH && held > 0 && room < CLAIM_WORTH { 0 } else { room }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count of workers")]
+fn small(count: usize) -> f64 {
+    count as f64
+}
+
+/// Makes the claims in one write and starts a worker for each lease. Answers the age of the oldest
+/// event met.
+async fn claim(shared: &Arc<Shared>, asks: &[Ask]) -> Duration {
+    let ttl = CLAIM_TTL.min(shared.settings.lease_ttl);
+    let calls: Vec<Claim<'_>> = asks
+        .iter()
+        .map(|ask| Claim {
+            keys: shared.queue.keys(ask.shard),
+            max: ask.max,
+            bound: ask.bound,
+            ttl_ms: crate::clock::millis(ttl),
+            seen: ask.seen,
+            slice_us: FAIR_SLICE_US,
+            alone: ask.alone,
+            isolate: shared.settings.batch,
+        })
+        .collect();
+    let sent = Instant::now();
+    let replies = match shared.queue.link().call_all(&calls).await {
+        Ok(replies) => replies,
+        Err(error) => {
+            warn!(pipeline = %shared.queue.name(), %error, "cannot claim; trying again");
+            asks.iter().for_each(|ask| shared.board.failed(ask.shard));
+            return Duration::ZERO;
+        }
+    };
+    let mut leases = Vec::new();
+    for (ask, reply) in asks.iter().zip(replies) {
+        match reply {
+            Ok(mut claimed) => {
+                shared.metrics.leases_lost.increment(claimed.vanished);
+                let grants = std::mem::take(&mut claimed.leases);
+                leases.extend(
+                    grants.into_iter().map(|grant| Lease::new(grant, ask.shard, sent, ttl)),
+                );
+                shared.board.claimed(ask.shard, &claimed);
+            }
+            Err(error) => {
+                warn!(pipeline = %shared.queue.name(), shard = %ask.shard, %error, "cannot claim");
+                shared.board.failed(ask.shard);
+            }
+        }
+    }
+    if leases.is_empty() {
+        return Duration::ZERO;
+    }
+    shared.held.fetch_add(leases.len(), Ordering::AcqRel);
+    let shared_by_feed = Arc::clone(shared);
+    // Not awaited: the next claim goes out while the events come in.
+    shared.shutdown.spawn(feed(shared_by_feed, leases));
+    Duration::ZERO
+}
+
+/// Reads the heads of the queues in one write and starts the workers.
+async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
+    let settings = &shared.settings;
+    let contended =
+        shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64 > settings.workers.max as u64;
+    let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
+    let usual = shared.estimate.events_in(time).clamp(1, settings.batch);
+    let mut pipe = Pipeline::with_capacity(leases.len());
+    for lease in &leases {
+        let n = if lease.attempts.isolated() { 1 } else { usual };
+        pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
+    }
+    let values = match shared.queue.link().run(&pipe).await {
+        Ok(values) => values,
+        Err(error) => {
+            warn!(pipeline = %shared.queue.name(), leases = leases.len(), %error,
+                "cannot read the queues of leased bots; their leases run out");
+            Vec::new()
+        }
+    };
+    let mut values = values.into_iter();
+    for lease in leases {
+        let records = values.next().and_then(records);
+        let shared = Arc::clone(&shared);
+        let release = Release(Arc::clone(&shared));
+        let Some(records) = records else { continue };
+        shared.shutdown.clone().spawn(async move {
+            let _release = release;
+            worker::run(shared, lease, records).await;
+        });
+    }
+}
+
+/// Frees the place of one lease, however its worker ends.
+struct Release(Arc<Shared>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::AcqRel);
+        self.0.board.changed().notify_one();
+    }
+}
+
+fn records(value: Value) -> Option<Vec<Vec<u8>>> {
+    let mut reply = Reply::new(value).ok()?;
+    let mut records = Vec::with_capacity(reply.len());
+    while reply.len() > 0 {
+        records.push(reply.bytes().ok()??);
+    }
+    Some(records)
+}

@@ -1,0 +1,75 @@
+//! THE RETRY POLICY.
+//!
+//! | what happened | attempt counted | what follows |
+//! |---|---|---|
+//! | transient failure, panic, handler timeout | yes | the bot rests for the backoff, then the same event again, in order |
+//! | the same after `max_attempts` | yes | the event becomes a dead letter, the bot goes on |
+//! | permanent failure | – | dead letter at once |
+//! | unavailable | no | the bot rests; the pause grows while nothing succeeds |
+//! | the lease ran out after it was confirmed | yes | the next consumer takes one event at a time |
+//! | the lease ran out before that | no | the same |
+//!
+//! After a failure or a lost lease events are taken one by one until as many went through as the
+//! slice had: so a poison event is found exactly, whatever the handler could tell.
+//!
+//! Backoff: `initial · 2^(attempt − 1)`, at most `max`, times `1 ± jitter` (exponential backoff
+//! with bounded jitter, so that bots that failed together do not come back together).
+
+use std::time::Duration;
+
+/// How long to wait before trying again.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backoff {
+    /// Before the second attempt.
+    pub initial: Duration,
+    /// Upper bound.
+    pub max: Duration,
+    /// Share by which each delay is moved at random, 0 to 1.
+    pub jitter: f64,
+}
+
+impl Backoff {
+    /// The delay after attempt number `attempt` (from 1) failed. `random` in 0..1 picks the
+    /// jitter. At least `at_least`.
+    #[must_use]
+    pub fn delay(&self, attempt: u32, random: f64, at_least: Option<Duration>) -> Duration {
+        let doublings = attempt.saturating_sub(1).min(31);
+        let delay = self.initial.saturating_mul(1 << doublings).min(self.max);
+        let factor = 1.0 + self.jitter * (2.0 * random - 1.0);
+        delay.mul_f64(factor.max(0.0)).max(at_least.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BACKOFF: Backoff = Backoff {
+        initial: Duration::from_secs(1),
+        max: Duration::from_secs(300),
+        jitter: 0.2,
+    };
+
+    #[test]
+    fn the_delay_doubles_from_initial_to_max() {
+        let delays: Vec<u64> =
+            (1..=11).map(|attempt| BACKOFF.delay(attempt, 0.5, None).as_secs()).collect();
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+    }
+
+    #[test]
+    fn a_targets_wish_to_wait_longer_is_granted() {
+        let wish = Some(Duration::from_secs(60));
+        assert_eq!(BACKOFF.delay(1, 0.5, wish), Duration::from_secs(60));
+        assert_eq!(BACKOFF.delay(9, 0.5, wish), Duration::from_secs(256));
+    }
+
+    proptest! {
+        #[test]
+        fn a_delay_stays_within_jitter_of_its_bounds(attempt in any::<u32>(), random in 0.0..1.0) {
+            let delay = BACKOFF.delay(attempt, random, None).as_secs_f64();
+            prop_assert!((0.8..=360.0).contains(&delay), "{}", delay);
+        }
+    }
+}

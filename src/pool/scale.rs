@@ -1,0 +1,148 @@
+//! How many workers a process wants: a pure function of what is ready, how old it is and how long
+//! a slice takes.
+//!
+//! Little's law gives the workers that clear what is ready within [`GOAL`]; short slices need few
+//! of them, long ones need one per ready bot. Growth is immediate, because a waiting bot is worse
+//! than an idle worker; shrinking takes half the surplus at a time, so that a pause between two
+//! bursts does not cost a new start.
+
+use std::time::Duration;
+
+/// What is ready should be in a worker's hands within this time.
+const GOAL: Duration = Duration::from_millis(5);
+/// An event older than this means that the estimate was too low.
+const OLD: Duration = Duration::from_secs(1);
+/// Between two steps down.
+const COOL_DOWN: Duration = Duration::from_secs(5);
+
+/// What the pool sees.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Load {
+    /// Bots waiting for a worker.
+    pub ready: u64,
+    /// Workers in use.
+    pub busy: u64,
+    /// Age of the oldest event that was taken lately.
+    pub oldest_age: Duration,
+    /// Average handling time of a slice; zero: unknown.
+    pub slice: Duration,
+}
+
+/// `min..=max` workers.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Fewest.
+    pub min: usize,
+    /// Most.
+    pub max: usize,
+}
+
+/// How many workers the load would keep busy, without regard to the bounds.
+#[must_use]
+pub fn wanted(load: Load) -> u64 {
+    let share = if load.slice.is_zero() || load.oldest_age > OLD {
+        1.0
+    } else {
+        (load.slice.as_secs_f64() / GOAL.as_secs_f64()).min(1.0)
+    };
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a count of bots times a share between 0 and 1"
+    )]
+    let more = (load.ready as f64 * share).ceil() as u64;
+    load.busy.saturating_add(more)
+}
+
+/// The target of one process over time.
+#[derive(Debug)]
+pub struct Scaler {
+    bounds: Bounds,
+    target: usize,
+    /// Time since start of the last change or of the last moment it was all needed.
+    needed_at: Duration,
+}
+
+impl Scaler {
+    /// Starts at the lower bound.
+    #[must_use]
+    pub fn new(bounds: Bounds) -> Self {
+        Self { bounds, target: bounds.min, needed_at: Duration::ZERO }
+    }
+
+    /// The target for `load` at `now`, a time that only grows.
+    pub fn target(&mut self, load: Load, now: Duration) -> usize {
+        let wanted = usize::try_from(wanted(load)).unwrap_or(usize::MAX);
+        let wanted = wanted.clamp(self.bounds.min, self.bounds.max);
+        if wanted >= self.target {
+            self.target = wanted;
+            self.needed_at = now;
+        } else if now.saturating_sub(self.needed_at) >= COOL_DOWN {
+            self.target -= (self.target - wanted).div_ceil(2);
+            self.needed_at = now;
+        }
+        self.target
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn loads() -> impl Strategy<Value = Load> {
+        (0_u64..100_000, 0_u64..1_000, 0_u64..100_000, 0_u64..100_000).prop_map(
+            |(ready, busy, age, slice)| Load {
+                ready,
+                busy,
+                oldest_age: Duration::from_millis(age),
+                slice: Duration::from_micros(slice),
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_target_stays_within_its_bounds(
+            min in 1_usize..64, more in 0_usize..64, loads in prop::collection::vec(loads(), 1..50),
+        ) {
+            let mut scaler = Scaler::new(Bounds { min, max: min + more });
+            for (second, load) in loads.into_iter().enumerate() {
+                let target = scaler.target(load, Duration::from_secs(second as u64));
+                prop_assert!((min..=min + more).contains(&target));
+            }
+        }
+
+        #[test]
+        fn more_ready_or_older_or_slower_never_wants_fewer(load in loads(), by in 1_u64..1_000) {
+            let more = Load { ready: load.ready + by, ..load };
+            let older = Load { oldest_age: load.oldest_age + Duration::from_millis(by), ..load };
+            let slower = Load { slice: load.slice + Duration::from_micros(by), ..load };
+            prop_assert!(wanted(more) >= wanted(load));
+            prop_assert!(wanted(older) >= wanted(load));
+            prop_assume!(!load.slice.is_zero());
+            prop_assert!(wanted(slower) >= wanted(load));
+        }
+
+        #[test]
+        fn an_idle_pool_shrinks_to_its_minimum(min in 1_usize..8, more in 0_usize..1_000) {
+            let mut scaler = Scaler::new(Bounds { min, max: min + more });
+            scaler.target(Load { ready: 100_000, ..Load::default() }, Duration::ZERO);
+            let mut target = 0;
+            for step in 1..=12 {
+                target = scaler.target(Load::default(), COOL_DOWN * step);
+            }
+            prop_assert_eq!(target, min);
+        }
+    }
+
+    #[test]
+    fn waiting_bots_are_answered_at_once() {
+        let mut scaler = Scaler::new(Bounds { min: 1, max: 64 });
+        let slow = Load { ready: 30, slice: Duration::from_millis(50), ..Load::default() };
+        assert_eq!(scaler.target(slow, Duration::ZERO), 30);
+        let quick = Load { ready: 30, slice: Duration::from_micros(50), ..Load::default() };
+        assert_eq!(Scaler::new(Bounds { min: 1, max: 64 }).target(quick, Duration::ZERO), 1);
+    }
+}

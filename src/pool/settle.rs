@@ -1,0 +1,264 @@
+//! What a handler's answer means for the slice: a pure function.
+
+use std::time::Duration;
+
+use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
+use crate::keyspace::scripts::{Attempts, Exception, Fate, Mode};
+use crate::pool::retry::Backoff;
+
+/// Longest reason kept with a dead letter, in bytes.
+const REASON_MAX: usize = 1_000;
+
+/// An event of the slice before the handler sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fitness {
+    /// The handler gets it.
+    Fit,
+    /// Its time has passed: a dead letter, counted as expired.
+    Expired(String),
+    /// It cannot be read, or was tried often enough: a dead letter.
+    Spent(String),
+}
+
+/// Counts for the metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) done: u64,
+    pub(super) dead: u64,
+    pub(super) expired: u64,
+    pub(super) later: u64,
+    pub(super) retried: u64,
+}
+
+/// How the slice ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Settlement {
+    /// Events that leave the queue.
+    pub(super) n: usize,
+    /// How many of the events that the handler saw are settled.
+    pub(super) settled: usize,
+    pub(super) mode: Mode,
+    pub(super) exceptions: Vec<Exception>,
+    pub(super) tally: Tally,
+    /// Why it is not all done, for the log.
+    pub(super) failure: Option<String>,
+}
+
+/// What the decision depends on beside the answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Policy {
+    pub(super) max_attempts: u32,
+    pub(super) backoff: Backoff,
+    /// Attempts counted before this one.
+    pub(super) attempts: Attempts,
+    /// Slices in a row that found their target unavailable, this one not counted.
+    pub(super) unavailable: u32,
+    /// 0..1, for the jitter.
+    pub(super) random: f64,
+    /// The time since 1970.
+    pub(super) now: Duration,
+}
+
+/// Decides. `slice` are all events taken, `answer` concerns the fit ones among them.
+pub(super) fn settle(
+    slice: &[Fitness],
+    answer: Result<Outcomes, Failure>,
+    policy: Policy,
+) -> Settlement {
+    let fit: Vec<usize> =
+        (0..slice.len()).filter(|&index| slice[index] == Fitness::Fit).collect();
+    // The place in the queue of the fit event `k`; past the last one: of the slice's end.
+    let place = |k: usize| fit.get(k).copied().unwrap_or(slice.len());
+    let mut exceptions: Vec<Exception> = Vec::new();
+    let mut tally = Tally::default();
+    let mut mode = Mode::Release;
+    let mut failure = None;
+    let (settled, n) = match answer {
+        Ok(outcomes) => {
+            let settled = outcomes.settled.unwrap_or(fit.len()).min(fit.len());
+            for (k, outcome) in outcomes.exceptions {
+                // An exception beyond what was settled is contradictory: that event stays.
+                if k >= settled || exceptions.iter().any(|known| known.index == place(k)) {
+                    continue;
+                }
+                let fate = match outcome {
+                    Outcome::Dead(reason) => {
+                        tally.dead += 1;
+                        Fate::Dead { reason: shorten(&reason), attempts: policy.attempts.counted() + 1 }
+                    }
+                    Outcome::Later(delay) => {
+                        tally.later += 1;
+                        Fate::Later { at_ms: crate::clock::millis(policy.now + delay) }
+                    }
+                };
+                exceptions.push(Exception { index: place(k), fate });
+            }
+            tally.done += (settled - exceptions.len()) as u64;
+            (settled, place(settled))
+        }
+        Err(Failure { kind, at, reason, retry_after }) => {
+            let at = at.map(|k| k.min(fit.len().saturating_sub(1)));
+            let k = at.unwrap_or(0);
+            tally.done += k as u64;
+            // Attempts belong to the first event; a later one is tried for the first time.
+            let before = if k == 0 { policy.attempts.counted() } else { 0 };
+            let attempt = before.saturating_add(1);
+            let reason = shorten(&reason);
+            failure = Some(reason.clone());
+            let isolate = u32::try_from(slice.len()).unwrap_or(u32::MAX);
+            let isolate = if at.is_some() { 1 } else { isolate };
+            match kind {
+                FailureKind::Unavailable => {
+                    let pause = policy.backoff.delay(policy.unavailable + 1, policy.random, retry_after);
+                    mode = Mode::Park { ms: crate::clock::millis(pause) };
+                    tally.retried += 1;
+                    (k, place(k))
+                }
+                // Without knowing which event it was, only a slice of one may be given up.
+                FailureKind::Transient
+                    if attempt < policy.max_attempts || (at.is_none() && fit.len() > 1) =>
+                {
+                    let pause = policy.backoff.delay(attempt, policy.random, retry_after);
+                    mode = Mode::Fail { ms: crate::clock::millis(pause), isolate };
+                    tally.retried += 1;
+                    (k, place(k))
+                }
+                FailureKind::Transient | FailureKind::Permanent => {
+                    tally.dead += 1;
+                    let fate = Fate::Dead { reason, attempts: attempt };
+                    exceptions.push(Exception { index: place(k), fate });
+                    (k + 1, place(k + 1))
+                }
+            }
+        }
+    };
+    for (index, fitness) in slice[..n].iter().enumerate() {
+        let reason = match fitness {
+            Fitness::Fit => continue,
+            Fitness::Expired(reason) => {
+                tally.expired += 1;
+                reason
+            }
+            Fitness::Spent(reason) => {
+                tally.dead += 1;
+                reason
+            }
+        };
+        let fate = Fate::Dead { reason: shorten(reason), attempts: policy.attempts.counted() };
+        exceptions.push(Exception { index, fate });
+    }
+    Settlement { n, settled, mode, exceptions, tally, failure }
+}
+
+fn shorten(reason: &str) -> String {
+    if reason.len() <= REASON_MAX {
+        return reason.to_owned();
+    }
+    let cut = (0..=REASON_MAX).rev().find(|&at| reason.is_char_boundary(at)).unwrap_or(0);
+    format!("{}…", &reason[..cut])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Fitness::{Expired, Fit, Spent};
+
+    fn policy(failed: u32) -> Policy {
+        Policy {
+            max_attempts: 3,
+            backoff: Backoff {
+                initial: Duration::from_secs(1),
+                max: Duration::from_secs(60),
+                jitter: 0.0,
+            },
+            attempts: Attempts { failed, ..Attempts::default() },
+            unavailable: 0,
+            random: 0.5,
+            now: Duration::from_secs(1_000),
+        }
+    }
+
+    fn dead(index: usize, reason: &str, attempts: u32) -> Exception {
+        Exception { index, fate: Fate::Dead { reason: reason.into(), attempts } }
+    }
+
+    #[test]
+    fn all_done_removes_all() {
+        let end = settle(&[Fit, Fit, Fit], Ok(Outcomes::done()), policy(0));
+        assert_eq!((end.n, end.mode, end.tally.done), (3, Mode::Release, 3));
+        assert!(end.exceptions.is_empty());
+    }
+
+    #[test]
+    fn events_that_are_not_fit_leave_with_those_before_the_first_that_stays() {
+        let slice = [Expired("old".into()), Fit, Spent("bad".into()), Fit, Spent("bad".into())];
+        let end = settle(&slice, Ok(Outcomes::first(1)), policy(0));
+        assert_eq!((end.n, end.settled), (3, 1));
+        assert_eq!(end.exceptions, [dead(0, "old", 0), dead(2, "bad", 0)]);
+        assert_eq!((end.tally.done, end.tally.expired, end.tally.dead), (1, 1, 1));
+        let end = settle(&slice, Ok(Outcomes::done()), policy(0));
+        assert_eq!((end.n, end.settled, end.exceptions.len()), (5, 2, 3));
+    }
+
+    #[test]
+    fn a_transient_failure_keeps_the_event_and_parks_the_bot() {
+        let end = settle(&[Fit, Fit, Fit], Err(Failure::transient(1, "no")), policy(0));
+        assert_eq!((end.n, end.settled), (1, 1));
+        assert_eq!(end.mode, Mode::Fail { ms: 1_000, isolate: 1 });
+        let again = settle(&[Fit], Err(Failure::transient(0, "no")), policy(1));
+        assert_eq!(again.mode, Mode::Fail { ms: 2_000, isolate: 1 });
+    }
+
+    #[test]
+    fn the_last_attempt_makes_a_dead_letter_and_the_bot_goes_on() {
+        let end = settle(&[Fit], Err(Failure::transient(0, "no")), policy(2));
+        assert_eq!((end.n, end.mode), (1, Mode::Release));
+        assert_eq!(end.exceptions, [dead(0, "no", 3)]);
+    }
+
+    #[test]
+    fn earlier_attempts_count_for_the_first_event_only() {
+        let end = settle(&[Fit, Fit], Err(Failure::transient(1, "no")), policy(2));
+        assert_eq!(end.mode, Mode::Fail { ms: 1_000, isolate: 1 });
+    }
+
+    #[test]
+    fn an_unknown_culprit_is_never_given_up_among_others_but_isolated() {
+        let end = settle(&[Fit, Fit, Fit], Err(Failure::unknown("panic".into())), policy(9));
+        assert_eq!(end.n, 0);
+        assert!(matches!(end.mode, Mode::Fail { isolate: 3, .. }));
+        let alone = settle(&[Fit], Err(Failure::unknown("panic".into())), policy(9));
+        assert_eq!(alone.exceptions, [dead(0, "panic", 10)]);
+    }
+
+    #[test]
+    fn unavailable_counts_no_attempt_however_often() {
+        let mut policy = policy(2);
+        policy.unavailable = 3;
+        let failure = Failure::unavailable(0, "down");
+        let end = settle(&[Fit], Err(failure.clone()), policy);
+        assert_eq!((end.n, end.mode), (0, Mode::Park { ms: 8_000 }));
+        let end = settle(&[Fit], Err(failure.retry_after(Duration::from_secs(30))), policy);
+        assert_eq!(end.mode, Mode::Park { ms: 30_000 });
+    }
+
+    #[test]
+    fn outcomes_of_single_events_become_exceptions_once() {
+        let outcomes = Outcomes::done()
+            .dead(0, "never")
+            .later(1, Duration::from_secs(5))
+            .later(1, Duration::from_secs(6))
+            .dead(7, "not there");
+        let end = settle(&[Fit, Fit, Fit], Ok(outcomes), policy(0));
+        let later = Exception { index: 1, fate: Fate::Later { at_ms: 1_005_000 } };
+        assert_eq!(end.exceptions, [dead(0, "never", 1), later]);
+        assert_eq!((end.tally.done, end.tally.dead, end.tally.later), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_at_a_character() {
+        let end = settle(&[Fit], Err(Failure::permanent(0, "é".repeat(900))), policy(0));
+        let Fate::Dead { reason, .. } = &end.exceptions[0].fate else { panic!("dead") };
+        assert!(reason.len() <= REASON_MAX + 3 && reason.ends_with("é…"));
+    }
+}

@@ -1,0 +1,289 @@
+//! One lease, from the events taken to the verdict on its completion.
+//!
+//! 1. Wait for a free worker; 2. sort out what is expired or unreadable; 3. run the handler, while
+//! renewing at a third of the ttl; 4. settle; 5. commit. When a renewal is refused, or none was
+//! confirmed before the local deadline, the handler is dropped and nothing is committed: the lease
+//! may be somebody else's.
+
+use std::ops::ControlFlow;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{Instrument as _, debug, debug_span, warn};
+
+use super::Shared;
+use super::commit::Committed;
+use super::settle::{Fitness, Policy, Settlement, Tally, settle};
+use crate::event::Event;
+use crate::handler::{Delivery, Failure, Outcomes, Slice};
+use crate::keyspace::scripts::Mode;
+use crate::queue::Lease;
+
+/// One slice costs at most this in virtual time: a single one charged without bound would starve
+/// its bot.
+const COST_MAX: Duration = Duration::from_secs(60);
+/// After a stop by force, this long is left to give the leases back.
+const LAST_COMMIT: Duration = Duration::from_secs(1);
+/// Between two tries to renew.
+const RENEW_AGAIN: Duration = Duration::from_millis(250);
+
+/// Handles the records taken under `lease`. Never fails: whatever happens to the slice, the queue
+/// knows or will know when the lease runs out.
+pub(super) async fn run(shared: Arc<Shared>, lease: Lease, records: Vec<Vec<u8>>) {
+    let span = debug_span!("slice", pipeline = %shared.queue.name(), bot = %lease.bot,
+        fence = %lease.fence, events = records.len());
+    Worker { shared, lease }.run(records).instrument(span).await;
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    lease: Lease,
+}
+
+/// How the handling ended.
+enum Ended {
+    Answered(Result<Outcomes, Failure>),
+    LeaseLost,
+    Stopped,
+}
+
+impl Worker {
+    async fn run(mut self, records: Vec<Vec<u8>>) {
+        let (slice, events) = self.sort_out(records);
+        if slice.is_empty() {
+            return self.give_back().await;
+        }
+        if self.lease.attempts.counted() > 0 && self.renew().await.is_break() {
+            // Confirmed before the event that may kill us is touched: else its attempts would
+            // never count.
+            return self.lost();
+        }
+        let slice_deadline = Instant::now() + self.shared.settings.slice_time;
+        let slice_events = Slice {
+            bot: self.lease.bot.clone(),
+            fence: self.lease.fence,
+            attempt: self.lease.attempts.counted() + 1,
+            deadline: slice_deadline,
+            events,
+        };
+        let mut took = Duration::ZERO;
+        let answer = if slice_events.events.is_empty() {
+            Ok(Outcomes::done())
+        } else {
+            match self.handle(&slice_events, &mut took).await {
+                Ended::Answered(answer) => answer,
+                Ended::LeaseLost => return self.lost(),
+                Ended::Stopped => return self.give_back().await,
+            }
+        };
+        if !self.lease.is_held() {
+            return self.lost();
+        }
+        let settlement = self.settle(&slice, answer);
+        self.finish(&slice_events, settlement, took).await;
+    }
+
+    /// Decodes the records and decides which of them the handler gets.
+    fn sort_out(&self, records: Vec<Vec<u8>>) -> (Vec<Fitness>, Vec<Delivery>) {
+        let settings = &self.shared.settings;
+        let now = self.shared.now();
+        let mut slice = Vec::with_capacity(records.len());
+        let mut events = Vec::with_capacity(records.len());
+        for record in records {
+            let (sequence, event) = match Event::decode(&record, &self.lease.bot) {
+                Ok(decoded) => decoded,
+                Err(error) => {
+                    slice.push(Fitness::Spent(error.to_string()));
+                    continue;
+                }
+            };
+            let attempts = self.lease.attempts;
+            if slice.is_empty() && attempts.counted() >= settings.max_attempts {
+                let reason = format!(
+                    "{} consumers vanished and {} handlers failed while it was handled",
+                    attempts.lost, attempts.failed
+                );
+                slice.push(Fitness::Spent(reason));
+                continue;
+            }
+            let arrived = Duration::from_micros(sequence.get());
+            let age = now.saturating_sub(arrived);
+            let expired = event.expirytime().is_some_and(|at| {
+                at.as_duration() <= jiff::SignedDuration::try_from(now).unwrap_or_default()
+            });
+            if expired {
+                slice.push(Fitness::Expired("its expirytime has passed".to_owned()));
+            } else if settings.max_age.is_some_and(|max| age > max) {
+                slice.push(Fitness::Expired("it is older than max_age".to_owned()));
+            } else {
+                slice.push(Fitness::Fit);
+                events.push(Delivery { sequence, event });
+            }
+        }
+        (slice, events)
+    }
+
+    /// Waits for a free worker and runs the handler, keeping the lease alive meanwhile.
+    async fn handle(&mut self, slice: &Slice, took: &mut Duration) -> Ended {
+        let shared = Arc::clone(&self.shared);
+        let mut started = None;
+        let work = async {
+            // The semaphore is never closed.
+            let Ok(_worker) = shared.workers.acquire().await else { return None };
+            if shared.shutdown.soft.is_cancelled() {
+                return None;
+            }
+            let _busy = shared.busy();
+            started = Some(Instant::now());
+            let handling = shared.handler.handle_boxed(&shared.environment, slice);
+            let timeout = shared.settings.handler_timeout;
+            Some(tokio::time::timeout(timeout, handling).await.unwrap_or_else(|_| {
+                let limit = humantime::format_duration(timeout);
+                Err(Failure::unknown(format!("the handler took longer than {limit} (handler_timeout)")))
+            }))
+        };
+        let answer = {
+            let mut work = pin!(work);
+            loop {
+                let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
+                tokio::select! {
+                    biased;
+                    () = shared.shutdown.hard.cancelled() => break None,
+                    // Dropping the handler here loses nothing: its events are still queued.
+                    () = tokio::time::sleep_until(deadline) => return Ended::LeaseLost,
+                    answer = &mut work => break answer,
+                    () = tokio::time::sleep_until(renew_at) => {
+                        let mut renewing = pin!(self.renew());
+                        tokio::select! {
+                            biased;
+                            () = tokio::time::sleep_until(deadline) => return Ended::LeaseLost,
+                            renewed = &mut renewing => if renewed.is_break() {
+                                return Ended::LeaseLost;
+                            },
+                            answer = &mut work => break answer,
+                        }
+                    }
+                }
+            }
+        };
+        if let Some(started) = started {
+            *took = started.elapsed();
+        }
+        answer.map_or(Ended::Stopped, Ended::Answered)
+    }
+
+    /// Renews the lease. Breaks when it is somebody else's.
+    async fn renew(&mut self) -> ControlFlow<()> {
+        let ttl = self.shared.settings.lease_ttl;
+        let sent = Instant::now();
+        let deadline = self.lease.deadline();
+        let renewal = self.lease.renewal(ttl);
+        match self.shared.commits.commit(self.lease.shard, renewal, deadline).await {
+            Committed::Done => {
+                self.lease.extend(sent, ttl);
+                ControlFlow::Continue(())
+            }
+            Committed::Stale => ControlFlow::Break(()),
+            Committed::Unknown => {
+                // Given up on at the deadline, or the lease is gone.
+                tokio::time::sleep(RENEW_AGAIN).await;
+                if self.lease.is_held() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            }
+        }
+    }
+
+    fn settle(&self, slice: &[Fitness], answer: Result<Outcomes, Failure>) -> Settlement {
+        let shared = &self.shared;
+        let unavailable = match &answer {
+            Ok(_) => {
+                shared.unavailable.store(0, Ordering::Relaxed);
+                0
+            }
+            Err(_) => shared.unavailable.load(Ordering::Relaxed),
+        };
+        let settlement = settle(
+            slice,
+            answer,
+            Policy {
+                max_attempts: shared.settings.max_attempts,
+                backoff: shared.settings.backoff,
+                attempts: self.lease.attempts,
+                unavailable,
+                random: rand::random(),
+                now: shared.now(),
+            },
+        );
+        if matches!(settlement.mode, Mode::Park { .. }) {
+            shared.unavailable.fetch_add(1, Ordering::Relaxed);
+        }
+        settlement
+    }
+
+    async fn finish(&self, slice: &Slice, settlement: Settlement, took: Duration) {
+        let Settlement { n, settled, mode, exceptions, tally, failure } = settlement;
+        if let Some(reason) = failure {
+            match mode {
+                Mode::Release => warn!(reason, "an event gave up: dead letter"),
+                _ => debug!(reason, ?mode, "the slice is tried again"),
+            }
+        }
+        let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));
+        let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        if took > Duration::ZERO {
+            self.shared.metrics.handle_seconds.record(took.as_secs_f64());
+            #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
+            self.shared.metrics.slice_events.record(slice.events.len() as f64);
+            self.shared.estimate.observe(took, slice.events.len());
+        }
+        let completion = self.lease.completion(n, mode, cost, exceptions);
+        let deadline = self.lease.deadline();
+        match self.shared.commits.commit(self.lease.shard, completion, deadline).await {
+            Committed::Done => {
+                self.count(slice, settled, tally);
+                self.shared.handler.committed(slice, settled);
+            }
+            Committed::Stale => {
+                self.shared.metrics.stale_completions.increment(1);
+                self.lost();
+            }
+            Committed::Unknown => debug!("the completion was not answered; it may have been done"),
+        }
+    }
+
+    fn count(&self, slice: &Slice, settled: usize, tally: Tally) {
+        let metrics = &self.shared.metrics;
+        metrics.done.increment(tally.done);
+        metrics.dead.increment(tally.dead);
+        metrics.expired.increment(tally.expired);
+        metrics.later.increment(tally.later);
+        metrics.retried.increment(tally.retried);
+        let now = self.shared.now();
+        for delivery in &slice.events[..settled] {
+            let dwell = now.saturating_sub(Duration::from_micros(delivery.sequence.get()));
+            metrics.dwell_seconds.record(dwell.as_secs_f64());
+        }
+    }
+
+    /// Ends the lease with nothing done.
+    async fn give_back(&self) {
+        let completion = self.lease.completion(0, Mode::Release, 0, Vec::new());
+        let deadline = self.lease.deadline();
+        let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
+        if self.shared.shutdown.hard.is_cancelled() {
+            // Not given back in time, it runs out by itself.
+            let _ = tokio::time::timeout(LAST_COMMIT, commit).await;
+        } else {
+            commit.await;
+        }
+    }
+
+    fn lost(&self) {
+        self.shared.metrics.leases_lost.increment(1);
+        warn!(bot = %self.lease.bot, fence = %self.lease.fence,
+            "the lease was lost before its slice was completed; nothing of it was committed");
+    }
+}

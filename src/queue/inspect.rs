@@ -1,0 +1,426 @@
+//! Looking at queues without touching them: for operators, metrics and pages.
+//!
+//! What is read in several commands is not one moment: counts may be off by what happened in
+//! between.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::{Pipeline, Value};
+use serde::Serialize;
+
+use super::Queue;
+use crate::event::Event;
+use crate::id::{BotId, Offset, Shard};
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::{Reply, ReplyError, StoreError, parse_score};
+
+/// Bots looked at per shard and kind when ages are sampled.
+const SAMPLE: usize = 64;
+/// Most bots read for a sorted list; beyond it the list covers the first ones found.
+const LIST_MAX: usize = 100_000;
+
+/// A pipeline at a glance.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PipelineView {
+    /// Events queued.
+    pub depth: u64,
+    /// Bots waiting for a worker.
+    pub ready: u64,
+    /// Bots in a worker's hands.
+    pub leased: u64,
+    /// Bots backing off or lingering.
+    pub parked: u64,
+    /// Bots an operator stopped.
+    pub paused: u64,
+    /// Events not due yet.
+    pub delayed: u64,
+    /// Dead letters kept.
+    pub dead: u64,
+    /// Age of the oldest event met in a sample of up to 64 ready, leased or parked bots a shard, ms.
+    pub oldest_age_ms: u64,
+    /// Whether the whole pipeline is paused.
+    pub stopped: bool,
+}
+
+/// Where a bot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BotState {
+    /// In the control set.
+    Ready,
+    /// In a worker's hands.
+    Leased,
+    /// Backing off or lingering.
+    Parked,
+    /// An operator stopped it.
+    Paused,
+    /// Nothing queued.
+    Idle,
+}
+
+/// One bot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BotView {
+    /// Its id.
+    pub bot: BotId,
+    /// Where it is.
+    pub state: BotState,
+    /// Events queued.
+    pub depth: u64,
+    /// Age of its first event, ms.
+    pub oldest_age_ms: u64,
+    /// Fence of the current lease.
+    pub fence: Option<u64>,
+    /// When the lease or park ends, ms since 1970.
+    pub until_ms: Option<u64>,
+    /// Failures and lost leases since it made progress.
+    pub attempts: u32,
+    /// Relative share of the service.
+    pub weight: u32,
+}
+
+/// One event at the head of a queue.
+#[derive(Debug, Serialize)]
+pub struct QueuedEvent {
+    /// Its sequence.
+    pub sequence: u64,
+    /// The event; `None` when the record cannot be read.
+    pub event: Option<Event>,
+}
+
+/// An event that gave up.
+#[derive(Debug, Serialize)]
+pub struct DeadLetter {
+    /// Its id, unique in its shard; with the bot it names the letter.
+    pub id: String,
+    /// Whose event.
+    pub bot: BotId,
+    /// Why.
+    pub reason: String,
+    /// After how many attempts.
+    pub attempts: u32,
+    /// When, ms since 1970.
+    pub time_ms: u64,
+    /// The event; `None` when the record cannot be read.
+    pub event: Option<Event>,
+}
+
+impl Queue {
+    /// The pipeline at a glance. `now` since 1970.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn view(&self, now: Duration) -> Result<PipelineView, StoreError> {
+        let mut pipe = Pipeline::new();
+        for keys in self.shards().iter() {
+            pipe.cmd("HMGET").arg(keys.meta()).arg("depth").arg("paused");
+            pipe.cmd("ZCARD").arg(keys.ctl());
+            pipe.cmd("HLEN").arg(keys.own());
+            pipe.cmd("ZCARD").arg(keys.busy());
+            pipe.cmd("SCARD").arg(keys.paused());
+            pipe.cmd("ZCARD").arg(&keys.due);
+            pipe.cmd("XLEN").arg(&keys.dlq);
+            // The busiest wait longest at the end of the control set, the parked at both ends.
+            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(SAMPLE / 2 - 1);
+            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(-(SAMPLE as isize / 4)).arg(-1);
+            pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(SAMPLE / 4 - 1);
+        }
+        let values = self.link().run_checked("view", &pipe).await?;
+        let mut view = PipelineView::default();
+        let mut heads = Pipeline::new();
+        let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
+        for keys in self.shards().iter() {
+            let (busy, bots) = self.read("view", view_shard(&mut view, &mut reply))?;
+            view.parked += busy;
+            for bot in bots {
+                heads.cmd("LINDEX").arg(keys.queue(&bot)).arg(0);
+            }
+        }
+        if !heads.is_empty() {
+            let values = self.link().run_checked("LINDEX", &heads).await?;
+            let oldest = values.iter().filter_map(sequence_of).min();
+            view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
+        }
+        Ok(view)
+    }
+
+    /// The bots of the pipeline that have something queued, or are paused, by depth or by age, the
+    /// highest first, at most `limit`.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn list_bots(
+        &self,
+        by_age: bool,
+        limit: usize,
+        now: Duration,
+    ) -> Result<Vec<BotView>, StoreError> {
+        let mut found = Vec::new();
+        for keys in self.shards().iter() {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(LIST_MAX);
+            pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(LIST_MAX);
+            pipe.cmd("SMEMBERS").arg(keys.paused());
+            let mut bots = BTreeMap::new();
+            for value in self.link().run_checked("ZRANGE", &pipe).await? {
+                let values = match value {
+                    Value::Set(values) => Value::Array(values),
+                    value => value,
+                };
+                let mut reply = self.read("ZRANGE", Reply::new(values))?;
+                while reply.len() > 0 {
+                    let text = self.read("ZRANGE", reply.text())?;
+                    if let Ok(bot) = BotId::parse(&text) {
+                        bots.insert(bot, ());
+                    }
+                }
+            }
+            let bots: Vec<BotId> = bots.into_keys().collect();
+            for chunk in bots.chunks(1_000) {
+                found.extend(self.view_bots(keys, chunk, now).await?);
+            }
+            found.sort_by_key(|view: &BotView| {
+                let first = if by_age { view.oldest_age_ms } else { view.depth };
+                (Reverse(first), view.bot.clone())
+            });
+            found.truncate(limit);
+        }
+        Ok(found)
+    }
+
+    /// One bot.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn view_bot(&self, bot: &BotId, now: Duration) -> Result<BotView, StoreError> {
+        let keys = self.keys(self.shard_of(bot));
+        let mut views = self.view_bots(keys, std::slice::from_ref(bot), now).await?;
+        views.pop().ok_or_else(|| {
+            self.link().misread("view", ReplyError::unexpected("one bot", "none"))
+        })
+    }
+
+    /// The next events of a bot.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn next_events(
+        &self,
+        bot: &BotId,
+        limit: usize,
+    ) -> Result<Vec<QueuedEvent>, StoreError> {
+        if limit == 0 {
+            return Ok(Vec::new());
+        }
+        let mut command = redis::cmd("LRANGE");
+        command.arg(self.keys(self.shard_of(bot)).queue(bot)).arg(0).arg(limit - 1);
+        let value = self.link().command("LRANGE", command).await?;
+        let mut reply = self.read("LRANGE", Reply::new(value))?;
+        let mut events = Vec::with_capacity(reply.len());
+        while reply.len() > 0 {
+            let record = self.read("LRANGE", reply.bytes())?.unwrap_or_default();
+            events.push(QueuedEvent {
+                sequence: Event::sequence_of(&record).map_or(0, |sequence| sequence.get()),
+                event: Event::decode(&record, bot).ok().map(|(_, event)| event),
+            });
+        }
+        Ok(events)
+    }
+
+    /// The newest dead letters, of one bot or of all, at most `limit`.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn dead_letters(
+        &self,
+        bot: Option<&BotId>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let mut found = Vec::new();
+        for shard in self.shard_count().shards() {
+            if bot.is_some_and(|bot| self.shard_of(bot) != shard) {
+                continue;
+            }
+            let mut before = "+".to_owned();
+            let mut taken = 0;
+            while taken < limit {
+                let page = self.dead_page(shard, &before).await?;
+                let Some(last) = page.last() else { break };
+                before = format!("({}", last.id);
+                let fits = |letter: &DeadLetter| bot.is_none_or(|bot| *bot == letter.bot);
+                let kept: Vec<_> = page.into_iter().filter(fits).collect();
+                taken += kept.len();
+                found.extend(kept);
+            }
+        }
+        found.sort_by(|a: &DeadLetter, b| b.time_ms.cmp(&a.time_ms).then(b.id.cmp(&a.id)));
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// Deletes a dead letter. Answers whether there was one.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn drop_dead_letter(&self, bot: &BotId, id: Offset) -> Result<bool, StoreError> {
+        let command = redis::Cmd::xdel(&self.keys(self.shard_of(bot)).dlq, &[id.to_string()]);
+        let value = self.link().command("XDEL", command).await?;
+        Ok(value == Value::Int(1))
+    }
+
+    /// Removes dead letters older than `keep`. Answers how many.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn expire_dead_letters(
+        &self,
+        keep: Duration,
+        now: Duration,
+    ) -> Result<u64, StoreError> {
+        let oldest = format!("{}-0", crate::clock::millis(now.saturating_sub(keep)));
+        let mut pipe = Pipeline::new();
+        for keys in self.shards().iter() {
+            pipe.cmd("XTRIM").arg(&keys.dlq).arg("MINID").arg(&oldest);
+        }
+        let values = self.link().run_checked("XTRIM", &pipe).await?;
+        Ok(values
+            .iter()
+            .map(|value| if let Value::Int(n) = value { n.unsigned_abs() } else { 0 })
+            .sum())
+    }
+
+    async fn dead_page(&self, shard: Shard, before: &str) -> Result<Vec<DeadLetter>, StoreError> {
+        let mut command = redis::cmd("XREVRANGE");
+        command.arg(&self.keys(shard).dlq).arg(before).arg("-").arg("COUNT").arg(100);
+        let value = self.link().command("XREVRANGE", command).await?;
+        let mut entries = self.read("XREVRANGE", Reply::new(value))?;
+        let mut page = Vec::with_capacity(entries.len());
+        while let Some(entry) = entries.next() {
+            page.push(self.read("XREVRANGE", dead_letter(entry))?);
+        }
+        Ok(page)
+    }
+
+    async fn view_bots(
+        &self,
+        keys: &ShardKeys,
+        bots: &[BotId],
+        now: Duration,
+    ) -> Result<Vec<BotView>, StoreError> {
+        let mut pipe = Pipeline::new();
+        for bot in bots {
+            let id = bot.as_str();
+            pipe.cmd("LLEN").arg(keys.queue(bot));
+            pipe.cmd("LINDEX").arg(keys.queue(bot)).arg(0);
+            pipe.cmd("ZSCORE").arg(keys.ctl()).arg(id);
+            pipe.cmd("ZSCORE").arg(keys.busy()).arg(id);
+            pipe.cmd("HGET").arg(keys.own()).arg(id);
+            pipe.cmd("HGET").arg(keys.att()).arg(id);
+            pipe.cmd("SISMEMBER").arg(keys.paused()).arg(id);
+            pipe.cmd("HGET").arg(&keys.weight).arg(id);
+        }
+        let values = self.link().run_checked("view", &pipe).await?;
+        let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
+        bots.iter().map(|bot| self.read("view", view_bot(bot, &mut reply, now))).collect()
+    }
+
+    fn read<T>(
+        &self,
+        command: &'static str,
+        result: Result<T, ReplyError>,
+    ) -> Result<T, StoreError> {
+        result.map_err(|source| self.link().misread(command, source))
+    }
+}
+
+/// Adds the counts of one shard; answers its parked bots and the bots to sample.
+fn view_shard(view: &mut PipelineView, reply: &mut Reply) -> Result<(u64, Vec<BotId>), ReplyError> {
+    let mut meta = Reply::new(reply.next().unwrap_or(Value::Nil))?;
+    view.depth += meta.optional::<u64>()?.unwrap_or(0);
+    view.stopped |= meta.bytes()?.is_some();
+    view.ready += reply.number::<u64>()?;
+    let leased = reply.number::<u64>()?;
+    view.leased += leased;
+    let parked = reply.number::<u64>()?.saturating_sub(leased);
+    view.paused += reply.number::<u64>()?;
+    view.delayed += reply.number::<u64>()?;
+    view.dead += reply.number::<u64>()?;
+    let mut bots = Vec::new();
+    for _ in 0..3 {
+        let mut names = Reply::new(reply.next().unwrap_or(Value::Nil))?;
+        while names.len() > 0 {
+            if let Ok(bot) = BotId::parse(&names.text()?) {
+                bots.push(bot);
+            }
+        }
+    }
+    Ok((parked, bots))
+}
+
+fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, ReplyError> {
+    let depth = reply.number()?;
+    let head = reply.bytes()?.unwrap_or_default();
+    let ready = reply.bytes()?.is_some();
+    let until = reply.bytes()?;
+    let own = reply.text()?;
+    let attempts = reply.text()?;
+    let paused = reply.number::<i64>()? == 1;
+    let weight = reply.optional()?.unwrap_or(1);
+    let numbers = |text: &str| -> Vec<u64> {
+        text.split('|').filter_map(|part| part.parse().ok()).collect()
+    };
+    let state = match (own.is_empty(), until.is_some(), paused, ready) {
+        (false, ..) => BotState::Leased,
+        (_, true, ..) => BotState::Parked,
+        (_, _, true, _) => BotState::Paused,
+        (.., true) => BotState::Ready,
+        _ => BotState::Idle,
+    };
+    let counted = numbers(&attempts).get(1..3).map_or(0, |counts| counts.iter().sum());
+    Ok(BotView {
+        bot: bot.clone(),
+        state,
+        depth,
+        oldest_age_ms: Event::sequence_of(&head).map_or(0, |first| age_ms(first.get(), now)),
+        fence: numbers(&own).first().copied(),
+        until_ms: until
+            .and_then(|text| parse_score(&String::from_utf8_lossy(&text)))
+            .map(i64::unsigned_abs),
+        attempts: u32::try_from(counted).unwrap_or(u32::MAX),
+        weight,
+    })
+}
+
+fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
+    let mut entry = Reply::new(entry)?;
+    let id = entry.text()?;
+    let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
+    let (mut bot, mut record, mut reason) = (String::new(), Vec::new(), String::new());
+    let (mut attempts, mut time_ms) = (0, 0);
+    while fields.len() > 1 {
+        match fields.text()?.as_str() {
+            "bot" => bot = fields.text()?,
+            "record" => record = fields.bytes()?.unwrap_or_default(),
+            "reason" => reason = fields.text()?,
+            "attempts" => attempts = fields.number()?,
+            "time" => time_ms = fields.number()?,
+            _ => drop(fields.next()),
+        }
+    }
+    let bot = BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?;
+    let event = Event::decode(&record, &bot).ok().map(|(_, event)| event);
+    Ok(DeadLetter { id, bot, reason, attempts, time_ms, event })
+}
+
+fn sequence_of(record: &Value) -> Option<u64> {
+    match record {
+        Value::BulkString(bytes) => Event::sequence_of(bytes).map(|sequence| sequence.get()),
+        _ => None,
+    }
+}
+
+fn age_ms(sequence: u64, now: Duration) -> u64 {
+    crate::clock::micros(now).saturating_sub(sequence) / 1_000
+}

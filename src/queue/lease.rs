@@ -1,0 +1,109 @@
+//! A lease as its holder sees it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::id::{BotId, Fence, Shard};
+use crate::keyspace::scripts::{Attempts, Completion, Exception, Grant, Mode};
+
+/// How long a lease lasts before its holder confirms it, at most. Short, because a claim whose
+/// reply was lost blocks its bots for this long; a slice that takes longer renews in time.
+pub const CLAIM_TTL: Duration = Duration::from_secs(3);
+
+/// A holder stops by itself this share of the ttl before the deadline, at most one second.
+pub const MARGIN: u32 = 10;
+
+/// The TTL lock on one bot.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// Whose queue.
+    pub bot: BotId,
+    /// Its shard.
+    pub shard: Shard,
+    /// Its number.
+    pub fence: Fence,
+    /// What happened since the bot made progress.
+    pub attempts: Attempts,
+    /// Relative share of the service.
+    pub weight: u32,
+    /// Events already removed under this lease.
+    removed: usize,
+    /// After this moment the holder no longer acts: sent + ttl − margin, by the monotonic clock.
+    deadline: Instant,
+    /// When to renew: a third of the ttl after it was set.
+    renew_at: Instant,
+}
+
+impl Lease {
+    /// A lease that was asked for at `sent` with `ttl`.
+    #[must_use]
+    pub fn new(grant: Grant, shard: Shard, sent: Instant, ttl: Duration) -> Self {
+        let Grant { bot, fence, attempts, weight, .. } = grant;
+        let mut lease = Self {
+            bot,
+            shard,
+            fence,
+            attempts,
+            weight,
+            removed: 0,
+            deadline: sent,
+            renew_at: sent,
+        };
+        lease.extend(sent, ttl);
+        lease
+    }
+
+    /// The lease was renewed by a call that was sent at `sent`.
+    pub fn extend(&mut self, sent: Instant, ttl: Duration) {
+        let margin = (ttl / MARGIN).min(Duration::from_secs(1));
+        self.deadline = sent + ttl.saturating_sub(margin);
+        self.renew_at = sent + ttl / 3;
+    }
+
+    /// When the holder stops acting.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// When the holder renews.
+    #[must_use]
+    pub fn renew_at(&self) -> Instant {
+        self.renew_at
+    }
+
+    /// Whether the holder may still act. To be asked before every effect: a process that wakes
+    /// from a stop acts before its timers fire.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        Instant::now() < self.deadline
+    }
+
+    /// The call that renews and confirms it.
+    #[must_use]
+    pub fn renewal(&self, ttl: Duration) -> Completion {
+        let mode = Mode::Keep { ttl_ms: crate::clock::millis(ttl) };
+        self.completion(0, mode, 0, Vec::new())
+    }
+
+    /// The call that ends it: `n` more events leave the queue.
+    #[must_use]
+    pub fn completion(
+        &self,
+        n: usize,
+        mode: Mode,
+        cost: u64,
+        exceptions: Vec<Exception>,
+    ) -> Completion {
+        Completion {
+            bot: self.bot.clone(),
+            fence: self.fence,
+            before: self.removed,
+            n,
+            mode,
+            cost,
+            exceptions,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! One pipeline's queues. THE ORDERING CONTRACT:
+//!
+//! 1. Per bot and pipeline, events are *first* handled in the order in which they were queued.
+//!    For events of one bus stream that is the order of the stream; across streams and other
+//!    entrances it is the order in which Redis saw them.
+//! 2. An event is handled at least once. It leaves its queue only by a fenced completion after
+//!    its effect, or into the dead letters or the delayed events in the same script.
+//! 3. A bot has at most one current lease. A consumer frozen past its lease may still be running
+//!    its handler, but it can commit nothing: completions carry the fence.
+//! 4. A retry holds the head of that bot's queue, and nobody else's.
+//! 5. Nothing is promised across bots.
+//!
+//! What guards them: `lua/claim.lua` (one current lease), `lua/complete.lua` (fence and count),
+//! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
+//! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
+
+mod inspect;
+mod lease;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Pipeline, Value};
+
+pub use self::inspect::{BotState, BotView, DeadLetter, PipelineView, QueuedEvent};
+pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
+use crate::event::Event;
+use crate::id::{BotId, Offset, PipelineName, Shard, ShardCount};
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::scripts::{
+    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Redrive, Resume, Revoke,
+};
+use crate::keyspace::{Link, Reply, StoreError};
+
+/// One slice in virtual time while bots compete: a bot whose last finish is at most this far ahead
+/// of the clock counts as quiet, and slices shrink to this length while more bots are ready than
+/// there are workers. Short enough that eight workers free one about every millisecond.
+pub const FAIR_SLICE: Duration = Duration::from_millis(10);
+
+/// [`FAIR_SLICE`] in the unit of the scripts.
+pub(crate) const FAIR_SLICE_US: u64 = 10_000;
+
+/// Most delayed events moved by one call.
+pub const PROMOTE_BATCH: usize = 100;
+
+/// The queues of one pipeline, over one link. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    name: PipelineName,
+    shards: Arc<[ShardKeys]>,
+    count: ShardCount,
+    limits: Limits,
+    link: Arc<Link>,
+}
+
+/// How events are pushed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PushOptions<'a> {
+    /// A second push with the same key within the window changes nothing.
+    pub idempotency: Option<(&'a str, Duration)>,
+    /// When the event becomes due, since 1970. Exactly one event may be delayed per call.
+    pub due: Option<Duration>,
+}
+
+impl Queue {
+    /// The queues of `name`, reached by `link`.
+    #[must_use]
+    pub fn new(name: PipelineName, count: ShardCount, limits: Limits, link: Arc<Link>) -> Self {
+        let shards = count.shards().map(|shard| ShardKeys::new(&name, shard)).collect();
+        Self { name, shards, count, limits, link }
+    }
+
+    /// The same queues by another link.
+    #[must_use]
+    pub fn over(&self, link: Arc<Link>) -> Self {
+        Self { link, ..self.clone() }
+    }
+
+    /// The pipeline's name.
+    #[must_use]
+    pub fn name(&self) -> &PipelineName {
+        &self.name
+    }
+
+    /// The keys of every shard.
+    #[must_use]
+    pub fn shards(&self) -> &Arc<[ShardKeys]> {
+        &self.shards
+    }
+
+    /// The keys of one shard.
+    #[must_use]
+    pub fn keys(&self, shard: Shard) -> &ShardKeys {
+        &self.shards[shard.index()]
+    }
+
+    /// The shard of a bot.
+    #[must_use]
+    pub fn shard_of(&self, bot: &BotId) -> Shard {
+        bot.shard(self.count)
+    }
+
+    /// How many shards there are.
+    #[must_use]
+    pub fn shard_count(&self) -> ShardCount {
+        self.count
+    }
+
+    /// What bounds the queues.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The link in use.
+    #[must_use]
+    pub fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    fn keys_of(&self, bot: &BotId) -> &ShardKeys {
+        self.keys(self.shard_of(bot))
+    }
+
+    /// Queues events of one bot, in order. Also the entrance for what does not come from a bus.
+    ///
+    /// # Errors
+    /// With [`StoreError::Unknown`] the events may or may not be queued: push again with the same
+    /// idempotency key.
+    pub async fn push(
+        &self,
+        bot: &BotId,
+        events: &[Event],
+        options: PushOptions<'_>,
+    ) -> Result<Pushed, StoreError> {
+        let encoded: Vec<Vec<u8>> = events.iter().map(Event::encode).collect();
+        let idempotency = options
+            .idempotency
+            .map(|(key, window)| (key, crate::clock::millis(window).max(1)));
+        let push = Push {
+            keys: self.keys_of(bot),
+            limits: self.limits,
+            bot,
+            events: &encoded,
+            due_ms: options.due.map_or(0, crate::clock::millis),
+            idempotency,
+        };
+        self.link.call(&push).await
+    }
+
+    /// Stops handing out a bot, or every bot for `None`. Running slices end normally. Answers
+    /// whether that changed something.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn pause(&self, bot: Option<&BotId>) -> Result<bool, StoreError> {
+        let calls: Vec<_> = match bot {
+            Some(_) => bot.map(|id| Pause { keys: self.keys_of(id), bot }).into_iter().collect(),
+            None => self.shards.iter().map(|keys| Pause { keys, bot }).collect(),
+        };
+        any(self.link.call_all(&calls).await?)
+    }
+
+    /// Undoes [`Self::pause`].
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn resume(&self, bot: Option<&BotId>) -> Result<bool, StoreError> {
+        let slice_us = self.limits.slice_us;
+        let calls: Vec<_> = match bot {
+            Some(id) => vec![Resume { keys: self.keys_of(id), bot, slice_us }],
+            None => self.shards.iter().map(|keys| Resume { keys, bot, slice_us }).collect(),
+        };
+        any(self.link.call_all(&calls).await?)
+    }
+
+    /// Deletes the queue of a bot and answers how many events that were. A running lease is
+    /// revoked.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn purge(&self, bot: &BotId) -> Result<u64, StoreError> {
+        self.link.call(&Purge { keys: self.keys_of(bot), bot }).await
+    }
+
+    /// Breaks the lease or park of a bot. Answers whether there was one.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn revoke(&self, bot: &BotId) -> Result<bool, StoreError> {
+        let slice_us = self.limits.slice_us;
+        self.link.call(&Revoke { keys: self.keys_of(bot), bot, slice_us }).await
+    }
+
+    /// Puts a dead letter back, in order. Answers whether there was one.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn redrive(&self, bot: &BotId, id: Offset) -> Result<bool, StoreError> {
+        let slice_us = self.limits.slice_us;
+        self.link.call(&Redrive { keys: self.keys_of(bot), id, bot, slice_us }).await
+    }
+
+    /// Sets how much of the service a bot gets, relative to 1. Takes effect at the next claim.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn set_weight(&self, bot: &BotId, weight: u32) -> Result<(), StoreError> {
+        let key = &self.keys_of(bot).weight;
+        let command = if weight == 1 {
+            redis::Cmd::hdel(key, bot.as_str())
+        } else {
+            redis::Cmd::hset(key, bot.as_str(), weight)
+        };
+        self.link.command("weight", command).await.map(drop)
+    }
+
+    /// Moves delayed events of one shard that are due at `now` into the queues, oldest first, at
+    /// most [`PROMOTE_BATCH`]. The server's clock has the last word, so nothing moves early.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn promote(&self, shard: Shard, now: Duration) -> Result<Promoted, StoreError> {
+        let keys = self.keys(shard);
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("ZRANGE").arg(&keys.due).arg("-inf").arg(crate::clock::millis(now));
+        pipe.arg("BYSCORE").arg("LIMIT").arg(0).arg(PROMOTE_BATCH);
+        pipe.cmd("ZRANGE").arg(&keys.due).arg(0).arg(0).arg("WITHSCORES");
+        let misread = |source| self.link.misread("ZRANGE", source);
+        let mut replies = self.link.run_checked("ZRANGE", &pipe).await?.into_iter();
+        let mut read = || Reply::new(replies.next().unwrap_or(Value::Nil)).map_err(misread);
+        let (mut due, mut next) = (read()?, read()?);
+        if due.len() == 0 {
+            next.next();
+            return Ok(Promoted { moved: 0, next_ms: next.optional().map_err(misread)? });
+        }
+        let mut ids = Vec::with_capacity(due.len());
+        while due.len() > 0 {
+            ids.push(due.text().map_err(misread)?);
+        }
+        let stored = redis::Cmd::hmget(&keys.later, &ids);
+        let mut stored = Reply::new(self.link.command("HMGET", stored).await?).map_err(misread)?;
+        let mut events = Vec::with_capacity(ids.len());
+        for id in ids {
+            let entry = stored.bytes().map_err(misread)?;
+            // Gone: another scheduler moved it meanwhile.
+            if let Some(bot) = entry.as_deref().and_then(delayed_bot) {
+                events.push((id, bot));
+            }
+        }
+        if events.is_empty() {
+            return Ok(Promoted { moved: 0, next_ms: Some(crate::clock::millis(now)) });
+        }
+        let promote = Promote { keys, slice_us: self.limits.slice_us, events: &events };
+        self.link.call(&promote).await
+    }
+}
+
+/// The bot of a delayed event, stored as `<length of the bot id>:<bot id><event>`.
+fn delayed_bot(entry: &[u8]) -> Option<BotId> {
+    let colon = entry.iter().position(|&byte| byte == b':')?;
+    let length: usize = std::str::from_utf8(&entry[..colon]).ok()?.parse().ok()?;
+    let bot = entry.get(colon + 1..colon + 1 + length)?;
+    BotId::parse(std::str::from_utf8(bot).ok()?).ok()
+}
+
+fn any(replies: Vec<Result<bool, StoreError>>) -> Result<bool, StoreError> {
+    replies.into_iter().try_fold(false, |any, reply| Ok(reply? || any))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bot_of_a_delayed_event_is_read_back_whatever_its_id_holds() {
+        for id in ["b", "12:34", ":", "日本:"] {
+            let entry = format!("{}:{id}\u{98}rest", id.len());
+            assert_eq!(delayed_bot(entry.as_bytes()).unwrap().as_str(), id);
+        }
+        for damaged in ["", ":", "9:short", "x:abc", "-1:a"] {
+            assert_eq!(delayed_bot(damaged.as_bytes()), None, "{damaged}");
+        }
+    }
+}
