@@ -4,3 +4,5 @@ pub mod clock;
 pub mod config;
 pub mod event;
 pub mod id;
+pub mod keyspace;
+pub mod lifecycle;

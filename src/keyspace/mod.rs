@@ -1,0 +1,3 @@
+//! Redis.
+
+pub mod private;
