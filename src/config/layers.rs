@@ -289,8 +289,7 @@ struct File<'a> {
 
 impl File<'_> {
     fn at(&self, offset: usize) -> Origin {
-        let before = self.text.as_bytes().get(..offset).unwrap_or(self.text.as_bytes());
-        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        let line = self.text.get(..offset).unwrap_or(self.text).split('\n').count();
         Origin::File { name: self.name.to_owned(), line }
     }
 }

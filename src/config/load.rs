@@ -52,7 +52,7 @@ impl Config {
         }
         let file = explicit
             .map(PathBuf::from)
-            .or_else(|| FILES.iter().map(PathBuf::from).find(|path| path.exists()));
+            .or_else(|| FILES.iter().map(PathBuf::from).find(|path| may_exist(path)));
         Self::load_with(file.as_deref(), variables.into_iter())
     }
 
@@ -93,6 +93,11 @@ impl Config {
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 fn environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os()
+}
+
+/// A file that cannot be looked at is not passed over: reading it will say why.
+fn may_exist(path: &Path) -> bool {
+    path.try_exists().unwrap_or(true)
 }
 
 fn is_setting(name: &str) -> bool {

@@ -26,7 +26,7 @@ fn pipeline_of(config: &Config, name: &str) -> PipelineConfig {
 }
 
 #[test]
-fn a_bad_top_level_setting_is_refused_with_its_line_and_a_remedy() {
+fn a_top_level_key_that_is_unknown_or_of_the_wrong_type_is_refused_with_its_line() {
     let table = [
         ("\ndata_dir", "f.toml:2: this is not TOML: key with no value, expected `=`"),
         ("x = 1\n\nx = 2", "f.toml:3: this is not TOML: duplicate key"),
@@ -62,6 +62,15 @@ fn a_bad_top_level_setting_is_refused_with_its_line_and_a_remedy() {
         ),
         ("redis = 1", "f.toml:1: redis must be a table, not a whole number"),
         ("[[redis]]\nurl = \"\"", "f.toml:1: redis must be a table, not a list"),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
+fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
+    let table = [
         ("data_dir = \"\"", "f.toml:1: data_dir is empty; name a directory"),
         (
             "shutdown_grace = \"25\"",
