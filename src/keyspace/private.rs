@@ -8,6 +8,8 @@
 //! Starting and stopping are serialised by a lock on a file beside the data; two processes that
 //! start at once end with one server.
 
+mod error;
+
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -22,6 +24,7 @@ use redis::{AsyncConnectionConfig, ErrorKind, RedisError};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
+pub use self::error::PrivateRedisError;
 use crate::config::RedisUrl;
 
 /// Longest path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a closing NUL.
@@ -31,89 +34,14 @@ const SOCKET_PATH_MAX_BYTES: usize = 103;
 const OLDEST_VERSION: (u32, u32) = (7, 0);
 /// How often a server that starts or stops is looked at.
 const POLL: Duration = Duration::from_millis(20);
+/// A server that is silent for longer is hanging, or has much to load.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// For how long connections of this process that were just dropped may still be listed.
 const LINGERING: Duration = Duration::from_secs(1);
 /// How much of the server's log an error quotes.
 const LOG_TAIL_BYTES: u64 = 2_048;
 /// The name of the connection by which a process shows its presence.
 const PRESENCE: &str = "fairlane-private";
-
-/// Why the private server could not be started or stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum PrivateRedisError {
-    /// A file or directory of the server cannot be used.
-    #[error("{}: not usable for a private Redis: {source}; choose another data_dir or set redis.url", path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The socket's path would not fit into an address.
-    #[error(
-        "{}: this path has {bytes} bytes, and a unix socket at most {SOCKET_PATH_MAX_BYTES}; choose a shorter data_dir or set redis.url", path.display()
-    )]
-    PathTooLong {
-        /// The path of the socket.
-        path: PathBuf,
-        /// Its length.
-        bytes: usize,
-    },
-    /// The program is not there.
-    #[error(
-        "{program:?} cannot be run: {source}; install the package redis-server (7.0 or newer), or set redis.url to a running Redis"
-    )]
-    Program {
-        /// What was called.
-        program: OsString,
-        /// Why it did not run.
-        #[source]
-        source: io::Error,
-    },
-    /// The program is too old, or something else.
-    #[error(
-        "{program:?} is {found}; install the package redis-server in version 7.0 or newer, or set redis.url to a running Redis"
-    )]
-    Version {
-        /// What was called.
-        program: OsString,
-        /// What it says of itself.
-        found: String,
-    },
-    /// The server ended instead of starting.
-    #[error("redis-server ended while starting ({status}); the end of {}:\n{tail}", log.display())]
-    Ended {
-        /// How.
-        status: std::process::ExitStatus,
-        /// Its log.
-        log: PathBuf,
-        /// The last lines of this start.
-        tail: String,
-    },
-    /// The server does not answer.
-    #[error(
-        "the private Redis at {} did not answer within {within:?}; see redis.log beside it", socket.display()
-    )]
-    Silent {
-        /// Where it should answer.
-        socket: PathBuf,
-        /// How long that took.
-        within: Duration,
-        /// The last answer, if any.
-        #[source]
-        source: Option<RedisError>,
-    },
-    /// The server answered a command with an error.
-    #[error("the private Redis at {}: {source}", socket.display())]
-    Command {
-        /// Where it runs.
-        socket: PathBuf,
-        /// What it answered.
-        #[source]
-        source: RedisError,
-    },
-}
 
 /// How often the server makes its log of writes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,7 +173,7 @@ impl PrivateRedis {
             Err(error) if error.is_connection_dropped() || error.is_unrecoverable_error() => {
                 // It died or was stopped by hand. What answers now was started by somebody else.
                 let client = open(&self.url, &self.place)?;
-                return Ok(matches!(probe(&client).await, Probe::Absent));
+                return Ok(matches!(probe(&client, ANSWER_WITHIN).await, Probe::Absent));
             }
             Err(source) => return Err(self.place.command(source)),
         }
@@ -399,7 +327,7 @@ impl Place {
         let started = Instant::now();
         let mut child: Option<Child> = None;
         loop {
-            let last = match (probe(client).await, &mut child) {
+            let last = match (probe(client, within).await, &mut child) {
                 (Probe::Ready(connection), _) => return Ok((connection, child)),
                 (Probe::Starting(error), _) => Some(error),
                 (Probe::Absent, Some(child)) => {
@@ -459,22 +387,23 @@ enum Probe {
     Ready(MultiplexedConnection),
 }
 
-async fn probe(client: &redis::Client) -> Probe {
+async fn probe(client: &redis::Client, patience: Duration) -> Probe {
+    let patience = patience.min(ANSWER_WITHIN);
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(Duration::from_secs(5)))
+        .set_connection_timeout(Some(patience))
         // Asked to end, a server first writes its data.
         .set_response_timeout(Some(Duration::from_secs(30)));
-    let connected = client.get_multiplexed_async_connection_with_config(&config).await;
-    let mut connection = match connected {
-        Ok(connection) => connection,
-        // No socket, or one that a killed server left behind.
-        Err(error) if error.is_connection_refusal() => return Probe::Absent,
-        Err(error) => return Probe::Starting(error),
+    let answer = async {
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let () = redis::cmd("PING").query_async(&mut connection).await?;
+        Ok(connection)
     };
-    let pong: Result<String, _> = redis::cmd("PING").query_async(&mut connection).await;
-    match pong {
-        Ok(_) => Probe::Ready(connection),
-        Err(error) => Probe::Starting(error),
+    match tokio::time::timeout(patience, answer).await {
+        Ok(Ok(connection)) => Probe::Ready(connection),
+        // No socket, or one that a killed server left behind.
+        Ok(Err(error)) if RedisError::is_connection_refusal(&error) => Probe::Absent,
+        Ok(Err(error)) => Probe::Starting(error),
+        Err(_) => Probe::Starting(io::Error::from(io::ErrorKind::TimedOut).into()),
     }
 }
 

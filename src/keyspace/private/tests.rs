@@ -16,8 +16,13 @@ impl Drop for Guard {
 }
 
 fn kill(pid: u32) {
+    signal("-KILL", pid);
+}
+
+fn signal(signal: &str, pid: u32) {
+    // The process may have ended already, which is what is wanted of most signals.
     let _ = std::process::Command::new("kill")
-        .args(["-9", &pid.to_string()])
+        .args([signal, &pid.to_string()])
         .stderr(Stdio::null())
         .status();
 }
@@ -146,6 +151,21 @@ async fn a_killed_server_is_replaced_and_its_former_users_leave_the_new_one_alon
 
 async fn refusal(dir: &Path, options: Options) -> String {
     PrivateRedis::start_with(dir, options).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_waited_for_and_then_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (redis, _guard) = start(&dir).await;
+    signal("-STOP", redis.pid());
+    let short = Options { start_within: Duration::from_millis(100), ..Options::default() };
+    let message = refusal(dir.path(), short).await;
+    assert!(message.ends_with("did not answer within 100ms; see redis.log beside it"), "{message}");
+
+    let waiting = PrivateRedis::start(dir.path());
+    let resumed = async { signal("-CONT", redis.pid()) };
+    let (adopted, ()) = tokio::join!(waiting, resumed);
+    assert_eq!(adopted.unwrap().pid(), redis.pid());
 }
 
 #[tokio::test]
