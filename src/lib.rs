@@ -3,8 +3,10 @@
 pub mod clock;
 pub mod config;
 pub mod event;
-pub mod id;
 pub mod handler;
+pub mod id;
 pub mod keyspace;
+pub mod lifecycle;
 pub mod metrics;
+pub mod pool;
 pub mod queue;

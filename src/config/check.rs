@@ -119,7 +119,8 @@ fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(
     }
     names(&key("events"), &p.events, EVENTS_MAX, "type glob")?;
     if p.enabled && p.events.is_empty() {
-        let remedy = "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
+        let remedy =
+            "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
         return Err(Fault::new(key("events"), format!("is empty; {remedy}")));
     }
     number(&key("batch"), p.batch.get() as u64, (1, limits::BATCH))?;

@@ -47,9 +47,12 @@ impl Value {
 
     /// `value` as the type of `self`, or the name of the type it has instead.
     fn convert(&self, value: &DeValue<'_>) -> Result<Self, &'static str> {
-        let read = read_value(value).ok_or_else(|| found(value))?;
+        let read = read_value(value).ok_or(match (self, value) {
+            (Self::Integer(_), DeValue::Integer(_)) => "one of that size",
+            (Self::List(_), DeValue::Array(_)) => "a list of other things",
+            _ => found(value),
+        })?;
         match (self, read) {
-            // An empty list has no type of its own, and whole numbers are numbers.
             #[expect(clippy::cast_precision_loss, reason = "fractions lie between 0 and 1")]
             (Self::Float(_), Self::Integer(whole)) => Ok(Self::Float(whole as f64)),
             (_, read) if discriminant(self) == discriminant(&read) => Ok(read),
@@ -95,11 +98,11 @@ fn read_value(value: &DeValue<'_>) -> Option<Value> {
 fn found(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",
-        DeValue::Integer(_) => "a whole number of that size",
+        DeValue::Integer(_) => "a whole number",
         DeValue::Float(_) => "a fraction",
         DeValue::Boolean(_) => "true or false",
         DeValue::Datetime(_) => "a date",
-        DeValue::Array(_) => "such a list",
+        DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",
     }
 }
@@ -286,8 +289,7 @@ struct File<'a> {
 
 impl File<'_> {
     fn at(&self, offset: usize) -> Origin {
-        let before = self.text.as_bytes().get(..offset).unwrap_or(self.text.as_bytes());
-        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        let line = self.text.get(..offset).unwrap_or(self.text).split('\n').count();
         Origin::File { name: self.name.to_owned(), line }
     }
 }
@@ -307,7 +309,8 @@ enum Known<'a> {
 impl Schema {
     fn of_defaults() -> Self {
         let read = |text: &'static str| {
-            let table = DeTable::parse(text).expect("the built-in defaults are TOML: tests load them");
+            let table =
+                DeTable::parse(text).expect("the built-in defaults are TOML: tests load them");
             let mut defaults = BTreeMap::new();
             collect(table.get_ref(), "", &mut defaults);
             defaults
@@ -366,9 +369,9 @@ fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Option<&'a s
         .keys()
         .map(String::as_str)
         .chain(sections)
-        .chain((!key.contains('.')).then_some(PIPELINES).filter(|_| defaults.contains_key("data_dir")))
+        .chain([PIPELINES])
         .map(|known| (edit_distance(key, known), known))
-        .filter(|&(distance, known)| distance <= 2 && distance * 3 <= known.len())
+        .filter(|&(distance, known)| distance <= 2 && distance * 2 < known.len())
         .min();
     let last = key.rsplit('.').next();
     let mut elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);

@@ -41,14 +41,18 @@ impl Config {
                 Err(_) if is_setting(&name) => {
                     let key = "the value".to_owned();
                     let problem = "is not UTF-8; unset or correct it".to_owned();
-                    return Err(ConfigError::Invalid { at: Origin::Environment(name), key, problem });
+                    return Err(ConfigError::Invalid {
+                        at: Origin::Environment(name),
+                        key,
+                        problem,
+                    });
                 }
                 Err(_) => {}
             }
         }
         let file = explicit
             .map(PathBuf::from)
-            .or_else(|| FILES.iter().map(PathBuf::from).find(|path| path.exists()));
+            .or_else(|| FILES.iter().map(PathBuf::from).find(|path| may_exist(path)));
         Self::load_with(file.as_deref(), variables.into_iter())
     }
 
@@ -91,6 +95,11 @@ fn environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os()
 }
 
+/// A file that cannot be looked at is not passed over: reading it will say why.
+fn may_exist(path: &Path) -> bool {
+    path.try_exists().unwrap_or(true)
+}
+
 fn is_setting(name: &str) -> bool {
     name.get(..ENV_PREFIX.len()).is_some_and(|prefix| prefix.eq_ignore_ascii_case(ENV_PREFIX))
 }
@@ -118,10 +127,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     let config = Config {
         data_dir: PathBuf::from(top.text("data_dir")),
         shutdown_grace: top.duration("shutdown_grace")?,
-        redis: RedisConfig {
-            url,
-            shards: shards(&top)?,
-        },
+        redis: RedisConfig { url, shards: shards(&top)? },
         bus: BusConfig {
             source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
             streams: top.list("bus.streams"),
@@ -163,7 +169,10 @@ fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError> {
             &[("dead", OnOverflow::Dead), ("drop_new", OnOverflow::DropNew)],
         )?,
         max_age: Some(read.duration("max_age")?).filter(|age| !age.is_zero()),
-        dead: DeadConfig { max: read.positive("dead.max", limits::DEAD)?, keep: read.duration("dead.keep")? },
+        dead: DeadConfig {
+            max: read.positive("dead.max", limits::DEAD)?,
+            keep: read.duration("dead.keep")?,
+        },
     })
 }
 
@@ -232,9 +241,10 @@ impl<'a> Reader<'a> {
 
     fn number(&self, key: &str, (least, most): (u64, u64)) -> Result<u64, ConfigError> {
         let number = self.whole(key);
-        u64::try_from(number).ok().filter(|number| (least..=most).contains(number)).ok_or_else(
-            || self.invalid(key, format_args!("is {number}; {}", between(least, most))),
-        )
+        u64::try_from(number)
+            .ok()
+            .filter(|number| (least..=most).contains(number))
+            .ok_or_else(|| self.invalid(key, format_args!("is {number}; {}", between(least, most))))
     }
 
     fn positive<T: TryFrom<NonZeroU64>>(&self, key: &str, most: u64) -> Result<T, ConfigError> {

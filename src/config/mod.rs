@@ -204,7 +204,9 @@ impl PipelineConfig {
 /// It is itself a valid configuration; the pipeline block is commented out.
 #[must_use]
 pub fn default_text() -> String {
-    let mut text = format!("{DEFAULT_TOML}\n# One block for each pipeline; any name of a-z, 0-9, '-' and '_'.\n# [pipelines.NAME]\n");
+    let mut text = format!(
+        "{DEFAULT_TOML}\n# One block for each pipeline; any name of a-z, 0-9, '-' and '_'.\n# [pipelines.NAME]\n"
+    );
     for line in PIPELINE_TOML.lines() {
         text.push_str(format!("# {line}").trim_end());
         text.push('\n');

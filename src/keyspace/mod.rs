@@ -1,14 +1,15 @@
-//! Redis: connections, the key table, the scripts. Nothing else in the crate speaks to Redis in
-//! its own words.
+//! Redis: connections, the key table, the scripts, the private server. Nothing else in the crate
+//! speaks to Redis in its own words.
 //!
 //! Invariant: no script runs on a connection before `recover` ran there for every pipeline and
 //! shard that the connection serves. That is why no connection that reconnects by itself is used.
 
 pub mod keys;
 mod link;
+pub mod private;
 mod reply;
 pub mod scripts;
 
 pub use link::{Link, StoreError, Target};
-pub(crate) use reply::{Reply, parse_score};
 pub use reply::ReplyError;
+pub(crate) use reply::{Reply, parse_score};

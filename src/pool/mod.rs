@@ -30,6 +30,7 @@ use self::board::{Ask, Board};
 use self::commit::Commits;
 use self::retry::Backoff;
 use self::scale::{Bounds, Load, Scaler};
+use crate::event::Event;
 use crate::handler::{AnyHandler, Environment};
 use crate::id::Shard;
 use crate::keyspace::Reply;
@@ -81,6 +82,8 @@ pub(crate) struct Shared {
     /// Leases this process holds.
     held: AtomicUsize,
     estimate: Estimate,
+    /// Age of the oldest event met in the last read, µs.
+    oldest_us: AtomicU64,
     /// Slices in a row that found their target unavailable.
     unavailable: AtomicU32,
 }
@@ -167,6 +170,7 @@ impl Pool {
             workers: Semaphore::new(settings.workers.max),
             held: AtomicUsize::new(0),
             estimate: Estimate::default(),
+            oldest_us: AtomicU64::new(0),
             unavailable: AtomicU32::new(0),
         };
         Self { shared: Arc::new(shared) }
@@ -185,12 +189,11 @@ impl Pool {
         let shared = self.shared;
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
-        let mut oldest = Duration::ZERO;
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
         loop {
             // Subscribed before looking, so that nothing falls between.
             let changed = shared.board.changed().notified();
-            let room = room(&shared, &mut scaler, oldest, started.elapsed());
+            let room = room(&shared, &mut scaler, started.elapsed());
             let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
             let asks = shared.board.next_round(room, slack.unwrap_or(0));
             if asks.is_empty() {
@@ -205,7 +208,7 @@ impl Pool {
             tokio::select! {
                 biased;
                 () = shared.shutdown.soft.cancelled() => break,
-                age = claim(&shared, &asks) => oldest = age,
+                () = claim(&shared, &asks) => {}
             }
         }
         info!(pipeline = %shared.queue.name(), "pool stopped claiming");
@@ -231,8 +234,9 @@ impl Ear {
 }
 
 /// How many bots may be claimed now.
-fn room(shared: &Shared, scaler: &mut Scaler, oldest_age: Duration, now: Duration) -> usize {
+fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let held = shared.held.load(Ordering::Acquire);
+    let oldest_age = Duration::from_micros(shared.oldest_us.load(Ordering::Relaxed));
     let max = shared.settings.workers.max;
     let slice = shared.estimate.slice();
     let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
@@ -257,9 +261,8 @@ fn small(count: usize) -> f64 {
     count as f64
 }
 
-/// Makes the claims in one write and starts a worker for each lease. Answers the age of the oldest
-/// event met.
-async fn claim(shared: &Arc<Shared>, asks: &[Ask]) -> Duration {
+/// Makes the claims in one write; what they lease is read and handled beside the next claim.
+async fn claim(shared: &Arc<Shared>, asks: &[Ask]) {
     let ttl = CLAIM_TTL.min(shared.settings.lease_ttl);
     let calls: Vec<Claim<'_>> = asks
         .iter()
@@ -280,7 +283,7 @@ async fn claim(shared: &Arc<Shared>, asks: &[Ask]) -> Duration {
         Err(error) => {
             warn!(pipeline = %shared.queue.name(), %error, "cannot claim; trying again");
             asks.iter().for_each(|ask| shared.board.failed(ask.shard));
-            return Duration::ZERO;
+            return;
         }
     };
     let mut leases = Vec::new();
@@ -301,13 +304,12 @@ async fn claim(shared: &Arc<Shared>, asks: &[Ask]) -> Duration {
         }
     }
     if leases.is_empty() {
-        return Duration::ZERO;
+        return;
     }
     shared.held.fetch_add(leases.len(), Ordering::AcqRel);
     let shared_by_feed = Arc::clone(shared);
     // Not awaited: the next claim goes out while the events come in.
     shared.shutdown.spawn(feed(shared_by_feed, leases));
-    Duration::ZERO
 }
 
 /// Reads the heads of the queues in one write and starts the workers.
@@ -331,8 +333,14 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
         }
     };
     let mut values = values.into_iter();
+    let now_us = crate::clock::micros(shared.now());
+    let mut oldest_us = 0;
     for lease in leases {
         let records = values.next().and_then(records);
+        if let Some(first) = records.as_ref().and_then(|records| records.first()) {
+            let arrived = Event::sequence_of(first).map_or(now_us, |first| first.get());
+            oldest_us = oldest_us.max(now_us.saturating_sub(arrived));
+        }
         let shared = Arc::clone(&shared);
         let release = Release(Arc::clone(&shared));
         let Some(records) = records else { continue };
@@ -341,6 +349,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
             worker::run(shared, lease, records).await;
         });
     }
+    shared.oldest_us.store(oldest_us, Ordering::Relaxed);
 }
 
 /// Frees the place of one lease, however its worker ends.

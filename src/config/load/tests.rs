@@ -1,1 +1,366 @@
 //! Bad configurations and what is said about them, word by word.
+
+use std::io::Write as _;
+
+use super::*;
+use crate::id::PipelineName;
+
+const VALID: &str = "[pipelines.p]\nhandler = \"log\"\nevents = [\"*\"]\n";
+
+fn refusal(text: &str) -> String {
+    match Config::from_toml(text, "f.toml") {
+        Ok(config) => panic!("{text:?} was accepted: {config:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn with_environment(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    let variables = variables.iter().map(|&(name, text)| (name.to_owned(), text.to_owned()));
+    Config::load_with(Some(file.path()), variables)
+}
+
+fn pipeline_of(config: &Config, name: &str) -> PipelineConfig {
+    config.pipelines[&PipelineName::parse(name).unwrap()].clone()
+}
+
+#[test]
+fn a_top_level_key_that_is_unknown_or_of_the_wrong_type_is_refused_with_its_line() {
+    let table = [
+        ("\ndata_dir", "f.toml:2: this is not TOML: key with no value, expected `=`"),
+        ("x = 1\n\nx = 2", "f.toml:3: this is not TOML: duplicate key"),
+        ("data_dri = \"x\"", r#"f.toml:1: unknown key "data_dri"; did you mean "data_dir"?"#),
+        ("[reddis]\nurl = \"\"", r#"f.toml:1: unknown key "reddis"; did you mean "redis"?"#),
+        (
+            "[pipeline.log]\nbatch = 1",
+            r#"f.toml:1: unknown key "pipeline"; did you mean "pipelines"?"#,
+        ),
+        ("shards = 4", r#"f.toml:1: unknown key "shards"; did you mean "redis.shards"?"#),
+        (
+            "[http]\nlisten = \"[::]:1\"\nport = 1",
+            r#"f.toml:3: unknown key "http.port"; `fairlane config` prints every key"#,
+        ),
+        (
+            "[redis]\npassword = \"secret\"",
+            r#"f.toml:2: unknown key "redis.password"; `fairlane config` prints every key"#,
+        ),
+        ("data_dir = 1", "f.toml:1: data_dir must be a text in quotes, not a whole number"),
+        ("[redis]\nshards = \"16\"", "f.toml:2: redis.shards must be a whole number, not a text"),
+        (
+            "[redis]\nshards = 99999999999999999999",
+            "f.toml:2: redis.shards must be a whole number, not one of that size",
+        ),
+        ("bus.trim = 1", "f.toml:1: bus.trim must be true or false, not a whole number"),
+        (
+            "[bus]\nstreams = [\"a\", 1]",
+            r#"f.toml:2: bus.streams must be a list of texts such as ["a", "b"], not a list of other things"#,
+        ),
+        (
+            "bus.streams = \"a\"",
+            r#"f.toml:1: bus.streams must be a list of texts such as ["a", "b"], not a text"#,
+        ),
+        ("redis = 1", "f.toml:1: redis must be a table, not a whole number"),
+        ("[[redis]]\nurl = \"\"", "f.toml:1: redis must be a table, not a list"),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
+fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
+    let table = [
+        ("data_dir = \"\"", "f.toml:1: data_dir is empty; name a directory"),
+        (
+            "shutdown_grace = \"25\"",
+            r#"f.toml:1: shutdown_grace is "25", not a duration (time unit needed, for example 25sec or 25ms); write a number with a unit, such as "200ms", "30s" or "7d""#,
+        ),
+        (
+            "shutdown_grace = \"0s\"",
+            "f.toml:1: shutdown_grace is 0s; write a duration from 1ms to 1h",
+        ),
+        (
+            "shutdown_grace = \"2h\"",
+            "f.toml:1: shutdown_grace is 2h; write a duration from 1ms to 1h",
+        ),
+        ("[redis]\nshards = 0", "f.toml:2: redis.shards is 0; write a whole number from 1 to 1024"),
+        (
+            "[redis]\nshards = 1025",
+            "f.toml:2: redis.shards is 1025; write a whole number from 1 to 1024",
+        ),
+        (
+            "[redis]\nshards = -1",
+            "f.toml:2: redis.shards is -1; write a whole number from 1 to 1024",
+        ),
+        (
+            "[redis]\nurl = \"rediss://:secret@db\"",
+            "f.toml:2: redis.url begins with rediss://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+        ),
+        (
+            "[redis]\nurl = \"redis+cluster://:secret@db\"",
+            "f.toml:2: redis.url begins with redis+cluster://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+        ),
+        (
+            "[redis]\nurl = \"db:6379\"",
+            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+        ),
+        (
+            "[redis]\nurl = \"redis://:secret@db:x\"",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+        ),
+        ("[bus]\nsource = \"kafka\"", r#"f.toml:2: bus.source is "kafka"; write "redis""#),
+        ("[bus]\nstreams = []", "f.toml:2: bus.streams is empty; name at least one stream"),
+        (
+            "[bus]\nstreams = [\"a\", \"b\", \"a\"]",
+            r#"f.toml:2: bus.streams names "a" twice; name each stream once"#,
+        ),
+        (
+            "[bus]\nstreams = [\"\"]",
+            "f.toml:2: bus.streams holds an unusable stream; each has 1 to 1024 bytes without control characters",
+        ),
+        (
+            "[bus]\nstreams = [\"fairlane:invalid\"]",
+            r#"f.toml:2: bus.streams names "fairlane:invalid", where unreadable events are put; remove it"#,
+        ),
+        (
+            "[bus]\nretention = \"11years\"",
+            "f.toml:2: bus.retention is 11years; write a duration from 0s to 3650d",
+        ),
+        (
+            "[http]\nlisten = \"localhost:8080\"",
+            r#"f.toml:2: http.listen is "localhost:8080"; write IP:PORT, such as "127.0.0.1:8080" or "[::]:8080""#,
+        ),
+        (
+            "[http]\nlisten = \"127.0.0.1:9464\"",
+            "f.toml:2: metrics.listen is 127.0.0.1:9464, as is http.listen; choose another port",
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
+fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
+    let table = [
+        (
+            "handler_timeout = \"26s\"",
+            "handler_timeout is 26s, above shutdown_grace (25s): a stop would cut handlers off; lower it or raise shutdown_grace",
+        ),
+        ("handler_timeout = \"0s\"", "handler_timeout is 0s; write at least 1ms"),
+        ("lease_ttl = \"999ms\"", "lease_ttl is 999ms; write a duration from 1s to 1h"),
+        ("lease_ttl = \"61m\"", "lease_ttl is 1h 1m; write a duration from 1s to 1h"),
+        (
+            "slice_time = \"11s\"",
+            "slice_time is 11s, above a third of lease_ttl (30s), where the lease is renewed; lower it or raise lease_ttl",
+        ),
+        ("slice_time = \"0s\"", "slice_time is 0s; write at least 1ms"),
+        ("batch = 0", "batch is 0; write a whole number from 1 to 5000"),
+        ("batch = 5001", "batch is 5001; write a whole number from 1 to 5000"),
+        ("max_attempts = 0", "max_attempts is 0; write a whole number from 1 to 1000000"),
+        ("max_queue = -1", "max_queue is -1; write a whole number from 0 to 1000000000"),
+        ("workers.min = 0", "workers.min is 0; write a whole number from 1 to 1024"),
+        ("workers.max = 1025", "workers.max is 1025; write a whole number from 1 to 1024"),
+        (
+            "workers = { min = 65 }",
+            "workers.min is 65, above workers.max (64); lower it or raise workers.max",
+        ),
+        (
+            "backoff = { initial = \"6m\" }",
+            "backoff.initial is 6m, above backoff.max (5m); lower it or raise backoff.max",
+        ),
+        ("backoff.initial = \"0s\"", "backoff.initial is 0s; write at least 1ms"),
+        ("backoff.max = \"8d\"", "backoff.max is 8days; write a duration from 1ms to 7d"),
+        ("backoff.jitter = 1.5", "backoff.jitter is 1.5; write a fraction from 0.0 to 1.0"),
+        ("backoff.jitter = nan", "backoff.jitter is NaN; write a fraction from 0.0 to 1.0"),
+        ("linger = \"2h\"", "linger is 2h; write a duration from 0s to 1h"),
+        ("max_age = \"11years\"", "max_age is 11years; write a duration from 0s to 3650d"),
+        ("dead = { max = 0 }", "dead.max is 0; write a whole number from 1 to 100000000"),
+        ("dead.keep = \"0s\"", "dead.keep is 0s; write a duration from 1s to 3650d"),
+        ("start = \"latest\"", r#"start is "latest"; write "new" or "earliest""#),
+        ("on_overflow = \"drop\"", r#"on_overflow is "drop"; write "dead" or "drop_new""#),
+    ];
+    for (line, message) in table {
+        let expected = format!("f.toml:4: pipelines.p.{message}");
+        assert_eq!(refusal(&format!("{VALID}{line}")), expected, "{line}");
+    }
+    let table = [
+        (
+            "bacth = 1",
+            r#"f.toml:4: unknown key "pipelines.p.bacth"; did you mean "pipelines.p.batch"?"#,
+        ),
+        (
+            "workers = { mx = 1 }",
+            r#"f.toml:4: unknown key "pipelines.p.workers.mx"; did you mean "pipelines.p.workers.max"?"#,
+        ),
+        (
+            "keep = \"1d\"",
+            r#"f.toml:4: unknown key "pipelines.p.keep"; did you mean "pipelines.p.dead.keep"?"#,
+        ),
+        (
+            "weight = 3",
+            r#"f.toml:4: unknown key "pipelines.p.weight"; `fairlane config` prints every key"#,
+        ),
+        (
+            "url = \"https://user:secret@example.com\"",
+            "f.toml:4: pipelines.p.url is not supported by this version; remove it",
+        ),
+        ("workers = 3", "f.toml:4: pipelines.p.workers must be a table, not a whole number"),
+        ("batch = 1.5", "f.toml:4: pipelines.p.batch must be a whole number, not a fraction"),
+    ];
+    for (line, message) in table {
+        assert_eq!(refusal(&format!("{VALID}{line}")), message, "{line}");
+    }
+}
+
+#[test]
+fn a_pipeline_without_handler_or_events_is_refused_where_it_begins() {
+    let table = [
+        (
+            "\n[pipelines.p]\nevents = [\"*\"]",
+            "f.toml:2: pipelines.p.handler is not set; name a handler, such as \"log\"",
+        ),
+        (
+            "\n[pipelines.p]\nhandler = \"log\"",
+            r#"f.toml:2: pipelines.p.events is empty; name the types of events it takes, such as ["tag.*"], or set enabled = false"#,
+        ),
+        (
+            "[pipelines.p]\nhandler = \"log\"\nevents = [\"\"]",
+            "f.toml:3: pipelines.p.events holds an unusable type glob; each has 1 to 1024 bytes without control characters",
+        ),
+        (
+            "[pipelines.P]\nhandler = \"log\"",
+            "f.toml:1: pipelines.P is not a usable name: pipeline name holds 'P' at byte 0; a name begins with a-z or 0-9 and goes on with a-z, 0-9, '-' and '_'",
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+    let text = "[pipelines.p]\nhandler = \"log\"\nenabled = false";
+    assert!(!pipeline_of(&Config::from_toml(text, "f").unwrap(), "p").enabled);
+}
+
+#[test]
+fn sections_of_later_versions_are_refused_rather_than_ignored() {
+    for section in ["auth", "callbacks", "counters", "mongodb", "notifications"] {
+        let message =
+            format!("f.toml:2: section [{section}] is not supported by this version; remove it");
+        assert_eq!(refusal(&format!("\n[{section}]\nx = 1")), message);
+        assert_eq!(refusal(&format!("\n{section}.x = 1")), message);
+    }
+    let error = with_environment("", &[("FAIRLANE__AUTH__TOKENS", "secret")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "environment variable FAIRLANE__AUTH__TOKENS: section [auth] is not supported by this version; remove it"
+    );
+}
+
+#[test]
+fn a_contradiction_is_reported_where_the_setting_that_was_made_stands() {
+    assert_eq!(
+        refusal(&format!("shutdown_grace = \"10s\"\n{VALID}")),
+        "f.toml:1: pipelines.p.handler_timeout is 20s, above shutdown_grace (10s): a stop would cut handlers off; lower it or raise shutdown_grace"
+    );
+    assert_eq!(
+        refusal(&format!("{VALID}[pipelines.p.workers]\nmax = 4\nmin = 5")),
+        "f.toml:6: pipelines.p.workers.min is 5, above workers.max (4); lower it or raise workers.max"
+    );
+    let error = with_environment(VALID, &[("FAIRLANE__SHUTDOWN_GRACE", "10s")]).unwrap_err();
+    assert!(error.to_string().starts_with("environment variable FAIRLANE__SHUTDOWN_GRACE: pipe"));
+}
+
+#[test]
+fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_default() {
+    let text = format!("{VALID}batch = 7\nworkers.min = 2\n[redis]\nshards = 4");
+    let config = with_environment(
+        &text,
+        &[
+            ("FAIRLANE__REDIS__URL", "redis://:secret@db/3"),
+            ("fairlane__redis__shards", " 8 "),
+            ("FAIRLANE__BUS__STREAMS", "a, b"),
+            ("FAIRLANE__BUS__TRIM", "false"),
+            ("FAIRLANE__HTTP__LISTEN", "[::1]:1"),
+            ("FAIRLANE__PIPELINES__P__WORKERS__MAX", "3"),
+            ("FAIRLANE__PIPELINES__P__BACKOFF__JITTER", "1"),
+            ("FAIRLANE__PIPELINES__MY__OWN__HANDLER", "log"),
+            ("FAIRLANE__PIPELINES__MY__OWN__EVENTS", "tag.*,note.*"),
+            ("FAIRLANE_MONGOD", "/usr/bin/mongod"),
+            ("HOME", "/root"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(config.redis.url.as_ref().unwrap().expose(), "redis://:secret@db/3");
+    assert_eq!(config.redis.shards.get(), 8);
+    assert_eq!(config.bus.streams, ["a", "b"]);
+    assert!(!config.bus.trim);
+    assert_eq!(config.http.listen.to_string(), "[::1]:1");
+    let p = pipeline_of(&config, "p");
+    assert_eq!((p.batch.get(), p.workers.min.get(), p.workers.max.get()), (7, 2, 3));
+    assert!((p.backoff.jitter - 1.0).abs() < f64::EPSILON);
+    assert_eq!(pipeline_of(&config, "my__own").events, ["tag.*", "note.*"]);
+    assert!(!format!("{config:?}").contains("secret"));
+}
+
+#[test]
+fn a_bad_variable_is_refused_by_its_name() {
+    let table = [
+        (
+            ("FAIRLANE__REDIS__URI", "redis://:secret@db"),
+            r#"unknown key "redis.uri"; did you mean "redis.url"?"#,
+        ),
+        (
+            ("FAIRLANE__REDIS", "x"),
+            r#"unknown key "redis"; this is a section: name one of its keys"#,
+        ),
+        (
+            ("FAIRLANE__REDIS__SHARDS", "many"),
+            "redis.shards must be a whole number, not what it holds",
+        ),
+        (("FAIRLANE__BUS__TRIM", "yes"), "bus.trim must be true or false, not what it holds"),
+        (("FAIRLANE__BUS__STREAMS", ""), "bus.streams is empty; name at least one stream"),
+        (
+            ("FAIRLANE__BUS__STREAMS", "a,,b"),
+            "bus.streams holds an unusable stream; each has 1 to 1024 bytes without control characters",
+        ),
+        (
+            ("FAIRLANE__PIPELINES__P__BATHC", "1"),
+            r#"unknown key "pipelines.p.bathc"; did you mean "pipelines.p.batch"?"#,
+        ),
+        (
+            ("FAIRLANE__PIPELINES__Q__BATCH", "1"),
+            "pipelines.q.handler is not set; name a handler, such as \"log\"",
+        ),
+    ];
+    for ((name, text), message) in table {
+        let error = with_environment(VALID, &[(name, text)]).unwrap_err();
+        assert_eq!(error.to_string(), format!("environment variable {name}: {message}"));
+    }
+    let twice = [("FAIRLANE__DATA_DIR", "a"), ("fairlane__data_dir", "b")];
+    assert_eq!(
+        with_environment("", &twice).unwrap_err().to_string(),
+        "environment variable fairlane__data_dir: data_dir is also set by FAIRLANE__DATA_DIR; unset one of them"
+    );
+}
+
+#[test]
+fn a_file_that_was_named_must_be_there() {
+    let error = Config::load(Some(Path::new("/nowhere/fairlane.toml"))).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/nowhere/fairlane.toml: the configuration cannot be read: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn a_configuration_changed_in_code_can_be_checked_again() {
+    let mut config = Config::default();
+    config.check().unwrap();
+    let mut pipeline = PipelineConfig::new("log", ["*"]);
+    pipeline.slice_time = pipeline.lease_ttl;
+    config.pipelines.insert(PipelineName::parse("p").unwrap(), pipeline);
+    assert_eq!(
+        config.check().unwrap_err().to_string(),
+        "configuration: pipelines.p.slice_time is 30s, above a third of lease_ttl (30s), where the lease is renewed; lower it or raise lease_ttl"
+    );
+}

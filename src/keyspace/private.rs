@@ -1,0 +1,437 @@
+//! The embedded default: a private `redis-server` under the data directory.
+//!
+//! It listens on a unix socket only, writes its AOF every second and never evicts. It belongs to
+//! nobody in particular: the first process starts it, others adopt it, and the last one out stops
+//! it. A process that is killed leaves it running for the next one. Each process shows its
+//! presence by one connection that it keeps, so that the last one knows it is the last.
+//!
+//! Starting and stopping are serialised by a lock on a file beside the data; two processes that
+//! start at once end with one server.
+
+mod error;
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ErrorKind, RedisError};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+pub use self::error::PrivateRedisError;
+use crate::config::RedisUrl;
+
+/// Longest path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a closing NUL.
+/// Redis silently cuts a longer one.
+const SOCKET_PATH_MAX_BYTES: usize = 103;
+/// The oldest server whose scripts and commands suffice.
+const OLDEST_VERSION: (u32, u32) = (7, 0);
+/// How often a server that starts or stops is looked at.
+const POLL: Duration = Duration::from_millis(20);
+/// A server that is silent for longer is hanging, or has much to load.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// For how long connections of this process that were just dropped may still be listed.
+const LINGERING: Duration = Duration::from_secs(1);
+/// How much of the server's log an error quotes.
+const LOG_TAIL_BYTES: u64 = 2_048;
+/// The name of the connection by which a process shows its presence.
+const PRESENCE: &str = "fairlane-private";
+
+/// How often the server makes its log of writes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AppendFsync {
+    /// Before each reply. A power cut loses nothing.
+    Always,
+    /// Every second. A power cut loses up to two seconds, a killed server nothing.
+    EverySecond,
+    /// When the operating system sees fit.
+    No,
+}
+
+/// How the server is started. What is already running is adopted as it is.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The program; looked up in `PATH` unless it is a path.
+    pub program: OsString,
+    /// How often its writes are made durable.
+    pub append_fsync: AppendFsync,
+    /// More arguments, after all others.
+    pub arguments: Vec<OsString>,
+    /// How long it may take until it answers, the loading of its data included.
+    pub start_within: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            program: "redis-server".into(),
+            append_fsync: AppendFsync::EverySecond,
+            arguments: Vec::new(),
+            start_within: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A private server that answers.
+///
+/// Dropping it leaves the server running: use [`Self::stop`] for an orderly end.
+#[derive(Debug)]
+pub struct PrivateRedis {
+    place: Place,
+    url: RedisUrl,
+    pid: u32,
+    presence: MultiplexedConnection,
+    /// `None`: adopted. A child that is dropped is still reaped, by the runtime.
+    child: Option<Child>,
+}
+
+impl PrivateRedis {
+    /// Adopts the server under `data_dir`, or starts one there and waits until it answers.
+    ///
+    /// `data_dir` is created with mode 0700.
+    ///
+    /// # Errors
+    /// When the directory is not usable or its path too long, the program is missing or older
+    /// than 7.0, or the server ends or stays silent for 60 s.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time.
+    ///
+    /// # Cancel safety
+    /// A server that was spawned goes on starting and is adopted by the next call.
+    pub async fn start(data_dir: &Path) -> Result<Self, PrivateRedisError> {
+        Self::start_with(data_dir, Options::default()).await
+    }
+
+    /// [`Self::start`] with other options, for tests and measurements.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    ///
+    /// # Cancel safety
+    /// As for [`Self::start`].
+    pub async fn start_with(data_dir: &Path, options: Options) -> Result<Self, PrivateRedisError> {
+        let place = Place::create(data_dir)?;
+        let _lock = place.lock().await?;
+        let url = place.url();
+        let client = open(&url, &place)?;
+        let (mut presence, child) = place.connect_or_spawn(&client, &options).await?;
+        let pid = async {
+            let () = redis::cmd("CLIENT")
+                .arg("SETNAME")
+                .arg(PRESENCE)
+                .query_async(&mut presence)
+                .await?;
+            let info: redis::InfoDict =
+                redis::cmd("INFO").arg("server").query_async(&mut presence).await?;
+            Ok(info.get::<u32>("process_id").unwrap_or_default())
+        }
+        .await
+        .map_err(|source| place.command(source))?;
+        tracing::info!(pid, socket = %place.socket.display(), adopted = child.is_none(), "private Redis is ready");
+        Ok(Self { place, url, pid, presence, child })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn url(&self) -> &RedisUrl {
+        &self.url
+    }
+
+    /// The server's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Leaves, and turns off the light as the last one: when no other process and no other client
+    /// is connected, the server is told to end and its end is awaited. Drop this process's own
+    /// connections first; those just dropped are given a second to vanish.
+    ///
+    /// Answers whether the server was stopped.
+    ///
+    /// # Errors
+    /// When the server refuses to end, for example because it cannot write its data, or does not
+    /// end within 60 s. It is left running then.
+    ///
+    /// # Cancel safety
+    /// The server may run on, or end on its own.
+    pub async fn stop(mut self) -> Result<bool, PrivateRedisError> {
+        let _lock = self.place.lock().await?;
+        match self.others_leave().await {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) if error.is_connection_dropped() || error.is_unrecoverable_error() => {
+                // It died or was stopped by hand. What answers now was started by somebody else.
+                let client = open(&self.url, &self.place)?;
+                return Ok(matches!(probe(&client, ANSWER_WITHIN).await, Probe::Absent));
+            }
+            Err(source) => return Err(self.place.command(source)),
+        }
+        let ended: Result<(), RedisError> =
+            redis::cmd("SHUTDOWN").query_async(&mut self.presence).await;
+        if let Err(source) = ended
+            && matches!(source.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+        {
+            return Err(self.place.command(source));
+        }
+        let within = Options::default().start_within;
+        let gone = async {
+            match &mut self.child {
+                Some(child) => drop(child.wait().await),
+                None => {
+                    while tokio::net::UnixStream::connect(&self.place.socket).await.is_ok() {
+                        sleep(POLL).await;
+                    }
+                }
+            }
+        };
+        tokio::time::timeout(within, gone).await.map_err(|_| PrivateRedisError::Silent {
+            socket: self.place.socket.clone(),
+            within,
+            source: None,
+        })?;
+        Ok(true)
+    }
+
+    /// Whether nobody else is connected, once connections just dropped have vanished.
+    async fn others_leave(&mut self) -> Result<bool, RedisError> {
+        let started = Instant::now();
+        loop {
+            let list: String =
+                redis::cmd("CLIENT").arg("LIST").query_async(&mut self.presence).await?;
+            let presence = format!(" name={PRESENCE} ");
+            let processes = list.lines().filter(|line| line.contains(&presence)).count();
+            if processes > 1 {
+                return Ok(false);
+            }
+            if list.lines().count() <= 1 {
+                return Ok(true);
+            }
+            if started.elapsed() > LINGERING {
+                return Ok(false);
+            }
+            sleep(POLL).await;
+        }
+    }
+}
+
+/// The files of the server.
+#[derive(Debug)]
+struct Place {
+    dir: PathBuf,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+impl Place {
+    fn create(data_dir: &Path) -> Result<Self, PrivateRedisError> {
+        let wanted = data_dir.join("redis");
+        let unusable = |source| PrivateRedisError::Directory { path: wanted.clone(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(&wanted).map_err(unusable)?;
+        // Absolute, because the server and later processes have other working directories.
+        let dir = wanted.canonicalize().map_err(unusable)?;
+        let socket = dir.join("redis.sock");
+        let bytes = socket.as_os_str().len();
+        if bytes > SOCKET_PATH_MAX_BYTES {
+            return Err(PrivateRedisError::PathTooLong { path: socket, bytes });
+        }
+        Ok(Self { log: dir.join("redis.log"), socket, dir })
+    }
+
+    /// Waits for the lock; the file that is returned holds it until it is dropped.
+    async fn lock(&self) -> Result<File, PrivateRedisError> {
+        let path = self.dir.join("lock");
+        let unusable = |source| PrivateRedisError::Directory { path: path.clone(), source };
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(unusable)?;
+        // Asked again and again instead of blocking, so that a cancelled start leaves no thread
+        // behind that would take the lock.
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(std::fs::TryLockError::WouldBlock) => sleep(POLL).await,
+                Err(std::fs::TryLockError::Error(source)) => return Err(unusable(source)),
+            }
+        }
+    }
+
+    /// `redis+unix://` and the path, with every byte escaped that could mean something in a URL.
+    fn url(&self) -> RedisUrl {
+        let mut text = "redis+unix://".to_owned();
+        for &byte in self.socket.as_os_str().as_bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                    text.push(char::from(byte));
+                }
+                _ => text.extend(['%', hex(byte >> 4), hex(byte & 15)]),
+            }
+        }
+        RedisUrl::parse(&text).expect("an escaped absolute path is a usable address")
+    }
+
+    fn spawn(&self, options: &Options) -> Result<Child, PrivateRedisError> {
+        let unusable = |source| PrivateRedisError::Directory { path: self.log.clone(), source };
+        // Mistakes in arguments are told on stderr, everything else in the log.
+        let log = OpenOptions::new().create(true).append(true).open(&self.log).map_err(unusable)?;
+        let fsync = match options.append_fsync {
+            AppendFsync::Always => "always",
+            AppendFsync::EverySecond => "everysec",
+            AppendFsync::No => "no",
+        };
+        Command::new(&options.program)
+            .args(["--port", "0", "--unixsocketperm", "700", "--unixsocket"])
+            .arg(&self.socket)
+            .args(["--appendonly", "yes", "--appendfsync", fsync, "--save", ""])
+            .args(["--maxmemory-policy", "noeviction", "--daemonize", "no", "--dir"])
+            .arg(&self.dir)
+            .arg("--logfile")
+            .arg(&self.log)
+            .args(&options.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // Ctrl-C goes to the whole group of the terminal: the server must outlive the clients
+            // that are still finishing.
+            .process_group(0)
+            .kill_on_drop(false)
+            .spawn()
+            .map_err(|source| PrivateRedisError::Program {
+                program: options.program.clone(),
+                source,
+            })
+    }
+
+    /// Waits until a server answers, and starts one when there is none. Loading its data counts as
+    /// starting. Called under the lock.
+    async fn connect_or_spawn(
+        &self,
+        client: &redis::Client,
+        options: &Options,
+    ) -> Result<(MultiplexedConnection, Option<Child>), PrivateRedisError> {
+        let within = options.start_within;
+        let logged = std::fs::metadata(&self.log).map_or(0, |log| log.len());
+        let started = Instant::now();
+        let mut child: Option<Child> = None;
+        loop {
+            let last = match (probe(client, within).await, &mut child) {
+                (Probe::Ready(connection), _) => return Ok((connection, child)),
+                (Probe::Starting(error), _) => Some(error),
+                (Probe::Absent, Some(child)) => {
+                    if let Ok(Some(status)) = child.try_wait() {
+                        let (log, tail) = (self.log.clone(), self.tail(logged));
+                        return Err(PrivateRedisError::Ended { status, log, tail });
+                    }
+                    None
+                }
+                (Probe::Absent, none) => {
+                    check_version(&options.program).await?;
+                    *none = Some(self.spawn(options)?);
+                    None
+                }
+            };
+            if started.elapsed() > within {
+                let socket = self.socket.clone();
+                return Err(PrivateRedisError::Silent { socket, within, source: last });
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// The end of what was logged since the log had `from` bytes.
+    fn tail(&self, from: u64) -> String {
+        let read = || {
+            let mut log = File::open(&self.log)?;
+            let from = from.max(log.metadata()?.len().saturating_sub(LOG_TAIL_BYTES));
+            log.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::new();
+            log.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+            io::Result::Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+        };
+        read().unwrap_or_else(|error| format!("(not readable: {error})"))
+    }
+
+    fn command(&self, source: RedisError) -> PrivateRedisError {
+        PrivateRedisError::Command { socket: self.socket.clone(), source }
+    }
+}
+
+fn hex(digit: u8) -> char {
+    char::from(b"0123456789ABCDEF"[usize::from(digit & 15)])
+}
+
+fn open(url: &RedisUrl, place: &Place) -> Result<redis::Client, PrivateRedisError> {
+    redis::Client::open(url.expose()).map_err(|source| place.command(source))
+}
+
+/// What is found at the socket.
+enum Probe {
+    /// Nobody listens.
+    Absent,
+    /// A server that is loading its data, or hangs.
+    Starting(RedisError),
+    /// A server that answers.
+    Ready(MultiplexedConnection),
+}
+
+async fn probe(client: &redis::Client, patience: Duration) -> Probe {
+    let patience = patience.min(ANSWER_WITHIN);
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(patience))
+        // Asked to end, a server first writes its data.
+        .set_response_timeout(Some(Duration::from_secs(30)));
+    let answer = async {
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let () = redis::cmd("PING").query_async(&mut connection).await?;
+        Ok(connection)
+    };
+    match tokio::time::timeout(patience, answer).await {
+        Ok(Ok(connection)) => Probe::Ready(connection),
+        // No socket, or one that a killed server left behind.
+        Ok(Err(error)) if RedisError::is_connection_refusal(&error) => Probe::Absent,
+        Ok(Err(error)) => Probe::Starting(error),
+        Err(_) => Probe::Starting(io::Error::from(io::ErrorKind::TimedOut).into()),
+    }
+}
+
+/// Runs `program --version` and reads `v=7.0.15`.
+async fn check_version(program: &OsString) -> Result<(), PrivateRedisError> {
+    let output = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .map_err(|source| PrivateRedisError::Program { program: program.clone(), source })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.split_whitespace().find_map(|word| word.strip_prefix("v="));
+    let parts = version.and_then(|version| {
+        let mut numbers = version.split('.').map(str::parse::<u32>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    match parts {
+        Some(parts) if parts >= OLDEST_VERSION => Ok(()),
+        _ => Err(PrivateRedisError::Version {
+            program: program.clone(),
+            found: version.map_or_else(
+                || "no Redis server that tells its version".to_owned(),
+                |version| format!("version {version}"),
+            ),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! What can go wrong with a private server, said so that an operator can mend it.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use redis::RedisError;
+
+use super::SOCKET_PATH_MAX_BYTES;
+
+/// Why the private server could not be started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivateRedisError {
+    /// A file or directory of the server cannot be used.
+    #[error("{}: not usable for a private Redis: {source}; choose another data_dir or set redis.url", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket's path would not fit into an address.
+    #[error(
+        "{}: this path has {bytes} bytes, and a unix socket at most {SOCKET_PATH_MAX_BYTES}; choose a shorter data_dir or set redis.url", path.display()
+    )]
+    PathTooLong {
+        /// The path of the socket.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
+    /// The program is not there.
+    #[error(
+        "{program:?} cannot be run: {source}; install the package redis-server (7.0 or newer), or set redis.url to a running Redis"
+    )]
+    Program {
+        /// What was called.
+        program: OsString,
+        /// Why it did not run.
+        #[source]
+        source: io::Error,
+    },
+    /// The program is too old, or something else.
+    #[error(
+        "{program:?} is {found}; install the package redis-server in version 7.0 or newer, or set redis.url to a running Redis"
+    )]
+    Version {
+        /// What was called.
+        program: OsString,
+        /// What it says of itself.
+        found: String,
+    },
+    /// The server ended instead of starting.
+    #[error("redis-server ended while starting ({status}); the end of {}:\n{tail}", log.display())]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// Its log.
+        log: PathBuf,
+        /// The last lines of this start.
+        tail: String,
+    },
+    /// The server does not answer.
+    #[error(
+        "the private Redis at {} did not answer within {within:?}; see redis.log beside it", socket.display()
+    )]
+    Silent {
+        /// Where it should answer.
+        socket: PathBuf,
+        /// How long that took.
+        within: Duration,
+        /// The last answer, if any.
+        #[source]
+        source: Option<RedisError>,
+    },
+    /// The server answered a command with an error.
+    #[error("the private Redis at {}: {source}", socket.display())]
+    Command {
+        /// Where it runs.
+        socket: PathBuf,
+        /// What it answered.
+        #[source]
+        source: RedisError,
+    },
+}

@@ -1,0 +1,210 @@
+//! Stopping in two stages.
+//!
+//! 1. **Soft**: take no new work, finish what was begun. Begins with the first SIGTERM or SIGINT,
+//!    or when a part of the process gives up and cancels [`Shutdown::soft`].
+//! 2. **Hard**: stop at the next await. Begins when the grace is over, or at a second signal.
+//!
+//! Every task is spawned on the tracker, so the process ends when the last one has. What a hard
+//! stop cuts off is not lost: its lease runs out and another consumer handles the slice again.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, stream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The two stages and the tasks they wait for. Clones share both.
+#[derive(Debug, Clone)]
+pub struct Shutdown {
+    /// Cancelled: take no new work, finish what was begun.
+    pub soft: CancellationToken,
+    /// Cancelled: stop at the next await. Implies `soft`.
+    pub hard: CancellationToken,
+    /// Every task of the process.
+    pub tracker: TaskTracker,
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shutdown {
+    /// Nothing is stopping.
+    #[must_use]
+    pub fn new() -> Self {
+        let hard = CancellationToken::new();
+        Self { soft: hard.child_token(), hard, tracker: TaskTracker::new() }
+    }
+
+    /// Starts a task that [`Self::wait`] waits for.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tracker.spawn(task)
+    }
+
+    /// From now on SIGTERM and SIGINT stop this process in two stages instead of killing it: the
+    /// first cancels `soft`; `grace` later, or at the second signal, `hard` is cancelled. The
+    /// grace runs too when `soft` is cancelled by something else.
+    ///
+    /// # Errors
+    /// When the operating system refuses a signal handler.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn listen_for_signals(&self, grace: Duration) -> io::Result<()> {
+        // Before the task is spawned: a signal that comes at once must find its handler.
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let signals = stream::poll_fn(move |context| {
+            if terminate.poll_recv(context).is_ready() {
+                return Poll::Ready(Some("SIGTERM"));
+            }
+            interrupt.poll_recv(context).map(|_| Some("SIGINT"))
+        });
+        let listening = self.clone().escalate(signals, grace);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a process that is done must not wait for a signal"
+        )]
+        drop(tokio::spawn(listening));
+        Ok(())
+    }
+
+    async fn escalate(self, signals: impl Stream<Item = &'static str>, grace: Duration) {
+        let mut signals = pin!(signals);
+        tokio::select! {
+            biased;
+            () = self.soft.cancelled() => {}
+            Some(signal) = signals.next() => {
+                tracing::info!(signal, ?grace, "stopping: no new work is taken; a second signal stops at once");
+                self.soft.cancel();
+            }
+        }
+        tokio::select! {
+            biased;
+            () = self.hard.cancelled() => {}
+            Some(signal) = signals.next() => tracing::warn!(signal, "stopping at once"),
+            () = tokio::time::sleep(grace) => {
+                if !self.tracker.is_empty() {
+                    tracing::warn!(tasks = self.tracker.len(), "the grace is over: stopping at once");
+                }
+            }
+        }
+        self.hard.cancel();
+    }
+
+    /// Waits until every task that was spawned has ended. Does not make them end: that takes
+    /// `soft` or `hard`.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it can be called again.
+    pub async fn wait(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3_600);
+
+    fn by_hand() -> (mpsc::UnboundedSender<&'static str>, impl Stream<Item = &'static str>) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        (sender, stream::poll_fn(move |context| receiver.poll_recv(context)))
+    }
+
+    #[tokio::test]
+    async fn the_first_signal_is_soft_and_the_second_is_hard() {
+        let shutdown = Shutdown::new();
+        let (signals, stream) = by_hand();
+        let listener = shutdown.spawn(shutdown.clone().escalate(stream, LONG));
+        assert!(!shutdown.soft.is_cancelled());
+
+        signals.send("SIGTERM").unwrap();
+        shutdown.soft.cancelled().await;
+        assert!(!shutdown.hard.is_cancelled());
+
+        signals.send("SIGTERM").unwrap();
+        shutdown.hard.cancelled().await;
+        listener.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_soft_stop_becomes_hard_when_the_grace_is_over() {
+        let shutdown = Shutdown::new();
+        let (_signals, stream) = by_hand();
+        shutdown.spawn(shutdown.clone().escalate(stream, Duration::from_millis(1)));
+        shutdown.soft.cancel();
+        shutdown.hard.cancelled().await;
+        shutdown.wait().await;
+    }
+
+    #[tokio::test]
+    async fn a_hard_stop_is_also_a_soft_one_but_not_the_other_way_round() {
+        let shutdown = Shutdown::new();
+        shutdown.soft.cancel();
+        assert!(!shutdown.hard.is_cancelled());
+        let shutdown = Shutdown::new();
+        shutdown.hard.cancel();
+        assert!(shutdown.soft.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn waiting_ends_with_the_last_task() {
+        let shutdown = Shutdown::new();
+        let soft = shutdown.soft.clone();
+        let task = shutdown.spawn(async move { soft.cancelled().await });
+        let mut waiting = pin!(shutdown.wait());
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        shutdown.soft.cancel();
+        waiting.await;
+        assert!(task.is_finished());
+    }
+
+    #[test]
+    fn real_signals_stop_softly_and_then_hard() {
+        // In a process of its own: signal handlers cannot be taken back, and with them Ctrl-C would
+        // not stop the other tests.
+        let alone = ["--ignored", "--exact", "lifecycle::tests::real_signals_alone"];
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(alone)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[tokio::test]
+    #[ignore = "run by real_signals_stop_softly_and_then_hard in a process of its own"]
+    async fn real_signals_alone() {
+        let shutdown = Shutdown::new();
+        shutdown.listen_for_signals(LONG).unwrap();
+        let send = |signal: &str| {
+            let own = std::process::id().to_string();
+            let sent = std::process::Command::new("kill").args([signal, &own]).status().unwrap();
+            assert!(sent.success());
+        };
+        send("-TERM");
+        shutdown.soft.cancelled().await;
+        assert!(!shutdown.hard.is_cancelled());
+        send("-INT");
+        shutdown.hard.cancelled().await;
+    }
+}
