@@ -2,4 +2,5 @@
 
 pub mod clock;
 pub mod event;
+pub mod history;
 pub mod id;
