@@ -312,7 +312,7 @@ impl BotHistory<'_> {
     }
 
     fn judge_events(&self, scratch: &mut Scratch, report: &mut Report) {
-        let Scratch { fates, order } = scratch;
+        let Scratch { fates, order, .. } = scratch;
         order.clear();
         order.extend(fates.keys().copied());
         order.sort_unstable();

@@ -1,2 +1,4 @@
 //! One file per promise, against real servers.
-fn main() {}
+
+mod exhaustive;
+mod model;
