@@ -112,12 +112,19 @@ pub(crate) struct Claimed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     /// Goes on until this deadline; with n = 0 a renewal.
-    Keep { until_ms: i64 },
+    Keep {
+        until_ms: i64,
+    },
     Release,
     /// Rests until this time.
-    Park { until_ms: i64 },
+    Park {
+        until_ms: i64,
+    },
     /// As park, and counts as a failed attempt.
-    Fail { until_ms: i64, isolate: u32 },
+    Fail {
+        until_ms: i64,
+        isolate: u32,
+    },
 }
 
 /// The arguments of a completion.
@@ -285,12 +292,8 @@ impl Server {
     }
 
     fn forget_finished(&mut self) {
-        let mut behind: Vec<(i64, Bot)> = self
-            .fin
-            .iter()
-            .filter(|&(_, &at)| at <= self.v)
-            .map(|(&bot, &at)| (at, bot))
-            .collect();
+        let mut behind: Vec<(i64, Bot)> =
+            self.fin.iter().filter(|&(_, &at)| at <= self.v).map(|(&bot, &at)| (at, bot)).collect();
         behind.sort_unstable();
         for (_, bot) in behind.into_iter().take(FORGET_MAX) {
             self.fin.remove(&bot);
