@@ -292,9 +292,11 @@ impl BotHistory<'_> {
                 Outcome::Failed => fate.failed = fate.failed.or(Some(ended)),
                 Outcome::Done if fate.done.is_none() => fate.done = Some(started),
                 Outcome::Done => {
+                    // An older fence's commit was accepted before this lease was granted, however
+                    // late its reply was read.
                     let committed_before = fate
                         .commits
-                        .is_some_and(|[first, _]| first.0 != fence || first.2 <= started);
+                        .is_some_and(|[first, _]| first.0 < fence || first.2 <= started);
                     if committed_before {
                         report.duplicates_unexplained += 1;
                         report.describe(|| {
@@ -367,10 +369,10 @@ impl BotHistory<'_> {
 fn remember_end(open: &mut [Option<(u64, u64)>; 2], fence: u64, ended: u64) {
     if let Some((_, until)) = open.iter_mut().flatten().find(|(other, _)| *other == fence) {
         *until = ended.max(*until);
-    } else if let Some(earliest) = open.iter_mut().min_by_key(|slot| slot.map(|(_, until)| until)) {
-        if earliest.is_none_or(|(_, until)| until < ended) {
-            *earliest = Some((fence, ended));
-        }
+    } else if let Some(earliest) = open.iter_mut().min_by_key(|slot| slot.map(|(_, until)| until))
+        && earliest.is_none_or(|(_, until)| until < ended)
+    {
+        *earliest = Some((fence, ended));
     }
 }
 

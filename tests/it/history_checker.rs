@@ -12,7 +12,9 @@ const BOTS: [&str; 5] = ["shop", "a b", "*", "日本", "|||"];
 
 fn judge(records: &[Record<'_>]) -> Report {
     let mut checker = Checker::new();
-    records.iter().for_each(|record| checker.add(record));
+    for record in records {
+        checker.add(record);
+    }
     checker.report()
 }
 

@@ -182,9 +182,11 @@ mod tests {
     use super::*;
     use crate::support::wait::eventually;
 
+    /// Also when the file is synced only every second: a kill does not lose what was written.
     #[tokio::test]
     async fn a_killed_server_comes_back_with_what_it_had() {
-        let options = Options { persistence: Persistence::Always, tcp: true, ..Options::default() };
+        let options =
+            Options { persistence: Persistence::EverySecond, tcp: true, ..Options::default() };
         let mut server = RedisServer::start(options);
         let () = server.connection().await.set("a", 1).await.unwrap();
         server.kill9();
