@@ -49,6 +49,14 @@ impl Model for System {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
+            // Else everything below would hold for want of anything happening.
+            Property::sometimes(
+                "every event is handled and the shard is empty",
+                |system: &System, state: &State| {
+                    let all = (1 << system.events.len()) - 1;
+                    state.handled == all && state.server.depth == 0 && state.server.busy.is_empty()
+                },
+            ),
             Property::always("the invariants of the keys hold", |_, state: &State| {
                 state.server.broken_invariant().is_none()
             }),

@@ -4,6 +4,8 @@
 //!
 //! Bots are numbers; equal scores are ordered by them, as Redis orders members by name.
 
+mod rules;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(crate) type Bot = u8;
