@@ -174,3 +174,12 @@ fn without_the_fence_check_a_frozen_holder_commits() {
     let budget = Budget { freezes: 1, ..NOTHING_WRONG };
     is_broken(&["a stale fence commits nothing"], ONE_STREAM, budget, Rule::FenceCheck);
 }
+
+/// A fence is the time so that it rises even if the last one is forgotten with the tail. A clock
+/// set back across the restart takes this away.
+#[test]
+fn without_a_clock_that_moves_on_a_lost_tail_gives_fences_out_twice() {
+    let budget = Budget { lost_tails: 1, crashes: 1, ..NOTHING_WRONG };
+    let promises = ["a stale fence commits nothing", "no event is lost"];
+    is_broken(&promises, ONE_STREAM, budget, Rule::MovingClock);
+}
