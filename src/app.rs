@@ -283,7 +283,11 @@ impl App {
         builder.handler("log", LogHandler)
     }
 
-    async fn assemble(builder: Builder, plans: Vec<Plan>, target: Target) -> Result<Self, AppError> {
+    async fn assemble(
+        builder: Builder,
+        plans: Vec<Plan>,
+        target: Target,
+    ) -> Result<Self, AppError> {
         let Builder { config, roles, clock, .. } = builder;
         let shards = config.redis.shards;
         let all: Vec<ShardKeys> = plans

@@ -289,9 +289,7 @@ impl Fanout {
             }
             encoded.push(bytes);
         }
-        for ((route, wanted), positions) in
-            self.routes.iter().zip(&wanted).zip(&mut positions.0)
-        {
+        for ((route, wanted), positions) in self.routes.iter().zip(&wanted).zip(&mut positions.0) {
             let shards = route.group(batch, &encoded, wanted, positions);
             route.enqueue(stream, end, shards, positions).await?;
         }

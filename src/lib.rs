@@ -76,6 +76,7 @@ pub mod config;
 pub mod event;
 pub mod fanout;
 pub mod handler;
+pub mod history;
 mod http;
 pub mod id;
 pub mod keyspace;

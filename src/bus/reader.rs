@@ -330,9 +330,21 @@ mod tests {
             ("never read", extent(Some(5), 9, 3, 10), Offset::default(), None, None),
             ("the entry read last is still there", extent(Some(5), 9, 3, 10), at(5), None, None),
             ("at the end of an emptied stream", extent(None, 9, 0, 10), at(9), None, None),
-            ("trimmed up to the entry read last", extent(Some(6), 9, 3, 10), at(5), Some((at(5), 7)), None),
+            (
+                "trimmed up to the entry read last",
+                extent(Some(6), 9, 3, 10),
+                at(5),
+                Some((at(5), 7)),
+                None,
+            ),
             ("two more trimmed", extent(Some(8), 9, 1, 10), at(5), Some((at(5), 7)), Some(2)),
-            ("emptied before it was read", extent(None, 9, 0, 10), at(5), Some((at(5), 7)), Some(3)),
+            (
+                "emptied before it was read",
+                extent(None, 9, 0, 10),
+                at(5),
+                Some((at(5), 7)),
+                Some(3),
+            ),
             ("no note: the worst is assumed", extent(Some(6), 9, 3, 10), at(5), None, Some(7)),
         ];
         for (name, extent, start, noted, expected) in cases {

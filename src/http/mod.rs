@@ -68,10 +68,7 @@ pub(crate) async fn serve(listener: TcpListener, routes: Router, stop: Cancellat
 }
 
 /// Binds `address`, which the setting `key` holds.
-pub(crate) async fn bind(
-    key: &'static str,
-    address: SocketAddr,
-) -> Result<TcpListener, BindError> {
+pub(crate) async fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, BindError> {
     TcpListener::bind(address).await.map_err(|source| BindError { key, address, source })
 }
 

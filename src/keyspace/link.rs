@@ -253,7 +253,8 @@ impl Link {
         }
         let sent = Instant::now();
         let mut values = self.run(&pipe).await?;
-        let missing: Vec<usize> = (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
+        let missing: Vec<usize> =
+            (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
         if !missing.is_empty() {
             // The server forgot its scripts (SCRIPT FLUSH) or is another one: recover, load, resend
             // what did not run.
@@ -333,11 +334,7 @@ impl Link {
         }
     }
 
-    pub(crate) fn refused(
-        &self,
-        command: &'static str,
-        error: &redis::ServerError,
-    ) -> StoreError {
+    pub(crate) fn refused(&self, command: &'static str, error: &redis::ServerError) -> StoreError {
         let message = format!("{} {}", error.code(), error.details().unwrap_or_default());
         StoreError::Refused { target: self.target.shown.clone(), command, message }
     }
@@ -408,7 +405,8 @@ impl Link {
         }
         let mut revoked = 0;
         for value in self.handshake(&mut connection, &pipe, Recover::NAME).await? {
-            let reply = Recover::reply(value).map_err(|source| self.misread(Recover::NAME, source))?;
+            let reply =
+                Recover::reply(value).map_err(|source| self.misread(Recover::NAME, source))?;
             revoked += reply.unwrap_or(0);
         }
         if revoked > 0 {

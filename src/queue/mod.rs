@@ -137,9 +137,8 @@ impl Queue {
         options: PushOptions<'_>,
     ) -> Result<Pushed, StoreError> {
         let encoded: Vec<Vec<u8>> = events.iter().map(Event::encode).collect();
-        let idempotency = options
-            .idempotency
-            .map(|(key, window)| (key, crate::clock::millis(window).max(1)));
+        let idempotency =
+            options.idempotency.map(|(key, window)| (key, crate::clock::millis(window).max(1)));
         let push = Push {
             keys: self.keys_of(bot),
             limits: self.limits,

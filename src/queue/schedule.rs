@@ -46,11 +46,8 @@ impl DueBoard {
     /// Takes what is to be looked at by `now_ms`, pushing it a scan away, and the next time.
     fn take(&self, queue: &Queue, now_ms: u64, scan_ms: u64) -> (Vec<Shard>, u64) {
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let due: Vec<Shard> = queue
-            .shard_count()
-            .shards()
-            .filter(|shard| shards[shard.index()] <= now_ms)
-            .collect();
+        let due: Vec<Shard> =
+            queue.shard_count().shards().filter(|shard| shards[shard.index()] <= now_ms).collect();
         for shard in &due {
             shards[shard.index()] = now_ms + scan_ms;
         }

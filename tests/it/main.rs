@@ -1,2 +1,7 @@
 //! One file per promise, against real servers.
-fn main() {}
+
+mod exhaustive;
+mod history_checker;
+mod model;
+mod roles;
+mod support;
