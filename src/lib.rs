@@ -70,6 +70,8 @@
 //! ```
 
 pub mod app;
+#[doc(hidden)]
+pub mod bench;
 pub mod bus;
 pub mod clock;
 pub mod config;
