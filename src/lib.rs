@@ -75,6 +75,8 @@ pub mod bench;
 pub mod bus;
 pub mod clock;
 pub mod config;
+#[doc(hidden)]
+pub mod demo;
 pub mod event;
 pub mod fanout;
 pub mod handler;
