@@ -1,5 +1,7 @@
 //! Fairlane: a per-tenant event fan-out worker pool on Redis.
 
+#[doc(hidden)]
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod event;
@@ -10,3 +12,4 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
 pub mod queue;
+pub mod telemetry;

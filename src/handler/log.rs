@@ -7,11 +7,7 @@ use super::{Environment, Failure, Handler, Outcomes, Slice};
 pub struct LogHandler;
 
 impl Handler for LogHandler {
-    async fn handle(
-        &self,
-        environment: &Environment,
-        slice: &Slice,
-    ) -> Result<Outcomes, Failure> {
+    async fn handle(&self, environment: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
         for delivery in &slice.events {
             tracing::info!(
                 pipeline = %environment.pipeline,

@@ -166,6 +166,8 @@ pub struct Link {
     /// Shards whose scripts this link calls.
     shards: Vec<ShardKeys>,
     slice_us: u64,
+    /// Whether scripts are loaded and the version is checked.
+    scripts: bool,
     current: RwLock<Option<(u64, MultiplexedConnection)>>,
     connecting: tokio::sync::Mutex<()>,
     generation: AtomicU64,
@@ -193,11 +195,17 @@ impl Link {
             config,
             shards,
             slice_us,
+            scripts: true,
             current: RwLock::new(None),
             connecting: tokio::sync::Mutex::new(()),
             generation: AtomicU64::new(0),
             sent: AtomicU64::new(0),
         }
+    }
+
+    /// A link that never runs a script, and takes a server of any version.
+    pub(super) fn plain(target: Target, response_timeout: Duration) -> Self {
+        Self { scripts: false, ..Self::new(target, Vec::new(), 0, response_timeout) }
     }
 
     /// Where it leads.
@@ -249,7 +257,8 @@ impl Link {
         }
         let sent = Instant::now();
         let mut values = self.run(&pipe).await?;
-        let missing: Vec<usize> = (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
+        let missing: Vec<usize> =
+            (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
         if !missing.is_empty() {
             // The server forgot its scripts (SCRIPT FLUSH) or is another one: recover, load, resend
             // what did not run.
@@ -329,11 +338,7 @@ impl Link {
         }
     }
 
-    pub(crate) fn refused(
-        &self,
-        command: &'static str,
-        error: &redis::ServerError,
-    ) -> StoreError {
+    pub(crate) fn refused(&self, command: &'static str, error: &redis::ServerError) -> StoreError {
         let message = format!("{} {}", error.code(), error.details().unwrap_or_default());
         StoreError::Refused { target: self.target.shown.clone(), command, message }
     }
@@ -380,6 +385,9 @@ impl Link {
             .get_multiplexed_async_connection_with_config(&self.config)
             .await
             .map_err(|source| self.target.connect_error(source))?;
+        if !self.scripts {
+            return Ok(connection);
+        }
         let mut pipe = Pipeline::new();
         pipe.cmd("INFO").arg("server");
         for script in SCRIPTS.iter() {
@@ -404,7 +412,8 @@ impl Link {
         }
         let mut revoked = 0;
         for value in self.handshake(&mut connection, &pipe, Recover::NAME).await? {
-            let reply = Recover::reply(value).map_err(|source| self.misread(Recover::NAME, source))?;
+            let reply =
+                Recover::reply(value).map_err(|source| self.misread(Recover::NAME, source))?;
             revoked += reply.unwrap_or(0);
         }
         if revoked > 0 {

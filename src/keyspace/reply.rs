@@ -64,8 +64,9 @@ impl Reply {
     /// Text; a missing value reads as empty.
     pub(crate) fn text(&mut self) -> Result<String, ReplyError> {
         let bytes = self.bytes()?.unwrap_or_default();
-        String::from_utf8(bytes)
-            .map_err(|error| ReplyError::unexpected("UTF-8", &String::from_utf8_lossy(error.as_bytes())))
+        String::from_utf8(bytes).map_err(|error| {
+            ReplyError::unexpected("UTF-8", &String::from_utf8_lossy(error.as_bytes()))
+        })
     }
 
     pub(crate) fn parsed<T: FromStr>(&mut self) -> Result<T, ReplyError> {

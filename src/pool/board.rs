@@ -236,9 +236,11 @@ impl State {
 
     /// The lowest score known of any shard that is not among `chosen`.
     fn lowest_beside(&self, chosen: &[(bool, i64, Shard)]) -> Option<i64> {
-        let others = self.shards.iter().enumerate().filter(|(index, _)| {
-            !chosen.iter().any(|(_, _, shard)| shard.index() == *index)
-        });
+        let others = self
+            .shards
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !chosen.iter().any(|(_, _, shard)| shard.index() == *index));
         others.filter_map(|(_, entry)| entry.low).min()
     }
 }

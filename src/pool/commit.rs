@@ -11,8 +11,8 @@ use tracing::warn;
 
 use super::board::Board;
 use crate::id::Shard;
-use crate::keyspace::scripts::{Complete, Completion, Verdict};
 use crate::keyspace::StoreError;
+use crate::keyspace::scripts::{Complete, Completion, Verdict};
 use crate::metrics::PipelineMetrics;
 use crate::queue::Queue;
 

@@ -118,7 +118,8 @@ impl Estimate {
     fn observe(&self, took: Duration, events: usize) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
         // Relaxed and not atomic as a whole: a lost sample does not matter to an average.
-        for (average, sample) in [(&self.slice, nanos), (&self.event, nanos / events.max(1) as u64)] {
+        for (average, sample) in [(&self.slice, nanos), (&self.event, nanos / events.max(1) as u64)]
+        {
             let old = average.load(Ordering::Relaxed);
             let new = if old == 0 { sample } else { old - old / 8 + sample / 8 };
             average.store(new.max(1), Ordering::Relaxed);
@@ -315,8 +316,8 @@ async fn claim(shared: &Arc<Shared>, asks: &[Ask]) {
 /// Reads the heads of the queues in one write and starts the workers.
 async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let settings = &shared.settings;
-    let contended =
-        shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64 > settings.workers.max as u64;
+    let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
+        > settings.workers.max as u64;
     let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
     let usual = shared.estimate.events_in(time).clamp(1, settings.batch);
     let mut pipe = Pipeline::with_capacity(leases.len());

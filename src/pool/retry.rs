@@ -45,11 +45,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const BACKOFF: Backoff = Backoff {
-        initial: Duration::from_secs(1),
-        max: Duration::from_secs(300),
-        jitter: 0.2,
-    };
+    const BACKOFF: Backoff =
+        Backoff { initial: Duration::from_secs(1), max: Duration::from_secs(300), jitter: 0.2 };
 
     #[test]
     fn the_delay_doubles_from_initial_to_max() {

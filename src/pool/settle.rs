@@ -65,8 +65,7 @@ pub(super) fn settle(
     answer: Result<Outcomes, Failure>,
     policy: Policy,
 ) -> Settlement {
-    let fit: Vec<usize> =
-        (0..slice.len()).filter(|&index| slice[index] == Fitness::Fit).collect();
+    let fit: Vec<usize> = (0..slice.len()).filter(|&index| slice[index] == Fitness::Fit).collect();
     // The place in the queue of the fit event `k`; past the last one: of the slice's end.
     let place = |k: usize| fit.get(k).copied().unwrap_or(slice.len());
     let mut exceptions: Vec<Exception> = Vec::new();
@@ -84,7 +83,10 @@ pub(super) fn settle(
                 let fate = match outcome {
                     Outcome::Dead(reason) => {
                         tally.dead += 1;
-                        Fate::Dead { reason: shorten(&reason), attempts: policy.attempts.counted() + 1 }
+                        Fate::Dead {
+                            reason: shorten(&reason),
+                            attempts: policy.attempts.counted() + 1,
+                        }
                     }
                     Outcome::Later(delay) => {
                         tally.later += 1;
@@ -109,7 +111,8 @@ pub(super) fn settle(
             let isolate = if at.is_some() { 1 } else { isolate };
             match kind {
                 FailureKind::Unavailable => {
-                    let pause = policy.backoff.delay(policy.unavailable + 1, policy.random, retry_after);
+                    let pause =
+                        policy.backoff.delay(policy.unavailable + 1, policy.random, retry_after);
                     mode = Mode::Park { ms: crate::clock::millis(pause) };
                     tally.retried += 1;
                     (k, place(k))

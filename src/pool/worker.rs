@@ -142,7 +142,9 @@ impl Worker {
             let timeout = shared.settings.handler_timeout;
             Some(tokio::time::timeout(timeout, handling).await.unwrap_or_else(|_| {
                 let limit = humantime::format_duration(timeout);
-                Err(Failure::unknown(format!("the handler took longer than {limit} (handler_timeout)")))
+                Err(Failure::unknown(format!(
+                    "the handler took longer than {limit} (handler_timeout)"
+                )))
             }))
         };
         let answer = {
@@ -190,7 +192,11 @@ impl Worker {
             Committed::Unknown => {
                 // Given up on at the deadline, or the lease is gone.
                 tokio::time::sleep(RENEW_AGAIN).await;
-                if self.lease.is_held() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                if self.lease.is_held() {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
             }
         }
     }

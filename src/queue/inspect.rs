@@ -197,9 +197,9 @@ impl Queue {
     pub async fn view_bot(&self, bot: &BotId, now: Duration) -> Result<BotView, StoreError> {
         let keys = self.keys(self.shard_of(bot));
         let mut views = self.view_bots(keys, std::slice::from_ref(bot), now).await?;
-        views.pop().ok_or_else(|| {
-            self.link().misread("view", ReplyError::unexpected("one bot", "none"))
-        })
+        views
+            .pop()
+            .ok_or_else(|| self.link().misread("view", ReplyError::unexpected("one bot", "none")))
     }
 
     /// The next events of a bot.
@@ -368,9 +368,8 @@ fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, Re
     let attempts = reply.text()?;
     let paused = reply.number::<i64>()? == 1;
     let weight = reply.optional()?.unwrap_or(1);
-    let numbers = |text: &str| -> Vec<u64> {
-        text.split('|').filter_map(|part| part.parse().ok()).collect()
-    };
+    let numbers =
+        |text: &str| -> Vec<u64> { text.split('|').filter_map(|part| part.parse().ok()).collect() };
     let state = match (own.is_empty(), until.is_some(), paused, ready) {
         (false, ..) => BotState::Leased,
         (_, true, ..) => BotState::Parked,
@@ -393,7 +392,7 @@ fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, Re
     })
 }
 
-fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
+pub(super) fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
     let mut entry = Reply::new(entry)?;
     let id = entry.text()?;
     let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;

@@ -14,6 +14,7 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
 //! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
 
+mod dead;
 mod inspect;
 mod lease;
 
@@ -134,9 +135,8 @@ impl Queue {
         options: PushOptions<'_>,
     ) -> Result<Pushed, StoreError> {
         let encoded: Vec<Vec<u8>> = events.iter().map(Event::encode).collect();
-        let idempotency = options
-            .idempotency
-            .map(|(key, window)| (key, crate::clock::millis(window).max(1)));
+        let idempotency =
+            options.idempotency.map(|(key, window)| (key, crate::clock::millis(window).max(1)));
         let push = Push {
             keys: self.keys_of(bot),
             limits: self.limits,
