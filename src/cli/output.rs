@@ -175,6 +175,9 @@ pub(super) fn count(count: u64, thing: &str) -> String {
 pub(super) fn duration(ms: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
     let seconds = ms / 1_000;
+    if ms == 0 {
+        return "0s".to_owned();
+    }
     let Some(at) = UNITS.iter().position(|(unit, _)| seconds >= *unit) else {
         return format!("{ms}ms");
     };
@@ -237,7 +240,7 @@ mod tests {
     #[test]
     fn durations_and_counts_are_read_at_a_glance() {
         let cases = [
-            (0, "0ms"),
+            (0, "0s"),
             (999, "999ms"),
             (12_345, "12s"),
             (60_000, "1m"),

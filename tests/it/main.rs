@@ -1,2 +1,3 @@
 //! One file per promise, against real servers.
-fn main() {}
+
+mod cli;
