@@ -187,7 +187,7 @@ async fn list(
         let mut table =
             Table::new(&["BOT", "PIPELINE", "STATE", ">DEPTH", ">OLDEST", ">ATTEMPTS", ">WEIGHT"]);
         for Listed { pipeline, view } in found {
-            table.row([
+            table.row(&[
                 view.bot.to_string(),
                 pipeline.to_string(),
                 state(view.state).to_owned(),
@@ -236,7 +236,7 @@ async fn show(
             for QueuedEvent { sequence, event } in next {
                 let (id, kind) = event.as_ref().map_or(("(not readable)", "-"), |e| (e.id(), e.kind()));
                 let old = micros(now).saturating_sub(*sequence) / 1_000;
-                table.row([id.to_owned(), kind.to_owned(), duration(old)]);
+                table.row(&[id.to_owned(), kind.to_owned(), duration(old)]);
             }
             text.push_str("\n\n");
             text.push_str(&output.table(&table));

@@ -48,7 +48,7 @@ enum State {
 struct Finding {
     state: State,
     check: String,
-    finding: String,
+    found: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
     /// What scripts are told when it failed.
@@ -57,25 +57,17 @@ struct Finding {
 }
 
 impl Finding {
-    fn ok(check: impl Into<String>, finding: impl Into<String>) -> Self {
-        let (check, finding) = (check.into(), finding.into());
-        Self { state: State::Ok, check, finding, remedy: None, exit: Exit::Failed }
+    fn ok(check: impl Into<String>, found: impl Into<String>) -> Self {
+        let (check, found) = (check.into(), found.into());
+        Self { state: State::Ok, check, found, remedy: None, exit: Exit::Failed }
     }
 
-    fn warn(
-        check: impl Into<String>,
-        finding: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
-        Self { state: State::Warn, remedy: Some(remedy.into()), ..Self::ok(check, finding) }
+    fn warn(check: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { state: State::Warn, remedy: Some(remedy.into()), ..Self::ok(check, found) }
     }
 
-    fn fail(
-        check: impl Into<String>,
-        finding: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
-        Self { state: State::Fail, ..Self::warn(check, finding, remedy) }
+    fn fail(check: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { state: State::Fail, ..Self::warn(check, found, remedy) }
     }
 
     fn exits(self, exit: Exit) -> Self {
@@ -109,21 +101,21 @@ pub(super) async fn check(
 }
 
 fn text(output: Output, findings: &[Finding]) -> String {
-    let mut table = Table::new(&["STATE", "CHECK", "FINDING"]);
-    for Finding { state, check, finding, .. } in findings {
+    let mut table = Table::new(&["STATE", "CHECK", "FOUND"]);
+    for Finding { state, check, found, .. } in findings {
         let (tone, word) = match state {
             State::Ok => (Tone::Good, "ok"),
             State::Warn => (Tone::Warning, "warn"),
             State::Fail => (Tone::Bad, "fail"),
         };
-        table.toned_row(tone, [word.to_owned(), check.clone(), finding.clone()]);
+        table.toned_row(tone, &[word.to_owned(), check.clone(), found.clone()]);
     }
     let mut text = output.table(&table);
     let helping = findings.iter().filter_map(|found| Some((found, found.remedy.as_deref()?)));
-    for (at, (Finding { check, finding, .. }, remedy)) in helping.enumerate() {
-        let newline = if at == 0 { "\n" } else { "" };
-        let check = output.paint(Tone::Strong, check);
-        text.push_str(&format!("{newline}\n{check}: {finding}\n    {remedy}"));
+    for (at, (Finding { check, found, .. }, remedy)) in helping.enumerate() {
+        text.push_str(if at == 0 { "\n\n" } else { "\n" });
+        text.push_str(&output.paint(Tone::Strong, check));
+        text.extend([": ", found, "\n    ", remedy]);
     }
     text
 }

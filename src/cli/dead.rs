@@ -155,7 +155,7 @@ async fn list(
         let mut table =
             Table::new(&["BOT", "ID", "PIPELINE", ">DIED", ">ATTEMPTS", "TYPE", "REASON"]);
         for Listed { pipeline, letter } in found {
-            table.row([
+            table.row(&[
                 letter.bot.to_string(),
                 letter.id.clone(),
                 pipeline.to_string(),

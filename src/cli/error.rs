@@ -176,10 +176,12 @@ impl CliError {
             | Self::Private(
                 PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },
             ) => Exit::Usage,
-            Self::Private(_) | Self::Away(_) | Self::Full(_) => Exit::Unavailable,
+            Self::Private(_)
+            | Self::Away(_)
+            | Self::Full(_)
+            | Self::Store(StoreError::Version { .. }) => Exit::Unavailable,
             Self::PublishStopped { source, .. } => source.exit(),
             Self::Findings { exit, .. } => *exit,
-            Self::Store(StoreError::Version { .. }) => Exit::Unavailable,
             Self::Store(_)
             | Self::StillEnabled(_)
             | Self::NoDeadLetter { .. }

@@ -114,13 +114,13 @@ impl Table {
         Self { inner, tones: Vec::new() }
     }
 
-    pub(super) fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub(super) fn row<const N: usize>(&mut self, cells: &[String; N]) {
         self.inner.add_row(cells.iter().map(|cell| shorten(&plain(cell))));
         self.tones.push(None);
     }
 
     /// A row whose first cell, one word, is coloured.
-    pub(super) fn toned_row<const N: usize>(&mut self, tone: Tone, cells: [String; N]) {
+    pub(super) fn toned_row<const N: usize>(&mut self, tone: Tone, cells: &[String; N]) {
         self.row(cells);
         if let Some(last) = self.tones.last_mut() {
             *last = Some(tone);
@@ -182,14 +182,13 @@ pub(super) fn duration(ms: u64) -> String {
         return format!("{ms}ms");
     };
     let (unit, name) = UNITS[at];
-    let mut text = format!("{}{name}", seconds / unit);
-    if let Some((next, name)) = UNITS.get(at + 1) {
-        let rest = seconds % unit / next;
-        if rest > 0 {
-            text.push_str(&format!(" {rest}{name}"));
+    let first = format!("{}{name}", seconds / unit);
+    match UNITS.get(at + 1) {
+        Some((next, name)) if seconds % unit >= *next => {
+            format!("{first} {}{name}", seconds % unit / next)
         }
+        _ => first,
     }
-    text
 }
 
 /// An age; `-` where there is nothing to be old.
@@ -212,15 +211,15 @@ mod tests {
     #[test]
     fn tables_align_and_numbers_stand_on_the_right() {
         let mut table = Table::new(&["BOT", ">DEPTH"]);
-        table.row(["a".to_owned(), number(1_234_567)]);
-        table.row(["longer".to_owned(), number(1)]);
+        table.row(&["a".to_owned(), number(1_234_567)]);
+        table.row(&["longer".to_owned(), number(1)]);
         assert_eq!(PLAIN.table(&table), "BOT         DEPTH\na       1,234,567\nlonger          1");
     }
 
     #[test]
     fn colours_change_nothing_but_the_colour() {
         let mut table = Table::new(&["STATE", "WHAT"]);
-        table.toned_row(Tone::Bad, ["fail".to_owned(), "x".to_owned()]);
+        table.toned_row(Tone::Bad, &["fail".to_owned(), "x".to_owned()]);
         let coloured = COLOURED.table(&table);
         assert!(coloured.contains("\u{1b}[1m") && coloured.contains("\u{1b}[31m"), "{coloured:?}");
         let bare = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[31m"]
@@ -232,7 +231,7 @@ mod tests {
     #[test]
     fn what_a_terminal_would_obey_is_shown_instead() {
         let mut table = Table::new(&["REASON"]);
-        table.row(["\u{1b}[2Jgone\nnext".to_owned()]);
+        table.row(&["\u{1b}[2Jgone\nnext".to_owned()]);
         assert_eq!(PLAIN.table(&table), "REASON\n\\u{1b}[2Jgone\\nnext");
         assert_eq!(shorten(&"é".repeat(81)), "é".repeat(79) + "…");
     }

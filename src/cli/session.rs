@@ -123,14 +123,14 @@ impl Session {
 #[derive(Debug)]
 pub(super) enum Redis {
     At(RedisUrl),
-    Private(PrivateRedis),
+    Private(Box<PrivateRedis>),
 }
 
 impl Redis {
     pub(super) async fn open(config: &Config) -> Result<Self, CliError> {
         Ok(match &config.redis.url {
             Some(url) => Self::At(url.clone()),
-            None => Self::Private(PrivateRedis::start(&config.data_dir).await?),
+            None => Self::Private(Box::new(PrivateRedis::start(&config.data_dir).await?)),
         })
     }
 

@@ -140,7 +140,7 @@ pub(super) fn pipeline_table(pipelines: &[PipelineStatus]) -> Table {
         ">DEAD", ">OLDEST",
     ]);
     for PipelineStatus { name, state, view } in pipelines {
-        table.row([
+        table.row(&[
             name.to_string(),
             state.text().to_owned(),
             number(view.depth),
@@ -184,9 +184,9 @@ fn screen(output: Output, status: &Status) -> String {
         text.push_str(&output.paint(Tone::Good, "nothing is wrong"));
     }
     for (at, Problem { problem, remedy }) in status.problems.iter().enumerate() {
-        let newline = if at > 0 { "\n" } else { "" };
-        let mark = output.paint(Tone::Warning, "!");
-        text.push_str(&format!("{newline}{mark} {}\n    {remedy}", output::plain(problem)));
+        text.push_str(if at > 0 { "\n" } else { "" });
+        text.push_str(&output.paint(Tone::Warning, "!"));
+        text.extend([" ", &output::plain(problem), "\n    ", &output::plain(remedy)]);
     }
     text
 }
@@ -202,7 +202,7 @@ fn stream_table(streams: &[StreamView]) -> Table {
                 format!("{} (lag {lag}, pending {})", group.name, number(group.pending))
             })
             .collect();
-        table.row([
+        table.row(&[
             view.stream.clone(),
             match view.kind {
                 StreamKind::Absent => "none yet".to_owned(),
@@ -220,17 +220,17 @@ fn stream_table(streams: &[StreamView]) -> Table {
 fn find_problems(status: &Status) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut add = |problem: String, remedy: String| problems.push(Problem { problem, remedy });
-    let info = &status.redis.info;
+    let (info, client) = (&status.redis.info, redis_cli(&status.redis.target));
     if info.eviction != "noeviction" {
         add(
             format!("Redis may throw events away: maxmemory-policy is {}", info.eviction),
-            "redis-cli CONFIG SET maxmemory-policy noeviction".to_owned(),
+            format!("{client} CONFIG SET maxmemory-policy noeviction"),
         );
     }
     if !info.append_only {
         add(
             "Redis loses events when it restarts: appendonly is off".to_owned(),
-            "redis-cli CONFIG SET appendonly yes".to_owned(),
+            format!("{client} CONFIG SET appendonly yes"),
         );
     }
     if !info.append_ok {
@@ -267,13 +267,22 @@ fn find_problems(status: &Status) -> Vec<Problem> {
     if status.invalid > 0 {
         add(
             format!("put aside because it could not be read: {}", count(status.invalid, "event")),
-            "redis-cli XREVRANGE fairlane:invalid + - COUNT 10".to_owned(),
+            format!("{client} XREVRANGE fairlane:invalid + - COUNT 10"),
         );
     }
     for pipeline in &status.pipelines {
         pipeline_problems(pipeline, &mut add);
     }
     problems
+}
+
+/// How the server is reached by hand.
+fn redis_cli(target: &str) -> String {
+    match target.rsplit_once(':') {
+        _ if target.starts_with('/') => format!("redis-cli -s {target}"),
+        Some((host, port)) => format!("redis-cli -h {host} -p {port}"),
+        None => "redis-cli".to_owned(),
+    }
 }
 
 fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, String)) {

@@ -195,6 +195,7 @@ impl Server {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn stream(&self, stream: &str) -> Result<StreamView, StoreError> {
+        type Answers = (HashMap<String, Value>, Vec<HashMap<String, Value>>, Option<u64>);
         let kind: String = self.ask("TYPE", redis::Cmd::key_type(stream)).await?;
         let kind = match kind.as_str() {
             "none" => StreamKind::Absent,
@@ -218,7 +219,6 @@ impl Server {
         pipe.cmd("XINFO").arg("GROUPS").arg(stream);
         pipe.hget(keys::read(stream), "entries");
         let values = Value::Array(self.link.run_checked("XINFO", &pipe).await?);
-        type Answers = (HashMap<String, Value>, Vec<HashMap<String, Value>>, Option<u64>);
         let (facts, groups, copied): Answers = self.read("XINFO", values)?;
         let number = |facts: &HashMap<String, Value>, name: &str| {
             facts.get(name).and_then(|value| redis::from_redis_value_ref::<u64>(value).ok())
