@@ -12,12 +12,12 @@
 --       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (how
 --       many events a bot takes one by one after its holder vanished)
 -- Reply {clock, lowest score left or '', next deadline or '', now µs, ready bots left, leases
---       reaped, then per bot: id, fence, start, att or '', weight}
+--       reaped, run of the server (cut), then per bot: id, fence, start, att or '', weight}
 -- Cost  13 to 15 commands for any max, about 6 more when reaping
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
 local max, bound, ttl, seen, slice, alone, isolate = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]),
   tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
-local meta = call('HMGET', META, 'v', 'f', 'paused')
+local meta = call('HMGET', META, 'v', 'f', 'paused', 'run')
 local v, fence = math.max(tonumber(meta[1] or 0), seen), tonumber(meta[2] or 0)
 local vanished = 0
 
@@ -38,7 +38,7 @@ if #expired > 0 then
   join(at_rest(expired), floor, v, slice)
 end
 
-local reply = {0, '', '', NOW_US, 0, vanished}
+local reply = {0, '', '', NOW_US, 0, vanished, short_run(meta[4])}
 local taken = {}
 if max > 0 and not meta[3] then
   taken = call('ZRANGE', CTL, '-inf', bound, 'BYSCORE', 'LIMIT', 0, max, 'WITHSCORES')

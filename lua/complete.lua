@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- complete: ends or goes on with the leases of several bots of one shard, removing what is done.
 --
--- Per bot: `fence` names the lease, `before` how many events the caller knows to be removed under
+-- Per bot: `run` and `fence` name the lease (a server that lost its tail and whose clock was set
+-- back may give a fence out twice, but never under the same run), `before` how many events the caller knows to be removed under
 -- it, `n` how many more to remove. Another fence answers STALE. A call that was made before
 -- (removed = before + n) removes nothing again. Anything else answers BAD.
 --   keep     the lease goes on and is confirmed, its deadline now + ms (n = 0: renew)
@@ -13,23 +14,24 @@
 -- not done but leave the queue: to the dead letters, or to be delayed.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item
--- ARGV  max dead letters, then per item: bot, fence, before, n, mode, ms, cost µs, isolate (fail
+-- ARGV  max dead letters, then per item: bot, run, fence, before, n, mode, ms, cost µs, isolate (fail
 --       only), number of exceptions, per exception: index from 0, 'dead' reason attempts |
 --       'later' time (ms since 1970) ''
 -- Reply {clock, lowest score or '', next deadline or '', dead letters removed, then per item
 --       'OK' | 'STALE' | 'BAD'}
 -- Cost  11 to 14 commands + 1 a bot (2 with events left)
-assert(#KEYS >= 12 and #ARGV >= 10, 'complete: wrong number of arguments')
+assert(#KEYS >= 12 and #ARGV >= 11, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local items, bots, at = {}, {}, 2
 while at <= #ARGV do
   local item = {
-    bot = ARGV[at], fence = ARGV[at + 1], before = tonumber(ARGV[at + 2]), n = tonumber(ARGV[at + 3]),
-    mode = ARGV[at + 4], ms = tonumber(ARGV[at + 5]), cost = tonumber(ARGV[at + 6]),
-    isolate = tonumber(ARGV[at + 7]), exceptions = {}, key = KEYS[12 + #items],
+    bot = ARGV[at], run = ARGV[at + 1], fence = ARGV[at + 2], before = tonumber(ARGV[at + 3]),
+    n = tonumber(ARGV[at + 4]), mode = ARGV[at + 5], ms = tonumber(ARGV[at + 6]),
+    cost = tonumber(ARGV[at + 7]), isolate = tonumber(ARGV[at + 8]), exceptions = {},
+    key = KEYS[12 + #items],
   }
-  local count = tonumber(ARGV[at + 8])
-  at = at + 9
+  local count = tonumber(ARGV[at + 9])
+  at = at + 10
   for i = 1, count do
     item.exceptions[i] = {
       index = tonumber(ARGV[at]), kind = ARGV[at + 1], what = ARGV[at + 2], attempts = ARGV[at + 3],
@@ -40,8 +42,8 @@ while at <= #ARGV do
   bots[#bots + 1] = item.bot
 end
 
-local meta = call('HMGET', META, 'v', 'depth')
-local v, depth = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
+local meta = call('HMGET', META, 'v', 'depth', 'run')
+local v, depth, run = tonumber(meta[1] or 0), tonumber(meta[2] or 0), short_run(meta[3])
 local owners = call('HMGET', OWN, unpack(bots))
 local attempts = call('HMGET', ATT, unpack(bots))
 local stopped = call('SMISMEMBER', PAUSED, unpack(bots))
@@ -54,7 +56,7 @@ for i, item in ipairs(items) do
   local fence, acked, start, _ = string.match(owners[i] or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
   acked, start = tonumber(acked), tonumber(start)
   local repeated = acked == item.before + item.n and item.n > 0
-  if fence ~= item.fence then
+  if fence ~= item.fence or run ~= item.run then
     reply[#reply + 1] = 'STALE'
   elseif acked ~= item.before and not repeated then
     reply[#reply + 1] = 'BAD'

@@ -24,6 +24,11 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
+-- Enough of the server's run id to tell two runs apart.
+local function short_run(run)
+  return string.sub(run or '', 1, 8)
+end
+
 -- The lowest score of a sorted set as a number, or nil.
 local function lowest(key)
   return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])

@@ -1,11 +1,87 @@
 //! Fairlane: a per-tenant event fan-out worker pool on Redis.
+//!
+//! A bus consumer copies each event into one Redis list per bot (a bot is a tenant) and puts the
+//! bot's id, once, into a control set. A pool of workers takes bots round robin under locks with a
+//! time to live: every bot's queue is handled in order, by one worker at a time, and no busy bot
+//! delays a quiet one.
+//!
+//! ```text
+//! producers ── XADD ──▶ bus ──▶ fanout ──▶ queue (lists + control set) ──▶ pool ──▶ handler
+//!                              match, copy        lua/*.lua            lease, renew,
+//!                                                                      retry, complete
+//! ```
+//!
+//! # The map, in the order of the data
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`id`], [`event`], [`clock`] | the base: parsed ids, the event and its wire forms, time |
+//! | [`keyspace`] | Redis: connections, THE key table, one typed call per `lua/*.lua` |
+//! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
+//! | [`fanout`] | which pipelines take an event; the copy into the queues |
+//! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
+//! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
+//! | [`handler`] | `trait Handler` and the built-in ones |
+//! | [`app`] | puts it together |
+//! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
+//! | [`history`] | judges what happened: loss, order, holders, repetitions |
+//!
+//! # Invariants
+//!
+//! 1. A queue that is not empty belongs to a bot that is in exactly one of: the control set; the
+//!    busy set (leased or parked); paused and not busy. Nobody is forgotten.
+//! 2. At most one live fence per bot; a stale fence commits nothing.
+//! 3. An event leaves its queue only through a fenced completion after its effect, or into the
+//!    dead letters or the delayed events in the same script.
+//! 4. Events of one bot are handled in the order of the queue; a retry holds that bot's head,
+//!    nobody else's.
+//! 5. The depth of a shard is the sum of its queues' lengths.
+//!
+//! # Use as a library
+//!
+//! ```no_run
+//! use fairlane::app::App;
+//! use fairlane::config::{Config, PipelineConfig};
+//! use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
+//! use fairlane::id::PipelineName;
+//! use fairlane::lifecycle::Shutdown;
+//!
+//! struct Billing;
+//!
+//! impl Handler for Billing {
+//!     async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+//!         for delivery in &slice.events {
+//!             println!("{} {}", slice.bot, delivery.event.kind());
+//!         }
+//!         Ok(Outcomes::done())
+//!     }
+//! }
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut config = Config::default();
+//! let billing = PipelineConfig::new("billing", ["invoice.*"]);
+//! config.pipelines.insert(PipelineName::parse("billing")?, billing);
+//! let shutdown = Shutdown::new();
+//! shutdown.listen_for_signals(config.shutdown_grace)?;
+//! let app = App::builder(config).handler("billing", Billing).build().await?;
+//! app.run(shutdown).await?;
+//! # Ok(())
+//! # }
+//! ```
 
+pub mod app;
+#[doc(hidden)]
+pub mod bench;
+pub mod bus;
 #[doc(hidden)]
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod event;
+pub mod fanout;
 pub mod handler;
+pub mod history;
+mod http;
 pub mod id;
 pub mod keyspace;
 pub mod lifecycle;

@@ -9,7 +9,9 @@ use super::error::{CliError, Exit};
 use super::output::{Output, Table, Tone, count, duration};
 use super::session::{Redis, TIMEOUT};
 use crate::clock::{Clock as _, SystemClock, millis};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, PipelineConfig};
+use crate::fanout::Filter;
+use crate::id::PipelineName;
 use crate::keyspace::{Server, ServerInfo, StoreError, StreamKind};
 
 /// The oldest Redis that has what the scripts need.
@@ -128,10 +130,7 @@ fn check_config(config: &Config) -> Vec<Finding> {
     );
     let mut findings = vec![Finding::ok("configuration", format!("readable; {redis}"))];
     for (name, pipeline) in config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled) {
-        findings.push(Finding::ok(
-            format!("pipeline {name}"),
-            format!("handler {}, events {}", pipeline.handler, pipeline.events.join(", ")),
-        ));
+        findings.push(check_pipeline(name, pipeline));
     }
     if findings.len() == 1 {
         findings.push(Finding::warn(
@@ -141,6 +140,17 @@ fn check_config(config: &Config) -> Vec<Finding> {
         ));
     }
     findings
+}
+
+fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
+    let check = format!("pipeline {name}");
+    if let Some(Err(error)) = pipeline.filter.as_deref().map(Filter::compile) {
+        let remedy = format!("correct pipelines.{name}.filter");
+        return Finding::fail(check, error.to_string(), remedy).exits(Exit::Usage);
+    }
+    let filtered = if pipeline.filter.is_some() { ", filtered" } else { "" };
+    let events = pipeline.events.join(", ");
+    Finding::ok(check, format!("handler {}, events {events}{filtered}", pipeline.handler))
 }
 
 async fn check_redis(config: &Config) -> Vec<Finding> {

@@ -127,6 +127,10 @@ impl Target {
         StoreError::Connect { target: self.shown.clone(), source }
     }
 
+    pub(crate) fn unknown(&self, source: redis::RedisError) -> StoreError {
+        StoreError::Unknown { target: self.shown.clone(), source }
+    }
+
     /// A connection of its own for subscriptions.
     ///
     /// # Errors
@@ -297,7 +301,7 @@ impl Link {
             Ok(values) => Ok(values),
             Err(source) => {
                 self.drop_generation(generation);
-                Err(StoreError::Unknown { target: self.target.shown.clone(), source })
+                Err(self.target.unknown(source))
             }
         }
     }

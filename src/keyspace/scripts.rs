@@ -3,7 +3,7 @@
 //! A [`Call`] knows its script, its command and how to read the reply; [`super::Link`] sends one
 //! or many of them.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use redis::{Cmd, Value};
 
@@ -13,8 +13,6 @@ use crate::id::{BotId, Fence, Offset, Sequence};
 
 /// A script as it is loaded: its first line, `lua/shared.lua` where it needs that, its body.
 pub(super) struct Script {
-    /// The file's name and the metric label.
-    pub(super) name: &'static str,
     pub(super) code: String,
     sha: String,
 }
@@ -27,7 +25,7 @@ macro_rules! scripts {
 
         /// Every script, in one table.
         pub(super) static SCRIPTS: LazyLock<Vec<Script>> = LazyLock::new(|| {
-            vec![$(Script::new($name, include_str!(concat!("../../lua/", $name, ".lua")), $shared)),+]
+            vec![$(Script::new(include_str!(concat!("../../lua/", $name, ".lua")), $shared)),+]
         });
     };
 }
@@ -40,12 +38,12 @@ scripts! {
 
 impl Script {
     #[expect(clippy::disallowed_methods, reason = "the one place that knows scripts")]
-    fn new(name: &'static str, file: &str, shared: bool) -> Self {
+    fn new(file: &str, shared: bool) -> Self {
         const SHARED: &str = include_str!("../../lua/shared.lua");
         let (first, body) = file.split_once('\n').unwrap_or((file, ""));
         let code = format!("{first}\n{}\n{body}", if shared { SHARED } else { "" });
         let sha = redis::Script::new(&code).get_hash().to_owned();
-        Self { name, code, sha }
+        Self { code, sha }
     }
 }
 
@@ -270,6 +268,8 @@ pub struct Claimed {
     pub ready: u64,
     /// Leases that ran out and were reaped by this call.
     pub vanished: u64,
+    /// The beginning of the server's run id, which names the leases together with their fences.
+    pub run: Arc<str>,
     /// What was leased.
     pub leases: Vec<Grant>,
 }
@@ -350,6 +350,7 @@ impl Call for Claim<'_> {
             now_us: reply.number()?,
             ready: reply.number()?,
             vanished: reply.number()?,
+            run: reply.text()?.into(),
             leases: Vec::with_capacity(reply.len() / 5),
         };
         while reply.len() > 0 {
@@ -424,6 +425,8 @@ pub enum Fate {
 pub struct Completion {
     /// Whose queue.
     pub bot: BotId,
+    /// The run of the server that gave the lease.
+    pub run: Arc<str>,
     /// The lease.
     pub fence: Fence,
     /// Events already removed under this lease.
@@ -494,7 +497,8 @@ impl Call for Complete<'_> {
                 Mode::Park { ms } => ("park", ms, 0),
                 Mode::Fail { ms, isolate } => ("fail", ms, isolate),
             };
-            cmd.arg(item.bot.as_str()).arg(item.fence.get()).arg(item.before).arg(item.n);
+            cmd.arg(item.bot.as_str()).arg(&*item.run).arg(item.fence.get());
+            cmd.arg(item.before).arg(item.n);
             cmd.arg(mode).arg(ms).arg(item.cost).arg(isolate).arg(item.exceptions.len());
             for exception in &item.exceptions {
                 cmd.arg(exception.index);

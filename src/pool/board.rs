@@ -283,6 +283,7 @@ mod tests {
             now_us: 1_000_000,
             ready: 0,
             vanished: 0,
+            run: "run".into(),
             leases: Vec::new(),
         }
     }

@@ -37,6 +37,7 @@ use crate::keyspace::Reply;
 use crate::keyspace::scripts::Claim;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
+use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
 
 /// Work that may be taken ahead of the workers.
@@ -177,9 +178,9 @@ impl Pool {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Takes what the shard published.
-    pub(crate) fn ear(&self) -> Ear {
-        Ear(Arc::clone(&self.shared.board))
+    /// Hears what the shards publish.
+    pub(crate) fn listener(&self) -> Box<dyn Listener> {
+        Box::new(Ear(Arc::clone(&self.shared.board)))
     }
 
     /// Claims and hands out until the soft stop.
@@ -217,19 +218,18 @@ impl Pool {
 }
 
 /// Hears what falls below what the dispatcher knows.
-#[derive(Clone)]
-pub(crate) struct Ear(Arc<Board>);
+struct Ear(Arc<Board>);
 
-impl Ear {
-    pub(crate) fn ready(&self, shard: Shard, score: i64) {
-        self.0.heard(shard, score);
+impl Listener for Ear {
+    fn heard(&self, shard: Shard, wake: Wake) {
+        match wake {
+            Wake::Ready(score) => self.0.heard(shard, score),
+            Wake::Deadline(deadline_ms) => self.0.heard_deadline(shard, deadline_ms),
+            Wake::Due(_) => {}
+        }
     }
 
-    pub(crate) fn deadline(&self, shard: Shard, deadline_ms: u64) {
-        self.0.heard_deadline(shard, deadline_ms);
-    }
-
-    pub(crate) fn missed(&self) {
+    fn missed(&self) {
         self.0.look_everywhere();
     }
 }
@@ -293,9 +293,9 @@ async fn claim(shared: &Arc<Shared>, asks: &[Ask]) {
             Ok(mut claimed) => {
                 shared.metrics.leases_lost.increment(claimed.vanished);
                 let grants = std::mem::take(&mut claimed.leases);
-                leases.extend(
-                    grants.into_iter().map(|grant| Lease::new(grant, ask.shard, sent, ttl)),
-                );
+                let run = &claimed.run;
+                let lease = |grant| Lease::new(grant, Arc::clone(run), ask.shard, sent, ttl);
+                leases.extend(grants.into_iter().map(lease));
                 shared.board.claimed(ask.shard, &claimed);
             }
             Err(error) => {

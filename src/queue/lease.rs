@@ -1,5 +1,6 @@
 //! A lease as its holder sees it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -23,6 +24,8 @@ pub struct Lease {
     pub shard: Shard,
     /// Its number.
     pub fence: Fence,
+    /// The run of the server that gave it.
+    run: Arc<str>,
     /// What happened since the bot made progress.
     pub attempts: Attempts,
     /// Relative share of the service.
@@ -38,12 +41,13 @@ pub struct Lease {
 impl Lease {
     /// A lease that was asked for at `sent` with `ttl`.
     #[must_use]
-    pub fn new(grant: Grant, shard: Shard, sent: Instant, ttl: Duration) -> Self {
+    pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Instant, ttl: Duration) -> Self {
         let Grant { bot, fence, attempts, weight, .. } = grant;
         let mut lease = Self {
             bot,
             shard,
             fence,
+            run,
             attempts,
             weight,
             removed: 0,
@@ -98,6 +102,7 @@ impl Lease {
     ) -> Completion {
         Completion {
             bot: self.bot.clone(),
+            run: Arc::clone(&self.run),
             fence: self.fence,
             before: self.removed,
             n,

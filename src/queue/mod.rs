@@ -17,6 +17,9 @@
 mod dead;
 mod inspect;
 mod lease;
+pub(crate) mod sample;
+pub(crate) mod schedule;
+pub(crate) mod wake;
 
 use std::sync::Arc;
 use std::time::Duration;

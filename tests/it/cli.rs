@@ -414,6 +414,17 @@ async fn another_number_of_shards_is_refused() {
 }
 
 #[tokio::test]
+async fn a_filter_that_cannot_be_compiled_fails_the_check() {
+    let place = Place::new().await;
+    let config = format!("{CONFIG}filter = \"event.type ==\"\n");
+    std::fs::write(place.dir.path().join("fairlane.toml"), config).unwrap();
+    let ran = place.run(&["check"]);
+    assert_eq!(ran.code, 64, "{ran:?}");
+    assert!(ran.out.contains("pipelines.log.filter"), "{}", ran.out);
+    place.stop().await;
+}
+
+#[tokio::test]
 async fn check_tells_what_may_lose_events_and_what_is_forbidden() {
     let place = Place::new().await;
     assert_eq!(place.run(&["check"]).code, 0);

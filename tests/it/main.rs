@@ -1,3 +1,8 @@
 //! One file per promise, against real servers.
 
 mod cli;
+mod exhaustive;
+mod history_checker;
+mod model;
+mod roles;
+mod support;

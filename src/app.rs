@@ -1,0 +1,530 @@
+//! Puts the parts together. The only file that knows every one of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::bus::reader::{self, Retention};
+use crate::bus::redis_stream::RedisStream;
+use crate::clock::{SharedClock, SystemClock, millis};
+use crate::config::{Config, ConfigError, OnOverflow, PipelineConfig, Start};
+use crate::fanout::{Fanout, Filter, FilterError, Glob, Route};
+use crate::handler::{AnyHandler, Environment, Handler, LogHandler};
+use crate::http::{self, BindError, Health};
+use crate::id::PipelineName;
+use crate::keyspace::keys::{self, ShardKeys};
+use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
+use crate::keyspace::scripts::Limits;
+use crate::keyspace::{Link, StoreError, Target};
+use crate::lifecycle::Shutdown;
+use crate::metrics::{self, PipelineMetrics};
+use crate::pool::retry::Backoff;
+use crate::pool::scale::Bounds;
+use crate::pool::{Pool, Settings};
+use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
+use crate::queue::schedule::{self, DueBoard, DueEar};
+use crate::queue::wake::{self, Listener};
+use crate::queue::{FAIR_SLICE_US, Queue};
+
+/// A call that takes longer has an unknown outcome.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A private Redis is looked after this often.
+const SUPERVISE: Duration = Duration::from_secs(1);
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Roles {
+    /// Reads the bus.
+    pub ingest: bool,
+    /// Handles events.
+    pub work: bool,
+    /// Answers HTTP.
+    pub http: bool,
+    /// Moves delayed events when they are due.
+    pub schedule: bool,
+}
+
+impl Roles {
+    /// Everything.
+    pub const ALL: Self = Self { ingest: true, work: true, http: true, schedule: true };
+}
+
+impl FromStr for Roles {
+    type Err = String;
+
+    /// Reads a comma-separated list.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut roles = Self { ingest: false, work: false, http: false, schedule: false };
+        for role in text.split(',').map(str::trim) {
+            match role {
+                "ingest" => roles.ingest = true,
+                "work" => roles.work = true,
+                "http" => roles.http = true,
+                "schedule" => roles.schedule = true,
+                _ => {
+                    return Err(format!(
+                        "{role:?} is no role; the roles are ingest, work, http and schedule"
+                    ));
+                }
+            }
+        }
+        Ok(roles)
+    }
+}
+
+/// Why a process cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The configuration contradicts itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A pipeline names a handler that nobody registered.
+    #[error(
+        "pipelines.{pipeline}.handler is {handler:?}, which this program does not have; it has {known}"
+    )]
+    Handler {
+        /// The pipeline.
+        pipeline: PipelineName,
+        /// What it names.
+        handler: String,
+        /// What there is.
+        known: String,
+    },
+    /// A filter cannot be used.
+    #[error("pipelines.{pipeline}.filter: {source}")]
+    Filter {
+        /// The pipeline.
+        pipeline: PipelineName,
+        /// Why.
+        #[source]
+        source: FilterError,
+    },
+    /// The data was created with another number of shards.
+    #[error(
+        "redis.shards is {configured}, but the data in Redis was created with {stored}; set it to {stored}"
+    )]
+    Shards {
+        /// The setting.
+        configured: u16,
+        /// What the data says.
+        stored: String,
+    },
+    /// No private Redis could be started.
+    #[error(transparent)]
+    PrivateRedis(#[from] PrivateRedisError),
+    /// `redis.url` cannot be read.
+    #[error("redis.url cannot be used: {0}")]
+    RedisUrl(#[source] redis::RedisError),
+    /// Redis does not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A listener cannot be opened.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+}
+
+impl AppError {
+    /// Whether a service that is needed is away, rather than the configuration wrong.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::PrivateRedis(_) | Self::Store(_))
+    }
+}
+
+/// Collects what an [`App`] is made of.
+pub struct Builder {
+    config: Config,
+    roles: Roles,
+    handlers: HashMap<String, Arc<dyn AnyHandler>>,
+    clock: SharedClock,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("roles", &self.roles).finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    /// Registers a handler under the name that `pipelines.NAME.handler` uses. Replaces a built-in
+    /// one of the same name.
+    #[must_use]
+    pub fn handler(mut self, name: impl Into<String>, handler: impl Handler) -> Self {
+        self.handlers.insert(name.into(), Arc::new(handler));
+        self
+    }
+
+    /// What the process does; [`Roles::ALL`] if not said.
+    #[must_use]
+    pub fn roles(mut self, roles: Roles) -> Self {
+        self.roles = roles;
+        self
+    }
+
+    /// Another wall clock.
+    #[must_use]
+    pub fn clock(mut self, clock: SharedClock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Checks everything, starts a private Redis where none is named, and opens the listeners.
+    ///
+    /// # Errors
+    /// See [`AppError`]; nothing is left running.
+    pub async fn build(self) -> Result<App, AppError> {
+        self.config.check()?;
+        metrics::install();
+        let mut plans = Vec::new();
+        for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
+            plans.push(self.plan(name, config)?);
+        }
+        if plans.is_empty() {
+            warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
+        }
+        let (private, target) = match &self.config.redis.url {
+            Some(url) => (None, Target::new(url.expose()).map_err(AppError::RedisUrl)?),
+            None => {
+                let private = PrivateRedis::start(&self.config.data_dir).await?;
+                let target = Target::new(private.url().expose()).map_err(AppError::RedisUrl)?;
+                (Some(private), target)
+            }
+        };
+        let built = App::assemble(self, plans, target).await;
+        match (built, private) {
+            (Ok(app), private) => Ok(App { private, ..app }),
+            (Err(error), Some(private)) => {
+                if let Err(stop) = private.stop().await {
+                    warn!(error = %stop, "cannot stop the private Redis");
+                }
+                Err(error)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn plan(&self, name: &PipelineName, config: &PipelineConfig) -> Result<Plan, AppError> {
+        let Some(handler) = self.handlers.get(&config.handler) else {
+            let known: BTreeMap<_, _> = self.handlers.keys().map(|name| (name, ())).collect();
+            let known: Vec<_> = known.into_keys().map(|name| format!("{name:?}")).collect();
+            return Err(AppError::Handler {
+                pipeline: name.clone(),
+                handler: config.handler.clone(),
+                known: known.join(", "),
+            });
+        };
+        let filter = config.filter.as_deref().map(Filter::compile).transpose();
+        let filter =
+            filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
+        Ok(Plan {
+            name: name.clone(),
+            config: config.clone(),
+            handler: Arc::clone(handler),
+            filter,
+        })
+    }
+}
+
+/// A pipeline, checked.
+struct Plan {
+    name: PipelineName,
+    config: PipelineConfig,
+    handler: Arc<dyn AnyHandler>,
+    filter: Option<Filter>,
+}
+
+/// One instance of the service. Several may run in one process.
+pub struct App {
+    config: Config,
+    roles: Roles,
+    clock: SharedClock,
+    target: Target,
+    private: Option<PrivateRedis>,
+    links: Links,
+    plans: Vec<Plan>,
+    metrics_listener: TcpListener,
+    http_listener: Option<TcpListener>,
+}
+
+/// The connections of one instance.
+struct Links {
+    /// Claims, reads and completions of every pool.
+    pool: Arc<Link>,
+    /// The fan-out.
+    ingest: Arc<Link>,
+    /// Everything that may be slow or rare.
+    admin: Arc<Link>,
+}
+
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl App {
+    /// Begins with the configuration and the built-in handlers.
+    #[must_use]
+    pub fn builder(config: Config) -> Builder {
+        let builder = Builder {
+            config,
+            roles: Roles::ALL,
+            handlers: HashMap::new(),
+            clock: Arc::new(SystemClock),
+        };
+        builder.handler("log", LogHandler)
+    }
+
+    async fn assemble(
+        builder: Builder,
+        plans: Vec<Plan>,
+        target: Target,
+    ) -> Result<Self, AppError> {
+        let Builder { config, roles, clock, .. } = builder;
+        let shards = config.redis.shards;
+        let all: Vec<ShardKeys> = plans
+            .iter()
+            .flat_map(|plan| shards.shards().map(|shard| ShardKeys::new(&plan.name, shard)))
+            .collect();
+        let link = || {
+            let link = Link::new(target.clone(), all.clone(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+            Arc::new(link)
+        };
+        let links = Links { pool: link(), ingest: link(), admin: link() };
+        register(&links.admin, &config, &plans, &clock).await?;
+        let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
+        let http_listener = match roles.http {
+            true => Some(http::bind("http.listen", config.http.listen).await?),
+            false => None,
+        };
+        Ok(Self {
+            config,
+            roles,
+            clock,
+            target,
+            private: None,
+            links,
+            plans,
+            metrics_listener,
+            http_listener,
+        })
+    }
+
+    /// Where metrics and health are served.
+    ///
+    /// # Errors
+    /// When the operating system does not tell.
+    pub fn metrics_address(&self) -> std::io::Result<SocketAddr> {
+        self.metrics_listener.local_addr()
+    }
+
+    /// Where Redis is.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The queues of a pipeline, to push to or to look at.
+    #[must_use]
+    pub fn queue(&self, pipeline: &PipelineName) -> Option<Queue> {
+        let plan = self.plans.iter().find(|plan| plan.name == *pipeline)?;
+        Some(plan.queue(&self.config, &self.links.admin))
+    }
+
+    /// Runs until `shutdown` stops it and everything that was begun has ended.
+    ///
+    /// # Errors
+    /// When the private Redis cannot be stopped.
+    pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
+        let App { config, roles, clock, target, private, links, plans, .. } = self;
+        // Health is answered until the very end, so it has a stop of its own.
+        let stop = CancellationToken::new();
+        let health = Health { link: Arc::clone(&links.admin), stopping: shutdown.soft.clone() };
+        let routes = http::health_routes(health);
+        let observed = routes.clone().merge(http::metrics_routes());
+        let mut servers = tokio::task::JoinSet::new();
+        servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
+        if let Some(listener) = self.http_listener {
+            servers.spawn(http::serve(listener, routes, stop.clone()));
+        }
+
+        let activity = Arc::new(Activity::default());
+        let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
+        for plan in plans {
+            let queue = plan.queue(&config, &links.admin);
+            let mut ears: Vec<Box<dyn Listener>> =
+                vec![Box::new(ActivityEar(Arc::clone(&activity)))];
+            if roles.schedule {
+                let board = DueBoard::new(&queue);
+                ears.push(Box::new(DueEar(Arc::clone(&board))));
+                let clock = Arc::clone(&clock);
+                shutdown.spawn(schedule::run(queue.clone(), board, clock, shutdown.clone()));
+            }
+            if roles.work {
+                let pool = plan.pool(queue.over(Arc::clone(&links.pool)), &clock, &shutdown);
+                ears.push(pool.listener());
+                shutdown.spawn(pool.run());
+                sampled.push(Sampled {
+                    queue: queue.clone(),
+                    metrics: PipelineMetrics::new(&plan.name),
+                    keep_dead: plan.config.dead.keep,
+                });
+            }
+            if roles.ingest {
+                fanout.push(plan.route(queue.over(Arc::clone(&links.ingest))));
+            }
+            listening.push((queue, ears));
+        }
+        shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
+        if roles.work {
+            let (link, clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
+            shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
+        }
+        if !fanout.is_empty() {
+            let fanout = Arc::new(Fanout::new(fanout));
+            read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
+        }
+
+        let private = match private {
+            Some(private) => Some(supervise(private, &config, &links.admin, &shutdown).await),
+            None => {
+                shutdown.soft.cancelled().await;
+                None
+            }
+        };
+        shutdown.wait().await;
+        stop.cancel();
+        while servers.join_next().await.is_some() {}
+        // Our connections must be gone before the last one out turns off the light.
+        drop(links);
+        if let Some(private) = private {
+            let stopped = private.stop().await?;
+            info!(stopped, "left the private Redis; the last one out stops it");
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
+        let shards = config.redis.shards;
+        let pipeline = &self.config;
+        let limits = Limits {
+            slice_us: FAIR_SLICE_US,
+            linger_ms: millis(pipeline.linger),
+            max_queue: pipeline.max_queue.map_or(0, std::num::NonZero::get),
+            overflow_dead: pipeline.on_overflow == OnOverflow::Dead,
+            // The bound is the pipeline's; each shard keeps its part of it.
+            dead_max: pipeline.dead.max.get().div_ceil(u64::from(shards.get())),
+        };
+        Queue::new(self.name.clone(), shards, limits, Arc::clone(link))
+    }
+
+    fn route(self, queue: Queue) -> Route {
+        Route {
+            metrics: PipelineMetrics::new(&self.name),
+            types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
+            filter: self.filter,
+            from_earliest: self.config.start == Start::Earliest,
+            queue,
+        }
+    }
+
+    fn pool(&self, queue: Queue, clock: &SharedClock, shutdown: &Shutdown) -> Pool {
+        let config = &self.config;
+        let settings = Settings {
+            batch: config.batch.get(),
+            slice_time: config.slice_time,
+            lease_ttl: config.lease_ttl,
+            handler_timeout: config.handler_timeout,
+            workers: Bounds { min: config.workers.min.get(), max: config.workers.max.get() },
+            max_attempts: config.max_attempts.get(),
+            backoff: Backoff {
+                initial: config.backoff.initial,
+                max: config.backoff.max,
+                jitter: config.backoff.jitter,
+            },
+            max_age: config.max_age,
+        };
+        let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
+        Pool::new(queue, settings, Arc::clone(&self.handler), environment, shutdown.clone())
+    }
+}
+
+/// Fixes the number of shards with the first data, and notes the pipelines for operators.
+async fn register(
+    link: &Link,
+    config: &Config,
+    plans: &[Plan],
+    clock: &SharedClock,
+) -> Result<(), AppError> {
+    let shards = config.redis.shards.get();
+    let mut pipe = redis::Pipeline::new();
+    pipe.cmd("SET").arg(keys::SHARDS).arg(shards).arg("NX");
+    pipe.cmd("GET").arg(keys::SHARDS);
+    for plan in plans {
+        let first_seen = millis(clock.now());
+        pipe.cmd("HSETNX").arg(keys::PIPELINES).arg(plan.name.as_str()).arg(first_seen);
+    }
+    let values = link.run_checked("SET", &pipe).await?;
+    let stored = match values.get(1) {
+        Some(Value::BulkString(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
+        _ => String::new(),
+    };
+    if stored != shards.to_string() {
+        return Err(AppError::Shards { configured: shards, stored });
+    }
+    Ok(())
+}
+
+/// Starts a reader per bus stream.
+fn read_bus(
+    config: &Config,
+    target: &Target,
+    link: &Arc<Link>,
+    fanout: &Arc<Fanout>,
+    clock: &SharedClock,
+    shutdown: &Shutdown,
+) {
+    let retention = Retention { trim: config.bus.trim, keep: config.bus.retention };
+    for stream in &config.bus.streams {
+        // Commands that block need a connection of their own.
+        let timeout = RESPONSE_TIMEOUT + RedisStream::WAIT_MAX;
+        let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
+        let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(link));
+        let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
+        shutdown.spawn(reader::run(source, fanout, retention, clock, shutdown.clone()));
+    }
+}
+
+/// Starts the private Redis again when it dies, until the soft stop. Answers the one that runs.
+async fn supervise(
+    mut private: PrivateRedis,
+    config: &Config,
+    link: &Link,
+    shutdown: &Shutdown,
+) -> PrivateRedis {
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            () = tokio::time::sleep(SUPERVISE) => {}
+        }
+        if link.is_up() || link.command("PING", redis::cmd("PING")).await.is_ok() {
+            continue;
+        }
+        warn!(pid = private.pid(), "the private Redis does not answer; starting it again");
+        match PrivateRedis::start(&config.data_dir).await {
+            Ok(again) => private = again,
+            Err(error) => warn!(%error, "cannot start the private Redis"),
+        }
+    }
+}

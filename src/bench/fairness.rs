@@ -1,0 +1,232 @@
+//! `fairlane bench fairness`: what quiet tenants wait beside busy ones, and how evenly the busy
+//! ones progress.
+//!
+//! Two instances of the service share the consumers, as two processes would. First the quiet bots
+//! alone; then beside the backlog. Quiet waits count from the moment the event was sent. One more
+//! busy bot has weight 3.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::latency::{quantile_ms, waits};
+use super::{BenchError, Rig, event, jain, pipeline_name};
+use crate::clock::micros;
+use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
+use crate::id::BotId;
+
+/// What to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Bots with a backlog.
+    pub busy: usize,
+    /// Events of each.
+    pub backlog: usize,
+    /// Bots with an event now and then.
+    pub quiet: usize,
+    /// Quiet events per second, all quiet bots together.
+    pub quiet_rate: u64,
+    /// Time the handler takes per event.
+    pub handling: Duration,
+    /// Consumers in all.
+    pub consumers: usize,
+    /// Events of one more, enormous bot; 0: none.
+    pub giant: usize,
+    /// How long each part is watched, at most.
+    pub window: Duration,
+}
+
+/// What came out.
+#[derive(Debug, Clone, Serialize)]
+#[expect(missing_docs, reason = "named by the interface")]
+pub struct Report {
+    pub quiet_p50_ms_alone: f64,
+    pub quiet_p99_ms_alone: f64,
+    pub quiet_p50_ms_beside: f64,
+    pub quiet_p99_ms_beside: f64,
+    pub quiet_events_beside: u64,
+    pub jain: f64,
+    pub smallest_share: f64,
+    /// Service of the bot with weight 3 over the mean of those with weight 1.
+    pub weight_3_share: f64,
+    /// Service of the giant over the mean of those with weight 1.
+    pub giant_share: Option<f64>,
+    pub busy_events_per_second: f64,
+}
+
+struct Slow {
+    handling: Duration,
+    quiet: Mutex<Histogram<u64>>,
+    served: Mutex<HashMap<BotId, u64>>,
+    done: AtomicU64,
+}
+
+#[derive(Deserialize)]
+struct Payload {
+    sent: u64,
+}
+
+/// One handler, shared by the instances.
+struct Shared(Arc<Slow>);
+
+impl Handler for Shared {
+    async fn handle(&self, environment: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        for delivery in &slice.events {
+            if delivery.event.source() == "quiet" {
+                let now = micros(environment.clock.now());
+                let sent = delivery.event.data_as::<Payload>().map_or(now, |payload| payload.sent);
+                let wait = now.saturating_sub(sent).max(1);
+                let mut quiet = self.0.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+                quiet.saturating_record(wait);
+            }
+            tokio::time::sleep(self.0.handling).await;
+        }
+        Ok(Outcomes::done())
+    }
+
+    fn committed(&self, slice: &Slice, settled: usize) {
+        self.0.done.fetch_add(settled as u64, Ordering::Relaxed);
+        let mut served = self.0.served.lock().unwrap_or_else(PoisonError::into_inner);
+        *served.entry(slice.bot.clone()).or_default() += settled as u64;
+    }
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When the private Redis fails.
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+pub async fn run(
+    options: Options,
+    mut watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    let rig = Rig::start().await?;
+    let slow = Arc::new(Slow {
+        handling: options.handling,
+        quiet: Mutex::new(waits()),
+        served: Mutex::default(),
+        done: AtomicU64::new(0),
+    });
+    let mut running = Vec::new();
+    for instance in 0..2 {
+        let workers = options.consumers / 2 + instance * (options.consumers % 2);
+        let app = rig.app(workers, |_| {}, Shared(Arc::clone(&slow))).await?;
+        if instance == 0
+            && let Some(queue) = app.queue(&pipeline_name())
+        {
+            queue.set_weight(&BotId::parse("heavy-0")?, 3).await?;
+        }
+        running.push(Rig::spawn(app));
+    }
+
+    watch("quiet bots alone", 0);
+    send_quiet(&rig, options, 3, || true).await?;
+    slow.reset();
+    send_quiet(&rig, options, options.window.as_secs().min(10), || true).await?;
+    let alone = slow.take_quiet();
+
+    watch("filling the backlog", 0);
+    let names = (0..options.busy).map(|bot| (format!("busy-{bot}"), options.backlog));
+    let heavy =
+        [("heavy-0".to_owned(), options.backlog * 3), ("giant-0".to_owned(), options.giant)];
+    let mut bots = Vec::new();
+    for (name, count) in names.chain(heavy) {
+        bots.push((BotId::parse(&name)?, count));
+    }
+    fill(&rig, &bots).await?;
+    slow.reset();
+    let started = Instant::now();
+    let smallest = options.backlog as u64;
+    send_quiet(&rig, options, options.window.as_secs(), || {
+        let served = slow.served.lock().unwrap_or_else(PoisonError::into_inner);
+        watch("quiet bots beside the backlog", served.values().sum());
+        // The figures hold while every busy bot has something left.
+        bots.iter().all(|(bot, count)| {
+            *count == 0 || served.get(bot).copied().unwrap_or(0) < (*count as u64).min(smallest)
+        })
+    })
+    .await?;
+    let seconds = started.elapsed().as_secs_f64();
+    let beside = slow.take_quiet();
+    let served = slow.served.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for instance in running {
+        instance.shutdown.hard.cancel();
+        instance.stop().await?;
+    }
+    rig.remove().await?;
+
+    let share = |bot: &BotId| served.get(bot).copied().unwrap_or(0) as f64;
+    let shares: Vec<f64> = bots[..options.busy].iter().map(|(bot, _)| share(bot)).collect();
+    let mean = shares.iter().sum::<f64>() / shares.len() as f64;
+    let smallest = shares.iter().copied().fold(f64::INFINITY, f64::min);
+    let total: f64 = bots.iter().map(|(bot, _)| share(bot)).sum();
+    Ok(Report {
+        quiet_p50_ms_alone: quantile_ms(&alone, 0.5),
+        quiet_p99_ms_alone: quantile_ms(&alone, 0.99),
+        quiet_p50_ms_beside: quantile_ms(&beside, 0.5),
+        quiet_p99_ms_beside: quantile_ms(&beside, 0.99),
+        quiet_events_beside: beside.len(),
+        jain: jain(&shares),
+        smallest_share: smallest / mean,
+        weight_3_share: share(&bots[options.busy].0) / mean,
+        giant_share: (options.giant > 0).then(|| share(&bots[options.busy + 1].0) / mean),
+        busy_events_per_second: total / seconds,
+    })
+}
+
+impl Slow {
+    fn reset(&self) {
+        self.quiet.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn take_quiet(&self) -> Histogram<u64> {
+        let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut quiet, waits())
+    }
+}
+
+/// Sends quiet events at the rate for `seconds`, or until `go_on` says no.
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn send_quiet(
+    rig: &Rig,
+    options: Options,
+    seconds: u64,
+    mut go_on: impl FnMut() -> bool,
+) -> Result<(), BenchError> {
+    let mut random = rand::rngs::SmallRng::seed_from_u64(13);
+    let step = Duration::from_secs(1).div_f64(options.quiet_rate as f64);
+    let origin = Instant::now();
+    for n in 0..seconds * options.quiet_rate {
+        tokio::time::sleep_until(origin + step.mul_f64(n as f64)).await;
+        if !go_on() {
+            break;
+        }
+        let bot = format!("quiet-{}", random.random_range(0..options.quiet));
+        let sent = event(&BotId::parse(&bot)?, &n.to_string(), "quiet", 0)?;
+        rig.publish([&sent].into_iter()).await?;
+    }
+    Ok(())
+}
+
+/// Puts the backlog on the bus, the bots mixed, and waits until it is queued.
+async fn fill(rig: &Rig, bots: &[(BotId, usize)]) -> Result<(), BenchError> {
+    let most = bots.iter().map(|(_, count)| *count).max().unwrap_or(0);
+    let mut batch = Vec::new();
+    for position in 0..most {
+        for (bot, _) in bots.iter().filter(|(_, count)| position < *count) {
+            batch.push(event(bot, &position.to_string(), "busy", 0)?);
+        }
+        if batch.len() > 10_000 || position + 1 == most {
+            rig.publish(batch.iter()).await?;
+            batch.clear();
+        }
+    }
+    Ok(())
+}

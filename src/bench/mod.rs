@@ -1,0 +1,383 @@
+//! `fairlane bench`: measures the whole service, on a private Redis that it starts and removes.
+//!
+//! Machines are shared and noisy: every figure is to be read beside the pipelined
+//! `redis-benchmark` of the same run, and as the median of several.
+
+pub mod fairness;
+pub mod latency;
+pub mod pipeline;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Pipeline, Value};
+use serde::Serialize;
+
+use crate::app::{App, AppError};
+use crate::clock::{Clock, SystemClock, micros};
+use crate::config::{Config, ConfigError, PipelineConfig, RedisUrl, WorkersConfig};
+use crate::event::{Event, EventError};
+use crate::handler::Handler;
+use crate::id::{BotId, IdError, PipelineName};
+use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
+use crate::keyspace::{Link, StoreError, Target};
+use crate::lifecycle::Shutdown;
+use crate::queue::FAIR_SLICE_US;
+
+/// The stream that benches publish to.
+const STREAM: &str = "fairlane:events";
+/// Entries of one write when publishing.
+const PUBLISH_BATCH: usize = 500;
+
+/// Why a bench cannot run.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each is the error of the stage of that name")]
+pub enum BenchError {
+    #[error(transparent)]
+    App(#[from] AppError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    PrivateRedis(#[from] PrivateRedisError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Event(#[from] EventError),
+    #[error(transparent)]
+    Id(#[from] IdError),
+    #[error("cannot use the directory for the private Redis: {0}")]
+    Directory(#[from] std::io::Error),
+    #[error("the private Redis has an unusable address: {0}")]
+    Address(#[from] redis::RedisError),
+    #[error("nothing moved for {0:?}: {1}")]
+    Stuck(Duration, String),
+}
+
+/// A private Redis in a directory of its own, removed at the end.
+pub struct Rig {
+    directory: PathBuf,
+    redis: Option<PrivateRedis>,
+    target: Target,
+    url: RedisUrl,
+    /// For what the bench itself asks and publishes.
+    link: Link,
+}
+
+impl std::fmt::Debug for Rig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rig").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl Rig {
+    /// Starts the server.
+    ///
+    /// # Errors
+    /// When there is no `redis-server`, or no room.
+    pub async fn start() -> Result<Self, BenchError> {
+        let name = format!("fairlane-{}", uuid::Uuid::now_v7().simple());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory)?;
+        let redis = PrivateRedis::start(&directory).await?;
+        let url = redis.url().clone();
+        let target = Target::new(url.expose())?;
+        let timeout = Duration::from_secs(30);
+        let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
+        Ok(Self { directory, redis: Some(redis), target, url, link })
+    }
+
+    /// An instance of the service with one pipeline `bench` for `handler`.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub async fn app(
+        &self,
+        workers: usize,
+        change: impl FnOnce(&mut PipelineConfig),
+        handler: impl Handler,
+    ) -> Result<App, BenchError> {
+        let mut pipeline = PipelineConfig::new("bench", ["*"]);
+        pipeline.start = crate::config::Start::Earliest;
+        let max = std::num::NonZero::new(workers).unwrap_or(std::num::NonZero::<usize>::MIN);
+        pipeline.workers = WorkersConfig { min: max, max };
+        change(&mut pipeline);
+        let mut config = Config::default();
+        config.redis.url = Some(self.url.clone());
+        config.bus.streams = vec![STREAM.to_owned()];
+        config.metrics.listen = ([127, 0, 0, 1], 0).into();
+        config.http.listen = ([127, 0, 0, 1], 0).into();
+        config.pipelines.insert(pipeline_name(), pipeline);
+        let app = App::builder(config).handler("bench", handler);
+        Ok(app.roles(crate::app::Roles { http: false, ..crate::app::Roles::ALL }).build().await?)
+    }
+
+    /// Starts an instance; stop it through the answer.
+    pub fn spawn(app: App) -> Running {
+        let shutdown = Shutdown::new();
+        // Tracked by the instance's own shutdown, awaited by `Running::stop`.
+        let mut task = tokio::task::JoinSet::new();
+        task.spawn(app.run(shutdown.clone()));
+        Running { shutdown, task }
+    }
+
+    /// Puts events on the bus, in order, in bounded writes.
+    ///
+    /// # Errors
+    /// When Redis refuses or does not answer.
+    pub async fn publish<'a>(
+        &self,
+        events: impl Iterator<Item = &'a Vec<u8>>,
+    ) -> Result<(), BenchError> {
+        let mut pipe = Pipeline::new();
+        for event in events {
+            pipe.cmd("XADD").arg(STREAM).arg("*").arg("event").arg(event);
+            if pipe.len() >= PUBLISH_BATCH {
+                self.link.run_checked("XADD", &pipe).await?;
+                pipe.clear();
+            }
+        }
+        if !pipe.is_empty() {
+            self.link.run_checked("XADD", &pipe).await?;
+        }
+        Ok(())
+    }
+
+    async fn info(&self, section: &str) -> Result<String, BenchError> {
+        let mut command = redis::cmd("INFO");
+        command.arg(section);
+        let value = self.link.command("INFO", command).await?;
+        Ok(match value {
+            Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            _ => String::new(),
+        })
+    }
+
+    /// CPU time of the server's main thread so far, seconds.
+    async fn redis_cpu(&self) -> Result<f64, BenchError> {
+        let info = self.info("cpu").await?;
+        let field = |name: &str| -> f64 {
+            info.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0.0)
+        };
+        Ok(field("used_cpu_user_main_thread") + field("used_cpu_sys_main_thread"))
+    }
+
+    /// Calls per command so far: on the wire, and inside Redis with those of scripts.
+    async fn commands(&self) -> Result<Commands, BenchError> {
+        let info = self.info("commandstats").await?;
+        let mut commands = Commands::default();
+        for line in info.lines() {
+            let Some((name, rest)) =
+                line.strip_prefix("cmdstat_").and_then(|line| line.split_once(':'))
+            else {
+                continue;
+            };
+            let calls = rest
+                .split(',')
+                .find_map(|field| field.strip_prefix("calls="))
+                .and_then(|calls| calls.parse::<u64>().ok())
+                .unwrap_or(0);
+            match name {
+                "evalsha" => commands.wire += calls,
+                // Sent by the pool and the reader, never by a script of the hot path.
+                "lrange" | "xread" | "xinfo|stream" => {
+                    commands.wire += calls;
+                    commands.inner += calls;
+                }
+                _ => commands.inner += calls,
+            }
+        }
+        Ok(commands)
+    }
+
+    /// What a pipelined `redis-benchmark` does on this server: RPUSH of 200 bytes, 16 at a time.
+    /// `None` where it is not installed.
+    async fn redis_benchmark(&self) -> Option<f64> {
+        let socket = self.target.to_string();
+        let output = tokio::process::Command::new("redis-benchmark")
+            .args(["-s", &socket, "-t", "rpush", "-P", "16", "-c", "8", "-d", "200"])
+            .args(["-n", "400000", "--csv"])
+            .output()
+            .await
+            .ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find(|line| line.starts_with("\"RPUSH\""))?;
+        line.split(',').nth(1)?.trim_matches('"').parse().ok()
+    }
+
+    /// Stops the server and removes its directory.
+    ///
+    /// # Errors
+    /// When the server does not stop.
+    pub async fn remove(mut self) -> Result<(), BenchError> {
+        if let Some(redis) = self.redis.take() {
+            drop(self.link);
+            redis.stop().await?;
+        }
+        std::fs::remove_dir_all(&self.directory)?;
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Commands {
+    wire: u64,
+    inner: u64,
+}
+
+/// A running instance.
+#[derive(Debug)]
+pub struct Running {
+    shutdown: Shutdown,
+    task: tokio::task::JoinSet<Result<(), AppError>>,
+}
+
+impl Running {
+    /// Stops it and waits.
+    ///
+    /// # Errors
+    /// When it ended badly.
+    pub async fn stop(mut self) -> Result<(), BenchError> {
+        self.shutdown.soft.cancel();
+        while let Some(ended) = self.task.join_next().await {
+            if let Ok(ended) = ended {
+                ended?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pipeline of benches.
+///
+/// # Panics
+/// Never: the name is a constant and legal.
+#[must_use]
+pub fn pipeline_name() -> PipelineName {
+    PipelineName::parse("bench").expect("a legal name")
+}
+
+/// An event of `bot` with `id`, its payload filled up to `bytes` of JSON in all.
+///
+/// # Errors
+/// When the id is not legal.
+pub fn event(bot: &BotId, id: &str, source: &str, bytes: usize) -> Result<Vec<u8>, BenchError> {
+    #[derive(Serialize)]
+    struct Payload<'a> {
+        sent: u64,
+        fill: &'a str,
+    }
+    let sent = micros(SystemClock.now());
+    let make = |fill: &str| -> Result<Vec<u8>, BenchError> {
+        let builder = Event::builder("bench.event", bot.clone()).id(id).source(source);
+        let builder = builder.data(&Payload { sent, fill }).map_err(EventError::Json)?;
+        Ok(serde_json::to_vec(&builder.build()?).map_err(EventError::Json)?)
+    };
+    let bare = make("")?;
+    if bare.len() >= bytes {
+        return Ok(bare);
+    }
+    make(&"x".repeat(bytes - bare.len()))
+}
+
+/// Waits until `total` are done, giving up when nothing moves for a minute.
+///
+/// # Errors
+/// [`BenchError::Stuck`].
+pub(crate) async fn drained(
+    done: impl Fn() -> u64,
+    total: u64,
+    mut watch: impl FnMut(u64),
+) -> Result<(), BenchError> {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let mut last = (done(), tokio::time::Instant::now());
+    loop {
+        let now = done();
+        watch(now);
+        if now >= total {
+            return Ok(());
+        }
+        if now != last.0 {
+            last = (now, tokio::time::Instant::now());
+        } else if last.1.elapsed() > PATIENCE {
+            return Err(BenchError::Stuck(PATIENCE, format!("{now} of {total} events are done")));
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Jain's index of fairness: 1 when all shares are equal, 1/n when one has everything.
+#[must_use]
+pub fn jain(shares: &[f64]) -> f64 {
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|share| share * share).sum();
+    #[expect(clippy::cast_precision_loss, reason = "a handful of bots")]
+    let count = shares.len() as f64;
+    if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
+}
+
+/// Counts handlings by bot number, checking the order: bots are called `<prefix><number>`, events
+/// carry their position in the bot as id.
+#[derive(Debug)]
+pub struct Meter {
+    /// Highest position + 1 seen per bot.
+    next: Vec<std::sync::atomic::AtomicU32>,
+    done: std::sync::atomic::AtomicU64,
+    reordered: std::sync::atomic::AtomicU64,
+}
+
+impl Meter {
+    /// For `bots` bots.
+    #[must_use]
+    pub fn new(bots: usize) -> Arc<Self> {
+        Arc::new(Self {
+            next: (0..bots).map(|_| 0.into()).collect(),
+            done: 0.into(),
+            reordered: 0.into(),
+        })
+    }
+
+    /// Notes a first or repeated handling.
+    pub fn handled(&self, bot: &BotId, event: &Event) {
+        use std::sync::atomic::Ordering::Relaxed;
+        let digits = bot.as_str().trim_start_matches(|c: char| !c.is_ascii_digit());
+        let place = digits.parse::<usize>().ok().and_then(|number| self.next.get(number));
+        let (Some(next), Ok(position)) = (place, event.id().parse::<u32>()) else {
+            self.reordered.fetch_add(1, Relaxed);
+            return;
+        };
+        let expected = next.fetch_max(position + 1, Relaxed);
+        if position > expected {
+            self.reordered.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Notes completions.
+    pub fn committed(&self, events: usize) {
+        self.done.fetch_add(events as u64, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Events completed so far.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.done.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// First handlings that came too early.
+    #[must_use]
+    pub fn reordered(&self) -> u64 {
+        self.reordered.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Events handled at least once, by the positions reached.
+    #[must_use]
+    pub fn reached(&self) -> u64 {
+        self.next
+            .iter()
+            .map(|next| u64::from(next.load(std::sync::atomic::Ordering::Relaxed)))
+            .sum()
+    }
+}

@@ -1,0 +1,123 @@
+//! `fairlane bench pipeline`: from the bus to acknowledged, as fast as it goes.
+//!
+//! The events are on the bus before the clock starts, bots in random order; the handler only
+//! checks the order. What is measured: reading the bus, fan-out, claims, decoding, completions.
+
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{BenchError, Meter, Rig, drained, event};
+use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
+use crate::id::BotId;
+
+/// What to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Tenants.
+    pub bots: usize,
+    /// Events in all, spread evenly.
+    pub events: usize,
+    /// Size of an event's JSON on the bus, bytes.
+    pub bytes: usize,
+    /// Workers.
+    pub workers: usize,
+}
+
+/// What came out.
+#[derive(Debug, Clone, Serialize)]
+#[expect(missing_docs, reason = "named by the interface")]
+pub struct Report {
+    pub bots: usize,
+    pub events: usize,
+    pub seconds: f64,
+    pub events_per_second: f64,
+    pub redis_benchmark_per_second: Option<f64>,
+    pub ratio: Option<f64>,
+    pub wire_commands_per_event: f64,
+    pub inner_commands_per_event: f64,
+    pub redis_cpu_us_per_event: f64,
+    pub lost: u64,
+    pub reordered: u64,
+}
+
+struct Check(Arc<Meter>);
+
+impl Handler for Check {
+    async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        for delivery in &slice.events {
+            self.0.handled(&slice.bot, &delivery.event);
+        }
+        Ok(Outcomes::done())
+    }
+
+    fn committed(&self, _: &Slice, settled: usize) {
+        self.0.committed(settled);
+    }
+}
+
+/// Runs it. `watch` is told how many events are published, then how many are done.
+///
+/// # Errors
+/// When the private Redis fails or nothing moves for a minute.
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+pub async fn run(
+    options: Options,
+    mut watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    let rig = Rig::start().await?;
+    let events = generate(options)?;
+    let mut published = 0;
+    for chunk in events.chunks(10_000) {
+        rig.publish(chunk.iter()).await?;
+        published += chunk.len() as u64;
+        watch("publishing", published);
+    }
+    drop(events);
+    let meter = Meter::new(options.bots);
+    let app = rig.app(options.workers, |_| {}, Check(Arc::clone(&meter))).await?;
+    let (commands, cpu) = (rig.commands().await?, rig.redis_cpu().await?);
+    let started = Instant::now();
+    let running = Rig::spawn(app);
+    let total = options.events as u64;
+    drained(|| meter.done(), total, |done| watch("handling", done)).await?;
+    let seconds = started.elapsed().as_secs_f64();
+    let (commands_after, cpu_after) = (rig.commands().await?, rig.redis_cpu().await?);
+    running.stop().await?;
+    let benchmark = rig.redis_benchmark().await;
+    rig.remove().await?;
+    let events = options.events as f64;
+    let events_per_second = events / seconds;
+    Ok(Report {
+        bots: options.bots,
+        events: options.events,
+        seconds,
+        events_per_second,
+        redis_benchmark_per_second: benchmark,
+        ratio: benchmark.map(|benchmark| events_per_second / benchmark),
+        wire_commands_per_event: (commands_after.wire - commands.wire) as f64 / events,
+        inner_commands_per_event: (commands_after.inner - commands.inner) as f64 / events,
+        redis_cpu_us_per_event: (cpu_after - cpu) * 1e6 / events,
+        lost: total.saturating_sub(meter.reached()),
+        reordered: meter.reordered(),
+    })
+}
+
+/// The events, each bot's in order, bots mixed at random.
+fn generate(options: Options) -> Result<Vec<Vec<u8>>, BenchError> {
+    let mut order: Vec<usize> = (0..options.events).map(|n| n % options.bots).collect();
+    // Fixed, so that two runs do the same work.
+    order.shuffle(&mut rand::rngs::SmallRng::seed_from_u64(7));
+    let mut positions = vec![0_u32; options.bots];
+    order
+        .into_iter()
+        .map(|bot| {
+            let id = positions[bot].to_string();
+            positions[bot] += 1;
+            event(&BotId::parse(&format!("bot-{bot}"))?, &id, "bench", options.bytes)
+        })
+        .collect()
+}

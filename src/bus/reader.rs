@@ -1,0 +1,354 @@
+//! Drives one stream of the bus into the fan-out.
+//!
+//! 1. Become the one reader (a TTL lock; another takes over when it runs out).
+//! 2. Read how far every shard is; begin at the lowest. A gap between there and the first entry
+//!    left in the stream is counted and logged as an error, never silently jumped over.
+//! 3. Read a batch while the one before is being copied.
+//! 4. Once a second move idle shards forward and note the position; every few seconds trim what
+//!    everybody has.
+//!
+//! Any error ends the session; the next begins at step 1. A batch that was copied in part is read
+//! again, and the shards that have it say so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::time::Instant;
+use tracing::{error, info, warn};
+
+use super::redis_stream::RedisStream;
+use super::{Entry, Extent, Source};
+use crate::clock::{SharedClock, millis};
+use crate::fanout::{Fanout, FanoutError, Matches, Positions, RESTART};
+use crate::id::Offset;
+use crate::keyspace::StoreError;
+use crate::lifecycle::Shutdown;
+use crate::metrics::{self, BusMetrics};
+
+/// How long the lock lasts without renewal.
+const LOCK_TTL: Duration = Duration::from_secs(4);
+/// Between two renewals.
+const LOCK_RENEW: Duration = Duration::from_millis(1_300);
+/// Entries of a first read, and the bounds of later ones.
+const BATCH_FIRST: usize = 256;
+const BATCH_MAX: usize = 2_048;
+/// About this many bytes are read at once.
+const BATCH_BYTES: usize = 8 << 20;
+const CHECKPOINT: Duration = Duration::from_secs(1);
+const TRIM: Duration = Duration::from_secs(5);
+
+/// How a stream is kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Retention {
+    /// Whether to trim at all.
+    pub trim: bool,
+    /// Copied entries are kept this long.
+    pub keep: Duration,
+}
+
+/// Reads until the soft stop.
+///
+/// # Cancel safety
+/// Nothing is lost: positions are kept with the data.
+pub(crate) async fn run<S: Source>(
+    source: S,
+    fanout: Arc<Fanout>,
+    retention: Retention,
+    clock: SharedClock,
+    shutdown: Shutdown,
+) {
+    let metrics = BusMetrics::new(source.name());
+    let mut reader = Reader { source, fanout, retention, clock, metrics, reading: false };
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => break,
+            pause = reader.session() => tokio::select! {
+                biased;
+                () = shutdown.soft.cancelled() => break,
+                () = tokio::time::sleep(pause) => {}
+            },
+        }
+    }
+    if reader.reading {
+        // Another process need not wait for the lock to run out.
+        let _ = tokio::time::timeout(RESTART, reader.source.hold(Duration::ZERO)).await;
+    }
+}
+
+struct Reader<S> {
+    source: S,
+    fanout: Arc<Fanout>,
+    retention: Retention,
+    clock: SharedClock,
+    metrics: BusMetrics,
+    /// This process holds the lock.
+    reading: bool,
+}
+
+/// What one session knows.
+struct Session {
+    positions: Positions,
+    matches: Matches,
+    /// The last entry read.
+    end: Offset,
+    /// Entries ever added to the stream up to `end`, as far as known.
+    entries: u64,
+    /// The last entry copied, and the entries up to there.
+    copied: (Offset, u64),
+    batch: usize,
+    checkpointed: (Instant, Offset),
+    /// The last entry read when the lag was last found to be none.
+    lag_at: Offset,
+    trimmed: (Instant, Offset),
+}
+
+impl<S: Source> Reader<S> {
+    /// One session; answers how long to wait before the next.
+    async fn session(&mut self) -> Duration {
+        let random = rand::rng().random_range(0.8..1.2);
+        match self.source.hold(LOCK_TTL).await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.lose();
+                return (LOCK_TTL / 4).mul_f64(random);
+            }
+            Err(error) => {
+                warn!(stream = self.source.name(), %error, "cannot read the bus; trying again");
+                return RESTART;
+            }
+        }
+        if !self.reading {
+            info!(stream = self.source.name(), "reading the bus");
+            self.reading = true;
+        }
+        let ended = tokio::select! {
+            biased;
+            ended = keep(&self.source) => ended.map_err(FanoutError::from),
+            ended = self.read() => ended,
+        };
+        match ended {
+            Ok(()) => {
+                warn!(stream = self.source.name(), "another process reads the bus now");
+                self.lose();
+            }
+            Err(error @ FanoutError::Moved { .. }) => {
+                warn!(stream = self.source.name(), %error, "reading the bus again from there");
+            }
+            Err(FanoutError::Store(error)) if error.is_full() => {
+                error!(stream = self.source.name(), %error,
+                    "Redis is full: the bus keeps the events until there is room");
+                return RESTART * 4;
+            }
+            Err(error) => {
+                warn!(stream = self.source.name(), %error, "reading the bus was interrupted");
+            }
+        }
+        RESTART.mul_f64(random)
+    }
+
+    fn lose(&mut self) {
+        self.reading = false;
+        // Whoever reads now reports the lag.
+        self.metrics.lag.set(0.0);
+    }
+
+    /// Reads and copies until something fails.
+    async fn read(&self) -> Result<(), FanoutError> {
+        let mut session = self.begin().await?;
+        let mut pending: Vec<Entry> = Vec::new();
+        loop {
+            let wait = if pending.is_empty() { RedisStream::WAIT_MAX } else { Duration::ZERO };
+            let read = self.source.read(session.end, session.batch, wait);
+            let copy = self.fanout.copy(
+                self.source.name(),
+                &pending,
+                &mut session.positions,
+                &mut session.matches,
+            );
+            let (read, copied) = tokio::join!(read, copy);
+            copied?;
+            session.copied = (session.end, session.entries);
+            pending = read?;
+            self.put_aside(&pending).await?;
+            session.advance(&pending);
+            self.metrics.events.increment(pending.len() as u64);
+            if session.checkpointed.0.elapsed() >= CHECKPOINT || pending.is_empty() {
+                self.checkpoint(&mut session).await?;
+            }
+        }
+    }
+
+    async fn begin(&self) -> Result<Session, FanoutError> {
+        let extent = self.source.extent().await?;
+        let positions = self.fanout.positions(self.source.name(), extent.last).await?;
+        let start = positions.lowest().unwrap_or(extent.last);
+        let noted = self.source.noted().await?;
+        let now = Instant::now();
+        if let Some(missing) = gap(extent, start, noted) {
+            self.metrics.gap.increment(1);
+            error!(stream = self.source.name(), %start, first = ?extent.first, missing,
+                "the stream was trimmed beyond what was read: events are missing");
+        }
+        let entries = entries_at(extent, start, noted);
+        Ok(Session {
+            positions,
+            matches: Matches::default(),
+            end: start,
+            entries,
+            copied: (start, entries),
+            batch: BATCH_FIRST,
+            checkpointed: (now, start),
+            lag_at: Offset::default(),
+            trimmed: (now, Offset::default()),
+        })
+    }
+
+    async fn put_aside(&self, batch: &[Entry]) -> Result<(), StoreError> {
+        let invalid: Vec<_> = batch
+            .iter()
+            .filter_map(|entry| Some((entry.offset, entry.event.as_ref().err()?)))
+            .collect();
+        if invalid.is_empty() {
+            return Ok(());
+        }
+        for (offset, entry) in &invalid {
+            metrics::bus_invalid(entry.error.label());
+            warn!(stream = self.source.name(), %offset, error = %entry.error,
+                "an entry of the bus is no event; kept in fairlane:invalid");
+        }
+        self.source.put_aside(&invalid).await
+    }
+
+    /// Moves idle shards forward, notes the position, updates the lag, trims.
+    async fn checkpoint(&self, session: &mut Session) -> Result<(), FanoutError> {
+        let name = self.source.name();
+        let (copied, entries) = session.copied;
+        if copied != session.checkpointed.1 {
+            // Nothing is under way here, so now all shards stand at the same place.
+            self.fanout.checkpoint(name, copied, &mut session.positions).await?;
+            self.source.note(copied, entries).await?;
+            session.checkpointed.1 = copied;
+        }
+        if session.end != session.lag_at {
+            session.lag_at = session.end;
+            let extent = self.source.extent().await?;
+            if extent.last == session.end {
+                session.entries = extent.added;
+            } else {
+                // There is more: look again although nothing may be read until then.
+                session.lag_at = Offset::default();
+            }
+            #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
+            self.metrics.lag.set(extent.added.saturating_sub(session.entries) as f64);
+        }
+        session.checkpointed.0 = Instant::now();
+        if self.retention.trim && session.trimmed.0.elapsed() >= TRIM {
+            let old = self.clock.now().saturating_sub(self.retention.keep);
+            let old = Offset { ms: millis(old), seq: 0 };
+            let keep = session.positions.lowest().unwrap_or(session.end).min(old);
+            if keep > session.trimmed.1 {
+                self.metrics.trimmed.increment(self.source.trim(keep).await?);
+            }
+            session.trimmed = (Instant::now(), keep);
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    fn advance(&mut self, batch: &[Entry]) {
+        let Some(last) = batch.last() else { return };
+        self.end = last.offset;
+        self.entries += batch.len() as u64;
+        let bytes: usize = batch
+            .iter()
+            .map(|entry| match &entry.event {
+                Ok(event) => 256 + event.data().map_or(0, str::len),
+                Err(invalid) => invalid.raw.len(),
+            })
+            .sum();
+        let fits = BATCH_BYTES / (bytes / batch.len()).max(1);
+        self.batch = (self.batch * 2).min(fits).clamp(8, BATCH_MAX);
+    }
+}
+
+/// Renews the lock; ends when it is somebody else's.
+async fn keep<S: Source>(source: &S) -> Result<(), StoreError> {
+    loop {
+        tokio::time::sleep(LOCK_RENEW).await;
+        if !source.hold(LOCK_TTL).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// How many entries are missing between `start` and the first entry left, when any are.
+fn gap(extent: Extent, start: Offset, noted: Option<(Offset, u64)>) -> Option<u64> {
+    let nothing_read = start == Offset::default();
+    if nothing_read || extent.last <= start || extent.first.is_some_and(|first| first <= start) {
+        return None;
+    }
+    // Everything that is left is later than `start`. With a note of how many entries there were at
+    // `start`, what is missing can be counted; without one the worst is assumed.
+    match noted {
+        Some((offset, entries)) if offset == start => {
+            let missing = extent.added.saturating_sub(entries).saturating_sub(extent.length);
+            (missing > 0).then_some(missing)
+        }
+        _ => Some(extent.added.saturating_sub(extent.length)),
+    }
+}
+
+/// How many entries were ever added up to `start`, as well as it can be told.
+fn entries_at(extent: Extent, start: Offset, noted: Option<(Offset, u64)>) -> u64 {
+    match noted {
+        _ if extent.last <= start => extent.added,
+        Some((offset, entries)) if offset <= start => entries.min(extent.added),
+        _ => extent.added.saturating_sub(extent.length),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Offset {
+        Offset { ms, seq: 0 }
+    }
+
+    #[test]
+    fn a_gap_is_what_was_trimmed_after_the_last_read_entry() {
+        let extent = |first: Option<u64>, last, length, added| Extent {
+            first: first.map(at),
+            last: at(last),
+            length,
+            added,
+        };
+        let cases = [
+            ("never read", extent(Some(5), 9, 3, 10), Offset::default(), None, None),
+            ("the entry read last is still there", extent(Some(5), 9, 3, 10), at(5), None, None),
+            ("at the end of an emptied stream", extent(None, 9, 0, 10), at(9), None, None),
+            (
+                "trimmed up to the entry read last",
+                extent(Some(6), 9, 3, 10),
+                at(5),
+                Some((at(5), 7)),
+                None,
+            ),
+            ("two more trimmed", extent(Some(8), 9, 1, 10), at(5), Some((at(5), 7)), Some(2)),
+            (
+                "emptied before it was read",
+                extent(None, 9, 0, 10),
+                at(5),
+                Some((at(5), 7)),
+                Some(3),
+            ),
+            ("no note: the worst is assumed", extent(Some(6), 9, 3, 10), at(5), None, Some(7)),
+        ];
+        for (name, extent, start, noted, expected) in cases {
+            assert_eq!(gap(extent, start, noted), expected, "{name}");
+        }
+    }
+}

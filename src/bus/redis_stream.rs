@@ -1,0 +1,183 @@
+//! The bus on Redis Streams: one entry, one field: `event` = the CloudEvent as JSON, or `msgpack`
+//! = the same map as MessagePack.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Pipeline, Value};
+
+use super::{Entry, EntryError, Extent, InvalidEntry, Source};
+use crate::clock::millis;
+use crate::event::Event;
+use crate::id::Offset;
+use crate::keyspace::scripts::{Hold, Trim};
+use crate::keyspace::{Link, Reply, ReplyError, StoreError, keys};
+
+/// About how many entries `fairlane:invalid` keeps.
+const INVALID_MAX: usize = 10_000;
+/// Of an unreadable entry this much is kept, in bytes.
+const RAW_MAX: usize = 64 * 1_024;
+
+/// One Redis stream.
+#[derive(Debug)]
+pub struct RedisStream {
+    name: String,
+    reader_key: String,
+    read_key: String,
+    /// Tells this reader from others.
+    token: String,
+    /// Only for reads that block.
+    blocking: Arc<Link>,
+    link: Arc<Link>,
+}
+
+impl RedisStream {
+    /// Longest wait of one read. The response timeout of `blocking` must be longer.
+    pub const WAIT_MAX: Duration = Duration::from_secs(2);
+
+    /// The stream `name`, read by `blocking`, everything else by `link`.
+    #[must_use]
+    pub fn new(name: &str, blocking: Arc<Link>, link: Arc<Link>) -> Self {
+        Self {
+            name: name.to_owned(),
+            reader_key: keys::reader(name),
+            read_key: keys::read(name),
+            token: uuid::Uuid::now_v7().to_string(),
+            blocking,
+            link,
+        }
+    }
+
+    fn misread(&self, command: &'static str) -> impl Fn(ReplyError) -> StoreError {
+        let link = Arc::clone(&self.link);
+        move |source| link.misread(command, source)
+    }
+}
+
+impl Source for RedisStream {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn hold(&self, ttl: Duration) -> Result<bool, StoreError> {
+        let hold = Hold { key: &self.reader_key, token: &self.token, ttl_ms: millis(ttl) };
+        self.link.call(&hold).await
+    }
+
+    async fn read(
+        &self,
+        after: Offset,
+        max: usize,
+        wait: Duration,
+    ) -> Result<Vec<Entry>, StoreError> {
+        let mut command = redis::cmd("XREAD");
+        command.arg("COUNT").arg(max).arg("BLOCK").arg(millis(wait.min(Self::WAIT_MAX)).max(1));
+        command.arg("STREAMS").arg(&self.name).arg(after.to_string());
+        let value = self.blocking.command("XREAD", command).await?;
+        entries(value).map_err(self.misread("XREAD"))
+    }
+
+    async fn extent(&self) -> Result<Extent, StoreError> {
+        let mut command = redis::cmd("XINFO");
+        command.arg("STREAM").arg(&self.name);
+        match self.link.command("XINFO", command).await {
+            Ok(value) => extent(value).map_err(self.misread("XINFO")),
+            // A stream that nobody wrote to yet.
+            Err(StoreError::Refused { message, .. }) if message.contains("no such key") => {
+                Ok(Extent::default())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn noted(&self) -> Result<Option<(Offset, u64)>, StoreError> {
+        let command = redis::Cmd::hmget(&self.read_key, &["offset", "entries"]);
+        let value = self.link.command("HMGET", command).await?;
+        let misread = self.misread("HMGET");
+        let mut reply = Reply::new(value).map_err(&misread)?;
+        let offset = reply.text().map_err(&misread)?;
+        let entries = reply.optional().map_err(&misread)?;
+        Ok(offset.parse().ok().zip(entries))
+    }
+
+    async fn note(&self, offset: Offset, entries: u64) -> Result<(), StoreError> {
+        let fields = [("offset", offset.to_string()), ("entries", entries.to_string())];
+        let command = redis::Cmd::hset_multiple(&self.read_key, &fields);
+        self.link.command("HSET", command).await.map(drop)
+    }
+
+    async fn trim(&self, keep: Offset) -> Result<u64, StoreError> {
+        self.link.call(&Trim { stream: &self.name, keep }).await
+    }
+
+    async fn put_aside(&self, entries: &[(Offset, &InvalidEntry)]) -> Result<(), StoreError> {
+        let mut pipe = Pipeline::with_capacity(entries.len());
+        for (offset, invalid) in entries {
+            pipe.cmd("XADD").arg(keys::INVALID).arg("MAXLEN").arg("~").arg(INVALID_MAX).arg("*");
+            pipe.arg("stream").arg(&self.name).arg("offset").arg(offset.to_string());
+            pipe.arg("reason").arg(invalid.error.to_string()).arg("entry").arg(&invalid.raw);
+        }
+        self.link.run_checked("XADD", &pipe).await.map(drop)
+    }
+}
+
+fn entries(value: Value) -> Result<Vec<Entry>, ReplyError> {
+    let mut streams = Reply::new(value)?;
+    let Some(stream) = streams.next() else { return Ok(Vec::new()) };
+    let mut stream = Reply::new(stream)?;
+    stream.next();
+    let mut found = Reply::new(stream.next().unwrap_or(Value::Nil))?;
+    let mut entries = Vec::with_capacity(found.len());
+    while let Some(entry) = found.next() {
+        let mut entry = Reply::new(entry)?;
+        let offset = entry.parsed()?;
+        let fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
+        entries.push(Entry { offset, event: event(fields)? });
+    }
+    Ok(entries)
+}
+
+fn event(mut fields: Reply) -> Result<Result<Event, InvalidEntry>, ReplyError> {
+    let mut raw = Vec::new();
+    while fields.len() > 1 {
+        let name = fields.bytes()?.unwrap_or_default();
+        let value = fields.bytes()?.unwrap_or_default();
+        let decoded = match &*name {
+            b"event" => Event::from_json(&value),
+            b"msgpack" => Event::from_msgpack(&value),
+            _ => {
+                raw.extend_from_slice(&name);
+                raw.push(b'=');
+                raw.extend_from_slice(&value[..value.len().min(RAW_MAX)]);
+                raw.push(b' ');
+                continue;
+            }
+        };
+        return Ok(decoded.map_err(|error| InvalidEntry {
+            error: error.into(),
+            raw: value[..value.len().min(RAW_MAX)].to_vec(),
+        }));
+    }
+    raw.truncate(RAW_MAX);
+    Ok(Err(InvalidEntry { error: EntryError::Field, raw }))
+}
+
+fn extent(value: Value) -> Result<Extent, ReplyError> {
+    let mut fields = Reply::new(value)?;
+    let mut extent = Extent::default();
+    while fields.len() > 1 {
+        match fields.text()?.as_str() {
+            "length" => extent.length = fields.number()?,
+            "last-generated-id" => extent.last = fields.parsed()?,
+            "entries-added" => extent.added = fields.number()?,
+            "first-entry" => {
+                let mut first = Reply::new(fields.next().unwrap_or(Value::Nil))?;
+                if first.len() > 0 {
+                    extent.first = Some(first.parsed()?);
+                }
+            }
+            _ => drop(fields.next()),
+        }
+    }
+    Ok(extent)
+}

@@ -1,0 +1,509 @@
+//! Fan-out: from a batch of bus entries to a copy in the queue of its bot, in every pipeline that
+//! matches.
+//!
+//! 1. Match: by type (globs), then by the pipeline's filter. 2. Encode once. 3. Group by pipeline,
+//! shard and bot. 4. One bounded `enqueue` call per group of up to 500 events, all in one write
+//! per pipeline. Each call carries the shard's chain of offsets, so a repeated or lost call is
+//! noticed by the shard itself.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use cel::{Context, Program, Value};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::bus::Entry;
+use crate::event::Event;
+use crate::id::{BotId, Offset, Shard};
+use crate::keyspace::scripts::{Enqueue, Enqueued, Queued};
+use crate::keyspace::{Reply, StoreError};
+use crate::metrics::{self, PipelineMetrics};
+use crate::queue::Queue;
+
+/// Most events of one enqueue call.
+const CALL_EVENTS: usize = 500;
+/// Most bytes of one enqueue call; a single larger event goes alone.
+const CALL_BYTES: usize = 256 * 1_024;
+/// Longest filter, in bytes.
+pub const FILTER_MAX_BYTES: usize = 4_096;
+/// Deepest nesting of brackets in a filter.
+pub const FILTER_MAX_DEPTH: usize = 32;
+/// Event types whose matches are remembered.
+const TYPES_MAX: usize = 10_000;
+
+/// A type pattern: `*` stands for any text, dots included; everything else for itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Glob(Vec<String>);
+
+impl Glob {
+    /// Every text is a pattern.
+    #[must_use]
+    pub fn new(pattern: &str) -> Self {
+        Self(pattern.split('*').map(str::to_owned).collect())
+    }
+
+    /// Whether the pattern covers all of `text`.
+    #[must_use]
+    pub fn matches(&self, text: &str) -> bool {
+        let [first, middle @ .., last] = &*self.0 else {
+            return self.0.first().is_some_and(|whole| whole == text);
+        };
+        let Some(mut rest) = text.strip_prefix(first.as_str()) else { return false };
+        for part in middle {
+            // The leftmost place is as good as any: what follows only needs to be after it.
+            let Some(at) = rest.find(part.as_str()) else { return false };
+            rest = &rest[at + part.len()..];
+        }
+        rest.ends_with(last.as_str())
+    }
+}
+
+/// A compiled CEL expression over `event`.
+pub struct Filter {
+    program: Program,
+}
+
+/// Why a filter is not usable.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    /// Longer than [`FILTER_MAX_BYTES`].
+    #[error("the filter has {0} bytes; at most {FILTER_MAX_BYTES} are allowed")]
+    TooLong(usize),
+    /// Deeper than [`FILTER_MAX_DEPTH`].
+    #[error("the filter nests brackets deeper than {FILTER_MAX_DEPTH}")]
+    TooDeep,
+    /// Not CEL.
+    #[error("the filter is not valid CEL: {0}")]
+    Syntax(String),
+    /// It could not be evaluated.
+    #[error("the filter cannot be evaluated: {0}")]
+    Evaluation(String),
+    /// It does not answer yes or no.
+    #[error("the filter must answer true or false, not {0}")]
+    NotBoolean(String),
+}
+
+impl Filter {
+    /// Compiles an expression such as `event.data.price > 10.0 && event.subject != ""`.
+    ///
+    /// # Errors
+    /// When it is too long, too deep or not CEL; the message has line and column.
+    pub fn compile(text: &str) -> Result<Self, FilterError> {
+        if text.len() > FILTER_MAX_BYTES {
+            return Err(FilterError::TooLong(text.len()));
+        }
+        let mut depth = 0_usize;
+        for byte in text.bytes() {
+            match byte {
+                b'(' | b'[' | b'{' => depth += 1,
+                b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth > FILTER_MAX_DEPTH {
+                return Err(FilterError::TooDeep);
+            }
+        }
+        let compiled = std::panic::catch_unwind(|| Program::compile(text))
+            .map_err(|_| FilterError::Syntax("the parser gave up on it".to_owned()))?;
+        let program = compiled.map_err(|errors| FilterError::Syntax(errors.to_string()))?;
+        Ok(Self { program })
+    }
+
+    /// Whether the event passes.
+    ///
+    /// # Errors
+    /// When the expression fails on this event, for example on a field that it lacks.
+    pub fn matches(&self, event: &Event) -> Result<bool, FilterError> {
+        let failed = |error: &dyn std::fmt::Display| FilterError::Evaluation(error.to_string());
+        let json = serde_json::to_value(event).map_err(|error| failed(&error))?;
+        let mut context = Context::default();
+        context.add_variable("event", json).map_err(|error| failed(&error))?;
+        match self.program.execute(&context).map_err(|error| failed(&error))? {
+            Value::Bool(answer) => Ok(answer),
+            other => Err(FilterError::NotBoolean(format!("{other:?}"))),
+        }
+    }
+}
+
+impl std::fmt::Debug for Filter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Filter")
+    }
+}
+
+/// One pipeline as the fan-out sees it.
+#[derive(Debug)]
+pub struct Route {
+    /// Its queues.
+    pub queue: Queue,
+    /// The types it takes.
+    pub types: Vec<Glob>,
+    /// What it takes of them.
+    pub filter: Option<Filter>,
+    /// Whether it begins at the first entry of a stream that it never read; else at the next.
+    pub from_earliest: bool,
+    /// Its metrics.
+    pub metrics: PipelineMetrics,
+}
+
+/// Why a batch could not be copied. Reading again from [`Positions::lowest`] after
+/// [`Fanout::positions`] mends both.
+#[derive(Debug, thiserror::Error)]
+pub enum FanoutError {
+    /// A store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A shard stands elsewhere than thought: it lost its tail, or another reader was at work.
+    #[error("shard {shard} of pipeline {pipeline:?} stands at {stands}, not at {thought}")]
+    Moved {
+        /// The pipeline.
+        pipeline: String,
+        /// The shard.
+        shard: Shard,
+        /// Where it stands.
+        stands: Offset,
+        /// Where it was thought to be.
+        thought: Offset,
+    },
+}
+
+/// How far each shard of each pipeline has a stream.
+#[derive(Debug, Clone)]
+pub struct Positions(Vec<Vec<Offset>>);
+
+impl Positions {
+    /// Where reading has to begin; `None` without pipelines.
+    #[must_use]
+    pub fn lowest(&self) -> Option<Offset> {
+        self.0.iter().flatten().min().copied()
+    }
+}
+
+/// All pipelines of a process.
+#[derive(Debug)]
+pub struct Fanout {
+    routes: Vec<Route>,
+}
+
+/// The events of one shard within a batch, in calls of bounded size.
+struct ShardBatch<'a> {
+    shard: Shard,
+    calls: Vec<CallBatch<'a>>,
+}
+
+#[derive(Default)]
+struct CallBatch<'a> {
+    bots: Vec<(BotId, Vec<&'a [u8]>)>,
+    places: FxHashMap<BotId, usize>,
+    events: usize,
+    bytes: usize,
+    last: Offset,
+}
+
+impl<'a> CallBatch<'a> {
+    fn add(&mut self, bot: &BotId, event: &'a [u8], offset: Offset) {
+        let bots = &mut self.bots;
+        let place = *self.places.entry(bot.clone()).or_insert_with(|| {
+            bots.push((bot.clone(), Vec::with_capacity(1)));
+            bots.len() - 1
+        });
+        bots[place].1.push(event);
+        self.events += 1;
+        self.bytes += event.len();
+        self.last = offset;
+    }
+
+    fn is_full_for(&self, event: &[u8]) -> bool {
+        self.events >= CALL_EVENTS || (self.events > 0 && self.bytes + event.len() > CALL_BYTES)
+    }
+}
+
+impl Fanout {
+    /// The fan-out into `routes`.
+    #[must_use]
+    pub fn new(routes: Vec<Route>) -> Self {
+        Self { routes }
+    }
+
+    /// Whether there is any pipeline.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.routes.is_empty()
+    }
+
+    /// Reads how far every shard is. A pipeline that never read the stream is placed at its end,
+    /// or at its beginning when it asks for `earliest`.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn positions(&self, stream: &str, end: Offset) -> Result<Positions, StoreError> {
+        let mut positions = Vec::with_capacity(self.routes.len());
+        for route in &self.routes {
+            let link = route.queue.link();
+            let mut pipe = redis::Pipeline::new();
+            for keys in route.queue.shards().iter() {
+                if !route.from_earliest {
+                    pipe.cmd("HSETNX").arg(&keys.hwm).arg(stream).arg(end.to_string()).ignore();
+                }
+                pipe.cmd("HGET").arg(&keys.hwm).arg(stream);
+            }
+            let values = link.run_checked("HGET", &pipe).await?;
+            let step = if route.from_earliest { 1 } else { 2 };
+            let mut shards = Vec::with_capacity(values.len() / step);
+            for value in values.into_iter().skip(step - 1).step_by(step) {
+                let text = Reply::single(value).and_then(|mut reply| reply.text());
+                let text = text.map_err(|source| link.misread("HGET", source))?;
+                shards.push(text.parse().unwrap_or_default());
+            }
+            positions.push(shards);
+        }
+        Ok(Positions(positions))
+    }
+
+    /// Copies a batch that follows what `positions` cover, and moves them.
+    ///
+    /// # Errors
+    /// When a call failed or a shard stands elsewhere: positions are to be read again.
+    pub async fn copy(
+        &self,
+        stream: &str,
+        batch: &[Entry],
+        positions: &mut Positions,
+        matches: &mut Matches,
+    ) -> Result<(), FanoutError> {
+        let Some(end) = batch.last().map(|entry| entry.offset) else { return Ok(()) };
+        let started = Instant::now();
+        let mut encoded: Vec<Option<Vec<u8>>> = Vec::with_capacity(batch.len());
+        let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.routes.len()];
+        for (index, entry) in batch.iter().enumerate() {
+            let mut bytes = None;
+            if let Ok(event) = &entry.event {
+                for &route in matches.of(&self.routes, event.kind()) {
+                    if self.routes[route].takes(event) {
+                        wanted[route].push(index);
+                        bytes.get_or_insert_with(|| event.encode());
+                    }
+                }
+            }
+            encoded.push(bytes);
+        }
+        for ((route, wanted), positions) in self.routes.iter().zip(&wanted).zip(&mut positions.0) {
+            let shards = route.group(batch, &encoded, wanted, positions);
+            route.enqueue(stream, end, shards, positions).await?;
+        }
+        metrics::fanout_seconds(started.elapsed());
+        Ok(())
+    }
+
+    /// Moves shards that got nothing forward to `end`, so that they hold nothing back.
+    ///
+    /// # Errors
+    /// As [`Self::copy`].
+    pub async fn checkpoint(
+        &self,
+        stream: &str,
+        end: Offset,
+        positions: &mut Positions,
+    ) -> Result<(), FanoutError> {
+        for (route, positions) in self.routes.iter().zip(&mut positions.0) {
+            let shards = route.queue.shard_count().shards();
+            let behind = shards.filter(|shard| positions[shard.index()] < end);
+            let empty = behind
+                .map(|shard| ShardBatch { shard, calls: vec![CallBatch::default()] })
+                .collect();
+            route.enqueue(stream, end, empty, positions).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Route {
+    fn takes(&self, event: &Event) -> bool {
+        let Some(filter) = &self.filter else { return true };
+        filter.matches(event).unwrap_or_else(|error| {
+            self.metrics.filter_errors.increment(1);
+            debug!(pipeline = %self.queue.name(), id = event.id(), %error, "no match");
+            false
+        })
+    }
+
+    fn group<'a>(
+        &self,
+        batch: &[Entry],
+        encoded: &'a [Option<Vec<u8>>],
+        wanted: &[usize],
+        positions: &[Offset],
+    ) -> Vec<ShardBatch<'a>> {
+        let mut shards: Vec<Option<ShardBatch<'a>>> = Vec::new();
+        shards.resize_with(positions.len(), || None);
+        for &index in wanted {
+            let Entry { offset, event: Ok(event) } = &batch[index] else { continue };
+            let Some(bytes) = &encoded[index] else { continue };
+            let shard = self.queue.shard_of(event.bot());
+            if *offset <= positions[shard.index()] {
+                continue; // the shard has it already
+            }
+            let entry = shards[shard.index()]
+                .get_or_insert_with(|| ShardBatch { shard, calls: vec![CallBatch::default()] });
+            if entry.calls.last().is_none_or(|call| call.is_full_for(bytes)) {
+                entry.calls.push(CallBatch::default());
+            }
+            if let Some(call) = entry.calls.last_mut() {
+                call.add(event.bot(), bytes, *offset);
+            }
+        }
+        shards.into_iter().flatten().collect()
+    }
+
+    /// Sends the calls in one write, chained per shard; the last of each shard covers up to `end`.
+    async fn enqueue(
+        &self,
+        stream: &str,
+        end: Offset,
+        shards: Vec<ShardBatch<'_>>,
+        positions: &mut [Offset],
+    ) -> Result<(), FanoutError> {
+        let limits = self.queue.limits();
+        let mut calls = Vec::with_capacity(shards.len());
+        for ShardBatch { shard, calls: batches } in shards {
+            let mut prev = positions[shard.index()];
+            let count = batches.len();
+            for (index, batch) in batches.into_iter().enumerate() {
+                let last = if index + 1 == count { end } else { batch.last };
+                let keys = self.queue.keys(shard);
+                let bots = batch.bots;
+                calls.push((shard, Enqueue { keys, stream, prev, last, limits, bots }));
+                prev = last;
+            }
+        }
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let (shards, calls): (Vec<Shard>, Vec<Enqueue<'_>>) = calls.into_iter().unzip();
+        let replies = self.queue.link().call_all(&calls).await?;
+        let mut queued = Queued::default();
+        for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
+            let position = &mut positions[shard.index()];
+            match reply? {
+                Enqueued::Ok(more) => {
+                    *position = call.last;
+                    queued.appended += more.appended;
+                    queued.dead += more.dead;
+                    queued.dropped += more.dropped;
+                    queued.letters_removed += more.letters_removed;
+                }
+                Enqueued::Duplicate(stands) => *position = stands,
+                Enqueued::Gap(stands) => {
+                    let pipeline = self.queue.name().to_string();
+                    return Err(FanoutError::Moved { pipeline, shard, stands, thought: call.prev });
+                }
+            }
+        }
+        self.metrics.copies.increment(queued.appended);
+        self.metrics.dead.increment(queued.dead);
+        self.metrics.dropped.increment(queued.dropped);
+        self.metrics.letters_removed.increment(queued.letters_removed);
+        if queued.dead + queued.dropped > 0 {
+            warn!(pipeline = %self.queue.name(), dead = queued.dead, dropped = queued.dropped,
+                "queues of bots are full (max_queue)");
+        }
+        Ok(())
+    }
+}
+
+/// Which pipelines take which type, remembered.
+#[derive(Debug, Default)]
+pub struct Matches(HashMap<Box<str>, Vec<usize>, FxBuildHasher>);
+
+impl Matches {
+    fn of(&mut self, routes: &[Route], kind: &str) -> &[usize] {
+        if !self.0.contains_key(kind) {
+            if self.0.len() >= TYPES_MAX {
+                self.0.clear(); // hostile types must not fill the memory
+            }
+            let takes = |route: &Route| route.types.iter().any(|glob| glob.matches(kind));
+            let taking = (0..routes.len()).filter(|&index| takes(&routes[index])).collect();
+            self.0.insert(kind.into(), taking);
+        }
+        self.0.get(kind).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// How long a failed fan-out waits before it begins anew.
+pub(crate) const RESTART: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_star_spans_dots_and_everything_else_is_literal() {
+        let cases = [
+            ("*", "anything.at.all", true),
+            ("*", "", true),
+            ("tag.*", "tag.applied", true),
+            ("tag.*", "tag.", true),
+            ("tag.*", "tagxapplied", false),
+            ("tag.*", "my.tag.applied", false),
+            ("*.applied", "tag.vip.applied", true),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "acb", false),
+            ("ab*ba", "aba", false),
+            ("tag.applied", "tag.applied", true),
+            ("tag.applied", "tag.applied2", false),
+            ("", "", true),
+            ("", "x", false),
+            ("**", "x", true),
+        ];
+        for (pattern, text, expected) in cases {
+            assert_eq!(Glob::new(pattern).matches(text), expected, "{pattern:?} {text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_pattern_made_from_a_text_matches_it(parts in prop::collection::vec("[a-c.]{0,3}", 1..5), fill in "[a-c.]{0,3}") {
+            let glob = Glob::new(&parts.join("*"));
+            prop_assert!(glob.matches(&parts.join(&fill)));
+        }
+    }
+
+    fn event(data: &str) -> Event {
+        let text = format!(
+            r#"{{"specversion":"1.0","id":"1","source":"s","type":"sale","botid":"b","subject":"u","data":{data}}}"#
+        );
+        Event::from_json(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_filter_reads_attributes_and_data() {
+        let filter = Filter::compile(
+            r#"event.type == "sale" && event.data.price > 10 && "vip" in event.data.tags && event.botid == "b""#,
+        )
+        .unwrap();
+        assert!(filter.matches(&event(r#"{"price":11,"tags":["vip"]}"#)).unwrap());
+        assert!(!filter.matches(&event(r#"{"price":9,"tags":["vip"]}"#)).unwrap());
+    }
+
+    #[test]
+    fn a_filter_that_cannot_be_used_says_why() {
+        let deep = format!("{}true{}", "(".repeat(40), ")".repeat(40));
+        let long = format!("true{}", " ".repeat(5_000));
+        let cases = [
+            ("event.data.x >", "not valid CEL"),
+            (&*deep, "deeper than 32"),
+            (&*long, "5004 bytes; at most 4096"),
+        ];
+        for (text, part) in cases {
+            let error = Filter::compile(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        let lacking = Filter::compile("event.data.x > 1").unwrap();
+        assert!(matches!(lacking.matches(&event("{}")), Err(FilterError::Evaluation(_))));
+        let number = Filter::compile("1 + 1").unwrap();
+        assert!(matches!(number.matches(&event("{}")), Err(FilterError::NotBoolean(_))));
+    }
+}

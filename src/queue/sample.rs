@@ -1,0 +1,142 @@
+//! Samples the values that all processes share through Redis. One process at a time does it, under
+//! a TTL lock; the others show zero, so the values are to be shown with `max`.
+//!
+//! While nothing happens, samples are a minute apart: an idle Fairlane costs next to nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::wake::{Listener, Wake};
+use super::{PipelineView, Queue};
+use crate::clock::{SharedClock, millis};
+use crate::id::Shard;
+use crate::keyspace::scripts::Hold;
+use crate::keyspace::{Link, StoreError, keys};
+use crate::lifecycle::Shutdown;
+use crate::metrics::{self, PipelineMetrics};
+
+const ACTIVE: Duration = Duration::from_secs(2);
+const IDLE: Duration = Duration::from_secs(60);
+/// Old dead letters are removed this often.
+const EXPIRE: Duration = Duration::from_secs(60);
+
+/// One pipeline to sample.
+pub(crate) struct Sampled {
+    pub(crate) queue: Queue,
+    pub(crate) metrics: PipelineMetrics,
+    /// Dead letters older than this are removed.
+    pub(crate) keep_dead: Duration,
+}
+
+/// Counts what is heard: a sign of life.
+#[derive(Debug, Default)]
+pub(crate) struct Activity(AtomicU64);
+
+pub(crate) struct ActivityEar(pub(crate) Arc<Activity>);
+
+impl Listener for ActivityEar {
+    fn heard(&self, _: Shard, _: Wake) {
+        self.0.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn missed(&self) {
+        self.0.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Samples until the soft stop.
+pub(crate) async fn run(
+    pipelines: Vec<Sampled>,
+    link: Arc<Link>,
+    activity: Arc<Activity>,
+    clock: SharedClock,
+    shutdown: Shutdown,
+) {
+    let token = uuid::Uuid::now_v7().to_string();
+    let mut seen = u64::MAX;
+    let mut due = Instant::now();
+    let mut expire = Instant::now();
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => break,
+            () = tokio::time::sleep(ACTIVE) => {}
+        }
+        metrics::upkeep();
+        let heard = activity.0.load(Ordering::Relaxed);
+        let now = Instant::now();
+        if heard == seen && now < due {
+            continue;
+        }
+        seen = heard;
+        let mut round = async || -> Result<bool, StoreError> {
+            let ttl_ms = millis(ACTIVE * 3);
+            if !link.call(&Hold { key: keys::SAMPLER, token: &token, ttl_ms }).await? {
+                return Ok(false);
+            }
+            let mut quiet = true;
+            for Sampled { queue, metrics, keep_dead } in &pipelines {
+                let view = queue.view(clock.now()).await?;
+                quiet &= view.depth == 0 && view.leased + view.parked == 0;
+                show(metrics, &view);
+                if now >= expire {
+                    let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
+                    metrics.letters_removed.increment(removed);
+                }
+            }
+            if now >= expire {
+                expire = now + EXPIRE;
+            }
+            let (used, max) = memory(&link).await?;
+            metrics::redis_memory(used, max);
+            due = now + if quiet { IDLE } else { ACTIVE };
+            Ok(true)
+        };
+        match round().await {
+            Ok(true) => metrics::redis_up(true),
+            Ok(false) => {
+                metrics::redis_up(true);
+                due = now + ACTIVE * 3;
+                pipelines
+                    .iter()
+                    .for_each(|sampled| show(&sampled.metrics, &PipelineView::default()));
+                metrics::redis_memory(0, 0);
+            }
+            Err(error) => {
+                debug!(%error, "cannot sample");
+                metrics::redis_up(false);
+                due = now;
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
+fn show(metrics: &PipelineMetrics, view: &PipelineView) {
+    metrics.depth.set(view.depth as f64);
+    metrics.ready.set(view.ready as f64);
+    metrics.leased.set(view.leased as f64);
+    metrics.parked.set(view.parked as f64);
+    metrics.paused.set(view.paused as f64);
+    metrics.dead_letters.set(view.dead as f64);
+    metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
+}
+
+/// Used and maximum memory of the server, bytes.
+async fn memory(link: &Link) -> Result<(u64, u64), StoreError> {
+    let mut command = redis::cmd("INFO");
+    command.arg("memory");
+    let value = link.command("INFO", command).await?;
+    let info = redis::from_redis_value::<String>(value).unwrap_or_default();
+    let field = |name: &str| {
+        info.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    Ok((field("used_memory"), field("maxmemory")))
+}

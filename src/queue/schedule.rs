@@ -1,0 +1,116 @@
+//! The scheduler of one pipeline: moves delayed events into their queues when they are due.
+//!
+//! It sleeps until the next due time it knows of, and is woken when an earlier one arrives. Never
+//! early: the script compares with the server's clock. Any number of schedulers may run.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::sync::Notify;
+use tracing::warn;
+
+use super::Queue;
+use super::wake::{Listener, Wake};
+use crate::clock::{SharedClock, millis};
+use crate::id::Shard;
+use crate::lifecycle::Shutdown;
+
+/// A shard is looked at this often although nothing was heard.
+const SCAN: Duration = Duration::from_secs(60);
+/// After an error.
+const AGAIN: Duration = Duration::from_millis(250);
+
+/// When each shard is to be looked at, ms since 1970.
+#[derive(Debug)]
+pub(crate) struct DueBoard {
+    shards: Mutex<Vec<u64>>,
+    changed: Notify,
+}
+
+impl DueBoard {
+    pub(crate) fn new(queue: &Queue) -> Arc<Self> {
+        let shards = Mutex::new(vec![0; usize::from(queue.shard_count().get())]);
+        Arc::new(Self { shards, changed: Notify::new() })
+    }
+
+    fn lower(&self, shard: Shard, due_ms: u64) {
+        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = &mut shards[shard.index()];
+        if due_ms < *known {
+            *known = due_ms;
+            self.changed.notify_one();
+        }
+    }
+
+    /// Takes what is to be looked at by `now_ms`, pushing it a scan away, and the next time.
+    fn take(&self, queue: &Queue, now_ms: u64, scan_ms: u64) -> (Vec<Shard>, u64) {
+        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let due: Vec<Shard> =
+            queue.shard_count().shards().filter(|shard| shards[shard.index()] <= now_ms).collect();
+        for shard in &due {
+            shards[shard.index()] = now_ms + scan_ms;
+        }
+        (due, shards.iter().copied().min().unwrap_or(u64::MAX))
+    }
+}
+
+/// Makes a scheduler hear of earlier due times.
+pub(crate) struct DueEar(pub(crate) Arc<DueBoard>);
+
+impl Listener for DueEar {
+    fn heard(&self, shard: Shard, wake: Wake) {
+        if let Wake::Due(due_ms) = wake {
+            self.0.lower(shard, due_ms);
+        }
+    }
+
+    fn missed(&self) {
+        self.0.shards.lock().unwrap_or_else(PoisonError::into_inner).fill(0);
+        self.0.changed.notify_one();
+    }
+}
+
+/// Schedules until the soft stop.
+pub(crate) async fn run(
+    queue: Queue,
+    board: Arc<DueBoard>,
+    clock: SharedClock,
+    shutdown: Shutdown,
+) {
+    loop {
+        let changed = board.changed.notified();
+        let now = clock.now();
+        let scan = SCAN.mul_f64(rand::rng().random_range(0.8..1.2));
+        let (due, next_ms) = board.take(&queue, millis(now), millis(scan));
+        for shard in &due {
+            tokio::select! {
+                biased;
+                () = shutdown.soft.cancelled() => return,
+                // Dropped midway, the script ran or did not: what is due stays due or is moved.
+                moved = queue.promote(*shard, now) => match moved {
+                    Ok(promoted) => {
+                        if let Some(next_ms) = promoted.next_ms {
+                            // Due already: there is more than one batch.
+                            board.lower(*shard, next_ms);
+                        }
+                    }
+                    Err(error) => {
+                        warn!(pipeline = %queue.name(), %shard, %error, "cannot move what is due");
+                        board.lower(*shard, millis(now + AGAIN));
+                    }
+                },
+            }
+        }
+        if !due.is_empty() {
+            continue;
+        }
+        let wait = Duration::from_millis(next_ms.saturating_sub(millis(clock.now())).max(1));
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            () = changed => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Listens to the wake channels of every pipeline and shard.
+//!
+//! A subscriber subscribes before it looks: whenever the subscription is (re)made, everything that
+//! may have been missed is looked at.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tracing::{debug, warn};
+
+use super::Queue;
+use crate::id::Shard;
+use crate::keyspace::{StoreError, Target, parse_score};
+use crate::lifecycle::Shutdown;
+
+const RECONNECT: Duration = Duration::from_millis(250);
+
+/// What a shard published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// Its lowest score fell to this.
+    Ready(i64),
+    /// Its next lease or park ends at this time, ms since 1970.
+    Deadline(u64),
+    /// Its next delayed event is due at this time, ms since 1970.
+    Due(u64),
+}
+
+impl Wake {
+    fn parse(payload: &str) -> Option<Self> {
+        let (what, number) = payload.split_once(' ')?;
+        let number = parse_score(number)?;
+        match what {
+            "ready" => Some(Self::Ready(number)),
+            "deadline" => Some(Self::Deadline(u64::try_from(number).ok()?)),
+            "due" => Some(Self::Due(u64::try_from(number).ok()?)),
+            _ => None,
+        }
+    }
+}
+
+/// Who hears what the shards of one pipeline publish.
+pub(crate) trait Listener: Send + Sync + 'static {
+    /// A shard published something.
+    fn heard(&self, shard: Shard, wake: Wake);
+    /// Something may have been missed.
+    fn missed(&self);
+}
+
+/// Listens until the soft stop.
+pub(crate) async fn listen(
+    target: Target,
+    pipelines: Vec<(Queue, Vec<Box<dyn Listener>>)>,
+    shutdown: Shutdown,
+) {
+    let mut channels: HashMap<String, (usize, Shard)> = HashMap::new();
+    for (index, (queue, _)) in pipelines.iter().enumerate() {
+        for shard in queue.shard_count().shards() {
+            channels.insert(queue.keys(shard).wake().to_owned(), (index, shard));
+        }
+    }
+    if channels.is_empty() {
+        return;
+    }
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            result = session(&target, &channels, &pipelines) => {
+                if let Err(error) = result {
+                    warn!(%error, "cannot subscribe to the wake channels; scans stand in");
+                } else {
+                    warn!("the subscription to the wake channels broke; making it again");
+                }
+            }
+        }
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            () = tokio::time::sleep(RECONNECT) => {}
+        }
+    }
+}
+
+/// One subscription; ends well when the connection does.
+async fn session(
+    target: &Target,
+    channels: &HashMap<String, (usize, Shard)>,
+    pipelines: &[(Queue, Vec<Box<dyn Listener>>)],
+) -> Result<(), StoreError> {
+    let mut subscriber = target.subscriber().await?;
+    let names: Vec<&String> = channels.keys().collect();
+    subscriber.subscribe(names).await.map_err(|source| target.unknown(source))?;
+    pipelines.iter().flat_map(|(_, listeners)| listeners).for_each(|listener| listener.missed());
+    let mut messages = subscriber.into_on_message();
+    while let Some(message) = messages.next().await {
+        let Some(&(index, shard)) = channels.get(message.get_channel_name()) else { continue };
+        let payload = String::from_utf8_lossy(message.get_payload_bytes());
+        match Wake::parse(&payload) {
+            Some(wake) => {
+                pipelines[index].1.iter().for_each(|listener| listener.heard(shard, wake));
+            }
+            None => debug!(%payload, "an unknown message on a wake channel"),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_and_foreign_ones_passed_over() {
+        let cases = [
+            ("ready -2803599627370496", Some(Wake::Ready(-2_803_599_627_370_496))),
+            ("ready 0", Some(Wake::Ready(0))),
+            ("deadline 1700000000000", Some(Wake::Deadline(1_700_000_000_000))),
+            ("due 5", Some(Wake::Due(5))),
+            ("due -5", None),
+            ("ready", None),
+            ("hello 5", None),
+            ("", None),
+        ];
+        for (payload, expected) in cases {
+            assert_eq!(Wake::parse(payload), expected, "{payload:?}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Further processes, to be killed and frozen: this test binary again, in another role.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::wait::holds_within;
+
+const ROLE: &str = "FAIRLANE_TEST_ROLE";
+
+/// A process that plays a role of `roles.rs`. Killed when dropped; ends by itself when the test
+/// that started it is killed.
+#[derive(Debug)]
+pub(crate) struct WorkerProcess {
+    child: Child,
+    directory: TempDir,
+}
+
+impl WorkerProcess {
+    pub(crate) fn spawn(role: &str, env: &[(&str, String)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let output = File::create(directory.path().join("stdout")).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "support::process::entry", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .envs(env.iter().map(|(name, value)| (name, value)))
+            // Never written to: its end tells the worker that the test is gone.
+            .stdin(Stdio::piped())
+            .stdout(output)
+            .spawn()
+            .unwrap();
+        Self { child, directory }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The complete lines printed so far, with a few of the test harness among them.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let output = fs::read(self.directory.path().join("stdout")).unwrap();
+        let complete = output.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        String::from_utf8_lossy(&output[..complete]).lines().map(str::to_owned).collect()
+    }
+
+    pub(crate) fn kill9(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn sigstop(&self) {
+        signal(self.id(), "STOP");
+    }
+
+    pub(crate) fn sigcont(&self) {
+        signal(self.id(), "CONT");
+    }
+
+    pub(crate) fn sigterm(&self) {
+        signal(self.id(), "TERM");
+    }
+
+    /// `None` if it still runs after the timeout.
+    pub(crate) fn wait_exit(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let mut status = None;
+        holds_within(timeout, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        // Both fail harmlessly if it ended and was waited for before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a child that was not waited for yet, so the id is still its own.
+pub(crate) fn signal(id: u32, name: &str) {
+    let status = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status();
+    assert!(status.unwrap().success(), "kill -{name} {id}");
+}
+
+/// A variable that a test gave to a worker process.
+#[expect(clippy::disallowed_methods, reason = "the way in which a test speaks to its workers")]
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// Where a worker process begins. In the test run itself, nothing.
+#[test]
+fn entry() {
+    let Some(name) = variable(ROLE) else { return };
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(1);
+    });
+    let role = crate::roles::role(&name).unwrap_or_else(|| panic!("no role {name:?}"));
+    // The harness has begun a line.
+    println!();
+    role();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+    use crate::support::wait::eventually;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    async fn echo(text: &str) -> WorkerProcess {
+        let worker = WorkerProcess::spawn("echo", &[("FAIRLANE_TEST_TEXT", text.to_owned())]);
+        eventually(LONG, "the worker speaks", async || worker.lines().iter().any(|l| l == text))
+            .await;
+        worker
+    }
+
+    #[tokio::test]
+    async fn a_worker_plays_its_role_until_it_is_asked_to_stop() {
+        let mut worker = echo("hello there").await;
+        worker.sigterm();
+        assert!(worker.wait_exit(LONG).unwrap().success());
+        assert!(worker.lines().iter().any(|line| line == "stopped"));
+    }
+
+    #[tokio::test]
+    async fn a_killed_worker_says_nothing_more() {
+        let mut worker = echo("x").await;
+        worker.kill9();
+        assert_eq!(worker.wait_exit(Duration::ZERO).unwrap().signal(), Some(9));
+        assert!(!worker.lines().iter().any(|line| line == "stopped"));
+    }
+
+    #[tokio::test]
+    async fn a_frozen_worker_hears_the_signal_when_it_thaws() {
+        let mut worker = echo("x").await;
+        worker.sigstop();
+        let state = || fs::read_to_string(format!("/proc/{}/stat", worker.id())).unwrap();
+        eventually(LONG, "it is frozen", async || state().contains(") T ")).await;
+        worker.sigterm();
+        assert!(!worker.lines().iter().any(|line| line == "stopped"));
+        worker.sigcont();
+        assert!(worker.wait_exit(LONG).unwrap().success());
+    }
+
+    #[tokio::test]
+    async fn a_worker_ends_with_the_test_that_started_it() {
+        let mut worker = echo("x").await;
+        drop(worker.child.stdin.take());
+        assert_eq!(worker.wait_exit(LONG).unwrap().code(), Some(1));
+    }
+}

@@ -1,0 +1,335 @@
+//! A bad network in front of Redis: cut, slow, silent, or losing exactly one reply.
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// What becomes of bytes on their way, in both directions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    #[default]
+    Pass,
+    /// Each command and each reply waits this long.
+    Delay(Duration),
+    /// Nothing moves, nothing is refused, until the mode changes.
+    Hold,
+    /// New connections are closed at once.
+    Refuse,
+}
+
+/// Runs until dropped.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    /// Aborted, and with it every connection, when the proxy is dropped.
+    _accepting: JoinSet<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    upstream: SocketAddr,
+    mode: watch::Sender<Mode>,
+    /// Counts the cuts: a connection ends when the number moves.
+    cuts: watch::Sender<u64>,
+    swallows: Mutex<Vec<Swallow>>,
+    replies: AtomicU64,
+    swallowed: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Swallow {
+    needle: Vec<u8>,
+    /// How many matching commands are still to be let through.
+    after: u32,
+}
+
+impl Proxy {
+    pub(crate) async fn start(upstream: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            upstream,
+            mode: watch::Sender::default(),
+            cuts: watch::Sender::default(),
+            swallows: Mutex::default(),
+            replies: AtomicU64::default(),
+            swallowed: AtomicU64::default(),
+        });
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept(listener, Arc::clone(&shared)));
+        Self { address, shared, _accepting: accepting }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    pub(crate) fn set(&self, mode: Mode) {
+        self.shared.mode.send_replace(mode);
+    }
+
+    /// Ends every connection. New ones are served.
+    pub(crate) fn cut(&self) {
+        self.shared.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Lets the `nth` command (from 1) that contains these bytes through, but not its reply: the
+    /// connection ends there. The command was executed and nobody knows.
+    pub(crate) fn swallow(&self, needle: impl Into<Vec<u8>>, nth: u32) {
+        let swallow = Swallow { needle: needle.into(), after: nth - 1 };
+        self.shared.swallows.lock().unwrap().push(swallow);
+    }
+
+    /// Replies handed to clients so far.
+    pub(crate) fn replies(&self) -> u64 {
+        self.shared.replies.load(Ordering::Relaxed)
+    }
+
+    /// Replies lost on purpose so far.
+    pub(crate) fn swallowed(&self) -> u64 {
+        self.shared.swallowed.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    /// Whether the reply to this command is to be lost.
+    fn is_doomed(&self, command: &[u8]) -> bool {
+        let mut swallows = self.swallows.lock().unwrap();
+        let mut doomed = false;
+        swallows.retain_mut(|swallow| {
+            if doomed || !contains(command, &swallow.needle) {
+                return true;
+            }
+            doomed = swallow.after == 0;
+            swallow.after = swallow.after.saturating_sub(1);
+            !doomed
+        });
+        doomed
+    }
+
+    /// Waits as the mode says.
+    async fn pass(&self) {
+        let mut mode = self.mode.subscribe();
+        // The sender lives in `self`.
+        let now = *mode.wait_for(|mode| *mode != Mode::Hold).await.unwrap();
+        if let Mode::Delay(delay) = now {
+            // Not a test that waits: the fault itself.
+            tokio::time::sleep(delay).await;
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok((client, _)) = listener.accept().await else { return };
+        while connections.try_join_next().is_some() {}
+        if *shared.mode.borrow() != Mode::Refuse {
+            connections.spawn(serve(client, Arc::clone(&shared)));
+        }
+    }
+}
+
+/// Ends when either side ends, the connection is cut, or a reply is swallowed.
+async fn serve(client: TcpStream, shared: Arc<Shared>) {
+    let mut cuts = shared.cuts.subscribe();
+    let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
+    let _ = client.set_nodelay(true).and(server.set_nodelay(true));
+    let (client_reads, client_writes) = client.into_split();
+    let (server_reads, server_writes) = server.into_split();
+    // For each command under way, whether its reply is to be lost.
+    let doomed = Mutex::new(VecDeque::new());
+    tokio::select! {
+        biased;
+        _ = cuts.changed() => {}
+        () = commands(client_reads, server_writes, &shared, &doomed) => {}
+        () = replies(server_reads, client_writes, &shared, &doomed) => {}
+    }
+}
+
+async fn commands(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    doomed: &Mutex<VecDeque<bool>>,
+) {
+    let mut buffer = Vec::new();
+    while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
+        while let Some(length) = frame(&buffer) {
+            shared.pass().await;
+            doomed.lock().unwrap().push_back(shared.is_doomed(&buffer[..length]));
+            if to.write_all(&buffer[..length]).await.is_err() {
+                return;
+            }
+            buffer.drain(..length);
+        }
+    }
+}
+
+async fn replies(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    doomed: &Mutex<VecDeque<bool>>,
+) {
+    let mut buffer = Vec::new();
+    while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
+        while let Some(length) = frame(&buffer) {
+            shared.pass().await;
+            // A push answers no command.
+            let answers = buffer[0] != b'>';
+            if answers && doomed.lock().unwrap().pop_front() == Some(true) {
+                shared.swallowed.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            if to.write_all(&buffer[..length]).await.is_err() {
+                return;
+            }
+            shared.replies.fetch_add(u64::from(answers), Ordering::Relaxed);
+            buffer.drain(..length);
+        }
+    }
+}
+
+fn contains(bytes: &[u8], needle: &[u8]) -> bool {
+    bytes.windows(needle.len()).any(|window| window == needle)
+}
+
+/// The length of the first whole RESP value, RESP 2 or 3; an inline command counts as a line.
+fn frame(bytes: &[u8]) -> Option<usize> {
+    let line = bytes.windows(2).position(|end| end == b"\r\n")? + 2;
+    // Null is written as a count of -1 and has nothing after its line.
+    let count = || std::str::from_utf8(&bytes[1..line - 2]).ok()?.parse().ok();
+    let values: usize = match bytes[0] {
+        b'$' | b'!' | b'=' => {
+            let length = count().map_or(line, |length: usize| line + length + 2);
+            return (length <= bytes.len()).then_some(length);
+        }
+        b'*' | b'~' | b'>' => count().unwrap_or(0),
+        b'%' => 2 * count().unwrap_or(0),
+        // An attribute precedes the value it describes.
+        b'|' => 2 * count().unwrap_or(0) + 1,
+        _ => 0,
+    };
+    (0..values).try_fold(line, |at, _| Some(at + frame(&bytes[at..])?))
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::AsyncCommands;
+    use redis::aio::MultiplexedConnection;
+
+    use super::*;
+    use crate::support::redis::{Options, RedisServer};
+    use crate::support::wait::eventually;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    async fn behind_proxy() -> (RedisServer, Proxy) {
+        let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+        let proxy = Proxy::start(server.tcp_addr()).await;
+        (server, proxy)
+    }
+
+    async fn connect(proxy: &Proxy) -> redis::RedisResult<MultiplexedConnection> {
+        redis::Client::open(proxy.url())?.get_multiplexed_async_connection().await
+    }
+
+    #[test]
+    fn a_frame_is_found_once_it_is_whole() {
+        let frames: [&[u8]; 9] = [
+            b"+OK\r\n",
+            b"$-1\r\n",
+            b"$3\r\na\r\n\r\n",
+            b"*-1\r\n",
+            b"*2\r\n$1\r\na\r\n*1\r\n:5\r\n",
+            b"%1\r\n+a\r\n_\r\n",
+            b">2\r\n+message\r\n+x\r\n",
+            b"|1\r\n+ttl\r\n:1\r\n$1\r\na\r\n",
+            b"PING\r\n",
+        ];
+        for whole in frames {
+            let shown = String::from_utf8_lossy(whole);
+            assert_eq!(frame(whole), Some(whole.len()), "{shown:?}");
+            assert_eq!(frame(&[whole, b"+next\r\n"].concat()), Some(whole.len()), "{shown:?}");
+            for cut in 0..whole.len() {
+                assert_eq!(frame(&whole[..cut]), None, "{shown:?} cut at {cut}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_swallowed_reply_leaves_the_command_executed() {
+        let (server, proxy) = behind_proxy().await;
+        let mut connection = connect(&proxy).await.unwrap();
+        proxy.swallow("counted", 2);
+        assert_eq!(connection.incr::<_, _, i32>("counted", 1).await.unwrap(), 1);
+        assert_eq!(connection.incr::<_, _, i32>("other", 1).await.unwrap(), 1);
+        connection.incr::<_, _, i32>("counted", 1).await.unwrap_err();
+        assert_eq!(proxy.swallowed(), 1);
+        assert_eq!(server.connection().await.get::<_, i32>("counted").await.unwrap(), 2);
+        let mut again = connect(&proxy).await.unwrap();
+        assert_eq!(again.incr::<_, _, i32>("counted", 1).await.unwrap(), 3);
+    }
+
+    #[tokio::test]
+    async fn of_a_pipeline_only_the_replies_before_the_swallowed_one_arrive() {
+        let (server, proxy) = behind_proxy().await;
+        let mut connection = connect(&proxy).await.unwrap();
+        let before = proxy.replies();
+        proxy.swallow("second", 1);
+        let mut pipeline = redis::pipe();
+        pipeline.incr("first", 1).incr("second", 1).incr("third", 1);
+        pipeline.query_async::<Vec<i32>>(&mut connection).await.unwrap_err();
+        assert_eq!((proxy.replies() - before, proxy.swallowed()), (1, 1));
+        assert!(server.connection().await.exists::<_, bool>("second").await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn cut_connections_fail_and_new_ones_work() {
+        let (_server, proxy) = behind_proxy().await;
+        let mut connection = connect(&proxy).await.unwrap();
+        proxy.cut();
+        connection.set::<_, _, ()>("a", 1).await.unwrap_err();
+        let () = connect(&proxy).await.unwrap().set("a", 1).await.unwrap();
+        proxy.set(Mode::Refuse);
+        proxy.cut();
+        assert!(connect(&proxy).await.is_err());
+        proxy.set(Mode::Pass);
+        let () = connect(&proxy).await.unwrap().set("a", 1).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_held_arrives_when_it_is_let_go() {
+        let (server, proxy) = behind_proxy().await;
+        let mut connection = connect(&proxy).await.unwrap();
+        proxy.set(Mode::Hold);
+        let timeout = connection.set::<_, _, ()>("a", 1).await.unwrap_err();
+        assert!(timeout.is_timeout(), "{timeout}");
+        let mut direct = server.connection().await;
+        assert!(!direct.exists::<_, bool>("a").await.unwrap());
+        proxy.set(Mode::Pass);
+        eventually(LONG, "the write arrives late", async || direct.exists("a").await.unwrap())
+            .await;
+    }
+
+    #[tokio::test]
+    async fn a_delay_is_added_both_ways() {
+        let (_server, proxy) = behind_proxy().await;
+        let mut connection = connect(&proxy).await.unwrap();
+        let delay = Duration::from_millis(30);
+        proxy.set(Mode::Delay(delay));
+        let started = std::time::Instant::now();
+        let () = connection.set("a", 1).await.unwrap();
+        assert!(started.elapsed() >= 2 * delay);
+    }
+}

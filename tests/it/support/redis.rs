@@ -1,0 +1,246 @@
+//! A real `redis-server` of a test's own that can be killed, frozen and robbed of its tail.
+
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use redis::aio::MultiplexedConnection;
+use tempfile::TempDir;
+
+use super::process::signal;
+
+/// How a [`RedisServer`] is started.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Options {
+    pub(crate) persistence: Persistence,
+    /// In bytes; 0 means no bound. Nothing is ever evicted.
+    pub(crate) max_memory: u64,
+    /// Also listens on a free port of the loopback, for a proxy in between.
+    pub(crate) tcp: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Persistence {
+    #[default]
+    None,
+    EverySecond,
+    Always,
+}
+
+/// Runs until dropped; then nothing of it is left, neither process nor file.
+#[derive(Debug)]
+pub(crate) struct RedisServer {
+    directory: TempDir,
+    options: Options,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl RedisServer {
+    /// Starts a server and returns once it answers.
+    pub(crate) fn start(options: Options) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let port = if options.tcp { free_port() } else { 0 };
+        let mut server = Self { directory, options, port, child: None };
+        // Somebody else may take the port before the server does.
+        for _ in 0..10 {
+            match server.launch() {
+                Ok(child) => {
+                    server.child = Some(child);
+                    return server;
+                }
+                Err(output) if options.tcp && output.contains("Address already in use") => {
+                    server.port = free_port();
+                }
+                Err(output) => panic!("redis-server did not start:\n{output}"),
+            }
+        }
+        panic!("no free port in ten tries");
+    }
+
+    /// Through the unix socket.
+    pub(crate) fn url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    /// Where it listens if [`Options::tcp`] was asked for. The same after a restart.
+    pub(crate) fn tcp_addr(&self) -> SocketAddr {
+        assert!(self.options.tcp, "started without TCP");
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    pub(crate) async fn connection(&self) -> MultiplexedConnection {
+        let client = redis::Client::open(self.url()).unwrap();
+        client.get_multiplexed_async_connection().await.unwrap()
+    }
+
+    /// The power cord.
+    pub(crate) fn kill9(&mut self) {
+        let mut child = self.child.take().expect("the server runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    pub(crate) fn sigstop(&self) {
+        signal(self.child.as_ref().expect("the server runs").id(), "STOP");
+    }
+
+    pub(crate) fn sigcont(&self) {
+        signal(self.child.as_ref().expect("the server runs").id(), "CONT");
+    }
+
+    /// Starts again on the same directory; kills first if it still runs.
+    pub(crate) fn restart(&mut self) {
+        if self.child.is_some() {
+            self.kill9();
+        }
+        self.child = Some(self.launch().unwrap_or_else(|output| panic!("no restart:\n{output}")));
+    }
+
+    /// How long the append-only file is.
+    pub(crate) fn aof_bytes(&self) -> u64 {
+        fs::metadata(self.aof()).unwrap().len()
+    }
+
+    /// Cuts bytes off the end of the append-only file while the server is down, as a machine
+    /// does that lost power before they reached the disk. Not more than there are.
+    pub(crate) fn truncate_aof(&self, bytes: u64) {
+        assert!(self.child.is_none(), "kill the server first");
+        let file = OpenOptions::new().write(true).open(self.aof()).unwrap();
+        let length = file.metadata().unwrap().len();
+        file.set_len(length.saturating_sub(bytes)).unwrap();
+    }
+
+    /// The part of the append-only file that grows.
+    fn aof(&self) -> PathBuf {
+        let parts = fs::read_dir(self.directory.path().join("appendonlydir")).unwrap();
+        let part = parts.map(|entry| entry.unwrap().path());
+        part.filter(|path| path.to_string_lossy().ends_with(".incr.aof"))
+            .max_by_key(|path| fs::metadata(path).unwrap().modified().unwrap())
+            .expect("started with persistence")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("redis.sock")
+    }
+
+    /// The running server, or what it said before it gave up.
+    fn launch(&self) -> Result<Child, String> {
+        let (appendonly, appendfsync) = match self.options.persistence {
+            Persistence::None => ("no", "no"),
+            Persistence::EverySecond => ("yes", "everysec"),
+            Persistence::Always => ("yes", "always"),
+        };
+        let mut child = Command::new("redis-server")
+            .current_dir(self.directory.path())
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--unixsocket", &self.socket().to_string_lossy()])
+            .args(["--save", "", "--appendonly", appendonly, "--appendfsync", appendfsync])
+            .args(["--maxmemory", &self.options.max_memory.to_string()])
+            .args(["--maxmemory-policy", "noeviction"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("redis-server is installed");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut output = String::new();
+        for line in lines.by_ref().map_while(Result::ok) {
+            // Said after the data is loaded, for the last of the listeners.
+            if line.contains("eady to accept connections at") {
+                // A full pipe would block the server. The thread ends with it.
+                std::thread::spawn(move || lines.for_each(drop));
+                return Ok(child);
+            }
+            output.push_str(&line);
+            output.push('\n');
+        }
+        child.wait().unwrap();
+        Err(output)
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            self.kill9();
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use redis::AsyncCommands;
+
+    use super::*;
+    use crate::support::wait::eventually;
+
+    /// Also when the file is synced only every second: a kill does not lose what was written.
+    #[tokio::test]
+    async fn a_killed_server_comes_back_with_what_it_had() {
+        let options =
+            Options { persistence: Persistence::EverySecond, tcp: true, ..Options::default() };
+        let mut server = RedisServer::start(options);
+        let () = server.connection().await.set("a", 1).await.unwrap();
+        server.kill9();
+        server.restart();
+        assert_eq!(server.connection().await.get::<_, i32>("a").await.unwrap(), 1);
+        let client = redis::Client::open(format!("redis://{}", server.tcp_addr())).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        assert_eq!(connection.get::<_, i32>("a").await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_cut_tail_is_gone_and_the_rest_is_there() {
+        let options = Options { persistence: Persistence::Always, ..Options::default() };
+        let mut server = RedisServer::start(options);
+        let () = server.connection().await.set("kept", 1).await.unwrap();
+        let before = server.aof_bytes();
+        let () = server.connection().await.set("lost", 1).await.unwrap();
+        server.kill9();
+        server.truncate_aof(server.aof_bytes() - before);
+        server.restart();
+        let mut connection = server.connection().await;
+        assert!(connection.exists::<_, bool>("kept").await.unwrap());
+        assert!(!connection.exists::<_, bool>("lost").await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_frozen_server_answers_when_it_thaws() {
+        let server = RedisServer::start(Options::default());
+        let mut connection = server.connection().await;
+        server.sigstop();
+        assert!(connection.set::<_, _, ()>("a", 1).await.is_err(), "it is frozen");
+        server.sigcont();
+        eventually(Duration::from_secs(10), "the write arrives", async || {
+            connection.get::<_, Option<i32>>("a").await.is_ok_and(|value| value == Some(1))
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_full_server_refuses_writes() {
+        let options = Options { max_memory: 2 << 20, ..Options::default() };
+        let server = RedisServer::start(options);
+        let mut connection = server.connection().await;
+        let refused = connection.set::<_, _, ()>("a", vec![0_u8; 4 << 20]).await;
+        let refused = refused.and(connection.set::<_, _, ()>("b", 1).await);
+        assert!(refused.unwrap_err().to_string().contains("OOM"));
+    }
+
+    #[test]
+    fn a_dropped_server_leaves_nothing() {
+        let server = RedisServer::start(Options::default());
+        let (path, id) = (server.directory.path().to_owned(), server.child.as_ref().unwrap().id());
+        drop(server);
+        assert!(!path.exists());
+        assert!(!PathBuf::from(format!("/proc/{id}")).exists());
+    }
+}
