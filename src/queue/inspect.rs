@@ -392,7 +392,7 @@ fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, Re
     })
 }
 
-fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
+pub(super) fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
     let mut entry = Reply::new(entry)?;
     let id = entry.text()?;
     let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;

@@ -14,6 +14,7 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
 //! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
 
+mod dead;
 mod inspect;
 mod lease;
 pub(crate) mod sample;

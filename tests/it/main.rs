@@ -1,5 +1,6 @@
 //! One file per promise, against real servers.
 
+mod cli;
 mod exhaustive;
 mod history_checker;
 mod model;
