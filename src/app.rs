@@ -318,6 +318,10 @@ impl App {
         let health = Health { link: Arc::clone(&links.admin), stopping: shutdown.soft.clone() };
         let routes = http::health_routes(health);
         let observed = routes.clone().merge(http::metrics_routes());
+        if let Ok(address) = self.metrics_listener.local_addr() {
+            let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
+            info!(redis = %target, metrics = %address, ?pipelines, "fairlane is running");
+        }
         let mut servers = tokio::task::JoinSet::new();
         servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
         if let Some(listener) = self.http_listener {

@@ -208,11 +208,19 @@ impl Generator {
 /// When the private Redis fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
+    started: impl FnMut(&str),
+    show: impl FnMut(&Look),
+) -> Result<Summary, BenchError> {
+    Rig::with(async |rig| perform(rig, options, started, show).await).await
+}
+
+async fn perform(
+    rig: &Rig,
+    options: Options,
     mut started: impl FnMut(&str),
     mut show: impl FnMut(&Look),
 ) -> Result<Summary, BenchError> {
     let bots = options.bots.max(BUSY + 1);
-    let rig = Rig::start().await?;
     let work = Arc::new(Work {
         meter: Meter::new(bots),
         waits: Mutex::new(Waits { total: [waits(), waits()], recent: [waits(), waits()] }),
@@ -228,7 +236,7 @@ pub async fn run(
     let running = Rig::spawn(app);
     let begun = Instant::now();
     let mut watch = Watcher { begun, last: (begun, 0, 0), work: Arc::clone(&work), queue };
-    let sent = send(&rig, options, bots, &mut watch, &mut show).await?;
+    let sent = send(rig, options, bots, &mut watch, &mut show).await?;
     while work.meter.done() < sent {
         watch.look("draining the queues", sent, &mut show).await?;
         tokio::select! {
@@ -240,7 +248,6 @@ pub async fn run(
     watch.look("done", sent, &mut show).await?;
     drop(watch);
     running.stop().await?;
-    rig.remove().await?;
     let waits = work.waits.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Summary {
         sent,
@@ -256,7 +263,7 @@ pub async fn run(
     })
 }
 
-/// Sends for the given time, or until Ctrl-C.
+/// Sends for the given time.
 async fn send(
     rig: &Rig,
     options: Options,
@@ -265,7 +272,6 @@ async fn send(
     show: &mut impl FnMut(&Look),
 ) -> Result<u64, BenchError> {
     let mut generator = Generator::new(bots);
-    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
     let (mut sent, mut campaigns) = (0, 0_u32);
     let campaign = usize::try_from(options.rate.clamp(200, 20_000)).unwrap_or(200);
     let begun = watch.begun;
@@ -291,11 +297,7 @@ async fn send(
         rig.publish(batch.iter()).await?;
         sent += batch.len() as u64;
         watch.look("sending", sent, show).await?;
-        tokio::select! {
-            biased;
-            _ = &mut interrupted => return Ok(sent),
-            () = tokio::time::sleep(TICK) => {}
-        }
+        tokio::time::sleep(TICK).await;
     }
 }
 

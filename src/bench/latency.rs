@@ -95,9 +95,17 @@ pub fn quantile_ms(waits: &Histogram<u64>, quantile: f64) -> f64 {
 /// When the private Redis fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    Rig::with(async |rig| measure(rig, options, watch).await).await
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn measure(
+    rig: &Rig,
+    options: Options,
     mut watch: impl FnMut(&'static str, u64),
 ) -> Result<Report, BenchError> {
-    let rig = Rig::start().await?;
     let meter = Meter::new(options.bots);
     let histogram = Arc::new(Mutex::new(waits()));
     let handler = Watch { meter: Arc::clone(&meter), waits: Arc::clone(&histogram) };
@@ -129,7 +137,6 @@ pub async fn run(
     rig.publish(batch.iter()).await?;
     drained(|| meter.done(), warm_up + total, |_| {}).await?;
     running.stop().await?;
-    rig.remove().await?;
     let waits = histogram.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Report {
         rate: options.rate,

@@ -125,7 +125,8 @@ pub enum CliError {
     },
     /// Some lines are no events.
     #[error(
-        "{0} lines are not events and were not published; correct those and publish them alone"
+        "{} not published; correct what is wrong there and publish that alone",
+        refused_text(*.0)
     )]
     LinesRefused(u64),
     /// Publishing ended early.
@@ -248,6 +249,13 @@ fn known_text(known: &[PipelineName]) -> String {
         "there is none yet".to_owned()
     } else {
         format!("there is: {}", list(known))
+    }
+}
+
+fn refused_text(lines: u64) -> String {
+    match lines {
+        1 => "1 line is no event and was".to_owned(),
+        n => format!("{n} lines are no events and were"),
     }
 }
 
