@@ -387,9 +387,9 @@ async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
     let left = place.redis(&["KEYS", "fl:{old:*"]).await;
     let left: Vec<String> = redis::from_redis_value(left).unwrap();
     assert_eq!(left, [keys::read("old:events")]);
-    let listed = place.json(&["pipelines", "list"]);
-    assert_eq!(listed.as_array().unwrap().len(), 1);
-    assert_eq!((&listed[0]["name"], &listed[0]["depth"]), (&"log".into(), &5.into()));
+    let known = place.json(&["pipelines", "list"]);
+    assert_eq!(known.as_array().unwrap().len(), 1);
+    assert_eq!((&known[0]["name"], &known[0]["depth"]), (&"log".into(), &5.into()));
 
     assert_eq!(place.json(&["pipelines", "pause", "log"])["changed"], true);
     assert_eq!(place.json(&["pipelines", "list"])[0]["state"], "paused");
