@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,29 +56,6 @@ impl Roles {
     pub const ALL: Self = Self { ingest: true, work: true, http: true, schedule: true };
 }
 
-impl FromStr for Roles {
-    type Err = String;
-
-    /// Reads a comma-separated list.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut roles = Self { ingest: false, work: false, http: false, schedule: false };
-        for role in text.split(',').map(str::trim) {
-            match role {
-                "ingest" => roles.ingest = true,
-                "work" => roles.work = true,
-                "http" => roles.http = true,
-                "schedule" => roles.schedule = true,
-                _ => {
-                    return Err(format!(
-                        "{role:?} is no role; the roles are ingest, work, http and schedule"
-                    ));
-                }
-            }
-        }
-        Ok(roles)
-    }
-}
-
 /// Why a process cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
@@ -129,14 +105,6 @@ pub enum AppError {
     /// A listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
-}
-
-impl AppError {
-    /// Whether a service that is needed is away, rather than the configuration wrong.
-    #[must_use]
-    pub fn is_unavailable(&self) -> bool {
-        matches!(self, Self::PrivateRedis(_) | Self::Store(_))
-    }
 }
 
 /// Collects what an [`App`] is made of.

@@ -77,6 +77,8 @@ pub mod bus;
 pub mod cli;
 pub mod clock;
 pub mod config;
+#[doc(hidden)]
+pub mod demo;
 pub mod event;
 pub mod fanout;
 pub mod handler;

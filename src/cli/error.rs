@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::app::AppError;
+use crate::bench::BenchError;
 use crate::config::ConfigError;
 use crate::id::{BotId, Offset, PipelineName};
 use crate::keyspace::StoreError;
@@ -153,9 +155,23 @@ pub enum CliError {
     /// A value cannot be shown as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(#[source] serde_json::Error),
-    /// Not part of this build.
-    #[error("`fairlane {0}` is not part of this build")]
-    Absent(&'static str),
+    /// The operating system.
+    #[error("signals cannot be listened for: {0}")]
+    Signals(#[source] io::Error),
+    /// The service cannot start or stop.
+    #[error(transparent)]
+    App(#[from] AppError),
+    /// A bench or the demo broke off.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// A bench or the demo found a fault.
+    #[error("{lost} events were lost and {reordered} handled out of order; please report this")]
+    Faults {
+        /// Never handled.
+        lost: u64,
+        /// First handled too early.
+        reordered: u64,
+    },
 }
 
 impl CliError {
@@ -189,7 +205,12 @@ impl CliError {
             | Self::LinesRefused(_)
             | Self::Output(_)
             | Self::Json(_)
-            | Self::Absent(_) => Exit::Failed,
+            | Self::Signals(_)
+            | Self::Faults { .. } => Exit::Failed,
+            Self::App(error) => of_app(error),
+            Self::Bench(BenchError::App(error)) => of_app(error),
+            Self::Bench(BenchError::PrivateRedis(_) | BenchError::Store(_)) => Exit::Unavailable,
+            Self::Bench(_) => Exit::Failed,
         }
     }
 }
@@ -203,6 +224,18 @@ impl From<StoreError> for CliError {
         } else {
             Self::Store(error)
         }
+    }
+}
+
+fn of_app(error: &AppError) -> Exit {
+    match error {
+        AppError::PrivateRedis(_) | AppError::Store(_) => Exit::Unavailable,
+        AppError::Bind(_) => Exit::Failed,
+        AppError::Config(_)
+        | AppError::Handler { .. }
+        | AppError::Filter { .. }
+        | AppError::Shards { .. }
+        | AppError::RedisUrl(_) => Exit::Usage,
     }
 }
 

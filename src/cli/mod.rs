@@ -107,8 +107,8 @@ impl Cli {
         let load = || Config::load(self.global.config.as_deref());
         match self.command {
             Command::Serve(args) => serve::serve(load()?, args).await,
-            Command::Demo(args) => demo::demo(load()?, args).await,
-            Command::Bench(args) => bench::bench(load()?, args).await,
+            Command::Demo(args) => demo::demo(args).await,
+            Command::Bench(args) => bench::bench(args).await,
             Command::Publish(args) => publish::publish(load()?, args).await,
             Command::Status(args) => status::status(load()?, &args).await,
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,

@@ -3,7 +3,9 @@
 use clap::{Args, ValueEnum};
 
 use super::error::CliError;
+use crate::app::{App, Roles};
 use crate::config::Config;
+use crate::lifecycle::Shutdown;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,16 +32,25 @@ pub struct ServeArgs {
 pub enum Role {
     /// Reads the bus and copies events into the queues.
     Ingest,
-    /// Handles events.
+    /// Handles events, and expires dead letters.
     Work,
-    /// Answers HTTP requests.
+    /// Answers HTTP on http.listen (in this version: health).
     Http,
-    /// Moves delayed events when they are due, and expires dead letters.
+    /// Moves delayed events into the queues when they are due.
     Schedule,
 }
 
 /// Runs until a signal.
-#[expect(clippy::unused_async, reason = "as it is called")]
-pub(super) async fn serve(_config: Config, _args: ServeArgs) -> Result<(), CliError> {
-    Err(CliError::Absent("serve"))
+pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliError> {
+    let plays = |role| args.roles.contains(&role);
+    let roles = Roles {
+        ingest: plays(Role::Ingest),
+        work: plays(Role::Work),
+        http: plays(Role::Http),
+        schedule: plays(Role::Schedule),
+    };
+    let shutdown = Shutdown::new();
+    shutdown.listen_for_signals(config.shutdown_grace).map_err(CliError::Signals)?;
+    let app = App::builder(config).roles(roles).build().await?;
+    Ok(app.run(shutdown).await?)
 }
