@@ -350,8 +350,9 @@ async fn dead_letters_are_put_back_in_order_or_dropped() {
     assert_eq!(place.json(&["dead", "drop", "b", older])["letters"], 1);
     assert_eq!(place.json(&["dead", "redrive", "a", "--all"])["letters"], 150);
     let queued = log.next_events(&a, 1_000).await.unwrap();
-    let order: Vec<_> = queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();
-    assert_eq!(order, (0..151).map(|id| id.to_string()).collect::<Vec<_>>());
+    let handled_in: Vec<_> =
+        queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();
+    assert_eq!(handled_in, (0..151).map(|id| id.to_string()).collect::<Vec<_>>());
 
     log.push(&b, &events(&b, 3..5), PushOptions::default()).await.unwrap();
     let ran = place.run(&["dead", "drop", "--all"]);
