@@ -157,7 +157,7 @@ async fn check_redis(config: &Config) -> Vec<Finding> {
     let redis = match Redis::open(config).await {
         Ok(redis) => redis,
         Err(error) => {
-            let remedy = "see above, or set redis.url to a running Redis";
+            let remedy = "do what it says, or set redis.url to a running Redis";
             let exit = error.exit();
             return vec![Finding::fail("redis", error.to_string(), remedy).exits(exit)];
         }

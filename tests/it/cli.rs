@@ -350,8 +350,9 @@ async fn dead_letters_are_put_back_in_order_or_dropped() {
     assert_eq!(place.json(&["dead", "drop", "b", older])["letters"], 1);
     assert_eq!(place.json(&["dead", "redrive", "a", "--all"])["letters"], 150);
     let queued = log.next_events(&a, 1_000).await.unwrap();
-    let order: Vec<_> = queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();
-    assert_eq!(order, (0..151).map(|id| id.to_string()).collect::<Vec<_>>());
+    let handled_in: Vec<_> =
+        queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();
+    assert_eq!(handled_in, (0..151).map(|id| id.to_string()).collect::<Vec<_>>());
 
     log.push(&b, &events(&b, 3..5), PushOptions::default()).await.unwrap();
     let ran = place.run(&["dead", "drop", "--all"]);
@@ -387,9 +388,9 @@ async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
     let left = place.redis(&["KEYS", "fl:{old:*"]).await;
     let left: Vec<String> = redis::from_redis_value(left).unwrap();
     assert_eq!(left, [keys::read("old:events")]);
-    let listed = place.json(&["pipelines", "list"]);
-    assert_eq!(listed.as_array().unwrap().len(), 1);
-    assert_eq!((&listed[0]["name"], &listed[0]["depth"]), (&"log".into(), &5.into()));
+    let known = place.json(&["pipelines", "list"]);
+    assert_eq!(known.as_array().unwrap().len(), 1);
+    assert_eq!((&known[0]["name"], &known[0]["depth"]), (&"log".into(), &5.into()));
 
     assert_eq!(place.json(&["pipelines", "pause", "log"])["changed"], true);
     assert_eq!(place.json(&["pipelines", "list"])[0]["state"], "paused");
