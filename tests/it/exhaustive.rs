@@ -40,8 +40,8 @@ impl Model for System {
         self.apply(&mut state, &step);
         for held in state.consumers.iter_mut().flatten() {
             let lease = state.server.own.get(&held.bot);
-            held.superseded |= held.run != state.run
-                || lease.is_none_or(|lease| lease.fence != held.fence);
+            held.superseded |=
+                held.run != state.run || lease.is_none_or(|lease| lease.fence != held.fence);
         }
         // The consumers are alike: half the states suffice.
         state.consumers.sort_unstable();

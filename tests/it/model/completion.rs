@@ -21,6 +21,18 @@ pub(crate) enum Mode {
     },
 }
 
+impl Mode {
+    /// The same, said later.
+    pub(crate) fn put_off(self, ms: i64) -> Self {
+        match self {
+            Self::Keep { until_ms } => Self::Keep { until_ms: until_ms + ms },
+            Self::Release => Self::Release,
+            Self::Park { until_ms } => Self::Park { until_ms: until_ms + ms },
+            Self::Fail { until_ms, isolate } => Self::Fail { until_ms: until_ms + ms, isolate },
+        }
+    }
+}
+
 /// Where an event goes that is not done but leaves the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {

@@ -20,8 +20,7 @@ impl Server {
         };
         let waiting = self.queues.values().flatten().map(|&(sequence, _)| sequence);
         let dead = self.dead.iter().map(|letter| letter.sequence);
-        let everywhere: Vec<u64> =
-            waiting.chain(dead).chain(self.later.keys().copied()).collect();
+        let everywhere: Vec<u64> = waiting.chain(dead).chain(self.later.keys().copied()).collect();
         let once: BTreeSet<&u64> = everywhere.iter().collect();
         [
             ("a bot with events is in exactly one place", nobody_forgotten),
