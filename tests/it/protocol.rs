@@ -2,7 +2,7 @@
 //! replies, what was published and everything the shard holds are the same, and the invariants of
 //! the protocol hold. The scripts are the product's, on a clock of the test's own.
 //!
-//! `PROPTEST_CASES` makes it run longer.
+//! `PROPTEST_CASES` (256) makes it run longer.
 
 mod decode;
 mod operation;
@@ -27,7 +27,8 @@ const STEPS: usize = 100;
 fn the_scripts_do_what_the_model_does() {
     let server = RedisServer::start(Options::default());
     let real = std::cell::RefCell::new(Real::new(Clocked::new(&server)));
-    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    config.cases *= 4; // ten seconds
     let mut runner = TestRunner::new(config);
     let strategy = Reference::sequential_strategy(1..=STEPS);
     let result = runner.run(&strategy, |(mut state, operations, seen)| {

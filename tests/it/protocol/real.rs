@@ -12,8 +12,8 @@ use redis::{Cmd, Value};
 use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
 use super::reference::{Action, Answer, SLICE_US, Step, Verdict};
 use crate::model::{
-    Attempts, Bot, Claim, Claimed, Completion, Enqueued, Fate, Granted, Limits, Mode,
-    Pushed, Queued, Server,
+    Attempts, Bot, Claim, Claimed, Completion, Enqueued, Fate, Granted, Limits, Mode, Pushed,
+    Queued, Server,
 };
 use crate::support::clocked::Clocked;
 
