@@ -33,6 +33,7 @@ while at <= #ARGV do
     key = KEYS[12 + #items],
   }
   local count, last = tonumber(ARGV[at + 9]), -1
+  assert(item.key and count and at + 9 + 4 * count <= #ARGV, 'complete: wrong number of arguments')
   at = at + 10
   for i = 1, count do
     item.exceptions[i] = {

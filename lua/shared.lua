@@ -134,6 +134,14 @@ local function withdraw(bot)
   call('ZREM', CTL, bot)
 end
 
+-- Whether ARGV[at..] is, `queues` times, a bot, a count and that many events.
+local function counts(at, queues)
+  for _ = 1, queues do
+    at = at + 2 + (tonumber(ARGV[at + 1]) or #ARGV)
+  end
+  return at == #ARGV + 1
+end
+
 -- Appends events with fresh sequences to queues and lets bots that had none join.
 -- ARGV[at..]: per bot its id, a count and that many events; KEYS[first..]: their queues.
 -- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'), dead (key),

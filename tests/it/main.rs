@@ -6,4 +6,5 @@ mod history_checker;
 mod model;
 mod protocol;
 mod roles;
+mod scripts;
 mod support;
