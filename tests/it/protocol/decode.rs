@@ -74,7 +74,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
         .into_iter()
         .map(|(stream, at)| {
             let stream = STREAM_NAMES.iter().position(|name| *name == stream).unwrap();
-            let at = (0..).find(|&n| offset(n).to_string() == at).unwrap();
+            let at = (0..10_000).find(|&n| offset(n).to_string() == at).unwrap();
             (u8::try_from(stream).unwrap(), at)
         })
         .collect();

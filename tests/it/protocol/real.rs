@@ -12,8 +12,8 @@ use redis::{Cmd, Value};
 use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
 use super::reference::{Action, Answer, SLICE_US, Step, Verdict};
 use crate::model::{
-    Attempts, Bot, Claim, Claimed, Completion, Enqueued, Fate, Granted, Limits, Mode, Pushed,
-    Queued, Server,
+    Attempts, Bot, Claim, Claimed, Completion, Enqueued, Event, Fate, Granted, Key, Limits, Mode,
+    Pushed, Queued, Server, Stream,
 };
 use crate::support::clocked::Clocked;
 
@@ -68,64 +68,14 @@ impl Real {
             }
             Action::Weight(bot, weight) => {
                 let bot = self.bot(*bot).as_str();
-                self.plain(
-                    step,
-                    match weight {
-                        1 => Cmd::hdel(&keys.weight, bot),
-                        weight => Cmd::hset(&keys.weight, bot, weight),
-                    },
-                )
+                let key = &keys.weight;
+                let one = *weight == 1;
+                let set = if one { Cmd::hdel(key, bot) } else { Cmd::hset(key, bot, weight) };
+                self.plain(step, set)
             }
-            Action::Enqueue { stream, chain: (prev, last), bots } => {
-                let bytes: Vec<(BotId, Vec<[u8; 3]>)> = bots
-                    .iter()
-                    .map(|(bot, events)| {
-                        (
-                            self.bot(*bot).clone(),
-                            events.iter().map(|&e| decode::encode(e)).collect(),
-                        )
-                    })
-                    .collect();
-                let bots = bytes
-                    .iter()
-                    .map(|(bot, events)| (bot.clone(), events.iter().map(|e| &e[..]).collect()));
-                let call = call::Enqueue {
-                    keys,
-                    stream: STREAM_NAMES[usize::from(*stream)],
-                    prev: decode::offset(*prev),
-                    last: decode::offset(*last),
-                    limits,
-                    bots: bots.collect(),
-                };
-                self.script(step, &call, |reply, server| {
-                    let at = server.hwm.get(stream).copied().unwrap_or(0);
-                    let (reply, offset) = match reply {
-                        call::Enqueued::Ok(done) => (Enqueued::Stored(queued(done)), None),
-                        call::Enqueued::Duplicate(offset) => (Enqueued::Dup, Some(offset)),
-                        call::Enqueued::Gap(offset) => (Enqueued::Gap(at), Some(offset)),
-                    };
-                    assert!(offset.is_none_or(|offset| offset == decode::offset(at)));
-                    Answer::Enqueued(reply, at)
-                })
-            }
+            Action::Enqueue { stream, chain, bots } => self.enqueue(step, *stream, *chain, bots),
             Action::Push { bot, events, due_ms, key } => {
-                let key = key.map(decode::key_name);
-                let bot = self.bot(*bot).clone();
-                let call = call::Push {
-                    keys,
-                    limits,
-                    bot: &bot,
-                    events: &events
-                        .iter()
-                        .map(|&event| decode::encode(event).to_vec())
-                        .collect::<Vec<_>>(),
-                    due_ms: due_ms.map_or(0, unsigned),
-                    idempotency: key.as_deref().map(|key| (key, IDEMPOTENCY_MS)),
-                };
-                self.script(step, &call, |reply, _| {
-                    let (sequence, duplicate) = (reply.sequence.get(), reply.duplicate);
-                    Answer::Pushed(Pushed { queued: queued(reply.queued), sequence, duplicate })
-                })
+                self.push(step, (*bot, events), *due_ms, *key)
             }
             Action::Claim(claim) => self.claim(step, *claim),
             Action::Complete(calls) => self.complete(step, calls),
@@ -167,6 +117,64 @@ impl Real {
                 self.script(step, &call, |reply, _| Answer::Recovered(reply))
             }
         }
+    }
+
+    fn enqueue(
+        &mut self,
+        step: &Step,
+        stream: Stream,
+        (prev, last): (u64, u64),
+        bots: &[(Bot, Vec<Event>)],
+    ) -> Outcome {
+        let bytes: Vec<(Bot, Vec<[u8; 3]>)> = bots
+            .iter()
+            .map(|(bot, events)| (*bot, events.iter().copied().map(decode::encode).collect()))
+            .collect();
+        let bots = bytes.iter().map(|(bot, events)| {
+            (self.bot(*bot).clone(), events.iter().map(<[u8; 3]>::as_slice).collect())
+        });
+        let call = call::Enqueue {
+            keys: &self.keys.clone(),
+            stream: STREAM_NAMES[usize::from(stream)],
+            prev: decode::offset(prev),
+            last: decode::offset(last),
+            limits: limits(step.limits),
+            bots: bots.collect(),
+        };
+        self.script(step, &call, |reply, server| {
+            let at = server.hwm.get(&stream).copied().unwrap_or(0);
+            let (reply, offset) = match reply {
+                call::Enqueued::Ok(done) => (Enqueued::Stored(queued(done)), decode::offset(at)),
+                call::Enqueued::Duplicate(offset) => (Enqueued::Dup, offset),
+                call::Enqueued::Gap(offset) => (Enqueued::Gap(at), offset),
+            };
+            assert_eq!(offset, decode::offset(at));
+            Answer::Enqueued(reply, at)
+        })
+    }
+
+    fn push(
+        &mut self,
+        step: &Step,
+        (bot, events): (Bot, &[Event]),
+        due_ms: Option<i64>,
+        key: Option<Key>,
+    ) -> Outcome {
+        let key = key.map(decode::key_name);
+        let events: Vec<Vec<u8>> =
+            events.iter().map(|&event| decode::encode(event).to_vec()).collect();
+        let call = call::Push {
+            keys: &self.keys.clone(),
+            limits: limits(step.limits),
+            bot: &self.bot(bot).clone(),
+            events: &events,
+            due_ms: due_ms.map_or(0, unsigned),
+            idempotency: key.as_deref().map(|key| (key, IDEMPOTENCY_MS)),
+        };
+        self.script(step, &call, |reply, _| {
+            let (sequence, duplicate) = (reply.sequence.get(), reply.duplicate);
+            Answer::Pushed(Pushed { queued: queued(reply.queued), sequence, duplicate })
+        })
     }
 
     fn claim(&mut self, step: &Step, claim: Claim) -> Outcome {
@@ -279,7 +287,7 @@ impl Real {
 
     fn send(&mut self, step: &Step, command: Cmd) -> (Value, Vec<String>, Server) {
         let look = decode::look(&self.keys, &self.bots);
-        let (reply, published, values) = self.clocked.run(step.now_us, command, look).unwrap();
+        let (reply, published, values) = self.clocked.run(step.now_us, command, &look).unwrap();
         let Decoded { mut server, letters } = decode::decode(&self.keys, values);
         (server.slice_us, server.limits) = (SLICE_US, step.limits);
         self.letters = letters;

@@ -1,6 +1,8 @@
 //! The model with what a caller knows: it turns an [`Operation`] into an exact call and the exact
 //! answer that the scripts have to give.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 use proptest_state_machine::ReferenceStateMachine;
 
@@ -225,7 +227,7 @@ impl State {
             What::Park { ms } => Mode::Park { until_ms: until_ms(ms) },
             What::Fail { ms, isolate } => Mode::Fail { until_ms: until_ms(ms), isolate },
         };
-        let length = self.server.queues.get(&held.bot).map_or(0, |queue| queue.len());
+        let length = self.server.queues.get(&held.bot).map_or(0, VecDeque::len);
         let length = u32::try_from(length).unwrap();
         let (mut before, mut n) = (held.removed, ending.n.min(length));
         match (ending.counting, &held.last) {

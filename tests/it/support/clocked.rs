@@ -72,7 +72,7 @@ impl Clocked {
         &mut self,
         now_us: i64,
         command: Cmd,
-        look: Pipeline,
+        look: &Pipeline,
     ) -> Result<(Value, Vec<String>, Vec<Value>), redis::RedisError> {
         let mut pipe = redis::pipe();
         pipe.del(&OWN_KEYS).ignore();
@@ -91,7 +91,7 @@ impl Clocked {
     /// Runs one script at this time. Answers its reply and what it published.
     pub(crate) fn call<C: Call>(&mut self, now_us: i64, call: &C) -> (C::Reply, Vec<String>) {
         let command = self.command(call);
-        let (reply, published, _) = self.run(now_us, command, redis::pipe()).unwrap();
+        let (reply, published, _) = self.run(now_us, command, &redis::pipe()).unwrap();
         (C::reply(reply).unwrap(), published)
     }
 
