@@ -159,7 +159,7 @@ fn make(bot: usize, position: u32, due: u64) -> Result<Vec<u8>, BenchError> {
     }
     let fill = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
     let bot = BotId::parse(&format!("bot-{bot}"))?;
-    let event = Event::builder("bench.event", bot).id(position.to_string()).source("bench");
+    let event = Event::builder("bench.event", &bot).id(position.to_string()).source("bench");
     let event = event.data(&Payload { due, fill }).map_err(EventError::Json)?.build()?;
     Ok(serde_json::to_vec(&event).map_err(EventError::Json)?)
 }

@@ -1,9 +1,12 @@
 //! One lease, from the events taken to the verdict on its completion.
 //!
-//! 1. Wait for a free worker; 2. sort out what is expired or unreadable; 3. run the handler, while
-//! renewing at a third of the ttl; 4. settle; 5. commit. When a renewal is refused, or none was
-//! confirmed before the local deadline, the handler is dropped and nothing is committed: the lease
-//! may be somebody else's.
+//! 1. Sort out what is expired or unreadable.
+//! 2. Wait for a free worker.
+//! 3. Run the handler, while renewing at a third of the ttl.
+//! 4. Settle, and commit.
+//!
+//! When a renewal is refused, or none was confirmed before the local deadline, the handler is
+//! dropped and nothing is committed: the lease may be somebody else's.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -231,9 +234,10 @@ impl Worker {
     async fn finish(&self, slice: &Slice, settlement: Settlement, took: Duration) {
         let Settlement { n, settled, mode, exceptions, tally, failure } = settlement;
         if let Some(reason) = failure {
-            match mode {
-                Mode::Release => warn!(reason, "an event gave up: dead letter"),
-                _ => debug!(reason, ?mode, "the slice is tried again"),
+            if mode == Mode::Release {
+                warn!(reason, "an event gave up: dead letter");
+            } else {
+                debug!(reason, ?mode, "the slice is tried again");
             }
         }
         let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));
