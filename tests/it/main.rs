@@ -4,5 +4,6 @@ mod cli;
 mod exhaustive;
 mod history_checker;
 mod model;
+mod readme;
 mod roles;
 mod support;
