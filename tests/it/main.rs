@@ -3,5 +3,6 @@
 mod exhaustive;
 mod history_checker;
 mod model;
+mod order;
 mod roles;
 mod support;
