@@ -44,7 +44,7 @@ impl Fleet {
     pub(crate) fn new(options: Options, bots: usize, settings: &[(&str, &str)]) -> Self {
         let server = RedisServer::start(options);
         let directory = tempfile::tempdir().unwrap();
-        let config = config(&server, settings);
+        let config = config(&server, "test", settings);
         let publisher = Publisher::new(bots, &directory.path().join("sent.log"));
         let antidote = directory.path().join("antidote");
         Self {
@@ -149,6 +149,26 @@ impl Fleet {
             let complete = text.rfind('\n').map_or(0, |end| end + 1);
             text[..complete].lines().for_each(|line| each(&Record::parse(line).unwrap()));
         }
+    }
+
+    /// The longest time for which a bot that was not done yet was handled by nobody.
+    pub(crate) fn longest_rest(&self) -> Duration {
+        let mut bots: FxHashMap<String, Vec<(u64, u64)>> = FxHashMap::default();
+        self.records(|record| {
+            if let Record::Handled { bot, started, ended, .. } = *record {
+                bots.entry(bot.to_owned()).or_default().push((started, ended));
+            }
+        });
+        let mut longest = 0;
+        for handlings in bots.values_mut() {
+            handlings.sort_unstable();
+            let mut until = handlings[0].1;
+            for &(started, ended) in &handlings[1..] {
+                longest = longest.max(started.saturating_sub(until));
+                until = until.max(ended);
+            }
+        }
+        Duration::from_micros(longest)
     }
 
     /// `/metrics` of a worker.

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use fairlane::app::{App, AppError};
 use fairlane::config::Config;
-use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
+use fairlane::handler::Handler;
 use fairlane::id::PipelineName;
 use fairlane::lifecycle::Shutdown;
 use fairlane::queue::Queue;
 use tokio::task::JoinSet;
+
+use super::recorder::Log;
 
 /// Runs until stopped or dropped.
 pub(crate) struct Instance {
@@ -44,43 +46,15 @@ impl Instance {
     }
 }
 
+/// The queues of a pipeline as an operator's command reaches them, without running anything.
+pub(crate) async fn queue(config: &str, pipeline: &str) -> Queue {
+    let config = Config::from_toml(config, "the test").unwrap();
+    let app = App::builder(config).handler("recorder", Log::default().content()).build().await.unwrap();
+    app.queue(&PipelineName::parse(pipeline).unwrap()).unwrap()
+}
+
 impl Drop for Instance {
     fn drop(&mut self) {
         self.shutdown.hard.cancel();
-    }
-}
-
-/// A closure as a handler.
-pub(crate) struct With<F>(pub(crate) F);
-
-impl<F> Handler for With<F>
-where
-    F: AsyncAnswer,
-{
-    async fn handle(&self, environment: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
-        self.0.answer(environment, slice.clone()).await
-    }
-}
-
-/// What a closure must be for [`With`].
-pub(crate) trait AsyncAnswer: Send + Sync + 'static {
-    fn answer(
-        &self,
-        environment: &Environment,
-        slice: Slice,
-    ) -> impl Future<Output = Result<Outcomes, Failure>> + Send;
-}
-
-impl<F, R> AsyncAnswer for F
-where
-    F: Fn(String, Slice) -> R + Send + Sync + 'static,
-    R: Future<Output = Result<Outcomes, Failure>> + Send,
-{
-    fn answer(
-        &self,
-        environment: &Environment,
-        slice: Slice,
-    ) -> impl Future<Output = Result<Outcomes, Failure>> + Send {
-        self(environment.pipeline.to_string(), slice)
     }
 }
