@@ -186,13 +186,14 @@ impl Pool {
     /// Claims and hands out until the soft stop.
     ///
     /// # Cancel safety
-    /// Leases that were just claimed run out by themselves.
+    /// Leases that were just claimed run out by themselves. A soft stop waits for the claim under
+    /// way instead, so that what it took is given back at once.
     pub(crate) async fn run(self) {
         let shared = self.shared;
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
-        loop {
+        while !shared.shutdown.soft.is_cancelled() {
             // Subscribed before looking, so that nothing falls between.
             let changed = shared.board.changed().notified();
             let room = room(&shared, &mut scaler, started.elapsed());
@@ -209,7 +210,7 @@ impl Pool {
             }
             tokio::select! {
                 biased;
-                () = shared.shutdown.soft.cancelled() => break,
+                () = shared.shutdown.hard.cancelled() => break,
                 () = claim(&shared, &asks) => {}
             }
         }

@@ -59,9 +59,9 @@ impl Worker {
         if slice.is_empty() {
             return self.give_back().await;
         }
-        if self.lease.attempts.counted() > 0 && self.renew().await.is_break() {
+        if self.lease.attempts.vanished() && self.renew().await.is_break() {
             // Confirmed before the event that may kill us is touched: else its attempts would
-            // never count.
+            // never count, a lease that was never confirmed being only a suspicion.
             return self.lost();
         }
         let slice_deadline = Instant::now() + self.shared.settings.slice_time;
