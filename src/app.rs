@@ -346,22 +346,20 @@ impl App {
                 let pool = plan.pool(queue.over(Arc::clone(&links.pool)), &clock, &shutdown);
                 ears.push(pool.listener());
                 shutdown.spawn(pool.run());
-                sampled.push(Sampled {
-                    queue: queue.clone(),
-                    metrics: PipelineMetrics::new(&plan.name),
-                    keep_dead: plan.config.dead.keep,
-                });
             }
+            sampled.push(Sampled {
+                queue: queue.clone(),
+                metrics: PipelineMetrics::new(&plan.name),
+                keep_dead: plan.config.dead.keep,
+            });
             if roles.ingest {
                 fanout.push(plan.route(queue.over(Arc::clone(&links.ingest))));
             }
             listening.push((queue, ears));
         }
         shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
-        if roles.work {
-            let (link, clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
-            shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
-        }
+        let (link, sample_clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
+        shutdown.spawn(sample::run(sampled, link, activity, sample_clock, shutdown.clone()));
         if !fanout.is_empty() {
             let fanout = Arc::new(Fanout::new(fanout));
             read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);

@@ -30,6 +30,9 @@ use crate::queue::Lease;
 const COST_MAX: Duration = Duration::from_secs(60);
 /// After a stop by force, this long is left to give the leases back.
 const LAST_COMMIT: Duration = Duration::from_secs(1);
+/// A bot that was taken ahead and finds no free worker for this long is given back: another
+/// process may have one.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two tries to renew.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
@@ -50,7 +53,8 @@ struct Worker {
 enum Ended {
     Answered(Result<Outcomes, Failure>),
     LeaseLost,
-    Stopped,
+    /// The handler did not begin, or the process stops at once.
+    NotHandled,
 }
 
 impl Worker {
@@ -79,7 +83,7 @@ impl Worker {
             match self.handle(&slice_events, &mut took).await {
                 Ended::Answered(answer) => answer,
                 Ended::LeaseLost => return self.lost(),
-                Ended::Stopped => return self.give_back().await,
+                Ended::NotHandled => return self.give_back().await,
             }
         };
         if !self.lease.is_held() {
@@ -134,8 +138,9 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let mut started = None;
         let work = async {
+            let free = tokio::time::timeout(PATIENCE, shared.workers.acquire()).await;
             // The semaphore is never closed.
-            let Ok(_worker) = shared.workers.acquire().await else { return None };
+            let Ok(Ok(_worker)) = free else { return None };
             if shared.shutdown.soft.is_cancelled() {
                 return None;
             }
@@ -177,7 +182,7 @@ impl Worker {
         if let Some(started) = started {
             *took = started.elapsed();
         }
-        answer.map_or(Ended::Stopped, Ended::Answered)
+        answer.map_or(Ended::NotHandled, Ended::Answered)
     }
 
     /// Renews the lease. Breaks when it is somebody else's.

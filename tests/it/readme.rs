@@ -41,7 +41,9 @@ fn the_tour_can_be_followed_word_for_word() {
     let script = blocks.join("\n").replace("localhost:9464", &format!("localhost:{metrics}"));
     let program = Path::new(env!("CARGO_BIN_EXE_fairlane"));
     let path = program.parent().expect("a directory").display();
-    let script = format!("set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nPATH={path}:$PATH\n{script}");
+    let script = format!(
+        "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nPATH={path}:$PATH\n{script}"
+    );
     let output = Command::new("bash")
         .args(["-c", &script])
         .current_dir(directory.path())
