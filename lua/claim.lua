@@ -34,8 +34,8 @@ if #expired > 0 then
       call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
     end
   end
-  local floor = revoke(expired)
-  join(at_rest(expired), floor, v, slice)
+  revoke(expired, v)
+  join(at_rest(expired), v, slice)
 end
 
 local reply = {0, '', '', NOW_US, 0, vanished, short_run(meta[4])}

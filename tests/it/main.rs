@@ -15,6 +15,7 @@ mod model;
 mod order;
 mod outcomes;
 mod poison;
+mod protocol;
 mod readme;
 mod roles;
 mod support;
