@@ -37,8 +37,7 @@ async fn all_streams_are_read_and_a_new_pipeline_begins_where_it_is_told() {
     let log = Log::default();
     add(&server, "one", &events(0..10)).await;
     add(&server, "two", &events(100..110)).await;
-    let settings =
-        [("bus.streams", "[\"one\", \"two\"]"), ("pipelines.bus-new.start", "\"new\"")];
+    let settings = [("bus.streams", "[\"one\", \"two\"]"), ("pipelines.bus-new.start", "\"new\"")];
     let config = configs(&server, &["bus-old", "bus-new"], &settings);
     let instance = Instance::start(&config, log.content()).await;
     eventually(LONG, "what was there is done", async || log.len() == 20).await;
@@ -66,10 +65,8 @@ fn unreadable() -> Vec<(&'static str, Vec<u8>, &'static str, &'static str)> {
     let long = "x".repeat(257);
     let json = |text: &str| text.as_bytes().to_vec();
     let attributes = |botid: &str| {
-        format!(
-            r#"{{"specversion":"1.0","id":"1","source":"s","type":"t","botid":"{botid}"}}"#
-        )
-        .into_bytes()
+        format!(r#"{{"specversion":"1.0","id":"1","source":"s","type":"t","botid":"{botid}"}}"#)
+            .into_bytes()
     };
     vec![
         ("payload", json("{}"), "field", "no field"),
@@ -197,23 +194,22 @@ async fn what_everybody_has_is_trimmed_and_what_a_group_needs_is_kept() {
     assert_eq!(connection.xack::<_, _, _, u32>("grouped", "others", &entries[..3]).await, Ok(3));
 
     let _instance = Instance::start(&config, log.content()).await;
-    let length = async |stream| {
-        patient(&server).await.xlen::<_, u32>(stream).await.unwrap()
-    };
+    let length = async |stream| patient(&server).await.xlen::<_, u32>(stream).await.unwrap();
     // The entry at which the slowest shard stands stays.
     eventually(LONG, "one is trimmed", async || length("plain").await <= 1).await;
-    eventually(LONG, "what is acknowledged is trimmed", async || {
-        length("grouped").await <= 17
-    })
-    .await;
+    eventually(LONG, "what is acknowledged is trimmed", async || length("grouped").await <= 17)
+        .await;
     assert_eq!(length("grouped").await, 17, "the group has not acknowledged the rest");
     assert_eq!(log.len(), 40);
 
     // Once the group is through, so is the stream.
     let rest: redis::streams::StreamReadReply =
         connection.xread_options(&["grouped"], &[">"], &reading.count(100)).await.unwrap();
-    let ids: Vec<&str> =
-        entries[3..].iter().copied().chain(rest.keys[0].ids.iter().map(|entry| &*entry.id)).collect();
+    let ids: Vec<&str> = entries[3..]
+        .iter()
+        .copied()
+        .chain(rest.keys[0].ids.iter().map(|entry| &*entry.id))
+        .collect();
     assert_eq!(connection.xack::<_, _, _, u32>("grouped", "others", &ids).await, Ok(17));
     eventually(LONG, "the rest is trimmed", async || length("grouped").await <= 1).await;
 }
@@ -282,10 +278,9 @@ async fn a_stream_trimmed_beyond_what_was_read_is_an_error_and_reading_goes_on()
 async fn another_process_reads_on_when_the_reader_is_killed_or_stopped() {
     let mut fleet = Fleet::new(Options::default(), 3, &[]);
     fleet.start(3).await;
-    let reading =
-        |fleet: &Fleet, place: usize| {
-            fleet.workers[place].lines().iter().any(|line| line.contains("reading the bus"))
-        };
+    let reading = |fleet: &Fleet, place: usize| {
+        fleet.workers[place].lines().iter().any(|line| line.contains("reading the bus"))
+    };
     let mut left = vec![0, 1, 2];
     // The lock lasts 4 s and is asked for every second; one that was given back is free at once.
     for (kill, within) in [(true, Duration::from_secs(8)), (false, Duration::from_secs(4))] {

@@ -153,9 +153,7 @@ async fn dead_letters_are_bounded_and_the_oldest_go_first() {
         ("pipelines.letters.dead.max", "10"),
         ("pipelines.letters.max_attempts", "1"),
     ];
-    let handler = log.handler(|_| async {
-        Err(fairlane::handler::Failure::transient(0, "never"))
-    });
+    let handler = log.handler(|_| async { Err(fairlane::handler::Failure::transient(0, "never")) });
     let instance = Instance::start(&config(&server, "letters", &settings), handler).await;
     add(&server, STREAM, &events(0..25)).await;
     let labels = [("pipeline", "letters")];

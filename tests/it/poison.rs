@@ -57,9 +57,10 @@ async fn poison_becomes_a_dead_letter_with_its_reason_and_redrive_puts_it_throug
     fleet.publish(50).await;
     fleet.drains(LONG).await;
     let queue = queue(&fleet.config, "test").await;
-    for (number, reason, events) in
-        [(0, "it always fails", &[30, 10][..]), (1, "the handler panicked: it always panics", &[10])]
-    {
+    for (number, reason, events) in [
+        (0, "it always fails", &[30, 10][..]),
+        (1, "the handler panicked: it always panics", &[10]),
+    ] {
         let found = letters(&queue, number).await;
         assert_eq!(found.len(), events.len(), "{found:?}");
         for (letter, event) in found.iter().zip(events) {
@@ -101,8 +102,7 @@ async fn poison_becomes_a_dead_letter_with_its_reason_and_redrive_puts_it_throug
 
 #[tokio::test]
 async fn an_event_that_kills_its_process_is_given_up_after_so_many_processes() {
-    let settings =
-        [("pipelines.test.max_attempts", "2"), ("pipelines.test.lease_ttl", "\"1s\"")];
+    let settings = [("pipelines.test.max_attempts", "2"), ("pipelines.test.lease_ttl", "\"1s\"")];
     let mut fleet = Fleet::new(Options::default(), 2, &settings);
     fleet.behaviour.poison = vec![poison(0, 5, Effect::Aborts)];
     fleet.start(1).await;

@@ -67,11 +67,8 @@ pub(super) fn run() {
         .with_ansi(false)
         .with_writer(std::io::stdout)
         .init();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let shutdown = Shutdown::new();
         shutdown.listen_for_signals(config.shutdown_grace).unwrap();

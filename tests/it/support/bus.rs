@@ -16,8 +16,7 @@ const CHUNK: usize = 1_000;
 
 /// A patient connection: the machine may be busy with the test.
 pub(crate) async fn patient(server: &RedisServer) -> MultiplexedConnection {
-    let config =
-        AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
     let client = redis::Client::open(server.url()).unwrap();
     client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }

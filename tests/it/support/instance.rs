@@ -49,7 +49,8 @@ impl Instance {
 /// The queues of a pipeline as an operator's command reaches them, without running anything.
 pub(crate) async fn queue(config: &str, pipeline: &str) -> Queue {
     let config = Config::from_toml(config, "the test").unwrap();
-    let app = App::builder(config).handler("recorder", Log::default().content()).build().await.unwrap();
+    let app =
+        App::builder(config).handler("recorder", Log::default().content()).build().await.unwrap();
     app.queue(&PipelineName::parse(pipeline).unwrap()).unwrap()
 }
 
