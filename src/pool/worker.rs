@@ -136,53 +136,63 @@ impl Worker {
     /// Waits for a free worker and runs the handler, keeping the lease alive meanwhile.
     async fn handle(&mut self, slice: &Slice, took: &mut Duration) -> Ended {
         let shared = Arc::clone(&self.shared);
-        let mut started = None;
-        let work = async {
-            let free = tokio::time::timeout(PATIENCE, shared.workers.acquire()).await;
-            // The semaphore is never closed.
-            let Ok(Ok(_worker)) = free else { return None };
-            if shared.shutdown.soft.is_cancelled() {
-                return None;
-            }
-            let _busy = shared.busy();
-            started = Some(Instant::now());
-            let handling = shared.handler.handle_boxed(&shared.environment, slice);
-            let timeout = shared.settings.handler_timeout;
-            Some(tokio::time::timeout(timeout, handling).await.unwrap_or_else(|_| {
-                let limit = humantime::format_duration(timeout);
-                Err(Failure::unknown(format!(
-                    "the handler took longer than {limit} (handler_timeout)"
-                )))
-            }))
+        let free = tokio::time::timeout(PATIENCE, shared.workers.acquire());
+        let _worker = match self.while_held(free).await {
+            Ok(Ok(Ok(worker))) => worker,
+            // Nobody was free, or (never) the semaphore is closed.
+            Ok(_) => return Ended::NotHandled,
+            Err(ended) => return ended,
         };
-        let answer = {
-            let mut work = pin!(work);
-            loop {
-                let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
-                tokio::select! {
-                    biased;
-                    () = shared.shutdown.hard.cancelled() => break None,
-                    // Dropping the handler here loses nothing: its events are still queued.
-                    () = tokio::time::sleep_until(deadline) => return Ended::LeaseLost,
-                    answer = &mut work => break answer,
-                    () = tokio::time::sleep_until(renew_at) => {
-                        let mut renewing = pin!(self.renew());
-                        tokio::select! {
-                            biased;
-                            () = tokio::time::sleep_until(deadline) => return Ended::LeaseLost,
-                            renewed = &mut renewing => if renewed.is_break() {
-                                return Ended::LeaseLost;
-                            },
-                            answer = &mut work => break answer,
-                        }
+        if shared.shutdown.soft.is_cancelled() {
+            return Ended::NotHandled;
+        }
+        if !self.lease.is_held() {
+            // A process that was frozen acts before its timers fire.
+            return Ended::LeaseLost;
+        }
+        let _busy = shared.busy();
+        let started = Instant::now();
+        let timeout = shared.settings.handler_timeout;
+        let handling = shared.handler.handle_boxed(&shared.environment, slice);
+        let handled = self.while_held(tokio::time::timeout(timeout, handling)).await;
+        *took = started.elapsed();
+        match handled {
+            Ok(Ok(answer)) => Ended::Answered(answer),
+            Ok(Err(_)) => {
+                let limit = humantime::format_duration(timeout);
+                Ended::Answered(Err(Failure::unknown(format!(
+                    "the handler took longer than {limit} (handler_timeout)"
+                ))))
+            }
+            Err(ended) => ended,
+        }
+    }
+
+    /// Runs `work`, renewing the lease meanwhile. Drops it when the lease is lost or a hard stop
+    /// begins: that loses nothing, the events are still queued.
+    async fn while_held<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
+        let hard = self.shared.shutdown.hard.clone();
+        let mut work = pin!(work);
+        loop {
+            let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
+            tokio::select! {
+                biased;
+                () = hard.cancelled() => return Err(Ended::NotHandled),
+                () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep_until(renew_at) => {
+                    let mut renewing = pin!(self.renew());
+                    tokio::select! {
+                        biased;
+                        () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
+                        renewed = &mut renewing => if renewed.is_break() {
+                            return Err(Ended::LeaseLost);
+                        },
+                        done = &mut work => return Ok(done),
                     }
                 }
             }
-        };
-        if let Some(started) = started {
-            *took = started.elapsed();
         }
-        answer.map_or(Ended::NotHandled, Ended::Answered)
     }
 
     /// Renews the lease. Breaks when it is somebody else's.

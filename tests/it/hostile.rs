@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use fairlane::handler::{Failure, Outcomes};
 use fairlane::id::BotId;
 
 use crate::support::bus::{add, event};
@@ -11,14 +12,13 @@ use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
-use fairlane::handler::{Failure, Outcomes};
 
 const LONG: Duration = Duration::from_secs(30);
 const EACH: usize = 20;
 
 #[tokio::test]
 async fn hostile_bot_ids_go_through_everything() {
-    let long = "x".repeat(256);
+    let longest = "x".repeat(256);
     let ids = [
         "*",
         "?",
@@ -49,7 +49,7 @@ async fn hostile_bot_ids_go_through_everything() {
         "\u{feff}",
         "../../etc",
         "<b>",
-        &long,
+        &longest,
     ];
     let server = RedisServer::start(Options::default());
     let log = Log::default();

@@ -1,9 +1,10 @@
 //! What a handler answers, and what becomes of its events.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::id::BotId;
 use tokio::sync::Semaphore;
@@ -68,10 +69,9 @@ impl Three {
         self.log.all().into_iter().map(|Seen { id, attempt, .. }| (id, attempt)).collect()
     }
 
-    /// When `1` was handed out.
-    fn comings(&self) -> Vec<Duration> {
-        let seen = self.log.all().into_iter();
-        seen.filter(|seen| seen.id == "1").map(|seen| seen.at).collect()
+    /// The times between two handings out of `1`.
+    fn pauses(&self) -> Vec<Duration> {
+        pauses(&self.log.all().into_iter().filter(|seen| seen.id == "1").collect::<Vec<_>>())
     }
 
     async fn counted(&self, outcome: &str) -> Option<f64> {
@@ -91,6 +91,10 @@ impl Three {
         let found = queue.dead_letters(None, 10).await.unwrap().into_iter();
         found.map(|letter| (letter.reason, letter.attempts)).collect()
     }
+}
+
+fn pauses(seen: &[Seen]) -> Vec<Duration> {
+    seen.windows(2).map(|pair| pair[1].at.checked_sub(pair[0].at).unwrap()).collect()
 }
 
 fn handed_out(expected: &[(&str, u32)]) -> Vec<(String, u32)> {
@@ -156,8 +160,8 @@ async fn a_target_that_asks_for_time_gets_it() {
     })
     .await;
     three.handed_out(4).await;
-    let comings = three.comings();
-    assert!(comings[1] - comings[0] >= PAUSE, "{comings:?}");
+    let pauses = three.pauses();
+    assert!(pauses[0] >= PAUSE, "{pauses:?}");
 }
 
 #[tokio::test]
@@ -171,8 +175,7 @@ async fn an_event_for_later_comes_again_at_its_time_and_not_before() {
     // It holds nobody up: what came after it goes on.
     let expected = handed_out(&[("0", 1), ("1", 1), ("2", 1), ("1", 1)]);
     assert_eq!(three.handed_out(4).await, expected);
-    let comings = three.comings();
-    let after = comings[1] - comings[0];
+    let after = three.pauses()[0];
     assert!(after >= DELAY && after < DELAY + Duration::from_secs(2), "{after:?}");
     three.counts("later", 1.0).await;
     three.counts("done", 3.0).await;
@@ -206,9 +209,8 @@ async fn a_handler_that_takes_too_long_is_cut_off_and_tried_again() {
     add(&server, STREAM, &[event("b", "test", 0)]).await;
     eventually(LONG, "the third attempt", async || log.len() == 3).await;
     assert_eq!(cut_off.available_permits(), 2);
-    let at: Vec<Duration> = log.all().into_iter().map(|seen| seen.at).collect();
-    let limit = Duration::from_millis(100);
-    assert!(at[1] - at[0] >= limit && at[2] - at[1] >= limit, "{at:?}");
+    let pauses = pauses(&log.all());
+    assert!(pauses.iter().all(|&pause| pause >= Duration::from_millis(100)), "{pauses:?}");
     eventually(LONG, "it is done", async || {
         instance.queue("timeout").view(Duration::ZERO).await.unwrap().depth == 0
     })
@@ -234,4 +236,47 @@ async fn a_paused_bot_rests_and_the_others_go_on() {
     assert!(queue.resume(Some(&bot)).await.unwrap());
     eventually(LONG, "a goes on", async || log.len() == 3).await;
     assert_eq!(log.ids("paused"), ["2", "1", "3"]);
+}
+
+/// As after a SIGCONT: what is woken runs before its timers do. Fences are no younger than the
+/// time at which they were given, in µs.
+#[tokio::test]
+async fn a_process_that_stood_still_begins_nothing_under_leases_that_ran_out() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let stood_still = Arc::new(AtomicU64::new(0));
+    let until = Arc::clone(&stood_still);
+    let handler = log.handler(move |slice: Slice| {
+        let until = Arc::clone(&until);
+        async move {
+            if slice.events[0].event.kind() == "freeze" && until.load(Ordering::Relaxed) == 0 {
+                // Not waiting: the fault itself, on the only thread of the runtime.
+                std::thread::sleep(Duration::from_millis(1_500));
+                until.store(micros(SystemClock.now()), Ordering::Relaxed);
+            }
+            Ok(Outcomes::done())
+        }
+    });
+    let settings =
+        [("pipelines.frozen.lease_ttl", "\"1s\""), ("pipelines.frozen.workers.max", "1")];
+    let instance = Instance::start(&config(&server, "frozen", &settings), handler).await;
+    // Handlers that take next to no time let the pool lease ahead of its one worker.
+    let calm: Vec<String> = (0..200).map(|id| event("calm", "test", id)).collect();
+    add(&server, STREAM, &calm).await;
+    eventually(LONG, "it is warm", async || log.len() == 200).await;
+    let queue = instance.queue("frozen");
+    queue.pause(None).await.unwrap();
+    let frozen: Vec<String> = (0..20).map(|id| event(&format!("b{id}"), "freeze", id)).collect();
+    add(&server, STREAM, &frozen).await;
+    eventually(LONG, "they wait", async || queue.view(Duration::ZERO).await.unwrap().depth == 20)
+        .await;
+    queue.resume(None).await.unwrap();
+    eventually(LONG, "all are done", async || queue.view(Duration::ZERO).await.unwrap().depth == 0)
+        .await;
+    let woken = stood_still.load(Ordering::Relaxed);
+    let after: Vec<Seen> = log.all().into_iter().filter(|seen| micros(seen.at) >= woken).collect();
+    assert_eq!(after.len(), 20, "also the one that was frozen: it committed nothing");
+    for seen in after {
+        assert!(seen.fence > woken, "begun under a lease from before {woken}: {seen:?}");
+    }
 }

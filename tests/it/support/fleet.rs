@@ -88,11 +88,6 @@ impl Fleet {
         eventually(START, "the worker runs", async || metrics_address(worker).is_some()).await;
     }
 
-    /// The number of the last process started.
-    pub(crate) fn last_process(&self) -> u32 {
-        self.started
-    }
-
     pub(crate) async fn publish(&mut self, each: u32) {
         self.publisher.publish(&self.server, STREAM, each).await;
     }

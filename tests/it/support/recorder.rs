@@ -14,6 +14,7 @@ pub(crate) struct Seen {
     pub(crate) id: String,
     /// Of the slice that it was in.
     pub(crate) attempt: u32,
+    pub(crate) fence: u64,
     /// Since 1970.
     pub(crate) at: Duration,
 }
@@ -72,6 +73,7 @@ where
             bot: slice.bot.to_string(),
             id: delivery.event.id().to_owned(),
             attempt: slice.attempt,
+            fence: slice.fence.get(),
             at,
         }));
         (self.answer)(slice.clone()).await
