@@ -1,6 +1,6 @@
 //! Puts the parts together. The only file that knows every one of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,14 +14,13 @@ use tracing::{info, warn};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::clock::{SharedClock, SystemClock, millis};
-use crate::config::{Config, ConfigError, OnOverflow, PipelineConfig, Start};
+use crate::config::{Config, ConfigError, PipelineConfig, Start};
 use crate::fanout::{Fanout, Filter, FilterError, Glob, Route};
 use crate::handler::{AnyHandler, Environment, Handler, LogHandler};
 use crate::http::{self, BindError, Health};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
-use crate::keyspace::scripts::Limits;
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
@@ -31,7 +30,7 @@ use crate::pool::{Pool, Settings};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
-use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::queue::{self, FAIR_SLICE_US, Queue};
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,6 +39,7 @@ const SUPERVISE: Duration = Duration::from_secs(1);
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "any combination of the four is a process")]
 pub struct Roles {
     /// Reads the bus.
     pub ingest: bool,
@@ -158,13 +158,14 @@ impl Builder {
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
-        let (private, target) = match &self.config.redis.url {
-            Some(url) => (None, Target::new(url.expose()).map_err(AppError::RedisUrl)?),
-            None => {
-                let private = PrivateRedis::start(&self.config.data_dir).await?;
-                let target = Target::new(private.url().expose()).map_err(AppError::RedisUrl)?;
-                (Some(private), target)
-            }
+        let private = match self.config.redis.url {
+            Some(_) => None,
+            None => Some(PrivateRedis::start(&self.config.data_dir).await?),
+        };
+        let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
+        let target = url.map(|url| Target::new(url.expose())).transpose();
+        let Some(target) = target.map_err(AppError::RedisUrl)? else {
+            unreachable!("without a url a private Redis was started, and that has one")
         };
         let built = App::assemble(self, plans, target).await;
         match (built, private) {
@@ -181,8 +182,8 @@ impl Builder {
 
     fn plan(&self, name: &PipelineName, config: &PipelineConfig) -> Result<Plan, AppError> {
         let Some(handler) = self.handlers.get(&config.handler) else {
-            let known: BTreeMap<_, _> = self.handlers.keys().map(|name| (name, ())).collect();
-            let known: Vec<_> = known.into_keys().map(|name| format!("{name:?}")).collect();
+            let known: BTreeSet<_> = self.handlers.keys().collect();
+            let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
             return Err(AppError::Handler {
                 pipeline: name.clone(),
                 handler: config.handler.clone(),
@@ -269,9 +270,10 @@ impl App {
         let links = Links { pool: link(), ingest: link(), admin: link() };
         register(&links.admin, &config, &plans, &clock).await?;
         let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
-        let http_listener = match roles.http {
-            true => Some(http::bind("http.listen", config.http.listen).await?),
-            false => None,
+        let http_listener = if roles.http {
+            Some(http::bind("http.listen", config.http.listen).await?)
+        } else {
+            None
         };
         Ok(Self {
             config,
@@ -344,33 +346,30 @@ impl App {
                 let pool = plan.pool(queue.over(Arc::clone(&links.pool)), &clock, &shutdown);
                 ears.push(pool.listener());
                 shutdown.spawn(pool.run());
-                sampled.push(Sampled {
-                    queue: queue.clone(),
-                    metrics: PipelineMetrics::new(&plan.name),
-                    keep_dead: plan.config.dead.keep,
-                });
             }
+            sampled.push(Sampled {
+                queue: queue.clone(),
+                metrics: PipelineMetrics::new(&plan.name),
+                keep_dead: plan.config.dead.keep,
+            });
             if roles.ingest {
                 fanout.push(plan.route(queue.over(Arc::clone(&links.ingest))));
             }
             listening.push((queue, ears));
         }
         shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
-        if roles.work {
-            let (link, clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
-            shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
-        }
+        let (link, sample_clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
+        shutdown.spawn(sample::run(sampled, link, activity, sample_clock, shutdown.clone()));
         if !fanout.is_empty() {
             let fanout = Arc::new(Fanout::new(fanout));
             read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
         }
 
-        let private = match private {
-            Some(private) => Some(supervise(private, &config, &links.admin, &shutdown).await),
-            None => {
-                shutdown.soft.cancelled().await;
-                None
-            }
+        let private = if let Some(private) = private {
+            Some(supervise(private, &config, &links.admin, &shutdown).await)
+        } else {
+            shutdown.soft.cancelled().await;
+            None
         };
         shutdown.wait().await;
         stop.cancel();
@@ -388,15 +387,7 @@ impl App {
 impl Plan {
     fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
         let shards = config.redis.shards;
-        let pipeline = &self.config;
-        let limits = Limits {
-            slice_us: FAIR_SLICE_US,
-            linger_ms: millis(pipeline.linger),
-            max_queue: pipeline.max_queue.map_or(0, std::num::NonZero::get),
-            overflow_dead: pipeline.on_overflow == OnOverflow::Dead,
-            // The bound is the pipeline's; each shard keeps its part of it.
-            dead_max: pipeline.dead.max.get().div_ceil(u64::from(shards.get())),
-        };
+        let limits = queue::limits(&self.config, shards);
         Queue::new(self.name.clone(), shards, limits, Arc::clone(link))
     }
 

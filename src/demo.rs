@@ -191,7 +191,7 @@ impl Generator {
         let id = self.positions[bot].to_string();
         self.positions[bot] += 1;
         let subscriber = self.random.random_range(0..10_000);
-        let event = Event::builder(kind, BotId::parse(&format!("bot-{bot}"))?)
+        let event = Event::builder(kind, &BotId::parse(&format!("bot-{bot}"))?)
             .id(id)
             .source("demo")
             .subject(format!("subscriber-{subscriber}"))
@@ -281,7 +281,7 @@ async fn send(
             return Ok(sent);
         }
         let mut batch = Vec::new();
-        let due = options.rate as u128 * elapsed.as_millis() / 1_000
+        let due = u128::from(options.rate) * elapsed.as_millis() / 1_000
             + u128::from(campaigns) * campaign as u128;
         while u128::from(sent) + (batch.len() as u128) < due {
             let bot = generator.quiet();

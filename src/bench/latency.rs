@@ -131,7 +131,9 @@ async fn measure(
             rig.publish(batch.iter()).await?;
             batch.clear();
             watch("sending", n);
-            tokio::time::sleep_until(origin + due).await;
+            // The runtime's timers round up to a millisecond, which would count as latency.
+            let early = (origin + due).saturating_duration_since(Instant::now());
+            tokio::task::block_in_place(|| std::thread::sleep(early));
         }
     }
     rig.publish(batch.iter()).await?;
@@ -159,7 +161,7 @@ fn make(bot: usize, position: u32, due: u64) -> Result<Vec<u8>, BenchError> {
     }
     let fill = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
     let bot = BotId::parse(&format!("bot-{bot}"))?;
-    let event = Event::builder("bench.event", bot).id(position.to_string()).source("bench");
+    let event = Event::builder("bench.event", &bot).id(position.to_string()).source("bench");
     let event = event.data(&Payload { due, fill }).map_err(EventError::Json)?.build()?;
     Ok(serde_json::to_vec(&event).map_err(EventError::Json)?)
 }

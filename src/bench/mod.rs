@@ -294,7 +294,7 @@ pub fn event(bot: &BotId, id: &str, source: &str, bytes: usize) -> Result<Vec<u8
     }
     let sent = micros(SystemClock.now());
     let make = |fill: &str| -> Result<Vec<u8>, BenchError> {
-        let builder = Event::builder("bench.event", bot.clone()).id(id).source(source);
+        let builder = Event::builder("bench.event", bot).id(id).source(source);
         let builder = builder.data(&Payload { sent, fill }).map_err(EventError::Json)?;
         Ok(serde_json::to_vec(&builder.build()?).map_err(EventError::Json)?)
     };

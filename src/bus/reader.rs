@@ -101,6 +101,7 @@ struct Session {
     checkpointed: (Instant, Offset),
     /// The last entry read when the lag was last found to be none.
     lag_at: Offset,
+    /// When it was last trimmed, and up to where nothing is left.
     trimmed: (Instant, Offset),
 }
 
@@ -250,8 +251,13 @@ impl<S: Source> Reader<S> {
             let keep = session.positions.lowest().unwrap_or(session.end).min(old);
             if keep > session.trimmed.1 {
                 self.metrics.trimmed.increment(self.source.trim(keep).await?);
+                // What a consumer group still needs is tried again, even if nothing new arrives.
+                let first = self.source.extent().await?.first;
+                if first.is_none_or(|first| first >= keep) {
+                    session.trimmed.1 = keep;
+                }
             }
-            session.trimmed = (Instant::now(), keep);
+            session.trimmed.0 = Instant::now();
         }
         Ok(())
     }

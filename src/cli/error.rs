@@ -196,7 +196,9 @@ impl CliError {
             Self::Private(_)
             | Self::Away(_)
             | Self::Full(_)
-            | Self::Store(StoreError::Version { .. }) => Exit::Unavailable,
+            | Self::Store(StoreError::Version { .. })
+            | Self::Bench(BenchError::PrivateRedis(_) | BenchError::Store(_)) => Exit::Unavailable,
+            Self::App(error) | Self::Bench(BenchError::App(error)) => of_app(error),
             Self::PublishStopped { source, .. } => source.exit(),
             Self::Findings { exit, .. } => *exit,
             Self::Store(_)
@@ -207,11 +209,8 @@ impl CliError {
             | Self::Output(_)
             | Self::Json(_)
             | Self::Signals(_)
-            | Self::Faults { .. } => Exit::Failed,
-            Self::App(error) => of_app(error),
-            Self::Bench(BenchError::App(error)) => of_app(error),
-            Self::Bench(BenchError::PrivateRedis(_) | BenchError::Store(_)) => Exit::Unavailable,
-            Self::Bench(_) => Exit::Failed,
+            | Self::Faults { .. }
+            | Self::Bench(_) => Exit::Failed,
         }
     }
 }

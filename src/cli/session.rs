@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::CliError;
-use crate::config::{Config, OnOverflow, PipelineConfig, RedisUrl};
+use crate::config::{Config, PipelineConfig, RedisUrl};
 use crate::id::{PipelineName, ShardCount};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::scripts::Limits;
 use crate::keyspace::{Link, Server, Target};
-use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::queue::{self, FAIR_SLICE_US, Queue};
 
 /// How long an operator waits for one answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
@@ -109,13 +109,7 @@ impl Session {
     fn limits(&self, name: &PipelineName) -> Limits {
         let defaults = || PipelineConfig::new("", [""; 0]);
         let config = self.config.pipelines.get(name).cloned().unwrap_or_else(defaults);
-        Limits {
-            slice_us: FAIR_SLICE_US,
-            linger_ms: crate::clock::millis(config.linger),
-            max_queue: config.max_queue.map_or(0, std::num::NonZero::get),
-            overflow_dead: config.on_overflow == OnOverflow::Dead,
-            dead_max: config.dead.max.get().div_ceil(self.shards.get().into()),
-        }
+        queue::limits(&config, self.shards)
     }
 }
 

@@ -353,7 +353,9 @@ impl BotHistory<'_> {
             latest = Some(latest.map_or((first, fate.sequence), |(rank, sequence)| {
                 (rank.max(first), sequence.max(fate.sequence))
             }));
-            let settled = fate.done.or(fate.commits.map(|[first, _]| first.1));
+            // A dead letter that was redriven is settled twice: first when it was given up.
+            let given_up = fate.commits.map(|[first, _]| first.1);
+            let settled = fate.done.into_iter().chain(given_up).min();
             if fate.done.is_none() && fate.commits.is_some() {
                 report.given_up += 1;
             }

@@ -309,6 +309,12 @@ impl Attempts {
         self.lost.saturating_add(self.failed)
     }
 
+    /// Whether a holder vanished, or may have.
+    #[must_use]
+    pub fn vanished(self) -> bool {
+        self.suspect > 0 || self.lost > 0
+    }
+
     /// Whether the events are to be taken one by one.
     #[must_use]
     pub fn isolated(self) -> bool {

@@ -186,13 +186,14 @@ impl Pool {
     /// Claims and hands out until the soft stop.
     ///
     /// # Cancel safety
-    /// Leases that were just claimed run out by themselves.
+    /// Leases that were just claimed run out by themselves. A soft stop waits for the claim under
+    /// way instead, so that what it took is given back at once.
     pub(crate) async fn run(self) {
         let shared = self.shared;
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
-        loop {
+        while !shared.shutdown.soft.is_cancelled() {
             // Subscribed before looking, so that nothing falls between.
             let changed = shared.board.changed().notified();
             let room = room(&shared, &mut scaler, started.elapsed());
@@ -209,7 +210,7 @@ impl Pool {
             }
             tokio::select! {
                 biased;
-                () = shared.shutdown.soft.cancelled() => break,
+                () = shared.shutdown.hard.cancelled() => break,
                 () = claim(&shared, &asks) => {}
             }
         }
@@ -243,7 +244,8 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
     let target = scaler.target(load, now);
     shared.metrics.workers_target.set(small(target));
-    shared.metrics.demand_ratio.set(scale::wanted(load) as f64 / small(max));
+    let wanted = usize::try_from(scale::wanted(load)).unwrap_or(usize::MAX);
+    shared.metrics.demand_ratio.set(small(wanted) / small(max));
     let busy = held.min(target);
     shared.metrics.workers_idle.set(small(target - busy));
     let ahead = if slice.is_zero() {
@@ -283,7 +285,9 @@ async fn claim(shared: &Arc<Shared>, asks: &[Ask]) {
         Ok(replies) => replies,
         Err(error) => {
             warn!(pipeline = %shared.queue.name(), %error, "cannot claim; trying again");
-            asks.iter().for_each(|ask| shared.board.failed(ask.shard));
+            for ask in asks {
+                shared.board.failed(ask.shard);
+            }
             return;
         }
     };
@@ -339,7 +343,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     for lease in leases {
         let records = values.next().and_then(records);
         if let Some(first) = records.as_ref().and_then(|records| records.first()) {
-            let arrived = Event::sequence_of(first).map_or(now_us, |first| first.get());
+            let arrived = Event::sequence_of(first).map_or(now_us, super::id::Sequence::get);
             oldest_us = oldest_us.max(now_us.saturating_sub(arrived));
         }
         let shared = Arc::clone(&shared);

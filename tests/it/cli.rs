@@ -109,7 +109,7 @@ fn bot(id: &str) -> BotId {
 
 fn events(of: &BotId, ids: std::ops::Range<u32>) -> Vec<Event> {
     ids.map(|id| {
-        let event = Event::builder("tag.applied", of.clone()).id(id.to_string());
+        let event = Event::builder("tag.applied", of).id(id.to_string());
         event.build().unwrap()
     })
     .collect()

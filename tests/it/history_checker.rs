@@ -96,6 +96,22 @@ fn one_bot(random: &mut StdRng, bot: &'static str, history: &mut Clean) {
     }
 }
 
+#[test]
+fn a_redriven_dead_letter_is_no_fault() {
+    use Outcome::{Done, Failed};
+    let report = judge(&[
+        sent("shop", 0),
+        sent("shop", 1),
+        handled("shop", 0, 1, (10, 11), Failed),
+        committed("shop", &[0], 1, (12, 13)),
+        handled("shop", 1, 2, (14, 15), Done),
+        committed("shop", &[1], 2, (16, 17)),
+        handled("shop", 0, 3, (18, 19), Done),
+        committed("shop", &[0], 3, (20, 21)),
+    ]);
+    assert!(report.is_clean() && report.given_up == 0, "{report}");
+}
+
 /// The same fault put into many clean histories. `None`: there is no place for it in this one.
 fn every_time(
     fault: impl Fn(&mut Vec<Record<'static>>, &mut StdRng) -> Option<()>,

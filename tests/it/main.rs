@@ -1,10 +1,22 @@
 //! One file per promise, against real servers.
 
+mod bus;
 mod cli;
 mod exhaustive;
+mod fairness;
+mod fanout;
+mod faults;
+mod health;
 mod history_checker;
+mod hostile;
+mod lifecycle;
+mod limits;
 mod model;
+mod order;
+mod outcomes;
+mod poison;
 mod protocol;
+mod readme;
 mod roles;
 mod scripts;
 mod support;

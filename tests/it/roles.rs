@@ -1,5 +1,7 @@
 //! What a [`WorkerProcess`](crate::support::process::WorkerProcess) can be.
 
+pub(crate) mod worker;
+
 use std::io::Write;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -10,6 +12,7 @@ use crate::support::process::variable;
 pub(crate) fn role(name: &str) -> Option<fn()> {
     match name {
         "echo" => Some(echo),
+        "worker" => Some(worker::run),
         _ => None,
     }
 }

@@ -1,7 +1,13 @@
 //! Private servers, broken networks and further processes for the tests.
 
+pub(crate) mod bus;
 pub(crate) mod clocked;
+pub(crate) mod config;
+pub(crate) mod fleet;
+pub(crate) mod http;
+pub(crate) mod instance;
 pub(crate) mod process;
 pub(crate) mod proxy;
+pub(crate) mod recorder;
 pub(crate) mod redis;
 pub(crate) mod wait;

@@ -1,0 +1,93 @@
+//! The publishers' side of the bus.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fairlane::history::{HistoryLog, Record};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+
+use super::redis::RedisServer;
+
+/// Events of one write.
+const CHUNK: usize = 1_000;
+
+/// A patient connection: the machine may be busy with the test.
+pub(crate) async fn patient(server: &RedisServer) -> MultiplexedConnection {
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
+    let client = redis::Client::open(server.url()).unwrap();
+    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+}
+
+/// An event as it stands on the bus.
+#[expect(clippy::needless_pass_by_value, reason = "callers write a number or a text")]
+pub(crate) fn event(bot: &str, kind: &str, id: impl ToString) -> String {
+    serde_json::json!({
+        "specversion": "1.0", "id": id.to_string(), "source": "test", "type": kind, "botid": bot,
+    })
+    .to_string()
+}
+
+/// Puts texts on a bus stream, one after the other.
+pub(crate) async fn add<T: AsRef<str>>(server: &RedisServer, stream: &str, events: &[T]) {
+    let mut connection = patient(server).await;
+    for chunk in events.chunks(CHUNK) {
+        let mut pipe = redis::Pipeline::with_capacity(chunk.len());
+        for event in chunk {
+            pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(event.as_ref()).ignore();
+        }
+        let () = pipe.query_async(&mut connection).await.unwrap();
+    }
+}
+
+/// Publishes events of several bots in mixed order, the same at every run, and writes down what
+/// was sent. The id of an event is its position among those of its bot.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    log: HistoryLog,
+    random: StdRng,
+    /// The next position of each bot.
+    next: Vec<u32>,
+}
+
+/// What the bots of a [`Publisher`] are called.
+pub(crate) fn bot(number: usize) -> String {
+    format!("bot-{number}")
+}
+
+impl Publisher {
+    pub(crate) fn new(bots: usize, log: &Path) -> Self {
+        let log = HistoryLog::append(log).unwrap();
+        Self { log, random: StdRng::seed_from_u64(7), next: vec![0; bots] }
+    }
+
+    /// Publishes so many more events for every bot.
+    pub(crate) async fn publish(&mut self, server: &RedisServer, stream: &str, each: u32) {
+        let until: Vec<u32> = self.next.iter().map(|next| next + each).collect();
+        let mut open: Vec<usize> = (0..self.next.len()).collect();
+        let mut mixed = Vec::new();
+        while !open.is_empty() {
+            let place = self.random.random_range(0..open.len());
+            let number = open[place];
+            mixed.push((bot(number), self.next[number]));
+            self.next[number] += 1;
+            if self.next[number] == until[number] {
+                open.swap_remove(place);
+            }
+        }
+        for chunk in mixed.chunks(CHUNK) {
+            let texts: Vec<_> =
+                chunk.iter().map(|(bot, position)| event(bot, "test.event", position)).collect();
+            add(server, stream, &texts).await;
+            let sent = chunk.iter().map(|(bot, event)| Record::Sent { bot, event: *event });
+            self.log.write(sent).unwrap();
+        }
+    }
+
+    /// Events published so far.
+    pub(crate) fn total(&self) -> usize {
+        self.next.iter().map(|&next| next as usize).sum()
+    }
+}

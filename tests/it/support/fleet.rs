@@ -1,0 +1,218 @@
+//! Several worker processes on one Redis, events for them, and the history of what they did.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fairlane::history::{Checker, Outcome, Record, Report};
+use rustc_hash::{FxHashMap, FxHashSet};
+use tempfile::TempDir;
+
+use super::bus::{Publisher, patient};
+use super::config::{SHARDS, STREAM, config};
+use super::http;
+use super::process::WorkerProcess;
+use super::redis::{Options, RedisServer};
+use super::wait::eventually;
+use crate::roles::worker::{BEHAVIOUR, Behaviour, CONFIG, READY};
+
+const START: Duration = Duration::from_secs(20);
+
+pub(crate) struct Fleet {
+    pub(crate) server: RedisServer,
+    pub(crate) publisher: Publisher,
+    /// TOML of every worker started from now on.
+    pub(crate) config: String,
+    pub(crate) behaviour: Behaviour,
+    pub(crate) workers: Vec<WorkerProcess>,
+    directory: TempDir,
+    started: u32,
+    seen: Seen,
+}
+
+/// What the logs said so far.
+#[derive(Default)]
+struct Seen {
+    read: FxHashMap<PathBuf, u64>,
+    bots: FxHashMap<String, u32>,
+    settled: FxHashSet<(u32, u32)>,
+}
+
+impl Fleet {
+    /// A Redis and no worker yet. `bots` is how many bots the publisher has.
+    pub(crate) fn new(options: Options, bots: usize, settings: &[(&str, &str)]) -> Self {
+        let server = RedisServer::start(options);
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(&server, "test", settings);
+        let publisher = Publisher::new(bots, &directory.path().join("sent.log"));
+        let antidote = directory.path().join("antidote");
+        Self {
+            server,
+            publisher,
+            config,
+            behaviour: Behaviour { antidote, ..Behaviour::default() },
+            workers: Vec::new(),
+            directory,
+            started: 0,
+            seen: Seen::default(),
+        }
+    }
+
+    /// Starts so many workers and waits until they run. Their places are those in `workers`.
+    pub(crate) async fn start(&mut self, count: usize) {
+        for _ in 0..count {
+            let worker = self.spawn();
+            self.workers.push(worker);
+        }
+        for worker in &self.workers {
+            self.ready(worker).await;
+        }
+    }
+
+    /// Starts a worker anew in the place of one that ended.
+    pub(crate) async fn restart(&mut self, place: usize) {
+        self.workers[place] = self.spawn();
+        self.ready(&self.workers[place]).await;
+    }
+
+    fn spawn(&mut self) -> WorkerProcess {
+        self.started += 1;
+        let history = self.directory.path().join(format!("worker-{}.log", self.started));
+        let behaviour = Behaviour { history, process: self.started, ..self.behaviour.clone() };
+        let behaviour = serde_json::to_string(&behaviour).unwrap();
+        WorkerProcess::spawn("worker", &[(CONFIG, self.config.clone()), (BEHAVIOUR, behaviour)])
+    }
+
+    async fn ready(&self, worker: &WorkerProcess) {
+        eventually(START, "the worker runs", async || metrics_address(worker).is_some()).await;
+    }
+
+    pub(crate) async fn publish(&mut self, each: u32) {
+        self.publisher.publish(&self.server, STREAM, each).await;
+    }
+
+    /// Lets every handling of poison succeed from now on.
+    pub(crate) fn cure(&self) {
+        File::create(&self.behaviour.antidote).unwrap();
+    }
+
+    /// Events that were done, or left their queue in another way that a handler saw.
+    pub(crate) fn settled(&mut self) -> usize {
+        for path in self.logs() {
+            self.seen.read(&path);
+        }
+        self.seen.settled.len()
+    }
+
+    /// Waits until so many events are settled.
+    pub(crate) async fn settles(&mut self, count: usize, timeout: Duration) {
+        let what = format!("{count} events settled");
+        eventually(timeout, &what, async || self.settled() >= count).await;
+    }
+
+    /// Waits until every event published is settled and no queue holds anything.
+    pub(crate) async fn drains(&mut self, timeout: Duration) {
+        self.settles(self.publisher.total(), timeout).await;
+        let mut connection = patient(&self.server).await;
+        eventually(timeout, "the queues are empty", async || {
+            let mut pipe = redis::Pipeline::new();
+            for shard in 0..SHARDS {
+                pipe.cmd("HGET").arg(format!("fl:{{test:{shard}}}:meta")).arg("depth");
+                pipe.cmd("HLEN").arg(format!("fl:{{test:{shard}}}:own"));
+            }
+            let numbers: Vec<Option<u64>> = pipe.query_async(&mut connection).await.unwrap();
+            numbers.into_iter().flatten().sum::<u64>() == 0
+        })
+        .await;
+    }
+
+    /// The judgement over everything written so far.
+    pub(crate) fn report(&self) -> Report {
+        let mut checker = Checker::new();
+        checker.read_file(&self.directory.path().join("sent.log")).unwrap();
+        for path in self.logs() {
+            checker.read_file(&path).unwrap();
+        }
+        checker.report()
+    }
+
+    /// Every record that the workers wrote, a torn one at the end of a log left out.
+    pub(crate) fn records(&self, mut each: impl FnMut(&Record<'_>)) {
+        for path in self.logs() {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let complete = text.rfind('\n').map_or(0, |end| end + 1);
+            text[..complete].lines().for_each(|line| each(&Record::parse(line).unwrap()));
+        }
+    }
+
+    /// The longest time for which a bot that was not done yet was handled by nobody.
+    pub(crate) fn longest_rest(&self) -> Duration {
+        let mut bots: FxHashMap<String, Vec<(u64, u64)>> = FxHashMap::default();
+        self.records(|record| {
+            if let Record::Handled { bot, started, ended, .. } = *record {
+                bots.entry(bot.to_owned()).or_default().push((started, ended));
+            }
+        });
+        let mut longest = 0;
+        for handlings in bots.values_mut() {
+            handlings.sort_unstable();
+            let mut until = handlings[0].1;
+            for &(started, ended) in &handlings[1..] {
+                longest = longest.max(started.saturating_sub(until));
+                until = until.max(ended);
+            }
+        }
+        Duration::from_micros(longest)
+    }
+
+    /// `/metrics` of a worker.
+    pub(crate) async fn metrics(&self, place: usize) -> String {
+        let address = metrics_address(&self.workers[place]).unwrap();
+        http::get(&address, "/metrics").await.1
+    }
+
+    fn logs(&self) -> Vec<PathBuf> {
+        let log = |number| self.directory.path().join(format!("worker-{number}.log"));
+        (1..=self.started).map(log).filter(|path| path.exists()).collect()
+    }
+}
+
+/// Where a worker answers HTTP.
+pub(crate) fn metrics_address(worker: &WorkerProcess) -> Option<String> {
+    worker.lines().iter().find_map(|line| line.strip_prefix(READY).map(str::to_owned))
+}
+
+impl Seen {
+    fn read(&mut self, path: &Path) {
+        let offset = self.read.entry(path.to_owned()).or_default();
+        let mut file = File::open(path).unwrap();
+        file.seek(SeekFrom::Start(*offset)).unwrap();
+        let mut lines = BufReader::new(file);
+        let mut line = String::new();
+        while lines.read_line(&mut line).unwrap() > 0 && line.ends_with('\n') {
+            *offset += line.len() as u64;
+            match Record::parse(line.trim_end_matches('\n')).unwrap() {
+                Record::Handled { bot, event, outcome: Outcome::Done, .. } => {
+                    let bot = number_of(&mut self.bots, bot);
+                    self.settled.insert((bot, event));
+                }
+                Record::Committed { bot, events, .. } => {
+                    let bot = number_of(&mut self.bots, bot);
+                    self.settled.extend(events.iter().map(|&event| (bot, event)));
+                }
+                _ => {}
+            }
+            line.clear();
+        }
+    }
+}
+
+fn number_of(bots: &mut FxHashMap<String, u32>, bot: &str) -> u32 {
+    if let Some(&number) = bots.get(bot) {
+        return number;
+    }
+    let number = u32::try_from(bots.len()).unwrap();
+    bots.insert(bot.to_owned(), number);
+    number
+}
