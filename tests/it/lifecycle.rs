@@ -35,7 +35,7 @@ async fn sigterm_under_load_repeats_nothing_and_makes_nobody_wait() {
 }
 
 /// Behind a slow network, so that claims are under way whenever the signal comes.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_process_that_stopped_leaves_no_lease_behind() {
     let options = Options { tcp: true, ..Options::default() };
     let mut fleet = Fleet::new(options, 100, &[("pipelines.test.lease_ttl", "\"30s\"")]);
@@ -50,7 +50,7 @@ async fn a_process_that_stopped_leaves_no_lease_behind() {
         fleet.workers[0].sigterm();
         let status = fleet.workers[0].wait_exit(LONG).expect("it ends");
         assert_eq!(status.code(), Some(0), "{:?}", fleet.workers[0].lines());
-        assert_eq!(fleet.leases().await, 0, "in round {round}");
+        assert_eq!(fleet.leases().await, 0, "round {round}: {:#?}", fleet.workers[0].lines());
         fleet.restart(0).await;
     }
     let report = fleet.report();
