@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::history::{Outcome, Record};
+use fairlane::id::BotId;
 
-use crate::support::bus::patient;
+use crate::support::bus::{bot, patient};
 use crate::support::config::STREAM;
 use crate::support::fleet::Fleet;
 use crate::support::http::metric;
+use crate::support::instance::queue;
 use crate::support::proxy::Proxy;
 use crate::support::redis::{Options, Persistence};
 use crate::support::wait::eventually;
@@ -102,6 +104,35 @@ fn accepted_before(fleet: &Fleet, commit: &Record<'_>, frozen: u64) -> bool {
         }
     });
     !again
+}
+
+/// The holder does not know: only its fence stands between it and the next one.
+#[tokio::test]
+async fn a_consumer_whose_lease_was_broken_by_an_operator_commits_nothing() {
+    let mut fleet = Fleet::new(Options::default(), 20, &[("pipelines.test.workers.max", "8")]);
+    fleet.behaviour.delay = Duration::from_millis(2);
+    fleet.start(2).await;
+    fleet.publish(500).await;
+    let queue = queue(&fleet.config, "test").await;
+    let mut broken = 0;
+    for round in 1..=80 {
+        fleet.settles(round * 100, LONG).await;
+        let bot = BotId::parse(&bot(round % 20)).unwrap();
+        broken += usize::from(queue.revoke(&bot).await.unwrap());
+    }
+    assert!(broken > 10, "only {broken} leases were met");
+    fleet.drains(LONG).await;
+    let mut stale = 0.0;
+    for place in 0..2 {
+        let text = fleet.metrics(place).await;
+        stale += metric(&text, "fairlane_stale_completions_total", &[]).unwrap();
+    }
+    assert!(stale > 0.0, "nobody tried");
+    // It goes on with its slice until it hears of it; what it does counts for nothing.
+    let report = fleet.report();
+    assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
+    assert_eq!((report.stale_commits, report.duplicates_unexplained), (0, 0), "{report}");
+    assert_eq!((report.sent, report.committed, report.given_up), (10_000, 10_000, 0), "{report}");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::support::fleet::Fleet;
 use crate::support::http;
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis::Options;
 use crate::support::wait::eventually;
 
@@ -31,6 +32,30 @@ async fn sigterm_under_load_repeats_nothing_and_makes_nobody_wait() {
     // A lease that was not given back would block its bot for 3 s at least.
     let rest = fleet.longest_rest();
     assert!(rest < Duration::from_secs(2), "a bot waited {rest:?} for another process");
+}
+
+/// Behind a slow network, so that claims are under way whenever the signal comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_process_that_stopped_leaves_no_lease_behind() {
+    let options = Options { tcp: true, ..Options::default() };
+    let mut fleet = Fleet::new(options, 100, &[("pipelines.test.lease_ttl", "\"30s\"")]);
+    let proxy = Proxy::start(fleet.server.tcp_addr()).await;
+    fleet.config = fleet.config.replace(&fleet.server.url(), &proxy.url());
+    proxy.set(Mode::Delay(Duration::from_millis(2)));
+    fleet.behaviour.delay = Duration::from_millis(1);
+    fleet.publish(200).await;
+    fleet.start(1).await;
+    for round in 1..=5 {
+        fleet.settles(round * 500, LONG).await;
+        fleet.workers[0].sigterm();
+        let status = fleet.workers[0].wait_exit(LONG).expect("it ends");
+        assert_eq!(status.code(), Some(0), "{:?}", fleet.workers[0].lines());
+        assert_eq!(fleet.leases().await, 0, "round {round}: {:#?}", fleet.workers[0].lines());
+        fleet.restart(0).await;
+    }
+    let report = fleet.report();
+    assert_eq!((report.reordered, report.overlaps, report.stale_commits), (0, 0, 0), "{report}");
+    assert_eq!((report.duplicates_explained, report.duplicates_unexplained), (0, 0), "{report}");
 }
 
 #[tokio::test]

@@ -114,17 +114,26 @@ impl Fleet {
     /// Waits until every event published is settled and no queue holds anything.
     pub(crate) async fn drains(&mut self, timeout: Duration) {
         self.settles(self.publisher.total(), timeout).await;
-        let mut connection = patient(&self.server).await;
         eventually(timeout, "the queues are empty", async || {
-            let mut pipe = redis::Pipeline::new();
-            for shard in 0..SHARDS {
-                pipe.cmd("HGET").arg(format!("fl:{{test:{shard}}}:meta")).arg("depth");
-                pipe.cmd("HLEN").arg(format!("fl:{{test:{shard}}}:own"));
-            }
-            let numbers: Vec<Option<u64>> = pipe.query_async(&mut connection).await.unwrap();
-            numbers.into_iter().flatten().sum::<u64>() == 0
+            self.sum("HGET", "meta", Some("depth")).await + self.leases().await == 0
         })
         .await;
+    }
+
+    /// Leases that are held now.
+    pub(crate) async fn leases(&self) -> u64 {
+        self.sum("HLEN", "own", None).await
+    }
+
+    /// Asks every shard for a number.
+    async fn sum(&self, command: &str, key: &str, argument: Option<&str>) -> u64 {
+        let mut connection = patient(&self.server).await;
+        let mut pipe = redis::Pipeline::new();
+        for shard in 0..SHARDS {
+            pipe.cmd(command).arg(format!("fl:{{test:{shard}}}:{key}")).arg(argument);
+        }
+        let numbers: Vec<Option<u64>> = pipe.query_async(&mut connection).await.unwrap();
+        numbers.into_iter().flatten().sum()
     }
 
     /// The judgement over everything written so far.
