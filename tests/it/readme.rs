@@ -88,7 +88,7 @@ fn every_test_that_a_guarantee_names_exists() {
     for part in README.split("[`").skip(1) {
         let Some((name, rest)) = part.split_once("`](") else { continue };
         let file = rest.split(')').next().unwrap_or_default();
-        if !Path::new(file).extension().is_some_and(|extension| extension == "rs") {
+        if Path::new(file).extension().is_none_or(|extension| extension != "rs") {
             continue;
         }
         let text = std::fs::read_to_string(root.join(file)).expect(file);
