@@ -11,8 +11,9 @@
 -- ARGV  max, bound, ttl ms, seen (highest clock the claimer saw on any shard), slice µs,
 --       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (how
 --       many events a bot takes one by one after its holder vanished)
--- Reply {clock, lowest score left or '', next deadline or '', now µs, ready bots left, leases
---       reaped, run of the server (cut), then per bot: id, fence, start, att or '', weight}
+-- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
+--       ready bots left, leases reaped, run of the server (cut), then per bot: id, fence, start,
+--       att or '', weight}
 -- Cost  13 to 15 commands for any max, about 7 more when reaping
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
 local max, bound, ttl, seen, slice, alone, isolate = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]),
@@ -98,7 +99,9 @@ else
   end
 end
 reply[1] = v
-reply[2] = call('ZRANGE', CTL, 0, 0, 'WITHSCORES')[2] or ''
+if not meta[3] then
+  reply[2] = call('ZRANGE', CTL, 0, 0, 'WITHSCORES')[2] or ''
+end
 reply[3] = deadline or ''
 reply[5] = ready
 return reply

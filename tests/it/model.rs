@@ -163,6 +163,7 @@ pub(crate) struct Granted {
 pub(crate) struct Claimed {
     pub(crate) granted: Vec<Granted>,
     pub(crate) v: i64,
+    /// What is left to be had; nothing while the shard is paused, or claimers would ask on and on.
     pub(crate) lowest: Option<i64>,
     pub(crate) deadline_ms: Option<i64>,
     /// Bots left ready.
@@ -276,7 +277,7 @@ impl Server {
         Claimed {
             granted: granted.into_iter().map(|(granted, _)| granted).collect(),
             v: self.v,
-            lowest: self.ctl.values().copied().min(),
+            lowest: self.ctl.values().copied().min().filter(|_| !self.shard_paused),
             deadline_ms: self.busy.values().copied().min(),
             ready: self.ctl.len(),
             vanished,

@@ -95,6 +95,22 @@ fn the_lowest_score_is_announced_only_when_it_falls() {
     assert_eq!(shard.push_heard(NOW, "d", &["1"], LIMITS).1, [ready(NOW + 1)], "nothing was left");
 }
 
+/// Else a claimer that is refused would ask again at once, and again.
+#[test]
+fn a_paused_shard_offers_no_score_until_it_is_resumed() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    shard.push(NOW, "a", &["1"], LIMITS);
+    assert!(shard.call(NOW, &Pause { keys, bot: None }));
+    let refused = shard.claim(NOW);
+    assert_eq!((refused.leases.len(), refused.low, refused.ready), (0, None, 1));
+    let resume = Resume { keys, bot: None, slice_us: SLICE_US };
+    let (changed, heard) = shard.clocked.call(NOW, &resume);
+    assert!(changed);
+    assert_eq!(heard, [format!("ready {}", NOW + 1 - QUIET)]);
+    assert_eq!(shard.claim(NOW).leases.len(), 1);
+}
+
 /// A bot whose lease ran out after all its events were removed is ready with an empty queue. Its
 /// next event finds it in its place: none is announced that it does not get, and it is in no
 /// second place when events linger.
