@@ -15,7 +15,7 @@ help: ## this list
 	@echo
 	@echo "ARGS are passed on: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
 
-setup: ## install what is missing: redis-server, a C compiler
+setup: ## install what is missing: redis-server, a C compiler, curl
 	@bash .ci/setup
 
 demo: setup release ## everything private and local, generated traffic, live figures

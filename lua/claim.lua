@@ -13,7 +13,7 @@
 --       many events a bot takes one by one after its holder vanished)
 -- Reply {clock, lowest score left or '', next deadline or '', now µs, ready bots left, leases
 --       reaped, run of the server (cut), then per bot: id, fence, start, att or '', weight}
--- Cost  13 to 15 commands for any max, about 6 more when reaping
+-- Cost  13 to 15 commands for any max, about 7 more when reaping
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
 local max, bound, ttl, seen, slice, alone, isolate = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]),
   tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
@@ -34,8 +34,8 @@ if #expired > 0 then
       call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
     end
   end
-  local floor = revoke(expired)
-  join(at_rest(expired), floor, v, slice)
+  revoke(expired, v)
+  join(at_rest(expired), v, slice)
 end
 
 local reply = {0, '', '', NOW_US, 0, vanished, short_run(meta[4])}

@@ -4,14 +4,16 @@
 -- Per bot: `run` and `fence` name the lease (a server that lost its tail and whose clock was set
 -- back may give a fence out twice, but never under the same run), `before` how many events the caller knows to be removed under
 -- it, `n` how many more to remove. Another fence answers STALE. A call that was made before
--- (removed = before + n) removes nothing again. Anything else answers BAD.
+-- (removed = before + n) removes nothing again, but the lease goes on or ends as it says now.
+-- Anything else answers BAD.
 --   keep     the lease goes on and is confirmed, its deadline now + ms (n = 0: renew)
 --   release  the lease ends; with events left the bot is ready again at its virtual finish
 --   park     the lease ends; the bot rests for ms, its events stay where they are (retry in order)
 --   fail     park, and one failure is counted
 -- A release, park or fail that is repeated answers STALE: unknown, not lost.
 -- Progress (n > 0) forgets lost leases and failures. Exceptions are events among the n that are
--- not done but leave the queue: to the dead letters, or to be delayed.
+-- not done but leave the queue: to the dead letters, or to be delayed. One that is not among them
+-- makes the whole item BAD.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item
 -- ARGV  max dead letters, then per item: bot, run, fence, before, n, mode, ms, cost µs, isolate (fail
@@ -30,14 +32,17 @@ while at <= #ARGV do
     cost = tonumber(ARGV[at + 7]), isolate = tonumber(ARGV[at + 8]), exceptions = {},
     key = KEYS[12 + #items],
   }
-  local count = tonumber(ARGV[at + 9])
+  local count, last = tonumber(ARGV[at + 9]), -1
+  assert(item.key and count and at + 9 + 4 * count <= #ARGV, 'complete: wrong number of arguments')
   at = at + 10
   for i = 1, count do
     item.exceptions[i] = {
       index = tonumber(ARGV[at]), kind = ARGV[at + 1], what = ARGV[at + 2], attempts = ARGV[at + 3],
     }
+    last = math.max(last, item.exceptions[i].index)
     at = at + 4
   end
+  item.fits = last < item.n
   items[#items + 1] = item
   bots[#bots + 1] = item.bot
 end
@@ -67,7 +72,7 @@ for i, item in ipairs(items) do
     else
       start = start + item.cost
     end
-    if n > length then
+    if n > length or not item.fits then
       reply[#reply + 1] = 'BAD'
     else
       reply[#reply + 1] = 'OK'

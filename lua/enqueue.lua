@@ -12,7 +12,7 @@
 --       then per bot: id, count, events as MessagePack (at most 500 events a call)
 -- Reply {'OK', offset, appended, dead, dropped, dead letters removed} | {'DUP', offset} | {'GAP', offset}
 -- Cost  about 11 commands + 1 a bot (2 with max queue)
-assert(#KEYS >= 10 and #ARGV >= 8, 'enqueue: wrong number of arguments')
+assert(#KEYS >= 10 and #ARGV >= 8 and counts(9, #KEYS - 10), 'enqueue: wrong number of arguments')
 
 -- Whether stream offset a comes after b. They are (ms, seq) pairs of up to 64 bits each: compared
 -- as texts, since a Lua number would lose digits.

@@ -5,15 +5,11 @@
 -- KEYS  the eight of shared.lua
 -- ARGV  bot, or '' for the whole shard
 -- Reply 1 when that changed something, else 0
--- Cost  3 commands
+-- Cost  5 commands
 assert(#KEYS == 8 and #ARGV == 1, 'pause: wrong number of arguments')
 local bot = ARGV[1]
 if bot == '' then
   return call('HSET', META, 'paused', 1)
 end
-local score = tonumber(call('ZSCORE', CTL, bot) or -1)
-if score >= 0 then
-  call('ZADD', FIN, score, bot) -- pausing and resuming gains no turn
-end
-call('ZREM', CTL, bot)
+withdraw(bot)
 return call('SADD', PAUSED, bot)

@@ -33,6 +33,6 @@ if #moved > 0 then
   call('ZREM', DUE, unpack(moved))
   call('HDEL', LATER, unpack(moved))
   call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + #moved)
-  join(at_rest(fresh), {}, tonumber(meta[2] or 0), tonumber(ARGV[1]))
+  join(at_rest(fresh), tonumber(meta[2] or 0), tonumber(ARGV[1]))
 end
 return {#moved, call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or ''}

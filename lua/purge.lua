@@ -5,13 +5,13 @@
 -- KEYS  the eight of shared.lua, [9] q:<bot>
 -- ARGV  bot
 -- Reply how many events were deleted
--- Cost  8 commands
+-- Cost  about 11 commands
 assert(#KEYS == 9 and #ARGV == 1, 'purge: wrong number of arguments')
 local bot = ARGV[1]
 local count = call('LLEN', KEYS[9])
-revoke({bot})
+revoke({bot}, tonumber(call('HGET', META, 'v') or 0))
+withdraw(bot)
 call('UNLINK', KEYS[9])
-call('ZREM', CTL, bot)
 call('HDEL', ATT, bot)
 if count > 0 then
   call('HINCRBY', META, 'depth', -count)

@@ -8,7 +8,7 @@
 -- Reply {'OK', appended, dead, dropped, dead letters removed, last sequence}; with a due time the
 --       sequence is the id of the delayed event; {'DUP', sequence of the first time}
 -- Cost  about 13 commands
-assert(#KEYS >= 12 and #ARGV >= 10, 'push: wrong number of arguments')
+assert(#KEYS >= 12 and #ARGV >= 10 and counts(8, 1), 'push: wrong number of arguments')
 local idem, due = KEYS[13], tonumber(ARGV[6])
 if idem then
   local first = call('GET', idem)

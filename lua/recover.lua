@@ -12,15 +12,21 @@ local meta = call('HMGET', META, 'run', 'v')
 if meta[1] == ARGV[1] then
   return -1
 end
-local leased, count = call('HKEYS', OWN), 0
+-- Ready again in the order in which they were granted.
+local owners, leased, fences = call('HGETALL', OWN), {}, {}
+for i = 1, #owners, 2 do
+  leased[#leased + 1] = owners[i]
+  fences[owners[i]] = parts(owners[i + 1])
+end
+table.sort(leased, function(a, b) return fences[a] < fences[b] end)
+local v, slice = tonumber(meta[2] or 0), tonumber(ARGV[2])
 for first = 1, #leased, 64 do
   local bots = {}
   for i = first, math.min(first + 63, #leased) do
     bots[#bots + 1] = leased[i]
   end
-  local floor = revoke(bots)
-  join(at_rest(bots), floor, tonumber(meta[2] or 0), tonumber(ARGV[2]))
-  count = count + #bots
+  revoke(bots, v)
+  join(at_rest(bots), v, slice)
 end
 call('HSET', META, 'run', ARGV[1])
-return count
+return #leased

@@ -39,12 +39,9 @@ end
 call('XDEL', DLQ, id)
 call('HDEL', ATT, bot)
 call('HINCRBY', META, 'depth', 1)
-local floor, ready = {}, call('ZSCORE', CTL, bot)
-if not ready then
-  local leased = call('HEXISTS', OWN, bot)
-  if leased == 1 then
-    floor = revoke({bot})
-  end
-  join(at_rest({bot}), floor, tonumber(call('HGET', META, 'v') or 0), tonumber(ARGV[3]))
+local v = tonumber(call('HGET', META, 'v') or 0)
+if call('HEXISTS', OWN, bot) == 1 then
+  revoke({bot}, v)
 end
+join(at_rest({bot}), v, tonumber(ARGV[3]))
 return 1

@@ -14,6 +14,6 @@ if bot == '' then
 end
 local changed = call('SREM', PAUSED, bot)
 if changed == 1 and call('LLEN', KEYS[9]) > 0 then
-  join(at_rest({bot}), {}, tonumber(call('HGET', META, 'v') or 0), tonumber(ARGV[2]))
+  join(at_rest({bot}), tonumber(call('HGET', META, 'v') or 0), tonumber(ARGV[2]))
 end
 return changed

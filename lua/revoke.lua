@@ -11,8 +11,9 @@ local bot = ARGV[1]
 if not call('ZSCORE', BUSY, bot) then
   return 0
 end
-local floor = revoke({bot})
+local v = tonumber(call('HGET', META, 'v') or 0)
+revoke({bot}, v)
 if call('LLEN', KEYS[9]) > 0 then
-  join(at_rest({bot}), floor, tonumber(call('HGET', META, 'v') or 0), tonumber(ARGV[2]))
+  join(at_rest({bot}), v, tonumber(ARGV[2]))
 end
 return 1

@@ -41,12 +41,11 @@ local function wake(what, before, now)
   end
 end
 
--- Puts bots that have events and are neither busy nor paused into the control set.
--- `floor[bot]` is a virtual start that the bot may not undercut (of a lease that ended early).
--- A bot whose last finish is at most one slice ahead of the clock `v` joins the quiet class,
+-- Puts bots that are neither busy nor paused into the control set; one that is in it keeps its
+-- place. A bot whose last finish is at most one slice ahead of the clock `v` joins the quiet class,
 -- before every busy bot and first come first served in real time over all shards; any other
 -- joins at its last finish, so that draining and coming back gains nothing.
-local function join(bots, floor, v, slice)
+local function join(bots, v, slice)
   if #bots == 0 then
     return
   end
@@ -54,7 +53,7 @@ local function join(bots, floor, v, slice)
   local finishes = call('ZMSCORE', FIN, unpack(bots))
   local scores, first = {}, nil
   for i, bot in ipairs(bots) do
-    local finish = math.max(tonumber(finishes[i] or 0), floor[bot] or 0)
+    local finish = tonumber(finishes[i] or 0)
     local score = finish
     if finish <= v + slice then
       score = NOW_US - QUIET + i
@@ -65,7 +64,9 @@ local function join(bots, floor, v, slice)
       first = score
     end
   end
-  call('ZADD', CTL, 'NX', unpack(scores))
+  if call('ZADD', CTL, 'NX', unpack(scores)) < #bots then
+    first = lowest(CTL)
+  end
   wake('ready', before, first)
 end
 
@@ -106,18 +107,39 @@ local function parts(text)
   return tonumber(a), tonumber(b), tonumber(c), tonumber(d)
 end
 
--- Ends the leases of these bots without a completion; nothing is counted against them.
--- Answers the virtual starts that the bots may not undercut.
-local function revoke(bots)
-  local floor = {}
-  local owners = call('HMGET', OWN, unpack(bots))
-  for i, bot in ipairs(bots) do
-    local _, _, start = parts(owners[i])
-    floor[bot] = start
+-- Ends the leases and parks of these bots without a completion; nothing is counted against them.
+-- Where they stood ahead of the clock `v` is kept, also for the paused: it gains no turn.
+local function revoke(bots, v)
+  local finishes = {}
+  for i, owner in ipairs(call('HMGET', OWN, unpack(bots))) do
+    local _, _, start = parts(owner)
+    if start and start > v then
+      finishes[#finishes + 1] = start
+      finishes[#finishes + 1] = bots[i]
+    end
   end
   call('HDEL', OWN, unpack(bots))
   call('ZREM', BUSY, unpack(bots))
-  return floor
+  if #finishes > 0 then
+    call('ZADD', FIN, unpack(finishes))
+  end
+end
+
+-- Takes a bot out of the control set. Where it stood is kept: leaving and coming back gains no turn.
+local function withdraw(bot)
+  local score = tonumber(call('ZSCORE', CTL, bot) or 0)
+  if score > tonumber(call('HGET', META, 'v') or 0) then
+    call('ZADD', FIN, score, bot)
+  end
+  call('ZREM', CTL, bot)
+end
+
+-- Whether ARGV[at..] is, `queues` times, a bot, a count and that many events.
+local function counts(at, queues)
+  for _ = 1, queues do
+    at = at + 2 + (tonumber(ARGV[at + 1]) or #ARGV)
+  end
+  return at == #ARGV + 1
 end
 
 -- Appends events with fresh sequences to queues and lets bots that had none join.
@@ -163,15 +185,19 @@ local function append(first, at, limits)
   fresh = at_rest(fresh)
   if limits.linger > 0 and #fresh > 0 then
     local before, until_ms = lowest(BUSY), NOW_MS + limits.linger
-    local deadlines = {}
-    for _, bot in ipairs(fresh) do
-      deadlines[#deadlines + 1] = until_ms
-      deadlines[#deadlines + 1] = bot
+    local scores, deadlines = call('ZMSCORE', CTL, unpack(fresh)), {}
+    for i, bot in ipairs(fresh) do
+      if not scores[i] then -- one that the reaper put back with an empty queue keeps its place
+        deadlines[#deadlines + 1] = until_ms
+        deadlines[#deadlines + 1] = bot
+      end
     end
-    call('ZADD', BUSY, unpack(deadlines))
-    wake('deadline', before, until_ms)
+    if #deadlines > 0 then
+      call('ZADD', BUSY, unpack(deadlines))
+      wake('deadline', before, until_ms)
+    end
   else
-    join(fresh, {}, tonumber(meta[2] or 0), limits.slice)
+    join(fresh, tonumber(meta[2] or 0), limits.slice)
   end
   return appended, died, dropped, removed, sequence
 end

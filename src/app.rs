@@ -1,9 +1,8 @@
 //! Puts the parts together. The only file that knows every one of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,14 +14,13 @@ use tracing::{info, warn};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::clock::{SharedClock, SystemClock, millis};
-use crate::config::{Config, ConfigError, OnOverflow, PipelineConfig, Start};
+use crate::config::{Config, ConfigError, PipelineConfig, Start};
 use crate::fanout::{Fanout, Filter, FilterError, Glob, Route};
 use crate::handler::{AnyHandler, Environment, Handler, LogHandler};
 use crate::http::{self, BindError, Health};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
-use crate::keyspace::scripts::Limits;
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
@@ -32,7 +30,7 @@ use crate::pool::{Pool, Settings};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
-use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::queue::{self, FAIR_SLICE_US, Queue};
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,6 +39,7 @@ const SUPERVISE: Duration = Duration::from_secs(1);
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "any combination of the four is a process")]
 pub struct Roles {
     /// Reads the bus.
     pub ingest: bool,
@@ -55,29 +54,6 @@ pub struct Roles {
 impl Roles {
     /// Everything.
     pub const ALL: Self = Self { ingest: true, work: true, http: true, schedule: true };
-}
-
-impl FromStr for Roles {
-    type Err = String;
-
-    /// Reads a comma-separated list.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut roles = Self { ingest: false, work: false, http: false, schedule: false };
-        for role in text.split(',').map(str::trim) {
-            match role {
-                "ingest" => roles.ingest = true,
-                "work" => roles.work = true,
-                "http" => roles.http = true,
-                "schedule" => roles.schedule = true,
-                _ => {
-                    return Err(format!(
-                        "{role:?} is no role; the roles are ingest, work, http and schedule"
-                    ));
-                }
-            }
-        }
-        Ok(roles)
-    }
 }
 
 /// Why a process cannot start.
@@ -131,14 +107,6 @@ pub enum AppError {
     Bind(#[from] BindError),
 }
 
-impl AppError {
-    /// Whether a service that is needed is away, rather than the configuration wrong.
-    #[must_use]
-    pub fn is_unavailable(&self) -> bool {
-        matches!(self, Self::PrivateRedis(_) | Self::Store(_))
-    }
-}
-
 /// Collects what an [`App`] is made of.
 pub struct Builder {
     config: Config,
@@ -190,13 +158,14 @@ impl Builder {
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
-        let (private, target) = match &self.config.redis.url {
-            Some(url) => (None, Target::new(url.expose()).map_err(AppError::RedisUrl)?),
-            None => {
-                let private = PrivateRedis::start(&self.config.data_dir).await?;
-                let target = Target::new(private.url().expose()).map_err(AppError::RedisUrl)?;
-                (Some(private), target)
-            }
+        let private = match self.config.redis.url {
+            Some(_) => None,
+            None => Some(PrivateRedis::start(&self.config.data_dir).await?),
+        };
+        let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
+        let target = url.map(|url| Target::new(url.expose())).transpose();
+        let Some(target) = target.map_err(AppError::RedisUrl)? else {
+            unreachable!("without a url a private Redis was started, and that has one")
         };
         let built = App::assemble(self, plans, target).await;
         match (built, private) {
@@ -213,8 +182,8 @@ impl Builder {
 
     fn plan(&self, name: &PipelineName, config: &PipelineConfig) -> Result<Plan, AppError> {
         let Some(handler) = self.handlers.get(&config.handler) else {
-            let known: BTreeMap<_, _> = self.handlers.keys().map(|name| (name, ())).collect();
-            let known: Vec<_> = known.into_keys().map(|name| format!("{name:?}")).collect();
+            let known: BTreeSet<_> = self.handlers.keys().collect();
+            let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
             return Err(AppError::Handler {
                 pipeline: name.clone(),
                 handler: config.handler.clone(),
@@ -301,9 +270,10 @@ impl App {
         let links = Links { pool: link(), ingest: link(), admin: link() };
         register(&links.admin, &config, &plans, &clock).await?;
         let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
-        let http_listener = match roles.http {
-            true => Some(http::bind("http.listen", config.http.listen).await?),
-            false => None,
+        let http_listener = if roles.http {
+            Some(http::bind("http.listen", config.http.listen).await?)
+        } else {
+            None
         };
         Ok(Self {
             config,
@@ -350,6 +320,10 @@ impl App {
         let health = Health { link: Arc::clone(&links.admin), stopping: shutdown.soft.clone() };
         let routes = http::health_routes(health);
         let observed = routes.clone().merge(http::metrics_routes());
+        if let Ok(address) = self.metrics_listener.local_addr() {
+            let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
+            info!(redis = %target, metrics = %address, ?pipelines, "fairlane is running");
+        }
         let mut servers = tokio::task::JoinSet::new();
         servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
         if let Some(listener) = self.http_listener {
@@ -372,33 +346,30 @@ impl App {
                 let pool = plan.pool(queue.over(Arc::clone(&links.pool)), &clock, &shutdown);
                 ears.push(pool.listener());
                 shutdown.spawn(pool.run());
-                sampled.push(Sampled {
-                    queue: queue.clone(),
-                    metrics: PipelineMetrics::new(&plan.name),
-                    keep_dead: plan.config.dead.keep,
-                });
             }
+            sampled.push(Sampled {
+                queue: queue.clone(),
+                metrics: PipelineMetrics::new(&plan.name),
+                keep_dead: plan.config.dead.keep,
+            });
             if roles.ingest {
                 fanout.push(plan.route(queue.over(Arc::clone(&links.ingest))));
             }
             listening.push((queue, ears));
         }
         shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
-        if roles.work {
-            let (link, clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
-            shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
-        }
+        let (link, sample_clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
+        shutdown.spawn(sample::run(sampled, link, activity, sample_clock, shutdown.clone()));
         if !fanout.is_empty() {
             let fanout = Arc::new(Fanout::new(fanout));
             read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
         }
 
-        let private = match private {
-            Some(private) => Some(supervise(private, &config, &links.admin, &shutdown).await),
-            None => {
-                shutdown.soft.cancelled().await;
-                None
-            }
+        let private = if let Some(private) = private {
+            Some(supervise(private, &config, &links.admin, &shutdown).await)
+        } else {
+            shutdown.soft.cancelled().await;
+            None
         };
         shutdown.wait().await;
         stop.cancel();
@@ -416,15 +387,7 @@ impl App {
 impl Plan {
     fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
         let shards = config.redis.shards;
-        let pipeline = &self.config;
-        let limits = Limits {
-            slice_us: FAIR_SLICE_US,
-            linger_ms: millis(pipeline.linger),
-            max_queue: pipeline.max_queue.map_or(0, std::num::NonZero::get),
-            overflow_dead: pipeline.on_overflow == OnOverflow::Dead,
-            // The bound is the pipeline's; each shard keeps its part of it.
-            dead_max: pipeline.dead.max.get().div_ceil(u64::from(shards.get())),
-        };
+        let limits = queue::limits(&self.config, shards);
         Queue::new(self.name.clone(), shards, limits, Arc::clone(link))
     }
 

@@ -99,7 +99,7 @@ pub struct Event {
 impl Event {
     /// Starts a new event with a fresh UUID v7 as `id` and `fairlane` as `source`.
     #[must_use]
-    pub fn builder(kind: impl Into<String>, bot: BotId) -> EventBuilder {
+    pub fn builder(kind: impl Into<String>, bot: &BotId) -> EventBuilder {
         EventBuilder {
             fields: Fields {
                 id: Some(uuid::Uuid::now_v7().to_string()),
@@ -201,6 +201,9 @@ impl Event {
     }
 
     /// The event part of a queue record.
+    ///
+    /// # Panics
+    /// Never: texts and JSON values always encode.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let stored = (

@@ -1,10 +1,12 @@
 //! Fan-out: from a batch of bus entries to a copy in the queue of its bot, in every pipeline that
 //! matches.
 //!
-//! 1. Match: by type (globs), then by the pipeline's filter. 2. Encode once. 3. Group by pipeline,
-//! shard and bot. 4. One bounded `enqueue` call per group of up to 500 events, all in one write
-//! per pipeline. Each call carries the shard's chain of offsets, so a repeated or lost call is
-//! noticed by the shard itself.
+//! 1. Match: by type (globs), then by the pipeline's filter.
+//! 2. Encode once.
+//! 3. Group by pipeline, shard and bot.
+//! 4. One bounded `enqueue` call per up to 500 events of a shard, all in one write per pipeline.
+//!    Each carries the shard's chain of offsets, so the shard itself notices a repeated or lost
+//!    call.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -79,6 +79,7 @@ impl BotId {
     /// The shard this bot belongs to.
     #[must_use]
     pub fn shard(&self, shards: ShardCount) -> Shard {
+        #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16")]
         Shard((xxh3_64(self.0.as_bytes()) % u64::from(shards.0)) as u16)
     }
 }

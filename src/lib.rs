@@ -23,7 +23,7 @@
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
 //! | [`handler`] | `trait Handler` and the built-in ones |
 //! | [`app`] | puts it together |
-//! | [`config`], [`lifecycle`], [`metrics`] | settings and their defaults, stopping, every metric |
+//! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
 //!
 //! # Invariants
@@ -73,8 +73,12 @@ pub mod app;
 #[doc(hidden)]
 pub mod bench;
 pub mod bus;
+#[doc(hidden)]
+pub mod cli;
 pub mod clock;
 pub mod config;
+#[doc(hidden)]
+pub mod demo;
 pub mod event;
 pub mod fanout;
 pub mod handler;
@@ -86,3 +90,4 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
 pub mod queue;
+pub mod telemetry;

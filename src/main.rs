@@ -1,2 +1,39 @@
-//! The `fairlane` command.
-fn main() {}
+//! The `fairlane` command: reads the command line, sets up logging, runs, tells the exit code.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use fairlane::cli::{Cli, CliError, Exit};
+use fairlane::telemetry;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Good };
+            // Nobody is left to tell that the message could not be printed.
+            drop(error.print());
+            return code(exit);
+        }
+    };
+    match run(cli) {
+        Ok(()) => code(Exit::Good),
+        Err(error) => {
+            eprintln!("error: {error}");
+            code(error.downcast_ref().map_or(Exit::Failed, CliError::exit))
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    telemetry::init(cli.log_format(), cli.log_level()).map_err(CliError::from)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    Ok(runtime.block_on(cli.run())?)
+}
+
+fn code(exit: Exit) -> ExitCode {
+    ExitCode::from(exit as u8)
+}

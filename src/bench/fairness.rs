@@ -17,9 +17,10 @@ use tokio::time::Instant;
 
 use super::latency::{quantile_ms, waits};
 use super::{BenchError, Rig, event, jain, pipeline_name};
-use crate::clock::micros;
+use crate::clock::{Clock, SystemClock, micros};
 use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use crate::id::BotId;
+use crate::queue::Queue;
 
 /// What to run.
 #[derive(Debug, Clone, Copy)]
@@ -101,34 +102,40 @@ impl Handler for Shared {
 ///
 /// # Errors
 /// When the private Redis fails.
-#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 pub async fn run(
+    options: Options,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    Rig::with(async |rig| measure(rig, options, watch).await).await
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn measure(
+    rig: &Rig,
     options: Options,
     mut watch: impl FnMut(&'static str, u64),
 ) -> Result<Report, BenchError> {
-    let rig = Rig::start().await?;
     let slow = Arc::new(Slow {
         handling: options.handling,
         quiet: Mutex::new(waits()),
         served: Mutex::default(),
         done: AtomicU64::new(0),
     });
-    let mut running = Vec::new();
+    let (mut running, mut queue) = (Vec::new(), None);
     for instance in 0..2 {
         let workers = options.consumers / 2 + instance * (options.consumers % 2);
         let app = rig.app(workers, |_| {}, Shared(Arc::clone(&slow))).await?;
-        if instance == 0
-            && let Some(queue) = app.queue(&pipeline_name())
-        {
-            queue.set_weight(&BotId::parse("heavy-0")?, 3).await?;
-        }
+        queue = app.queue(&pipeline_name());
         running.push(Rig::spawn(app));
     }
 
+    let queue = queue.ok_or_else(|| BenchError::Stuck(Duration::ZERO, "no pipeline".to_owned()))?;
+    queue.set_weight(&BotId::parse("heavy-0")?, 3).await?;
+
     watch("quiet bots alone", 0);
-    send_quiet(&rig, options, 3, || true).await?;
+    send_quiet(rig, options, 3, || true).await?;
     slow.reset();
-    send_quiet(&rig, options, options.window.as_secs().min(10), || true).await?;
+    send_quiet(rig, options, options.window.as_secs().min(10), || true).await?;
     let alone = slow.take_quiet();
 
     watch("filling the backlog", 0);
@@ -139,11 +146,11 @@ pub async fn run(
     for (name, count) in names.chain(heavy) {
         bots.push((BotId::parse(&name)?, count));
     }
-    fill(&rig, &bots).await?;
+    fill(rig, &queue, &bots).await?;
     slow.reset();
     let started = Instant::now();
     let smallest = options.backlog as u64;
-    send_quiet(&rig, options, options.window.as_secs(), || {
+    send_quiet(rig, options, options.window.as_secs(), || {
         let served = slow.served.lock().unwrap_or_else(PoisonError::into_inner);
         watch("quiet bots beside the backlog", served.values().sum());
         // The figures hold while every busy bot has something left.
@@ -159,7 +166,6 @@ pub async fn run(
         instance.shutdown.hard.cancel();
         instance.stop().await?;
     }
-    rig.remove().await?;
 
     let share = |bot: &BotId| served.get(bot).copied().unwrap_or(0) as f64;
     let shares: Vec<f64> = bots[..options.busy].iter().map(|(bot, _)| share(bot)).collect();
@@ -216,7 +222,7 @@ async fn send_quiet(
 }
 
 /// Puts the backlog on the bus, the bots mixed, and waits until it is queued.
-async fn fill(rig: &Rig, bots: &[(BotId, usize)]) -> Result<(), BenchError> {
+async fn fill(rig: &Rig, queue: &Queue, bots: &[(BotId, usize)]) -> Result<(), BenchError> {
     let most = bots.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let mut batch = Vec::new();
     for position in 0..most {
@@ -228,5 +234,14 @@ async fn fill(rig: &Rig, bots: &[(BotId, usize)]) -> Result<(), BenchError> {
             batch.clear();
         }
     }
-    Ok(())
+    // Queued when the depth, which the consumers only lower, grows no more.
+    let mut depth = 0;
+    loop {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = queue.view(SystemClock.now()).await?.depth;
+        if now <= depth {
+            return Ok(());
+        }
+        depth = now;
+    }
 }

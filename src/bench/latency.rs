@@ -95,9 +95,17 @@ pub fn quantile_ms(waits: &Histogram<u64>, quantile: f64) -> f64 {
 /// When the private Redis fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    Rig::with(async |rig| measure(rig, options, watch).await).await
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn measure(
+    rig: &Rig,
+    options: Options,
     mut watch: impl FnMut(&'static str, u64),
 ) -> Result<Report, BenchError> {
-    let rig = Rig::start().await?;
     let meter = Meter::new(options.bots);
     let histogram = Arc::new(Mutex::new(waits()));
     let handler = Watch { meter: Arc::clone(&meter), waits: Arc::clone(&histogram) };
@@ -123,13 +131,14 @@ pub async fn run(
             rig.publish(batch.iter()).await?;
             batch.clear();
             watch("sending", n);
-            tokio::time::sleep_until(origin + due).await;
+            // The runtime's timers round up to a millisecond, which would count as latency.
+            let early = (origin + due).saturating_duration_since(Instant::now());
+            tokio::task::block_in_place(|| std::thread::sleep(early));
         }
     }
     rig.publish(batch.iter()).await?;
     drained(|| meter.done(), warm_up + total, |_| {}).await?;
     running.stop().await?;
-    rig.remove().await?;
     let waits = histogram.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Report {
         rate: options.rate,
@@ -152,7 +161,7 @@ fn make(bot: usize, position: u32, due: u64) -> Result<Vec<u8>, BenchError> {
     }
     let fill = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
     let bot = BotId::parse(&format!("bot-{bot}"))?;
-    let event = Event::builder("bench.event", bot).id(position.to_string()).source("bench");
+    let event = Event::builder("bench.event", &bot).id(position.to_string()).source("bench");
     let event = event.data(&Payload { due, fill }).map_err(EventError::Json)?.build()?;
     Ok(serde_json::to_vec(&event).map_err(EventError::Json)?)
 }

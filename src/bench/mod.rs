@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{App, AppError};
 use crate::clock::{Clock, SystemClock, micros};
@@ -52,6 +53,8 @@ pub enum BenchError {
     Address(#[from] redis::RedisError),
     #[error("nothing moved for {0:?}: {1}")]
     Stuck(Duration, String),
+    #[error("interrupted")]
+    Interrupted,
 }
 
 /// A private Redis in a directory of its own, removed at the end.
@@ -71,11 +74,7 @@ impl std::fmt::Debug for Rig {
 }
 
 impl Rig {
-    /// Starts the server.
-    ///
-    /// # Errors
-    /// When there is no `redis-server`, or no room.
-    pub async fn start() -> Result<Self, BenchError> {
+    async fn start() -> Result<Self, BenchError> {
         let name = format!("fairlane-{}", uuid::Uuid::now_v7().simple());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory)?;
@@ -208,11 +207,27 @@ impl Rig {
         line.split(',').nth(1)?.trim_matches('"').parse().ok()
     }
 
-    /// Stops the server and removes its directory.
+    /// Runs `work` on a fresh server, which is stopped and removed whatever comes of it, also at
+    /// Ctrl-C and SIGTERM.
     ///
     /// # Errors
-    /// When the server does not stop.
-    pub async fn remove(mut self) -> Result<(), BenchError> {
+    /// Those of `work`, [`BenchError::Interrupted`], or what kept the server from starting.
+    pub async fn with<T>(
+        work: impl AsyncFnOnce(&Self) -> Result<T, BenchError>,
+    ) -> Result<T, BenchError> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let rig = Self::start().await?;
+        let result = tokio::select! {
+            result = work(&rig) => result,
+            _ = terminate.recv() => Err(BenchError::Interrupted),
+            _ = tokio::signal::ctrl_c() => Err(BenchError::Interrupted),
+        };
+        // What `work` started is gone with it, so this is the last one out.
+        let removed = rig.remove().await;
+        result.and_then(|value| removed.map(|()| value))
+    }
+
+    async fn remove(mut self) -> Result<(), BenchError> {
         if let Some(redis) = self.redis.take() {
             drop(self.link);
             redis.stop().await?;
@@ -233,6 +248,13 @@ struct Commands {
 pub struct Running {
     shutdown: Shutdown,
     task: tokio::task::JoinSet<Result<(), AppError>>,
+}
+
+impl Drop for Running {
+    /// An instance that is not stopped in order is stopped at once.
+    fn drop(&mut self) {
+        self.shutdown.hard.cancel();
+    }
 }
 
 impl Running {
@@ -272,7 +294,7 @@ pub fn event(bot: &BotId, id: &str, source: &str, bytes: usize) -> Result<Vec<u8
     }
     let sent = micros(SystemClock.now());
     let make = |fill: &str| -> Result<Vec<u8>, BenchError> {
-        let builder = Event::builder("bench.event", bot.clone()).id(id).source(source);
+        let builder = Event::builder("bench.event", bot).id(id).source(source);
         let builder = builder.data(&Payload { sent, fill }).map_err(EventError::Json)?;
         Ok(serde_json::to_vec(&builder.build()?).map_err(EventError::Json)?)
     };

@@ -63,12 +63,19 @@ impl Handler for Check {
 ///
 /// # Errors
 /// When the private Redis fails or nothing moves for a minute.
-#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 pub async fn run(
+    options: Options,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    Rig::with(async |rig| measure(rig, options, watch).await).await
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn measure(
+    rig: &Rig,
     options: Options,
     mut watch: impl FnMut(&'static str, u64),
 ) -> Result<Report, BenchError> {
-    let rig = Rig::start().await?;
     let events = generate(options)?;
     let mut published = 0;
     for chunk in events.chunks(10_000) {
@@ -88,7 +95,6 @@ pub async fn run(
     let (commands_after, cpu_after) = (rig.commands().await?, rig.redis_cpu().await?);
     running.stop().await?;
     let benchmark = rig.redis_benchmark().await;
-    rig.remove().await?;
     let events = options.events as f64;
     let events_per_second = events / seconds;
     Ok(Report {

@@ -70,7 +70,7 @@ pub struct Extent {
 
 /// One stream of the bus.
 ///
-/// The seam at which another bus (NATS JetStream, Kafka) takes the place of Redis Streams. All
+/// The seam at which another bus (NATS, Kafka) takes the place of Redis Streams. All
 /// calls are idempotent but `put_aside`, which may repeat an entry after an error.
 pub trait Source: Send + Sync + 'static {
     /// The stream's name.

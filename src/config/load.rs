@@ -95,6 +95,12 @@ fn environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os()
 }
 
+/// Whether the user asked for output without colours, see <https://no-color.org>.
+#[expect(clippy::disallowed_methods, reason = "a wish about the terminal, not a setting")]
+pub(crate) fn no_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
 /// A file that cannot be looked at is not passed over: reading it will say why.
 fn may_exist(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use error::{ConfigError, Origin};
+pub(crate) use load::no_colour;
 pub use redis_url::{RedisUrl, RedisUrlError};
 
 use crate::id::{PipelineName, ShardCount};

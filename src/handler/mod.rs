@@ -114,7 +114,7 @@ pub enum FailureKind {
     Unavailable,
 }
 
-/// Why a slice could not be finished. The events before [`Failure::at`] are done.
+/// Why a slice could not be finished. It names an event; those before it are done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub(crate) kind: FailureKind,

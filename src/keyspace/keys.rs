@@ -25,6 +25,7 @@
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
+//! | `fl:{check}:<id>` | any, TTL | what `fairlane check` tries its rights on |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
 use crate::id::{BotId, PipelineName, Shard};
@@ -48,6 +49,33 @@ pub fn reader(stream: &str) -> String {
 #[must_use]
 pub fn read(stream: &str) -> String {
     format!("fl:{{{stream}}}:read")
+}
+
+/// A key to try rights on. `id` keeps two that try apart.
+#[must_use]
+pub fn check(id: &str) -> String {
+    format!("fl:{{check}}:{id}")
+}
+
+/// A pattern for `SCAN` that every key of `pipeline` fits. Others may fit it too: ask
+/// [`belongs_to`].
+#[must_use]
+pub fn pattern(pipeline: &PipelineName) -> String {
+    // No character of a pipeline's name has a meaning in a pattern, nor have braces.
+    format!("fl:{{{pipeline}:*}}:*")
+}
+
+/// Whether `key` is one of the keys of `pipeline`.
+///
+/// The keys of a bus stream named like the pipeline (`fl:{log:events}:read`) are not.
+#[must_use]
+pub fn belongs_to(pipeline: &PipelineName, key: &[u8]) -> bool {
+    let rest =
+        key.strip_prefix(b"fl:{").and_then(|key| key.strip_prefix(pipeline.as_str().as_bytes()));
+    let Some(rest) = rest.and_then(|rest| rest.strip_prefix(b":")) else { return false };
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let name = rest[digits..].strip_prefix(b"}:");
+    digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"reader"))
 }
 
 /// The keys of one pipeline and shard.
@@ -153,5 +181,36 @@ impl ShardKeys {
     #[must_use]
     pub fn idempotency(&self, key: &str) -> String {
         format!("{}idem:{key}", self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::ShardCount;
+
+    #[test]
+    fn a_pipeline_owns_the_keys_of_its_shards_and_no_others() {
+        let pipeline = PipelineName::parse("log").unwrap();
+        let bot = BotId::parse("} strange: *").unwrap();
+        for shard in ShardCount::new(12).unwrap().shards() {
+            let keys = ShardKeys::new(&pipeline, shard);
+            for key in keys.base.iter().chain([&keys.dlq, &keys.queue(&bot)]) {
+                assert!(belongs_to(&pipeline, key.as_bytes()), "{key}");
+            }
+        }
+        for foreign in [
+            "fl:{log2:0}:meta",
+            "fl:{lo:0}:meta",
+            "fl:{log:0x}:meta",
+            "fl:{log:}:meta",
+            "fl:pipelines",
+            &read("log:events"),
+            &reader("log:events"),
+            &read("log:3"),
+            &reader("log:3"),
+        ] {
+            assert!(!belongs_to(&pipeline, foreign.as_bytes()), "{foreign}");
+        }
     }
 }

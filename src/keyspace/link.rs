@@ -170,6 +170,8 @@ pub struct Link {
     /// Shards whose scripts this link calls.
     shards: Vec<ShardKeys>,
     slice_us: u64,
+    /// Whether scripts are loaded and the version is checked.
+    scripts: bool,
     current: RwLock<Option<(u64, MultiplexedConnection)>>,
     connecting: tokio::sync::Mutex<()>,
     generation: AtomicU64,
@@ -197,11 +199,17 @@ impl Link {
             config,
             shards,
             slice_us,
+            scripts: true,
             current: RwLock::new(None),
             connecting: tokio::sync::Mutex::new(()),
             generation: AtomicU64::new(0),
             sent: AtomicU64::new(0),
         }
+    }
+
+    /// A link that never runs a script, and takes a server of any version.
+    pub(super) fn plain(target: Target, response_timeout: Duration) -> Self {
+        Self { scripts: false, ..Self::new(target, Vec::new(), 0, response_timeout) }
     }
 
     /// Where it leads.
@@ -381,6 +389,9 @@ impl Link {
             .get_multiplexed_async_connection_with_config(&self.config)
             .await
             .map_err(|source| self.target.connect_error(source))?;
+        if !self.scripts {
+            return Ok(connection);
+        }
         let mut pipe = Pipeline::new();
         pipe.cmd("INFO").arg("server");
         for script in SCRIPTS.iter() {

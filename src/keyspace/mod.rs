@@ -9,7 +9,9 @@ mod link;
 pub mod private;
 mod reply;
 pub mod scripts;
+mod server;
 
 pub use link::{Link, StoreError, Target};
 pub use reply::ReplyError;
 pub(crate) use reply::{Reply, parse_score};
+pub use server::{GroupView, Server, ServerInfo, StreamKind, StreamView};

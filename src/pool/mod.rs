@@ -244,7 +244,8 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
     let target = scaler.target(load, now);
     shared.metrics.workers_target.set(small(target));
-    shared.metrics.demand_ratio.set(scale::wanted(load) as f64 / small(max));
+    let wanted = usize::try_from(scale::wanted(load)).unwrap_or(usize::MAX);
+    shared.metrics.demand_ratio.set(small(wanted) / small(max));
     let busy = held.min(target);
     shared.metrics.workers_idle.set(small(target - busy));
     let ahead = if slice.is_zero() {
@@ -284,7 +285,9 @@ async fn claim(shared: &Arc<Shared>, asks: &[Ask]) {
         Ok(replies) => replies,
         Err(error) => {
             warn!(pipeline = %shared.queue.name(), %error, "cannot claim; trying again");
-            asks.iter().for_each(|ask| shared.board.failed(ask.shard));
+            for ask in asks {
+                shared.board.failed(ask.shard);
+            }
             return;
         }
     };
@@ -340,7 +343,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     for lease in leases {
         let records = values.next().and_then(records);
         if let Some(first) = records.as_ref().and_then(|records| records.first()) {
-            let arrived = Event::sequence_of(first).map_or(now_us, |first| first.get());
+            let arrived = Event::sequence_of(first).map_or(now_us, super::id::Sequence::get);
             oldest_us = oldest_us.max(now_us.saturating_sub(arrived));
         }
         let shared = Arc::clone(&shared);

@@ -1,7 +1,7 @@
 //! How many workers a process wants: a pure function of what is ready, how old it is and how long
 //! a slice takes.
 //!
-//! Little's law gives the workers that clear what is ready within [`GOAL`]; short slices need few
+//! Little's law gives the workers that clear what is ready within a few milliseconds; short slices need few
 //! of them, long ones need one per ready bot. Growth is immediate, because a waiting bot is worse
 //! than an idle worker; shrinking takes half the surplus at a time, so that a pause between two
 //! bursts does not cost a new start.

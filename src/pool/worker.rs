@@ -1,9 +1,12 @@
 //! One lease, from the events taken to the verdict on its completion.
 //!
-//! 1. Wait for a free worker; 2. sort out what is expired or unreadable; 3. run the handler, while
-//! renewing at a third of the ttl; 4. settle; 5. commit. When a renewal is refused, or none was
-//! confirmed before the local deadline, the handler is dropped and nothing is committed: the lease
-//! may be somebody else's.
+//! 1. Sort out what is expired or unreadable.
+//! 2. Wait for a free worker.
+//! 3. Run the handler, while renewing at a third of the ttl.
+//! 4. Settle, and commit.
+//!
+//! When a renewal is refused, or none was confirmed before the local deadline, the handler is
+//! dropped and nothing is committed: the lease may be somebody else's.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -27,6 +30,9 @@ use crate::queue::Lease;
 const COST_MAX: Duration = Duration::from_secs(60);
 /// After a stop by force, this long is left to give the leases back.
 const LAST_COMMIT: Duration = Duration::from_secs(1);
+/// A bot that was taken ahead and finds no free worker for this long is given back: another
+/// process may have one.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two tries to renew.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
@@ -47,7 +53,8 @@ struct Worker {
 enum Ended {
     Answered(Result<Outcomes, Failure>),
     LeaseLost,
-    Stopped,
+    /// The handler did not begin, or the process stops at once.
+    NotHandled,
 }
 
 impl Worker {
@@ -76,7 +83,7 @@ impl Worker {
             match self.handle(&slice_events, &mut took).await {
                 Ended::Answered(answer) => answer,
                 Ended::LeaseLost => return self.lost(),
-                Ended::Stopped => return self.give_back().await,
+                Ended::NotHandled => return self.give_back().await,
             }
         };
         if !self.lease.is_held() {
@@ -129,14 +136,15 @@ impl Worker {
     /// Waits for a free worker and runs the handler, keeping the lease alive meanwhile.
     async fn handle(&mut self, slice: &Slice, took: &mut Duration) -> Ended {
         let shared = Arc::clone(&self.shared);
-        let _worker = match self.while_held(shared.workers.acquire()).await {
-            Ok(Ok(worker)) => worker,
-            // The semaphore is never closed.
-            Ok(Err(_)) => return Ended::Stopped,
+        let free = tokio::time::timeout(PATIENCE, shared.workers.acquire());
+        let _worker = match self.while_held(free).await {
+            Ok(Ok(Ok(worker))) => worker,
+            // Nobody was free, or (never) the semaphore is closed.
+            Ok(_) => return Ended::NotHandled,
             Err(ended) => return ended,
         };
         if shared.shutdown.soft.is_cancelled() {
-            return Ended::Stopped;
+            return Ended::NotHandled;
         }
         if !self.lease.is_held() {
             // A process that was frozen acts before its timers fire.
@@ -169,7 +177,7 @@ impl Worker {
             let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
             tokio::select! {
                 biased;
-                () = hard.cancelled() => return Err(Ended::Stopped),
+                () = hard.cancelled() => return Err(Ended::NotHandled),
                 () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
                 done = &mut work => return Ok(done),
                 () = tokio::time::sleep_until(renew_at) => {
@@ -241,9 +249,10 @@ impl Worker {
     async fn finish(&self, slice: &Slice, settlement: Settlement, took: Duration) {
         let Settlement { n, settled, mode, exceptions, tally, failure } = settlement;
         if let Some(reason) = failure {
-            match mode {
-                Mode::Release => warn!(reason, "an event gave up: dead letter"),
-                _ => debug!(reason, ?mode, "the slice is tried again"),
+            if mode == Mode::Release {
+                warn!(reason, "an event gave up: dead letter");
+            } else {
+                debug!(reason, ?mode, "the slice is tried again");
             }
         }
         let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));

@@ -4,7 +4,7 @@
 //! between.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
@@ -17,7 +17,7 @@ use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::{Reply, ReplyError, StoreError, parse_score};
 
 /// Bots looked at per shard and kind when ages are sampled.
-const SAMPLE: usize = 64;
+const SAMPLE: i64 = 64;
 /// Most bots read for a sorted list; beyond it the list covers the first ones found.
 const LIST_MAX: usize = 100_000;
 
@@ -124,7 +124,7 @@ impl Queue {
             pipe.cmd("XLEN").arg(&keys.dlq);
             // The busiest wait longest at the end of the control set, the parked at both ends.
             pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(SAMPLE / 2 - 1);
-            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(-(SAMPLE as isize / 4)).arg(-1);
+            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(-SAMPLE / 4).arg(-1);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(SAMPLE / 4 - 1);
         }
         let values = self.link().run_checked("view", &pipe).await?;
@@ -163,7 +163,7 @@ impl Queue {
             pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(LIST_MAX);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(LIST_MAX);
             pipe.cmd("SMEMBERS").arg(keys.paused());
-            let mut bots = BTreeMap::new();
+            let mut bots = BTreeSet::new();
             for value in self.link().run_checked("ZRANGE", &pipe).await? {
                 let values = match value {
                     Value::Set(values) => Value::Array(values),
@@ -173,11 +173,11 @@ impl Queue {
                 while reply.len() > 0 {
                     let text = self.read("ZRANGE", reply.text())?;
                     if let Ok(bot) = BotId::parse(&text) {
-                        bots.insert(bot, ());
+                        bots.insert(bot);
                     }
                 }
             }
-            let bots: Vec<BotId> = bots.into_keys().collect();
+            let bots: Vec<BotId> = bots.into_iter().collect();
             for chunk in bots.chunks(1_000) {
                 found.extend(self.view_bots(keys, chunk, now).await?);
             }
@@ -222,7 +222,7 @@ impl Queue {
         while reply.len() > 0 {
             let record = self.read("LRANGE", reply.bytes())?.unwrap_or_default();
             events.push(QueuedEvent {
-                sequence: Event::sequence_of(&record).map_or(0, |sequence| sequence.get()),
+                sequence: Event::sequence_of(&record).map_or(0, super::super::id::Sequence::get),
                 event: Event::decode(&record, bot).ok().map(|(_, event)| event),
             });
         }
@@ -392,7 +392,7 @@ fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, Re
     })
 }
 
-fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
+pub(super) fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
     let mut entry = Reply::new(entry)?;
     let id = entry.text()?;
     let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
@@ -415,7 +415,7 @@ fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
 
 fn sequence_of(record: &Value) -> Option<u64> {
     match record {
-        Value::BulkString(bytes) => Event::sequence_of(bytes).map(|sequence| sequence.get()),
+        Value::BulkString(bytes) => Event::sequence_of(bytes).map(super::super::id::Sequence::get),
         _ => None,
     }
 }

@@ -14,6 +14,7 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
 //! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
 
+mod dead;
 mod inspect;
 mod lease;
 pub(crate) mod sample;
@@ -27,6 +28,7 @@ use redis::{Pipeline, Value};
 
 pub use self::inspect::{BotState, BotView, DeadLetter, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
+use crate::config::{OnOverflow, PipelineConfig};
 use crate::event::Event;
 use crate::id::{BotId, Offset, PipelineName, Shard, ShardCount};
 use crate::keyspace::keys::ShardKeys;
@@ -54,6 +56,19 @@ pub struct Queue {
     count: ShardCount,
     limits: Limits,
     link: Arc<Link>,
+}
+
+/// What the settings of a pipeline mean for one of its `shards`.
+#[must_use]
+pub fn limits(config: &PipelineConfig, shards: ShardCount) -> Limits {
+    Limits {
+        slice_us: FAIR_SLICE_US,
+        linger_ms: crate::clock::millis(config.linger),
+        max_queue: config.max_queue.map_or(0, std::num::NonZero::get),
+        overflow_dead: config.on_overflow == OnOverflow::Dead,
+        // The bound is the pipeline's; each shard keeps its part of it.
+        dead_max: config.dead.max.get().div_ceil(u64::from(shards.get())),
+    }
 }
 
 /// How events are pushed.

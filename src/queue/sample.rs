@@ -101,9 +101,9 @@ pub(crate) async fn run(
             Ok(false) => {
                 metrics::redis_up(true);
                 due = now + ACTIVE * 3;
-                pipelines
-                    .iter()
-                    .for_each(|sampled| show(&sampled.metrics, &PipelineView::default()));
+                for sampled in &pipelines {
+                    show(&sampled.metrics, &PipelineView::default());
+                }
                 metrics::redis_memory(0, 0);
             }
             Err(error) => {

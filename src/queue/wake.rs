@@ -97,11 +97,10 @@ async fn session(
     while let Some(message) = messages.next().await {
         let Some(&(index, shard)) = channels.get(message.get_channel_name()) else { continue };
         let payload = String::from_utf8_lossy(message.get_payload_bytes());
-        match Wake::parse(&payload) {
-            Some(wake) => {
-                pipelines[index].1.iter().for_each(|listener| listener.heard(shard, wake));
-            }
-            None => debug!(%payload, "an unknown message on a wake channel"),
+        if let Some(wake) = Wake::parse(&payload) {
+            pipelines[index].1.iter().for_each(|listener| listener.heard(shard, wake));
+        } else {
+            debug!(%payload, "an unknown message on a wake channel");
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! One file per promise, against real servers.
 
 mod bus;
+mod cli;
 mod exhaustive;
 mod fairness;
 mod fanout;
@@ -14,5 +15,8 @@ mod model;
 mod order;
 mod outcomes;
 mod poison;
+mod protocol;
+mod readme;
 mod roles;
+mod scripts;
 mod support;

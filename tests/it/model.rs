@@ -4,14 +4,22 @@
 //!
 //! Bots are numbers; equal scores are ordered by them, as Redis orders members by name.
 
+mod commands;
+mod completion;
+mod invariants;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+pub(crate) use self::commands::Pushed;
+pub(crate) use self::completion::{Completed, Completion, Fate, Mode};
+
 pub(crate) type Bot = u8;
 /// An event's identity. The model does not look inside.
-pub(crate) type Event = u8;
+pub(crate) type Event = u16;
 pub(crate) type Stream = u8;
+/// An idempotency key.
+pub(crate) type Key = u8;
 
 /// Scores of the quiet class lie this far below the time: all of them before any busy bot.
 pub(crate) const QUIET: i64 = 1 << 52;
@@ -47,6 +55,36 @@ pub(crate) struct Attempts {
     pub(crate) isolate: u32,
 }
 
+/// Why an event became a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Reason {
+    /// The queue held this many already.
+    Full(usize),
+    /// A handler said so.
+    Refused,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Letter {
+    pub(crate) bot: Bot,
+    pub(crate) sequence: u64,
+    pub(crate) event: Event,
+    pub(crate) reason: Reason,
+    pub(crate) attempts: u32,
+    pub(crate) time_ms: i64,
+}
+
+/// What bounds a queue and its dead letters. The default bounds no queue and keeps no letter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Limits {
+    /// Most events of a bot; 0: no bound.
+    pub(crate) max_queue: usize,
+    /// What is beyond it becomes a dead letter; else it is dropped.
+    pub(crate) overflow_dead: bool,
+    pub(crate) dead_max: usize,
+    pub(crate) linger_ms: i64,
+}
+
 /// One shard of one pipeline. Field by field the keys of the protocol.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
@@ -60,6 +98,14 @@ pub(crate) struct Server {
     /// Sequence and event, oldest first. An empty queue has no entry.
     pub(crate) queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
     pub(crate) hwm: BTreeMap<Stream, u64>,
+    /// Dead letters, oldest first.
+    pub(crate) dead: VecDeque<Letter>,
+    /// Delayed events: id, which is a sequence, to due time in ms, bot and event.
+    pub(crate) later: BTreeMap<u64, (i64, Bot, Event)>,
+    /// Idempotency keys to the sequence of the first push.
+    pub(crate) keys: BTreeMap<Key, u64>,
+    /// Bots whose weight is not 1.
+    pub(crate) weight: BTreeMap<Bot, u32>,
     pub(crate) depth: u64,
     pub(crate) v: i64,
     pub(crate) f: u64,
@@ -69,11 +115,21 @@ pub(crate) struct Server {
     pub(crate) shard_paused: bool,
     /// The virtual length of one slice, a setting.
     pub(crate) slice_us: i64,
+    pub(crate) limits: Limits,
+}
+
+/// What became of events that were to be queued.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Queued {
+    pub(crate) appended: u64,
+    pub(crate) dead: u64,
+    pub(crate) dropped: u64,
+    pub(crate) letters_removed: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Enqueued {
-    Stored,
+    Stored(Queued),
     /// Already copied.
     Dup,
     /// Something before it is missing: go on from this offset.
@@ -100,6 +156,7 @@ pub(crate) struct Granted {
     pub(crate) fence: u64,
     pub(crate) start: i64,
     pub(crate) attempts: Attempts,
+    pub(crate) weight: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,48 +165,10 @@ pub(crate) struct Claimed {
     pub(crate) v: i64,
     pub(crate) lowest: Option<i64>,
     pub(crate) deadline_ms: Option<i64>,
-}
-
-/// What becomes of a lease when its slice is completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Mode {
-    /// Goes on until this deadline; with n = 0 a renewal.
-    Keep {
-        until_ms: i64,
-    },
-    Release,
-    /// Rests until this time.
-    Park {
-        until_ms: i64,
-    },
-    /// As park, and counts as a failed attempt.
-    Fail {
-        until_ms: i64,
-        isolate: u32,
-    },
-}
-
-/// The arguments of a completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Completion {
-    pub(crate) bot: Bot,
-    pub(crate) fence: u64,
-    pub(crate) before: u32,
-    pub(crate) n: u32,
-    pub(crate) cost: i64,
-    pub(crate) mode: Mode,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Completed {
-    /// These were taken off the queue.
-    Removed(Vec<Event>),
-    /// The same call came before; nothing changed.
-    Replay,
-    /// The lease is another's, or nobody's.
-    Stale,
-    /// The caller counts differently.
-    Bad,
+    /// Bots left ready.
+    pub(crate) ready: usize,
+    /// Leases that ran out and were reaped.
+    pub(crate) vanished: u64,
 }
 
 impl Server {
@@ -171,34 +190,63 @@ impl Server {
         if hwm != prev {
             return Enqueued::Gap(hwm);
         }
-        self.push(now_us, events);
+        let queued = self.push(now_us, events);
         self.hwm.insert(stream, last);
-        Enqueued::Stored
+        Enqueued::Stored(queued)
     }
 
-    /// Events without an offset. Bots whose queue was empty join, in the order in which they
-    /// first appear; the others are somewhere already.
-    pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) {
-        let mut woken = Vec::new();
+    /// Events without an offset. Bots whose queue was empty join or linger, in the order in
+    /// which they first appear; the others are somewhere already.
+    pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
+        let (limits, mut queued, mut fresh) = (self.limits, Queued::default(), Vec::new());
         for &(bot, event) in events {
             self.seq = (self.seq + 1).max(unsigned(now_us));
-            if !self.queues.contains_key(&bot) {
-                woken.push(bot);
+            let length = self.length(bot);
+            if limits.max_queue == 0 || length < limits.max_queue {
+                self.queues.entry(bot).or_default().push_back((self.seq, event));
+                self.depth += 1;
+                queued.appended += 1;
+                if length == 0 {
+                    fresh.push(bot);
+                }
+            } else if limits.overflow_dead {
+                let (sequence, time_ms) = (self.seq, now_us / 1_000);
+                let reason = Reason::Full(limits.max_queue);
+                let letter = Letter { bot, sequence, event, reason, attempts: 0, time_ms };
+                queued.letters_removed += self.bury(letter);
+                queued.dead += 1;
+            } else {
+                queued.dropped += 1;
             }
-            self.queues.entry(bot).or_default().push_back((self.seq, event));
-            self.depth += 1;
         }
-        for (index, bot) in (0..).zip(woken) {
-            // A bot that a reaper put back with an empty queue keeps the place it has.
-            if !self.busy.contains_key(&bot) && !self.ctl.contains_key(&bot) {
-                self.join(now_us, index, bot, 0);
+        if limits.linger_ms > 0 {
+            for bot in self.at_rest(&fresh) {
+                // One that a reaper put back with an empty queue keeps its place.
+                if !self.ctl.contains_key(&bot) {
+                    self.busy.insert(bot, now_us / 1_000 + limits.linger_ms);
+                }
             }
+        } else {
+            self.join(now_us, &fresh);
         }
+        queued
+    }
+
+    /// How many of the oldest letters had to go for this one.
+    fn bury(&mut self, letter: Letter) -> u64 {
+        self.dead.push_back(letter);
+        let excess = self.dead.len().saturating_sub(self.limits.dead_max);
+        self.dead.drain(..excess);
+        excess as u64
+    }
+
+    fn length(&self, bot: Bot) -> usize {
+        self.queues.get(&bot).map_or(0, VecDeque::len)
     }
 
     pub(crate) fn claim(&mut self, now_us: i64, claim: Claim) -> Claimed {
         self.v = self.v.max(claim.seen);
-        self.reap(now_us, claim.batch);
+        let vanished = self.reap(now_us, claim.batch);
         let mut granted = Vec::new();
         if !self.shard_paused {
             let mut ready: Vec<(i64, Bot)> =
@@ -230,6 +278,8 @@ impl Server {
             v: self.v,
             lowest: self.ctl.values().copied().min(),
             deadline_ms: self.busy.values().copied().min(),
+            ready: self.ctl.len(),
+            vanished,
         }
     }
 
@@ -240,11 +290,13 @@ impl Server {
         self.busy.insert(bot, now_us / 1_000 + ttl_ms);
         self.own.insert(bot, Lease { fence: self.f, acked: 0, start, confirmed: false });
         let attempts = self.att.get(&bot).copied().unwrap_or_default();
-        Granted { bot, fence: self.f, start, attempts }
+        let weight = self.weight.get(&bot).copied().unwrap_or(1);
+        Granted { bot, fence: self.f, start, attempts, weight }
     }
 
     /// Expired leases and parks join again. The only place where a lease is lost to time.
-    fn reap(&mut self, now_us: i64, batch: u32) {
+    /// Answers how many leases those were.
+    pub(crate) fn reap(&mut self, now_us: i64, batch: u32) -> u64 {
         let mut expired: Vec<(i64, Bot)> = self
             .busy
             .iter()
@@ -253,37 +305,50 @@ impl Server {
             .collect();
         expired.sort_unstable();
         expired.truncate(REAP_MAX);
-        for (index, (_, bot)) in (0..).zip(expired) {
-            if let Some(lease) = self.own.get(&bot) {
-                let attempts = self.att.entry(bot).or_default();
+        let expired: Vec<Bot> = expired.into_iter().map(|(_, bot)| bot).collect();
+        let mut vanished = 0;
+        for bot in &expired {
+            if let Some(lease) = self.own.get(bot) {
+                let attempts = self.att.entry(*bot).or_default();
                 if lease.confirmed {
                     attempts.lost += 1;
                 } else {
                     attempts.suspect += 1;
                 }
                 attempts.isolate = batch;
+                vanished += 1;
             }
-            self.rejoin(now_us, index, bot);
+        }
+        self.unlease(&expired);
+        self.join(now_us, &expired);
+        vanished
+    }
+
+    /// Ends leases and parks from outside: nothing a holder may still say counts any more. Where
+    /// the bots stood in virtual time is kept: being revoked gains nothing.
+    fn unlease(&mut self, bots: &[Bot]) {
+        for &bot in bots {
+            self.busy.remove(&bot);
+            if let Some(lease) = self.own.remove(&bot) {
+                self.finish(bot, lease.start);
+            }
         }
     }
 
-    /// Ends a lease or a park from outside: nothing a holder may still say counts any more.
-    fn rejoin(&mut self, now_us: i64, index: i64, bot: Bot) {
-        self.busy.remove(&bot);
-        let start = self.own.remove(&bot).map_or(0, |lease| lease.start);
-        self.join(now_us, index, bot, start);
+    /// Of these bots, those that are neither busy nor paused.
+    fn at_rest(&self, bots: &[Bot]) -> Vec<Bot> {
+        let rests = |bot: &&Bot| !self.busy.contains_key(bot) && !self.paused.contains(bot);
+        bots.iter().filter(rests).copied().collect()
     }
 
     /// The rule of fairness: who was away for at most one slice is quiet, everybody else comes
-    /// back where it left.
-    fn join(&mut self, now_us: i64, index: i64, bot: Bot, start: i64) {
-        let candidate = self.fin.get(&bot).copied().unwrap_or(0).max(start);
-        if self.paused.contains(&bot) {
-            self.finish(bot, candidate);
-        } else if candidate <= self.v + self.slice_us {
-            self.ctl.insert(bot, now_us - QUIET + index);
-        } else {
-            self.ctl.insert(bot, candidate);
+    /// back where it left. Who is ready already keeps its place.
+    fn join(&mut self, now_us: i64, bots: &[Bot]) {
+        for (index, bot) in (1..).zip(self.at_rest(bots)) {
+            let finish = self.fin.get(&bot).copied().unwrap_or(0);
+            let quiet = finish <= self.v + self.slice_us;
+            let score = if quiet { now_us - QUIET + index } else { finish };
+            self.ctl.entry(bot).or_insert(score);
         }
     }
 
@@ -305,152 +370,6 @@ impl Server {
     /// The head of a queue.
     pub(crate) fn peek(&self, bot: Bot, n: usize) -> Vec<Event> {
         self.queues.get(&bot).into_iter().flatten().take(n).map(|&(_, event)| event).collect()
-    }
-
-    pub(crate) fn complete(&mut self, call: Completion) -> Completed {
-        match self.own.get(&call.bot) {
-            Some(lease) if lease.fence == call.fence => self.complete_held(*lease, call),
-            _ => Completed::Stale,
-        }
-    }
-
-    /// A completion whose fence was found to be the current one.
-    pub(crate) fn complete_held(&mut self, mut lease: Lease, call: Completion) -> Completed {
-        let Completion { bot, before, n, .. } = call;
-        if lease.acked != before {
-            return if lease.acked == before + n { Completed::Replay } else { Completed::Bad };
-        }
-        let removed = self.remove_head(bot, n);
-        if n > 0 {
-            self.progress(bot, n);
-        }
-        lease.acked += n;
-        lease.start += call.cost;
-        match call.mode {
-            Mode::Keep { until_ms } => {
-                lease.confirmed = true;
-                self.own.insert(bot, lease);
-                self.busy.insert(bot, until_ms);
-            }
-            Mode::Release => {
-                self.own.remove(&bot);
-                self.busy.remove(&bot);
-                if self.queues.contains_key(&bot) && !self.paused.contains(&bot) {
-                    self.ctl.insert(bot, lease.start);
-                } else {
-                    self.finish(bot, lease.start);
-                }
-            }
-            Mode::Park { until_ms } => self.park(bot, lease, until_ms),
-            Mode::Fail { until_ms, isolate } => {
-                let attempts = self.att.entry(bot).or_default();
-                attempts.failed += 1;
-                attempts.isolate = isolate;
-                self.park(bot, lease, until_ms);
-            }
-        }
-        Completed::Removed(removed)
-    }
-
-    fn park(&mut self, bot: Bot, lease: Lease, until_ms: i64) {
-        self.own.remove(&bot);
-        self.busy.insert(bot, until_ms);
-        self.finish(bot, lease.start);
-    }
-
-    fn remove_head(&mut self, bot: Bot, n: u32) -> Vec<Event> {
-        let Some(queue) = self.queues.get_mut(&bot) else { return Vec::new() };
-        let n = queue.len().min(n as usize);
-        let removed: Vec<Event> = queue.drain(..n).map(|(_, event)| event).collect();
-        if queue.is_empty() {
-            self.queues.remove(&bot);
-        }
-        self.depth -= removed.len() as u64;
-        removed
-    }
-
-    fn progress(&mut self, bot: Bot, n: u32) {
-        if let Some(attempts) = self.att.get_mut(&bot) {
-            let isolate = attempts.isolate.saturating_sub(n);
-            *attempts = Attempts { isolate, ..Attempts::default() };
-            if isolate == 0 {
-                self.att.remove(&bot);
-            }
-        }
-    }
-
-    /// Sets the flag. A running lease or park ends normally, then the bot rests.
-    pub(crate) fn pause(&mut self, bot: Bot) {
-        self.paused.insert(bot);
-        if let Some(score) = self.ctl.remove(&bot) {
-            self.finish(bot, score);
-        }
-    }
-
-    pub(crate) fn resume(&mut self, now_us: i64, bot: Bot) {
-        if self.paused.remove(&bot)
-            && self.queues.contains_key(&bot)
-            && !self.busy.contains_key(&bot)
-        {
-            self.join(now_us, 0, bot, 0);
-        }
-    }
-
-    /// Drops a bot's events and revokes its lease, whose holder counts from the old head.
-    pub(crate) fn purge(&mut self, bot: Bot) -> Vec<Event> {
-        let length = self.queues.get(&bot).map_or(0, VecDeque::len);
-        let removed = self.remove_head(bot, u32::try_from(length).unwrap());
-        if let Some(score) = self.ctl.remove(&bot) {
-            self.finish(bot, score);
-        }
-        if let Some(lease) = self.own.remove(&bot) {
-            self.finish(bot, lease.start);
-        }
-        self.busy.remove(&bot);
-        self.att.remove(&bot);
-        removed
-    }
-
-    /// The first command on a new connection. After a restart, revokes every lease that an older
-    /// run granted: lists may have lost their tails, so nobody's count is right any more.
-    pub(crate) fn recover(&mut self, now_us: i64, run: u32) {
-        if self.run == Some(run) {
-            return;
-        }
-        self.run = Some(run);
-        let leased: Vec<Bot> = self.own.keys().copied().collect();
-        for (index, bot) in (0..).zip(leased) {
-            self.rejoin(now_us, index, bot);
-        }
-    }
-
-    /// Which of the protocol's invariants does not hold.
-    pub(crate) fn broken_invariant(&self) -> Option<&'static str> {
-        let nobody_forgotten = self.queues.keys().all(|bot| {
-            let (ready, busy) = (self.ctl.contains_key(bot), self.busy.contains_key(bot));
-            let rests = self.paused.contains(bot) && !busy;
-            u8::from(ready) + u8::from(busy) + u8::from(rests) == 1
-        });
-        let in_two_places = self.ctl.keys().any(|bot| self.busy.contains_key(bot));
-        let fences: BTreeSet<u64> = self.own.values().map(|lease| lease.fence).collect();
-        let length: usize = self.queues.values().map(VecDeque::len).sum();
-        let in_order = |queue: &VecDeque<(u64, Event)>| {
-            queue.iter().zip(queue.iter().skip(1)).all(|(a, b)| a.0 < b.0)
-        };
-        [
-            ("a bot with events is in exactly one place", nobody_forgotten),
-            ("no bot is both ready and busy", !in_two_places),
-            ("no paused bot is ready", self.ctl.keys().all(|bot| !self.paused.contains(bot))),
-            ("every lease has a deadline", self.own.keys().all(|b| self.busy.contains_key(b))),
-            ("every live fence is granted once", fences.len() == self.own.len()),
-            ("no live fence is above the last", fences.iter().all(|&fence| fence <= self.f)),
-            ("depth is the sum of the lengths", length as u64 == self.depth),
-            ("an empty queue has no key", self.queues.values().all(|queue| !queue.is_empty())),
-            ("sequences rise along a queue", self.queues.values().all(in_order)),
-            ("no attempts without a count", self.att.values().all(|a| *a != Attempts::default())),
-        ]
-        .into_iter()
-        .find_map(|(name, holds)| (!holds).then_some(name))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Private servers, broken networks and further processes for the tests.
 
 pub(crate) mod bus;
+pub(crate) mod clocked;
 pub(crate) mod config;
 pub(crate) mod fleet;
 pub(crate) mod http;

@@ -20,8 +20,8 @@ pub(super) struct System {
 pub(super) enum Rule {
     Recover,
     FenceCheck,
-    /// A restarted server's clock is past every fence of the run before.
-    MovingClock,
+    /// A lease is named by the run that granted it, not by its fence alone.
+    RunCheck,
 }
 
 /// How often each accident or command may still happen.
@@ -59,6 +59,7 @@ pub(super) struct State {
 pub(super) struct Held {
     pub(super) bot: Bot,
     pub(super) fence: u64,
+    pub(super) run: u32,
     acked: u32,
     limit: u8,
     slice: Option<Vec<Event>>,
@@ -140,7 +141,7 @@ impl System {
         }
         for (consumer, held) in state.consumers.iter().enumerate() {
             let Some(held) = held else {
-                let due = |&deadline: &i64| deadline <= self.now_us(state) / 1_000;
+                let due = |&deadline: &i64| deadline <= Self::NOW_US / 1_000;
                 if !state.server.ctl.is_empty() || state.server.busy.values().any(due) {
                     steps.push(Step::Claim { consumer, reply_lost: false });
                 }
@@ -223,29 +224,25 @@ impl System {
     /// First on every connection; a restart has cut them all, so each command does it.
     fn connect(&self, state: &mut State) {
         if self.without != Some(Rule::Recover) {
-            let now = self.now_us(state);
-            state.server.recover(now, state.run);
+            state.server.recover(Self::NOW_US, state.run);
         }
     }
 
-    /// The clock stands still but for restarts, which keeps the states few. It must have moved
-    /// by then: fences granted after a lost tail are above those it took with it.
-    fn now_us(&self, state: &State) -> i64 {
-        if self.without == Some(Rule::MovingClock) { 0 } else { i64::from(state.run) * 1_000 }
-    }
+    /// The clock stands still, which keeps the states few and is the worst it can do: fences that
+    /// a lost tail took with it are granted again.
+    const NOW_US: i64 = 0;
 
     fn enqueue(&self, state: &mut State, stream: Stream, reply_lost: bool) {
         self.connect(state);
         let events: Vec<(Bot, Event)> = self.of_stream(stream).collect();
-        let now = self.now_us(state);
         let copied = &mut state.copied[usize::from(stream)];
         // With nothing new, the last event is offered again: the answer tells what is missing.
         let next = usize::from(*copied).min(events.len() - 1);
         let chain = (next as u64, next as u64 + 1);
-        let reply = state.server.enqueue(now, stream, chain, &events[next..=next]);
+        let reply = state.server.enqueue(Self::NOW_US, stream, chain, &events[next..=next]);
         if !reply_lost {
             *copied = match reply {
-                Enqueued::Stored | Enqueued::Dup => u8::try_from(next + 1).unwrap(),
+                Enqueued::Stored(_) | Enqueued::Dup => u8::try_from(next + 1).unwrap(),
                 Enqueued::Gap(offset) => u8::try_from(offset).unwrap(),
             };
         }
@@ -262,7 +259,7 @@ impl System {
             batch: 2,
             idle_elsewhere: true,
         };
-        let reply = state.server.claim(self.now_us(state), claim);
+        let reply = state.server.claim(Self::NOW_US, claim);
         let Some(granted) = reply.granted.first() else { return };
         if granted.fence <= last {
             state.broken = Some("a fence did not rise");
@@ -271,6 +268,7 @@ impl System {
             state.consumers[consumer] = Some(Held {
                 bot: granted.bot,
                 fence: granted.fence,
+                run: state.run,
                 acked: 0,
                 limit: if granted.attempts.isolate > 0 { 1 } else { 2 },
                 slice: None,
@@ -310,19 +308,22 @@ impl System {
             Ending::Park => Mode::Park { until_ms: FAR_MS },
             Ending::Fail => Mode::Fail { until_ms: FAR_MS, isolate: 1 },
         };
+        let run = if self.without == Some(Rule::RunCheck) { state.run } else { held.run };
         let call = Completion {
             bot: held.bot,
+            run: Some(run),
             fence: held.fence,
             before: held.acked,
             n,
             cost: i64::from(n),
             mode,
+            exceptions: Vec::new(),
         };
         let reply = match state.server.own.get(&held.bot) {
             Some(&lease) if self.without == Some(Rule::FenceCheck) => {
-                state.server.complete_held(lease, call)
+                state.server.complete_held(Self::NOW_US, lease, &call)
             }
-            _ => state.server.complete(call),
+            _ => state.server.complete(Self::NOW_US, &call),
         };
         if let Completed::Removed(events) = &reply {
             if held.superseded {
@@ -375,10 +376,11 @@ impl System {
                     state.purged |= 1 << event;
                 }
             }
-            Step::Pause { bot } => state.server.pause(bot),
+            Step::Pause { bot } => {
+                state.server.pause(bot);
+            }
             Step::Resume { bot } => {
-                let now = self.now_us(state);
-                state.server.resume(now, bot);
+                state.server.resume(Self::NOW_US, bot);
             }
         }
     }

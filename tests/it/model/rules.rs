@@ -24,7 +24,10 @@ fn claim_one(server: &mut Server, now_us: i64) -> Granted {
 
 fn complete(server: &mut Server, granted: Granted, n: u32, cost: i64, mode: Mode) -> Completed {
     let Granted { bot, fence, .. } = granted;
-    let reply = server.complete(Completion { bot, fence, before: 0, n, cost, mode });
+    let exceptions = Vec::new();
+    let run = server.run;
+    let call = Completion { bot, run, fence, before: 0, n, cost, mode, exceptions };
+    let reply = server.complete(NOW, &call);
     assert_eq!(server.broken_invariant(), None);
     reply
 }
@@ -32,7 +35,7 @@ fn complete(server: &mut Server, granted: Granted, n: u32, cost: i64, mode: Mode
 #[test]
 fn new_bots_are_quiet_in_the_order_of_their_first_event() {
     let server = with(&[(3, 0), (1, 1), (3, 2), (2, 3)]);
-    let quiet = NOW - QUIET;
+    let quiet = NOW - QUIET + 1;
     assert_eq!(server.ctl, [(3, quiet), (1, quiet + 1), (2, quiet + 2)].into());
     let sequences: Vec<u64> = server.queues[&3].iter().map(|&(sequence, _)| sequence).collect();
     assert_eq!(sequences, [5_000_000, 5_000_002]);
@@ -40,7 +43,7 @@ fn new_bots_are_quiet_in_the_order_of_their_first_event() {
 
 #[test]
 fn draining_and_coming_back_gains_nothing() {
-    for (cost, score) in [(SLICE, NOW - QUIET), (SLICE + 1, SLICE + 1)] {
+    for (cost, score) in [(SLICE, NOW - QUIET + 1), (SLICE + 1, SLICE + 1)] {
         let mut server = with(&[(1, 0)]);
         let granted = claim_one(&mut server, NOW);
         complete(&mut server, granted, 1, cost, Mode::Release);
@@ -125,9 +128,11 @@ fn a_repeated_completion_changes_nothing() {
     assert_eq!(complete(&mut server, granted, 1, 7, mode), Completed::Bad);
     assert_eq!(server, before);
     let Granted { bot, fence, .. } = granted;
-    let release = Completion { bot, fence, before: 2, n: 1, cost: 7, mode: Mode::Release };
-    assert_eq!(server.complete(release), Completed::Removed(vec![2]));
-    assert_eq!(server.complete(release), Completed::Stale);
+    let (run, exceptions) = (server.run, Vec::new());
+    let mode = Mode::Release;
+    let release = Completion { bot, run, fence, before: 2, n: 1, cost: 7, mode, exceptions };
+    assert_eq!(server.complete(NOW, &release), Completed::Removed(vec![2]));
+    assert_eq!(server.complete(NOW, &release), Completed::Stale);
 }
 
 #[test]
@@ -161,7 +166,8 @@ fn purge_and_recover_revoke_the_lease() {
 #[test]
 fn a_batch_is_copied_once_and_a_gap_is_named() {
     let mut server = Server::new(SLICE);
-    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)]), Enqueued::Stored);
+    let one = Queued { appended: 1, ..Queued::default() };
+    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)]), Enqueued::Stored(one));
     assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)]), Enqueued::Dup);
     assert_eq!(server.enqueue(NOW, 0, (7, 9), &[(1, 1)]), Enqueued::Gap(5));
     assert_eq!((server.depth, server.hwm), (1, [(0, 5)].into()));

@@ -1,0 +1,51 @@
+//! Parts of the hot path, one by one: `cargo bench`. The whole is measured by `fairlane bench`.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use fairlane::event::Event;
+use fairlane::fanout::{Filter, Glob};
+use fairlane::id::{BotId, ShardCount};
+use fairlane::pool::scale::{Load, wanted};
+
+const JSON: &str = r#"{"specversion":"1.0","id":"0190-7f3a","source":"shop","type":"tag.applied","botid":"bot-4711","subject":"subscriber-7","data":{"tag":"vip","channel":"telegram","price":12.5,"note":"some text that fills"}}"#;
+
+fn events(criterion: &mut Criterion) {
+    let bot = BotId::parse("bot-4711").expect("a legal id");
+    let event = Event::from_json(JSON.as_bytes()).expect("an event");
+    let mut record = vec![0x93, 1, 0xcf, 0, 0, 0, 0, 0, 0, 0, 1];
+    record.extend(event.encode());
+    let mut group = criterion.benchmark_group("event");
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("from_json", |bench| {
+        bench.iter(|| Event::from_json(black_box(JSON.as_bytes())));
+    });
+    group.bench_function("encode", |bench| bench.iter(|| black_box(&event).encode()));
+    group.bench_function("decode", |bench| {
+        bench.iter(|| Event::decode(black_box(&record), &bot));
+    });
+    group.finish();
+}
+
+fn matching(criterion: &mut Criterion) {
+    let event = Event::from_json(JSON.as_bytes()).expect("an event");
+    let glob = Glob::new("tag.*");
+    let filter = Filter::compile(r#"event.data.tag == "vip" && event.data.price > 10.0"#)
+        .expect("a legal filter");
+    let shards = ShardCount::new(16).expect("a legal count");
+    let mut group = criterion.benchmark_group("fanout");
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("glob", |bench| bench.iter(|| glob.matches(black_box("tag.applied"))));
+    group.bench_function("filter", |bench| bench.iter(|| filter.matches(black_box(&event))));
+    group.bench_function("shard", |bench| bench.iter(|| black_box(event.bot()).shard(shards)));
+    group.finish();
+}
+
+fn scaling(criterion: &mut Criterion) {
+    let slice = std::time::Duration::from_millis(3);
+    let load = Load { ready: 20, busy: 8, slice, ..Load::default() };
+    criterion.bench_function("scale/wanted", |bench| bench.iter(|| wanted(black_box(load))));
+}
+
+criterion_group!(parts, events, matching, scaling);
+criterion_main!(parts);

@@ -1,0 +1,207 @@
+//! `fairlane bench`.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::error::CliError;
+use super::output::Output;
+use crate::bench::{fairness, latency, pipeline};
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane bench pipeline
+  fairlane bench latency --rate 5000 --seconds 10
+  fairlane bench fairness --json";
+const PIPELINE_EXAMPLES: &str = "\
+Examples:
+  fairlane bench pipeline
+  fairlane bench pipeline --bots 500000 --events 500000 --json
+  fairlane bench pipeline --verify";
+const LATENCY_EXAMPLES: &str = "\
+Examples:
+  fairlane bench latency
+  fairlane bench latency --rate 10000 --seconds 30 --json";
+const FAIRNESS_EXAMPLES: &str = "\
+Examples:
+  fairlane bench fairness
+  fairlane bench fairness --giant 1000000 --json";
+
+/// Arguments of `fairlane bench`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct BenchArgs {
+    /// Print one JSON object instead of a table.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What is measured.
+    #[command(subcommand)]
+    pub scenario: Scenario,
+}
+
+/// What is measured.
+#[derive(Debug, Subcommand)]
+pub enum Scenario {
+    /// Throughput: from the bus through the queues to a handler that does nothing.
+    #[command(after_help = PIPELINE_EXAMPLES)]
+    Pipeline {
+        /// How many bots the events are spread over.
+        #[arg(long, value_name = "N", default_value = "50000")]
+        bots: NonZeroU32,
+        /// How many events.
+        #[arg(long, value_name = "N", default_value = "500000")]
+        events: NonZeroU32,
+        /// Size of an event on the bus.
+        #[arg(long, value_name = "BYTES", default_value = "200")]
+        bytes: NonZeroU32,
+        /// Most workers.
+        #[arg(long, value_name = "N", default_value = "64")]
+        workers: NonZeroU32,
+        /// Fail when an event is lost or handled out of order (both are always counted).
+        #[arg(long)]
+        verify: bool,
+    },
+    /// From publishing to handling, at a steady rate.
+    #[command(after_help = LATENCY_EXAMPLES)]
+    Latency {
+        /// How many bots the events are spread over.
+        #[arg(long, value_name = "N", default_value = "10000")]
+        bots: NonZeroU32,
+        /// Events per second.
+        #[arg(long, value_name = "EVENTS_PER_S", default_value = "5000")]
+        rate: NonZeroU32,
+        /// How long.
+        #[arg(long, value_name = "S", default_value = "10")]
+        seconds: NonZeroU32,
+        /// Most workers.
+        #[arg(long, value_name = "N", default_value = "64")]
+        workers: NonZeroU32,
+        /// Fail when an event is lost or handled out of order (both are always counted).
+        #[arg(long)]
+        verify: bool,
+    },
+    /// What quiet bots notice of busy ones.
+    #[command(after_help = FAIRNESS_EXAMPLES)]
+    Fairness {
+        /// How long the quiet bots are watched beside the backlog, at most.
+        #[arg(long, value_name = "S", default_value = "20")]
+        seconds: NonZeroU32,
+        /// Bots with a backlog; one more has weight 3.
+        #[arg(long, value_name = "N", default_value = "20")]
+        busy: NonZeroU32,
+        /// Events of each of them.
+        #[arg(long, value_name = "N", default_value = "5000")]
+        backlog: NonZeroU32,
+        /// Quiet bots.
+        #[arg(long, value_name = "N", default_value = "500")]
+        quiet: NonZeroU32,
+        /// Events per second of all quiet bots together.
+        #[arg(long, value_name = "EVENTS_PER_S", default_value = "100")]
+        rate: NonZeroU32,
+        /// Consumers in all, in two instances; the handler takes 3 ms an event.
+        #[arg(long, value_name = "N", default_value = "8")]
+        consumers: NonZeroU32,
+        /// Events of one more, enormous bot.
+        #[arg(long, value_name = "N", default_value = "0")]
+        giant: u32,
+    },
+}
+
+/// Measures.
+pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
+    let size = |number: NonZeroU32| usize::try_from(number.get()).unwrap_or(usize::MAX);
+    let progress = Progress::new();
+    let watch = |stage: &'static str, count: u64| progress.show(stage, count);
+    match args.scenario {
+        Scenario::Pipeline { bots, events, bytes, workers, verify } => {
+            let options = pipeline::Options {
+                bots: size(bots),
+                events: size(events),
+                bytes: size(bytes),
+                workers: size(workers),
+            };
+            let report = pipeline::run(options, watch).await?;
+            progress.clear();
+            print(args.json, &report)?;
+            faultless(verify, report.lost, report.reordered)
+        }
+        Scenario::Latency { bots, rate, seconds, workers, verify } => {
+            let options = latency::Options {
+                rate: rate.get().into(),
+                seconds: seconds.get().into(),
+                bots: size(bots),
+                workers: size(workers),
+            };
+            let report = latency::run(options, watch).await?;
+            progress.clear();
+            print(args.json, &report)?;
+            faultless(verify, report.lost, report.reordered)
+        }
+        Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {
+            let options = fairness::Options {
+                busy: size(busy),
+                backlog: size(backlog),
+                quiet: size(quiet),
+                quiet_rate: rate.get().into(),
+                handling: Duration::from_millis(3),
+                consumers: size(consumers),
+                giant: usize::try_from(giant).unwrap_or(usize::MAX),
+                window: Duration::from_secs(seconds.get().into()),
+            };
+            let report = fairness::run(options, watch).await?;
+            progress.clear();
+            print(args.json, &report)
+        }
+    }
+}
+
+/// With `--verify`, a fault is a failure.
+fn faultless(verify: bool, lost: u64, reordered: u64) -> Result<(), CliError> {
+    if verify && lost + reordered > 0 {
+        return Err(CliError::Faults { lost, reordered });
+    }
+    Ok(())
+}
+
+/// The report's fields, one a line, or as JSON.
+fn print(json: bool, report: &impl Serialize) -> Result<(), CliError> {
+    let report = serde_json::to_value(report).map_err(CliError::Json)?;
+    Output::new(json).show(&report, |report| {
+        let fields = report.as_object().into_iter().flatten();
+        let width = fields.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let line = |(name, value): (&String, &Value)| {
+            let text = match value {
+                Value::Null => "-".to_owned(),
+                Value::Number(number) if number.is_f64() => {
+                    format!("{:.3}", number.as_f64().unwrap_or_default())
+                }
+                other => other.to_string(),
+            };
+            format!("{:<width$}  {text:>14}", name.replace('_', " "))
+        };
+        fields.map(line).collect::<Vec<_>>().join("\n")
+    })
+}
+
+/// Says on a terminal what is being done.
+struct Progress(ProgressBar);
+
+impl Progress {
+    fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+
+    fn show(&self, stage: &'static str, count: u64) {
+        self.0.set_message(if count == 0 { stage.to_owned() } else { format!("{stage}: {count}") });
+    }
+
+    fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+}

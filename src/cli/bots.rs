@@ -1,0 +1,302 @@
+//! `fairlane bots`.
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use super::error::CliError;
+use super::output::{Output, Table, Tone, age, count, duration, number, plain};
+use super::session::Session;
+use crate::clock::{Clock as _, SystemClock, micros, millis};
+use crate::config::Config;
+use crate::id::{BotId, PipelineName};
+use crate::queue::{BotState, BotView, QueuedEvent};
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane bots list --sort age
+  fairlane bots show shop-7 --pipeline billing
+  fairlane bots set shop-7 --weight 3
+  fairlane bots pause shop-7
+
+--pipeline can be left out where there is only one. A bot whose name begins with '-' comes after
+'--': fairlane bots show -- -7";
+const LIST_EXAMPLES: &str = "\
+Examples:
+  fairlane bots list                             the fullest queues of all pipelines
+  fairlane bots list --sort age --limit 10
+  fairlane bots list --pipeline billing --json";
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  fairlane bots show shop-7
+  fairlane bots show shop-7 --pipeline billing --limit 50";
+const SET_EXAMPLES: &str = "\
+Examples:
+  fairlane bots set shop-7 --weight 3     three times the service of others
+  fairlane bots set shop-7 --weight 1     like the others again";
+const PAUSE_EXAMPLES: &str = "\
+Examples:
+  fairlane bots pause shop-7     a running slice ends normally; events go on being queued";
+const RESUME_EXAMPLES: &str = "\
+Examples:
+  fairlane bots resume shop-7";
+const RELEASE_EXAMPLES: &str = "\
+Examples:
+  fairlane bots release shop-7     take it from a worker that hangs, or end its backoff";
+const PURGE_EXAMPLES: &str = "\
+Examples:
+  fairlane bots purge shop-7     its delayed events and dead letters stay";
+
+/// Arguments of `fairlane bots`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct BotsArgs {
+    /// The pipeline; needed where there are several, except to list.
+    #[arg(long, short, global = true, value_name = "P")]
+    pipeline: Option<PipelineName>,
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show the bots that have something queued, or are paused.
+    #[command(after_help = LIST_EXAMPLES)]
+    List {
+        /// Which come first.
+        #[arg(long, value_enum, default_value_t)]
+        sort: Sort,
+        /// At most so many.
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        limit: u32,
+    },
+    /// Show one bot and its next events.
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        /// The bot.
+        bot: BotId,
+        /// At most so many events.
+        #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+        limit: u32,
+    },
+    /// Set how much of the service a bot gets.
+    #[command(after_help = SET_EXAMPLES)]
+    Set {
+        /// The bot.
+        bot: BotId,
+        /// Relative to 1, which all bots have at first.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        weight: u32,
+    },
+    /// Stop handing out a bot.
+    #[command(after_help = PAUSE_EXAMPLES)]
+    Pause {
+        /// The bot.
+        bot: BotId,
+    },
+    /// Undo `pause`.
+    #[command(after_help = RESUME_EXAMPLES)]
+    Resume {
+        /// The bot.
+        bot: BotId,
+    },
+    /// Break the lease of a bot, or end its park: its events are handed out again.
+    #[command(after_help = RELEASE_EXAMPLES)]
+    Release {
+        /// The bot.
+        bot: BotId,
+    },
+    /// Delete the queued events of a bot.
+    #[command(after_help = PURGE_EXAMPLES)]
+    Purge {
+        /// The bot.
+        bot: BotId,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    /// The fullest queues.
+    #[default]
+    Depth,
+    /// The queues whose first event is oldest.
+    Age,
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    pipeline: PipelineName,
+    #[serde(flatten)]
+    view: BotView,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    pipeline: PipelineName,
+    #[serde(flatten)]
+    view: BotView,
+    next: Vec<QueuedEvent>,
+}
+
+/// What an action did. What does not apply is left out.
+#[derive(Debug, Serialize)]
+struct Done<'a> {
+    pipeline: &'a PipelineName,
+    bot: &'a BotId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weight: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<u64>,
+}
+
+/// Looks at bots and changes them.
+pub(super) async fn bots(config: Config, args: BotsArgs) -> Result<(), CliError> {
+    let output = Output::new(args.json);
+    let wanted = args.pipeline.as_ref();
+    Session::with(config, async |session| match &args.action {
+        Action::List { sort, limit } => list(session, output, wanted, *sort, *limit).await,
+        Action::Show { bot, limit } => show(session, output, wanted, bot, *limit).await,
+        action => change(session, output, &session.choose(wanted).await?, action).await,
+    })
+    .await
+}
+
+async fn list(
+    session: &Session,
+    output: Output,
+    wanted: Option<&PipelineName>,
+    sort: Sort,
+    limit: u32,
+) -> Result<(), CliError> {
+    let limit = limit as usize;
+    let mut found = Vec::new();
+    for pipeline in session.pipelines_or(wanted).await? {
+        let views =
+            session.view(&pipeline).list_bots(sort == Sort::Age, limit, SystemClock.now()).await?;
+        found.extend(views.into_iter().map(|view| Listed { pipeline: pipeline.clone(), view }));
+    }
+    found.sort_by_key(|Listed { view, .. }| {
+        std::cmp::Reverse(if sort == Sort::Age { view.oldest_age_ms } else { view.depth })
+    });
+    found.truncate(limit);
+    output.show(&found, |found| {
+        let mut table =
+            Table::new(&["BOT", "PIPELINE", "STATE", ">DEPTH", ">OLDEST", ">ATTEMPTS", ">WEIGHT"]);
+        for Listed { pipeline, view } in found {
+            table.row(&[
+                view.bot.to_string(),
+                pipeline.to_string(),
+                state(view.state).to_owned(),
+                number(view.depth),
+                age(view.oldest_age_ms, view.depth > 0),
+                number(view.attempts.into()),
+                number(view.weight.into()),
+            ]);
+        }
+        if table.is_empty() {
+            "no bot has anything queued".to_owned()
+        } else {
+            output.table(&table)
+        }
+    })
+}
+
+async fn show(
+    session: &Session,
+    output: Output,
+    wanted: Option<&PipelineName>,
+    bot: &BotId,
+    limit: u32,
+) -> Result<(), CliError> {
+    let pipeline = session.choose(wanted).await?;
+    let (queue, now) = (session.view(&pipeline), SystemClock.now());
+    let view = queue.view_bot(bot, now).await?;
+    let next = queue.next_events(bot, limit as usize).await?;
+    output.show(&Shown { pipeline, view, next }, |shown| {
+        let Shown { pipeline, view, next } = shown;
+        let until = view.until_ms.map_or_else(String::new, |until| {
+            format!(", for {} more", duration(until.saturating_sub(millis(now))))
+        });
+        let mut text = format!(
+            "{} in pipeline {pipeline}\nstate     {}{until}\ndepth     {}\noldest    {}\nfence     {}\nattempts  {}\nweight    {}",
+            output.paint(Tone::Strong, view.bot.as_str()),
+            state(view.state),
+            number(view.depth),
+            age(view.oldest_age_ms, view.depth > 0),
+            view.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string()),
+            number(view.attempts.into()),
+            number(view.weight.into()),
+        );
+        if !next.is_empty() {
+            let mut table = Table::new(&["NEXT EVENT", "TYPE", ">AGE"]);
+            for QueuedEvent { sequence, event } in next {
+                let (id, kind) = event.as_ref().map_or(("(not readable)", "-"), |e| (e.id(), e.kind()));
+                let old = micros(now).saturating_sub(*sequence) / 1_000;
+                table.row(&[id.to_owned(), kind.to_owned(), duration(old)]);
+            }
+            text.push_str("\n\n");
+            text.push_str(&output.table(&table));
+        }
+        text
+    })
+}
+
+async fn change(
+    session: &Session,
+    output: Output,
+    pipeline: &PipelineName,
+    action: &Action,
+) -> Result<(), CliError> {
+    let queue = session.queue(pipeline);
+    let done = |bot| Done { pipeline, bot, changed: None, weight: None, events: None };
+    let said = |bot: &BotId, what: &str| {
+        format!("bot {} of pipeline {pipeline} {what}", plain(bot.as_str()))
+    };
+    match action {
+        Action::List { .. } | Action::Show { .. } => Ok(()),
+        Action::Set { bot, weight } => {
+            queue.set_weight(bot, *weight).await?;
+            output.show(&Done { weight: Some(*weight), ..done(bot) }, |_| {
+                said(bot, &format!("has weight {weight}"))
+            })
+        }
+        Action::Pause { bot } => {
+            let changed = queue.pause(Some(bot)).await?;
+            output.show(&Done { changed: Some(changed), ..done(bot) }, |_| {
+                said(bot, if changed { "is paused" } else { "was paused already" })
+            })
+        }
+        Action::Resume { bot } => {
+            let changed = queue.resume(Some(bot)).await?;
+            output.show(&Done { changed: Some(changed), ..done(bot) }, |_| {
+                said(bot, if changed { "goes on" } else { "was not paused" })
+            })
+        }
+        Action::Release { bot } => {
+            let changed = queue.revoke(bot).await?;
+            output.show(&Done { changed: Some(changed), ..done(bot) }, |_| {
+                said(bot, if changed { "is released" } else { "was neither leased nor parked" })
+            })
+        }
+        Action::Purge { bot } => {
+            let events = queue.purge(bot).await?;
+            output.show(&Done { events: Some(events), ..done(bot) }, |_| {
+                said(bot, &format!("is purged: deleted {}", count(events, "event")))
+            })
+        }
+    }
+}
+
+fn state(state: BotState) -> &'static str {
+    match state {
+        BotState::Ready => "ready",
+        BotState::Leased => "leased",
+        BotState::Parked => "parked",
+        BotState::Paused => "paused",
+        BotState::Idle => "idle",
+    }
+}

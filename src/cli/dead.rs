@@ -1,0 +1,236 @@
+//! `fairlane dead`.
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::error::CliError;
+use super::output::{Output, Table, Tone, count, duration, number, plain};
+use super::pipelines::confirm;
+use super::session::Session;
+use crate::clock::{Clock as _, SystemClock, millis};
+use crate::config::Config;
+use crate::id::{BotId, Offset, PipelineName};
+use crate::queue::DeadLetter;
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane dead list --pipeline billing
+  fairlane dead show shop-7 1763640000000-0
+  fairlane dead redrive shop-7 1763640000000-0
+  fairlane dead redrive shop-7 --all
+  fairlane dead drop --all --yes
+
+A dead letter is named by its bot and its id. --pipeline can be left out where there is only one.";
+const LIST_EXAMPLES: &str = "\
+Examples:
+  fairlane dead list                          the newest of all pipelines
+  fairlane dead list --bot shop-7 --limit 10
+  fairlane dead list --pipeline billing --json | jq -r '.[].reason' | sort | uniq -c";
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  fairlane dead show shop-7 1763640000000-0
+  fairlane dead show shop-7 1763640000000-0 --json | jq .event";
+const REDRIVE_EXAMPLES: &str = "\
+Examples:
+  fairlane dead redrive shop-7 1763640000000-0   one, back to its place in the order
+  fairlane dead redrive shop-7 --all             all of that bot
+  fairlane dead redrive --all                    all of the pipeline";
+const DROP_EXAMPLES: &str = "\
+Examples:
+  fairlane dead drop shop-7 1763640000000-0
+  fairlane dead drop shop-7 --all
+  fairlane dead drop --all --yes                 all of the pipeline";
+
+/// Arguments of `fairlane dead`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct DeadArgs {
+    /// The pipeline; needed where there are several, except to list.
+    #[arg(long, short, global = true, value_name = "P")]
+    pipeline: Option<PipelineName>,
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show dead letters, the newest first.
+    #[command(after_help = LIST_EXAMPLES)]
+    List {
+        /// Only those of this bot.
+        #[arg(long)]
+        bot: Option<BotId>,
+        /// At most so many.
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        limit: u32,
+    },
+    /// Show one dead letter with its event.
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        /// The bot.
+        bot: BotId,
+        /// The id of the letter.
+        id: Offset,
+    },
+    /// Put dead letters back to be handled again, each at its place in the order of its bot.
+    #[command(after_help = REDRIVE_EXAMPLES)]
+    Redrive(Which),
+    /// Delete dead letters.
+    #[command(after_help = DROP_EXAMPLES)]
+    Drop {
+        #[command(flatten)]
+        which: Which,
+        /// Do not ask before those of a whole pipeline are deleted.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// One by bot and id; with `--all`, those of the bot, or without one of the pipeline.
+#[derive(Debug, Args)]
+struct Which {
+    /// The bot; with --all it may be left out: all bots.
+    #[arg(required_unless_present = "all")]
+    bot: Option<BotId>,
+    /// The id of the letter.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    id: Option<Offset>,
+    /// All of the bot, or of the pipeline.
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    pipeline: PipelineName,
+    #[serde(flatten)]
+    letter: DeadLetter,
+}
+
+#[derive(Debug, Serialize)]
+struct Counted {
+    pipeline: PipelineName,
+    letters: u64,
+}
+
+/// Looks at dead letters, puts them back and drops them.
+pub(super) async fn dead(config: Config, args: DeadArgs) -> Result<(), CliError> {
+    let output = Output::new(args.json);
+    let wanted = args.pipeline.as_ref();
+    Session::with(config, async |session| match &args.action {
+        Action::List { bot, limit } => list(session, output, wanted, bot.as_ref(), *limit).await,
+        Action::Show { bot, id } => {
+            let pipeline = session.choose(wanted).await?;
+            let found = session.view(&pipeline).dead_letter(bot, *id).await?;
+            let letter = found.ok_or_else(|| no_letter(&pipeline, bot, *id))?;
+            output.show(&Listed { pipeline, letter }, |listed| describe(output, listed))
+        }
+        Action::Redrive(which) => redrive(session, output, wanted, which).await,
+        Action::Drop { which, yes } => drop_letters(session, output, wanted, which, *yes).await,
+    })
+    .await
+}
+
+async fn list(
+    session: &Session,
+    output: Output,
+    wanted: Option<&PipelineName>,
+    bot: Option<&BotId>,
+    limit: u32,
+) -> Result<(), CliError> {
+    let limit = limit as usize;
+    let mut found = Vec::new();
+    for pipeline in session.pipelines_or(wanted).await? {
+        let letters = session.view(&pipeline).dead_letters(bot, limit).await?;
+        let listed = |letter| Listed { pipeline: pipeline.clone(), letter };
+        found.extend(letters.into_iter().map(listed));
+    }
+    found.sort_by_key(|listed| std::cmp::Reverse(listed.letter.time_ms));
+    found.truncate(limit);
+    let now = millis(SystemClock.now());
+    output.show(&found, |found| {
+        let mut table =
+            Table::new(&["BOT", "ID", "PIPELINE", ">DIED", ">ATTEMPTS", "TYPE", "REASON"]);
+        for Listed { pipeline, letter } in found {
+            table.row(&[
+                letter.bot.to_string(),
+                letter.id.clone(),
+                pipeline.to_string(),
+                format!("{} ago", duration(now.saturating_sub(letter.time_ms))),
+                number(letter.attempts.into()),
+                letter.event.as_ref().map_or("-", |event| event.kind()).to_owned(),
+                letter.reason.clone(),
+            ]);
+        }
+        if table.is_empty() { "no dead letters".to_owned() } else { output.table(&table) }
+    })
+}
+
+fn describe(output: Output, Listed { pipeline, letter }: &Listed) -> String {
+    let died = duration(millis(SystemClock.now()).saturating_sub(letter.time_ms));
+    let event = match &letter.event {
+        Some(event) => serde_json::to_string_pretty(event)
+            .unwrap_or_else(|error| format!("(cannot be shown: {error})")),
+        None => "(not readable: the record is damaged or of a newer version)".to_owned(),
+    };
+    format!(
+        "{} of bot {} in pipeline {pipeline}\ndied      {died} ago\nattempts  {}\nreason    {}\n\n{event}",
+        output.paint(Tone::Strong, &letter.id),
+        letter.bot,
+        number(letter.attempts.into()),
+        plain(&letter.reason),
+    )
+}
+
+async fn redrive(
+    session: &Session,
+    output: Output,
+    wanted: Option<&PipelineName>,
+    which: &Which,
+) -> Result<(), CliError> {
+    let pipeline = session.choose(wanted).await?;
+    let queue = session.queue(&pipeline);
+    let letters = match (&which.bot, which.id) {
+        (Some(bot), Some(id)) if queue.redrive(bot, id).await? => 1,
+        (Some(bot), Some(id)) => return Err(no_letter(&pipeline, bot, id)),
+        (bot, _) => queue.redrive_all(bot.as_ref(), session.server.time().await?).await?,
+    };
+    output.show(&Counted { pipeline, letters }, |counted| {
+        format!("put back {} of pipeline {}", count(letters, "dead letter"), counted.pipeline)
+    })
+}
+
+async fn drop_letters(
+    session: &Session,
+    output: Output,
+    wanted: Option<&PipelineName>,
+    which: &Which,
+    yes: bool,
+) -> Result<(), CliError> {
+    let pipeline = session.choose(wanted).await?;
+    let queue = session.view(&pipeline);
+    let letters = match (&which.bot, which.id) {
+        (Some(bot), Some(id)) => {
+            // The id alone may name the letter of another bot of the shard.
+            queue.dead_letter(bot, id).await?.ok_or_else(|| no_letter(&pipeline, bot, id))?;
+            u64::from(queue.drop_dead_letter(bot, id).await?)
+        }
+        (bot, _) => {
+            if bot.is_none() {
+                let question = format!("Delete all dead letters of pipeline {pipeline}?");
+                confirm(&question, yes, "dropping all dead letters of a pipeline")?;
+            }
+            queue.drop_dead_letters(bot.as_ref(), session.server.time().await?).await?
+        }
+    };
+    output.show(&Counted { pipeline, letters }, |counted| {
+        format!("deleted {} of pipeline {}", count(letters, "dead letter"), counted.pipeline)
+    })
+}
+
+fn no_letter(pipeline: &PipelineName, bot: &BotId, id: Offset) -> CliError {
+    CliError::NoDeadLetter { pipeline: pipeline.clone(), bot: bot.clone(), id }
+}

@@ -1,0 +1,84 @@
+//! `fairlane demo`.
+
+use std::io::{self, IsTerminal, Write as _};
+use std::num::NonZeroU32;
+
+use clap::Args;
+
+use super::error::CliError;
+use crate::demo::{self, Look, Options, Summary};
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane demo
+  fairlane demo --bots 1000 --rate 20000 --seconds 60";
+
+/// Arguments of `fairlane demo`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct DemoArgs {
+    /// How many bots have traffic.
+    #[arg(long, value_name = "N", default_value = "5000")]
+    pub bots: NonZeroU32,
+    /// Events published per second.
+    #[arg(long, value_name = "EVENTS_PER_S", default_value = "5000")]
+    pub rate: NonZeroU32,
+    /// How long.
+    #[arg(long, value_name = "S", default_value = "20")]
+    pub seconds: NonZeroU32,
+}
+
+/// Runs the demo.
+pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
+    let options = Options {
+        bots: usize::try_from(args.bots.get()).unwrap_or(usize::MAX),
+        rate: args.rate.get().into(),
+        seconds: args.seconds.get().into(),
+    };
+    println!(
+        "For {} seconds, {} bots put {} events a second on a private bus; now and then one of\n\
+         five busy bots adds a campaign. Fairlane hands every bot's events to a handler, in order,\n\
+         and no busy bot delays a quiet one. One slice in a hundred fails and is tried again.\n",
+        options.seconds, options.bots, options.rate
+    );
+    let terminal = io::stdout().is_terminal();
+    let mut drawn = 0;
+    let started = |address: &str| {
+        println!("  metrics: curl http://{address}/metrics      stop early: Ctrl-C\n");
+    };
+    let show = |look: &Look| {
+        let text = demo::draw(look);
+        // Off a terminal, figures follow each other: one look in ten is enough.
+        if terminal {
+            print!("{}{text}", up(drawn));
+            drawn = text.lines().count();
+        } else if look.stage == "done" || look.elapsed.as_millis() % 5_000 < 500 {
+            println!("{text}");
+        }
+        // A closed pipe ends the figures, not the demo.
+        let _ = io::stdout().flush();
+    };
+    let summary = demo::run(options, started, show).await?;
+    println!("\n{}", in_words(&summary));
+    if summary.lost + summary.reordered > 0 {
+        return Err(CliError::Faults { lost: summary.lost, reordered: summary.reordered });
+    }
+    Ok(())
+}
+
+/// Moves the cursor to the first of the lines drawn last, and clears them.
+fn up(lines: usize) -> String {
+    if lines == 0 { String::new() } else { format!("\x1b[{lines}A\x1b[J") }
+}
+
+fn in_words(summary: &Summary) -> String {
+    let Summary { sent, handled, retried, lost, reordered, seconds, .. } = summary;
+    format!(
+        "{handled} of {sent} events handled in {seconds:.1} s. {retried} slices failed and were tried again.\n\
+         Lost: {lost}. Handled out of order: {reordered}.\n\
+         Half of the quiet bots' events were handled within {:.1} ms, 99 of 100 within {:.1} ms\n\
+         (one that fails comes back after 50 ms). The campaigns' took {:.1} ms and {:.1} ms: they\n\
+         waited for themselves, nobody else did.",
+        summary.quiet_p50_ms, summary.quiet_p99_ms, summary.busy_p50_ms, summary.busy_p99_ms
+    )
+}

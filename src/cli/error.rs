@@ -1,0 +1,274 @@
+//! What a command can fail with, and the exit code that says so to scripts.
+
+use std::io;
+
+use crate::app::AppError;
+use crate::bench::BenchError;
+use crate::config::ConfigError;
+use crate::id::{BotId, Offset, PipelineName};
+use crate::keyspace::StoreError;
+use crate::keyspace::private::PrivateRedisError;
+use crate::telemetry::TelemetryError;
+
+/// The exit codes, after `sysexits.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Exit {
+    /// All is good.
+    Good = 0,
+    /// The command failed.
+    Failed = 1,
+    /// The command line or the configuration is wrong.
+    Usage = 64,
+    /// A service that is needed does not answer.
+    Unavailable = 69,
+}
+
+/// Why a command failed. The text is complete: what is wrong and what helps.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Logging.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
+    /// The private Redis.
+    #[error(transparent)]
+    Private(#[from] PrivateRedisError),
+    /// Redis cannot be reached.
+    #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
+    Away(#[source] StoreError),
+    /// Redis has no memory left.
+    #[error("{0}; raise its maxmemory, or let `fairlane serve` drain the queues")]
+    Full(#[source] StoreError),
+    /// Redis did not do what it was asked.
+    #[error(transparent)]
+    Store(StoreError),
+    /// The client cannot use the address.
+    #[error("redis.url is not usable; write redis://[USER:PASSWORD@]HOST[:PORT][/DB]")]
+    Address,
+    /// The data has another number of shards.
+    #[error(
+        "redis.shards is {configured}, but the data in this Redis was created with {stored} shards, which cannot be changed; set redis.shards = {stored}"
+    )]
+    Shards {
+        /// What the configuration says.
+        configured: u16,
+        /// What the data was created with.
+        stored: u16,
+    },
+    /// Nobody has heard of that pipeline.
+    #[error(
+        "there is no pipeline {name:?}, neither in the configuration nor in Redis; {}",
+        known_text(known)
+    )]
+    UnknownPipeline {
+        /// What was asked for.
+        name: PipelineName,
+        /// What there is.
+        known: Vec<PipelineName>,
+    },
+    /// More than one pipeline could be meant.
+    #[error("there are several pipelines; say which with --pipeline: {}", list(known))]
+    WhichPipeline {
+        /// What there is.
+        known: Vec<PipelineName>,
+    },
+    /// There is no pipeline at all.
+    #[error(
+        "there is no pipeline yet; add a section [pipelines.NAME] to the configuration (`fairlane config` prints one)"
+    )]
+    NoPipeline,
+    /// A pipeline that runs is not dropped.
+    #[error(
+        "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] (or remove the section) and restart every `fairlane serve`, then drop it"
+    )]
+    StillEnabled(PipelineName),
+    /// Nobody said yes.
+    #[error("nothing was done: {0} needs a confirmation; add --yes")]
+    NotConfirmed(&'static str),
+    /// No such dead letter.
+    #[error(
+        "bot {bot} has no dead letter {id} in pipeline {pipeline}; `fairlane dead list --pipeline {pipeline}` shows those there are"
+    )]
+    NoDeadLetter {
+        /// The pipeline.
+        pipeline: PipelineName,
+        /// The bot.
+        bot: BotId,
+        /// The letter.
+        id: Offset,
+    },
+    /// There is no input.
+    #[error("{name}: cannot be opened: {source}")]
+    InputMissing {
+        /// The file.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no stream to publish to.
+    #[error("bus.streams is empty; name a stream with --stream")]
+    NoStream,
+    /// The input ended badly.
+    #[error("{name}: cannot be read: {source}; {published} events were published before that")]
+    Input {
+        /// The file.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+        /// How far it went.
+        published: u64,
+    },
+    /// Some lines are no events.
+    #[error(
+        "{} not published; correct what is wrong there and publish that alone",
+        refused_text(*.0)
+    )]
+    LinesRefused(u64),
+    /// Publishing ended early.
+    #[error("{source}; {} (up to line {line}){}", accepted_text(*published), unknown_text(*unknown))]
+    PublishStopped {
+        /// Why.
+        #[source]
+        source: Box<CliError>,
+        /// Events that Redis certainly has.
+        published: u64,
+        /// Events of which that is unknown.
+        unknown: u64,
+        /// Every good line up to this one was accepted.
+        line: u64,
+    },
+    /// `check` found something.
+    #[error("{failed} of the checks failed")]
+    Findings {
+        /// How many.
+        failed: usize,
+        /// What scripts are told.
+        exit: Exit,
+    },
+    /// Standard output cannot be written.
+    #[error("standard output cannot be written: {0}")]
+    Output(#[source] io::Error),
+    /// A value cannot be shown as JSON.
+    #[error("the answer cannot be written as JSON: {0}")]
+    Json(#[source] serde_json::Error),
+    /// The operating system.
+    #[error("signals cannot be listened for: {0}")]
+    Signals(#[source] io::Error),
+    /// The service cannot start or stop.
+    #[error(transparent)]
+    App(#[from] AppError),
+    /// A bench or the demo broke off.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// A bench or the demo found a fault.
+    #[error("{lost} events were lost and {reordered} handled out of order; please report this")]
+    Faults {
+        /// Never handled.
+        lost: u64,
+        /// First handled too early.
+        reordered: u64,
+    },
+}
+
+impl CliError {
+    /// What scripts are told.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Config(_)
+            | Self::Telemetry(_)
+            | Self::Address
+            | Self::Shards { .. }
+            | Self::UnknownPipeline { .. }
+            | Self::WhichPipeline { .. }
+            | Self::NoPipeline
+            | Self::NotConfirmed(_)
+            | Self::InputMissing { .. }
+            | Self::NoStream
+            | Self::Private(
+                PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },
+            ) => Exit::Usage,
+            Self::Private(_)
+            | Self::Away(_)
+            | Self::Full(_)
+            | Self::Store(StoreError::Version { .. })
+            | Self::Bench(BenchError::PrivateRedis(_) | BenchError::Store(_)) => Exit::Unavailable,
+            Self::App(error) | Self::Bench(BenchError::App(error)) => of_app(error),
+            Self::PublishStopped { source, .. } => source.exit(),
+            Self::Findings { exit, .. } => *exit,
+            Self::Store(_)
+            | Self::StillEnabled(_)
+            | Self::NoDeadLetter { .. }
+            | Self::Input { .. }
+            | Self::LinesRefused(_)
+            | Self::Output(_)
+            | Self::Json(_)
+            | Self::Signals(_)
+            | Self::Faults { .. }
+            | Self::Bench(_) => Exit::Failed,
+        }
+    }
+}
+
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> Self {
+        if error.is_full() {
+            Self::Full(error)
+        } else if error.is_passing() {
+            Self::Away(error)
+        } else {
+            Self::Store(error)
+        }
+    }
+}
+
+fn of_app(error: &AppError) -> Exit {
+    match error {
+        AppError::PrivateRedis(_) | AppError::Store(_) => Exit::Unavailable,
+        AppError::Bind(_) => Exit::Failed,
+        AppError::Config(_)
+        | AppError::Handler { .. }
+        | AppError::Filter { .. }
+        | AppError::Shards { .. }
+        | AppError::RedisUrl(_) => Exit::Usage,
+    }
+}
+
+fn list(names: &[PipelineName]) -> String {
+    names.iter().map(PipelineName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn known_text(known: &[PipelineName]) -> String {
+    if known.is_empty() {
+        "there is none yet".to_owned()
+    } else {
+        format!("there is: {}", list(known))
+    }
+}
+
+fn refused_text(lines: u64) -> String {
+    match lines {
+        1 => "1 line is no event and was".to_owned(),
+        n => format!("{n} lines are no events and were"),
+    }
+}
+
+fn accepted_text(published: u64) -> String {
+    match published {
+        0 => "no event was accepted".to_owned(),
+        1 => "1 event was accepted".to_owned(),
+        n => format!("{n} events were accepted"),
+    }
+}
+
+fn unknown_text(unknown: u64) -> String {
+    match unknown {
+        0 => String::new(),
+        n => format!("; whether the next {n} were is unknown"),
+    }
+}

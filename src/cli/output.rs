@@ -1,0 +1,256 @@
+//! How answers look: tables and sentences for people, one JSON document with `--json`. Colours
+//! only on a terminal, and not with `NO_COLOR`.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use clap::builder::styling::{AnsiColor, Effects, Style};
+use comfy_table::{CellAlignment, ContentArrangement, presets};
+use serde::Serialize;
+
+use super::error::CliError;
+use crate::config;
+
+/// Longest text of a cell, in characters. What is longer is cut; `--json` has it whole.
+const CELL_MAX: usize = 80;
+
+/// Where answers go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Output {
+    json: bool,
+    colour: bool,
+}
+
+/// What a piece of text means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tone {
+    Strong,
+    Good,
+    Warning,
+    Bad,
+}
+
+impl Output {
+    pub(super) fn new(json: bool) -> Self {
+        Self { json, colour: io::stdout().is_terminal() && !config::no_colour() }
+    }
+
+    /// Shows `value`: as JSON, or as the text that `human` makes of it.
+    pub(super) fn show<T: Serialize>(
+        self,
+        value: &T,
+        human: impl FnOnce(&T) -> String,
+    ) -> Result<(), CliError> {
+        let text = if self.json {
+            serde_json::to_string_pretty(value).map_err(CliError::Json)?
+        } else {
+            human(value)
+        };
+        print(&text)
+    }
+
+    pub(super) fn paint(self, tone: Tone, text: &str) -> String {
+        let style = match tone {
+            Tone::Strong => Style::new().effects(Effects::BOLD),
+            Tone::Good => AnsiColor::Green.on_default(),
+            Tone::Warning => AnsiColor::Yellow.on_default(),
+            Tone::Bad => AnsiColor::Red.on_default().effects(Effects::BOLD),
+        };
+        if self.colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
+    }
+
+    /// The table as lines, without a line break at the end.
+    pub(super) fn table(self, table: &Table) -> String {
+        let tones = std::iter::once(Some(Tone::Strong)).chain(table.tones.iter().copied());
+        let mut text = String::new();
+        for (at, (line, tone)) in table.inner.lines().zip(tones).enumerate() {
+            let line = line.trim_end();
+            let first = if at == 0 { line } else { line.split(' ').next().unwrap_or_default() };
+            if at > 0 {
+                text.push('\n');
+            }
+            match tone {
+                Some(tone) => {
+                    text.push_str(&self.paint(tone, first));
+                    text.push_str(&line[first.len()..]);
+                }
+                None => text.push_str(line),
+            }
+        }
+        text
+    }
+}
+
+/// Writes a line to standard output. A reader that has seen enough (`| head`) is no failure.
+pub(super) fn print(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    let newline = if text.ends_with('\n') { "" } else { "\n" };
+    match write!(out, "{text}{newline}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(CliError::Output),
+    }
+}
+
+/// Rows under headers, one line each.
+#[derive(Debug)]
+pub(super) struct Table {
+    inner: comfy_table::Table,
+    tones: Vec<Option<Tone>>,
+}
+
+impl Table {
+    /// Columns whose header begins with `>` are right-aligned: numbers.
+    pub(super) fn new(headers: &[&str]) -> Self {
+        let mut inner = comfy_table::Table::new();
+        inner.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        inner.set_header(headers.iter().map(|header| header.trim_start_matches('>')));
+        for (at, header) in headers.iter().enumerate() {
+            if let Some(column) = inner.column_mut(at) {
+                column.set_padding((0, 2));
+                if header.starts_with('>') {
+                    column.set_cell_alignment(CellAlignment::Right);
+                }
+            }
+        }
+        Self { inner, tones: Vec::new() }
+    }
+
+    pub(super) fn row<const N: usize>(&mut self, cells: &[String; N]) {
+        self.inner.add_row(cells.iter().map(|cell| shorten(&plain(cell))));
+        self.tones.push(None);
+    }
+
+    /// A row whose first cell, one word, is coloured.
+    pub(super) fn toned_row<const N: usize>(&mut self, tone: Tone, cells: &[String; N]) {
+        self.row(cells);
+        if let Some(last) = self.tones.last_mut() {
+            *last = Some(tone);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.tones.is_empty()
+    }
+}
+
+/// Text from outside, without what a terminal would obey.
+pub(super) fn plain(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+fn shorten(text: &str) -> String {
+    if text.chars().count() <= CELL_MAX {
+        return text.to_owned();
+    }
+    text.chars().take(CELL_MAX - 1).chain(['…']).collect()
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn number(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `count` things: `1 event`, `2 events`.
+pub(super) fn count(count: u64, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {thing}{plural}", number(count))
+}
+
+/// A duration in its two largest units; nothing shorter than a millisecond.
+pub(super) fn duration(ms: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let seconds = ms / 1_000;
+    if ms == 0 {
+        return "0s".to_owned();
+    }
+    let Some(at) = UNITS.iter().position(|(unit, _)| seconds >= *unit) else {
+        return format!("{ms}ms");
+    };
+    let (unit, name) = UNITS[at];
+    let first = format!("{}{name}", seconds / unit);
+    match UNITS.get(at + 1) {
+        Some((next, name)) if seconds % unit >= *next => {
+            format!("{first} {}{name}", seconds % unit / next)
+        }
+        _ => first,
+    }
+}
+
+/// An age; `-` where there is nothing to be old.
+pub(super) fn age(ms: u64, any: bool) -> String {
+    if any { duration(ms) } else { "-".to_owned() }
+}
+
+/// A size in binary units.
+pub(super) fn bytes(bytes: u64) -> String {
+    indicatif::BinaryBytes(bytes).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Output = Output { json: false, colour: false };
+    const COLOURED: Output = Output { json: false, colour: true };
+
+    #[test]
+    fn tables_align_and_numbers_stand_on_the_right() {
+        let mut table = Table::new(&["BOT", ">DEPTH"]);
+        table.row(&["a".to_owned(), number(1_234_567)]);
+        table.row(&["longer".to_owned(), number(1)]);
+        assert_eq!(PLAIN.table(&table), "BOT         DEPTH\na       1,234,567\nlonger          1");
+    }
+
+    #[test]
+    fn colours_change_nothing_but_the_colour() {
+        let mut table = Table::new(&["STATE", "WHAT"]);
+        table.toned_row(Tone::Bad, &["fail".to_owned(), "x".to_owned()]);
+        let coloured = COLOURED.table(&table);
+        assert!(coloured.contains("\u{1b}[1m") && coloured.contains("\u{1b}[31m"), "{coloured:?}");
+        let bare = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[31m"]
+            .iter()
+            .fold(coloured, |text, code| text.replace(code, ""));
+        assert_eq!(bare, PLAIN.table(&table));
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown_instead() {
+        let mut table = Table::new(&["REASON"]);
+        table.row(&["\u{1b}[2Jgone\nnext".to_owned()]);
+        assert_eq!(PLAIN.table(&table), "REASON\n\\u{1b}[2Jgone\\nnext");
+        assert_eq!(shorten(&"é".repeat(81)), "é".repeat(79) + "…");
+    }
+
+    #[test]
+    fn durations_and_counts_are_read_at_a_glance() {
+        let cases = [
+            (0, "0s"),
+            (999, "999ms"),
+            (12_345, "12s"),
+            (60_000, "1m"),
+            (185_000, "3m 5s"),
+            (7_500_000, "2h 5m"),
+            (90_061_000, "1d 1h"),
+        ];
+        for (ms, text) in cases {
+            assert_eq!(duration(ms), text);
+        }
+        assert_eq!(count(1, "event"), "1 event");
+        assert_eq!(count(1_000, "event"), "1,000 events");
+    }
+}

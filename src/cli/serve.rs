@@ -1,0 +1,56 @@
+//! `fairlane serve`.
+
+use clap::{Args, ValueEnum};
+
+use super::error::CliError;
+use crate::app::{App, Roles};
+use crate::config::Config;
+use crate::lifecycle::Shutdown;
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane serve                                  all roles in one process
+  fairlane serve --config /etc/fairlane/eu.toml
+  fairlane serve --roles work                     more workers beside the others";
+
+/// Arguments of `fairlane serve`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// What this process does; all by default.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_values_t = [Role::Ingest, Role::Work, Role::Http, Role::Schedule]
+    )]
+    pub roles: Vec<Role>,
+}
+
+/// One part of the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// Reads the bus and copies events into the queues.
+    Ingest,
+    /// Handles events, and expires dead letters.
+    Work,
+    /// Answers HTTP on http.listen (in this version: health).
+    Http,
+    /// Moves delayed events into the queues when they are due.
+    Schedule,
+}
+
+/// Runs until a signal.
+pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliError> {
+    let plays = |role| args.roles.contains(&role);
+    let roles = Roles {
+        ingest: plays(Role::Ingest),
+        work: plays(Role::Work),
+        http: plays(Role::Http),
+        schedule: plays(Role::Schedule),
+    };
+    let shutdown = Shutdown::new();
+    shutdown.listen_for_signals(config.shutdown_grace).map_err(CliError::Signals)?;
+    let app = App::builder(config).roles(roles).build().await?;
+    Ok(app.run(shutdown).await?)
+}

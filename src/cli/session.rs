@@ -1,0 +1,148 @@
+//! What every operator command needs: the configuration, Redis, and which pipelines there are.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::CliError;
+use crate::config::{Config, PipelineConfig, RedisUrl};
+use crate::id::{PipelineName, ShardCount};
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::private::PrivateRedis;
+use crate::keyspace::scripts::Limits;
+use crate::keyspace::{Link, Server, Target};
+use crate::queue::{self, FAIR_SLICE_US, Queue};
+
+/// How long an operator waits for one answer.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A connection for one command.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) config: Config,
+    pub(super) server: Server,
+    shards: ShardCount,
+    /// Serves no shard: for looking only.
+    looking: Arc<Link>,
+}
+
+impl Session {
+    /// Does `act` with Redis: the one of `redis.url`, or the private one, which is started if need
+    /// be and stopped if nobody else uses it.
+    ///
+    /// # Cancel safety
+    /// A private server that was started runs on and is adopted by the next command.
+    pub(super) async fn with<T>(
+        config: Config,
+        act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
+        let redis = Redis::open(&config).await?;
+        let result = async {
+            let session = Self::open(config, redis.target()?).await?;
+            act(&session).await
+        }
+        .await;
+        redis.close().await;
+        result
+    }
+
+    async fn open(config: Config, target: Target) -> Result<Self, CliError> {
+        let server = Server::new(target.clone(), TIMEOUT);
+        let configured = config.redis.shards;
+        let shards = server.shards().await?.unwrap_or(configured);
+        if shards != configured {
+            let (configured, stored) = (configured.get(), shards.get());
+            return Err(CliError::Shards { configured, stored });
+        }
+        let looking = Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, TIMEOUT));
+        Ok(Self { config, server, shards, looking })
+    }
+
+    /// The pipelines of the configuration and those that ever ran, by name.
+    pub(super) async fn pipelines(&self) -> Result<Vec<PipelineName>, CliError> {
+        let mut names: BTreeSet<_> = self.config.pipelines.keys().cloned().collect();
+        names.extend(self.server.pipelines().await?);
+        Ok(names.into_iter().collect())
+    }
+
+    /// The pipeline that is meant: the one that is named, or the only one there is.
+    pub(super) async fn choose(
+        &self,
+        wanted: Option<&PipelineName>,
+    ) -> Result<PipelineName, CliError> {
+        let mut known = self.pipelines_or(wanted).await?;
+        match (known.pop(), known.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (Some(last), false) => {
+                known.push(last);
+                Err(CliError::WhichPipeline { known })
+            }
+            (None, _) => Err(CliError::NoPipeline),
+        }
+    }
+
+    /// The pipelines that are meant: the one that is named, or all.
+    pub(super) async fn pipelines_or(
+        &self,
+        wanted: Option<&PipelineName>,
+    ) -> Result<Vec<PipelineName>, CliError> {
+        let known = self.pipelines().await?;
+        match wanted {
+            Some(name) if known.contains(name) => Ok(vec![name.clone()]),
+            Some(name) => Err(CliError::UnknownPipeline { name: name.clone(), known }),
+            None => Ok(known),
+        }
+    }
+
+    /// The queues of a pipeline, to look at.
+    pub(super) fn view(&self, name: &PipelineName) -> Queue {
+        Queue::new(name.clone(), self.shards, self.limits(name), Arc::clone(&self.looking))
+    }
+
+    /// The queues of a pipeline, to act on.
+    pub(super) fn queue(&self, name: &PipelineName) -> Queue {
+        let keys = self.shards.shards().map(|shard| ShardKeys::new(name, shard)).collect();
+        let link = Link::new(self.looking.target().clone(), keys, FAIR_SLICE_US, TIMEOUT);
+        self.view(name).over(Arc::new(link))
+    }
+
+    fn limits(&self, name: &PipelineName) -> Limits {
+        let defaults = || PipelineConfig::new("", [""; 0]);
+        let config = self.config.pipelines.get(name).cloned().unwrap_or_else(defaults);
+        queue::limits(&config, self.shards)
+    }
+}
+
+/// Redis as the configuration says: somewhere, or private.
+#[derive(Debug)]
+pub(super) enum Redis {
+    At(RedisUrl),
+    Private(Box<PrivateRedis>),
+}
+
+impl Redis {
+    pub(super) async fn open(config: &Config) -> Result<Self, CliError> {
+        Ok(match &config.redis.url {
+            Some(url) => Self::At(url.clone()),
+            None => Self::Private(Box::new(PrivateRedis::start(&config.data_dir).await?)),
+        })
+    }
+
+    pub(super) fn target(&self) -> Result<Target, CliError> {
+        let url = match self {
+            Self::At(url) => url,
+            Self::Private(private) => private.url(),
+        };
+        // The client's error is dropped on purpose: it may quote the address.
+        Target::new(url.expose()).map_err(|_| CliError::Address)
+    }
+
+    /// Every connection was dropped before.
+    pub(super) async fn close(self) {
+        if let Self::Private(private) = self
+            && let Err(error) = private.stop().await
+        {
+            tracing::warn!(%error, "the private Redis goes on running");
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! `fairlane status`.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::error::CliError;
+use super::output::{self, Output, Table, Tone, age, bytes, count, duration, number};
+use super::session::Session;
+use crate::clock::{Clock as _, SystemClock};
+use crate::config::Config;
+use crate::id::PipelineName;
+use crate::keyspace::{ServerInfo, StreamKind, StreamView};
+use crate::queue::PipelineView;
+
+/// A pipeline whose oldest event is older than this is worth a look.
+const OLD_MS: u64 = 60_000;
+/// So is memory in use beyond this share of the maximum, in percent.
+const MEMORY_PERCENT: u64 = 90;
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane status
+  fairlane status --json | jq '.problems[].remedy'
+  watch -n 2 fairlane status";
+
+/// Arguments of `fairlane status`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct StatusArgs {
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that one screen shows.
+#[derive(Debug, Serialize)]
+struct Status {
+    redis: RedisStatus,
+    streams: Vec<StreamView>,
+    /// Bus entries that could not be read.
+    invalid: u64,
+    pipelines: Vec<PipelineStatus>,
+    problems: Vec<Problem>,
+}
+
+#[derive(Debug, Serialize)]
+struct RedisStatus {
+    target: String,
+    #[serde(flatten)]
+    info: ServerInfo,
+}
+
+/// A pipeline with its name.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct PipelineStatus {
+    pub(super) name: PipelineName,
+    pub(super) state: PipelineState,
+    #[serde(flatten)]
+    pub(super) view: PipelineView,
+}
+
+/// What an operator and the configuration make of a pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum PipelineState {
+    Enabled,
+    /// Stopped by an operator.
+    Paused,
+    /// `enabled = false`.
+    Disabled,
+    /// In Redis only.
+    Unconfigured,
+}
+
+impl PipelineState {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Enabled => "enabled",
+            Self::Paused => "paused",
+            Self::Disabled => "disabled",
+            Self::Unconfigured => "unconfigured",
+        }
+    }
+}
+
+/// Something wrong and what helps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Problem {
+    problem: String,
+    remedy: String,
+}
+
+/// Shows everything on one screen.
+pub(super) async fn status(config: Config, args: &StatusArgs) -> Result<(), CliError> {
+    let output = Output::new(args.json);
+    Session::with(config, async |session| {
+        let status = read(session).await?;
+        output.show(&status, |status| screen(output, status))
+    })
+    .await
+}
+
+async fn read(session: &Session) -> Result<Status, CliError> {
+    let target = session.server.target().to_string();
+    let redis = RedisStatus { target, info: session.server.info().await? };
+    let mut streams = Vec::new();
+    for stream in &session.config.bus.streams {
+        streams.push(session.server.stream(stream).await?);
+    }
+    let pipelines = read_pipelines(session, &session.pipelines().await?).await?;
+    let invalid = session.server.invalid_entries().await?;
+    let mut status = Status { redis, streams, invalid, pipelines, problems: Vec::new() };
+    status.problems = find_problems(&status);
+    Ok(status)
+}
+
+/// Looks at pipelines.
+pub(super) async fn read_pipelines(
+    session: &Session,
+    names: &[PipelineName],
+) -> Result<Vec<PipelineStatus>, CliError> {
+    let mut found = Vec::with_capacity(names.len());
+    for name in names {
+        let view = session.view(name).view(SystemClock.now()).await?;
+        let state = match session.config.pipelines.get(name) {
+            None => PipelineState::Unconfigured,
+            Some(config) if !config.enabled => PipelineState::Disabled,
+            Some(_) if view.stopped => PipelineState::Paused,
+            Some(_) => PipelineState::Enabled,
+        };
+        found.push(PipelineStatus { name: name.clone(), state, view });
+    }
+    Ok(found)
+}
+
+/// Pipelines as a table.
+pub(super) fn pipeline_table(pipelines: &[PipelineStatus]) -> Table {
+    let mut table = Table::new(&[
+        "PIPELINE", "STATE", ">DEPTH", ">READY", ">LEASED", ">PARKED", ">PAUSED", ">DELAYED",
+        ">DEAD", ">OLDEST",
+    ]);
+    for PipelineStatus { name, state, view } in pipelines {
+        table.row(&[
+            name.to_string(),
+            state.text().to_owned(),
+            number(view.depth),
+            number(view.ready),
+            number(view.leased),
+            number(view.parked),
+            number(view.paused),
+            number(view.delayed),
+            number(view.dead),
+            age(view.oldest_age_ms, view.oldest_age_ms > 0),
+        ]);
+    }
+    table
+}
+
+fn screen(output: Output, status: &Status) -> String {
+    let info = &status.redis.info;
+    let max = match info.memory_max {
+        0 => "no maxmemory".to_owned(),
+        max => format!("of {}", bytes(max)),
+    };
+    let mut text = format!(
+        "{} {} at {}\nup {}, memory {} ({max}, {}), AOF {}\n\n",
+        output.paint(Tone::Strong, "Redis"),
+        info.version,
+        status.redis.target,
+        duration(info.uptime_seconds * 1_000),
+        bytes(info.memory_used),
+        info.eviction,
+        if info.append_only { "on" } else { "off" },
+    );
+    text.push_str(&output.table(&stream_table(&status.streams)));
+    text.push_str("\n\n");
+    if status.pipelines.is_empty() {
+        text.push_str("no pipelines");
+    } else {
+        text.push_str(&output.table(&pipeline_table(&status.pipelines)));
+    }
+    text.push_str("\n\n");
+    if status.problems.is_empty() {
+        text.push_str(&output.paint(Tone::Good, "nothing is wrong"));
+    }
+    for (at, Problem { problem, remedy }) in status.problems.iter().enumerate() {
+        text.push_str(if at > 0 { "\n" } else { "" });
+        text.push_str(&output.paint(Tone::Warning, "!"));
+        text.extend([" ", &output::plain(problem), "\n    ", &output::plain(remedy)]);
+    }
+    text
+}
+
+fn stream_table(streams: &[StreamView]) -> Table {
+    let mut table = Table::new(&["BUS STREAM", ">LENGTH", ">UNREAD", "READER", "GROUPS"]);
+    for view in streams {
+        let groups: Vec<_> = view
+            .groups
+            .iter()
+            .map(|group| {
+                let lag = group.lag.map_or_else(|| "?".to_owned(), number);
+                format!("{} (lag {lag}, pending {})", group.name, number(group.pending))
+            })
+            .collect();
+        table.row(&[
+            view.stream.clone(),
+            match view.kind {
+                StreamKind::Absent => "none yet".to_owned(),
+                StreamKind::Stream => number(view.length),
+                StreamKind::Other => "no stream".to_owned(),
+            },
+            view.unread.map_or_else(|| "-".to_owned(), number),
+            if view.reader { "yes" } else { "no" }.to_owned(),
+            if groups.is_empty() { "-".to_owned() } else { groups.join(", ") },
+        ]);
+    }
+    table
+}
+
+fn find_problems(status: &Status) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut add = |problem: String, remedy: String| problems.push(Problem { problem, remedy });
+    let (info, client) = (&status.redis.info, redis_cli(&status.redis.target));
+    if info.eviction != "noeviction" {
+        add(
+            format!("Redis may throw events away: maxmemory-policy is {}", info.eviction),
+            format!("{client} CONFIG SET maxmemory-policy noeviction"),
+        );
+    }
+    if !info.append_only {
+        add(
+            "Redis loses events when it restarts: appendonly is off".to_owned(),
+            format!("{client} CONFIG SET appendonly yes"),
+        );
+    }
+    if !info.append_ok {
+        add(
+            "Redis cannot write its append-only file, and refuses events".to_owned(),
+            "free space on its disk, and look into its log".to_owned(),
+        );
+    }
+    if info.role != "master" {
+        add(
+            format!("this Redis is a {}: nothing can be written", info.role),
+            "set redis.url to the primary".to_owned(),
+        );
+    }
+    if info.memory_max > 0 && info.memory_used / (info.memory_max / 100).max(1) >= MEMORY_PERCENT {
+        add(
+            format!("Redis uses more than {MEMORY_PERCENT} % of its maxmemory"),
+            "raise maxmemory, or see who fills it: fairlane bots list --sort depth".to_owned(),
+        );
+    }
+    for view in &status.streams {
+        if view.kind == StreamKind::Other {
+            add(
+                format!("{} is no stream, so it cannot be the bus", view.stream),
+                "rename that key, or set bus.streams".to_owned(),
+            );
+        } else if !view.reader && view.unread.unwrap_or(view.length) > 0 {
+            add(
+                format!("nobody reads {}", view.stream),
+                "start `fairlane serve` with the role ingest".to_owned(),
+            );
+        }
+    }
+    if status.invalid > 0 {
+        add(
+            format!("put aside because it could not be read: {}", count(status.invalid, "event")),
+            format!("{client} XREVRANGE fairlane:invalid + - COUNT 10"),
+        );
+    }
+    for pipeline in &status.pipelines {
+        pipeline_problems(pipeline, &mut add);
+    }
+    problems
+}
+
+/// How the server is reached by hand.
+fn redis_cli(target: &str) -> String {
+    match target.rsplit_once(':') {
+        _ if target.starts_with('/') => format!("redis-cli -s {target}"),
+        Some((host, port)) => format!("redis-cli -h {host} -p {port}"),
+        None => "redis-cli".to_owned(),
+    }
+}
+
+fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, String)) {
+    let PipelineStatus { name, state, view } = pipeline;
+    if *state == PipelineState::Unconfigured {
+        add(
+            format!("pipeline {name} is in Redis but not in the configuration"),
+            format!("configure [pipelines.{name}], or delete it: fairlane pipelines drop {name}"),
+        );
+    }
+    if view.stopped {
+        add(format!("pipeline {name} is paused"), format!("fairlane pipelines resume {name}"));
+    }
+    if view.dead > 0 {
+        add(
+            format!("pipeline {name} has {}", count(view.dead, "dead letter")),
+            format!("fairlane dead list --pipeline {name}"),
+        );
+    }
+    if view.paused > 0 {
+        add(
+            format!("paused in pipeline {name}: {}", count(view.paused, "bot")),
+            format!("fairlane bots list --pipeline {name}, then fairlane bots resume BOT"),
+        );
+    }
+    let waits = matches!(state, PipelineState::Enabled) && !view.stopped;
+    if waits && view.oldest_age_ms > OLD_MS {
+        add(
+            format!(
+                "pipeline {name} is late: its oldest event waits {}",
+                duration(view.oldest_age_ms)
+            ),
+            format!(
+                "start more `fairlane serve --roles work`, or see who waits: fairlane bots list --pipeline {name} --sort age"
+            ),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn healthy() -> Status {
+        Status {
+            redis: RedisStatus {
+                target: "redis.sock".to_owned(),
+                info: ServerInfo {
+                    version: "7.0.15".to_owned(),
+                    role: "master".to_owned(),
+                    uptime_seconds: 3_600,
+                    memory_used: 1 << 20,
+                    memory_max: 1 << 30,
+                    eviction: "noeviction".to_owned(),
+                    append_only: true,
+                    append_ok: true,
+                },
+            },
+            streams: vec![StreamView {
+                stream: "fairlane:events".to_owned(),
+                kind: StreamKind::Stream,
+                length: 10,
+                unread: Some(0),
+                reader: false,
+                groups: Vec::new(),
+            }],
+            invalid: 0,
+            pipelines: vec![PipelineStatus {
+                name: PipelineName::parse("log").unwrap(),
+                state: PipelineState::Enabled,
+                view: PipelineView::default(),
+            }],
+            problems: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn nothing_is_wrong_with_a_healthy_installation() {
+        assert_eq!(find_problems(&healthy()), []);
+        let text = screen(Output::new(false), &healthy());
+        assert!(text.ends_with("nothing is wrong"), "{text}");
+    }
+
+    #[test]
+    fn each_problem_names_what_helps() {
+        type Harm = fn(&mut Status);
+        let cases: [(Harm, &str); 13] = [
+            (|s| s.redis.info.eviction = "allkeys-lru".to_owned(), "maxmemory-policy noeviction"),
+            (|s| s.redis.info.append_only = false, "CONFIG SET appendonly yes"),
+            (|s| s.redis.info.append_ok = false, "its disk"),
+            (|s| s.redis.info.role = "slave".to_owned(), "primary"),
+            (|s| s.redis.info.memory_used = 1 << 30, "raise maxmemory"),
+            (|s| s.streams[0].kind = StreamKind::Other, "bus.streams"),
+            (|s| s.streams[0].unread = Some(1), "role ingest"),
+            (|s| s.invalid = 1, "XREVRANGE fairlane:invalid"),
+            (|s| s.pipelines[0].view.dead = 1, "fairlane dead list --pipeline log"),
+            (|s| s.pipelines[0].view.stopped = true, "fairlane pipelines resume log"),
+            (|s| s.pipelines[0].view.paused = 1, "fairlane bots list --pipeline log"),
+            (|s| s.pipelines[0].view.oldest_age_ms = 60_001, "--sort age"),
+            (|s| s.pipelines[0].state = PipelineState::Unconfigured, "fairlane pipelines drop log"),
+        ];
+        for (harm, remedy) in cases {
+            let mut status = healthy();
+            harm(&mut status);
+            let problems = find_problems(&status);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].remedy.contains(remedy), "{problems:?}");
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! `fairlane demo`: the main job on generated traffic, everything private and local.
+//!
+//! A few very busy bots (campaigns that put thousands of events on the bus at once) among
+//! thousands of quiet ones (Zipf). One handling in a hundred fails and is tried again in order.
+//! At the end, loss and order are checked.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::bench::latency::{quantile_ms, waits};
+use crate::bench::{BenchError, Meter, Rig, drained, pipeline_name};
+use crate::clock::{Clock, SystemClock, micros};
+use crate::event::{Event, EventError};
+use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
+use crate::id::BotId;
+use crate::queue::{PipelineView, Queue};
+
+/// Bots that run campaigns.
+const BUSY: usize = 5;
+/// Workers of the demo.
+const WORKERS: usize = 16;
+/// What the handler takes per event; it waits once per slice, as one call of another service would.
+const HANDLING: Duration = Duration::from_micros(200);
+/// A campaign starts this often.
+const CAMPAIGN_EVERY: Duration = Duration::from_secs(4);
+const TICK: Duration = Duration::from_millis(10);
+const REFRESH: Duration = Duration::from_millis(500);
+
+/// What to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Tenants.
+    pub bots: usize,
+    /// Events per second, campaigns aside.
+    pub rate: u64,
+    /// For how long events are sent.
+    pub seconds: u64,
+}
+
+/// What came out.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// Events put on the bus.
+    pub sent: u64,
+    /// Events handled and acknowledged.
+    pub handled: u64,
+    /// Handlings that failed and were repeated.
+    pub retried: u64,
+    /// Events never handled.
+    pub lost: u64,
+    /// First handlings out of order.
+    pub reordered: u64,
+    /// From the first event sent to the last acknowledged, seconds.
+    pub seconds: f64,
+    /// Wait of the quiet bots' events from sent to handled, ms.
+    pub quiet_p50_ms: f64,
+    /// The same, 99 of 100 wait less.
+    pub quiet_p99_ms: f64,
+    /// Wait of the busy bots' events, ms.
+    pub busy_p50_ms: f64,
+    /// The same, 99 of 100 wait less.
+    pub busy_p99_ms: f64,
+}
+
+/// One look at the running demo.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    /// What is being done.
+    pub stage: &'static str,
+    /// Since the start.
+    pub elapsed: Duration,
+    /// Events sent and acknowledged so far.
+    pub sent: u64,
+    /// Acknowledged so far.
+    pub handled: u64,
+    /// Events per second sent, and acknowledged, since the last look.
+    pub rates: (f64, f64),
+    /// The queues.
+    pub view: PipelineView,
+    /// p50 and p99 of quiet and of busy bots since the last look, ms.
+    pub quiet: (f64, f64),
+    /// Of busy bots.
+    pub busy: (f64, f64),
+}
+
+#[derive(Debug)]
+struct Waits {
+    total: [Histogram<u64>; 2],
+    recent: [Histogram<u64>; 2],
+}
+
+struct Work {
+    meter: Arc<Meter>,
+    waits: Mutex<Waits>,
+    retried: AtomicU64,
+}
+
+struct DemoHandler(Arc<Work>);
+
+#[derive(Serialize, Deserialize)]
+struct Payload {
+    sent: u64,
+    tag: String,
+    channel: String,
+}
+
+impl Handler for DemoHandler {
+    async fn handle(&self, environment: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        let count = u32::try_from(slice.events.len()).unwrap_or(u32::MAX);
+        tokio::time::sleep(HANDLING.saturating_mul(count)).await;
+        let now = micros(environment.clock.now());
+        let fails = rand::rng().random_ratio(1, 100);
+        let failing = fails.then(|| rand::rng().random_range(0..slice.events.len()));
+        for (index, delivery) in slice.events.iter().enumerate() {
+            if failing == Some(index) {
+                self.0.retried.fetch_add(1, Ordering::Relaxed);
+                return Err(Failure::transient(index, "the demo's handler fails now and then"));
+            }
+            self.0.meter.handled(&slice.bot, &delivery.event);
+            let sent = delivery.event.data_as::<Payload>().map_or(now, |payload| payload.sent);
+            let class = usize::from(is_busy(&slice.bot));
+            let mut waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            waits.total[class].saturating_record(now.saturating_sub(sent).max(1));
+            waits.recent[class].saturating_record(now.saturating_sub(sent).max(1));
+        }
+        Ok(Outcomes::done())
+    }
+
+    fn committed(&self, _: &Slice, settled: usize) {
+        self.0.meter.committed(settled);
+    }
+}
+
+fn is_busy(bot: &BotId) -> bool {
+    bot.as_str()
+        .strip_prefix("bot-")
+        .and_then(|n| n.parse::<usize>().ok())
+        .is_some_and(|n| n < BUSY)
+}
+
+/// Makes events: quiet bots by Zipf, campaigns for the busy ones.
+struct Generator {
+    random: SmallRng,
+    /// Cumulated Zipf weights of the quiet bots.
+    weights: Vec<f64>,
+    positions: Vec<u32>,
+}
+
+impl Generator {
+    #[expect(clippy::cast_precision_loss, reason = "a number of bots")]
+    fn new(bots: usize) -> Self {
+        let mut sum = 0.0;
+        let weights = (1..=bots.saturating_sub(BUSY).max(1))
+            .map(|rank| {
+                sum += 1.0 / rank as f64;
+                sum
+            })
+            .collect();
+        let positions = vec![0; bots.max(BUSY + 1)];
+        Self { random: SmallRng::seed_from_u64(42), weights, positions }
+    }
+
+    fn quiet(&mut self) -> usize {
+        let total = self.weights.last().copied().unwrap_or(1.0);
+        let point = self.random.random_range(0.0..total);
+        BUSY + self.weights.partition_point(|&weight| weight < point).min(self.weights.len() - 1)
+    }
+
+    fn event(&mut self, bot: usize) -> Result<Vec<u8>, BenchError> {
+        const KINDS: [(&str, &str); 5] = [
+            ("message.received", "telegram"),
+            ("tag.applied", "whatsapp"),
+            ("field.changed", "instagram"),
+            ("subscriber.created", "telegram"),
+            ("order.paid", "web"),
+        ];
+        const TAGS: [&str; 4] = ["vip", "newsletter", "trial", "cart-left"];
+        let (kind, channel) = KINDS[self.random.random_range(0..KINDS.len())];
+        let payload = Payload {
+            sent: micros(SystemClock.now()),
+            tag: TAGS[self.random.random_range(0..TAGS.len())].to_owned(),
+            channel: channel.to_owned(),
+        };
+        let id = self.positions[bot].to_string();
+        self.positions[bot] += 1;
+        let subscriber = self.random.random_range(0..10_000);
+        let event = Event::builder(kind, &BotId::parse(&format!("bot-{bot}"))?)
+            .id(id)
+            .source("demo")
+            .subject(format!("subscriber-{subscriber}"))
+            .data(&payload)
+            .map_err(EventError::Json)?
+            .build()?;
+        Ok(serde_json::to_vec(&event).map_err(EventError::Json)?)
+    }
+}
+
+/// Runs the demo. `show` is told what happens twice a second.
+///
+/// # Errors
+/// When the private Redis fails or nothing moves for a minute.
+pub async fn run(
+    options: Options,
+    started: impl FnMut(&str),
+    show: impl FnMut(&Look),
+) -> Result<Summary, BenchError> {
+    Rig::with(async |rig| perform(rig, options, started, show).await).await
+}
+
+async fn perform(
+    rig: &Rig,
+    options: Options,
+    mut started: impl FnMut(&str),
+    mut show: impl FnMut(&Look),
+) -> Result<Summary, BenchError> {
+    let bots = options.bots.max(BUSY + 1);
+    let work = Arc::new(Work {
+        meter: Meter::new(bots),
+        waits: Mutex::new(Waits { total: [waits(), waits()], recent: [waits(), waits()] }),
+        retried: AtomicU64::new(0),
+    });
+    let quick = |pipeline: &mut crate::config::PipelineConfig| {
+        pipeline.backoff.initial = Duration::from_millis(50);
+        pipeline.max_attempts = std::num::NonZero::new(1_000).unwrap_or(pipeline.max_attempts);
+    };
+    let app = rig.app(WORKERS, quick, DemoHandler(Arc::clone(&work))).await?;
+    let queue = app.queue(&pipeline_name());
+    started(&app.metrics_address().map_or_else(|_| String::new(), |address| address.to_string()));
+    let running = Rig::spawn(app);
+    let begun = Instant::now();
+    let mut watch = Watcher { begun, last: (begun, 0, 0), work: Arc::clone(&work), queue };
+    let sent = send(rig, options, bots, &mut watch, &mut show).await?;
+    while work.meter.done() < sent {
+        watch.look("draining the queues", sent, &mut show).await?;
+        tokio::select! {
+            drained = drained(|| work.meter.done(), sent, |_| {}) => drained?,
+            () = tokio::time::sleep(REFRESH) => {}
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    watch.look("done", sent, &mut show).await?;
+    drop(watch);
+    running.stop().await?;
+    let waits = work.waits.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(Summary {
+        sent,
+        handled: work.meter.done(),
+        retried: work.retried.load(Ordering::Relaxed),
+        lost: sent.saturating_sub(work.meter.reached()),
+        reordered: work.meter.reordered(),
+        seconds,
+        quiet_p50_ms: quantile_ms(&waits.total[0], 0.5),
+        quiet_p99_ms: quantile_ms(&waits.total[0], 0.99),
+        busy_p50_ms: quantile_ms(&waits.total[1], 0.5),
+        busy_p99_ms: quantile_ms(&waits.total[1], 0.99),
+    })
+}
+
+/// Sends for the given time.
+async fn send(
+    rig: &Rig,
+    options: Options,
+    bots: usize,
+    watch: &mut Watcher,
+    show: &mut impl FnMut(&Look),
+) -> Result<u64, BenchError> {
+    let mut generator = Generator::new(bots);
+    let (mut sent, mut campaigns) = (0, 0_u32);
+    let campaign = usize::try_from(options.rate.clamp(200, 20_000)).unwrap_or(200);
+    let begun = watch.begun;
+    loop {
+        let elapsed = begun.elapsed();
+        if elapsed >= Duration::from_secs(options.seconds) {
+            return Ok(sent);
+        }
+        let mut batch = Vec::new();
+        let due = u128::from(options.rate) * elapsed.as_millis() / 1_000
+            + u128::from(campaigns) * campaign as u128;
+        while u128::from(sent) + (batch.len() as u128) < due {
+            let bot = generator.quiet();
+            batch.push(generator.event(bot)?);
+        }
+        if elapsed >= CAMPAIGN_EVERY * campaigns + CAMPAIGN_EVERY / 4 {
+            let bot = campaigns as usize % BUSY;
+            campaigns += 1;
+            for _ in 0..campaign {
+                batch.push(generator.event(bot)?);
+            }
+        }
+        rig.publish(batch.iter()).await?;
+        sent += batch.len() as u64;
+        watch.look("sending", sent, show).await?;
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+/// Looks twice a second.
+struct Watcher {
+    begun: Instant,
+    /// When, sent and handled at the last look.
+    last: (Instant, u64, u64),
+    work: Arc<Work>,
+    queue: Option<Queue>,
+}
+
+impl Watcher {
+    #[expect(clippy::cast_precision_loss, reason = "counts of a demo")]
+    async fn look(
+        &mut self,
+        stage: &'static str,
+        sent: u64,
+        show: &mut impl FnMut(&Look),
+    ) -> Result<(), BenchError> {
+        let since = self.last.0.elapsed();
+        if since < REFRESH && stage != "done" {
+            return Ok(());
+        }
+        let handled = self.work.meter.done();
+        let rate = |now: u64, before: u64| (now - before) as f64 / since.as_secs_f64();
+        let view = match &self.queue {
+            Some(queue) => queue.view(SystemClock.now()).await?,
+            None => PipelineView::default(),
+        };
+        let [quiet, busy] = {
+            let mut waits = self.work.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            waits.recent.each_mut().map(|recent| {
+                let figures = (quantile_ms(recent, 0.5), quantile_ms(recent, 0.99));
+                recent.reset();
+                figures
+            })
+        };
+        show(&Look {
+            stage,
+            elapsed: self.begun.elapsed(),
+            sent,
+            handled,
+            rates: (rate(sent, self.last.1), rate(handled, self.last.2)),
+            view,
+            quiet,
+            busy,
+        });
+        self.last = (Instant::now(), sent, handled);
+        Ok(())
+    }
+}
+
+/// The lines of one look.
+#[must_use]
+pub fn draw(look: &Look) -> String {
+    let view = &look.view;
+    let waits = |(p50, p99): (f64, f64)| {
+        if p99 > 0.0 {
+            format!("p50 {p50:>9.1} ms   p99 {p99:>9.1} ms")
+        } else {
+            format!("p50 {:>12}   p99 {:>12}", "-", "-")
+        }
+    };
+    [
+        format!("{:>6.1} s   {}", look.elapsed.as_secs_f64(), look.stage),
+        format!(
+            "events     in {:>10.0}/s   handled {:>9.0}/s   in all {:>9}",
+            look.rates.0, look.rates.1, look.handled
+        ),
+        format!(
+            "queues     depth {:>9}   ready bots {:>8}   oldest {:>7.1} s",
+            view.depth,
+            view.ready,
+            Duration::from_millis(view.oldest_age_ms).as_secs_f64()
+        ),
+        format!("quiet bots {}   (thousands of small ones)", waits(look.quiet)),
+        format!("busy bots  {}   ({BUSY} with campaigns)", waits(look.busy)),
+    ]
+    .map(|line| format!("  {line}\n"))
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_generator_prefers_few_bots_but_reaches_many() {
+        let mut generator = Generator::new(1_000);
+        let mut met = vec![0_u32; 1_000];
+        for _ in 0..20_000 {
+            met[generator.quiet()] += 1;
+        }
+        assert!(
+            met[..BUSY].iter().all(|&count| count == 0),
+            "campaign bots send by campaigns only"
+        );
+        assert!(met[BUSY] > 20 * met[900].max(1), "{} {}", met[BUSY], met[900]);
+        assert!(met.iter().filter(|&&count| count > 0).count() > 800);
+    }
+
+    #[test]
+    fn figures_stay_in_their_columns_whatever_their_size() {
+        let mut look = Look { stage: "sending", ..Look::default() };
+        let small: Vec<usize> = draw(&look).lines().map(str::len).collect();
+        look.handled = 9_999_999;
+        look.rates = (123_456.0, 98_765.0);
+        look.view.depth = 1_234_567;
+        look.quiet = (12_345.6, 98_765.4);
+        look.busy = (0.1, 0.1);
+        let large: Vec<usize> = draw(&look).lines().map(str::len).collect();
+        assert_eq!(small, large);
+    }
+}

@@ -1,0 +1,145 @@
+//! What operators, schedulers and connections ask of a shard.
+
+use super::{Bot, Event, Key, Queued, Server, unsigned};
+
+/// The answer to a push of one bot's events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pushed {
+    pub(crate) queued: Queued,
+    /// Also the id of a delayed event.
+    pub(crate) sequence: u64,
+    pub(crate) duplicate: bool,
+}
+
+impl Server {
+    /// Events of one bot now, or one later; once per idempotency key.
+    pub(crate) fn push_once(
+        &mut self,
+        now_us: i64,
+        key: Option<Key>,
+        due_ms: Option<i64>,
+        (bot, events): (Bot, &[Event]),
+    ) -> Pushed {
+        if let Some(&sequence) = key.and_then(|key| self.keys.get(&key)) {
+            return Pushed { queued: Queued::default(), sequence, duplicate: true };
+        }
+        let queued = if let Some(due_ms) = due_ms {
+            self.seq = (self.seq + 1).max(unsigned(now_us));
+            self.later.insert(self.seq, (due_ms, bot, events[0]));
+            Queued { appended: 1, ..Queued::default() }
+        } else {
+            let events: Vec<(Bot, Event)> = events.iter().map(|&event| (bot, event)).collect();
+            self.push(now_us, &events)
+        };
+        if let Some(key) = key {
+            self.keys.insert(key, self.seq);
+        }
+        Pushed { queued, sequence: self.seq, duplicate: false }
+    }
+
+    /// Moves those of these delayed events that are due into the queues, as if they came now.
+    /// Answers how many, and the next due time.
+    pub(crate) fn promote(&mut self, now_us: i64, events: &[(u64, Bot)]) -> (u64, Option<i64>) {
+        let (mut moved, mut fresh) = (0, Vec::new());
+        for &(id, bot) in events {
+            let Some(&(due_ms, owner, event)) = self.later.get(&id) else { continue };
+            if due_ms > now_us / 1_000 || owner != bot {
+                continue;
+            }
+            self.later.remove(&id);
+            self.seq = (self.seq + 1).max(unsigned(now_us));
+            if !self.queues.contains_key(&bot) {
+                fresh.push(bot);
+            }
+            self.queues.entry(bot).or_default().push_back((self.seq, event));
+            self.depth += 1;
+            moved += 1;
+        }
+        self.join(now_us, &fresh);
+        (moved, self.later.values().map(|&(due_ms, ..)| due_ms).min())
+    }
+
+    /// Puts a dead letter of the bot back in order of sequence. Revokes a lease, whose holder
+    /// counts from the old head.
+    pub(crate) fn redrive(&mut self, now_us: i64, place: Option<usize>, bot: Bot) -> bool {
+        let letter = place.and_then(|place| self.dead.get(place).copied());
+        let (Some(place), Some(letter)) = (place, letter) else { return false };
+        if letter.bot != bot {
+            return false;
+        }
+        self.dead.remove(place);
+        let queue = self.queues.entry(bot).or_default();
+        let at = queue.iter().position(|&(sequence, _)| sequence > letter.sequence);
+        queue.insert(at.unwrap_or(queue.len()), (letter.sequence, letter.event));
+        self.depth += 1;
+        self.att.remove(&bot);
+        if self.own.contains_key(&bot) {
+            self.unlease(&[bot]);
+        }
+        self.join(now_us, &[bot]);
+        true
+    }
+
+    /// Breaks a lease or park. Answers whether there was one.
+    pub(crate) fn revoke(&mut self, now_us: i64, bot: Bot) -> bool {
+        if !self.busy.contains_key(&bot) {
+            return false;
+        }
+        self.unlease(&[bot]);
+        if self.queues.contains_key(&bot) {
+            self.join(now_us, &[bot]);
+        }
+        true
+    }
+
+    /// Stops or goes on with handing out anything. Answers whether that changed something.
+    pub(crate) fn pause_shard(&mut self, paused: bool) -> bool {
+        std::mem::replace(&mut self.shard_paused, paused) != paused
+    }
+
+    /// Sets the flag. A running lease or park ends normally, then the bot rests.
+    /// Answers whether that changed something.
+    pub(crate) fn pause(&mut self, bot: Bot) -> bool {
+        if let Some(score) = self.ctl.remove(&bot) {
+            self.finish(bot, score);
+        }
+        self.paused.insert(bot)
+    }
+
+    pub(crate) fn resume(&mut self, now_us: i64, bot: Bot) -> bool {
+        let changed = self.paused.remove(&bot);
+        if changed && self.queues.contains_key(&bot) {
+            self.join(now_us, &[bot]);
+        }
+        changed
+    }
+
+    /// Drops a bot's events and revokes its lease, whose holder counts from the old head.
+    pub(crate) fn purge(&mut self, bot: Bot) -> Vec<Event> {
+        let removed = self.remove_head(bot, u32::MAX);
+        self.unlease(&[bot]);
+        if let Some(score) = self.ctl.remove(&bot) {
+            self.finish(bot, score);
+        }
+        self.att.remove(&bot);
+        removed
+    }
+
+    /// The first command on a new connection. After a restart, revokes every lease that an older
+    /// run granted: lists may have lost their tails, so nobody's count is right any more.
+    /// They are ready again in the order in which they were granted. Answers how many those were;
+    /// `None`: the run is known.
+    pub(crate) fn recover(&mut self, now_us: i64, run: u32) -> Option<u64> {
+        if self.run == Some(run) {
+            return None;
+        }
+        self.run = Some(run);
+        let mut leased: Vec<(u64, Bot)> =
+            self.own.iter().map(|(&bot, lease)| (lease.fence, bot)).collect();
+        leased.sort_unstable();
+        let leased: Vec<Bot> = leased.into_iter().map(|(_, bot)| bot).collect();
+        self.unlease(&leased);
+        self.join(now_us, &leased);
+        Some(leased.len() as u64)
+    }
+}

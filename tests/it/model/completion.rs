@@ -1,0 +1,171 @@
+//! How a lease goes on or ends.
+
+use super::{Attempts, Bot, Event, Lease, Letter, Reason, Server};
+
+/// What becomes of a lease when its slice is completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    /// Goes on until this deadline; with n = 0 a renewal.
+    Keep {
+        until_ms: i64,
+    },
+    Release,
+    /// Rests until this time.
+    Park {
+        until_ms: i64,
+    },
+    /// As park, and counts as a failed attempt.
+    Fail {
+        until_ms: i64,
+        isolate: u32,
+    },
+}
+
+impl Mode {
+    /// The same, said later.
+    pub(crate) fn put_off(self, ms: i64) -> Self {
+        match self {
+            Self::Keep { until_ms } => Self::Keep { until_ms: until_ms + ms },
+            Self::Release => Self::Release,
+            Self::Park { until_ms } => Self::Park { until_ms: until_ms + ms },
+            Self::Fail { until_ms, isolate } => Self::Fail { until_ms: until_ms + ms, isolate },
+        }
+    }
+}
+
+/// Where an event goes that is not done but leaves the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Dead { attempts: u32 },
+    Later { at_ms: i64 },
+}
+
+/// The arguments of a completion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Completion {
+    pub(crate) bot: Bot,
+    /// The run whose lease it is.
+    pub(crate) run: Option<u32>,
+    pub(crate) fence: u64,
+    pub(crate) before: u32,
+    pub(crate) n: u32,
+    pub(crate) cost: i64,
+    pub(crate) mode: Mode,
+    /// Places among the `n` of those that are not done.
+    pub(crate) exceptions: Vec<(u32, Fate)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Completed {
+    /// These were taken off the queue.
+    Removed(Vec<Event>),
+    /// The same call came before: nothing more was taken off. What becomes of the lease is done
+    /// again, so that a renewal that is repeated lasts from the repetition.
+    Replay,
+    /// The lease is another's, or nobody's.
+    Stale,
+    /// The caller counts differently.
+    Bad,
+}
+
+impl Server {
+    pub(crate) fn complete(&mut self, now_us: i64, call: &Completion) -> Completed {
+        match self.own.get(&call.bot) {
+            Some(lease) if lease.fence == call.fence && self.run == call.run => {
+                self.complete_held(now_us, *lease, call)
+            }
+            _ => Completed::Stale,
+        }
+    }
+
+    /// A completion whose fence was found to be the current one.
+    pub(crate) fn complete_held(
+        &mut self,
+        now_us: i64,
+        mut lease: Lease,
+        call: &Completion,
+    ) -> Completed {
+        let &Completion { bot, before, n, .. } = call;
+        let replay = lease.acked != before && lease.acked == before + n;
+        let possible = replay || (lease.acked == before && n as usize <= self.length(bot));
+        if !possible || call.exceptions.iter().any(|&(index, _)| index >= n) {
+            return Completed::Bad;
+        }
+        let mut removed = Vec::new();
+        if !replay {
+            for &(index, fate) in &call.exceptions {
+                self.except(now_us, bot, index, fate);
+            }
+            removed = self.remove_head(bot, n);
+            if n > 0 {
+                self.progress(bot, n);
+            }
+            lease.acked += n;
+            lease.start += call.cost;
+        }
+        match call.mode {
+            Mode::Keep { until_ms } => {
+                lease.confirmed = true;
+                self.own.insert(bot, lease);
+                self.busy.insert(bot, until_ms);
+            }
+            Mode::Release => {
+                self.own.remove(&bot);
+                self.busy.remove(&bot);
+                if self.queues.contains_key(&bot) && !self.paused.contains(&bot) {
+                    self.ctl.insert(bot, lease.start);
+                } else {
+                    self.finish(bot, lease.start);
+                }
+            }
+            Mode::Park { until_ms } => self.park(bot, lease, until_ms),
+            Mode::Fail { until_ms, isolate } => {
+                let attempts = self.att.entry(bot).or_default();
+                attempts.failed += 1;
+                attempts.isolate = attempts.isolate.max(isolate);
+                self.park(bot, lease, until_ms);
+            }
+        }
+        if replay { Completed::Replay } else { Completed::Removed(removed) }
+    }
+
+    fn except(&mut self, now_us: i64, bot: Bot, index: u32, fate: Fate) {
+        let (sequence, event) = self.queues[&bot][index as usize];
+        match fate {
+            Fate::Dead { attempts } => {
+                let (reason, time_ms) = (Reason::Refused, now_us / 1_000);
+                self.bury(Letter { bot, sequence, event, reason, attempts, time_ms });
+            }
+            Fate::Later { at_ms } => {
+                self.later.insert(sequence, (at_ms, bot, event));
+            }
+        }
+    }
+
+    fn park(&mut self, bot: Bot, lease: Lease, until_ms: i64) {
+        self.own.remove(&bot);
+        self.busy.insert(bot, until_ms);
+        self.finish(bot, lease.start);
+    }
+
+    pub(super) fn remove_head(&mut self, bot: Bot, n: u32) -> Vec<Event> {
+        let Some(queue) = self.queues.get_mut(&bot) else { return Vec::new() };
+        let n = queue.len().min(n as usize);
+        let removed: Vec<Event> = queue.drain(..n).map(|(_, event)| event).collect();
+        if queue.is_empty() {
+            self.queues.remove(&bot);
+        }
+        self.depth -= removed.len() as u64;
+        removed
+    }
+
+    fn progress(&mut self, bot: Bot, n: u32) {
+        if let Some(attempts) = self.att.get_mut(&bot) {
+            let isolate = attempts.isolate.saturating_sub(n);
+            *attempts = Attempts { isolate, ..Attempts::default() };
+            if isolate == 0 {
+                self.att.remove(&bot);
+            }
+        }
+    }
+}

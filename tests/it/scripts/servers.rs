@@ -1,0 +1,142 @@
+//! Servers that are full, forget their scripts or are started again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fairlane::id::Offset;
+use fairlane::keyspace::scripts::{
+    Claim, Claimed, Complete, Completion, Enqueue, Enqueued, Limits, Mode, Pause, Push, Resume,
+    Verdict,
+};
+use fairlane::keyspace::{Link, StoreError, Target};
+use futures_util::StreamExt;
+use redis::AsyncCommands;
+
+use super::{LIMITS, SLICE_US, bot, claim_all, completion, dead, keys};
+use crate::support::redis::{Options, Persistence, RedisServer};
+use crate::support::wait::eventually;
+
+fn link(server: &RedisServer) -> Link {
+    let target = Target::new(&server.url()).unwrap();
+    Link::new(target, vec![keys()], SLICE_US, Duration::from_secs(10))
+}
+
+async fn push(link: &Link, events: &[&str]) -> Result<u64, StoreError> {
+    let events: Vec<Vec<u8>> = events.iter().map(|event| event.as_bytes().to_vec()).collect();
+    let (keys, bot) = (&keys(), &bot("a"));
+    let call = Push { keys, limits: LIMITS, bot, events: &events, due_ms: 0, idempotency: None };
+    Ok(link.call(&call).await?.queued.appended)
+}
+
+async fn claim(link: &Link) -> Claimed {
+    link.call(&claim_all(&keys())).await.unwrap()
+}
+
+async fn complete(link: &Link, item: Completion) -> Result<Verdict, StoreError> {
+    let (keys, items) = (&keys(), &[item]);
+    Ok(link.call(&Complete { keys, dead_max: 9, items }).await?.verdicts[0])
+}
+
+/// Every key with everything it holds.
+async fn everything(server: &RedisServer) -> BTreeMap<String, Vec<u8>> {
+    let mut connection = server.connection().await;
+    let mut found = BTreeMap::new();
+    for key in connection.keys::<_, Vec<String>>("*").await.unwrap() {
+        let held = redis::cmd("DUMP").arg(&key).query_async(&mut connection).await.unwrap();
+        found.insert(key, held);
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_full_server_refuses_new_events_whole_and_still_empties() {
+    let server = RedisServer::start(Options::default());
+    let (link, keys, a) = (link(&server), &keys(), &bot("a"));
+    push(&link, &["1", "2", "3"]).await.unwrap();
+    let config = |bytes: u64| {
+        let mut command = redis::cmd("CONFIG");
+        command.arg("SET").arg("maxmemory").arg(bytes);
+        command
+    };
+    let mut connection = server.connection().await;
+    config(1).exec_async(&mut connection).await.unwrap();
+    let before = everything(&server).await;
+
+    let (prev, last) = (Offset::default(), Offset { ms: 1, seq: 1 });
+    let bots = || vec![(a.clone(), vec![&b"4"[..], b"5"]), (bot("b"), vec![b"6"])];
+    let limits = Limits { max_queue: 4, ..LIMITS };
+    let enqueue = Enqueue { keys, stream: "s", prev, last, limits, bots: bots() };
+    let refused = link.call(&enqueue).await.unwrap_err();
+    assert!(refused.is_full() && refused.is_passing(), "{refused}");
+    assert!(push(&link, &["4"]).await.unwrap_err().is_full());
+    assert_eq!(everything(&server).await, before, "nothing half written");
+
+    let claimed = claim(&link).await;
+    let keep = completion(&claimed, 0, 1, Mode::Keep { ttl_ms: 30_000 });
+    assert_eq!(complete(&link, keep).await.unwrap(), Verdict::Ok);
+    let park = completion(&claimed, 0, 1, Mode::Park { ms: 0 });
+    let park = Completion { before: 1, exceptions: vec![dead(0)], ..park };
+    assert_eq!(complete(&link, park).await.unwrap(), Verdict::Ok);
+    assert!(link.call(&Pause { keys, bot: Some(a) }).await.unwrap());
+    let resume = Resume { keys, bot: Some(a), slice_us: SLICE_US };
+    assert!(link.call(&resume).await.unwrap());
+    let claimed = claim(&link).await;
+    let release = completion(&claimed, 0, 1, Mode::Release);
+    assert_eq!(complete(&link, release).await.unwrap(), Verdict::Ok);
+
+    config(0).exec_async(&mut connection).await.unwrap();
+    let taken = link.call(&enqueue).await.unwrap();
+    assert!(matches!(taken, Enqueued::Ok(done) if done.appended == 3), "{taken:?}");
+}
+
+#[tokio::test]
+async fn forgotten_scripts_are_loaded_again_unnoticed() {
+    let server = RedisServer::start(Options::default());
+    let link = link(&server);
+    push(&link, &["1", "2"]).await.unwrap();
+    let claimed = claim(&link).await;
+    let mut connection = server.connection().await;
+    redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut connection).await.unwrap();
+    let release = completion(&claimed, 0, 1, Mode::Release);
+    assert_eq!(complete(&link, release).await.unwrap(), Verdict::Ok, "the lease is still held");
+    assert_eq!(push(&link, &["3"]).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_lease_of_an_older_run_commits_nothing() {
+    let options = Options { persistence: Persistence::Always, ..Options::default() };
+    let mut server = RedisServer::start(options);
+    let link = link(&server);
+    push(&link, &["1", "2"]).await.unwrap();
+    let old = claim(&link).await;
+    server.restart();
+    // The broken connection is noticed by the first call.
+    let (none, patience) = (redis::pipe().cmd("PING").clone(), Duration::from_secs(10));
+    eventually(patience, "a new connection", async || link.run(&none).await.is_ok()).await;
+    let late = || completion(&old, 0, 1, Mode::Release);
+    assert_eq!(complete(&link, late()).await.unwrap(), Verdict::Stale);
+    let new = claim(&link).await;
+    assert_eq!(new.leases.len(), 1, "ready again at once");
+    assert_ne!(new.run, old.run);
+    assert_eq!(complete(&link, late()).await.unwrap(), Verdict::Stale);
+    // The fence alone does not name a lease: a server whose clock was set back gives it out twice.
+    let renamed = Completion { run: old.run.clone(), ..completion(&new, 0, 1, Mode::Release) };
+    assert_eq!(complete(&link, renamed).await.unwrap(), Verdict::Stale);
+    let mut connection = server.connection().await;
+    assert_eq!(connection.llen::<_, u64>(keys().queue(&bot("a"))).await.unwrap(), 2);
+    let release = completion(&new, 0, 2, Mode::Release);
+    assert_eq!(complete(&link, release).await.unwrap(), Verdict::Ok);
+}
+
+#[tokio::test]
+async fn a_subscriber_of_the_wake_channel_hears_that_a_bot_is_ready() {
+    let server = RedisServer::start(Options::default());
+    let (link, keys) = (link(&server), keys());
+    let mut subscriber = link.target().subscriber().await.unwrap();
+    subscriber.subscribe(keys.wake()).await.unwrap();
+    push(&link, &["1"]).await.unwrap();
+    let heard = subscriber.on_message().next().await.unwrap();
+    let payload: String = heard.get_payload().unwrap();
+    let low = link.call(&Claim { max: 0, ..claim_all(&keys) }).await.unwrap().low.unwrap();
+    assert_eq!(payload, format!("ready {low}"));
+}
