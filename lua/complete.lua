@@ -99,7 +99,8 @@ for i, item in ipairs(items) do
       if attempts[i] or item.mode == 'fail' then
         local suspect, lost, failed, isolate = parts(attempts[i] or '0|0|0|0')
         if n > 0 then
-          suspect, lost, failed, isolate = 0, 0, 0, math.max(0, isolate - n)
+          -- With the queue empty, whatever failed before has gone through.
+          suspect, lost, failed, isolate = 0, 0, 0, n == length and 0 or math.max(0, isolate - n)
         end
         if item.mode == 'fail' then
           failed, isolate = failed + 1, math.max(isolate, item.isolate)

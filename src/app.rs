@@ -34,8 +34,10 @@ use crate::queue::{self, FAIR_SLICE_US, Queue};
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// HTTP clients have this long to take their last answer.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// A private Redis is looked after this often.
-const SUPERVISE: Duration = Duration::from_secs(1);
+const SUPERVISE: Duration = Duration::from_secs(2);
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -373,7 +375,10 @@ impl App {
         };
         shutdown.wait().await;
         stop.cancel();
-        while servers.join_next().await.is_some() {}
+        let ending = async { while servers.join_next().await.is_some() {} };
+        // A client that stalls in mid-request must not keep the process.
+        let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
+        drop(servers);
         // Our connections must be gone before the last one out turns off the light.
         drop(links);
         if let Some(private) = private {
@@ -481,13 +486,22 @@ async fn supervise(
             () = shutdown.soft.cancelled() => return private,
             () = tokio::time::sleep(SUPERVISE) => {}
         }
-        if link.is_up() || link.command("PING", redis::cmd("PING")).await.is_ok() {
+        let answers = tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            answer = link.command("PING", redis::cmd("PING")) => answer.is_ok(),
+        };
+        if answers {
             continue;
         }
         warn!(pid = private.pid(), "the private Redis does not answer; starting it again");
-        match PrivateRedis::start(&config.data_dir).await {
-            Ok(again) => private = again,
-            Err(error) => warn!(%error, "cannot start the private Redis"),
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            started = PrivateRedis::start(&config.data_dir) => match started {
+                Ok(again) => private = again,
+                Err(error) => warn!(%error, "cannot start the private Redis"),
+            },
         }
     }
 }

@@ -9,9 +9,11 @@
 //!    call.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use cel::{Context, Program, Value};
+use cel::{Context, Env, Program, Value};
+use futures_util::future::join_all;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -65,6 +67,8 @@ impl Glob {
 /// A compiled CEL expression over `event`.
 pub struct Filter {
     program: Program,
+    /// Functions and types, made once.
+    library: Arc<Env>,
 }
 
 /// Why a filter is not usable.
@@ -110,7 +114,7 @@ impl Filter {
         let compiled = std::panic::catch_unwind(|| Program::compile(text))
             .map_err(|_| FilterError::Syntax("the parser gave up on it".to_owned()))?;
         let program = compiled.map_err(|errors| FilterError::Syntax(errors.to_string()))?;
-        Ok(Self { program })
+        Ok(Self { program, library: Arc::new(Env::stdlib()) })
     }
 
     /// Whether the event passes.
@@ -120,7 +124,7 @@ impl Filter {
     pub fn matches(&self, event: &Event) -> Result<bool, FilterError> {
         let failed = |error: &dyn std::fmt::Display| FilterError::Evaluation(error.to_string());
         let json = serde_json::to_value(event).map_err(|error| failed(&error))?;
-        let mut context = Context::default();
+        let mut context = Context::with_env(Arc::clone(&self.library));
         context.add_variable("event", json).map_err(|error| failed(&error))?;
         match self.program.execute(&context).map_err(|error| failed(&error))? {
             Value::Bool(answer) => Ok(answer),
@@ -291,9 +295,14 @@ impl Fanout {
             }
             encoded.push(bytes);
         }
-        for ((route, wanted), positions) in self.routes.iter().zip(&wanted).zip(&mut positions.0) {
+        // All pipelines at once: they share nothing but the batch.
+        let copies = self.routes.iter().zip(&wanted).zip(&mut positions.0);
+        let copies = copies.map(|((route, wanted), positions)| {
             let shards = route.group(batch, &encoded, wanted, positions);
-            route.enqueue(stream, end, shards, positions).await?;
+            route.enqueue(stream, end, shards, positions)
+        });
+        for copied in join_all(copies).await {
+            copied?;
         }
         metrics::fanout_seconds(started.elapsed());
         Ok(())

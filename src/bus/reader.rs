@@ -59,7 +59,8 @@ pub(crate) async fn run<S: Source>(
     shutdown: Shutdown,
 ) {
     let metrics = BusMetrics::new(source.name());
-    let mut reader = Reader { source, fanout, retention, clock, metrics, reading: false };
+    let mut reader =
+        Reader { source, fanout, retention, clock, metrics, reading: false, placed: false };
     loop {
         tokio::select! {
             biased;
@@ -85,6 +86,8 @@ struct Reader<S> {
     metrics: BusMetrics,
     /// This process holds the lock.
     reading: bool,
+    /// New pipelines have their place.
+    placed: bool,
 }
 
 /// What one session knows.
@@ -113,6 +116,7 @@ impl<S: Source> Reader<S> {
             Ok(true) => {}
             Ok(false) => {
                 self.lose();
+                self.place().await;
                 return (LOCK_TTL / 4).mul_f64(random);
             }
             Err(error) => {
@@ -149,6 +153,24 @@ impl<S: Source> Reader<S> {
         RESTART.mul_f64(random)
     }
 
+    /// Fixes where pipelines that are new begin, although another process reads: what comes after
+    /// this process started is theirs.
+    async fn place(&mut self) {
+        if self.placed {
+            return;
+        }
+        let place = async {
+            let extent = self.source.extent().await?;
+            self.fanout.positions(self.source.name(), extent.last).await
+        };
+        match place.await {
+            Ok(_) => self.placed = true,
+            Err(error) => {
+                warn!(stream = self.source.name(), %error, "cannot place new pipelines; trying again");
+            }
+        }
+    }
+
     fn lose(&mut self) {
         self.reading = false;
         // Whoever reads now reports the lag.
@@ -170,11 +192,11 @@ impl<S: Source> Reader<S> {
             );
             let (read, copied) = tokio::join!(read, copy);
             copied?;
+            self.metrics.events.increment(pending.len() as u64);
             session.copied = (session.end, session.entries);
             pending = read?;
             self.put_aside(&pending).await?;
             session.advance(&pending);
-            self.metrics.events.increment(pending.len() as u64);
             if session.checkpointed.0.elapsed() >= CHECKPOINT || pending.is_empty() {
                 self.checkpoint(&mut session).await?;
             }
@@ -214,12 +236,13 @@ impl<S: Source> Reader<S> {
         if invalid.is_empty() {
             return Ok(());
         }
+        self.source.put_aside(&invalid).await?;
         for (offset, entry) in &invalid {
             metrics::bus_invalid(entry.error.label());
             warn!(stream = self.source.name(), %offset, error = %entry.error,
                 "an entry of the bus is no event; kept in fairlane:invalid");
         }
-        self.source.put_aside(&invalid).await
+        Ok(())
     }
 
     /// Moves idle shards forward, notes the position, updates the lag, trims.

@@ -29,7 +29,7 @@ Examples:
 const FAIRNESS_EXAMPLES: &str = "\
 Examples:
   fairlane bench fairness
-  fairlane bench fairness --giant 1000000 --json";
+  fairlane bench fairness --giant 0 --seconds 10 --json";
 
 /// Arguments of `fairlane bench`.
 #[derive(Debug, Args)]
@@ -105,8 +105,8 @@ pub enum Scenario {
         /// Consumers in all, in two instances; the handler takes 3 ms an event.
         #[arg(long, value_name = "N", default_value = "8")]
         consumers: NonZeroU32,
-        /// Events of one more, enormous bot.
-        #[arg(long, value_name = "N", default_value = "0")]
+        /// Events of one more, enormous bot; 0: none.
+        #[arg(long, value_name = "N", default_value = "1000000")]
         giant: u32,
     },
 }

@@ -32,7 +32,7 @@ pub struct ServeArgs {
 pub enum Role {
     /// Reads the bus and copies events into the queues.
     Ingest,
-    /// Handles events, and expires dead letters.
+    /// Handles events.
     Work,
     /// Answers HTTP on http.listen (in this version: health).
     Http,

@@ -166,7 +166,8 @@ pub enum OnOverflow {
     DropNew,
 }
 
-/// The bounds of the dead letters of a pipeline. The oldest go first.
+/// The bounds of the dead letters of a pipeline. The oldest go first. Each shard keeps its part of
+/// `max`, so one bot at most `max / redis.shards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeadConfig {
     /// Most dead letters: 1 to 100,000,000.

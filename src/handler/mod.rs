@@ -150,6 +150,10 @@ impl Failure {
         self
     }
 
+    pub(crate) fn is_unavailable(&self) -> bool {
+        self.kind == FailureKind::Unavailable
+    }
+
     pub(crate) fn unknown(reason: String) -> Self {
         Self::new(FailureKind::Transient, None, reason)
     }

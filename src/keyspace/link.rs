@@ -10,7 +10,7 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
+use redis::io::tcp::{TcpSettings, socket2};
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, Value};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -111,7 +111,12 @@ impl Target {
     /// When the text is no such URL.
     pub fn new(url: &str) -> Result<Self, redis::RedisError> {
         // Without it, small writes wait for the acknowledgement of earlier ones.
-        let settings = TcpSettings::default().set_nodelay(true);
+        // Keepalive finds a peer that vanished; a subscription would wait for it forever.
+        let alive = socket2::TcpKeepalive::new()
+            .with_time(Duration::from_secs(5))
+            .with_interval(Duration::from_secs(2))
+            .with_retries(3);
+        let settings = TcpSettings::default().set_nodelay(true).set_keepalive(alive);
         let client = Client::open(url.into_connection_info()?.set_tcp_settings(settings))?;
         let shown = client.get_connection_info().addr().to_string();
         Ok(Self { client, shown })

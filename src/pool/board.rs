@@ -46,6 +46,10 @@ struct Entry {
     deadline: Option<Instant>,
     /// Lowest score published since the claim under way was sent.
     heard: Option<i64>,
+    /// Earliest deadline published since then.
+    heard_deadline: Option<Instant>,
+    /// Publications may have been missed since then.
+    missed: bool,
     claiming: bool,
     scan_at: Instant,
 }
@@ -75,6 +79,8 @@ impl Board {
             ready: 0,
             deadline: None,
             heard: None,
+            heard_deadline: None,
+            missed: false,
             claiming: false,
             scan_at: now,
         };
@@ -111,7 +117,10 @@ impl Board {
     /// Publications may have been missed: look at every shard.
     pub(super) fn look_everywhere(&self) {
         let now = Instant::now();
-        self.state().shards.iter_mut().for_each(|entry| entry.scan_at = now);
+        for entry in &mut self.state().shards {
+            entry.scan_at = now;
+            entry.missed = true;
+        }
         self.changed.notify_one();
     }
 
@@ -162,7 +171,7 @@ impl Board {
             let entry = &mut state.shards[shard.index()];
             let alone = active == usize::from(entry.is_active());
             entry.claiming = true;
-            entry.heard = None;
+            (entry.heard, entry.heard_deadline, entry.missed) = (None, None, false);
             let seen = state.clock;
             let bound = bound.map(|bound| bound.saturating_add(slack));
             asks.push(Ask { shard, max, bound, seen, alone });
@@ -184,7 +193,14 @@ impl Board {
         let heard = entry.heard.take();
         entry.lower(heard);
         entry.deadline = deadline;
-        let interval = if entry.is_active() { SCAN_ACTIVE } else { SCAN_IDLE };
+        if let Some(heard) = entry.heard_deadline.take() {
+            entry.earlier(heard);
+        }
+        let interval = match (entry.missed, entry.is_active()) {
+            (true, _) => Duration::ZERO,
+            (false, true) => SCAN_ACTIVE,
+            (false, false) => SCAN_IDLE,
+        };
         entry.scan_at = now + interval.mul_f64(rand::rng().random_range(0.8..1.2));
     }
 
@@ -259,7 +275,11 @@ impl Entry {
     }
 
     fn earlier(&mut self, deadline: Instant) {
-        self.deadline = Some(self.deadline.map_or(deadline, |known| known.min(deadline)));
+        let earliest = |known: Option<Instant>| known.map_or(deadline, |at| at.min(deadline));
+        self.deadline = Some(earliest(self.deadline));
+        if self.claiming {
+            self.heard_deadline = Some(earliest(self.heard_deadline));
+        }
     }
 }
 
@@ -313,6 +333,21 @@ mod tests {
         board.claimed(shard(0), &empty());
         let asks = board.next_round(1, 0);
         assert_eq!(asks.len(), 1, "the published score is still known");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nor_a_deadline_nor_that_something_was_missed() {
+        let board = board(2);
+        board.heard(shard(0), 500);
+        board.heard(shard(1), 500);
+        assert_eq!(board.next_round(64, 0).len(), 2);
+        board.heard_deadline(shard(0), 1_200);
+        board.claimed(shard(0), &empty());
+        tokio::time::advance(Duration::from_millis(202)).await;
+        assert_eq!(board.next_round(1, 0)[0].shard, shard(0), "the lingering bot is looked for");
+        board.look_everywhere();
+        board.claimed(shard(1), &empty());
+        assert_eq!(board.next_round(1, 0)[0].shard, shard(1), "the shard is looked at again");
     }
 
     #[tokio::test(start_paused = true)]

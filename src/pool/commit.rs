@@ -182,7 +182,12 @@ async fn commit_group(
                 }
             }
             Err(error) => {
-                waiting.extend(group);
+                // An answer that is not understood came from a call that ran.
+                let ran = matches!(error, StoreError::Reply { .. });
+                waiting.extend(group.into_iter().map(|mut item| {
+                    item.unanswered |= ran;
+                    item
+                }));
                 failed = Some(error);
             }
         }

@@ -17,8 +17,8 @@ pub mod scale;
 mod settle;
 mod worker;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
@@ -85,14 +85,24 @@ pub(crate) struct Shared {
     estimate: Estimate,
     /// Age of the oldest event met in the last read, µs.
     oldest_us: AtomicU64,
-    /// Slices in a row that found their target unavailable.
-    unavailable: AtomicU32,
+    /// Since when every slice found its target unavailable.
+    unavailable_since: Mutex<Option<Instant>>,
 }
 
 impl Shared {
     /// Time since 1970.
     fn now(&self) -> Duration {
         self.environment.clock.now()
+    }
+
+    /// Notes how a slice ended; answers how long its target has been unavailable.
+    fn unavailable_for(&self, unavailable: bool) -> Duration {
+        let mut since = self.unavailable_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if unavailable {
+            return since.get_or_insert_with(Instant::now).elapsed();
+        }
+        *since = None;
+        Duration::ZERO
     }
 
     /// Counts a busy worker while it lives.
@@ -173,7 +183,7 @@ impl Pool {
             held: AtomicUsize::new(0),
             estimate: Estimate::default(),
             oldest_us: AtomicU64::new(0),
-            unavailable: AtomicU32::new(0),
+            unavailable_since: Mutex::new(None),
         };
         Self { shared: Arc::new(shared) }
     }

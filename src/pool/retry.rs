@@ -5,9 +5,12 @@
 //! | transient failure, panic, handler timeout | yes | the bot rests for the backoff, then the same event again, in order |
 //! | the same after `max_attempts` | yes | the event becomes a dead letter, the bot goes on |
 //! | permanent failure | – | dead letter at once |
-//! | unavailable | no | the bot rests; the pause grows while nothing succeeds |
+//! | unavailable | no | the bot rests; the pause grows with the length of the outage |
 //! | the lease ran out after it was confirmed | yes | the next consumer takes one event at a time |
 //! | the lease ran out before that | no | the same |
+//!
+//! A vanished consumer, a panic or a timeout does not tell which event it was, so an event is given
+//! up for these only after at least one try alone, also with `max_attempts = 1`.
 //!
 //! After a failure or a lost lease events are taken one by one until as many went through as the
 //! slice had: so a poison event is found exactly, whatever the handler could tell.
@@ -38,6 +41,21 @@ impl Backoff {
         let factor = 1.0 + self.jitter * (2.0 * random - 1.0);
         delay.mul_f64(factor.max(0.0)).max(at_least.unwrap_or_default())
     }
+
+    /// The delay while a target is away, which it has been for `away`: `initial` at first, then
+    /// about as long as the outage so far. It grows with time, not with the number of slices that
+    /// notice, so a short outage parks nobody for long.
+    #[must_use]
+    pub fn outage(&self, away: Duration, random: f64, at_least: Option<Duration>) -> Duration {
+        let initial = self.initial.as_secs_f64().max(0.001);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a logarithm of a time, at most a few dozen"
+        )]
+        let step = (1.0 + away.as_secs_f64() / initial).log2() as u32;
+        self.delay(step + 1, random, at_least)
+    }
 }
 
 #[cfg(test)]
@@ -53,6 +71,14 @@ mod tests {
         let delays: Vec<u64> =
             (1..=11).map(|attempt| BACKOFF.delay(attempt, 0.5, None).as_secs()).collect();
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+    }
+
+    #[test]
+    fn a_short_outage_parks_nobody_for_long() {
+        let pauses: Vec<u64> = [0, 1, 3, 10, 100, 10_000]
+            .map(|away| BACKOFF.outage(Duration::from_secs(away), 0.5, None).as_secs())
+            .to_vec();
+        assert_eq!(pauses, [1, 2, 4, 8, 64, 300]);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
 use crate::keyspace::scripts::{Attempts, Exception, Fate, Mode};
 use crate::pool::retry::Backoff;
 
+/// A handler may ask for pauses up to this.
+const PAUSE_MAX: Duration = Duration::from_secs(365 * 86_400);
 /// Longest reason kept with a dead letter, in bytes.
 const REASON_MAX: usize = 1_000;
 
@@ -51,8 +53,8 @@ pub(super) struct Policy {
     pub(super) backoff: Backoff,
     /// Attempts counted before this one.
     pub(super) attempts: Attempts,
-    /// Slices in a row that found their target unavailable, this one not counted.
-    pub(super) unavailable: u32,
+    /// How long the target has been unavailable.
+    pub(super) unavailable: Duration,
     /// 0..1, for the jitter.
     pub(super) random: f64,
     /// The time since 1970.
@@ -90,15 +92,24 @@ pub(super) fn settle(
                     }
                     Outcome::Later(delay) => {
                         tally.later += 1;
-                        Fate::Later { at_ms: crate::clock::millis(policy.now + delay) }
+                        Fate::Later {
+                            at_ms: crate::clock::millis(policy.now + delay.min(PAUSE_MAX)),
+                        }
                     }
                 };
                 exceptions.push(Exception { index: place(k), fate });
             }
             tally.done += (settled - exceptions.len()) as u64;
+            if settled == 0 && !fit.is_empty() {
+                // Nothing done and nothing wrong: handed out again at once it would spin.
+                let pause = policy.backoff.delay(1, policy.random, None);
+                mode = Mode::Park { ms: crate::clock::millis(pause) };
+                tally.retried += 1;
+            }
             (settled, place(settled))
         }
         Err(Failure { kind, at, reason, retry_after }) => {
+            let retry_after = retry_after.map(|wish| wish.min(PAUSE_MAX));
             let at = at.map(|k| k.min(fit.len().saturating_sub(1)));
             let k = at.unwrap_or(0);
             tally.done += k as u64;
@@ -112,7 +123,7 @@ pub(super) fn settle(
             match kind {
                 FailureKind::Unavailable => {
                     let pause =
-                        policy.backoff.delay(policy.unavailable + 1, policy.random, retry_after);
+                        policy.backoff.outage(policy.unavailable, policy.random, retry_after);
                     mode = Mode::Park { ms: crate::clock::millis(pause) };
                     tally.retried += 1;
                     (k, place(k))
@@ -175,7 +186,7 @@ mod tests {
                 jitter: 0.0,
             },
             attempts: Attempts { failed, ..Attempts::default() },
-            unavailable: 0,
+            unavailable: Duration::ZERO,
             random: 0.5,
             now: Duration::from_secs(1_000),
         }
@@ -237,12 +248,27 @@ mod tests {
     #[test]
     fn unavailable_counts_no_attempt_however_often() {
         let mut policy = policy(2);
-        policy.unavailable = 3;
+        policy.unavailable = Duration::from_secs(7);
         let failure = Failure::unavailable(0, "down");
         let end = settle(&[Fit], Err(failure.clone()), policy);
         assert_eq!((end.n, end.mode), (0, Mode::Park { ms: 8_000 }));
         let end = settle(&[Fit], Err(failure.retry_after(Duration::from_secs(30))), policy);
         assert_eq!(end.mode, Mode::Park { ms: 30_000 });
+    }
+
+    #[test]
+    fn a_handler_that_settles_nothing_is_not_asked_again_at_once() {
+        let end = settle(&[Fit, Fit], Ok(Outcomes::first(0)), policy(0));
+        assert_eq!((end.n, end.mode), (0, Mode::Park { ms: 1_000 }));
+    }
+
+    #[test]
+    fn no_pause_is_longer_than_a_year() {
+        let failure = Failure::unavailable(0, "down").retry_after(Duration::MAX);
+        let year = 365 * 86_400_000;
+        assert_eq!(settle(&[Fit], Err(failure), policy(0)).mode, Mode::Park { ms: year });
+        let end = settle(&[Fit], Ok(Outcomes::done().later(0, Duration::MAX)), policy(0));
+        assert_eq!(end.exceptions[0].fate, Fate::Later { at_ms: 1_000_000 + year });
     }
 
     #[test]

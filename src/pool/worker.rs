@@ -11,7 +11,6 @@
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -68,19 +67,18 @@ impl Worker {
             // never count, a lease that was never confirmed being only a suspicion.
             return self.lost();
         }
-        let slice_deadline = Instant::now() + self.shared.settings.slice_time;
-        let slice_events = Slice {
+        let mut slice_events = Slice {
             bot: self.lease.bot.clone(),
             fence: self.lease.fence,
             attempt: self.lease.attempts.counted() + 1,
-            deadline: slice_deadline,
+            deadline: self.lease.deadline(),
             events,
         };
         let mut took = Duration::ZERO;
         let answer = if slice_events.events.is_empty() {
             Ok(Outcomes::done())
         } else {
-            match self.handle(&slice_events, &mut took).await {
+            match self.handle(&mut slice_events, &mut took).await {
                 Ended::Answered(answer) => answer,
                 Ended::LeaseLost => return self.lost(),
                 Ended::NotHandled => return self.give_back().await,
@@ -108,7 +106,9 @@ impl Worker {
                 }
             };
             let attempts = self.lease.attempts;
-            if slice.is_empty() && attempts.counted() >= settings.max_attempts {
+            // An event is given up here only after a try of its own: the first attempt may have been
+            // one among others.
+            if slice.is_empty() && attempts.counted() >= settings.max_attempts.max(2) {
                 let reason = format!(
                     "{} consumers vanished and {} handlers failed while it was handled",
                     attempts.lost, attempts.failed
@@ -134,7 +134,7 @@ impl Worker {
     }
 
     /// Waits for a free worker and runs the handler, keeping the lease alive meanwhile.
-    async fn handle(&mut self, slice: &Slice, took: &mut Duration) -> Ended {
+    async fn handle(&mut self, slice: &mut Slice, took: &mut Duration) -> Ended {
         let shared = Arc::clone(&self.shared);
         let free = tokio::time::timeout(PATIENCE, shared.workers.acquire());
         let _worker = match self.while_held(free).await {
@@ -152,6 +152,7 @@ impl Worker {
         }
         let _busy = shared.busy();
         let started = Instant::now();
+        slice.deadline = started + shared.settings.slice_time;
         let timeout = shared.settings.handler_timeout;
         let handling = shared.handler.handle_boxed(&shared.environment, slice);
         let handled = self.while_held(tokio::time::timeout(timeout, handling)).await;
@@ -221,14 +222,9 @@ impl Worker {
 
     fn settle(&self, slice: &[Fitness], answer: Result<Outcomes, Failure>) -> Settlement {
         let shared = &self.shared;
-        let unavailable = match &answer {
-            Ok(_) => {
-                shared.unavailable.store(0, Ordering::Relaxed);
-                0
-            }
-            Err(_) => shared.unavailable.load(Ordering::Relaxed),
-        };
-        let settlement = settle(
+        let unavailable = matches!(&answer, Err(failure) if failure.is_unavailable());
+        let unavailable = shared.unavailable_for(unavailable);
+        settle(
             slice,
             answer,
             Policy {
@@ -239,11 +235,7 @@ impl Worker {
                 random: rand::random(),
                 now: shared.now(),
             },
-        );
-        if matches!(settlement.mode, Mode::Park { .. }) {
-            shared.unavailable.fetch_add(1, Ordering::Relaxed);
-        }
-        settlement
+        )
     }
 
     async fn finish(&self, slice: &Slice, settlement: Settlement, took: Duration) {
@@ -307,7 +299,10 @@ impl Worker {
     }
 
     fn lost(&self) {
-        self.shared.metrics.leases_lost.increment(1);
+        if self.lease.is_held() {
+            // Revoked. One that ran out is counted by whoever reaps it.
+            self.shared.metrics.leases_lost.increment(1);
+        }
         warn!(bot = %self.lease.bot, fence = %self.lease.fence,
             "the lease was lost before its slice was completed; nothing of it was committed");
     }

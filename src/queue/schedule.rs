@@ -18,6 +18,8 @@ use crate::lifecycle::Shutdown;
 
 /// A shard is looked at this often although nothing was heard.
 const SCAN: Duration = Duration::from_secs(60);
+/// While our clock is ahead of the server's, ms.
+const SKEW_MS: u64 = 5;
 /// After an error.
 const AGAIN: Duration = Duration::from_millis(250);
 
@@ -91,8 +93,10 @@ pub(crate) async fn run(
                 moved = queue.promote(*shard, now) => match moved {
                     Ok(promoted) => {
                         if let Some(next_ms) = promoted.next_ms {
-                            // Due already: there is more than one batch.
-                            board.lower(*shard, next_ms);
+                            // Due by our clock but not by the server's: not again at once. Else
+                            // what is due already is one batch more.
+                            let floor = if promoted.moved == 0 { millis(clock.now()) + SKEW_MS } else { 0 };
+                            board.lower(*shard, next_ms.max(floor));
                         }
                     }
                     Err(error) => {

@@ -161,7 +161,9 @@ impl Server {
 
     fn progress(&mut self, bot: Bot, n: u32) {
         if let Some(attempts) = self.att.get_mut(&bot) {
-            let isolate = attempts.isolate.saturating_sub(n);
+            // With the queue empty, whatever failed before has gone through.
+            let left = self.queues.contains_key(&bot);
+            let isolate = if left { attempts.isolate.saturating_sub(n) } else { 0 };
             *attempts = Attempts { isolate, ..Attempts::default() };
             if isolate == 0 {
                 self.att.remove(&bot);
