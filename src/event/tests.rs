@@ -1,0 +1,109 @@
+use super::*;
+use proptest::prelude::*;
+
+fn record(sequence: u64, event: &Event) -> Vec<u8> {
+    let mut bytes = vec![0x93, RECORD_VERSION, 0xcf];
+    bytes.extend(sequence.to_be_bytes());
+    bytes.extend(event.encode());
+    bytes
+}
+
+fn minimal(extra: &str) -> String {
+    format!(r#"{{"specversion":"1.0","id":"1","source":"s","type":"t","botid":"b"{extra}}}"#)
+}
+
+#[test]
+fn an_event_survives_json_queue_record_and_json_again() {
+    let text = minimal(
+        r#","subject":"u\u00e9","time":"2026-11-01T10:00:00+02:00","expirytime":"2026-11-02T00:00:00Z","traceparent":"00-x","n":[1,{"a":null}],"data":{"a":[1.5,"ü"],"b":12345678901234567890}"#,
+    );
+    let event = Event::from_json(text.as_bytes()).unwrap();
+    let (sequence, again) = Event::decode(&record(7, &event), event.bot()).unwrap();
+    assert_eq!(sequence, Sequence::new(7));
+    assert_eq!(Event::sequence_of(&record(7, &event)), Some(Sequence::new(7)));
+    let same: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(serde_json::to_value(&again).unwrap(), same);
+    assert_eq!(again.subject(), Some("ué"));
+    assert_eq!(again.expirytime(), Some("2026-11-02T00:00:00Z".parse().unwrap()));
+    assert_eq!(again.extension("traceparent").unwrap(), "00-x");
+}
+
+#[test]
+fn the_same_map_reads_alike_from_json_and_messagepack() {
+    let value: serde_json::Value =
+        serde_json::from_str(&minimal(r#","data":{"x":[1,"two",null]},"ext":5"#)).unwrap();
+    let packed = rmp_serde::to_vec(&value).unwrap();
+    let event = Event::from_msgpack(&packed).unwrap();
+    assert_eq!(serde_json::to_value(&event).unwrap(), value);
+}
+
+#[test]
+fn a_malformed_event_is_refused_with_the_attribute_and_the_remedy() {
+    let long = "x".repeat(1_025);
+    let cases: Vec<(String, &str)> = vec![
+        (String::new(), "EOF while parsing"),
+        ("[]".into(), "expected a map of CloudEvents attributes"),
+        ("null".into(), "expected a map"),
+        (r#"{"specversion":"1.0"}"#.into(), r#"required attribute "id" is missing"#),
+        (minimal("").replace("1.0", "0.3"), r#""0.3" is not supported, "1.0" is"#),
+        (minimal("").replace(r#","botid":"b""#, ""), r#"attribute "botid" is missing"#),
+        (minimal("").replace(r#""botid":"b""#, r#""botid":"""#), "bot id is empty"),
+        (minimal("").replace(r#""botid":"b""#, r#""botid":"a\u0000""#), "control characters"),
+        (minimal("").replace(r#""id":"1""#, r#""id":1"#), r#""id": invalid type: integer"#),
+        (minimal("").replace(r#""id":"1""#, r#""id":"""#), "it is empty"),
+        (minimal("").replace(r#""id":"1""#, &format!(r#""id":"{long}""#)), "it has 1025 bytes"),
+        (minimal(r#","id":"2""#), r#""id" is given twice"#),
+        (minimal(r#","time":"yesterday""#), r#"attribute "time" is not usable"#),
+        (minimal(r#","expirytime":"1""#), r#"attribute "expirytime" is not usable"#),
+        (minimal(r#","data":"#), "expected"),
+    ];
+    for (text, part) in cases {
+        let error = Event::from_json(text.as_bytes()).expect_err(&text).to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+    let error = Event::from_json(&vec![b' '; EVENT_MAX_BYTES + 1]).unwrap_err();
+    assert_eq!(error.label(), "size");
+    assert_eq!(Event::from_json(b"\xff\xfe").unwrap_err().label(), "json");
+    assert_eq!(Event::from_msgpack(b"\xc1").unwrap_err().label(), "msgpack");
+}
+
+#[test]
+fn a_record_of_a_version_from_the_future_is_refused() {
+    let event = Event::from_json(minimal("").as_bytes()).unwrap();
+    let mut bytes = record(1, &event);
+    bytes[1] = RECORD_VERSION + 1;
+    assert_eq!(Event::decode(&bytes, event.bot()).unwrap_err().label(), "record");
+}
+
+/// A record as version 1 wrote it. It must stay readable by every later version.
+#[test]
+fn a_stored_record_of_version_1_is_still_read() {
+    let bytes = b"\x93\x01\xcf\x00\x06\x43\x00\x00\x00\x00\x01\x98\xa2e1\xa4shop\xabtag.applied\xa2u7\xc0\xc0\xad{\"tag\":\"vip\"}\xc0";
+    let bot = BotId::parse("b").unwrap();
+    let (sequence, event) = Event::decode(bytes, &bot).unwrap();
+    assert_eq!(sequence.get(), 0x0006_4300_0000_0001);
+    assert_eq!((event.id(), event.source(), event.kind()), ("e1", "shop", "tag.applied"));
+    assert_eq!((event.subject(), event.data()), (Some("u7"), Some(r#"{"tag":"vip"}"#)));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_a_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let bot = BotId::parse("b").unwrap();
+        let _ = Event::from_json(&bytes);
+        let _ = Event::from_msgpack(&bytes);
+        let _ = Event::decode(&bytes, &bot);
+        let mut headed = vec![0x93, 1, 0xcf, 0, 0, 0, 0, 0, 0, 0, 1];
+        headed.extend(&bytes);
+        let _ = Event::decode(&headed, &bot);
+        let _ = Event::sequence_of(&headed);
+    }
+
+    #[test]
+    fn a_truncated_record_is_an_error_not_an_event(cut in 0_usize..60) {
+        let event = Event::from_json(minimal(r#","data":{"a":"some text that is long enough"}"#).as_bytes()).unwrap();
+        let whole = record(1, &event);
+        let cut = cut.min(whole.len() - 1);
+        prop_assert!(Event::decode(&whole[..cut], event.bot()).is_err());
+    }
+}

@@ -1,0 +1,171 @@
+//! The ways into the queues: `enqueue` from the bus, `push` from elsewhere, `promote` when due.
+
+use redis::{Cmd, Value};
+
+use super::{Call, Index, Limits, Queued, evalsha};
+use crate::id::{BotId, Offset, Sequence};
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::reply::{Reply, ReplyError};
+
+/// `lua/enqueue.lua`.
+#[derive(Debug)]
+pub struct Enqueue<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// The bus stream.
+    pub stream: &'a str,
+    /// The last offset sent to this shard before.
+    pub prev: Offset,
+    /// The last offset this call covers.
+    pub last: Offset,
+    /// Bounds.
+    pub limits: Limits,
+    /// Encoded events per bot, in order.
+    pub bots: Vec<(BotId, Vec<&'a [u8]>)>,
+}
+
+/// Where the shard stands after an [`Enqueue`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enqueued {
+    /// Copied now.
+    Ok(Queued),
+    /// Copied before.
+    Duplicate(Offset),
+    /// The shard stands elsewhere: the bus is to be read again from there.
+    Gap(Offset),
+}
+
+impl Call for Enqueue<'_> {
+    type Reply = Enqueued;
+    const NAME: &'static str = "enqueue";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::enqueue, 10 + self.bots.len());
+        cmd.arg(&self.keys.base).arg(&self.keys.hwm).arg(&self.keys.dlq);
+        for (bot, _) in &self.bots {
+            cmd.arg(self.keys.queue(bot));
+        }
+        let limits = self.limits;
+        cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
+        cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
+        cmd.arg(limits.overflow()).arg(limits.dead_max);
+        for (bot, events) in &self.bots {
+            cmd.arg(bot.as_str()).arg(events.len());
+            for event in events {
+                cmd.arg(*event);
+            }
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Enqueued, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let (status, offset) = (reply.text()?, reply.parsed()?);
+        match &*status {
+            "OK" => Ok(Enqueued::Ok(Queued::read(&mut reply)?)),
+            "DUP" => Ok(Enqueued::Duplicate(offset)),
+            "GAP" => Ok(Enqueued::Gap(offset)),
+            _ => Err(ReplyError::unexpected("a status", &status)),
+        }
+    }
+}
+
+/// `lua/push.lua`.
+#[derive(Debug)]
+pub struct Push<'a> {
+    /// The shard of `bot`.
+    pub keys: &'a ShardKeys,
+    /// Bounds.
+    pub limits: Limits,
+    /// Whose queue.
+    pub bot: &'a BotId,
+    /// Encoded events, in order; exactly one when delayed.
+    pub events: &'a [Vec<u8>],
+    /// When the event becomes due, ms since 1970; 0: now.
+    pub due_ms: u64,
+    /// Makes a second call with the same key a no-op, for this many ms.
+    pub idempotency: Option<(&'a str, u64)>,
+}
+
+/// The answer to a [`Push`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pushed {
+    /// What became of the events; all zero for a duplicate.
+    pub queued: Queued,
+    /// The last sequence given, which is also the id of a delayed event.
+    pub sequence: Sequence,
+    /// Whether the idempotency key was seen before.
+    pub duplicate: bool,
+}
+
+impl Call for Push<'_> {
+    type Reply = Pushed;
+    const NAME: &'static str = "push";
+
+    fn command(&self) -> Cmd {
+        let keys = self.keys;
+        let mut cmd = evalsha(Index::push, 12 + usize::from(self.idempotency.is_some()));
+        cmd.arg(&keys.base).arg(&keys.dlq).arg(&keys.due).arg(&keys.later);
+        cmd.arg(keys.queue(self.bot));
+        if let Some((key, _)) = self.idempotency {
+            cmd.arg(keys.idempotency(key));
+        }
+        let limits = self.limits;
+        cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
+        cmd.arg(limits.overflow()).arg(limits.dead_max).arg(self.due_ms);
+        cmd.arg(self.idempotency.map_or(0, |(_, window_ms)| window_ms));
+        cmd.arg(self.bot.as_str()).arg(self.events.len()).arg(self.events);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Pushed, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let duplicate = &*reply.text()? == "DUP";
+        let queued = if duplicate { Queued::default() } else { Queued::read(&mut reply)? };
+        Ok(Pushed { queued, sequence: Sequence::new(reply.number()?), duplicate })
+    }
+}
+
+/// `lua/promote.lua`.
+#[derive(Debug)]
+pub struct Promote<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// One slice, µs.
+    pub slice_us: u64,
+    /// Ids and bots of delayed events, oldest first, at most 100.
+    pub events: &'a [(String, BotId)],
+}
+
+/// The answer to a [`Promote`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promoted {
+    /// Events moved.
+    pub moved: u64,
+    /// The next due time, ms since 1970.
+    pub next_ms: Option<u64>,
+}
+
+impl Call for Promote<'_> {
+    type Reply = Promoted;
+    const NAME: &'static str = "promote";
+
+    fn command(&self) -> Cmd {
+        let keys = self.keys;
+        let mut cmd = evalsha(Index::promote, 10 + self.events.len());
+        cmd.arg(&keys.base).arg(&keys.due).arg(&keys.later);
+        for (_, bot) in self.events {
+            cmd.arg(keys.queue(bot));
+        }
+        cmd.arg(self.slice_us);
+        for (id, bot) in self.events {
+            cmd.arg(id).arg(bot.as_str());
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Promoted, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        Ok(Promoted { moved: reply.number()?, next_ms: reply.optional()? })
+    }
+}

@@ -1,0 +1,321 @@
+//! Taking bots and giving them back: `claim` and `complete`.
+
+use std::sync::Arc;
+
+use redis::{Cmd, Value};
+
+use super::{Call, Index, evalsha};
+use crate::id::{BotId, Fence};
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::reply::{Reply, ReplyError};
+
+/// `lua/claim.lua`.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// Most bots to lease, at most 64; 0 only reaps and looks.
+    pub max: usize,
+    /// Highest score to take; `None`: any.
+    pub bound: Option<i64>,
+    /// How long the lease lasts before it must be confirmed, ms.
+    pub ttl_ms: u64,
+    /// The highest virtual clock seen on any shard, µs.
+    pub seen: u64,
+    /// One slice, µs.
+    pub slice_us: u64,
+    /// Nothing is known to be ready or busy on any other shard.
+    pub alone: bool,
+    /// How many events a bot takes one by one after its holder vanished.
+    pub isolate: usize,
+}
+
+/// The answer to a [`Claim`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimed {
+    /// The shard's virtual clock, µs.
+    pub clock: u64,
+    /// The lowest score left.
+    pub low: Option<i64>,
+    /// When the next lease or park ends, ms since 1970.
+    pub deadline_ms: Option<u64>,
+    /// The server's time, µs since 1970.
+    pub now_us: u64,
+    /// Bots left ready in this shard.
+    pub ready: u64,
+    /// Leases that ran out and were reaped by this call.
+    pub vanished: u64,
+    /// The beginning of the server's run id, which names the leases together with their fences.
+    pub run: Arc<str>,
+    /// What was leased.
+    pub leases: Vec<Grant>,
+}
+
+/// One leased bot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Whose queue.
+    pub bot: BotId,
+    /// The lease's number.
+    pub fence: Fence,
+    /// Virtual start, µs.
+    pub start: u64,
+    /// What happened since the bot last made progress.
+    pub attempts: Attempts,
+    /// The bot's share relative to 1, at least 1.
+    pub weight: u32,
+}
+
+/// What happened to a bot since it last made progress.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attempts {
+    /// Leases that ran out before anybody confirmed them. They count for nothing.
+    pub suspect: u32,
+    /// Confirmed leases that ran out.
+    pub lost: u32,
+    /// Failures a handler reported.
+    pub failed: u32,
+    /// How many events are still to be taken one by one.
+    pub isolate: u32,
+}
+
+impl Attempts {
+    /// Attempts that count towards `max_attempts`.
+    #[must_use]
+    pub fn counted(self) -> u32 {
+        self.lost.saturating_add(self.failed)
+    }
+
+    /// Whether a holder vanished, or may have.
+    #[must_use]
+    pub fn vanished(self) -> bool {
+        self.suspect > 0 || self.lost > 0
+    }
+
+    /// Whether the events are to be taken one by one.
+    #[must_use]
+    pub fn isolated(self) -> bool {
+        self != Self::default()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self::default());
+        }
+        let mut parts = text.split('|').map(str::parse);
+        let mut next = || parts.next()?.ok();
+        Some(Self { suspect: next()?, lost: next()?, failed: next()?, isolate: next()? })
+    }
+}
+
+impl Call for Claim<'_> {
+    type Reply = Claimed;
+    const NAME: &'static str = "claim";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::claim, 9);
+        cmd.arg(&self.keys.base).arg(&self.keys.weight).arg(self.max);
+        match self.bound {
+            Some(bound) => cmd.arg(bound),
+            None => cmd.arg("+inf"),
+        };
+        cmd.arg(self.ttl_ms).arg(self.seen).arg(self.slice_us);
+        cmd.arg(u8::from(self.alone)).arg(self.isolate);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Claimed, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut claimed = Claimed {
+            clock: reply.number()?,
+            low: reply.score()?,
+            deadline_ms: reply.optional()?,
+            now_us: reply.number()?,
+            ready: reply.number()?,
+            vanished: reply.number()?,
+            run: reply.text()?.into(),
+            leases: Vec::with_capacity(reply.len() / 5),
+        };
+        while reply.len() > 0 {
+            let bot = reply.text()?;
+            claimed.leases.push(Grant {
+                bot: BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?,
+                fence: Fence::new(reply.number()?),
+                start: reply.number()?,
+                attempts: {
+                    let text = reply.text()?;
+                    Attempts::parse(&text).ok_or_else(|| ReplyError::unexpected("att", &text))?
+                },
+                weight: reply.number()?,
+            });
+        }
+        Ok(claimed)
+    }
+}
+
+/// What becomes of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// It goes on for `ttl_ms` from now.
+    Keep {
+        /// New time to live.
+        ttl_ms: u64,
+    },
+    /// It ends; with events left the bot is ready again.
+    Release,
+    /// It ends; the bot rests.
+    Park {
+        /// For how long.
+        ms: u64,
+    },
+    /// It ends with one failure counted; the bot rests.
+    Fail {
+        /// For how long.
+        ms: u64,
+        /// How many events are to be taken one by one from now on.
+        isolate: u32,
+    },
+}
+
+/// An event that is not done but leaves the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exception {
+    /// Its place among the events to remove, from 0.
+    pub index: usize,
+    /// Where it goes.
+    pub fate: Fate,
+}
+
+/// Where an exception goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// To the dead letters.
+    Dead {
+        /// Why.
+        reason: String,
+        /// After how many attempts.
+        attempts: u32,
+    },
+    /// Delayed until a time, ms since 1970.
+    Later {
+        /// When it becomes due.
+        at_ms: u64,
+    },
+}
+
+/// One lease to end or to go on with.
+#[derive(Debug, Clone)]
+pub struct Completion {
+    /// Whose queue.
+    pub bot: BotId,
+    /// The run of the server that gave the lease.
+    pub run: Arc<str>,
+    /// The lease.
+    pub fence: Fence,
+    /// Events already removed under this lease.
+    pub before: usize,
+    /// Events to remove now.
+    pub n: usize,
+    /// What becomes of the lease.
+    pub mode: Mode,
+    /// Virtual cost of what was done, µs.
+    pub cost: u64,
+    /// Those of the `n` that are not done.
+    pub exceptions: Vec<Exception>,
+}
+
+/// `lua/complete.lua`.
+#[derive(Debug)]
+pub struct Complete<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// Most dead letters of the shard.
+    pub dead_max: u64,
+    /// At most 64, each bot at most once.
+    pub items: &'a [Completion],
+}
+
+/// The answer to a [`Complete`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Completed {
+    /// The shard's virtual clock, µs.
+    pub clock: u64,
+    /// The shard's lowest score.
+    pub low: Option<i64>,
+    /// When the next lease or park ends, ms since 1970.
+    pub deadline_ms: Option<u64>,
+    /// Old dead letters that had to go.
+    pub letters_removed: u64,
+    /// One per item.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// What the script did with one completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Done, or had been done before.
+    Ok,
+    /// The lease is not the bot's current one: nothing was changed.
+    Stale,
+    /// The count does not fit the lease: nothing was changed.
+    Bad,
+}
+
+impl Call for Complete<'_> {
+    type Reply = Completed;
+    const NAME: &'static str = "complete";
+
+    fn command(&self) -> Cmd {
+        let keys = self.keys;
+        let mut cmd = evalsha(Index::complete, 11 + self.items.len());
+        cmd.arg(&keys.base).arg(&keys.dlq).arg(&keys.due).arg(&keys.later);
+        for item in self.items {
+            cmd.arg(keys.queue(&item.bot));
+        }
+        cmd.arg(self.dead_max);
+        for item in self.items {
+            let (mode, ms, isolate) = match item.mode {
+                Mode::Keep { ttl_ms } => ("keep", ttl_ms, 0),
+                Mode::Release => ("release", 0, 0),
+                Mode::Park { ms } => ("park", ms, 0),
+                Mode::Fail { ms, isolate } => ("fail", ms, isolate),
+            };
+            cmd.arg(item.bot.as_str()).arg(&*item.run).arg(item.fence.get());
+            cmd.arg(item.before).arg(item.n);
+            cmd.arg(mode).arg(ms).arg(item.cost).arg(isolate).arg(item.exceptions.len());
+            for exception in &item.exceptions {
+                cmd.arg(exception.index);
+                match &exception.fate {
+                    Fate::Dead { reason, attempts } => {
+                        cmd.arg("dead").arg(reason).arg(*attempts);
+                    }
+                    Fate::Later { at_ms } => {
+                        cmd.arg("later").arg(*at_ms).arg("");
+                    }
+                }
+            }
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Completed, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut completed = Completed {
+            clock: reply.number()?,
+            low: reply.score()?,
+            deadline_ms: reply.optional()?,
+            letters_removed: reply.number()?,
+            verdicts: Vec::with_capacity(reply.len()),
+        };
+        while reply.len() > 0 {
+            let verdict = reply.text()?;
+            completed.verdicts.push(match &*verdict {
+                "OK" => Verdict::Ok,
+                "STALE" => Verdict::Stale,
+                "BAD" => Verdict::Bad,
+                _ => return Err(ReplyError::unexpected("a verdict", &verdict)),
+            });
+        }
+        Ok(completed)
+    }
+}

@@ -1,0 +1,170 @@
+//! What operators and new connections do, the locks, and trimming the bus.
+
+use redis::{Cmd, Value};
+
+use super::{Call, Index, evalsha};
+use crate::id::{BotId, Offset};
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::reply::{Reply, ReplyError};
+
+macro_rules! bot_call {
+    ($(#[$doc:meta])* $type:ident $name:ident, $keys:literal, $reply:ty,
+     |$self:ident, $cmd:ident| $args:block, |$value:ident| $read:block,
+     { $($(#[$field_doc:meta])* $field:ident: $field_type:ty),* }) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $type<'a> {
+            /// The shard.
+            pub keys: &'a ShardKeys,
+            $($(#[$field_doc])* pub $field: $field_type),*
+        }
+        impl Call for $type<'_> {
+            type Reply = $reply;
+            const NAME: &'static str = stringify!($name);
+            fn command(&$self) -> Cmd {
+                let mut $cmd = evalsha(Index::$name, $keys);
+                $cmd.arg(&$self.keys.base);
+                $args
+                $cmd
+            }
+            fn reply(value: Value) -> Result<$reply, ReplyError> {
+                let $value = Reply::single(value)?.number::<i64>()?;
+                Ok($read)
+            }
+        }
+    };
+}
+
+bot_call! {
+    /// `lua/pause.lua`. Answers whether that changed something.
+    Pause pause, 8, bool,
+    |self, cmd| { cmd.arg(self.bot.map_or("", BotId::as_str)); }, |n| { n == 1 },
+    { /// `None`: the whole shard.
+      bot: Option<&'a BotId> }
+}
+
+bot_call! {
+    /// `lua/purge.lua`. Answers how many events were deleted.
+    Purge purge, 9, u64,
+    |self, cmd| { cmd.arg(self.keys.queue(self.bot)).arg(self.bot.as_str()); },
+    |n| { n.unsigned_abs() },
+    { /// Whose queue.
+      bot: &'a BotId }
+}
+
+bot_call! {
+    /// `lua/redrive.lua`. Answers whether there was such a dead letter.
+    Redrive redrive, 10, bool,
+    |self, cmd| {
+        cmd.arg(&self.keys.dlq).arg(self.keys.queue(self.bot));
+        cmd.arg(self.id.to_string()).arg(self.bot.as_str()).arg(self.slice_us);
+    }, |n| { n == 1 },
+    { /// The dead letter.
+      id: Offset,
+      /// Whose event it is.
+      bot: &'a BotId,
+      /// One slice, µs.
+      slice_us: u64 }
+}
+
+bot_call! {
+    /// `lua/revoke.lua`. Answers whether there was a lease or park.
+    Revoke revoke, 9, bool,
+    |self, cmd| {
+        cmd.arg(self.keys.queue(self.bot)).arg(self.bot.as_str()).arg(self.slice_us);
+    }, |n| { n == 1 },
+    { /// Whose lease.
+      bot: &'a BotId,
+      /// One slice, µs.
+      slice_us: u64 }
+}
+
+bot_call! {
+    /// `lua/recover.lua`. Answers how many leases were revoked; `None`: the run is known.
+    Recover recover, 8, Option<u64>,
+    |self, cmd| { cmd.arg(self.run).arg(self.slice_us); }, |n| { u64::try_from(n).ok() },
+    { /// The server's run id.
+      run: &'a str,
+      /// One slice, µs.
+      slice_us: u64 }
+}
+
+/// `lua/resume.lua`. Answers whether that changed something.
+#[derive(Debug)]
+pub struct Resume<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// `None`: the whole shard.
+    pub bot: Option<&'a BotId>,
+    /// One slice, µs.
+    pub slice_us: u64,
+}
+
+impl Call for Resume<'_> {
+    type Reply = bool;
+    const NAME: &'static str = "resume";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::resume, 8 + usize::from(self.bot.is_some()));
+        cmd.arg(&self.keys.base);
+        if let Some(bot) = self.bot {
+            cmd.arg(self.keys.queue(bot));
+        }
+        cmd.arg(self.bot.map_or("", BotId::as_str)).arg(self.slice_us);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<bool, ReplyError> {
+        Ok(Reply::single(value)?.number::<i64>()? == 1)
+    }
+}
+
+/// `lua/hold.lua`. Answers whether the caller holds the lock.
+#[derive(Debug)]
+pub struct Hold<'a> {
+    /// The lock's key.
+    pub key: &'a str,
+    /// Who wants it.
+    pub token: &'a str,
+    /// For how long; 0 gives it back.
+    pub ttl_ms: u64,
+}
+
+impl Call for Hold<'_> {
+    type Reply = bool;
+    const NAME: &'static str = "hold";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::hold, 1);
+        cmd.arg(self.key).arg(self.token).arg(self.ttl_ms);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<bool, ReplyError> {
+        Ok(Reply::single(value)?.number::<i64>()? == 1)
+    }
+}
+
+/// `lua/trim.lua`. Answers how many entries were removed.
+#[derive(Debug)]
+pub struct Trim<'a> {
+    /// The stream's key.
+    pub stream: &'a str,
+    /// The lowest offset to keep.
+    pub keep: Offset,
+}
+
+impl Call for Trim<'_> {
+    type Reply = u64;
+    const NAME: &'static str = "trim";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::trim, 1);
+        cmd.arg(self.stream).arg(self.keep.to_string());
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<u64, ReplyError> {
+        Reply::single(value)?.number()
+    }
+}
