@@ -15,7 +15,7 @@ use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::clock::{SharedClock, SystemClock, millis};
 use crate::config::{Config, ConfigError, PipelineConfig, Start};
-use crate::fanout::{Fanout, Filter, FilterError, Glob, Route};
+use crate::fanout::{Fanout, Filter, FilterError, Glob, OncePerMinute, Route};
 use crate::handler::{AnyHandler, Environment, Handler, LogHandler};
 use crate::http::{self, BindError, Health};
 use crate::id::PipelineName;
@@ -328,8 +328,10 @@ impl App {
         }
         let mut servers = tokio::task::JoinSet::new();
         servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
-        if let Some(listener) = self.http_listener {
-            servers.spawn(http::serve(listener, routes, stop.clone()));
+        // The routes hold a connection, which must not outlive the servers.
+        match self.http_listener {
+            Some(listener) => drop(servers.spawn(http::serve(listener, routes, stop.clone()))),
+            None => drop(routes),
         }
 
         let activity = Arc::new(Activity::default());
@@ -382,8 +384,11 @@ impl App {
         // Our connections must be gone before the last one out turns off the light.
         drop(links);
         if let Some(private) = private {
-            let stopped = private.stop().await?;
-            info!(stopped, "left the private Redis; the last one out stops it");
+            if private.stop().await? {
+                info!("stopped the private Redis");
+            } else {
+                info!("left the private Redis running: others still use it");
+            }
         }
         Ok(())
     }
@@ -399,6 +404,7 @@ impl Plan {
     fn route(self, queue: Queue) -> Route {
         Route {
             metrics: PipelineMetrics::new(&self.name),
+            warned: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
             from_earliest: self.config.start == Start::Earliest,

@@ -9,10 +9,10 @@
 //!    call.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cel::{Context, Env, Program, Value};
+use cel::{Context, Env, ExecutionError, Program, Value};
 use futures_util::future::join_all;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
@@ -71,6 +71,12 @@ pub struct Filter {
     library: Arc<Env>,
 }
 
+/// Why an expression gave no answer.
+enum Refusal {
+    Unknown(String),
+    Other(String),
+}
+
 /// Why a filter is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
@@ -83,6 +89,9 @@ pub enum FilterError {
     /// Not CEL.
     #[error("the filter is not valid CEL: {0}")]
     Syntax(String),
+    /// It names something that does not exist.
+    #[error("the filter names {0:?}, which is neither `event` nor a function of CEL")]
+    Unknown(String),
     /// It could not be evaluated.
     #[error("the filter cannot be evaluated: {0}")]
     Evaluation(String),
@@ -114,7 +123,14 @@ impl Filter {
         let compiled = std::panic::catch_unwind(|| Program::compile(text))
             .map_err(|_| FilterError::Syntax("the parser gave up on it".to_owned()))?;
         let program = compiled.map_err(|errors| FilterError::Syntax(errors.to_string()))?;
-        Ok(Self { program, library: Arc::new(Env::stdlib()) })
+        let filter = Self { program, library: Arc::new(Env::stdlib()) };
+        // What is wrong for every event is refused now: unknown names, an answer that is no yes or
+        // no. What a sample event merely lacks is not held against it.
+        match filter.answer(serde_json::json!({ "type": "", "botid": "", "data": {} })) {
+            Err(Refusal::Unknown(name)) => Err(FilterError::Unknown(name)),
+            Ok(Value::Bool(_)) | Err(Refusal::Other(_)) => Ok(filter),
+            Ok(other) => Err(FilterError::NotBoolean(format!("{other:?}"))),
+        }
     }
 
     /// Whether the event passes.
@@ -122,14 +138,24 @@ impl Filter {
     /// # Errors
     /// When the expression fails on this event, for example on a field that it lacks.
     pub fn matches(&self, event: &Event) -> Result<bool, FilterError> {
-        let failed = |error: &dyn std::fmt::Display| FilterError::Evaluation(error.to_string());
-        let json = serde_json::to_value(event).map_err(|error| failed(&error))?;
-        let mut context = Context::with_env(Arc::clone(&self.library));
-        context.add_variable("event", json).map_err(|error| failed(&error))?;
-        match self.program.execute(&context).map_err(|error| failed(&error))? {
-            Value::Bool(answer) => Ok(answer),
-            other => Err(FilterError::NotBoolean(format!("{other:?}"))),
+        let json = serde_json::to_value(event)
+            .map_err(|error| FilterError::Evaluation(error.to_string()))?;
+        match self.answer(json) {
+            Ok(Value::Bool(answer)) => Ok(answer),
+            Ok(other) => Err(FilterError::NotBoolean(format!("{other:?}"))),
+            Err(Refusal::Unknown(name)) => Err(FilterError::Unknown(name)),
+            Err(Refusal::Other(error)) => Err(FilterError::Evaluation(error)),
         }
+    }
+
+    fn answer(&self, event: serde_json::Value) -> Result<Value, Refusal> {
+        let mut context = Context::with_env(Arc::clone(&self.library));
+        let added = context.add_variable("event", event);
+        added.map_err(|error| Refusal::Other(error.to_string()))?;
+        self.program.execute(&context).map_err(|error| match error {
+            ExecutionError::UndeclaredReference(name) => Refusal::Unknown(name.to_string()),
+            error => Refusal::Other(error.to_string()),
+        })
     }
 }
 
@@ -152,6 +178,24 @@ pub struct Route {
     pub from_earliest: bool,
     /// Its metrics.
     pub metrics: PipelineMetrics,
+    /// When a failing filter was last logged.
+    pub warned: OncePerMinute,
+}
+
+/// Lets one of many log lines through.
+#[derive(Debug, Default)]
+pub struct OncePerMinute(Mutex<Option<Instant>>);
+
+impl OncePerMinute {
+    /// Whether this one may be logged.
+    fn take(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60));
+        if due {
+            *last = Some(Instant::now());
+        }
+        due
+    }
 }
 
 /// Why a batch could not be copied. Reading again from [`Positions::lowest`] after
@@ -335,7 +379,12 @@ impl Route {
         let Some(filter) = &self.filter else { return true };
         filter.matches(event).unwrap_or_else(|error| {
             self.metrics.filter_errors.increment(1);
-            debug!(pipeline = %self.queue.name(), id = event.id(), %error, "no match");
+            if self.warned.take() {
+                warn!(pipeline = %self.queue.name(), id = event.id(), %error,
+                    "the filter failed on an event: no match; more such within a minute are only counted");
+            } else {
+                debug!(pipeline = %self.queue.name(), id = event.id(), %error, "no match");
+            }
             false
         })
     }
@@ -507,6 +556,8 @@ mod tests {
             ("event.data.x >", "not valid CEL"),
             (&*deep, "deeper than 32"),
             (&*long, "5004 bytes; at most 4096"),
+            ("evnt.data.price > 3", "names \"evnt\""),
+            ("1 + 1", "must answer true or false"),
         ];
         for (text, part) in cases {
             let error = Filter::compile(text).unwrap_err().to_string();
@@ -514,7 +565,8 @@ mod tests {
         }
         let lacking = Filter::compile("event.data.x > 1").unwrap();
         assert!(matches!(lacking.matches(&event("{}")), Err(FilterError::Evaluation(_))));
-        let number = Filter::compile("1 + 1").unwrap();
-        assert!(matches!(number.matches(&event("{}")), Err(FilterError::NotBoolean(_))));
+        let number = Filter::compile("event.data.x").unwrap();
+        assert!(matches!(number.matches(&event("{\"x\":1}")), Err(FilterError::NotBoolean(_))));
+        Filter::compile("event.data.tags.exists(tag, tag == \"vip\")").unwrap();
     }
 }

@@ -229,7 +229,7 @@ impl Rig {
 
     async fn remove(mut self) -> Result<(), BenchError> {
         if let Some(redis) = self.redis.take() {
-            drop(self.link);
+            self.link.close();
             redis.stop().await?;
         }
         std::fs::remove_dir_all(&self.directory)?;
@@ -248,6 +248,16 @@ struct Commands {
 pub struct Running {
     shutdown: Shutdown,
     task: tokio::task::JoinSet<Result<(), AppError>>,
+}
+
+impl Drop for Rig {
+    /// Only when something panicked: the server and its directory are not left behind.
+    fn drop(&mut self) {
+        if let Some(redis) = self.redis.take() {
+            let _ = std::process::Command::new("kill").arg(redis.pid().to_string()).status();
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
 }
 
 impl Drop for Running {

@@ -150,6 +150,14 @@ fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
     }
     let filtered = if pipeline.filter.is_some() { ", filtered" } else { "" };
     let events = pipeline.events.join(", ");
+    if pipeline.handler != "log" {
+        let found = format!("handler {} is not built in (log is)", pipeline.handler);
+        return Finding::warn(
+            check,
+            found,
+            "only a program that registers it can run this pipeline",
+        );
+    }
     Finding::ok(check, format!("handler {}, events {events}{filtered}", pipeline.handler))
 }
 

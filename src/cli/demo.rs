@@ -35,35 +35,38 @@ pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
         rate: args.rate.get().into(),
         seconds: args.seconds.get().into(),
     };
-    println!(
+    say(&format!(
         "For {} seconds, {} bots put {} events a second on a private bus; now and then one of\n\
          five busy bots adds a campaign. Fairlane hands every bot's events to a handler, in order,\n\
          and no busy bot delays a quiet one. One slice in a hundred fails and is tried again.\n",
         options.seconds, options.bots, options.rate
-    );
+    ));
     let terminal = io::stdout().is_terminal();
     let mut drawn = 0;
     let started = |address: &str| {
-        println!("  metrics: curl http://{address}/metrics      stop early: Ctrl-C\n");
+        say(&format!("  metrics: curl http://{address}/metrics      stop early: Ctrl-C\n"));
     };
     let show = |look: &Look| {
         let text = demo::draw(look);
         // Off a terminal, figures follow each other: one look in ten is enough.
         if terminal {
-            print!("{}{text}", up(drawn));
+            say(&format!("{}{}", up(drawn), text.trim_end()));
             drawn = text.lines().count();
         } else if look.stage == "done" || look.elapsed.as_millis() % 5_000 < 500 {
-            println!("{text}");
+            say(&text);
         }
-        // A closed pipe ends the figures, not the demo.
-        let _ = io::stdout().flush();
     };
     let summary = demo::run(options, started, show).await?;
-    println!("\n{}", in_words(&summary));
+    say(&format!("\n{}", in_words(&summary)));
     if summary.lost + summary.reordered > 0 {
         return Err(CliError::Faults { lost: summary.lost, reordered: summary.reordered });
     }
     Ok(())
+}
+
+/// Prints a line. A closed pipe ends the figures, not the demo.
+fn say(text: &str) {
+    let _ = writeln!(io::stdout(), "{text}");
 }
 
 /// Moves the cursor to the first of the lines drawn last, and clears them.

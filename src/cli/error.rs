@@ -110,7 +110,7 @@ pub enum CliError {
         source: io::Error,
     },
     /// There is no stream to publish to.
-    #[error("bus.streams is empty; name a stream with --stream")]
+    #[error("the stream has no name; name one with --stream or in bus.streams")]
     NoStream,
     /// The input ended badly.
     #[error("{name}: cannot be read: {source}; {published} events were published before that")]

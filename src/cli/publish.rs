@@ -68,6 +68,14 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
         open(&args.file).map_err(|source| CliError::InputMissing { name: name.clone(), source })?;
     let stream =
         args.stream.or_else(|| config.bus.streams.first().cloned()).ok_or(CliError::NoStream)?;
+    if stream.is_empty() {
+        return Err(CliError::NoStream);
+    }
+    if !config.bus.streams.contains(&stream) {
+        eprintln!(
+            "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
+        );
+    }
     let summary = Session::with(config, async |session| {
         let mut job = Job::new(&name, stream, size);
         let sent = job.send(session, read_ahead(input)).await;

@@ -305,7 +305,9 @@ fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, Str
     if view.paused > 0 {
         add(
             format!("paused in pipeline {name}: {}", count(view.paused, "bot")),
-            format!("fairlane bots list --pipeline {name}, then fairlane bots resume BOT"),
+            format!(
+                "fairlane bots list --pipeline {name}, then fairlane bots resume BOT --pipeline {name}"
+            ),
         );
     }
     let waits = matches!(state, PipelineState::Enabled) && !view.stopped;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Json, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -56,7 +56,9 @@ async fn ready(State(health): State<Health>) -> Response {
     };
     let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let redis = if redis { "up" } else { "down" };
-    (code, Json(json!({ "status": status, "redis": redis }))).into_response()
+    let body = json!({ "status": status, "redis": redis });
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (code, kind, format!("{body}\n")).into_response()
 }
 
 /// Serves `routes` until `stop`.

@@ -361,6 +361,11 @@ impl Link {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Gives the connection up; the next call makes a new one.
+    pub(crate) fn close(&self) {
+        self.drop_connection();
+    }
+
     fn drop_connection(&self) {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
