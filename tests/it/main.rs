@@ -18,5 +18,6 @@ mod poison;
 mod protocol;
 mod readme;
 mod roles;
+mod running;
 mod scripts;
 mod support;
