@@ -270,6 +270,23 @@ async fn a_redis_that_lost_its_tail_is_filled_again_from_the_bus() {
     assert_eq!(report.stale_commits, 0, "{report}");
     assert_eq!((report.sent, report.given_up), (20_000, 0), "{report}");
     assert!(report.duplicates_unexplained > 0, "no commit was rolled back\n{report}");
+    // Fences are times: among leases of one run, holders follow each other and never overlap.
+    let mut handlings = Vec::new();
+    fleet.records(|record| {
+        if let Record::Handled { bot, fence, started, ended, .. } = *record {
+            handlings.push((fence > cut, bot.to_owned(), started, ended, fence));
+        }
+    });
+    handlings.sort();
+    for pair in handlings.windows(2) {
+        let [(run, bot, _, ended, fence), (next_run, next_bot, started, _, next_fence)] = pair
+        else {
+            continue;
+        };
+        if (run, bot) == (next_run, next_bot) && fence != next_fence {
+            assert!(fence < next_fence && ended <= started, "{pair:?}");
+        }
+    }
     fleet.records(|record| {
         if let Record::Handled { event, started, outcome: Outcome::Done, .. } = *record {
             assert!(event >= 250 || started < cut, "done before the tail, done again: {record}");
