@@ -21,6 +21,7 @@
 //! | [`fanout`] | which pipelines take an event; the copy into the queues |
 //! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
+//! | [`store`] | the durable stores: MongoDB |
 //! | [`handler`] | `trait Handler` and the built-in ones |
 //! | [`app`] | puts it together |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
@@ -90,4 +91,5 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
 pub mod queue;
+pub mod store;
 pub mod telemetry;

@@ -71,6 +71,7 @@ table! {
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
+    MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent without mongodb.url";
     BUILD_INFO "build_info" Gauge "1; the labels tell what runs";
 }
 
@@ -140,6 +141,11 @@ pub fn script_seconds(script: &'static str, took: Duration) {
 /// Whether Redis answers.
 pub fn redis_up(up: bool) {
     gauge!(REDIS_UP).set(if up { 1.0 } else { 0.0 });
+}
+
+/// Whether MongoDB answers.
+pub fn mongodb_up(up: bool) {
+    gauge!(MONGODB_UP).set(if up { 1.0 } else { 0.0 });
 }
 
 /// Redis memory; `max` 0: no bound.

@@ -20,6 +20,11 @@ const TEN_YEARS: Duration = Duration::from_secs(3_650 * 86_400);
 const STREAMS_MAX: usize = 64;
 const EVENTS_MAX: usize = 1_000;
 const NAME_MAX_BYTES: usize = 1_024;
+const DATABASE_MAX_BYTES: usize = 63;
+/// What MongoDB forbids in the name of a database, on any of its platforms.
+const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
+/// Databases of MongoDB itself.
+const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
 /// Where unreadable events go. Reading it back would send them round for ever.
 const INVALID_STREAM: &str = "fairlane:invalid";
 
@@ -85,6 +90,7 @@ impl Config {
             return Err(Fault::new("data_dir", "is empty; name a directory"));
         }
         within("shutdown_grace", self.shutdown_grace, MILLISECOND..=HOUR)?;
+        database("mongodb.database", &self.mongodb.database)?;
         within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
         names("bus.streams", &self.bus.streams, STREAMS_MAX, "stream")?;
         if self.bus.streams.is_empty() {
@@ -221,6 +227,22 @@ fn number(key: &str, number: u64, (least, most): (u64, u64)) -> Result<(), Fault
 /// The remedy for a number out of bounds.
 pub(super) fn between(least: u64, most: u64) -> String {
     format!("write a whole number from {least} to {most}")
+}
+
+fn database(key: &str, name: &str) -> Result<(), Fault> {
+    let forbidden = |c: char| c.is_control() || DATABASE_FORBIDDEN.contains(&c);
+    if name.is_empty() || name.len() > DATABASE_MAX_BYTES || name.contains(forbidden) {
+        let problem = format!(
+            "is {name:?}; write 1 to {DATABASE_MAX_BYTES} bytes without spaces and without {}",
+            DATABASE_FORBIDDEN.iter().filter(|c| **c != ' ').collect::<String>(),
+        );
+        return Err(Fault::new(key, problem));
+    }
+    if DATABASE_TAKEN.iter().any(|taken| name.eq_ignore_ascii_case(taken)) {
+        let problem = format!("is {name:?}, which belongs to MongoDB itself; choose another name");
+        return Err(Fault::new(key, problem));
+    }
+    Ok(())
 }
 
 fn names(key: &str, names: &[String], most: usize, what: &str) -> Result<(), Fault> {

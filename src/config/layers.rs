@@ -20,7 +20,7 @@ const PIPELINES: &str = "pipelines";
 
 /// Sections of later versions. Ignored silently, `auth` would leave a door open that its author
 /// believes to be shut.
-const LATER_SECTIONS: [&str; 5] = ["auth", "callbacks", "counters", "mongodb", "notifications"];
+const LATER_SECTIONS: [&str; 4] = ["auth", "callbacks", "counters", "notifications"];
 /// Keys of pipelines in later versions.
 const LATER_PIPELINE_KEYS: [&str; 1] = ["url"];
 

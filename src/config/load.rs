@@ -13,8 +13,8 @@ use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
-    BackoffConfig, BusConfig, BusSource, Config, DeadConfig, HttpConfig, MetricsConfig, OnOverflow,
-    PipelineConfig, RedisConfig, RedisUrl, Start, WorkersConfig,
+    BackoffConfig, BusConfig, BusSource, Config, DeadConfig, HttpConfig, MetricsConfig,
+    MongoConfig, MongoUrl, OnOverflow, PipelineConfig, RedisConfig, RedisUrl, Start, WorkersConfig,
 };
 use crate::id::ShardCount;
 
@@ -76,7 +76,8 @@ impl Config {
         for (name, text) in variables {
             layers.add_variable(&name, &text)?;
         }
-        build(&layers)
+        let config = build(&layers)?;
+        Ok(Self { file: path.map(Path::to_owned), ..config })
     }
 
     /// Reads TOML over the defaults, without the environment. `origin` is what messages call it.
@@ -130,10 +131,16 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         "" => None,
         text => Some(RedisUrl::parse(text).map_err(|error| top.invalid("redis.url", error))?),
     };
+    let mongo_url = match top.text("mongodb.url") {
+        "" => None,
+        text => Some(MongoUrl::parse(text).map_err(|error| top.invalid("mongodb.url", error))?),
+    };
     let config = Config {
+        file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
         shutdown_grace: top.duration("shutdown_grace")?,
         redis: RedisConfig { url, shards: shards(&top)? },
+        mongodb: MongoConfig { url: mongo_url, database: top.text("mongodb.database").to_owned() },
         bus: BusConfig {
             source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
             streams: top.list("bus.streams"),

@@ -9,6 +9,7 @@ mod check;
 mod error;
 mod layers;
 mod load;
+mod mongo_url;
 mod redis_url;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 pub use error::{ConfigError, Origin};
 pub(crate) use load::no_colour;
+pub(crate) use mongo_url::server as mongo_server;
+pub use mongo_url::{MongoUrl, MongoUrlError};
 pub use redis_url::{RedisUrl, RedisUrlError};
 
 use crate::id::{PipelineName, ShardCount};
@@ -29,12 +32,16 @@ const PIPELINE_TOML: &str = include_str!("pipeline.toml");
 /// The whole configuration of a process.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The file it was read from, if any.
+    pub file: Option<PathBuf>,
     /// Where a private Redis keeps its files.
     pub data_dir: PathBuf,
     /// How long running slices may go on after the first signal. 1 ms to 1 h.
     pub shutdown_grace: Duration,
     /// The section `[redis]`.
     pub redis: RedisConfig,
+    /// The section `[mongodb]`.
+    pub mongodb: MongoConfig,
     /// The section `[bus]`.
     pub bus: BusConfig,
     /// The section `[http]`.
@@ -52,6 +59,16 @@ pub struct RedisConfig {
     pub url: Option<RedisUrl>,
     /// Into how many parts the bots of each pipeline are cut. Fixed when the data is created.
     pub shards: ShardCount,
+}
+
+/// Which MongoDB, and which database of it.
+#[derive(Debug, Clone)]
+pub struct MongoConfig {
+    /// `None`: MongoDB is not used.
+    pub url: Option<MongoUrl>,
+    /// The database everything is kept in: 1 to 63 bytes of what MongoDB allows in a name, and
+    /// none of its own databases.
+    pub database: String,
 }
 
 /// Where events come from.
@@ -252,6 +269,8 @@ mod tests {
         assert_eq!(config.shutdown_grace, Duration::from_secs(25));
         assert!(config.redis.url.is_none());
         assert_eq!(config.redis.shards.get(), 16);
+        assert!(config.mongodb.url.is_none());
+        assert_eq!(config.mongodb.database, "fairlane");
         assert_eq!(config.bus.source, BusSource::Redis);
         assert_eq!(config.bus.streams, ["fairlane:events"]);
         assert_eq!(config.bus.retention, Duration::from_secs(600));

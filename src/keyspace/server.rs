@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use redis::{FromRedisValue, Pipeline, Value};
 use serde::Serialize;
 
@@ -16,6 +17,8 @@ use crate::id::{PipelineName, ShardCount};
 const CHECK_SCRIPT: &str = include_str!("../../lua/check.lua");
 /// Keys looked at by one step of a deletion.
 const SCAN_COUNT: usize = 1_000;
+/// What is published is heard within this time.
+const HEARD_WITHIN: Duration = Duration::from_secs(3);
 /// How long a key that rights are tried on may stay, should its deletion fail.
 const CHECK_TTL_SECONDS: u32 = 10;
 
@@ -40,6 +43,10 @@ pub struct ServerInfo {
     pub memory_max: u64,
     /// `maxmemory-policy`.
     pub eviction: String,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// `maxclients`; 0: not told.
+    pub clients_max: u64,
     /// Whether writes are logged (`appendonly`).
     pub append_only: bool,
     /// Whether the last write of that log went well.
@@ -69,6 +76,8 @@ impl ServerInfo {
             memory_used: number("used_memory"),
             memory_max: number("maxmemory"),
             eviction: field("maxmemory_policy").to_owned(),
+            clients: number("connected_clients"),
+            clients_max: number("maxclients"),
             append_only: field("aof_enabled") == "1",
             append_ok: field("aof_last_write_status") != "err",
         }
@@ -344,6 +353,39 @@ impl Server {
         self.ask::<Value>("PUBLISH", redis::Cmd::publish(&key, "check")).await.map(drop)
     }
 
+    /// Whether a channel under `fl:` may be listened to, and what is published there arrives.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses, or nothing arrives within 3 s.
+    pub async fn try_channel(&self) -> Result<(), StoreError> {
+        let channel = keys::check(&uuid::Uuid::now_v7().to_string());
+        let mut subscriber = self.target().subscriber().await?;
+        subscriber.subscribe(&channel).await.map_err(|source| match source.code() {
+            Some(code) => StoreError::Refused {
+                target: self.target().to_string(),
+                command: "SUBSCRIBE",
+                message: format!("{code} {}", source.detail().unwrap_or_default()),
+            },
+            None => self.target().unknown(source),
+        })?;
+        self.ask::<Value>("PUBLISH", redis::Cmd::publish(&channel, "check")).await?;
+        let mut messages = subscriber.into_on_message();
+        match tokio::time::timeout(HEARD_WITHIN, messages.next()).await {
+            Ok(Some(_)) => Ok(()),
+            _ => Err(self.link.misread("SUBSCRIBE", ReplyError::unexpected("a message", "none"))),
+        }
+    }
+
+    /// Whether a bus stream may be trimmed. Removes nothing, and creates nothing.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses, or the key is no stream.
+    pub async fn try_trim(&self, stream: &str) -> Result<(), StoreError> {
+        let mut trim = redis::cmd("XTRIM");
+        trim.arg(stream).arg("MINID").arg("0-0");
+        self.ask::<Value>("XTRIM", trim).await.map(drop)
+    }
+
     async fn ask<T: FromRedisValue>(
         &self,
         name: &'static str,
@@ -376,12 +418,13 @@ mod tests {
     fn the_answer_to_info_is_read_by_whole_names() {
         let info = ServerInfo::parse(
             "# Server\r\nredis_version:7.2.4\r\nuptime_in_seconds:60\r\n# Memory\r\n\
-             used_memory:1000\r\nused_memory_human:1K\r\nmaxmemory:2000\r\nmaxmemory_human:2K\r\n\
+             used_memory:1000\r\nconnected_clients:3\r\nmaxclients:10000\r\nused_memory_human:1K\r\nmaxmemory:2000\r\nmaxmemory_human:2K\r\n\
              maxmemory_policy:allkeys-lru\r\naof_enabled:1\r\nrole:master\r\n",
         );
         assert_eq!(info.version_numbers(), (7, 2));
         assert_eq!((info.memory_used, info.memory_max, info.uptime_seconds), (1_000, 2_000, 60));
         assert_eq!((info.eviction.as_str(), info.role.as_str()), ("allkeys-lru", "master"));
+        assert_eq!((info.clients, info.clients_max), (3, 10_000));
         assert!(info.append_only && info.append_ok);
     }
 }

@@ -20,4 +20,5 @@ mod readme;
 mod roles;
 mod running;
 mod scripts;
+mod store;
 mod support;

@@ -6,6 +6,7 @@ pub(crate) mod config;
 pub(crate) mod fleet;
 pub(crate) mod http;
 pub(crate) mod instance;
+pub(crate) mod mongo;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod recorder;
