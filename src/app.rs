@@ -17,7 +17,7 @@ use crate::clock::{SharedClock, SystemClock, millis};
 use crate::config::{Config, ConfigError, PipelineConfig, Start};
 use crate::fanout::{Fanout, Filter, FilterError, Glob, OncePerMinute, Route};
 use crate::handler::{AnyHandler, Environment, Handler, LogHandler};
-use crate::http::{self, BindError, Health};
+use crate::http::{self, Api, AuthError, BindError, Guarded, Health, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
@@ -31,6 +31,7 @@ use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{self, FAIR_SLICE_US, Queue};
+use crate::store::watch;
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -107,6 +108,9 @@ pub enum AppError {
     /// A listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The tokens cannot be used.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
 }
 
 /// Collects what an [`App`] is made of.
@@ -222,7 +226,7 @@ pub struct App {
     links: Links,
     plans: Vec<Plan>,
     metrics_listener: TcpListener,
-    http_listener: Option<TcpListener>,
+    http_door: Option<(TcpListener, Guarded)>,
 }
 
 /// The connections of one instance.
@@ -272,8 +276,9 @@ impl App {
         let links = Links { pool: link(), ingest: link(), admin: link() };
         register(&links.admin, &config, &plans, &clock).await?;
         let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
-        let http_listener = if roles.http {
-            Some(http::bind("http.listen", config.http.listen).await?)
+        let http_door = if roles.http {
+            let access = Guarded::open(&config)?;
+            Some((http::bind("http.listen", config.http.listen).await?, access))
         } else {
             None
         };
@@ -286,8 +291,16 @@ impl App {
             links,
             plans,
             metrics_listener,
-            http_listener,
+            http_door,
         })
+    }
+
+    /// Where HTTP is served; `None` without that role.
+    ///
+    /// # Errors
+    /// When the operating system does not tell.
+    pub fn http_address(&self) -> std::io::Result<Option<SocketAddr>> {
+        self.http_door.as_ref().map(|(listener, _)| listener.local_addr()).transpose()
     }
 
     /// Where metrics and health are served.
@@ -319,20 +332,24 @@ impl App {
         let App { config, roles, clock, target, private, links, plans, .. } = self;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
-        let health = Health { link: Arc::clone(&links.admin), stopping: shutdown.soft.clone() };
-        let routes = http::health_routes(health);
-        let observed = routes.clone().merge(http::metrics_routes());
+        let health = Health {
+            link: Arc::clone(&links.admin),
+            mongodb: watch::begin(&config.mongodb, &shutdown),
+            stopping: shutdown.soft.clone(),
+        };
         if let Ok(address) = self.metrics_listener.local_addr() {
+            let http = self.http_door.as_ref().and_then(|(listener, _)| listener.local_addr().ok());
             let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
-            info!(redis = %target, metrics = %address, ?pipelines, "fairlane is running");
+            info!(redis = %target, metrics = %address, ?http, ?pipelines, "fairlane is running");
         }
         let mut servers = tokio::task::JoinSet::new();
-        servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
-        // The routes hold a connection, which must not outlive the servers.
-        match self.http_listener {
-            Some(listener) => drop(servers.spawn(http::serve(listener, routes, stop.clone()))),
-            None => drop(routes),
+        if let Some((listener, access)) = self.http_door {
+            let routes =
+                http::routes(api(&config, &target, &links, &clock, access), health.clone());
+            servers.spawn(http::serve(listener, routes, stop.clone()));
         }
+        let observed = http::metrics_routes(health);
+        servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
 
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
@@ -457,6 +474,25 @@ async fn register(
         return Err(AppError::Shards { configured: shards, stored });
     }
     Ok(())
+}
+
+/// What the HTTP routes work with.
+fn api(
+    config: &Config,
+    target: &Target,
+    links: &Links,
+    clock: &SharedClock,
+    access: Guarded,
+) -> Api {
+    let (shards, admin) = (config.redis.shards, Arc::clone(&links.admin));
+    let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+    Api {
+        queues: Queues::new(config.pipelines.clone(), shards, admin, RESPONSE_TIMEOUT),
+        bus: Arc::new(bus),
+        stream: config.bus.streams.first().cloned().unwrap_or_default(),
+        clock: Arc::clone(clock),
+        access: Arc::new(access),
+    }
 }
 
 /// Starts a reader per bus stream.

@@ -273,6 +273,35 @@ impl Event {
     }
 }
 
+impl utoipa::PartialSchema for Event {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{Object, Type};
+        let texts = [
+            ("specversion", "Always \"1.0\""),
+            ("id", "Unique together with `source`"),
+            ("source", "Who produced it"),
+            ("type", "What happened, for example `tag.applied`"),
+            ("botid", "The tenant"),
+            ("subject", "The subscriber"),
+            ("time", "When it happened, RFC 3339"),
+            ("expirytime", "Not handled after it, RFC 3339"),
+        ];
+        let mut schema = utoipa::openapi::ObjectBuilder::new()
+            .description(Some("A CloudEvents 1.0 event with the extension attribute `botid`"));
+        for (name, description) in texts {
+            let mut text = Object::with_type(Type::String);
+            text.description = Some(description.to_owned());
+            schema = schema.property(name, text);
+        }
+        for name in ["specversion", "id", "source", "type", "botid"] {
+            schema = schema.required(name);
+        }
+        schema.property("data", utoipa::openapi::schema::empty()).into()
+    }
+}
+
+impl utoipa::ToSchema for Event {}
+
 /// Structured CloudEvents JSON.
 impl Serialize for Event {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

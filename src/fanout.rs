@@ -187,8 +187,13 @@ pub struct Route {
 pub struct OncePerMinute(Mutex<Option<Instant>>);
 
 impl OncePerMinute {
+    /// None was logged yet.
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
     /// Whether this one may be logged.
-    fn take(&self) -> bool {
+    pub(crate) fn take(&self) -> bool {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60));
         if due {

@@ -159,6 +159,35 @@ macro_rules! text_id {
 text_id!(BotId);
 text_id!(PipelineName);
 
+macro_rules! text_schema {
+    ($type:ty, $name:literal, $max:expr, $example:literal, $description:literal) => {
+        impl utoipa::PartialSchema for $type {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                utoipa::openapi::ObjectBuilder::new()
+                    .schema_type(utoipa::openapi::schema::Type::String)
+                    .min_length(Some(1))
+                    .max_length(Some($max))
+                    .examples([$example])
+                    .description(Some($description))
+                    .into()
+            }
+        }
+        impl utoipa::ToSchema for $type {
+            fn name() -> std::borrow::Cow<'static, str> {
+                $name.into()
+            }
+        }
+    };
+}
+text_schema!(BotId, "BotId", BOT_ID_MAX_BYTES, "shop-7", "A tenant: no control characters");
+text_schema!(
+    PipelineName,
+    "PipelineName",
+    PIPELINE_NAME_MAX_BYTES,
+    "billing",
+    "A pipeline: a-z, 0-9, '-' and '_', beginning with a letter or digit"
+);
+
 /// How many shards the data is cut into: 1 to 1,024, fixed when the data is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardCount(u16);

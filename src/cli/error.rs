@@ -235,6 +235,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Handler { .. }
         | AppError::Filter { .. }
         | AppError::Shards { .. }
+        | AppError::Auth(_)
         | AppError::RedisUrl(_) => Exit::Usage,
     }
 }

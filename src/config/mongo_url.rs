@@ -65,8 +65,8 @@ impl MongoUrl {
 pub(crate) fn server(address: &ServerAddress) -> String {
     match address {
         // The driver leaves out the brackets of IPv6.
-        ServerAddress::Tcp { host, .. } if host.contains(':') && !host.starts_with('[') => {
-            format!("[{host}]:{}", address.port().unwrap_or(DEFAULT_PORT))
+        ServerAddress::Tcp { host, port } if host.contains(':') && !host.starts_with('[') => {
+            format!("[{host}]:{}", port.unwrap_or(DEFAULT_PORT))
         }
         address => address.to_string(),
     }

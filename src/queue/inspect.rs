@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::Queue;
 use crate::event::Event;
@@ -22,7 +23,7 @@ const SAMPLE: i64 = 64;
 const LIST_MAX: usize = 100_000;
 
 /// A pipeline at a glance.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PipelineView {
     /// Events queued.
     pub depth: u64,
@@ -45,7 +46,7 @@ pub struct PipelineView {
 }
 
 /// Where a bot is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BotState {
     /// In the control set.
@@ -61,7 +62,7 @@ pub enum BotState {
 }
 
 /// One bot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct BotView {
     /// Its id.
     pub bot: BotId,
@@ -82,7 +83,7 @@ pub struct BotView {
 }
 
 /// One event at the head of a queue.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct QueuedEvent {
     /// Its sequence.
     pub sequence: u64,
@@ -91,7 +92,7 @@ pub struct QueuedEvent {
 }
 
 /// An event that gave up.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct DeadLetter {
     /// Its id, unique in its shard; with the bot it names the letter.
     pub id: String,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::mongo::{Mongo, MongoError};
-use crate::config::MongoUrl;
+use crate::config::{MongoConfig, MongoUrl};
 use crate::lifecycle::Shutdown;
 use crate::metrics;
 
@@ -32,13 +32,17 @@ impl Reachable {
     }
 }
 
-/// Asks MongoDB every two seconds until the soft stop. A change is logged once.
-pub(crate) async fn watch(
-    url: MongoUrl,
-    database: String,
-    reachable: Arc<Reachable>,
-    shutdown: Shutdown,
-) {
+/// Begins to ask, where a MongoDB is configured.
+pub(crate) fn begin(config: &MongoConfig, shutdown: &Shutdown) -> Option<Arc<Reachable>> {
+    let url = config.url.clone()?;
+    let reachable = Arc::new(Reachable::default());
+    let (database, told) = (config.database.clone(), Arc::clone(&reachable));
+    shutdown.spawn(watch(url, database, told, shutdown.clone()));
+    Some(reachable)
+}
+
+/// Asks every two seconds until the soft stop. A change is logged once.
+async fn watch(url: MongoUrl, database: String, reachable: Arc<Reachable>, shutdown: Shutdown) {
     metrics::mongodb_up(false);
     let mut client: Option<Mongo> = None;
     let mut first = true;

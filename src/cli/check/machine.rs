@@ -10,8 +10,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 
 use super::Finding;
-use crate::cli::output::number;
+use crate::cli::output::{count, number};
 use crate::config::Config;
+use crate::http::Guarded;
 
 /// Whoever holds a port has this long to say who it is.
 const WHO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,7 +29,30 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
         check_port("metrics.listen", config.metrics.listen),
         check_files(config),
     );
-    vec![http, metrics, files]
+    vec![http, metrics, check_access(config), files]
+}
+
+/// Who may call the HTTP interface.
+fn check_access(config: &Config) -> Finding {
+    let check = "auth";
+    if let Err(error) = Guarded::open(config) {
+        let why = "`fairlane serve` does not start with it";
+        return Finding::fail(check, error.to_string(), why, "do what it says");
+    }
+    let tokens = config.auth.tokens.len() as u64;
+    if tokens > 0 {
+        return Finding::ok(check, format!("{} can be read", count(tokens, "token")));
+    }
+    let listen = config.http.listen;
+    if listen.ip().is_loopback() {
+        return Finding::ok(check, "no tokens: open to every program of this machine");
+    }
+    Finding::warn(
+        check,
+        format!("no tokens, and http.listen is {listen}"),
+        "everybody who reaches it may publish, look and change",
+        "add auth.tokens, or let something in front of it ask who calls",
+    )
 }
 
 async fn check_port(key: &str, address: SocketAddr) -> Finding {
