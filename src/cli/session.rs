@@ -124,7 +124,13 @@ impl Redis {
     pub(super) async fn open(config: &Config) -> Result<Self, CliError> {
         Ok(match &config.redis.url {
             Some(url) => Self::At(url.clone()),
-            None => Self::Private(Box::new(PrivateRedis::start(&config.data_dir).await?)),
+            None => {
+                let private = PrivateRedis::start(&config.data_dir).await?;
+                if private.was_started() && is_lost(config) {
+                    eprintln!("{}", lost_notice(config));
+                }
+                Self::Private(Box::new(private))
+            }
         })
     }
 
@@ -145,4 +151,16 @@ impl Redis {
             tracing::warn!(%error, "the private Redis goes on running");
         }
     }
+}
+
+/// Whether nothing says where the data is: probably this is another directory than was meant.
+fn is_lost(config: &Config) -> bool {
+    config.file.is_none() && config.data_dir == Config::default().data_dir
+}
+
+fn lost_notice(config: &Config) -> String {
+    let data = config.data_dir.display();
+    format!(
+        "note: no fairlane.toml here, so a private Redis was started under {data} for this command; if yours is elsewhere, go to its directory, or name its configuration with --config FILE"
+    )
 }

@@ -1,6 +1,7 @@
 //! One file per promise, against real servers.
 
 mod bus;
+mod check;
 mod cli;
 mod exhaustive;
 mod fairness;
