@@ -283,6 +283,48 @@ impl std::str::FromStr for Offset {
     }
 }
 
+/// A dead letter of a pipeline: `<shard>.<ms>-<seq>`, its shard and its place in the stream there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LetterId {
+    pub(crate) entry: Offset,
+    pub(crate) shard: Shard,
+}
+
+impl LetterId {
+    pub(crate) fn new(shard: Shard, entry: Offset) -> Self {
+        Self { entry, shard }
+    }
+}
+
+impl fmt::Display for LetterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.shard, self.entry)
+    }
+}
+
+impl Serialize for LetterId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A text that is no id of a dead letter.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the id of a dead letter, which looks like 3.1700000000000-0")]
+pub struct LetterIdError(String);
+
+impl std::str::FromStr for LetterId {
+    type Err = LetterIdError;
+    fn from_str(text: &str) -> Result<Self, LetterIdError> {
+        let parse = || {
+            let (shard, entry) = text.split_once('.')?;
+            let shard = shard.parse().ok().filter(|shard| *shard < ShardCount::MAX)?;
+            Some(Self { shard: Shard(shard), entry: entry.parse().ok()? })
+        };
+        parse().ok_or_else(|| LetterIdError(text.chars().take(100).collect()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,6 +352,16 @@ mod tests {
         }
         for refused in ["", "-a", "A", "a b", "a:b", "{a}", "é", &"a".repeat(65)] {
             assert!(PipelineName::parse(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_id_of_a_dead_letter_is_read_back_and_others_are_refused() {
+        let id: LetterId = "15.1700000000000-3".parse().unwrap();
+        assert_eq!(id.to_string(), "15.1700000000000-3");
+        assert_eq!((id.shard.index(), id.entry.seq), (15, 3));
+        for refused in ["", "7", "1700000000000-0", "1024.1-0", "-1.1-0", "1.1", "1.1-", "a.1-0"] {
+            assert!(refused.parse::<LetterId>().is_err(), "{refused}");
         }
     }
 

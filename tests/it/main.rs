@@ -11,6 +11,7 @@ mod history_checker;
 mod hostile;
 mod lifecycle;
 mod limits;
+mod listing;
 mod model;
 mod order;
 mod outcomes;
