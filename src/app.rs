@@ -27,6 +27,7 @@ use crate::metrics::{self, PipelineMetrics};
 use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings};
+use crate::presence::{self, Meter};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
@@ -56,6 +57,14 @@ pub struct Roles {
 impl Roles {
     /// Everything.
     pub const ALL: Self = Self { ingest: true, work: true, http: true, schedule: true };
+
+    /// Those it has, as `--roles` names them.
+    #[must_use]
+    pub fn names(self) -> Vec<&'static str> {
+        let Self { ingest, work, http, schedule } = self;
+        let all = [(ingest, "ingest"), (work, "work"), (http, "http"), (schedule, "schedule")];
+        all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect()
+    }
 }
 
 /// Why a process cannot start.
@@ -195,11 +204,13 @@ impl Builder {
         let filter = config.filter.as_deref().map(Filter::compile).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
+        let max = if self.roles.work { config.workers.max.get() } else { 0 };
         Ok(Plan {
             name: name.clone(),
             config: config.clone(),
             handler: Arc::clone(handler),
             filter,
+            meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
 }
@@ -210,6 +221,7 @@ struct Plan {
     config: PipelineConfig,
     handler: Arc<dyn AnyHandler>,
     filter: Option<Filter>,
+    meter: Arc<Meter>,
 }
 
 /// One instance of the service. Several may run in one process.
@@ -334,6 +346,10 @@ impl App {
             None => drop(routes),
         }
 
+        let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
+        let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
+        let now = clock.now();
+        shutdown.spawn(presence::run(meters, &roles.names(), link, now, shutdown.clone()));
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -404,6 +420,7 @@ impl Plan {
     fn route(self, queue: Queue) -> Route {
         Route {
             metrics: PipelineMetrics::new(&self.name),
+            meter: self.meter,
             warned: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
@@ -429,7 +446,8 @@ impl Plan {
             max_age: config.max_age,
         };
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
-        Pool::new(queue, settings, Arc::clone(&self.handler), environment, shutdown.clone())
+        let (handler, meter) = (Arc::clone(&self.handler), Arc::clone(&self.meter));
+        Pool::new(queue, settings, handler, environment, meter, shutdown.clone())
     }
 }
 

@@ -16,6 +16,7 @@ mod model;
 mod order;
 mod outcomes;
 mod poison;
+mod presence;
 mod protocol;
 mod readme;
 mod roles;

@@ -214,3 +214,36 @@ impl Call for Heads<'_> {
         Ok(heads)
     }
 }
+
+/// `lua/beat.lua`. Answers what the processes that were heard within the ttl say.
+#[derive(Debug)]
+pub struct Beat<'a> {
+    /// Where it is noted.
+    pub key: &'a str,
+    /// Who; empty: only looks.
+    pub id: &'a str,
+    /// What it says; empty: it goes.
+    pub says: &'a str,
+    /// Who is silent this long is forgotten, ms.
+    pub ttl_ms: u64,
+}
+
+impl Call for Beat<'_> {
+    type Reply = Vec<String>;
+    const NAME: &'static str = "beat";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::beat, 1);
+        cmd.arg(self.key).arg(self.id).arg(self.says).arg(self.ttl_ms);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<String>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut said = Vec::with_capacity(reply.len());
+        while reply.len() > 0 {
+            said.push(reply.text()?);
+        }
+        Ok(said)
+    }
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fairlane::id::{BotId, Offset};
 use fairlane::keyspace::scripts::{
-    Call, Claim, Complete, Completion, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Mode,
+    Beat, Call, Claim, Complete, Completion, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Mode,
     Pause, Promote, Purge, Push, Recover, Redrive, Resume, Revoke, Trim, Verdict,
 };
 use fairlane::keyspace::{Link, Target};
@@ -200,6 +200,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Recover { keys, run: "run", slice_us }),
         named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
         named(&Trim { stream: "s", keep: at }),
+        named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
     ]
 }
@@ -234,7 +235,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 14);
+    assert_eq!(calls.len(), 15);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();
