@@ -23,6 +23,7 @@
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
 //! | [`handler`] | `trait Handler` and the built-in ones |
 //! | [`app`] | puts it together |
+//! | [`presence`] | what the running processes say of themselves: rates, workers |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
 //!
@@ -89,5 +90,6 @@ pub mod keyspace;
 pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
+pub mod presence;
 pub mod queue;
 pub mod telemetry;

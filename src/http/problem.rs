@@ -72,12 +72,8 @@ impl Kind {
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
             Self::Method => (S::METHOD_NOT_ALLOWED, "method", "Method not allowed"),
             Self::BodyTooSlow => (S::REQUEST_TIMEOUT, "body-too-slow", "The body is too slow"),
-            Self::BodyTooLarge => {
-                (S::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large")
-            }
-            Self::MediaType => {
-                (S::UNSUPPORTED_MEDIA_TYPE, "media-type", "Unsupported media type")
-            }
+            Self::BodyTooLarge => (S::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
+            Self::MediaType => (S::UNSUPPORTED_MEDIA_TYPE, "media-type", "Unsupported media type"),
             Self::Full => (S::SERVICE_UNAVAILABLE, "full", "Redis is full"),
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is away"),
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Internal error"),
