@@ -17,7 +17,7 @@ use crate::clock::{SharedClock, SystemClock, millis};
 use crate::config::{Config, ConfigError, PipelineConfig, Start};
 use crate::fanout::{Fanout, Filter, FilterError, Glob, OncePerMinute, Route};
 use crate::handler::{AnyHandler, Environment, Handler, LogHandler};
-use crate::http::{self, Api, AuthError, BindError, Guarded, Health, Queues};
+use crate::http::{self, Access, Api, AuthError, BindError, Health, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
@@ -27,6 +27,7 @@ use crate::metrics::{self, PipelineMetrics};
 use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings};
+use crate::presence::{self, Meter};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
@@ -57,6 +58,14 @@ pub struct Roles {
 impl Roles {
     /// Everything.
     pub const ALL: Self = Self { ingest: true, work: true, http: true, schedule: true };
+
+    /// Those it has, as `--roles` names them.
+    #[must_use]
+    pub fn names(self) -> Vec<&'static str> {
+        let Self { ingest, work, http, schedule } = self;
+        let all = [(ingest, "ingest"), (work, "work"), (http, "http"), (schedule, "schedule")];
+        all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect()
+    }
 }
 
 /// Why a process cannot start.
@@ -199,11 +208,13 @@ impl Builder {
         let filter = config.filter.as_deref().map(Filter::compile).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
+        let max = if self.roles.work { config.workers.max.get() } else { 0 };
         Ok(Plan {
             name: name.clone(),
             config: config.clone(),
             handler: Arc::clone(handler),
             filter,
+            meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
 }
@@ -214,6 +225,7 @@ struct Plan {
     config: PipelineConfig,
     handler: Arc<dyn AnyHandler>,
     filter: Option<Filter>,
+    meter: Arc<Meter>,
 }
 
 /// One instance of the service. Several may run in one process.
@@ -226,7 +238,7 @@ pub struct App {
     links: Links,
     plans: Vec<Plan>,
     metrics_listener: TcpListener,
-    http_door: Option<(TcpListener, Guarded)>,
+    http_door: Option<(TcpListener, Access)>,
 }
 
 /// The connections of one instance.
@@ -277,7 +289,7 @@ impl App {
         register(&links.admin, &config, &plans, &clock).await?;
         let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
         let http_door = if roles.http {
-            let access = Guarded::open(&config)?;
+            let access = Access::open(&config)?;
             Some((http::bind("http.listen", config.http.listen).await?, access))
         } else {
             None
@@ -351,6 +363,10 @@ impl App {
         let observed = http::metrics_routes(health);
         servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
 
+        let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
+        let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
+        let now = clock.now();
+        shutdown.spawn(presence::run(meters, &roles.names(), link, now, shutdown.clone()));
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -421,6 +437,7 @@ impl Plan {
     fn route(self, queue: Queue) -> Route {
         Route {
             metrics: PipelineMetrics::new(&self.name),
+            meter: self.meter,
             warned: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
@@ -446,7 +463,8 @@ impl Plan {
             max_age: config.max_age,
         };
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
-        Pool::new(queue, settings, Arc::clone(&self.handler), environment, shutdown.clone())
+        let (handler, meter) = (Arc::clone(&self.handler), Arc::clone(&self.meter));
+        Pool::new(queue, settings, handler, environment, meter, shutdown.clone())
     }
 }
 
@@ -482,7 +500,7 @@ fn api(
     target: &Target,
     links: &Links,
     clock: &SharedClock,
-    access: Guarded,
+    access: Access,
 ) -> Api {
     let (shards, admin) = (config.redis.shards, Arc::clone(&links.admin));
     let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);

@@ -64,6 +64,22 @@ pub enum EventError {
 }
 
 impl EventError {
+    /// The attribute that is wrong, where it is a single one.
+    #[must_use]
+    pub fn attribute(&self) -> Option<String> {
+        match self {
+            Self::Missing { name } => Some((*name).to_owned()),
+            Self::Attribute { name, .. } => Some(name.clone()),
+            Self::BotId(_) => Some("botid".to_owned()),
+            // The visitor below puts the name in front.
+            Self::Json(error) => error.to_string().strip_prefix('"').and_then(|text| {
+                let name = text.split('"').next().unwrap_or_default();
+                (!name.is_empty()).then(|| name.to_owned())
+            }),
+            Self::TooLarge { .. } | Self::MessagePack(_) | Self::Record(_) => None,
+        }
+    }
+
     /// The value of the metric label `reason`.
     #[must_use]
     pub fn label(&self) -> &'static str {
@@ -122,6 +138,18 @@ impl Event {
             .map_err(EventError::Json)?
             .0
             .into_event()
+    }
+
+    /// Reads the structured CloudEvent in JSON that `bytes` begin with. Answers also how many of
+    /// them it takes.
+    pub(crate) fn from_json_prefix(bytes: &[u8]) -> Result<(Self, usize), EventError> {
+        let mut values =
+            serde_json::Deserializer::from_slice(bytes).into_iter::<Wire<Box<RawValue>>>();
+        let wire = values.next().unwrap_or_else(|| Ok(Wire(Fields::default(), PhantomData)));
+        let fields = wire.map_err(EventError::Json)?.0;
+        let taken = values.byte_offset();
+        check_size(&bytes[..taken])?;
+        Ok((fields.into_event()?, taken))
     }
 
     /// Reads the same map as `MessagePack`.

@@ -24,6 +24,7 @@
 //! | [`store`] | the durable stores: MongoDB |
 //! | [`handler`] | `trait Handler` and the built-in ones |
 //! | [`app`] | puts it together |
+//! | [`presence`] | what the running processes say of themselves: rates, workers |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
 //!
@@ -90,6 +91,7 @@ pub mod keyspace;
 pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
+pub mod presence;
 pub mod queue;
 pub mod store;
 pub mod telemetry;

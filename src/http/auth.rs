@@ -263,11 +263,6 @@ impl Caller {
         Err(Problem::new(Kind::Forbidden, detail))
     }
 
-    /// Whether the caller is for all bots.
-    pub(crate) fn covers_all(&self) -> bool {
-        self.0.all_bots
-    }
-
     /// Refuses callers that are not for all bots.
     pub(crate) fn check_all_bots(&self) -> Result<(), Problem> {
         if self.0.all_bots {

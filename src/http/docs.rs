@@ -36,7 +36,8 @@ pub(super) fn begin() -> OpenApiRouter<Arc<Api>> {
     let mut document = <Document as utoipa::OpenApi>::openapi();
     let mut components = document.components.take().unwrap_or_default();
     let mut bearer = Http::new(HttpAuthScheme::Bearer);
-    bearer.description = Some("A token of auth.tokens; none is asked for where there are none".into());
+    bearer.description =
+        Some("A token of auth.tokens; none is asked for where there are none".into());
     components.add_security_scheme(SCHEME, SecurityScheme::Http(bearer));
     let mut schemas = vec![(Problem::name().into_owned(), Problem::schema())];
     Problem::schemas(&mut schemas);
@@ -107,6 +108,34 @@ impl IntoResponses for OfPipeline {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
             (404, "There is no such pipeline; `detail` names those there are"),
+        ])
+    }
+}
+
+/// What a route with a body may answer besides.
+pub(super) struct Body;
+
+impl IntoResponses for Body {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "The body cannot be used; `errors` names the field or the event"),
+            (408, "The body did not arrive within 10 s"),
+            (415, "The body is of a kind that is not read here"),
+        ])
+    }
+}
+
+/// What a route without a body may answer besides, should there be one.
+pub(super) struct Bodiless;
+
+impl IntoResponses for Bodiless {
+    fn responses() -> Responses {
+        problems(&[
+            (
+                400,
+                "A parameter cannot be used, or there is a body, which this request does not take",
+            ),
+            (408, "The body did not arrive within 10 s"),
         ])
     }
 }

@@ -271,7 +271,10 @@ mod tests {
             headers.insert(header::CONTENT_TYPE, text.parse().unwrap());
             media_type(&headers).map_err(|problem| problem.into_response().status().as_u16())
         };
-        assert_eq!(read("Application/JSON; charset=\"UTF-8\""), Ok(Some("application/json".into())));
+        assert_eq!(
+            read("Application/JSON; charset=\"UTF-8\""),
+            Ok(Some("application/json".into()))
+        );
         assert_eq!(read("text/plain;q=1;charset=latin1"), Err(415));
         assert_eq!(media_type(&HeaderMap::new()).unwrap(), None);
     }

@@ -14,10 +14,15 @@
 //! routes that are served.
 
 mod auth;
+mod bots;
+mod cloudevents;
+mod dead;
 mod docs;
+mod events;
 mod extract;
 mod health;
 mod listen;
+mod page;
 mod pipelines;
 mod problem;
 mod queues;
@@ -32,16 +37,11 @@ use axum::{Router, routing};
 use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 
-use self::auth::Access;
-pub use self::auth::AuthError;
-pub use self::listen::BindError;
-pub(crate) use self::{
-    auth::Access as Guarded,
-    health::Health,
-    listen::{bind, serve},
-    queues::Queues,
-};
+pub(crate) use self::auth::{Access, AuthError};
+pub(crate) use self::health::Health;
+pub(crate) use self::listen::{BindError, bind, serve};
 use self::problem::{Kind, PROBLEM_JSON, Problem};
+pub(crate) use self::queues::Queues;
 use crate::clock::SharedClock;
 use crate::config::Scope;
 use crate::keyspace::Link;
@@ -64,7 +64,12 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let api = Arc::new(api);
     let access = Arc::clone(&api.access);
     let guarded = |scope, routes| guarded(&access, scope, routes);
-    let served = docs::begin().merge(guarded(Scope::Read, pipelines::reading()));
+    let reading = pipelines::reading().merge(bots::reading()).merge(dead::reading());
+    let operating = pipelines::operating().merge(bots::operating()).merge(dead::operating());
+    let served = docs::begin()
+        .merge(guarded(Scope::Publish, events::publishing()))
+        .merge(guarded(Scope::Read, reading))
+        .merge(guarded(Scope::Operate, operating));
     let (served, mut document) = served.with_state(api).split_for_parts();
     let (health, of_health) = health::routes(health).split_for_parts();
     document.merge(of_health);

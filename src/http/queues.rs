@@ -42,6 +42,20 @@ impl Queues {
         self.configured.get(name).is_some_and(|config| config.enabled)
     }
 
+    /// For questions that concern no pipeline.
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// The clock of Redis, since 1970.
+    pub(crate) async fn time(&self) -> Result<Duration, StoreError> {
+        let misread = |source| self.link.misread("TIME", source);
+        let time = self.link.command("TIME", redis::cmd("TIME")).await?;
+        let mut time = Reply::new(time).map_err(misread)?;
+        let seconds = Duration::from_secs(time.parsed().map_err(misread)?);
+        Ok(seconds + Duration::from_micros(time.parsed().map_err(misread)?))
+    }
+
     /// Their names.
     pub(crate) async fn names(&self) -> Result<BTreeSet<PipelineName>, StoreError> {
         let mut names: BTreeSet<_> = self.configured.keys().cloned().collect();

@@ -22,6 +22,7 @@
 //! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
+//! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
@@ -36,6 +37,8 @@ pub const INVALID: &str = "fairlane:invalid";
 pub const PIPELINES: &str = "fl:pipelines";
 /// The number of shards.
 pub const SHARDS: &str = "fl:shards";
+/// What the running processes say of themselves.
+pub const PROCESSES: &str = "fl:processes";
 /// The lock of the process that samples shared values.
 pub const SAMPLER: &str = "fl:sampler";
 

@@ -37,6 +37,7 @@ use crate::keyspace::Reply;
 use crate::keyspace::scripts::Claim;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
+use crate::presence::Meter;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
 
@@ -75,6 +76,7 @@ pub(crate) struct Shared {
     handler: Arc<dyn AnyHandler>,
     environment: Environment,
     metrics: PipelineMetrics,
+    meter: Arc<Meter>,
     shutdown: Shutdown,
     board: Arc<Board>,
     commits: Commits,
@@ -107,14 +109,16 @@ impl Shared {
 
     /// Counts a busy worker while it lives.
     fn busy(&self) -> impl Drop + use<> {
-        struct Busy(metrics::Gauge);
+        struct Busy(metrics::Gauge, Arc<Meter>);
         impl Drop for Busy {
             fn drop(&mut self) {
                 self.0.decrement(1.0);
+                self.1.busy.fetch_sub(1, Ordering::Relaxed);
             }
         }
         self.metrics.workers_busy.increment(1.0);
-        Busy(self.metrics.workers_busy.clone())
+        self.meter.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(self.metrics.workers_busy.clone(), Arc::clone(&self.meter))
     }
 }
 
@@ -162,6 +166,7 @@ impl Pool {
         settings: Settings,
         handler: Arc<dyn AnyHandler>,
         environment: Environment,
+        meter: Arc<Meter>,
         shutdown: Shutdown,
     ) -> Self {
         let metrics = PipelineMetrics::new(queue.name());
@@ -176,6 +181,7 @@ impl Pool {
             handler,
             environment,
             metrics,
+            meter,
             shutdown,
             board,
             commits,
@@ -254,6 +260,7 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
     let target = scaler.target(load, now);
     shared.metrics.workers_target.set(small(target));
+    shared.meter.target.store(target, Ordering::Relaxed);
     let wanted = usize::try_from(scale::wanted(load)).unwrap_or(usize::MAX);
     shared.metrics.demand_ratio.set(small(wanted) / small(max));
     let busy = held.min(target);
