@@ -4,167 +4,24 @@
 //! every pipeline and shard of the link. Only then is it used. A call that fails because the
 //! connection broke or timed out has an *unknown* outcome; the link does not repeat it.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::{TcpSettings, socket2};
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, Value};
+use redis::{AsyncConnectionConfig, Pipeline, Value};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::error::StoreError;
 use super::keys::ShardKeys;
 use super::reply::{Reply, ReplyError};
 use super::scripts::{Call, Recover, SCRIPTS};
+use super::target::{CONNECT_TIMEOUT, Target};
 use crate::metrics;
 
 /// Oldest server that has every command the scripts use.
 const MIN_VERSION: (u32, u32) = (7, 0);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Why a call did not give an answer.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// No connection could be made; nothing was sent.
-    #[error("cannot connect to Redis at {target}: {source}")]
-    Connect {
-        /// Where, without credentials.
-        target: String,
-        /// What the client says.
-        #[source]
-        source: redis::RedisError,
-    },
-    /// The connection broke or the answer did not come in time: it is unknown whether the
-    /// command ran.
-    #[error("no answer from Redis at {target}, the outcome is unknown: {source}")]
-    Unknown {
-        /// Where, without credentials.
-        target: String,
-        /// What the client says.
-        #[source]
-        source: redis::RedisError,
-    },
-    /// The server refused the command; nothing was changed.
-    #[error("Redis at {target} refused `{command}`: {message}")]
-    Refused {
-        /// Where, without credentials.
-        target: String,
-        /// The script or command.
-        command: &'static str,
-        /// The server's words.
-        message: String,
-    },
-    /// The server is older than 7.0.
-    #[error("Redis at {target} is version {version}; at least 7.0 is needed")]
-    Version {
-        /// Where, without credentials.
-        target: String,
-        /// What it says it is.
-        version: String,
-    },
-    /// An answer of another shape than promised.
-    #[error("the answer to `{command}` is not understood: {source}")]
-    Reply {
-        /// The script or command.
-        command: &'static str,
-        /// What was expected.
-        #[source]
-        source: ReplyError,
-    },
-}
-
-impl StoreError {
-    /// Whether the server has no memory left (`maxmemory`).
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
-    }
-
-    /// Whether trying again later can help.
-    #[must_use]
-    pub fn is_passing(&self) -> bool {
-        match self {
-            Self::Connect { .. } | Self::Unknown { .. } => true,
-            Self::Refused { message, .. } => {
-                const PASSING: [&str; 6] =
-                    ["OOM", "LOADING", "BUSY", "READONLY", "MASTERDOWN", "MISCONF"];
-                PASSING.iter().any(|code| message.starts_with(code))
-            }
-            Self::Version { .. } | Self::Reply { .. } => false,
-        }
-    }
-}
-
-/// Where Redis is.
-#[derive(Clone)]
-pub struct Target {
-    client: Client,
-    shown: String,
-}
-
-impl Target {
-    /// Parses a URL: `redis://…` or `redis+unix:///path`.
-    ///
-    /// # Errors
-    /// When the text is no such URL.
-    pub fn new(url: &str) -> Result<Self, redis::RedisError> {
-        // Without it, small writes wait for the acknowledgement of earlier ones.
-        // Keepalive finds a peer that vanished; a subscription would wait for it forever.
-        let alive = socket2::TcpKeepalive::new()
-            .with_time(Duration::from_secs(5))
-            .with_interval(Duration::from_secs(2))
-            .with_retries(3);
-        let settings = TcpSettings::default().set_nodelay(true).set_keepalive(alive);
-        let client = Client::open(url.into_connection_info()?.set_tcp_settings(settings))?;
-        let shown = client.get_connection_info().addr().to_string();
-        Ok(Self { client, shown })
-    }
-
-    /// The client behind it, for connections of another kind.
-    #[must_use]
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
-    fn connect_error(&self, source: redis::RedisError) -> StoreError {
-        StoreError::Connect { target: self.shown.clone(), source }
-    }
-
-    pub(crate) fn unknown(&self, source: redis::RedisError) -> StoreError {
-        StoreError::Unknown { target: self.shown.clone(), source }
-    }
-
-    /// A connection of its own for subscriptions.
-    ///
-    /// # Errors
-    /// When no connection can be made.
-    pub async fn subscriber(&self) -> Result<redis::aio::PubSub, StoreError> {
-        let connecting = self.client.get_async_pubsub();
-        match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(source)) => Err(self.connect_error(source)),
-            Err(_) => Err(self.connect_error(timed_out())),
-        }
-    }
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
-    }
-}
-
-fn timed_out() -> redis::RedisError {
-    std::io::Error::new(std::io::ErrorKind::TimedOut, "connecting took too long").into()
-}
 
 /// One multiplexed connection, made anew when it breaks. Calls from many tasks share it and are
 /// pipelined by it.

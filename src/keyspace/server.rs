@@ -8,9 +8,11 @@ use std::time::Duration;
 use redis::{FromRedisValue, Pipeline, Value};
 use serde::Serialize;
 
+use super::error::StoreError;
 use super::keys;
-use super::link::{Link, StoreError, Target};
+use super::link::Link;
 use super::reply::ReplyError;
+use super::target::Target;
 use crate::id::{PipelineName, ShardCount};
 
 const CHECK_SCRIPT: &str = include_str!("../../lua/check.lua");
