@@ -3,7 +3,7 @@
 use super::reply::ReplyError;
 
 /// Why a call did not give an answer.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// No connection could be made; nothing was sent.
     #[error("cannot connect to Redis at {target}: {source}")]
@@ -66,8 +66,19 @@ impl StoreError {
         match self {
             Self::Connect { .. } | Self::Unknown { .. } => true,
             Self::Refused { message, .. } => {
-                const PASSING: [&str; 6] =
-                    ["OOM", "LOADING", "BUSY", "READONLY", "MASTERDOWN", "MISCONF"];
+                // The last four: a cluster that is moving a slot or replacing a primary.
+                const PASSING: [&str; 10] = [
+                    "OOM",
+                    "LOADING",
+                    "BUSY",
+                    "READONLY",
+                    "MASTERDOWN",
+                    "MISCONF",
+                    "MOVED",
+                    "ASK ",
+                    "TRYAGAIN",
+                    "CLUSTERDOWN",
+                ];
                 PASSING.iter().any(|code| message.starts_with(code))
             }
             Self::Version { .. } | Self::Reply { .. } => false,

@@ -7,15 +7,20 @@
 mod error;
 pub mod keys;
 mod link;
+mod node;
+mod primary;
 pub mod private;
 mod reply;
+mod route;
 pub mod scripts;
 mod server;
 mod target;
+mod topology;
 
 pub use error::StoreError;
 pub use link::Link;
+pub use primary::{Primary, ServerInfo};
 pub use reply::ReplyError;
 pub(crate) use reply::{Reply, parse_score};
-pub use server::{GroupView, Server, ServerInfo, StreamKind, StreamView};
+pub use server::{GroupView, Server, StreamKind, StreamView};
 pub use target::Target;
