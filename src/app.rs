@@ -173,13 +173,14 @@ impl Builder {
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
+        let certificates = self.config.redis.certificates()?;
         let private = match self.config.redis.url {
             Some(_) => None,
             None => Some(PrivateRedis::start(&self.config.data_dir).await?),
         };
         let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
-        let target = url.map(|url| Target::new(url.expose())).transpose();
-        let Some(target) = target.map_err(AppError::RedisUrl)? else {
+        let open = |url| Target::open(url, certificates.as_ref());
+        let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
         let built = App::assemble(self, plans, target).await;

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::TlsCertificates;
+
 use super::error::CliError;
 use crate::config::{Config, PipelineConfig, RedisUrl};
 use crate::id::{PipelineName, ShardCount};
@@ -122,14 +124,14 @@ impl Session {
 /// Redis as the configuration says: somewhere, or private.
 #[derive(Debug)]
 pub(super) enum Redis {
-    At(RedisUrl),
+    At(RedisUrl, Option<Box<TlsCertificates>>),
     Private(Box<PrivateRedis>),
 }
 
 impl Redis {
     pub(super) async fn open(config: &Config) -> Result<Self, CliError> {
         Ok(match &config.redis.url {
-            Some(url) => Self::At(url.clone()),
+            Some(url) => Self::At(url.clone(), config.redis.certificates()?.map(Box::new)),
             None => {
                 let private = PrivateRedis::start(&config.data_dir).await?;
                 if private.was_started() && is_lost(config) {
@@ -141,12 +143,12 @@ impl Redis {
     }
 
     pub(super) fn target(&self) -> Result<Target, CliError> {
-        let url = match self {
-            Self::At(url) => url,
-            Self::Private(private) => private.url(),
+        let (url, certificates) = match self {
+            Self::At(url, certificates) => (url, certificates.as_deref()),
+            Self::Private(private) => (private.url(), None),
         };
         // The client's error is dropped on purpose: it may quote the address.
-        Target::new(url.expose()).map_err(|_| CliError::Address)
+        Target::open(url, certificates).map_err(|_| CliError::Address)
     }
 
     /// Every connection was dropped before.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
+use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
-use super::{Config, PipelineConfig};
+use super::{Config, PipelineConfig, RedisUrl};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -93,6 +94,7 @@ impl Config {
             return Err(Fault::new("data_dir", "is empty; name a directory"));
         }
         within("shutdown_grace", self.shutdown_grace, MILLISECOND..=HOUR)?;
+        self.check_certificates()?;
         database("mongodb.database", &self.mongodb.database)?;
         within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
         names("bus.streams", &self.bus.streams, STREAMS_MAX, "stream")?;
@@ -161,6 +163,33 @@ impl Config {
             return Err(Fault::new("http.listen", problem).or("auth.allow_anonymous"));
         }
         Ok(())
+    }
+}
+
+impl Config {
+    /// Whether the files can be used, and are of use.
+    fn check_certificates(&self) -> Result<(), Fault> {
+        let redis = &self.redis;
+        let named = [
+            ("redis.ca_file", &redis.ca_file),
+            ("redis.cert_file", &redis.cert_file),
+            ("redis.key_file", &redis.key_file),
+        ];
+        let named = named.into_iter().find(|(_, path)| path.is_some());
+        if let Some((key, _)) = named
+            && !redis.url.as_ref().is_some_and(RedisUrl::is_tls)
+        {
+            let problem = "is set, but redis.url does not ask for TLS; write rediss://… or \
+                           rediss+cluster://… there, or leave it out";
+            return Err(Fault::new(key, problem).or("redis.url"));
+        }
+        match certificates::read(redis) {
+            Ok(_) => Ok(()),
+            // Of a pair, the one that is not set was made nowhere.
+            Err(Unusable { key, problem }) => {
+                Err(Fault::new(key, problem).or("redis.cert_file").or("redis.key_file"))
+            }
+        }
     }
 }
 

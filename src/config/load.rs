@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::certificates;
 use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
@@ -146,7 +147,13 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
         shutdown_grace: top.duration("shutdown_grace")?,
-        redis: RedisConfig { url, shards: shards(&top)? },
+        redis: RedisConfig {
+            url,
+            ca_file: certificates::path(top.text("redis.ca_file")),
+            cert_file: certificates::path(top.text("redis.cert_file")),
+            key_file: certificates::path(top.text("redis.key_file")),
+            shards: shards(&top)?,
+        },
         mongodb: MongoConfig { url: mongo_url, database: top.text("mongodb.database").to_owned() },
         bus: BusConfig {
             source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,

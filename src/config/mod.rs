@@ -5,6 +5,7 @@
 //! from there. A [`Config`] that was loaded is complete, typed and free of contradictions; one
 //! that was put together in code is checked by [`Config::check`].
 
+mod certificates;
 mod check;
 mod error;
 mod layers;
@@ -60,8 +61,28 @@ pub struct Config {
 pub struct RedisConfig {
     /// `None`: a private server under [`Config::data_dir`].
     pub url: Option<RedisUrl>,
+    /// Certificates in PEM that TLS trusts beside the system's.
+    pub ca_file: Option<PathBuf>,
+    /// The certificate in PEM that is shown to a Redis that asks for one. With [`Self::key_file`].
+    pub cert_file: Option<PathBuf>,
+    /// Its private key in PEM.
+    pub key_file: Option<PathBuf>,
     /// Into how many parts the bots of each pipeline are cut. Fixed when the data is created.
     pub shards: ShardCount,
+}
+
+impl RedisConfig {
+    /// Reads the certificates that the settings name; `None` where they name none.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with the setting whose file cannot be used.
+    pub fn certificates(&self) -> Result<Option<redis::TlsCertificates>, ConfigError> {
+        certificates::read(self).map_err(|unusable| ConfigError::Invalid {
+            at: Origin::Code,
+            key: unusable.key.to_owned(),
+            problem: unusable.problem,
+        })
+    }
 }
 
 /// Which MongoDB, and which database of it.
@@ -319,6 +340,8 @@ mod tests {
         assert_eq!(config.data_dir, PathBuf::from("./fairlane-data"));
         assert_eq!(config.shutdown_grace, Duration::from_secs(25));
         assert!(config.redis.url.is_none());
+        assert!(config.redis.ca_file.is_none() && config.redis.cert_file.is_none());
+        assert!(config.redis.key_file.is_none());
         assert_eq!(config.redis.shards.get(), 16);
         assert!(config.mongodb.url.is_none());
         assert_eq!(config.mongodb.database, "fairlane");

@@ -455,7 +455,7 @@ async fn check_tells_what_may_lose_events_and_what_is_forbidden() {
     let ran = place.run(&["check"]);
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.out.contains("fail   scripts") && ran.out.contains("ACL SETUSER"), "{}", ran.out);
-    let left = place.redis(&["KEYS", "fl:{check}:*"]).await;
+    let left = place.redis(&["KEYS", "fl:{check-*"]).await;
     assert_eq!(redis::from_redis_value::<Vec<String>>(left).unwrap(), [""; 0]);
     place.stop().await;
 }

@@ -12,7 +12,7 @@ use tokio::process::Command;
 use super::Finding;
 use crate::cli::output::{count, number};
 use crate::config::Config;
-use crate::http::Guarded;
+use crate::http::Access;
 
 /// Whoever holds a port has this long to say who it is.
 const WHO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
 /// Who may call the HTTP interface.
 fn check_access(config: &Config) -> Finding {
     let check = "auth";
-    if let Err(error) = Guarded::open(config) {
+    if let Err(error) = Access::open(config) {
         let why = "`fairlane serve` does not start with it";
         return Finding::fail(check, error.to_string(), why, "do what it says");
     }

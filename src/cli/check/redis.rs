@@ -1,5 +1,7 @@
 //! Redis: is it the right one, does it keep what it is given, may we do what we do?
 
+use futures_util::{StreamExt as _, stream};
+
 use super::{ANSWER, Exit, Finding, bus, clock};
 use crate::cli::error::CliError;
 use crate::cli::output::{bytes, duration, number};
@@ -7,13 +9,15 @@ use crate::cli::session::Redis;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::Config;
 use crate::id::{PipelineName, ShardCount};
-use crate::keyspace::{Server, ServerInfo, StoreError};
+use crate::keyspace::{Primary, Server, ServerInfo, StoreError};
 
 /// The oldest Redis that has what the scripts need.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
 /// Connections of one process, those to its bus streams aside: pool, fan-out, operators' calls,
 /// wake-ups.
 const CONNECTIONS: u64 = 4;
+/// Nodes of a cluster that are asked at once.
+const NODES_AT_ONCE: usize = 8;
 /// Memory in use beyond this share of the maximum is worth a word, in percent. So are clients.
 const NEARLY_FULL_PERCENT: u64 = 90;
 
@@ -40,30 +44,46 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
 }
 
 async fn check_server(config: &Config, server: &Server) -> Vec<Finding> {
-    let mut findings = check_node(config, server, "").await;
-    if findings.len() == 1 {
-        return findings;
+    let primaries = match server.primaries().await {
+        Ok(primaries) => primaries,
+        Err(error) => return vec![refused("redis", &error)],
+    };
+    let cluster = server.target().is_cluster();
+    let nodes = primaries.iter().map(|primary| async move {
+        let at = if cluster { format!(" {}", primary.target()) } else { String::new() };
+        check_node(config, primary, &at).await
+    });
+    let nodes: Vec<_> = stream::iter(nodes).buffered(NODES_AT_ONCE).collect().await;
+    let answers = nodes.iter().any(|findings| findings.len() > 1);
+    let mut findings: Vec<_> = nodes.into_iter().flatten().collect();
+    if cluster {
+        findings.push(match server.slots_missing().await {
+            Ok(missing) => check_slots(primaries.len(), missing),
+            Err(error) => refused("cluster", &error),
+        });
     }
-    findings.push(match server.try_scripts().await {
-        Ok(()) => Finding::ok("scripts", "may be loaded and run"),
-        Err(error) => refused("scripts", &error),
-    });
-    findings.push(match server.try_keys().await {
-        Ok(()) => Finding::ok("keys", "may be written under fl:"),
-        Err(error) => refused("keys", &error),
-    });
-    findings.push(match server.try_channel().await {
-        Ok(()) => Finding::ok("channels", "what is published under fl: is heard"),
-        Err(error) => refused("channels", &error),
-    });
-    findings.push(match server.shards().await {
-        Ok(stored) => check_shards(config.redis.shards, stored),
-        Err(error) => refused("shards", &error),
-    });
-    findings.push(match server.pipelines().await {
-        Ok(known) => check_known(config, &known),
-        Err(error) => refused("data", &error),
-    });
+    if answers {
+        findings.extend(check_data(config, server).await);
+    }
+    findings
+}
+
+/// What is not of one node.
+async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
+    let mut findings = vec![
+        match server.try_channel().await {
+            Ok(()) => Finding::ok("channels", "what is published under fl: is heard"),
+            Err(error) => refused("channels", &error),
+        },
+        match server.shards().await {
+            Ok(stored) => check_shards(config.redis.shards, stored),
+            Err(error) => refused("shards", &error),
+        },
+        match server.pipelines().await {
+            Ok(known) => check_known(config, &known),
+            Err(error) => refused("data", &error),
+        },
+    ];
     for stream in &config.bus.streams {
         findings.push(bus::check(server, stream, config.bus.trim).await);
     }
@@ -71,7 +91,7 @@ async fn check_server(config: &Config, server: &Server) -> Vec<Finding> {
 }
 
 /// One server; `at` tells it from its siblings. A single finding: it does not answer.
-async fn check_node(config: &Config, node: &Server, at: &str) -> Vec<Finding> {
+async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
     let name = |check: &str| format!("{check}{at}");
     let info = match node.info().await {
         Ok(info) => info,
@@ -90,6 +110,14 @@ async fn check_node(config: &Config, node: &Server, at: &str) -> Vec<Finding> {
         match node.time().await {
             Ok(time) => clock(name("clock"), SystemClock.now().abs_diff(time), "Redis"),
             Err(error) => refused(&name("clock"), &error),
+        },
+        match node.try_scripts().await {
+            Ok(()) => Finding::ok(name("scripts"), "may be loaded and run"),
+            Err(error) => refused(&name("scripts"), &error),
+        },
+        match node.try_keys().await {
+            Ok(()) => Finding::ok(name("keys"), "may be written under fl:"),
+            Err(error) => refused(&name("keys"), &error),
         },
     ]
 }
@@ -238,6 +266,21 @@ fn check_clients(check: String, info: &ServerInfo, needed: u64) -> Finding {
 
 fn nearly_full(used: u64, max: u64) -> bool {
     used.saturating_mul(100) >= max.saturating_mul(NEARLY_FULL_PERCENT)
+}
+
+fn check_slots(primaries: usize, missing: usize) -> Finding {
+    let nodes = if primaries == 1 { "primary holds" } else { "primaries hold" };
+    let found = format!("{primaries} {nodes}");
+    if missing == 0 {
+        return Finding::ok("cluster", format!("{found} all slots"));
+    }
+    Finding::fail(
+        "cluster",
+        format!("{found} all slots but {missing}"),
+        "the bots whose shard lives there wait",
+        "bring back the node that held them, or: redis-cli --cluster fix HOST:PORT",
+    )
+    .exits(Exit::Unavailable)
 }
 
 fn check_shards(configured: ShardCount, stored: Option<ShardCount>) -> Finding {

@@ -94,20 +94,36 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
             "f.toml:2: redis.shards is -1; write a whole number from 1 to 1024",
         ),
         (
-            "[redis]\nurl = \"rediss://:secret@db\"",
-            "f.toml:2: redis.url begins with rediss://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "[redis]\nurl = \"rediss://:secret@db#insecure\"",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
-            "[redis]\nurl = \"redis+cluster://:secret@db\"",
-            "f.toml:2: redis.url begins with redis+cluster://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "[redis]\nurl = \"redis+cluster://:secret@db:1,db:2/3\"",
+            "f.toml:2: redis.url names a database of a cluster, which has only one; leave out what follows the last /",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\nca_file = \"/nowhere/ca.pem\"",
+            "f.toml:3: redis.ca_file names /nowhere/ca.pem, which cannot be read (No such file or directory (os error 2))",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\nca_file = \"/dev/null\"",
+            "f.toml:3: redis.ca_file names /dev/null, which holds no certificate in PEM",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\ncert_file = \"/dev/null\"",
+            "f.toml:3: redis.key_file is not set, but redis.cert_file is; set both, or neither",
+        ),
+        (
+            "[redis]\nurl = \"redis://db\"\nca_file = \"/dev/null\"",
+            "f.toml:3: redis.ca_file is set, but redis.url does not ask for TLS; write rediss://… or rediss+cluster://… there, or leave it out",
         ),
         (
             "[redis]\nurl = \"db:6379\"",
-            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
             "[redis]\nurl = \"redis://:secret@db:x\"",
-            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
             "[mongodb]\nurl = \"localhost:27017\"",
