@@ -1,5 +1,6 @@
 //! `fairlane check`: what a person sees, against real servers that are well and unwell.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
@@ -47,13 +48,20 @@ impl Place {
     /// One pipeline on a Redis; `settings` are further keys with their values in TOML.
     fn new(redis: &str, settings: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut text = format!(
-            "redis.url = {redis:?}\nhttp.listen = \"127.0.0.1:0\"\nmetrics.listen = \"127.0.0.1:0\"\n\
-             pipelines.log.handler = \"log\"\npipelines.log.events = [\"*\"]\n"
-        );
-        for (key, value) in settings {
+        let redis = format!("{redis:?}");
+        let any_port = "\"127.0.0.1:0\"";
+        let mut all = BTreeMap::from([
+            ("redis.url", redis.as_str()),
+            ("http.listen", any_port),
+            ("metrics.listen", any_port),
+            ("pipelines.log.handler", "\"log\""),
+            ("pipelines.log.events", "[\"*\"]"),
+        ]);
+        all.extend(settings.iter().copied());
+        let text = all.iter().fold(String::new(), |mut text, (key, value)| {
             writeln!(text, "{key} = {value}").unwrap();
-        }
+            text
+        });
         std::fs::write(dir.path().join("fairlane.toml"), text).unwrap();
         Self(dir)
     }
@@ -317,7 +325,7 @@ fn mongo_address(server: &MongoServer) -> String {
 async fn a_configuration_that_cannot_be_loaded_is_the_only_finding() {
     let place = Place::new("redis://", &[]);
     let ran = place.run(&[]);
-    ran.expect(64, &["fail configuration ./fairlane.toml:1: redis.url is not a usable Redis URL"]);
+    ran.expect(64, &["fail configuration ./fairlane.toml:5: redis.url is not a usable Redis URL"]);
     let ran = place.run(&["--json"]);
     let json: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((ran.code, json.as_array().unwrap().len()), (64, 1), "{ran:?}");
