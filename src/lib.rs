@@ -22,6 +22,7 @@
 //! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
 //! | [`handler`] | `trait Handler` and the built-in ones |
+//! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
@@ -88,6 +89,7 @@ pub mod id;
 pub mod keyspace;
 pub mod lifecycle;
 pub mod metrics;
+pub mod outbound;
 pub mod pool;
 pub mod queue;
 pub mod telemetry;

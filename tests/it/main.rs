@@ -13,6 +13,7 @@ mod lifecycle;
 mod limits;
 mod model;
 mod order;
+mod outbound;
 mod outcomes;
 mod poison;
 mod protocol;

@@ -8,6 +8,7 @@ pub(crate) mod http;
 pub(crate) mod instance;
 pub(crate) mod process;
 pub(crate) mod proxy;
+pub(crate) mod receiver;
 pub(crate) mod recorder;
 pub(crate) mod redis;
 pub(crate) mod wait;
