@@ -12,6 +12,7 @@
 
 mod board;
 mod commit;
+pub(crate) mod open;
 pub mod retry;
 pub mod scale;
 mod settle;
@@ -37,6 +38,7 @@ use crate::keyspace::Reply;
 use crate::keyspace::scripts::Claim;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
+use crate::queue::capability::LeaseKey;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
 
@@ -74,6 +76,8 @@ pub(crate) struct Shared {
     settings: Settings,
     handler: Arc<dyn AnyHandler>,
     environment: Environment,
+    /// Names leases to receivers outside.
+    lease_key: LeaseKey,
     metrics: PipelineMetrics,
     shutdown: Shutdown,
     board: Arc<Board>,
@@ -162,6 +166,7 @@ impl Pool {
         settings: Settings,
         handler: Arc<dyn AnyHandler>,
         environment: Environment,
+        lease_key: LeaseKey,
         shutdown: Shutdown,
     ) -> Self {
         let metrics = PipelineMetrics::new(queue.name());
@@ -175,6 +180,7 @@ impl Pool {
             settings,
             handler,
             environment,
+            lease_key,
             metrics,
             shutdown,
             board,
