@@ -17,7 +17,7 @@ use crate::clock::{SharedClock, SystemClock, millis};
 use crate::config::{Config, ConfigError, PipelineConfig, Start};
 use crate::fanout::{Fanout, Filter, FilterError, Glob, OncePerMinute, Route};
 use crate::handler::{AnyHandler, Environment, Handler, LogHandler, PushHandler};
-use crate::http::{self, BindError, Health};
+use crate::http::{self, Access, Api, AuthError, BindError, Health, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
@@ -25,9 +25,11 @@ use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound, OutboundSetupError};
+use crate::pool::open::{OpenLeases, OpenPipeline};
 use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
-use crate::pool::{Pool, Settings};
+use crate::pool::{Pool, Settings, Work};
+use crate::presence::{self, Meter};
 use crate::queue::capability::{KEY_BYTES, LeaseKey};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
@@ -60,6 +62,14 @@ pub struct Roles {
 impl Roles {
     /// Everything.
     pub const ALL: Self = Self { ingest: true, work: true, http: true, schedule: true };
+
+    /// Those it has, as `--roles` names them.
+    #[must_use]
+    pub fn names(self) -> Vec<&'static str> {
+        let Self { ingest, work, http, schedule } = self;
+        let all = [(ingest, "ingest"), (work, "work"), (http, "http"), (schedule, "schedule")];
+        all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect()
+    }
 }
 
 /// Why a process cannot start.
@@ -128,6 +138,9 @@ pub enum AppError {
     /// A listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The tokens cannot be used.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
 }
 
 /// Collects what an [`App`] is made of.
@@ -268,7 +281,14 @@ impl Builder {
         let filter = config.filter.as_deref().map(Filter::compile).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
-        Ok(Plan { name: name.clone(), config: config.clone(), handler, filter })
+        let max = if self.roles.work { config.workers.max.get() } else { 0 };
+        Ok(Plan {
+            name: name.clone(),
+            config: config.clone(),
+            handler,
+            filter,
+            meter: Arc::new(Meter { max, ..Meter::default() }),
+        })
     }
 }
 
@@ -278,6 +298,7 @@ struct Plan {
     config: PipelineConfig,
     handler: Arc<dyn AnyHandler>,
     filter: Option<Filter>,
+    meter: Arc<Meter>,
 }
 
 /// One instance of the service. Several may run in one process.
@@ -291,7 +312,7 @@ pub struct App {
     plans: Vec<Plan>,
     lease_key: LeaseKey,
     metrics_listener: TcpListener,
-    http_listener: Option<TcpListener>,
+    http_door: Option<(TcpListener, Access)>,
 }
 
 /// The connections of one instance.
@@ -341,8 +362,9 @@ impl App {
         let links = Links { pool: link(), ingest: link(), admin: link() };
         let lease_key = register(&links.admin, &config, &plans, &clock).await?;
         let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
-        let http_listener = if roles.http {
-            Some(http::bind("http.listen", config.http.listen).await?)
+        let http_door = if roles.http {
+            let access = Access::open(&config)?;
+            Some((http::bind("http.listen", config.http.listen).await?, access))
         } else {
             None
         };
@@ -356,8 +378,16 @@ impl App {
             plans,
             lease_key,
             metrics_listener,
-            http_listener,
+            http_door,
         })
+    }
+
+    /// Where HTTP is served; `None` without that role.
+    ///
+    /// # Errors
+    /// When the operating system does not tell.
+    pub fn http_address(&self) -> std::io::Result<Option<SocketAddr>> {
+        self.http_door.as_ref().map(|(listener, _)| listener.local_addr()).transpose()
     }
 
     /// Where metrics and health are served.
@@ -390,20 +420,25 @@ impl App {
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
         let health = Health { link: Arc::clone(&links.admin), stopping: shutdown.soft.clone() };
-        let routes = http::health_routes(health);
-        let observed = routes.clone().merge(http::metrics_routes());
         if let Ok(address) = self.metrics_listener.local_addr() {
+            let http = self.http_door.as_ref().and_then(|(listener, _)| listener.local_addr().ok());
             let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
-            info!(redis = %target, metrics = %address, ?pipelines, "fairlane is running");
+            info!(redis = %target, metrics = %address, ?http, ?pipelines, "fairlane is running");
         }
         let mut servers = tokio::task::JoinSet::new();
-        servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
-        // The routes hold a connection, which must not outlive the servers.
-        match self.http_listener {
-            Some(listener) => drop(servers.spawn(http::serve(listener, routes, stop.clone()))),
-            None => drop(routes),
+        if let Some((listener, access)) = self.http_door {
+            let open = |plan: &Plan| plan.open(plan.queue(&config, &links.admin));
+            let leases = OpenLeases::new(&lease_key, &clock, plans.iter().map(open));
+            let api = api(&config, &target, &links, &clock, access, leases);
+            servers.spawn(http::serve(listener, http::routes(api, health.clone()), stop.clone()));
         }
+        let observed = http::metrics_routes(health);
+        servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
 
+        let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
+        let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
+        let now = clock.now();
+        shutdown.spawn(presence::run(meters, &roles.names(), link, now, shutdown.clone()));
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -475,6 +510,7 @@ impl Plan {
     fn route(self, queue: Queue) -> Route {
         Route {
             metrics: PipelineMetrics::new(&self.name),
+            meter: self.meter,
             warned: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
@@ -501,6 +537,10 @@ impl Plan {
         }
     }
 
+    fn open(&self, queue: Queue) -> OpenPipeline {
+        OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter))
+    }
+
     fn pool(
         &self,
         queue: Queue,
@@ -509,8 +549,13 @@ impl Plan {
         shutdown: &Shutdown,
     ) -> Pool {
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
-        let (handler, key) = (Arc::clone(&self.handler), lease_key.clone());
-        Pool::new(queue, self.settings(), handler, environment, key, shutdown.clone())
+        let work = Work {
+            handler: Arc::clone(&self.handler),
+            environment,
+            lease_key: lease_key.clone(),
+            meter: Arc::clone(&self.meter),
+        };
+        Pool::new(queue, self.settings(), work, shutdown.clone())
     }
 }
 
@@ -547,6 +592,27 @@ async fn register(
             Ok(LeaseKey::new(key))
         }
         _ => Err(AppError::LeaseKey),
+    }
+}
+
+/// What the HTTP routes work with.
+fn api(
+    config: &Config,
+    target: &Target,
+    links: &Links,
+    clock: &SharedClock,
+    access: Access,
+    leases: OpenLeases,
+) -> Api {
+    let (shards, admin) = (config.redis.shards, Arc::clone(&links.admin));
+    let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+    Api {
+        queues: Queues::new(config.pipelines.clone(), shards, admin, RESPONSE_TIMEOUT),
+        bus: Arc::new(bus),
+        stream: config.bus.streams.first().cloned().unwrap_or_default(),
+        clock: Arc::clone(clock),
+        access: Arc::new(access),
+        leases,
     }
 }
 

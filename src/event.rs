@@ -64,6 +64,22 @@ pub enum EventError {
 }
 
 impl EventError {
+    /// The attribute that is wrong, where it is a single one.
+    #[must_use]
+    pub fn attribute(&self) -> Option<String> {
+        match self {
+            Self::Missing { name } => Some((*name).to_owned()),
+            Self::Attribute { name, .. } => Some(name.clone()),
+            Self::BotId(_) => Some("botid".to_owned()),
+            // The visitor below puts the name in front.
+            Self::Json(error) => error.to_string().strip_prefix('"').and_then(|text| {
+                let name = text.split('"').next().unwrap_or_default();
+                (!name.is_empty()).then(|| name.to_owned())
+            }),
+            Self::TooLarge { .. } | Self::MessagePack(_) | Self::Record(_) => None,
+        }
+    }
+
     /// The value of the metric label `reason`.
     #[must_use]
     pub fn label(&self) -> &'static str {
@@ -122,6 +138,18 @@ impl Event {
             .map_err(EventError::Json)?
             .0
             .into_event()
+    }
+
+    /// Reads the structured CloudEvent in JSON that `bytes` begin with. Answers also how many of
+    /// them it takes.
+    pub(crate) fn from_json_prefix(bytes: &[u8]) -> Result<(Self, usize), EventError> {
+        let mut values =
+            serde_json::Deserializer::from_slice(bytes).into_iter::<Wire<Box<RawValue>>>();
+        let wire = values.next().unwrap_or_else(|| Ok(Wire(Fields::default(), PhantomData)));
+        let fields = wire.map_err(EventError::Json)?.0;
+        let taken = values.byte_offset();
+        check_size(&bytes[..taken])?;
+        Ok((fields.into_event()?, taken))
     }
 
     /// Reads the same map as `MessagePack`.
@@ -272,6 +300,35 @@ impl Event {
         }
     }
 }
+
+impl utoipa::PartialSchema for Event {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{Object, Type};
+        let texts = [
+            ("specversion", "Always \"1.0\""),
+            ("id", "Unique together with `source`"),
+            ("source", "Who produced it"),
+            ("type", "What happened, for example `tag.applied`"),
+            ("botid", "The tenant"),
+            ("subject", "The subscriber"),
+            ("time", "When it happened, RFC 3339"),
+            ("expirytime", "Not handled after it, RFC 3339"),
+        ];
+        let mut schema = utoipa::openapi::ObjectBuilder::new()
+            .description(Some("A CloudEvents 1.0 event with the extension attribute `botid`"));
+        for (name, description) in texts {
+            let mut text = Object::with_type(Type::String);
+            text.description = Some(description.to_owned());
+            schema = schema.property(name, text);
+        }
+        for name in ["specversion", "id", "source", "type", "botid"] {
+            schema = schema.required(name);
+        }
+        schema.property("data", utoipa::openapi::schema::empty()).into()
+    }
+}
+
+impl utoipa::ToSchema for Event {}
 
 /// Structured CloudEvents JSON.
 impl Serialize for Event {

@@ -9,6 +9,7 @@
 //!    call.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use crate::id::{BotId, Offset, Shard};
 use crate::keyspace::scripts::{Enqueue, Enqueued, Queued};
 use crate::keyspace::{Reply, StoreError};
 use crate::metrics::{self, PipelineMetrics};
+use crate::presence::Meter;
 use crate::queue::Queue;
 
 /// Most events of one enqueue call.
@@ -178,6 +180,8 @@ pub struct Route {
     pub from_earliest: bool,
     /// Its metrics.
     pub metrics: PipelineMetrics,
+    /// Counts for the fleet.
+    pub meter: Arc<Meter>,
     /// When a failing filter was last logged.
     pub warned: OncePerMinute,
 }
@@ -187,8 +191,13 @@ pub struct Route {
 pub struct OncePerMinute(Mutex<Option<Instant>>);
 
 impl OncePerMinute {
+    /// None was logged yet.
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
     /// Whether this one may be logged.
-    fn take(&self) -> bool {
+    pub(crate) fn take(&self) -> bool {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60));
         if due {
@@ -462,6 +471,7 @@ impl Route {
             }
         }
         self.metrics.copies.increment(queued.appended);
+        self.meter.queued.fetch_add(queued.appended, Ordering::Relaxed);
         self.metrics.dead.increment(queued.dead);
         self.metrics.dropped.increment(queued.dropped);
         self.metrics.letters_removed.increment(queued.letters_removed);

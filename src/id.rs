@@ -283,6 +283,85 @@ impl std::str::FromStr for Offset {
     }
 }
 
+/// A dead letter of a pipeline: `<shard>.<ms>-<seq>`, its shard and its place in the stream there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LetterId {
+    pub(crate) entry: Offset,
+    pub(crate) shard: Shard,
+}
+
+impl LetterId {
+    pub(crate) fn new(shard: Shard, entry: Offset) -> Self {
+        Self { entry, shard }
+    }
+}
+
+impl fmt::Display for LetterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.shard, self.entry)
+    }
+}
+
+impl Serialize for LetterId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for LetterId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A text that is no id of a dead letter.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the id of a dead letter, which looks like 3.1700000000000-0")]
+pub struct LetterIdError(String);
+
+impl std::str::FromStr for LetterId {
+    type Err = LetterIdError;
+    fn from_str(text: &str) -> Result<Self, LetterIdError> {
+        let parse = || {
+            let (shard, entry) = text.split_once('.')?;
+            let shard = shard.parse().ok().filter(|shard| *shard < ShardCount::MAX)?;
+            Some(Self { shard: Shard(shard), entry: entry.parse().ok()? })
+        };
+        parse().ok_or_else(|| LetterIdError(text.chars().take(100).collect()))
+    }
+}
+
+macro_rules! text_schema {
+    ($type:ty, $name:literal, $max:expr, $example:literal, $description:literal) => {
+        impl utoipa::PartialSchema for $type {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                utoipa::openapi::ObjectBuilder::new()
+                    .schema_type(utoipa::openapi::schema::Type::String)
+                    .min_length(Some(1))
+                    .max_length(Some($max))
+                    .examples([$example])
+                    .description(Some($description))
+                    .into()
+            }
+        }
+        impl utoipa::ToSchema for $type {
+            fn name() -> std::borrow::Cow<'static, str> {
+                $name.into()
+            }
+        }
+    };
+}
+text_schema!(BotId, "BotId", BOT_ID_MAX_BYTES, "shop-7", "A tenant: no control characters");
+text_schema!(
+    PipelineName,
+    "PipelineName",
+    PIPELINE_NAME_MAX_BYTES,
+    "billing",
+    "A pipeline: a-z, 0-9, '-' and '_', beginning with a letter or digit"
+);
+text_schema!(LetterId, "LetterId", 48, "3.1763640000000-0", "A dead letter: `<shard>.<ms>-<seq>`");
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,6 +389,16 @@ mod tests {
         }
         for refused in ["", "-a", "A", "a b", "a:b", "{a}", "é", &"a".repeat(65)] {
             assert!(PipelineName::parse(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_id_of_a_dead_letter_is_read_back_and_others_are_refused() {
+        let id: LetterId = "15.1700000000000-3".parse().unwrap();
+        assert_eq!(id.to_string(), "15.1700000000000-3");
+        assert_eq!((id.shard.index(), id.entry.seq), (15, 3));
+        for refused in ["", "7", "1700000000000-0", "1024.1-0", "-1.1-0", "1.1", "1.1-", "a.1-0"] {
+            assert!(refused.parse::<LetterId>().is_err(), "{refused}");
         }
     }
 

@@ -24,6 +24,7 @@
 //! | [`handler`] | `trait Handler` and the built-in ones |
 //! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
+//! | [`presence`] | what the running processes say of themselves: rates, workers |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
 //!
@@ -91,5 +92,6 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod outbound;
 pub mod pool;
+pub mod presence;
 pub mod queue;
 pub mod telemetry;

@@ -70,6 +70,8 @@ table! {
     WORKERS_TARGET "workers_target" Gauge "How many workers this process wants";
     DEMAND_RATIO "demand_ratio" Gauge "Workers wanted, without regard to the maximum, over the maximum";
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
+    HTTP_REQUESTS "http_requests_total" Counter "HTTP requests answered, by route and status code";
+    HTTP_SECONDS "http_seconds" Seconds "Time from the head of an HTTP request to the head of its answer, by route";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     BUILD_INFO "build_info" Gauge "1; the labels tell what runs";
@@ -136,6 +138,12 @@ pub fn upkeep() {
 /// Round trip of a script.
 pub fn script_seconds(script: &'static str, took: Duration) {
     histogram!(SCRIPT_SECONDS, "script" => script).record(took.as_secs_f64());
+}
+
+/// An HTTP request that was answered. `route` is a template, never a path.
+pub fn http_request(route: &str, code: u16, took: Duration) {
+    counter!(HTTP_REQUESTS, "route" => route.to_owned(), "code" => code.to_string()).increment(1);
+    histogram!(HTTP_SECONDS, "route" => route.to_owned()).record(took.as_secs_f64());
 }
 
 /// Whether Redis answers.

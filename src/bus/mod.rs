@@ -5,12 +5,14 @@
 //! with the source: list and position roll back together when Redis loses its tail, and the copy
 //! happens once whoever repeats it.
 
+mod publish;
 pub mod reader;
 pub mod redis_stream;
 
 use std::future::Future;
 use std::time::Duration;
 
+pub(crate) use self::publish::publish;
 use crate::event::{Event, EventError};
 use crate::id::Offset;
 use crate::keyspace::StoreError;

@@ -9,7 +9,7 @@ use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, micros, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotState, BotView, QueuedEvent};
+use crate::queue::{BotOrder, BotState, BotView, QueuedEvent};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -125,6 +125,15 @@ enum Sort {
     Age,
 }
 
+impl Sort {
+    fn order(self) -> BotOrder {
+        match self {
+            Self::Depth => BotOrder::Depth,
+            Self::Age => BotOrder::Age,
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Listed {
     pipeline: PipelineName,
@@ -175,9 +184,9 @@ async fn list(
     let limit = limit as usize;
     let mut found = Vec::new();
     for pipeline in session.pipelines_or(wanted).await? {
-        let views =
-            session.view(&pipeline).list_bots(sort == Sort::Age, limit, SystemClock.now()).await?;
-        found.extend(views.into_iter().map(|view| Listed { pipeline: pipeline.clone(), view }));
+        let queue = session.view(&pipeline);
+        let page = queue.list_bots(sort.order(), None, limit, &|_| true, SystemClock.now()).await?;
+        found.extend(page.bots.into_iter().map(|view| Listed { pipeline: pipeline.clone(), view }));
     }
     found.sort_by_key(|Listed { view, .. }| {
         std::cmp::Reverse(if sort == Sort::Age { view.oldest_age_ms } else { view.depth })

@@ -9,18 +9,18 @@ use super::pipelines::confirm;
 use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
-use crate::id::{BotId, Offset, PipelineName};
+use crate::id::{BotId, LetterId, PipelineName};
 use crate::queue::DeadLetter;
 
 const EXAMPLES: &str = "\
 Examples:
   fairlane dead list --pipeline billing
-  fairlane dead show shop-7 1763640000000-0
-  fairlane dead redrive shop-7 1763640000000-0
-  fairlane dead redrive shop-7 --all
+  fairlane dead show 3.1763640000000-0
+  fairlane dead redrive 3.1763640000000-0
+  fairlane dead redrive --bot shop-7
   fairlane dead drop --all --yes
 
-A dead letter is named by its bot and its id. --pipeline can be left out where there is only one.";
+--pipeline can be left out where there is only one.";
 const LIST_EXAMPLES: &str = "\
 Examples:
   fairlane dead list                          the newest of all pipelines
@@ -28,18 +28,18 @@ Examples:
   fairlane dead list --pipeline billing --json | jq -r '.[].reason' | sort | uniq -c";
 const SHOW_EXAMPLES: &str = "\
 Examples:
-  fairlane dead show shop-7 1763640000000-0
-  fairlane dead show shop-7 1763640000000-0 --json | jq .event";
+  fairlane dead show 3.1763640000000-0
+  fairlane dead show 3.1763640000000-0 --json | jq .event";
 const REDRIVE_EXAMPLES: &str = "\
 Examples:
-  fairlane dead redrive shop-7 1763640000000-0   one, back to its place in the order
-  fairlane dead redrive shop-7 --all             all of that bot
-  fairlane dead redrive --all                    all of the pipeline";
+  fairlane dead redrive 3.1763640000000-0   one, back to its place in the order
+  fairlane dead redrive --bot shop-7        all of that bot
+  fairlane dead redrive --all               all of the pipeline";
 const DROP_EXAMPLES: &str = "\
 Examples:
-  fairlane dead drop shop-7 1763640000000-0
-  fairlane dead drop shop-7 --all
-  fairlane dead drop --all --yes                 all of the pipeline";
+  fairlane dead drop 3.1763640000000-0
+  fairlane dead drop --bot shop-7
+  fairlane dead drop --all --yes            all of the pipeline";
 
 /// Arguments of `fairlane dead`.
 #[derive(Debug, Args)]
@@ -70,10 +70,8 @@ enum Action {
     /// Show one dead letter with its event.
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// The bot.
-        bot: BotId,
         /// The id of the letter.
-        id: Offset,
+        id: LetterId,
     },
     /// Put dead letters back to be handled again, each at its place in the order of its bot.
     #[command(after_help = REDRIVE_EXAMPLES)]
@@ -89,16 +87,16 @@ enum Action {
     },
 }
 
-/// One by bot and id; with `--all`, those of the bot, or without one of the pipeline.
+/// One by its id, or all of a bot, or all of the pipeline.
 #[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
 struct Which {
-    /// The bot; with --all it may be left out: all bots.
-    #[arg(required_unless_present = "all")]
-    bot: Option<BotId>,
     /// The id of the letter.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    id: Option<Offset>,
-    /// All of the bot, or of the pipeline.
+    id: Option<LetterId>,
+    /// All of this bot.
+    #[arg(long)]
+    bot: Option<BotId>,
+    /// All of the pipeline.
     #[arg(long)]
     all: bool,
 }
@@ -122,10 +120,10 @@ pub(super) async fn dead(config: Config, args: DeadArgs) -> Result<(), CliError>
     let wanted = args.pipeline.as_ref();
     Session::with(config, async |session| match &args.action {
         Action::List { bot, limit } => list(session, output, wanted, bot.as_ref(), *limit).await,
-        Action::Show { bot, id } => {
+        Action::Show { id } => {
             let pipeline = session.choose(wanted).await?;
-            let found = session.view(&pipeline).dead_letter(bot, *id).await?;
-            let letter = found.ok_or_else(|| no_letter(&pipeline, bot, *id))?;
+            let found = session.view(&pipeline).dead_letter(*id).await?;
+            let letter = found.ok_or_else(|| no_letter(&pipeline, *id))?;
             output.show(&Listed { pipeline, letter }, |listed| describe(output, listed))
         }
         Action::Redrive(which) => redrive(session, output, wanted, which).await,
@@ -153,11 +151,11 @@ async fn list(
     let now = millis(SystemClock.now());
     output.show(&found, |found| {
         let mut table =
-            Table::new(&["BOT", "ID", "PIPELINE", ">DIED", ">ATTEMPTS", "TYPE", "REASON"]);
+            Table::new(&["ID", "BOT", "PIPELINE", ">DIED", ">ATTEMPTS", "TYPE", "REASON"]);
         for Listed { pipeline, letter } in found {
             table.row(&[
+                letter.id.to_string(),
                 letter.bot.to_string(),
-                letter.id.clone(),
                 pipeline.to_string(),
                 format!("{} ago", duration(now.saturating_sub(letter.time_ms))),
                 number(letter.attempts.into()),
@@ -178,7 +176,7 @@ fn describe(output: Output, Listed { pipeline, letter }: &Listed) -> String {
     };
     format!(
         "{} of bot {} in pipeline {pipeline}\ndied      {died} ago\nattempts  {}\nreason    {}\n\n{event}",
-        output.paint(Tone::Strong, &letter.id),
+        output.paint(Tone::Strong, &letter.id.to_string()),
         letter.bot,
         number(letter.attempts.into()),
         plain(&letter.reason),
@@ -193,10 +191,13 @@ async fn redrive(
 ) -> Result<(), CliError> {
     let pipeline = session.choose(wanted).await?;
     let queue = session.queue(&pipeline);
-    let letters = match (&which.bot, which.id) {
-        (Some(bot), Some(id)) if queue.redrive(bot, id).await? => 1,
-        (Some(bot), Some(id)) => return Err(no_letter(&pipeline, bot, id)),
-        (bot, _) => queue.redrive_all(bot.as_ref(), session.server.time().await?).await?,
+    let letters = match which.id {
+        Some(id) => {
+            let letter = queue.dead_letter(id).await?;
+            let letter = letter.ok_or_else(|| no_letter(&pipeline, id))?;
+            u64::from(queue.redrive(&letter.bot, id).await?)
+        }
+        None => queue.redrive_all(which.bot.as_ref(), session.server.time().await?).await?,
     };
     output.show(&Counted { pipeline, letters }, |counted| {
         format!("put back {} of pipeline {}", count(letters, "dead letter"), counted.pipeline)
@@ -212,18 +213,16 @@ async fn drop_letters(
 ) -> Result<(), CliError> {
     let pipeline = session.choose(wanted).await?;
     let queue = session.view(&pipeline);
-    let letters = match (&which.bot, which.id) {
-        (Some(bot), Some(id)) => {
-            // The id alone may name the letter of another bot of the shard.
-            queue.dead_letter(bot, id).await?.ok_or_else(|| no_letter(&pipeline, bot, id))?;
-            u64::from(queue.drop_dead_letter(bot, id).await?)
-        }
-        (bot, _) => {
+    let letters = match which.id {
+        Some(id) if queue.drop_dead_letter(id).await? => 1,
+        Some(id) => return Err(no_letter(&pipeline, id)),
+        None => {
+            let bot = which.bot.as_ref();
             if bot.is_none() {
                 let question = format!("Delete all dead letters of pipeline {pipeline}?");
                 confirm(&question, yes, "dropping all dead letters of a pipeline")?;
             }
-            queue.drop_dead_letters(bot.as_ref(), session.server.time().await?).await?
+            queue.drop_dead_letters(bot, session.server.time().await?).await?
         }
     };
     output.show(&Counted { pipeline, letters }, |counted| {
@@ -231,6 +230,6 @@ async fn drop_letters(
     })
 }
 
-fn no_letter(pipeline: &PipelineName, bot: &BotId, id: Offset) -> CliError {
-    CliError::NoDeadLetter { pipeline: pipeline.clone(), bot: bot.clone(), id }
+fn no_letter(pipeline: &PipelineName, id: LetterId) -> CliError {
+    CliError::NoDeadLetter { pipeline: pipeline.clone(), id }
 }

@@ -5,7 +5,7 @@ use std::io;
 use crate::app::AppError;
 use crate::bench::BenchError;
 use crate::config::ConfigError;
-use crate::id::{BotId, Offset, PipelineName};
+use crate::id::{LetterId, PipelineName};
 use crate::keyspace::StoreError;
 use crate::keyspace::private::PrivateRedisError;
 use crate::telemetry::TelemetryError;
@@ -95,15 +95,13 @@ pub enum CliError {
     NotConfirmed(&'static str),
     /// No such dead letter.
     #[error(
-        "bot {bot} has no dead letter {id} in pipeline {pipeline}; `fairlane dead list --pipeline {pipeline}` shows those there are"
+        "there is no dead letter {id} in pipeline {pipeline}; `fairlane dead list --pipeline {pipeline}` shows those there are"
     )]
     NoDeadLetter {
         /// The pipeline.
         pipeline: PipelineName,
-        /// The bot.
-        bot: BotId,
         /// The letter.
-        id: Offset,
+        id: LetterId,
     },
     /// There is no input.
     #[error("{name}: cannot be opened: {source}")]
@@ -242,6 +240,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::PushUrl { .. }
         | AppError::Filter { .. }
         | AppError::Shards { .. }
+        | AppError::Auth(_)
         | AppError::RedisUrl(_) => Exit::Usage,
     }
 }

@@ -118,7 +118,7 @@ pub(super) async fn pipelines(config: Config, args: PipelinesArgs) -> Result<(),
 }
 
 async fn list(session: &Session, output: Output) -> Result<(), CliError> {
-    let pipelines = read_pipelines(session, &session.pipelines().await?).await?;
+    let pipelines = read_pipelines(session, &session.processes().await?).await?;
     output.show(&pipelines, |pipelines| {
         if pipelines.is_empty() {
             return CliError::NoPipeline.to_string();

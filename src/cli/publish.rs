@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use super::error::CliError;
 use super::output::{Output, count, plain};
 use super::session::Session;
+use crate::bus;
 use crate::config::Config;
 use crate::event::{EVENT_MAX_BYTES, Event};
 use crate::keyspace::StoreError;
@@ -152,9 +153,8 @@ impl<'a> Job<'a> {
             self.report(&batch);
             let events = batch.events.len() as u64;
             if events > 0 {
-                session
-                    .server
-                    .publish(&self.summary.stream, &batch.events)
+                let link = session.server.link();
+                bus::publish(link, &self.summary.stream, &batch.events)
                     .await
                     .map_err(|error| self.stopped(error, events))?;
             }

@@ -11,6 +11,7 @@ use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::scripts::Limits;
 use crate::keyspace::{Link, Server, Target};
+use crate::presence::{self, Process};
 use crate::queue::{self, FAIR_SLICE_US, Queue};
 
 /// How long an operator waits for one answer.
@@ -63,6 +64,11 @@ impl Session {
         let mut names: BTreeSet<_> = self.config.pipelines.keys().cloned().collect();
         names.extend(self.server.pipelines().await?);
         Ok(names.into_iter().collect())
+    }
+
+    /// The processes that run.
+    pub(super) async fn processes(&self) -> Result<Vec<Process>, CliError> {
+        Ok(presence::processes(&self.looking).await?)
     }
 
     /// The pipeline that is meant: the one that is named, or the only one there is.

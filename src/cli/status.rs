@@ -6,10 +6,11 @@ use serde::Serialize;
 use super::error::CliError;
 use super::output::{self, Output, Table, Tone, age, bytes, count, duration, number};
 use super::session::Session;
-use crate::clock::{Clock as _, SystemClock};
+use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
 use crate::id::PipelineName;
 use crate::keyspace::{ServerInfo, StreamKind, StreamView};
+use crate::presence::{self, Pace, Process};
 use crate::queue::PipelineView;
 
 /// A pipeline whose oldest event is older than this is worth a look.
@@ -39,6 +40,7 @@ struct Status {
     streams: Vec<StreamView>,
     /// Bus entries that could not be read.
     invalid: u64,
+    processes: Vec<Process>,
     pipelines: Vec<PipelineStatus>,
     problems: Vec<Problem>,
 }
@@ -57,6 +59,9 @@ pub(super) struct PipelineStatus {
     pub(super) state: PipelineState,
     #[serde(flatten)]
     pub(super) view: PipelineView,
+    /// Of all processes.
+    #[serde(flatten)]
+    pub(super) pace: Pace,
 }
 
 /// What an operator and the configuration make of a pipeline.
@@ -107,28 +112,32 @@ async fn read(session: &Session) -> Result<Status, CliError> {
     for stream in &session.config.bus.streams {
         streams.push(session.server.stream(stream).await?);
     }
-    let pipelines = read_pipelines(session, &session.pipelines().await?).await?;
+    let processes = session.processes().await?;
+    let pipelines = read_pipelines(session, &processes).await?;
     let invalid = session.server.invalid_entries().await?;
-    let mut status = Status { redis, streams, invalid, pipelines, problems: Vec::new() };
+    let problems = Vec::new();
+    let mut status = Status { redis, streams, invalid, processes, pipelines, problems };
     status.problems = find_problems(&status);
     Ok(status)
 }
 
-/// Looks at pipelines.
+/// Looks at every pipeline.
 pub(super) async fn read_pipelines(
     session: &Session,
-    names: &[PipelineName],
+    processes: &[Process],
 ) -> Result<Vec<PipelineStatus>, CliError> {
+    let names = session.pipelines().await?;
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        let view = session.view(name).view(SystemClock.now()).await?;
-        let state = match session.config.pipelines.get(name) {
+        let view = session.view(&name).view(SystemClock.now()).await?;
+        let state = match session.config.pipelines.get(&name) {
             None => PipelineState::Unconfigured,
             Some(config) if !config.enabled => PipelineState::Disabled,
             Some(_) if view.stopped => PipelineState::Paused,
             Some(_) => PipelineState::Enabled,
         };
-        found.push(PipelineStatus { name: name.clone(), state, view });
+        let pace = presence::pace(processes, &name);
+        found.push(PipelineStatus { name, state, view, pace });
     }
     Ok(found)
 }
@@ -137,9 +146,9 @@ pub(super) async fn read_pipelines(
 pub(super) fn pipeline_table(pipelines: &[PipelineStatus]) -> Table {
     let mut table = Table::new(&[
         "PIPELINE", "STATE", ">DEPTH", ">READY", ">LEASED", ">PARKED", ">PAUSED", ">DELAYED",
-        ">DEAD", ">OLDEST",
+        ">DEAD", ">OLDEST", ">IN/S", ">OUT/S", ">WORKERS",
     ]);
-    for PipelineStatus { name, state, view } in pipelines {
+    for PipelineStatus { name, state, view, pace } in pipelines {
         table.row(&[
             name.to_string(),
             state.text().to_owned(),
@@ -151,9 +160,34 @@ pub(super) fn pipeline_table(pipelines: &[PipelineStatus]) -> Table {
             number(view.delayed),
             number(view.dead),
             age(view.oldest_age_ms, view.oldest_age_ms > 0),
+            rate(pace.queued_per_second),
+            rate(pace.settled_per_second),
+            format!("{}/{}", pace.workers_busy, pace.workers_max),
         ]);
     }
     table
+}
+
+/// Processes as a table.
+fn process_table(processes: &[Process], now_ms: u64) -> Table {
+    let mut table = Table::new(&["PROCESS", "VERSION", "ROLES", ">UP", ">WORKERS"]);
+    for process in processes {
+        let sum = |count: fn(&Pace) -> usize| process.pipelines.values().map(count).sum::<usize>();
+        table.row(&[
+            format!("{}:{}", process.host, process.pid),
+            process.version.clone(),
+            process.roles.join(","),
+            duration(now_ms.saturating_sub(process.started_ms)),
+            format!("{}/{}", sum(|pace| pace.workers_busy), sum(|pace| pace.workers_max)),
+        ]);
+    }
+    table
+}
+
+/// Whole above ten, where fractions say nothing.
+fn rate(per_second: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, rounded")]
+    if per_second >= 10.0 { number(per_second.round() as u64) } else { format!("{per_second:.1}") }
 }
 
 fn screen(output: Output, status: &Status) -> String {
@@ -173,6 +207,13 @@ fn screen(output: Output, status: &Status) -> String {
         if info.append_only { "on" } else { "off" },
     );
     text.push_str(&output.table(&stream_table(&status.streams)));
+    text.push_str("\n\n");
+    if status.processes.is_empty() {
+        text.push_str("no process runs");
+    } else {
+        let now_ms = millis(SystemClock.now());
+        text.push_str(&output.table(&process_table(&status.processes, now_ms)));
+    }
     text.push_str("\n\n");
     if status.pipelines.is_empty() {
         text.push_str("no pipelines");
@@ -286,11 +327,20 @@ fn redis_cli(target: &str) -> String {
 }
 
 fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, String)) {
-    let PipelineStatus { name, state, view } = pipeline;
+    let PipelineStatus { name, state, view, pace } = pipeline;
     if *state == PipelineState::Unconfigured {
         add(
             format!("pipeline {name} is in Redis but not in the configuration"),
             format!("configure [pipelines.{name}], or delete it: fairlane pipelines drop {name}"),
+        );
+    }
+    if *state == PipelineState::Enabled && view.depth > 0 && pace.workers_max == 0 {
+        add(
+            format!(
+                "pipeline {name} has {} and no process that handles them",
+                count(view.depth, "event")
+            ),
+            "fairlane serve".to_owned(),
         );
     }
     if view.stopped {
@@ -352,10 +402,12 @@ mod tests {
                 groups: Vec::new(),
             }],
             invalid: 0,
+            processes: Vec::new(),
             pipelines: vec![PipelineStatus {
                 name: PipelineName::parse("log").unwrap(),
                 state: PipelineState::Enabled,
                 view: PipelineView::default(),
+                pace: Pace::default(),
             }],
             problems: Vec::new(),
         }

@@ -22,6 +22,9 @@ const EVENTS_MAX: usize = 1_000;
 const NETS_MAX: usize = 1_000;
 /// Each one makes every call longer.
 const SECRETS_MAX: usize = 8;
+const HOSTS_MAX: usize = 100;
+const TOKENS_MAX: usize = 1_000;
+const TOKEN_BOTS_MAX: usize = 1_000;
 const NAME_MAX_BYTES: usize = 1_024;
 /// Where unreadable events go. Reading it back would send them round for ever.
 const INVALID_STREAM: &str = "fairlane:invalid";
@@ -116,6 +119,49 @@ impl Config {
             let problem =
                 format!("is {}, as is http.listen; choose another port", self.metrics.listen);
             return Err(Fault::new("metrics.listen", problem).or("http.listen"));
+        }
+        names("http.hosts", &self.http.hosts, HOSTS_MAX, "name of a host")?;
+        self.check_auth()
+    }
+
+    fn check_auth(&self) -> Result<(), Fault> {
+        let tokens = &self.auth.tokens;
+        if tokens.len() > TOKENS_MAX {
+            let problem = format!("has {} entries; at most {TOKENS_MAX} are allowed", tokens.len());
+            return Err(Fault::new("auth.tokens", problem));
+        }
+        let mut seen = BTreeSet::new();
+        for (place, token) in tokens.iter().enumerate() {
+            let key = |name: &str| format!("auth.tokens[{place}].{name}");
+            names(&key("name"), std::slice::from_ref(&token.name), 1, "name")?;
+            if !seen.insert(&token.name) {
+                let problem = format!("is {:?} once more; give each its own", token.name);
+                return Err(Fault::new(key("name"), problem));
+            }
+            if token.token_file.as_os_str().is_empty() {
+                return Err(Fault::new(key("token_file"), "is not set; name a file"));
+            }
+            if token.scopes.is_empty() {
+                let remedy = "name one at least of \"publish\", \"read\" and \"operate\"";
+                return Err(Fault::new(key("scopes"), format!("is empty; {remedy}")));
+            }
+            names(&key("bots"), &token.bots, TOKEN_BOTS_MAX, "glob")?;
+            if token.bots.is_empty() {
+                let problem = "is empty; name globs over bots, such as [\"shop-*\"] or [\"*\"]";
+                return Err(Fault::new(key("bots"), problem));
+            }
+        }
+        if self.auth.allow_anonymous && !tokens.is_empty() {
+            let problem = "is true beside auth.tokens, which are asked for all the same; set it to false or remove the tokens";
+            return Err(Fault::new("auth.allow_anonymous", problem).or("auth.tokens"));
+        }
+        let open = !self.http.listen.ip().to_canonical().is_loopback();
+        if open && tokens.is_empty() && !self.auth.allow_anonymous {
+            let problem = format!(
+                "is {}, beyond the loopback, and there are no auth.tokens: anybody could do everything; add tokens, listen on 127.0.0.1, or set auth.allow_anonymous = true",
+                self.http.listen
+            );
+            return Err(Fault::new("http.listen", problem).or("auth.allow_anonymous"));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, Origin};
-use super::{DEFAULT_TOML, PIPELINE_TOML};
+use super::{DEFAULT_TOML, PIPELINE_TOML, TOKEN_TOML};
 use crate::id::PipelineName;
 
 /// The prefix of environment variables that are settings.
@@ -18,9 +18,12 @@ pub(super) const ENV_PREFIX: &str = "FAIRLANE__";
 const ENV_SEPARATOR: &str = "__";
 const PIPELINES: &str = "pipelines";
 
-/// Sections of later versions. Ignored silently, `auth` would leave a door open that its author
-/// believes to be shut.
-const LATER_SECTIONS: [&str; 4] = ["auth", "counters", "mongodb", "notifications"];
+/// Lists of tables: the key of the list, and the keys of each table with their defaults.
+const TABLES: [(&str, &str); 1] = [("auth.tokens", TOKEN_TOML)];
+
+/// Sections of later versions. Ignored silently, what protects something would leave a door open
+/// that its author believes to be shut.
+const LATER_SECTIONS: [&str; 3] = ["counters", "mongodb", "notifications"];
 
 /// A value of one of the types that settings have.
 #[derive(Debug, Clone)]
@@ -30,6 +33,8 @@ pub(super) enum Value {
     Float(f64),
     Flag(bool),
     List(Vec<String>),
+    /// So many tables; the settings of the first are below `KEY[0].`.
+    Tables(usize),
 }
 
 impl Value {
@@ -40,6 +45,7 @@ impl Value {
             Self::Float(_) => "a number",
             Self::Flag(_) => "true or false",
             Self::List(_) => "a list of texts such as [\"a\", \"b\"]",
+            Self::Tables(_) => "a list of tables such as [{ name = \"a\" }]",
         }
     }
 
@@ -71,6 +77,7 @@ impl Value {
             Self::List(_) => {
                 Ok(Self::List(trimmed.split(',').map(|item| item.trim().to_owned()).collect()))
             }
+            Self::Tables(_) => Err(FOUND),
         }
     }
 }
@@ -176,6 +183,7 @@ impl Layers {
                 }
                 self.add_table(file, inner, path)
             }
+            Known::Key(Value::Tables(_)) => self.add_tables(file, at, value, path),
             Known::Key(default) => {
                 let key = path.join(".");
                 match default.convert(value) {
@@ -192,12 +200,49 @@ impl Layers {
         }
     }
 
+    /// Takes a list of tables in place of the one before.
+    fn add_tables(
+        &mut self,
+        file: &File<'_>,
+        at: Origin,
+        value: &DeValue<'_>,
+        path: &mut Vec<String>,
+    ) -> Result<(), ConfigError> {
+        let (key, wrong) = (path.join("."), Value::Tables(0).expected());
+        let refused =
+            |at, key, found| Err(ConfigError::WrongType { at, key, expected: wrong, found });
+        let DeValue::Array(items) = value else { return refused(at, key, found(value)) };
+        for (place, item) in items.iter().enumerate() {
+            let (at, table) = (file.at(item.span().start), format!("{key}[{place}]"));
+            let DeValue::Table(inner) = item.get_ref() else {
+                return refused(at, table, found(item.get_ref()));
+            };
+            // What is missing there is missing at the place where the table begins.
+            let defaults = self.schema.tables[&key].iter().map(|(name, value)| {
+                (format!("{table}.{name}"), Setting { value: value.clone(), at: at.clone() })
+            });
+            self.settings.extend(defaults);
+            let mut inner_path = vec![table];
+            self.add_table(file, inner, &mut inner_path)?;
+        }
+        self.settings.insert(key, Setting { value: Value::Tables(items.len()), at });
+        Ok(())
+    }
+
     /// Lays one environment variable over what is there; those that are no settings are passed
     /// over.
     pub(super) fn add_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
         let Some(path) = variable_path(name, &self.schema) else { return Ok(()) };
         let at = Origin::Environment(name.to_owned());
         let default = match self.schema.find(&path, &at)? {
+            Known::Key(Value::Tables(_)) => {
+                let problem = "is a list of tables, which only a file can hold; unset the variable";
+                return Err(ConfigError::Invalid {
+                    at,
+                    key: path.join("."),
+                    problem: problem.to_owned(),
+                });
+            }
             Known::Key(default) => default.clone(),
             Known::Table => {
                 let remedy = "this is a section: name one of its keys".to_owned();
@@ -297,6 +342,8 @@ impl File<'_> {
 struct Schema {
     top: BTreeMap<String, Value>,
     pipeline: BTreeMap<String, Value>,
+    /// Of each list of tables.
+    tables: BTreeMap<String, BTreeMap<String, Value>>,
 }
 
 enum Known<'a> {
@@ -313,7 +360,13 @@ impl Schema {
             collect(table.get_ref(), "", &mut defaults);
             defaults
         };
-        Self { top: read(DEFAULT_TOML), pipeline: read(PIPELINE_TOML) }
+        let mut top = read(DEFAULT_TOML);
+        let tables = TABLES.map(|(key, defaults)| (key.to_owned(), read(defaults)));
+        for (key, _) in &tables {
+            // The default of such a list is empty, and so tells nothing of what it holds.
+            top.insert(key.clone(), Value::Tables(0));
+        }
+        Self { top, pipeline: read(PIPELINE_TOML), tables: tables.into() }
     }
 
     fn find(&self, path: &[String], at: &Origin) -> Result<Known<'_>, ConfigError> {
@@ -325,6 +378,13 @@ impl Schema {
             [first] | [first, _] if first == PIPELINES => return Ok(Known::Table),
             [first, _, _, ..] if first == PIPELINES => {
                 (path[..2].join(".") + ".", &self.pipeline, &path[2..])
+            }
+            [first, ..] if first.ends_with(']') => {
+                let list = first.split('[').next().unwrap_or_default();
+                match self.tables.get(list) {
+                    Some(defaults) => (format!("{first}."), defaults, &path[1..]),
+                    None => (String::new(), &self.top, path),
+                }
             }
             _ => (String::new(), &self.top, path),
         };

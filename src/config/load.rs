@@ -14,8 +14,9 @@ use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
-    BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, DeadConfig, HttpConfig,
-    MetricsConfig, OnOverflow, PipelineConfig, RedisConfig, RedisUrl, Start, WorkersConfig,
+    AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, DeadConfig,
+    HttpConfig, MetricsConfig, OnOverflow, PipelineConfig, RedisConfig, RedisUrl, Scope, Start,
+    TokenConfig, WorkersConfig,
 };
 use ipnet::IpNet;
 
@@ -131,6 +132,12 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         let prefix = format!("pipelines.{name}.");
         pipelines.insert(name.clone(), pipeline(&Reader { layers, prefix: &prefix })?);
     }
+    let tokens = (0..top.tables("auth.tokens"))
+        .map(|place| {
+            let prefix = format!("auth.tokens[{place}].");
+            token(&Reader { layers, prefix: &prefix })
+        })
+        .collect::<Result<_, _>>()?;
     let url = match top.text("redis.url") {
         "" => None,
         text => Some(RedisUrl::parse(text).map_err(|error| top.invalid("redis.url", error))?),
@@ -145,9 +152,10 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
             retention: top.duration("bus.retention")?,
             trim: top.flag("bus.trim"),
         },
-        http: HttpConfig { listen: top.address("http.listen")? },
+        http: HttpConfig { listen: top.address("http.listen")?, hosts: top.list("http.hosts") },
         callbacks: callbacks(&top)?,
         metrics: MetricsConfig { listen: top.address("metrics.listen")? },
+        auth: AuthConfig { tokens, allow_anonymous: top.flag("auth.allow_anonymous") },
         pipelines,
     };
     config.find_fault().map_or(Ok(config), |fault| Err(fault.into_error(layers)))
@@ -213,15 +221,28 @@ fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
             top.invalid("callbacks.secrets", format_args!("number {} {error}", index + 1))
         })
     };
+    let nets = top.list("callbacks.allow_nets").into_iter();
     let secrets = top.list("callbacks.secrets").into_iter().enumerate();
     Ok(CallbacksConfig {
-        allow_nets: top
-            .list("callbacks.allow_nets")
-            .into_iter()
-            .map(net)
-            .collect::<Result<_, _>>()?,
+        allow_nets: nets.map(net).collect::<Result<_, _>>()?,
         secrets: secrets.map(secret).collect::<Result<_, _>>()?,
         max_per_host: top.positive("callbacks.max_per_host", limits::PER_HOST)?,
+    })
+}
+
+fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {
+    const SCOPES: [Scope; 3] = [Scope::Publish, Scope::Read, Scope::Operate];
+    let scope = |name: String| {
+        SCOPES.into_iter().find(|scope| scope.as_str() == name).ok_or_else(|| {
+            let remedy = "write \"publish\", \"read\" or \"operate\"";
+            read.invalid("scopes", format_args!("holds {name:?}; {remedy}"))
+        })
+    };
+    Ok(TokenConfig {
+        name: read.text("name").to_owned(),
+        token_file: PathBuf::from(read.text("token_file")),
+        scopes: read.list("scopes").into_iter().map(scope).collect::<Result<_, _>>()?,
+        bots: read.list("bots"),
     })
 }
 
@@ -271,6 +292,13 @@ impl<'a> Reader<'a> {
         match self.value(key) {
             Value::List(items) => items.clone(),
             other => unreachable!("{key} is a list by default, not {other:?}"),
+        }
+    }
+
+    fn tables(&self, key: &str) -> usize {
+        match self.value(key) {
+            Value::Tables(count) => *count,
+            other => unreachable!("{key} is a list of tables by default, not {other:?}"),
         }
     }
 

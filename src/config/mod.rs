@@ -29,6 +29,7 @@ use crate::outbound::sign::Secret;
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
+const TOKEN_TOML: &str = include_str!("token.toml");
 
 /// The whole configuration of a process.
 #[derive(Debug, Clone)]
@@ -47,6 +48,8 @@ pub struct Config {
     pub callbacks: CallbacksConfig,
     /// The section `[metrics]`.
     pub metrics: MetricsConfig,
+    /// The section `[auth]`.
+    pub auth: AuthConfig,
     /// The sections `[pipelines.NAME]`, disabled ones among them.
     pub pipelines: BTreeMap<PipelineName, PipelineConfig>,
 }
@@ -85,6 +88,54 @@ pub enum BusSource {
 pub struct HttpConfig {
     /// Where it listens.
     pub listen: SocketAddr,
+    /// Names under which it may be called without tokens, beside `localhost` and addresses. At
+    /// most 100.
+    pub hosts: Vec<String>,
+}
+
+/// Who may do what over HTTP.
+#[derive(Debug, Clone)]
+pub struct AuthConfig {
+    /// At most 1,000, each with a name of its own. None: everybody who reaches it may do all.
+    pub tokens: Vec<TokenConfig>,
+    /// Whether to listen beyond the loopback without tokens.
+    pub allow_anonymous: bool,
+}
+
+/// One bearer token. Its text is in a file and nowhere else.
+#[derive(Debug, Clone)]
+pub struct TokenConfig {
+    /// What the log calls it.
+    pub name: String,
+    /// The file with the token, trimmed: 16 to 4,096 bytes.
+    pub token_file: PathBuf,
+    /// What it may do; one at least.
+    pub scopes: Vec<Scope>,
+    /// Globs over the bots for which it may do that; one at least.
+    pub bots: Vec<String>,
+}
+
+/// What a token may do. None implies another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Put events on the bus.
+    Publish,
+    /// Look at pipelines, bots and dead letters.
+    Read,
+    /// Change them.
+    Operate,
+}
+
+impl Scope {
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Publish => "publish",
+            Self::Read => "read",
+            Self::Operate => "operate",
+        }
+    }
 }
 
 /// Calls to other people's servers.
@@ -279,6 +330,8 @@ mod tests {
         assert_eq!(config.http.listen, SocketAddr::from(([127, 0, 0, 1], 8080)));
         assert!(config.callbacks.allow_nets.is_empty() && config.callbacks.secrets.is_empty());
         assert_eq!(config.callbacks.max_per_host.get(), 64);
+        assert!(config.http.hosts.is_empty());
+        assert!(config.auth.tokens.is_empty() && !config.auth.allow_anonymous);
         assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
         assert!(config.pipelines.is_empty());
 

@@ -1,85 +1,142 @@
-//! HTTP: `/healthz`, `/readyz` and `/metrics`.
+//! HTTP, the second entrance: which routes there are, and who may use them.
+//!
+//! | routes | access |
+//! |---|---|
+//! | `/healthz`, `/readyz` | everybody |
+//! | `/`, `/docs`, `/openapi.json` | everybody, but no other site's page |
+//! | `POST /v1/events` | scope `publish`, for the bots of the events |
+//! | `/v1/leases/…` | who has the lease's capability; no other site's page |
+//! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
+//! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
+//!
+//! A request passes, from the outside in: limits of the connection ([`listen`]), metrics, the size
+//! of the body, the site it comes from, the token ([`auth`]), the parameters ([`extract`]), the
+//! handler. Whatever refuses it answers a [`problem`]. The document ([`docs`]) is made of the very
+//! routes that are served.
 
-use std::net::SocketAddr;
+mod auth;
+mod bots;
+mod cloudevents;
+mod dead;
+mod docs;
+mod events;
+mod extract;
+mod health;
+mod leases;
+mod listen;
+mod page;
+mod pipelines;
+mod problem;
+mod queues;
+
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use serde_json::json;
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
+use axum::extract::{MatchedPath, Request};
+use axum::http::header;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::{Router, routing};
+use tokio::time::Instant;
+use utoipa_axum::router::OpenApiRouter;
 
+pub(crate) use self::auth::{Access, AuthError};
+pub(crate) use self::health::Health;
+pub(crate) use self::listen::{BindError, bind, serve};
+use self::problem::{Kind, PROBLEM_JSON, Problem};
+pub(crate) use self::queues::Queues;
+use crate::clock::SharedClock;
+use crate::config::Scope;
 use crate::keyspace::Link;
+use crate::metrics;
+use crate::pool::open::OpenLeases;
 
-/// A readiness check waits this long for Redis.
-const READY_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// What the health routes look at.
-#[derive(Debug, Clone)]
-pub(crate) struct Health {
-    pub(crate) link: Arc<Link>,
-    /// Cancelled: the process is stopping and takes no new work.
-    pub(crate) stopping: CancellationToken,
+/// What the routes work with.
+pub(crate) struct Api {
+    /// The queues of every pipeline.
+    pub(crate) queues: Queues,
+    /// For events, so that they do not wait behind operators' questions.
+    pub(crate) bus: Arc<Link>,
+    /// The bus stream that events are put on.
+    pub(crate) stream: String,
+    pub(crate) clock: SharedClock,
+    pub(crate) access: Arc<Access>,
+    /// Leases that receivers hold.
+    pub(crate) leases: OpenLeases,
 }
 
-/// `/healthz` and `/readyz`.
-pub(crate) fn health_routes(health: Health) -> Router {
-    Router::new()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready))
-        .with_state(health)
+/// The routes of `http.listen`.
+pub(crate) fn routes(api: Api, health: Health) -> Router {
+    let api = Arc::new(api);
+    let access = Arc::clone(&api.access);
+    let guarded = |scope, routes| guarded(&access, scope, routes);
+    let reading = pipelines::reading().merge(bots::reading()).merge(dead::reading());
+    let operating = pipelines::operating().merge(bots::operating()).merge(dead::operating());
+    let served = docs::begin()
+        .merge(guarded(Scope::Publish, events::publishing()))
+        .merge(guarded(Scope::Read, reading))
+        .merge(guarded(Scope::Operate, operating))
+        .merge(capable(leases::completing()));
+    let (served, mut document) = served.with_state(api).split_for_parts();
+    let (health, of_health) = health::routes(health).split_for_parts();
+    document.merge(of_health);
+    let routes = served
+        .merge(docs::routes(document))
+        .route("/", routing::get(async || Redirect::temporary("/docs/")))
+        .layer(from_fn_with_state(access, auth::check_site))
+        // Orchestrators and load balancers call by any name.
+        .merge(health);
+    finish(routes)
 }
 
-/// `/metrics`.
-pub(crate) fn metrics_routes() -> Router {
-    Router::new().route(
-        "/metrics",
-        get(async || {
-            let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-            (kind, crate::metrics::render())
-        }),
-    )
+/// The routes of `metrics.listen`.
+pub(crate) fn metrics_routes(health: Health) -> Router {
+    let routes = Router::from(health::routes(health));
+    finish(routes.route("/metrics", routing::get(health::metrics)))
 }
 
-async fn ready(State(health): State<Health>) -> Response {
-    let ping = health.link.command("PING", redis::cmd("PING"));
-    let redis = matches!(tokio::time::timeout(READY_TIMEOUT, ping).await, Ok(Ok(_)));
-    let stopping = health.stopping.is_cancelled();
-    let status = match (redis, stopping) {
-        (true, false) => "ready",
-        (true, true) => "stopping",
-        (false, _) => "unavailable",
-    };
-    let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let redis = if redis { "up" } else { "down" };
-    let body = json!({ "status": status, "redis": redis });
-    let kind = [(header::CONTENT_TYPE, "application/json")];
-    (code, kind, format!("{body}\n")).into_response()
+/// Asks for a token with `scope`, and says so in the document.
+fn guarded(
+    access: &Arc<Access>,
+    scope: Scope,
+    routes: OpenApiRouter<Arc<Api>>,
+) -> OpenApiRouter<Arc<Api>> {
+    let state = (Arc::clone(access), scope);
+    let mut routes = routes.route_layer(from_fn_with_state(state, auth::guard));
+    docs::note_access(routes.get_openapi_mut(), scope);
+    routes
 }
 
-/// Serves `routes` until `stop`.
-pub(crate) async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) {
-    let serving = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned());
-    if let Err(error) = serving.await {
-        tracing::error!(%error, "a listener failed");
+/// Asks for no token: what names the resource is itself what only the right one knows.
+fn capable(mut routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
+    docs::note_capability(routes.get_openapi_mut());
+    routes
+}
+
+/// What every listener does for every route, and for what is no route.
+fn finish(routes: Router) -> Router {
+    routes
+        .method_not_allowed_fallback(async || {
+            Problem::new(Kind::Method, "the header Allow names the methods of this path")
+        })
+        .fallback(async || {
+            Problem::new(Kind::NoRoute, "nothing is served here; /openapi.json lists every path")
+        })
+        .layer(from_fn(extract::refuse_large))
+        .layer(from_fn(observe))
+}
+
+/// Counts and times a request, and makes every refusal a problem.
+async fn observe(request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let route = request.extensions().get().cloned();
+    let response = next.run(request).await;
+    let status = response.status();
+    let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
+    metrics::http_request(route, status.as_u16(), begun.elapsed());
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let told = kind.is_some_and(|kind| kind == PROBLEM_JSON || kind == "application/json");
+    if told || !(status.is_client_error() || status.is_server_error()) {
+        return response;
     }
-}
-
-/// Binds `address`, which the setting `key` holds.
-pub(crate) async fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, BindError> {
-    TcpListener::bind(address).await.map_err(|source| BindError { key, address, source })
-}
-
-/// A listener that cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}: {source}; set {key} to a free address (port 0 picks one)")]
-pub struct BindError {
-    key: &'static str,
-    address: SocketAddr,
-    #[source]
-    source: std::io::Error,
+    Problem::of_status(status).into_response()
 }

@@ -23,6 +23,7 @@
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
 //! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities |
+//! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
@@ -39,6 +40,8 @@ pub const PIPELINES: &str = "fl:pipelines";
 pub const SHARDS: &str = "fl:shards";
 /// The key that signs lease capabilities.
 pub const LEASE_KEY: &str = "fl:lease-key";
+/// What the running processes say of themselves.
+pub const PROCESSES: &str = "fl:processes";
 /// The lock of the process that samples shared values.
 pub const SAMPLER: &str = "fl:sampler";
 

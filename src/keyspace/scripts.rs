@@ -16,7 +16,9 @@ pub use self::lease::{
     Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
     Verdict,
 };
-pub use self::operate::{Hold, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim};
+pub use self::operate::{
+    Beat, Head, Heads, Hold, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,
+};
 use super::reply::{Reply, ReplyError};
 
 /// A script as it is loaded: its first line, `lua/shared.lua` where it needs that, its body.
@@ -41,7 +43,7 @@ scripts! {
     enqueue "enqueue" true, push "push" true, claim "claim" true, complete "complete" true,
     promote "promote" true, pause "pause" true, resume "resume" true, purge "purge" true,
     redrive "redrive" true, revoke "revoke" true, recover "recover" true,
-    hold "hold" false, trim "trim" false,
+    hold "hold" false, trim "trim" false, heads "heads" false, beat "beat" false,
 }
 
 impl Script {

@@ -128,6 +128,11 @@ impl Server {
         self.link.target()
     }
 
+    /// The connection, for what others ask over it.
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
     /// What it says of itself.
     ///
     /// # Errors
@@ -239,39 +244,6 @@ impl Server {
         Ok(view)
     }
 
-    /// Adds events, as JSON, to a bus stream: all of them or none.
-    ///
-    /// # Errors
-    /// With [`StoreError::Unknown`] it is unknown whether they were added. A stream that is none is
-    /// refused.
-    ///
-    /// # Cancel safety
-    /// Dropping the future leaves open whether they are added.
-    pub async fn publish(
-        &self,
-        stream: &str,
-        events: &[impl AsRef<[u8]>],
-    ) -> Result<(), StoreError> {
-        let mut pipe = Pipeline::with_capacity(events.len() + 2);
-        // A transaction: a server whose memory is full refuses all, so that what was accepted is
-        // always a beginning and can be continued.
-        pipe.cmd("MULTI");
-        for event in events {
-            pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(event.as_ref());
-        }
-        pipe.cmd("EXEC");
-        match self.link.run_checked("XADD", &pipe).await?.pop() {
-            Some(Value::Array(added)) => match added.iter().find_map(server_error) {
-                Some(error) => Err(self.link.refused("XADD", error)),
-                None => Ok(()),
-            },
-            other => {
-                let found = format!("{other:?}");
-                Err(self.link.misread("EXEC", ReplyError::unexpected("the ids", &found)))
-            }
-        }
-    }
-
     /// Deletes every key of a pipeline and forgets its name. Answers how many keys those were.
     ///
     /// Events that are queued meanwhile may survive: no process may run the pipeline.
@@ -358,13 +330,6 @@ impl Server {
             let source = ReplyError::unexpected("another shape", &error.to_string());
             self.link.misread(name, source)
         })
-    }
-}
-
-fn server_error(value: &Value) -> Option<&redis::ServerError> {
-    match value {
-        Value::ServerError(error) => Some(error),
-        _ => None,
     }
 }
 

@@ -38,6 +38,7 @@ use crate::keyspace::Reply;
 use crate::keyspace::scripts::Claim;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
+use crate::presence::Meter;
 use crate::queue::capability::LeaseKey;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
@@ -70,15 +71,24 @@ pub struct Settings {
     pub max_age: Option<Duration>,
 }
 
+/// What a pool does, and who hears of it.
+pub(crate) struct Work {
+    pub(crate) handler: Arc<dyn AnyHandler>,
+    pub(crate) environment: Environment,
+    /// Names leases to receivers outside.
+    pub(crate) lease_key: LeaseKey,
+    pub(crate) meter: Arc<Meter>,
+}
+
 /// What a pool's parts share.
 pub(crate) struct Shared {
     queue: Queue,
     settings: Settings,
     handler: Arc<dyn AnyHandler>,
     environment: Environment,
-    /// Names leases to receivers outside.
     lease_key: LeaseKey,
     metrics: PipelineMetrics,
+    meter: Arc<Meter>,
     shutdown: Shutdown,
     board: Arc<Board>,
     commits: Commits,
@@ -111,14 +121,16 @@ impl Shared {
 
     /// Counts a busy worker while it lives.
     fn busy(&self) -> impl Drop + use<> {
-        struct Busy(metrics::Gauge);
+        struct Busy(metrics::Gauge, Arc<Meter>);
         impl Drop for Busy {
             fn drop(&mut self) {
                 self.0.decrement(1.0);
+                self.1.busy.fetch_sub(1, Ordering::Relaxed);
             }
         }
         self.metrics.workers_busy.increment(1.0);
-        Busy(self.metrics.workers_busy.clone())
+        self.meter.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(self.metrics.workers_busy.clone(), Arc::clone(&self.meter))
     }
 }
 
@@ -161,14 +173,8 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Makes the pool and starts its committer. `link` of `queue` carries the hot path.
-    pub(crate) fn new(
-        queue: Queue,
-        settings: Settings,
-        handler: Arc<dyn AnyHandler>,
-        environment: Environment,
-        lease_key: LeaseKey,
-        shutdown: Shutdown,
-    ) -> Self {
+    pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
+        let Work { handler, environment, lease_key, meter } = work;
         let metrics = PipelineMetrics::new(queue.name());
         let board = Arc::new(Board::new(queue.shard_count()));
         let dead_max = queue.limits().dead_max;
@@ -182,6 +188,7 @@ impl Pool {
             environment,
             lease_key,
             metrics,
+            meter,
             shutdown,
             board,
             commits,
@@ -260,6 +267,7 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
     let target = scaler.target(load, now);
     shared.metrics.workers_target.set(small(target));
+    shared.meter.target.store(target, Ordering::Relaxed);
     let wanted = usize::try_from(scale::wanted(load)).unwrap_or(usize::MAX);
     shared.metrics.demand_ratio.set(small(wanted) / small(max));
     let busy = held.min(target);

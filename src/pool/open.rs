@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
@@ -24,6 +25,7 @@ use crate::id::{Fence, PipelineName, Sequence};
 use crate::keyspace::scripts::{Attempts, Complete, Completion, Mode, Verdict};
 use crate::keyspace::{Reply, ReplyError, StoreError};
 use crate::metrics::PipelineMetrics;
+use crate::presence::Meter;
 use crate::queue::Queue;
 use crate::queue::capability::{Capability, LeaseKey};
 
@@ -69,21 +71,21 @@ pub(crate) struct OpenPipeline {
     queue: Queue,
     settings: Settings,
     metrics: PipelineMetrics,
+    meter: Arc<Meter>,
 }
 
 impl OpenPipeline {
-    pub(crate) fn new(queue: Queue, settings: Settings) -> Self {
+    pub(crate) fn new(queue: Queue, settings: Settings, meter: Arc<Meter>) -> Self {
         let metrics = PipelineMetrics::new(queue.name());
-        Self { queue, settings, metrics }
+        Self { queue, settings, metrics, meter }
     }
 }
 
 /// The leases that receivers outside hold.
-#[derive(Clone)]
 pub(crate) struct OpenLeases {
     key: LeaseKey,
     clock: SharedClock,
-    pipelines: Arc<HashMap<PipelineName, OpenPipeline>>,
+    pipelines: HashMap<PipelineName, OpenPipeline>,
 }
 
 impl std::fmt::Debug for OpenLeases {
@@ -107,12 +109,13 @@ struct Open<'a> {
 
 impl OpenLeases {
     pub(crate) fn new(
-        key: LeaseKey,
-        clock: SharedClock,
+        key: &LeaseKey,
+        clock: &SharedClock,
         pipelines: impl IntoIterator<Item = OpenPipeline>,
     ) -> Self {
         let named = pipelines.into_iter().map(|open| (open.queue.name().clone(), open));
-        Self { key, clock, pipelines: Arc::new(named.collect()) }
+        let (key, clock) = (key.clone(), Arc::clone(clock));
+        Self { key, clock, pipelines: named.collect() }
     }
 
     /// The first `ack` events of the slice are done, or all; the rest is tried again in order, as
@@ -319,7 +322,10 @@ impl Open<'_> {
         let completed = queue.link().call(&complete).await?;
         self.pipeline.metrics.letters_removed.increment(completed.letters_removed);
         match completed.verdicts.first() {
-            Some(Verdict::Ok | Verdict::Full) => Ok(true),
+            Some(Verdict::Ok | Verdict::Full) => {
+                self.pipeline.meter.settled.fetch_add(settlement.n as u64, Ordering::Relaxed);
+                Ok(true)
+            }
             Some(Verdict::Bad) => Ok(false),
             Some(Verdict::Stale) | None => Err(LeaseError::Gone),
         }

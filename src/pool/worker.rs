@@ -11,6 +11,7 @@
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -322,6 +323,7 @@ impl Worker {
         let deadline = self.lease.deadline();
         match self.shared.commits.commit(self.lease.shard, completion, deadline).await {
             Committed::Done | Committed::Full => {
+                self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
                 let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
                 tally.record(&self.shared.metrics, sequences, self.shared.now());
                 self.shared.handler.committed(slice, settled);

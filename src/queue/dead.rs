@@ -1,32 +1,125 @@
-//! Dead letters one by one and all at once.
+//! Dead letters: listed, shown, put back, dropped.
 
 use std::time::Duration;
 
 use redis::Value;
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::Queue;
-use super::inspect::{DeadLetter, dead_letter};
 use crate::clock::millis;
-use crate::id::{BotId, Offset, Shard};
+use crate::event::Event;
+use crate::id::{BotId, LetterId, Offset, Shard};
 use crate::keyspace::scripts::Redrive;
-use crate::keyspace::{Reply, StoreError};
+use crate::keyspace::{Reply, ReplyError, StoreError};
 
 /// Dead letters handled by one write.
 const PAGE: usize = 100;
 
+/// An event that gave up.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeadLetter {
+    /// Its id in the pipeline.
+    pub id: LetterId,
+    /// Whose event.
+    pub bot: BotId,
+    /// Why.
+    pub reason: String,
+    /// After how many attempts.
+    pub attempts: u32,
+    /// When, ms since 1970.
+    pub time_ms: u64,
+    /// The event; `None` when the record cannot be read.
+    pub event: Option<Event>,
+}
+
 impl Queue {
-    /// One dead letter; `None` when there is no such one of this bot.
+    /// The newest dead letters, of one bot or of all that are `wanted`, at most `limit`, older than
+    /// `before`: the id of the last one of the page before.
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
-    pub async fn dead_letter(
+    pub async fn list_dead_letters(
         &self,
-        bot: &BotId,
-        id: Offset,
-    ) -> Result<Option<DeadLetter>, StoreError> {
-        let (id, shard) = (id.to_string(), self.shard_of(bot));
-        let page = self.dead_from(shard, &id, &id).await?;
-        Ok(page.into_iter().find(|letter| letter.bot == *bot))
+        bot: Option<&BotId>,
+        wanted: &(dyn Fn(&BotId) -> bool + Sync),
+        before: Option<LetterId>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let fits =
+            |letter: &DeadLetter| bot.is_none_or(|bot| *bot == letter.bot) && wanted(&letter.bot);
+        let mut found = Vec::new();
+        for shard in self.dead_shards(bot) {
+            // Letters of one moment are ordered by shard.
+            let mut from = match before {
+                None => "+".to_owned(),
+                Some(id) if shard < id.shard => id.entry.to_string(),
+                Some(id) => format!("({}", id.entry),
+            };
+            let mut taken = 0;
+            while taken < limit {
+                let mut command = redis::cmd("XREVRANGE");
+                command.arg(&self.keys(shard).dlq).arg(from).arg("-").arg("COUNT").arg(PAGE);
+                let page = self.dead_page("XREVRANGE", shard, command).await?;
+                let Some(last) = page.last() else { break };
+                from = format!("({}", last.id.entry);
+                let kept: Vec<_> = page.into_iter().filter(fits).collect();
+                taken += kept.len();
+                found.extend(kept);
+            }
+        }
+        found.sort_by_key(|letter: &DeadLetter| std::cmp::Reverse(letter.id));
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// The newest dead letters, of one bot or of all, at most `limit`.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn dead_letters(
+        &self,
+        bot: Option<&BotId>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        self.list_dead_letters(bot, &|_| true, None, limit).await
+    }
+
+    /// One dead letter; `None` when there is no such one.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn dead_letter(&self, id: LetterId) -> Result<Option<DeadLetter>, StoreError> {
+        if id.shard.index() >= usize::from(self.shard_count().get()) {
+            return Ok(None);
+        }
+        let entry = id.entry.to_string();
+        Ok(self.dead_from(id.shard, &entry, &entry).await?.pop())
+    }
+
+    /// Puts a dead letter of `bot` back, in order. Answers whether there was one.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn redrive(&self, bot: &BotId, id: LetterId) -> Result<bool, StoreError> {
+        if id.shard != self.shard_of(bot) {
+            return Ok(false);
+        }
+        let (keys, slice_us) = (self.keys(id.shard), self.limits().slice_us);
+        self.link().call(&Redrive { keys, id: id.entry, bot, slice_us }).await
+    }
+
+    /// Deletes a dead letter. Answers whether there was one.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn drop_dead_letter(&self, id: LetterId) -> Result<bool, StoreError> {
+        if id.shard.index() >= usize::from(self.shard_count().get()) {
+            return Ok(false);
+        }
+        let command = redis::Cmd::xdel(&self.keys(id.shard).dlq, &[id.entry.to_string()]);
+        let value = self.link().command("XDEL", command).await?;
+        Ok(value == Value::Int(1))
     }
 
     /// Puts back the dead letters of `bot`, or of all bots, that died up to `until` on the server's
@@ -85,6 +178,27 @@ impl Queue {
         Ok(count)
     }
 
+    /// Removes dead letters older than `keep`. Answers how many.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn expire_dead_letters(
+        &self,
+        keep: Duration,
+        now: Duration,
+    ) -> Result<u64, StoreError> {
+        let oldest = format!("{}-0", millis(now.saturating_sub(keep)));
+        let mut pipe = redis::Pipeline::new();
+        for keys in self.shards().iter() {
+            pipe.cmd("XTRIM").arg(&keys.dlq).arg("MINID").arg(&oldest);
+        }
+        let values = self.link().run_checked("XTRIM", &pipe).await?;
+        Ok(values
+            .iter()
+            .map(|value| if let Value::Int(n) = value { n.unsigned_abs() } else { 0 })
+            .sum())
+    }
+
     fn dead_shards(&self, bot: Option<&BotId>) -> impl Iterator<Item = Shard> + use<> {
         let only = bot.map(|bot| self.shard_of(bot));
         self.shard_count().shards().filter(move |shard| only.is_none_or(|only| only == *shard))
@@ -98,15 +212,44 @@ impl Queue {
     ) -> Result<Vec<DeadLetter>, StoreError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&self.keys(shard).dlq).arg(from).arg(until).arg("COUNT").arg(PAGE);
-        let value = self.link().command("XRANGE", command).await?;
-        let misread = |source| self.link().misread("XRANGE", source);
-        let mut entries = Reply::new(value).map_err(misread)?;
+        self.dead_page("XRANGE", shard, command).await
+    }
+
+    async fn dead_page(
+        &self,
+        name: &'static str,
+        shard: Shard,
+        command: redis::Cmd,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let value = self.link().command(name, command).await?;
+        let mut entries = self.read(name, Reply::new(value))?;
         let mut page = Vec::with_capacity(entries.len());
         while let Some(entry) = entries.next() {
-            page.push(dead_letter(entry).map_err(misread)?);
+            page.push(self.read(name, dead_letter(shard, entry))?);
         }
         Ok(page)
     }
+}
+
+fn dead_letter(shard: Shard, entry: Value) -> Result<DeadLetter, ReplyError> {
+    let mut entry = Reply::new(entry)?;
+    let id = LetterId::new(shard, entry.parsed()?);
+    let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
+    let (mut bot, mut record, mut reason) = (String::new(), Vec::new(), String::new());
+    let (mut attempts, mut time_ms) = (0, 0);
+    while fields.len() > 1 {
+        match fields.text()?.as_str() {
+            "bot" => bot = fields.text()?,
+            "record" => record = fields.bytes()?.unwrap_or_default(),
+            "reason" => reason = fields.text()?,
+            "attempts" => attempts = fields.number()?,
+            "time" => time_ms = fields.number()?,
+            _ => drop(fields.next()),
+        }
+    }
+    let bot = BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?;
+    let event = Event::decode(&record, &bot).ok().map(|(_, event)| event);
+    Ok(DeadLetter { id, bot, reason, attempts, time_ms, event })
 }
 
 /// Walks through the dead letters of a shard, the oldest first.
@@ -129,8 +272,8 @@ impl Pages {
     ) -> Result<Option<Vec<(BotId, Offset)>>, StoreError> {
         let page = queue.dead_from(shard, &self.from, &self.until).await?;
         let Some(last) = page.last() else { return Ok(None) };
-        self.from = format!("({}", last.id);
+        self.from = format!("({}", last.id.entry);
         let letters = page.into_iter().filter(|letter| bot.is_none_or(|bot| *bot == letter.bot));
-        Ok(Some(letters.filter_map(|letter| Some((letter.bot, letter.id.parse().ok()?))).collect()))
+        Ok(Some(letters.map(|letter| (letter.bot, letter.id.entry)).collect()))
     }
 }

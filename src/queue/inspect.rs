@@ -3,26 +3,23 @@
 //! What is read in several commands is not one moment: counts may be off by what happened in
 //! between.
 
-use std::cmp::Reverse;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::Queue;
 use crate::event::Event;
-use crate::id::{BotId, Offset, Shard};
+use crate::id::BotId;
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::{Reply, ReplyError, StoreError, parse_score};
 
 /// Bots looked at per shard and kind when ages are sampled.
 const SAMPLE: i64 = 64;
-/// Most bots read for a sorted list; beyond it the list covers the first ones found.
-const LIST_MAX: usize = 100_000;
 
 /// A pipeline at a glance.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PipelineView {
     /// Events queued.
     pub depth: u64,
@@ -47,7 +44,7 @@ pub struct PipelineView {
 }
 
 /// Where a bot is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BotState {
     /// In the control set.
@@ -63,7 +60,7 @@ pub enum BotState {
 }
 
 /// One bot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct BotView {
     /// Its id.
     pub bot: BotId,
@@ -84,27 +81,10 @@ pub struct BotView {
 }
 
 /// One event at the head of a queue.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct QueuedEvent {
     /// Its sequence.
     pub sequence: u64,
-    /// The event; `None` when the record cannot be read.
-    pub event: Option<Event>,
-}
-
-/// An event that gave up.
-#[derive(Debug, Serialize)]
-pub struct DeadLetter {
-    /// Its id, unique in its shard; with the bot it names the letter.
-    pub id: String,
-    /// Whose event.
-    pub bot: BotId,
-    /// Why.
-    pub reason: String,
-    /// After how many attempts.
-    pub attempts: u32,
-    /// When, ms since 1970.
-    pub time_ms: u64,
     /// The event; `None` when the record cannot be read.
     pub event: Option<Event>,
 }
@@ -148,50 +128,6 @@ impl Queue {
         Ok(view)
     }
 
-    /// The bots of the pipeline that have something queued, or are paused, by depth or by age, the
-    /// highest first, at most `limit`.
-    ///
-    /// # Errors
-    /// When Redis does not answer or refuses.
-    pub async fn list_bots(
-        &self,
-        by_age: bool,
-        limit: usize,
-        now: Duration,
-    ) -> Result<Vec<BotView>, StoreError> {
-        let mut found = Vec::new();
-        for keys in self.shards().iter() {
-            let mut pipe = Pipeline::new();
-            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(LIST_MAX);
-            pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(LIST_MAX);
-            pipe.cmd("SMEMBERS").arg(keys.paused());
-            let mut bots = BTreeSet::new();
-            for value in self.link().run_checked("ZRANGE", &pipe).await? {
-                let values = match value {
-                    Value::Set(values) => Value::Array(values),
-                    value => value,
-                };
-                let mut reply = self.read("ZRANGE", Reply::new(values))?;
-                while reply.len() > 0 {
-                    let text = self.read("ZRANGE", reply.text())?;
-                    if let Ok(bot) = BotId::parse(&text) {
-                        bots.insert(bot);
-                    }
-                }
-            }
-            let bots: Vec<BotId> = bots.into_iter().collect();
-            for chunk in bots.chunks(1_000) {
-                found.extend(self.view_bots(keys, chunk, now).await?);
-            }
-            found.sort_by_key(|view: &BotView| {
-                let first = if by_age { view.oldest_age_ms } else { view.depth };
-                (Reverse(first), view.bot.clone())
-            });
-            found.truncate(limit);
-        }
-        Ok(found)
-    }
-
     /// One bot.
     ///
     /// # Errors
@@ -231,81 +167,7 @@ impl Queue {
         Ok(events)
     }
 
-    /// The newest dead letters, of one bot or of all, at most `limit`.
-    ///
-    /// # Errors
-    /// When Redis does not answer or refuses.
-    pub async fn dead_letters(
-        &self,
-        bot: Option<&BotId>,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
-        let mut found = Vec::new();
-        for shard in self.shard_count().shards() {
-            if bot.is_some_and(|bot| self.shard_of(bot) != shard) {
-                continue;
-            }
-            let mut before = "+".to_owned();
-            let mut taken = 0;
-            while taken < limit {
-                let page = self.dead_page(shard, &before).await?;
-                let Some(last) = page.last() else { break };
-                before = format!("({}", last.id);
-                let fits = |letter: &DeadLetter| bot.is_none_or(|bot| *bot == letter.bot);
-                let kept: Vec<_> = page.into_iter().filter(fits).collect();
-                taken += kept.len();
-                found.extend(kept);
-            }
-        }
-        found.sort_by(|a: &DeadLetter, b| b.time_ms.cmp(&a.time_ms).then(b.id.cmp(&a.id)));
-        found.truncate(limit);
-        Ok(found)
-    }
-
-    /// Deletes a dead letter. Answers whether there was one.
-    ///
-    /// # Errors
-    /// When Redis does not answer or refuses.
-    pub async fn drop_dead_letter(&self, bot: &BotId, id: Offset) -> Result<bool, StoreError> {
-        let command = redis::Cmd::xdel(&self.keys(self.shard_of(bot)).dlq, &[id.to_string()]);
-        let value = self.link().command("XDEL", command).await?;
-        Ok(value == Value::Int(1))
-    }
-
-    /// Removes dead letters older than `keep`. Answers how many.
-    ///
-    /// # Errors
-    /// When Redis does not answer or refuses.
-    pub async fn expire_dead_letters(
-        &self,
-        keep: Duration,
-        now: Duration,
-    ) -> Result<u64, StoreError> {
-        let oldest = format!("{}-0", crate::clock::millis(now.saturating_sub(keep)));
-        let mut pipe = Pipeline::new();
-        for keys in self.shards().iter() {
-            pipe.cmd("XTRIM").arg(&keys.dlq).arg("MINID").arg(&oldest);
-        }
-        let values = self.link().run_checked("XTRIM", &pipe).await?;
-        Ok(values
-            .iter()
-            .map(|value| if let Value::Int(n) = value { n.unsigned_abs() } else { 0 })
-            .sum())
-    }
-
-    async fn dead_page(&self, shard: Shard, before: &str) -> Result<Vec<DeadLetter>, StoreError> {
-        let mut command = redis::cmd("XREVRANGE");
-        command.arg(&self.keys(shard).dlq).arg(before).arg("-").arg("COUNT").arg(100);
-        let value = self.link().command("XREVRANGE", command).await?;
-        let mut entries = self.read("XREVRANGE", Reply::new(value))?;
-        let mut page = Vec::with_capacity(entries.len());
-        while let Some(entry) = entries.next() {
-            page.push(self.read("XREVRANGE", dead_letter(entry))?);
-        }
-        Ok(page)
-    }
-
-    async fn view_bots(
+    pub(super) async fn view_bots(
         &self,
         keys: &ShardKeys,
         bots: &[BotId],
@@ -328,7 +190,7 @@ impl Queue {
         bots.iter().map(|bot| self.read("view", view_bot(bot, &mut reply, now))).collect()
     }
 
-    fn read<T>(
+    pub(super) fn read<T>(
         &self,
         command: &'static str,
         result: Result<T, ReplyError>,
@@ -393,27 +255,6 @@ fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, Re
         attempts: u32::try_from(counted).unwrap_or(u32::MAX),
         weight,
     })
-}
-
-pub(super) fn dead_letter(entry: Value) -> Result<DeadLetter, ReplyError> {
-    let mut entry = Reply::new(entry)?;
-    let id = entry.text()?;
-    let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
-    let (mut bot, mut record, mut reason) = (String::new(), Vec::new(), String::new());
-    let (mut attempts, mut time_ms) = (0, 0);
-    while fields.len() > 1 {
-        match fields.text()?.as_str() {
-            "bot" => bot = fields.text()?,
-            "record" => record = fields.bytes()?.unwrap_or_default(),
-            "reason" => reason = fields.text()?,
-            "attempts" => attempts = fields.number()?,
-            "time" => time_ms = fields.number()?,
-            _ => drop(fields.next()),
-        }
-    }
-    let bot = BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?;
-    let event = Event::decode(&record, &bot).ok().map(|(_, event)| event);
-    Ok(DeadLetter { id, bot, reason, attempts, time_ms, event })
 }
 
 fn sequence_of(record: &Value) -> Option<u64> {

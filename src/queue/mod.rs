@@ -18,6 +18,7 @@ pub(crate) mod capability;
 mod dead;
 mod inspect;
 mod lease;
+mod list;
 pub(crate) mod sample;
 pub(crate) mod schedule;
 pub(crate) mod wake;
@@ -27,14 +28,16 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 
-pub use self::inspect::{BotState, BotView, DeadLetter, PipelineView, QueuedEvent};
+pub use self::dead::DeadLetter;
+pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
+pub use self::list::{BotCursor, BotOrder, BotPage};
 use crate::config::{OnOverflow, PipelineConfig};
 use crate::event::Event;
-use crate::id::{BotId, Offset, PipelineName, Shard, ShardCount};
+use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::scripts::{
-    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Redrive, Resume, Revoke,
+    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke,
 };
 use crate::keyspace::{Link, Reply, StoreError};
 
@@ -217,15 +220,6 @@ impl Queue {
     pub async fn revoke(&self, bot: &BotId) -> Result<bool, StoreError> {
         let slice_us = self.limits.slice_us;
         self.link.call(&Revoke { keys: self.keys_of(bot), bot, slice_us }).await
-    }
-
-    /// Puts a dead letter back, in order. Answers whether there was one.
-    ///
-    /// # Errors
-    /// When Redis does not answer or refuses.
-    pub async fn redrive(&self, bot: &BotId, id: Offset) -> Result<bool, StoreError> {
-        let slice_us = self.limits.slice_us;
-        self.link.call(&Redrive { keys: self.keys_of(bot), id, bot, slice_us }).await
     }
 
     /// Sets how much of the service a bot gets, relative to 1. Takes effect at the next claim.

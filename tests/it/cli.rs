@@ -134,9 +134,9 @@ fn bad_usage_exits_64_and_names_the_thing() {
         (&["bots", "show", ""], "bot id is empty"),
         (&["bots", "list", "--sort", "name"], "depth, age"),
         (&["bots", "pause", "b", "--pipeline", "A"], "a-z"),
-        (&["dead", "redrive"], "<BOT> <ID>"),
-        (&["dead", "redrive", "b", "7-0", "--all"], "--all"),
-        (&["dead", "show", "b", "seven"], "1700000000000-0"),
+        (&["dead", "redrive"], "<ID|--bot <BOT>|--all>"),
+        (&["dead", "redrive", "0.7-0", "--all"], "--all"),
+        (&["dead", "show", "seven"], "3.1700000000000-0"),
         (&["status", "--config", "missing.toml"], "missing.toml"),
         (&["status", "--config", "bad.toml"], "bad.toml:2: redis.shards"),
         (&["publish", "missing.ndjson"], "missing.ndjson"),
@@ -336,19 +336,19 @@ async fn dead_letters_are_put_back_in_order_or_dropped() {
     let list = place.json(&["dead", "list", "--bot", "b"]);
     let ids: Vec<_> = list.as_array().unwrap().iter().map(|l| l["id"].as_str().unwrap()).collect();
     let [newer, older] = ids[..] else { panic!("{list}") };
-    let shown = place.run(&["dead", "show", "b", newer]);
+    let shown = place.run(&["dead", "show", newer]);
     assert!(
         shown.out.contains("max_queue = 1") && shown.out.contains("\"id\": \"2\""),
         "{shown:?}"
     );
-    let ran = place.run(&["dead", "show", "b", "1-0"]);
+    let ran = place.run(&["dead", "show", "0.1-0"]);
     assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.err.contains("1-0") && ran.err.contains("fairlane dead list"), "{ran:?}");
+    assert!(ran.err.contains("0.1-0") && ran.err.contains("fairlane dead list"), "{ran:?}");
 
-    assert_eq!(place.json(&["dead", "redrive", "b", newer])["letters"], 1);
-    assert_eq!(place.run(&["dead", "redrive", "b", newer]).code, 1);
-    assert_eq!(place.json(&["dead", "drop", "b", older])["letters"], 1);
-    assert_eq!(place.json(&["dead", "redrive", "a", "--all"])["letters"], 150);
+    assert_eq!(place.json(&["dead", "redrive", newer])["letters"], 1);
+    assert_eq!(place.run(&["dead", "redrive", newer]).code, 1);
+    assert_eq!(place.json(&["dead", "drop", older])["letters"], 1);
+    assert_eq!(place.json(&["dead", "redrive", "--bot", "a"])["letters"], 150);
     let queued = log.next_events(&a, 1_000).await.unwrap();
     let handled_in: Vec<_> =
         queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();

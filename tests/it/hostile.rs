@@ -91,7 +91,7 @@ async fn hostile_bot_ids_go_through_everything() {
         assert_eq!(letters.len(), 1, "{id:?}");
         assert_eq!((&letters[0].bot, &*letters[0].reason), (&bot, "given up"));
         assert!(queue.pause(Some(&bot)).await.unwrap(), "{id:?}");
-        assert!(queue.redrive(&bot, letters[0].id.parse().unwrap()).await.unwrap(), "{id:?}");
+        assert!(queue.redrive(&bot, letters[0].id).await.unwrap(), "{id:?}");
         assert_eq!(queue.next_events(&bot, 9).await.unwrap().len(), 1, "{id:?}");
         queue.set_weight(&bot, 2).await.unwrap();
         let view = queue.view_bot(&bot, Duration::ZERO).await.unwrap();

@@ -82,7 +82,7 @@ async fn what_a_full_queue_has_no_room_for_becomes_dead_letters_and_can_be_redri
     queue.pause(Some(&bot())).await.unwrap();
     for letter in &letters {
         assert_eq!(letter.reason, "the queue of the bot is full (max_queue = 5)");
-        assert!(queue.redrive(&letter.bot, letter.id.parse().unwrap()).await.unwrap());
+        assert!(queue.redrive(&letter.bot, letter.id).await.unwrap());
     }
     queue.resume(Some(&bot())).await.unwrap();
     eventually(LONG, "they are done", async || log.len() == 23).await;

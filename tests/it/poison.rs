@@ -42,7 +42,7 @@ async fn letters(queue: &Queue, number: usize) -> Vec<DeadLetter> {
 }
 
 async fn redrive(queue: &Queue, letter: &DeadLetter) {
-    assert!(queue.redrive(&letter.bot, letter.id.parse().unwrap()).await.unwrap());
+    assert!(queue.redrive(&letter.bot, letter.id).await.unwrap());
 }
 
 #[tokio::test]

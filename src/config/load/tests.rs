@@ -243,7 +243,7 @@ fn a_pipeline_without_handler_or_events_is_refused_where_it_begins() {
 
 #[test]
 fn sections_of_later_versions_are_refused_rather_than_ignored() {
-    for section in ["auth", "counters", "mongodb", "notifications"] {
+    for section in ["counters", "mongodb", "notifications"] {
         let message =
             format!("f.toml:2: section [{section}] is not supported by this version; remove it");
         assert_eq!(refusal(&format!("\n[{section}]\nx = 1")), message);

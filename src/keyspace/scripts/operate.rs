@@ -168,3 +168,82 @@ impl Call for Trim<'_> {
         Reply::single(value)?.number()
     }
 }
+
+/// `lua/heads.lua`.
+#[derive(Debug)]
+pub struct Heads<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// Whose queues; 1 to 500.
+    pub bots: &'a [BotId],
+}
+
+/// How a queue stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// Events queued.
+    pub depth: u64,
+    /// The sequence of the first; 0 for none.
+    pub sequence: u64,
+}
+
+impl Heads<'_> {
+    /// Most queues of one call.
+    pub const MAX: usize = 500;
+}
+
+impl Call for Heads<'_> {
+    type Reply = Vec<Head>;
+    const NAME: &'static str = "heads";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::heads, self.bots.len());
+        for bot in self.bots {
+            cmd.arg(self.keys.queue(bot));
+        }
+        cmd.arg(self.bots.len());
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<Head>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut heads = Vec::with_capacity(reply.len() / 2);
+        while reply.len() > 0 {
+            heads.push(Head { depth: reply.number()?, sequence: reply.number()? });
+        }
+        Ok(heads)
+    }
+}
+
+/// `lua/beat.lua`. Answers what the processes that were heard within the ttl say.
+#[derive(Debug)]
+pub struct Beat<'a> {
+    /// Where it is noted.
+    pub key: &'a str,
+    /// Who; empty: only looks.
+    pub id: &'a str,
+    /// What it says; empty: it goes.
+    pub says: &'a str,
+    /// Who is silent this long is forgotten, ms.
+    pub ttl_ms: u64,
+}
+
+impl Call for Beat<'_> {
+    type Reply = Vec<String>;
+    const NAME: &'static str = "beat";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::beat, 1);
+        cmd.arg(self.key).arg(self.id).arg(self.says).arg(self.ttl_ms);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<String>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut said = Vec::with_capacity(reply.len());
+        while reply.len() > 0 {
+            said.push(reply.text()?);
+        }
+        Ok(said)
+    }
+}

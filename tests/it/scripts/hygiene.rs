@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fairlane::id::{BotId, Offset};
 use fairlane::keyspace::scripts::{
-    Call, Claim, Complete, Completion, Enqueue, Enqueued, Exception, Fate, Hold, Mode, Pause,
-    Promote, Purge, Push, Recover, Redrive, Resume, Revoke, Trim, Verdict,
+    Beat, Call, Claim, Complete, Completion, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Mode,
+    Pause, Promote, Purge, Push, Recover, Redrive, Resume, Revoke, Trim, Verdict,
 };
 use fairlane::keyspace::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -68,6 +68,11 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
         matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done) if done.appended == 3 * count as u64)
     );
     assert_eq!(shard.call(NOW, &Recover { keys, run: "a run id of a server", slice_us }), Some(0));
+
+    let heads = |shard: &mut Shard| shard.call(NOW, &Heads { keys, bots });
+    let sequences: Vec<u64> = heads(shard).iter().map(|head| head.sequence).collect();
+    assert!(sequences.is_sorted() && sequences[0] >= NOW.unsigned_abs(), "{sequences:?}");
+    assert!(heads(shard).iter().all(|head| head.depth == 3));
 
     let claimed = shard.claim(NOW);
     let granted: Vec<&BotId> = claimed.leases.iter().map(|grant| &grant.bot).collect();
@@ -195,6 +200,8 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Recover { keys, run: "run", slice_us }),
         named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
         named(&Trim { stream: "s", keep: at }),
+        named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
+        named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
     ]
 }
 
@@ -228,7 +235,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 13);
+    assert_eq!(calls.len(), 15);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

@@ -40,7 +40,7 @@ impl Clocked {
         }
         let sources = sources!(
             "enqueue", "push", "claim", "complete", "promote", "pause", "resume", "purge",
-            "redrive", "revoke", "recover"
+            "redrive", "revoke", "recover", "heads"
         );
         let hashes = sources.map(|(name, file)| {
             assert!(!file.contains("'TIME'") && !file.contains("'PUBLISH'"), "{name}: in shared");

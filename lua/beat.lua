@@ -1,0 +1,31 @@
+#!lua flags=allow-oom
+-- beat: notes what a process says of itself, forgets those that fell silent, answers the others.
+--
+-- KEYS  [1] hash: process id -> '<ms since 1970, this server's clock> <what it says>'
+-- ARGV  process id ('' only looks), what it says ('' it goes), ttl ms
+-- Reply {what it says, per process heard within the ttl}
+-- Cost  3 commands, 1 more when some fell silent
+assert(#KEYS == 1 and #ARGV == 3, 'beat: wrong number of arguments')
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local id, says, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
+if id ~= '' then
+  if says == '' then
+    redis.call('HDEL', KEYS[1], id)
+  else
+    redis.call('HSET', KEYS[1], id, string.format('%.0f', now) .. ' ' .. says)
+  end
+end
+local all, silent, reply = redis.call('HGETALL', KEYS[1]), {}, {}
+for i = 1, #all, 2 do
+  local at, words = string.match(all[i + 1], '^(%d+) (.*)$')
+  if at and tonumber(at) + ttl >= now then
+    reply[#reply + 1] = words
+  else
+    silent[#silent + 1] = all[i]
+  end
+end
+if #silent > 0 then
+  redis.call('HDEL', KEYS[1], unpack(silent))
+end
+return reply

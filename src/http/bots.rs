@@ -1,0 +1,279 @@
+//! One bot of a pipeline: its queue, its lease, its share.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::auth::Caller;
+use super::docs::{Bodiless, Body, OfPipeline};
+use super::extract::{self, NoBody, Path, Query};
+use super::page::{self, Limit};
+use super::pipelines::PipelinePath;
+use super::problem::Problem;
+use crate::id::{BotId, PipelineName};
+use crate::queue::{BotCursor, BotOrder, BotView, Queue, QueuedEvent};
+
+/// Bots of a page, and events of a bot, at most.
+const LIMIT_MAX: u32 = 1_000;
+const WEIGHT_MAX: u32 = 1_000;
+
+/// What asks for the scope `read`.
+pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
+}
+
+/// What asks for the scope `operate`.
+pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default()
+        .routes(routes!(set))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(release))
+        .routes(routes!(purge))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct BotPath {
+    /// The pipeline.
+    pipeline: PipelineName,
+    /// The bot, percent-encoded.
+    bot: BotId,
+}
+
+impl BotPath {
+    /// The queues of the pipeline, if the bot is the caller's.
+    async fn queue(&self, api: &Api, caller: &Caller) -> Result<Queue, Problem> {
+        caller.check_bot(&self.bot)?;
+        api.queues.find(&self.pipeline).await
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListQuery {
+    /// Which come first.
+    #[serde(default)]
+    #[param(inline)]
+    sort: Sort,
+    /// At most so many: 1 to 1,000, otherwise 100.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u32>,
+    /// `cursor` of the page before.
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Sort {
+    /// Those with most events.
+    #[default]
+    Depth,
+    /// Those whose first event is oldest.
+    Age,
+}
+
+/// A page of bots.
+#[derive(Debug, Serialize, ToSchema)]
+struct Bots {
+    /// Those that have something queued, are parked or paused; only those of the token.
+    bots: Vec<BotView>,
+    /// For the next page; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+}
+
+/// List bots
+///
+/// Bots that change their place meanwhile may be met twice or not at all.
+#[utoipa::path(
+    get, path = "/v1/pipelines/{pipeline}/bots", tag = "bots", operation_id = "listBots",
+    params(PipelinePath, ListQuery),
+    responses((status = 200, description = "A page of bots", body = Bots), OfPipeline)
+)]
+async fn list(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<PipelinePath>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<Bots>, Problem> {
+    let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
+    // A cursor is a place in one order.
+    let after: Option<(Sort, BotCursor)> = page::after(query.cursor.as_deref())?;
+    if after.as_ref().is_some_and(|(sort, _)| *sort != query.sort) {
+        return Err(Problem::field("cursor", "it belongs to a list with another sort"));
+    }
+    let after = after.map(|(_, cursor)| cursor);
+    let order = match query.sort {
+        Sort::Depth => BotOrder::Depth,
+        Sort::Age => BotOrder::Age,
+    };
+    let queue = api.queues.find(&path.pipeline).await?;
+    let wanted = |bot: &BotId| caller.covers(bot);
+    let page = queue.list_bots(order, after.as_ref(), limit, &wanted, api.clock.now()).await?;
+    let cursor = page.next.map(|next| page::cursor(&(query.sort, next)));
+    Ok(Json(Bots { bots: page.bots, cursor }))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ShowQuery {
+    /// At most so many of its next events: up to 1,000, otherwise 10.
+    #[param(minimum = 0, maximum = 1000, default = 10)]
+    limit: Option<u32>,
+}
+
+/// One bot and its next events.
+#[derive(Debug, Serialize, ToSchema)]
+struct Bot {
+    #[serde(flatten)]
+    view: BotView,
+    /// The oldest first.
+    next: Vec<QueuedEvent>,
+}
+
+/// Show a bot
+///
+/// A bot that nobody has heard of is idle.
+#[utoipa::path(
+    get, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "showBot",
+    params(BotPath, ShowQuery),
+    responses((status = 200, description = "The bot", body = Bot), OfPipeline)
+)]
+async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<BotPath>,
+    Query(query): Query<ShowQuery>,
+) -> Result<Json<Bot>, Problem> {
+    let limit = Limit { default: 10, least: 0, most: LIMIT_MAX }.of(query.limit)?;
+    let queue = path.queue(&api, &caller).await?;
+    let view = queue.view_bot(&path.bot, api.clock.now()).await?;
+    let next = queue.next_events(&path.bot, limit).await?;
+    Ok(Json(Bot { view, next }))
+}
+
+/// What can be set of a bot.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    /// How much of the service it gets, relative to 1, which all have at first.
+    #[schema(minimum = 1, maximum = 1000)]
+    weight: u32,
+}
+
+/// Set the weight of a bot
+///
+/// Takes effect at its next slice.
+#[utoipa::path(
+    put, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "setBot",
+    params(BotPath), request_body = Settings,
+    responses((status = 204, description = "It is set"), OfPipeline, Body)
+)]
+async fn set(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<BotPath>,
+    extract::Json(Settings { weight }): extract::Json<Settings>,
+) -> Result<StatusCode, Problem> {
+    if !(1..=WEIGHT_MAX).contains(&weight) {
+        let detail = format!("it is {weight}; write a whole number from 1 to {WEIGHT_MAX}");
+        return Err(Problem::field("weight", detail));
+    }
+    path.queue(&api, &caller).await?.set_weight(&path.bot, weight).await?;
+    caller.did("set weight", &path.pipeline, Some(&path.bot));
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Pause a bot
+///
+/// It is not handed out any more. A running slice ends normally; events go on being queued.
+#[utoipa::path(
+    post, path = "/v1/pipelines/{pipeline}/bots/{bot}/pause", tag = "bots",
+    operation_id = "pauseBot", params(BotPath),
+    responses((status = 204, description = "It is paused"), OfPipeline, Bodiless)
+)]
+async fn pause(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<BotPath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    path.queue(&api, &caller).await?.pause(Some(&path.bot)).await?;
+    caller.did("pause", &path.pipeline, Some(&path.bot));
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Resume a bot
+///
+/// Undoes pause.
+#[utoipa::path(
+    post, path = "/v1/pipelines/{pipeline}/bots/{bot}/resume", tag = "bots",
+    operation_id = "resumeBot", params(BotPath),
+    responses((status = 204, description = "It goes on"), OfPipeline, Bodiless)
+)]
+async fn resume(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<BotPath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    path.queue(&api, &caller).await?.resume(Some(&path.bot)).await?;
+    caller.did("resume", &path.pipeline, Some(&path.bot));
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Release a bot
+///
+/// Breaks its lease, or ends its backoff: its events are handed out again. What its worker still
+/// does for it cannot be committed.
+#[utoipa::path(
+    post, path = "/v1/pipelines/{pipeline}/bots/{bot}/release", tag = "bots",
+    operation_id = "releaseBot", params(BotPath),
+    responses((status = 204, description = "It is neither leased nor parked"), OfPipeline, Bodiless)
+)]
+async fn release(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<BotPath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    path.queue(&api, &caller).await?.revoke(&path.bot).await?;
+    caller.did("release", &path.pipeline, Some(&path.bot));
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What was deleted.
+#[derive(Debug, Serialize, ToSchema)]
+struct Purged {
+    /// How many events.
+    purged: u64,
+}
+
+/// Purge a bot
+///
+/// Deletes its queued events and breaks its lease. Its delayed events and dead letters stay.
+#[utoipa::path(
+    delete, path = "/v1/pipelines/{pipeline}/bots/{bot}/queue", tag = "bots",
+    operation_id = "purgeBot", params(BotPath),
+    responses((status = 200, description = "They are deleted", body = Purged), OfPipeline, Bodiless)
+)]
+async fn purge(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<BotPath>,
+    NoBody: NoBody,
+) -> Result<Json<Purged>, Problem> {
+    let purged = path.queue(&api, &caller).await?.purge(&path.bot).await?;
+    caller.did("purge", &path.pipeline, Some(&path.bot));
+    Ok(Json(Purged { purged }))
+}

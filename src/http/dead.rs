@@ -1,0 +1,209 @@
+//! Dead letters: events that gave up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::auth::Caller;
+use super::docs::{Bodiless, OfPipeline};
+use super::extract::{NoBody, Path, Query};
+use super::page::{self, Limit};
+use super::pipelines::PipelinePath;
+use super::problem::{Kind, Problem};
+use crate::id::{BotId, LetterId, PipelineName};
+use crate::queue::{DeadLetter, Queue};
+
+/// Dead letters of a page, at most.
+const LIMIT_MAX: u32 = 1_000;
+
+/// What asks for the scope `read`.
+pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
+}
+
+/// What asks for the scope `operate`.
+pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default()
+        .routes(routes!(redrive))
+        .routes(routes!(redrive_all))
+        .routes(routes!(discard))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct LetterPath {
+    /// The pipeline.
+    pipeline: PipelineName,
+    /// The dead letter.
+    id: LetterId,
+}
+
+impl LetterPath {
+    /// The letter and the queues of its pipeline, if it is of a bot of the caller.
+    async fn find(&self, api: &Api, caller: &Caller) -> Result<(Queue, DeadLetter), Problem> {
+        let queue = api.queues.find(&self.pipeline).await?;
+        let letter = queue.dead_letter(self.id).await?.ok_or_else(|| self.none())?;
+        caller.check_bot(&letter.bot)?;
+        Ok((queue, letter))
+    }
+
+    fn none(&self) -> Problem {
+        let Self { pipeline, id } = self;
+        let detail = format!(
+            "pipeline {pipeline} has no dead letter {id}; /v1/pipelines/{pipeline}/dead lists those there are"
+        );
+        Problem::new(Kind::NoDeadLetter, detail)
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListQuery {
+    /// Only those of this bot.
+    bot: Option<BotId>,
+    /// At most so many: 1 to 1,000, otherwise 100.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u32>,
+    /// `cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+struct DeadLetters {
+    /// The newest first; only those of the bots of the token.
+    dead_letters: Vec<DeadLetter>,
+    /// For the next page; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+}
+
+/// List dead letters
+#[utoipa::path(
+    get, path = "/v1/pipelines/{pipeline}/dead", tag = "dead letters",
+    operation_id = "listDeadLetters", params(PipelinePath, ListQuery),
+    responses((status = 200, description = "A page, the newest first", body = DeadLetters), OfPipeline)
+)]
+async fn list(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<PipelinePath>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<DeadLetters>, Problem> {
+    let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
+    let before: Option<LetterId> = page::after(query.cursor.as_deref())?;
+    let bot = query.bot.as_ref();
+    bot.map_or(Ok(()), |bot| caller.check_bot(bot))?;
+    let queue = api.queues.find(&path.pipeline).await?;
+    let wanted = |bot: &BotId| caller.covers(bot);
+    let mut dead_letters = queue.list_dead_letters(bot, &wanted, before, limit + 1).await?;
+    let more = dead_letters.len() > limit;
+    dead_letters.truncate(limit);
+    let cursor = dead_letters.last().filter(|_| more).map(|last| page::cursor(&last.id));
+    Ok(Json(DeadLetters { dead_letters, cursor }))
+}
+
+/// Show a dead letter
+#[utoipa::path(
+    get, path = "/v1/pipelines/{pipeline}/dead/{id}", tag = "dead letters",
+    operation_id = "showDeadLetter", params(LetterPath),
+    responses((status = 200, description = "The dead letter", body = DeadLetter), OfPipeline)
+)]
+async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<LetterPath>,
+) -> Result<Json<DeadLetter>, Problem> {
+    path.find(&api, &caller).await.map(|(_, letter)| Json(letter))
+}
+
+/// What was put back.
+#[derive(Debug, Serialize, ToSchema)]
+struct Redriven {
+    /// How many dead letters.
+    redriven: u64,
+}
+
+/// Redrive a dead letter
+///
+/// Puts it back at its place in the order of its bot.
+#[utoipa::path(
+    post, path = "/v1/pipelines/{pipeline}/dead/{id}/redrive", tag = "dead letters",
+    operation_id = "redriveDeadLetter", params(LetterPath),
+    responses((status = 200, description = "It is put back", body = Redriven), OfPipeline, Bodiless)
+)]
+async fn redrive(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<LetterPath>,
+    NoBody: NoBody,
+) -> Result<Json<Redriven>, Problem> {
+    let (queue, letter) = path.find(&api, &caller).await?;
+    if !queue.redrive(&letter.bot, path.id).await? {
+        return Err(path.none());
+    }
+    caller.did("redrive", &path.pipeline, Some(&letter.bot));
+    Ok(Json(Redriven { redriven: 1 }))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct RedriveQuery {
+    /// Only those of this bot.
+    bot: Option<BotId>,
+}
+
+/// Redrive all dead letters
+///
+/// Of the pipeline, or of one bot. Those that die again meanwhile stay.
+#[utoipa::path(
+    post, path = "/v1/pipelines/{pipeline}/dead/redrive", tag = "dead letters",
+    operation_id = "redriveDeadLetters", params(PipelinePath, RedriveQuery),
+    responses((status = 200, description = "They are put back", body = Redriven), OfPipeline, Bodiless)
+)]
+async fn redrive_all(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<PipelinePath>,
+    Query(query): Query<RedriveQuery>,
+    NoBody: NoBody,
+) -> Result<Json<Redriven>, Problem> {
+    let bot = query.bot.as_ref();
+    bot.map_or_else(|| caller.check_all_bots(), |bot| caller.check_bot(bot))?;
+    let queue = api.queues.find(&path.pipeline).await?;
+    // The dead letters carry the time of Redis, so that its clock says which were there before.
+    let until: Duration = api.queues.time().await?;
+    let redriven = queue.redrive_all(bot, until).await?;
+    caller.did("redrive all", &path.pipeline, bot);
+    Ok(Json(Redriven { redriven }))
+}
+
+/// Drop a dead letter
+#[utoipa::path(
+    delete, path = "/v1/pipelines/{pipeline}/dead/{id}", tag = "dead letters",
+    operation_id = "dropDeadLetter", params(LetterPath),
+    responses((status = 204, description = "It is deleted"), OfPipeline, Bodiless)
+)]
+async fn discard(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<LetterPath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    let (queue, letter) = path.find(&api, &caller).await?;
+    if !queue.drop_dead_letter(path.id).await? {
+        return Err(path.none());
+    }
+    caller.did("drop", &path.pipeline, Some(&letter.bot));
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,165 @@
+//! The OpenAPI document, made of the routes that are served, and a page to browse it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Content, OpenApi, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::{IntoResponses, PartialSchema as _, ToSchema as _};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_swagger_ui::{Config, SwaggerUi};
+
+use super::Api;
+use super::problem::{PROBLEM_JSON, Problem};
+use crate::config::Scope;
+
+/// How the document calls the bearer tokens.
+const SCHEME: &str = "token";
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(title = "Fairlane", description = "Events in, operators' view and control of the queues."),
+    tags(
+        (name = "events", description = "Events onto the bus"),
+        (name = "pipelines", description = "Whole pipelines"),
+        (name = "bots", description = "One bot of a pipeline: its queue, its lease, its share"),
+        (name = "dead letters", description = "Events that gave up"),
+        (name = "leases", description = "For receivers of push handlers that answered 202"),
+        (name = "health", description = "For orchestrators and load balancers"),
+    )
+)]
+struct Document;
+
+/// The document without routes.
+pub(super) fn begin() -> OpenApiRouter<Arc<Api>> {
+    let mut document = <Document as utoipa::OpenApi>::openapi();
+    let mut components = document.components.take().unwrap_or_default();
+    let mut bearer = Http::new(HttpAuthScheme::Bearer);
+    bearer.description =
+        Some("A token of auth.tokens; none is asked for where there are none".into());
+    components.add_security_scheme(SCHEME, SecurityScheme::Http(bearer));
+    let mut schemas = vec![(Problem::name().into_owned(), Problem::schema())];
+    Problem::schemas(&mut schemas);
+    components.schemas.extend(schemas);
+    document.components = Some(components);
+    OpenApiRouter::with_openapi(document)
+}
+
+/// `/openapi.json` and `/docs`. The page is in the binary and asks nobody else for anything.
+pub(super) fn routes(document: OpenApi) -> Router {
+    let config = Config::default().validator_url("none").try_it_out_enabled(true);
+    SwaggerUi::new("/docs").url("/openapi.json", document).config(config).into()
+}
+
+/// Notes in every operation which scope it asks for, and what everything guarded may answer.
+pub(super) fn note_access(document: &mut OpenApi, scope: Scope) {
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        operation.security = Some(vec![SecurityRequirement::new(SCHEME, [scope.as_str()])]);
+        operation.responses.responses.extend(GuardedProblems::responses());
+    }
+}
+
+/// Notes in every operation that it asks for no token, and what it may answer.
+pub(super) fn note_capability(document: &mut OpenApi) {
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        operation.security = Some(vec![SecurityRequirement::default()]);
+        let mut responses = GuardedProblems::responses();
+        responses.remove("401");
+        operation.responses.responses.extend(responses);
+    }
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let PathItem { get, put, post, delete, patch, .. } = item;
+    [get, put, post, delete, patch].into_iter().filter_map(Option::as_mut)
+}
+
+type Responses = BTreeMap<String, RefOr<Response>>;
+
+fn problems(all: &[(u16, &str)]) -> Responses {
+    let response = |text: &str| {
+        let content = Content::new(Some(Ref::from_schema_name(Problem::name())));
+        ResponseBuilder::new().description(text).content(PROBLEM_JSON, content).build()
+    };
+    all.iter().map(|(code, text)| (code.to_string(), response(text).into())).collect()
+}
+
+/// What every guarded route may answer.
+struct GuardedProblems;
+
+impl IntoResponses for GuardedProblems {
+    fn responses() -> Responses {
+        problems(&[
+            (401, "No token, or an unknown one"),
+            (403, "The token lacks the scope or the bot, or another site's page sent this"),
+            (413, "The body has more than 1 MiB"),
+            (421, "Without tokens: called by a name that is not in http.hosts"),
+            (500, "A fault of the server; its log tells more"),
+            (503, "Redis is away or full; Retry-After tells when to come again"),
+        ])
+    }
+}
+
+/// What a route with parameters may answer besides.
+pub(super) struct Parameters;
+
+impl IntoResponses for Parameters {
+    fn responses() -> Responses {
+        problems(&[(400, "A parameter cannot be used; `errors` names it")])
+    }
+}
+
+/// What a route below one pipeline may answer besides.
+pub(super) struct OfPipeline;
+
+impl IntoResponses for OfPipeline {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "A parameter cannot be used; `errors` names it"),
+            (404, "There is no such pipeline; `detail` names those there are"),
+        ])
+    }
+}
+
+/// What a route with a body may answer besides.
+pub(super) struct Body;
+
+impl IntoResponses for Body {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "The body cannot be used; `errors` names the field or the event"),
+            (408, "The body did not arrive within 10 s"),
+            (415, "The body is of a kind that is not read here"),
+        ])
+    }
+}
+
+/// What a route of a lease may answer besides.
+pub(super) struct OfLease;
+
+impl IntoResponses for OfLease {
+    fn responses() -> Responses {
+        problems(&[
+            (404, "There is no such lease: the text was changed, or is of another deployment"),
+            (409, "The lease is gone: completed before, run out or revoked. Nothing was changed"),
+            (422, "`ack` is more than the slice has"),
+        ])
+    }
+}
+
+/// What a route without a body may answer besides, should there be one.
+pub(super) struct Bodiless;
+
+impl IntoResponses for Bodiless {
+    fn responses() -> Responses {
+        problems(&[
+            (
+                400,
+                "A parameter cannot be used, or there is a body, which this request does not take",
+            ),
+            (408, "The body did not arrive within 10 s"),
+        ])
+    }
+}

@@ -1,0 +1,75 @@
+//! Events onto the bus.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Json;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::auth::Caller;
+use super::cloudevents::Mode;
+use super::docs::{Body, Parameters};
+use super::extract;
+use super::problem::{Detail, Kind, Problem};
+use crate::bus;
+use crate::event::Event;
+
+/// What asks for the scope `publish`.
+pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(publish))
+}
+
+/// Events that the bus has.
+#[derive(Debug, Serialize, ToSchema)]
+struct Accepted {
+    /// How many: all of the request.
+    accepted: usize,
+}
+
+/// Publish events
+///
+/// One CloudEvent (structured, or binary with its attributes in headers `ce-…`) or a batch of up to
+/// 1,000. Answered once the bus has them; all of them or none. `application/json` is taken as an
+/// event or a batch too. Whether an id was seen before, or an event has expired, is not asked here.
+#[utoipa::path(
+    post, path = "/v1/events", tag = "events", operation_id = "publishEvents",
+    request_body(content(
+        (Event = "application/cloudevents+json"),
+        (Vec<Event> = "application/cloudevents-batch+json"),
+        (Event = "application/json"),
+    )),
+    responses(
+        (status = 202, description = "The bus has them", body = Accepted),
+        Body,
+        Parameters,
+    )
+)]
+async fn publish(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    request: Request,
+) -> Result<(StatusCode, Json<Accepted>), Problem> {
+    let (parts, body) = request.into_parts();
+    let mode = Mode::of(&parts.headers)?;
+    let body = extract::read(&parts.headers, body).await?;
+    let events = mode.read(&parts.headers, &body)?;
+    let foreign: Vec<Detail> = (events.bots.iter().enumerate())
+        .filter(|(_, bot)| !caller.covers(bot))
+        .map(|(index, bot)| Detail {
+            index: Some(index),
+            field: Some("botid".to_owned()),
+            detail: format!("the token is not for bot {:?}", bot.as_str()),
+        })
+        .collect();
+    if !foreign.is_empty() {
+        let detail = format!("nothing was stored: {} events are of other bots", foreign.len());
+        return Err(Problem::new(Kind::Forbidden, detail).errors(foreign));
+    }
+    bus::publish(&api.bus, &api.stream, &events.texts).await?;
+    Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: events.texts.len() })))
+}

@@ -1,0 +1,148 @@
+//! `/healthz`, `/readyz` and `/metrics`: for orchestrators, load balancers and Prometheus.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::keyspace::Link;
+
+/// A readiness check waits this long for each dependency.
+const READY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the health routes look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Health {
+    pub(crate) link: Arc<Link>,
+    /// Cancelled: the process is stopping and takes no new work.
+    pub(crate) stopping: CancellationToken,
+}
+
+/// `/healthz` and `/readyz`.
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(health: Health) -> OpenApiRouter<S> {
+    OpenApiRouter::default().routes(routes!(alive)).routes(routes!(ready)).with_state(health)
+}
+
+/// Whether a dependency answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Answers {
+    Up,
+    Down,
+}
+
+/// What the whole can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Status {
+    /// Everything.
+    Ready,
+    /// All but what needs a dependency that is away.
+    Degraded,
+    /// It ends: what was begun is finished, nothing new is taken.
+    Stopping,
+    /// Nothing: Redis is away.
+    Unavailable,
+}
+
+/// The answer of `/readyz`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Readiness {
+    /// What the whole can do.
+    status: Status,
+    /// Whether Redis answers.
+    redis: Answers,
+    /// Whether MongoDB answers; absent where nothing needs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mongodb: Option<Answers>,
+}
+
+impl Readiness {
+    fn new(redis: Answers, mongodb: Option<Answers>, stopping: bool) -> Self {
+        let status = match (redis, mongodb, stopping) {
+            (Answers::Down, ..) => Status::Unavailable,
+            (_, _, true) => Status::Stopping,
+            (_, Some(Answers::Down), _) => Status::Degraded,
+            _ => Status::Ready,
+        };
+        Self { status, redis, mongodb }
+    }
+}
+
+impl IntoResponse for Readiness {
+    fn into_response(self) -> Response {
+        let code = match self.status {
+            Status::Ready | Status::Degraded => StatusCode::OK,
+            Status::Stopping | Status::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        // Enumerations always encode.
+        let body = serde_json::to_string(&self).unwrap_or_default() + "\n";
+        (code, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+    }
+}
+
+/// Alive
+///
+/// Says that the process runs and answers, whatever its dependencies do.
+#[utoipa::path(
+    get, path = "/healthz", tag = "health", security(()),
+    responses((status = 200, description = "It runs", body = str, content_type = "text/plain"))
+)]
+async fn alive() -> &'static str {
+    "ok\n"
+}
+
+/// Ready
+///
+/// Says whether traffic should come here, and how each dependency is.
+#[utoipa::path(
+    get, path = "/readyz", tag = "health", security(()),
+    responses(
+        (status = 200, description = "Ready, or degraded: all but one dependency", body = Readiness),
+        (status = 503, description = "Redis is away, or the process is stopping", body = Readiness),
+    )
+)]
+async fn ready(State(health): State<Health>) -> Readiness {
+    let ping = health.link.command("PING", redis::cmd("PING"));
+    let redis = match tokio::time::timeout(READY_TIMEOUT, ping).await {
+        Ok(Ok(_)) => Answers::Up,
+        _ => Answers::Down,
+    };
+    Readiness::new(redis, None, health.stopping.is_cancelled())
+}
+
+/// `/metrics`.
+pub(super) async fn metrics() -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, crate::metrics::render()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_redis_makes_it_unavailable_and_mongodb_at_most_degraded() {
+        use Answers::{Down, Up};
+        for (redis, mongodb, stopping, status, code) in [
+            (Up, None, false, "ready", 200),
+            (Up, Some(Up), false, "ready", 200),
+            (Up, Some(Down), false, "degraded", 200),
+            (Up, Some(Up), true, "stopping", 503),
+            (Down, Some(Up), true, "unavailable", 503),
+            (Down, None, false, "unavailable", 503),
+        ] {
+            let readiness = Readiness::new(redis, mongodb, stopping);
+            let said = serde_json::to_value(&readiness).unwrap();
+            assert_eq!(said["status"], status);
+            assert_eq!(readiness.into_response().status(), code, "{status}");
+        }
+    }
+}

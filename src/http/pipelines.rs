@@ -1,0 +1,137 @@
+//! Whole pipelines.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::auth::Caller;
+use super::docs::{Bodiless, OfPipeline};
+use super::extract::{NoBody, Path};
+use super::problem::Problem;
+use crate::id::PipelineName;
+use crate::presence::{self, Pace, Process};
+use crate::queue::PipelineView;
+
+/// What asks for the scope `read`.
+pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
+}
+
+/// What asks for the scope `operate`.
+pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(pause)).routes(routes!(resume))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct PipelinePath {
+    /// The pipeline.
+    pub(super) pipeline: PipelineName,
+}
+
+/// Pipelines.
+#[derive(Debug, Serialize, ToSchema)]
+struct Pipelines {
+    /// By name.
+    pipelines: Vec<Pipeline>,
+}
+
+/// A pipeline at a glance.
+#[derive(Debug, Serialize, ToSchema)]
+struct Pipeline {
+    /// Its name.
+    name: PipelineName,
+    /// Whether this process has it: an enabled section of its configuration.
+    enabled: bool,
+    #[serde(flatten)]
+    view: PipelineView,
+    /// Of all processes.
+    #[serde(flatten)]
+    pace: Pace,
+}
+
+impl Pipeline {
+    async fn look(api: &Api, name: PipelineName, processes: &[Process]) -> Result<Self, Problem> {
+        let view = api.queues.of(&name).view(api.clock.now()).await?;
+        let (enabled, pace) = (api.queues.is_enabled(&name), presence::pace(processes, &name));
+        Ok(Self { name, enabled, view, pace })
+    }
+}
+
+/// List pipelines
+///
+/// Those of the configuration and those that ever ran.
+#[utoipa::path(
+    get, path = "/v1/pipelines", tag = "pipelines", operation_id = "listPipelines",
+    responses((status = 200, description = "Every pipeline", body = Pipelines))
+)]
+async fn list(State(api): State<Arc<Api>>) -> Result<Json<Pipelines>, Problem> {
+    let processes = presence::processes(api.queues.link()).await?;
+    let mut pipelines = Vec::new();
+    for name in api.queues.names().await? {
+        pipelines.push(Pipeline::look(&api, name, &processes).await?);
+    }
+    Ok(Json(Pipelines { pipelines }))
+}
+
+/// Show a pipeline
+#[utoipa::path(
+    get, path = "/v1/pipelines/{pipeline}", tag = "pipelines", operation_id = "showPipeline",
+    params(PipelinePath),
+    responses((status = 200, description = "The pipeline", body = Pipeline), OfPipeline)
+)]
+async fn show(
+    State(api): State<Arc<Api>>,
+    Path(path): Path<PipelinePath>,
+) -> Result<Json<Pipeline>, Problem> {
+    api.queues.find(&path.pipeline).await?;
+    let processes = presence::processes(api.queues.link()).await?;
+    Ok(Json(Pipeline::look(&api, path.pipeline, &processes).await?))
+}
+
+/// Pause a pipeline
+///
+/// No bot of it is handed out any more. Running slices end normally; events go on being queued.
+#[utoipa::path(
+    post, path = "/v1/pipelines/{pipeline}/pause", tag = "pipelines",
+    operation_id = "pausePipeline", params(PipelinePath),
+    responses((status = 204, description = "It is paused"), OfPipeline, Bodiless)
+)]
+async fn pause(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(PipelinePath { pipeline }): Path<PipelinePath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    caller.check_all_bots()?;
+    api.queues.find(&pipeline).await?.pause(None).await?;
+    caller.did("pause", &pipeline, None);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Resume a pipeline
+///
+/// Undoes pause. Bots that are paused themselves stay so.
+#[utoipa::path(
+    post, path = "/v1/pipelines/{pipeline}/resume", tag = "pipelines",
+    operation_id = "resumePipeline", params(PipelinePath),
+    responses((status = 204, description = "It goes on"), OfPipeline, Bodiless)
+)]
+async fn resume(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(PipelinePath { pipeline }): Path<PipelinePath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    caller.check_all_bots()?;
+    api.queues.find(&pipeline).await?.resume(None).await?;
+    caller.did("resume", &pipeline, None);
+    Ok(StatusCode::NO_CONTENT)
+}

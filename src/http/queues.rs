@@ -1,0 +1,113 @@
+//! Which pipelines there are, and their queues.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::Value;
+
+use super::problem::{Kind, Problem};
+use crate::config::PipelineConfig;
+use crate::id::{PipelineName, ShardCount};
+use crate::keyspace::keys::{self, ShardKeys};
+use crate::keyspace::{Link, Reply, StoreError};
+use crate::queue::{self, FAIR_SLICE_US, Queue};
+
+/// The pipelines of the configuration, enabled or not, and those that ever ran.
+pub(crate) struct Queues {
+    configured: BTreeMap<PipelineName, PipelineConfig>,
+    shards: ShardCount,
+    /// Serves the shards of the enabled pipelines.
+    link: Arc<Link>,
+    /// How long an answer may take.
+    timeout: Duration,
+    /// Queues of the other pipelines, each with a link that serves its shards. They are as many as
+    /// Redis knows.
+    others: Mutex<BTreeMap<PipelineName, Queue>>,
+}
+
+impl Queues {
+    /// `link` serves the shards of the enabled pipelines of the configuration.
+    pub(crate) fn new(
+        configured: BTreeMap<PipelineName, PipelineConfig>,
+        shards: ShardCount,
+        link: Arc<Link>,
+        timeout: Duration,
+    ) -> Self {
+        Self { configured, shards, link, timeout, others: Mutex::default() }
+    }
+
+    /// Whether this process would run the pipeline.
+    pub(crate) fn is_enabled(&self, name: &PipelineName) -> bool {
+        self.configured.get(name).is_some_and(|config| config.enabled)
+    }
+
+    /// For questions that concern no pipeline.
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// The clock of Redis, since 1970.
+    pub(crate) async fn time(&self) -> Result<Duration, StoreError> {
+        let misread = |source| self.link.misread("TIME", source);
+        let time = self.link.command("TIME", redis::cmd("TIME")).await?;
+        let mut time = Reply::new(time).map_err(misread)?;
+        let seconds = Duration::from_secs(time.parsed().map_err(misread)?);
+        Ok(seconds + Duration::from_micros(time.parsed().map_err(misread)?))
+    }
+
+    /// Their names.
+    pub(crate) async fn names(&self) -> Result<BTreeSet<PipelineName>, StoreError> {
+        let mut names: BTreeSet<_> = self.configured.keys().cloned().collect();
+        let misread = |source| self.link.misread("HKEYS", source);
+        let known = self.link.command("HKEYS", redis::Cmd::hkeys(keys::PIPELINES)).await?;
+        let known = match known {
+            Value::Set(values) => Value::Array(values),
+            value => value,
+        };
+        let mut known = Reply::new(known).map_err(misread)?;
+        while known.len() > 0 {
+            let name = known.text().map_err(misread)?;
+            names.extend(PipelineName::parse(&name));
+        }
+        Ok(names)
+    }
+
+    /// The queues of a pipeline that [`Self::names`] names.
+    pub(crate) fn of(&self, name: &PipelineName) -> Queue {
+        if self.is_enabled(name) {
+            return self.make(name, &self.link);
+        }
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let make = || {
+            let keys = self.shards.shards().map(|shard| ShardKeys::new(name, shard)).collect();
+            let target = self.link.target().clone();
+            self.make(name, &Arc::new(Link::new(target, keys, FAIR_SLICE_US, self.timeout)))
+        };
+        others.entry(name.clone()).or_insert_with(make).clone()
+    }
+
+    /// The queues of a pipeline, or the problem that there is none, which names those there are.
+    pub(crate) async fn find(&self, name: &PipelineName) -> Result<Queue, Problem> {
+        if self.is_enabled(name) {
+            return Ok(self.of(name));
+        }
+        let known = self.names().await?;
+        if known.contains(name) {
+            return Ok(self.of(name));
+        }
+        let known: Vec<_> = known.iter().map(PipelineName::as_str).collect();
+        let known = match known.as_slice() {
+            [] => "there is none yet".to_owned(),
+            known => format!("there is: {}", known.join(", ")),
+        };
+        Err(Problem::new(Kind::NoPipeline, format!("there is no pipeline {name:?}; {known}")))
+    }
+
+    fn make(&self, name: &PipelineName, link: &Arc<Link>) -> Queue {
+        let defaults = || PipelineConfig::new("", [""; 0]);
+        let config = self.configured.get(name).cloned().unwrap_or_else(defaults);
+        let limits = queue::limits(&config, self.shards);
+        Queue::new(name.clone(), self.shards, limits, Arc::clone(link))
+    }
+}
