@@ -151,13 +151,11 @@ fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
     let filtered = if pipeline.filter.is_some() { ", filtered" } else { "" };
     let events = pipeline.events.join(", ");
     if pipeline.handler == "push" {
-        return match &pipeline.url {
-            Some(url) => Finding::ok(check, format!("pushes to {url}, events {events}{filtered}")),
-            None => {
-                let remedy = format!("set pipelines.{name}.url to the receiver's URL");
-                Finding::fail(check, "handler push without a url", remedy).exits(Exit::Usage)
-            }
-        };
+        if let Some(url) = &pipeline.url {
+            return Finding::ok(check, format!("pushes to {url}, events {events}{filtered}"));
+        }
+        let remedy = format!("set pipelines.{name}.url to the receiver's URL");
+        return Finding::fail(check, "handler push without a url", remedy).exits(Exit::Usage);
     }
     if pipeline.handler != "log" {
         let found = format!("handler {} is not built in (log and push are)", pipeline.handler);

@@ -61,7 +61,8 @@ impl PushHandler {
         secrets: Vec<Secret>,
         timeout: Duration,
     ) -> Self {
-        Self { outbound, url, secrets, timeout: timeout - (timeout / 20).min(EARLIER) }
+        let timeout = timeout.saturating_sub((timeout / 20).min(EARLIER));
+        Self { outbound, url, secrets, timeout }
     }
 
     async fn push(
@@ -209,12 +210,11 @@ fn excerpt(body: &[u8]) -> String {
 /// Seconds or a date, at most a day.
 fn retry_after(headers: &HeaderMap, now: Duration) -> Option<Duration> {
     let text = headers.get("retry-after")?.to_str().ok()?.trim();
-    let pause = match text.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => {
-            let at = parse_http_date(text).ok()?.duration_since(std::time::UNIX_EPOCH);
-            at.unwrap_or_default().saturating_sub(now)
-        }
+    let pause = if let Ok(seconds) = text.parse() {
+        Duration::from_secs(seconds)
+    } else {
+        let at = parse_http_date(text).ok()?.duration_since(std::time::UNIX_EPOCH);
+        at.unwrap_or_default().saturating_sub(now)
     };
     Some(pause.min(RETRY_AFTER_MAX))
 }

@@ -232,10 +232,9 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     let segments = address.segments();
     match segments {
         // Protocols (Teredo, ORCHID, benchmarks) and documentation.
-        [0x2001, ..=0x01ff | 0x0db8, ..] => false,
+        [0x2001, ..=0x01ff | 0x0db8, ..] | [0x3fff, ..=0x0fff, ..] => false,
         // 6to4: the packets go to the address inside.
         [0x2002, high, low, ..] => is_public_v4(join(high, low)),
-        [0x3fff, ..=0x0fff, ..] => false,
         // All that was ever given to anybody.
         [first, ..] => (0x2000..0x4000).contains(&first),
     }

@@ -165,7 +165,8 @@ impl Outbound {
     /// # Errors
     /// When the client cannot be made.
     pub fn new(settings: &Settings) -> Result<Self, OutboundSetupError> {
-        Self::with_resolver(settings, Arc::new(System::default()))
+        let system: Arc<dyn Resolve> = Arc::new(System::default());
+        Self::with_resolver(settings, &system)
     }
 
     /// Names are looked up by `resolver`; what it answers is judged all the same.
@@ -174,14 +175,14 @@ impl Outbound {
     /// When the client cannot be made.
     pub fn with_resolver(
         settings: &Settings,
-        resolver: Arc<dyn Resolve>,
+        resolver: &Arc<dyn Resolve>,
     ) -> Result<Self, OutboundSetupError> {
         // The first one in the process wins; whichever it is does.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let policy = Policy::Tenant(Arc::clone(&settings.allow_nets));
         let client = |policy: &Policy| {
-            let judging = Judging { inner: Arc::clone(&resolver), policy: policy.clone() };
-            client(settings, Arc::new(judging)).map_err(OutboundSetupError)
+            let judging = Judging { inner: Arc::clone(resolver), policy: policy.clone() };
+            client(settings, &Arc::new(judging)).map_err(OutboundSetupError)
         };
         Ok(Self {
             tenants: client(&policy)?,
@@ -230,10 +231,7 @@ impl Outbound {
     }
 }
 
-fn client(
-    settings: &Settings,
-    resolver: Arc<dyn Resolve>,
-) -> Result<reqwest::Client, reqwest::Error> {
+fn client(settings: &Settings, resolver: &Arc<Judging>) -> Result<reqwest::Client, reqwest::Error> {
     let builder = || {
         reqwest::Client::builder()
             .user_agent(USER_AGENT)
@@ -244,7 +242,7 @@ fn client(
             .connect_timeout(settings.connect_timeout)
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(settings.max_per_host)
-            .dns_resolver(Arc::clone(&resolver))
+            .dns_resolver(Arc::clone(resolver))
     };
     builder().build().or_else(|error| {
         // A machine without certificates of authorities can still call http:// URLs.

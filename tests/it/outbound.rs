@@ -142,7 +142,8 @@ async fn a_name_with_any_internal_address_is_not_connected_to() {
         &["2606:4700::1111", "fd00::1"],
     ] {
         let names = Names::new(&[addresses]);
-        let outbound = Outbound::with_resolver(&settings(&[]), names).unwrap();
+        let names: Arc<dyn Resolve> = names;
+        let outbound = Outbound::with_resolver(&settings(&[]), &names).unwrap();
         let url = format!("http://hook.example:{}/", receiver.address.port());
         let refused = get(&outbound, &tenants(&outbound, &url).unwrap()).await.unwrap_err();
         assert!(matches!(refused, OutboundError::Refused(_)), "{addresses:?}: {refused}");
@@ -165,7 +166,7 @@ async fn a_name_that_is_rebound_to_an_internal_address_is_not_connected_to() {
     // 127.0.0.2 plays the public address: it is the one that is allowed.
     let names = Names::new(&[&["127.0.0.2"], &["127.0.0.1"]]);
     let resolver = Arc::clone(&names) as Arc<dyn Resolve>;
-    let outbound = Outbound::with_resolver(&settings(&["127.0.0.2/32"]), resolver).unwrap();
+    let outbound = Outbound::with_resolver(&settings(&["127.0.0.2/32"]), &resolver).unwrap();
     let url = format!("http://hook.example:{}/", receiver.address.port());
     let url = tenants(&outbound, &url).unwrap();
     let first = get(&outbound, &url).await.unwrap_err();
