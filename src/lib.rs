@@ -23,6 +23,7 @@
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
 //! | [`store`] | the durable stores: MongoDB |
 //! | [`handler`] | `trait Handler` and the built-in ones |
+//! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
 //! | [`presence`] | what the running processes say of themselves: rates, workers |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
@@ -90,6 +91,7 @@ pub mod id;
 pub mod keyspace;
 pub mod lifecycle;
 pub mod metrics;
+pub mod outbound;
 pub mod pool;
 pub mod presence;
 pub mod queue;

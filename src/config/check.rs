@@ -20,6 +20,9 @@ const TEN_YEARS: Duration = Duration::from_secs(3_650 * 86_400);
 
 const STREAMS_MAX: usize = 64;
 const EVENTS_MAX: usize = 1_000;
+const NETS_MAX: usize = 1_000;
+/// Each one makes every call longer.
+const SECRETS_MAX: usize = 8;
 const HOSTS_MAX: usize = 100;
 const TOKENS_MAX: usize = 1_000;
 const TOKEN_BOTS_MAX: usize = 1_000;
@@ -39,6 +42,7 @@ pub(super) mod limits {
     pub(in super::super) const ATTEMPTS: u64 = 1_000_000;
     pub(in super::super) const QUEUE: u64 = 1_000_000_000;
     pub(in super::super) const DEAD: u64 = 100_000_000;
+    pub(in super::super) const PER_HOST: u64 = 1_024;
 }
 
 /// What is wrong. The first key names it; the cause may be any of them.
@@ -113,6 +117,11 @@ impl Config {
                 format!("names {INVALID_STREAM:?}, where unreadable events are put; remove it");
             return Err(Fault::new("bus.streams", problem));
         }
+        let callbacks = &self.callbacks;
+        at_most("callbacks.allow_nets", callbacks.allow_nets.len(), NETS_MAX)?;
+        at_most("callbacks.secrets", callbacks.secrets.len(), SECRETS_MAX)?;
+        let per_host = callbacks.max_per_host.get() as u64;
+        number("callbacks.max_per_host", per_host, (1, limits::PER_HOST))?;
         // Port 0 means any free port, so two of them do not collide.
         if self.http.listen == self.metrics.listen && self.http.listen.port() != 0 {
             let problem =
@@ -203,6 +212,13 @@ fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(
         let remedy =
             "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
         return Err(Fault::new(key("events"), format!("is empty; {remedy}")));
+    }
+    if p.url.is_some() && p.handler != "push" {
+        let problem = format!(
+            "is set, but the handler is {:?}; remove it, or set handler = \"push\"",
+            p.handler
+        );
+        return Err(Fault::new(key("url"), problem).or(key("handler")));
     }
     number(&key("batch"), p.batch.get() as u64, (1, limits::BATCH))?;
     number(&key("max_attempts"), p.max_attempts.get().into(), (1, limits::ATTEMPTS))?;
@@ -320,11 +336,15 @@ fn database(key: &str, name: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-fn names(key: &str, names: &[String], most: usize, what: &str) -> Result<(), Fault> {
-    if names.len() > most {
-        let problem = format!("has {} entries; at most {most} are allowed", names.len());
-        return Err(Fault::new(key, problem));
+fn at_most(key: &str, entries: usize, most: usize) -> Result<(), Fault> {
+    if entries <= most {
+        return Ok(());
     }
+    Err(Fault::new(key, format!("has {entries} entries; at most {most} are allowed")))
+}
+
+fn names(key: &str, names: &[String], most: usize, what: &str) -> Result<(), Fault> {
+    at_most(key, names.len(), most)?;
     let bad = |name: &&String| {
         name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control)
     };

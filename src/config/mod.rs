@@ -25,7 +25,11 @@ pub(crate) use mongo_url::server as mongo_server;
 pub use mongo_url::{MongoUrl, MongoUrlError};
 pub use redis_url::{RedisUrl, RedisUrlError};
 
+use ipnet::IpNet;
+
 use crate::id::{PipelineName, ShardCount};
+use crate::outbound::CheckedUrl;
+use crate::outbound::sign::Secret;
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
@@ -48,6 +52,8 @@ pub struct Config {
     pub bus: BusConfig,
     /// The section `[http]`.
     pub http: HttpConfig,
+    /// The section `[callbacks]`.
+    pub callbacks: CallbacksConfig,
     /// The section `[metrics]`.
     pub metrics: MetricsConfig,
     /// The section `[auth]`.
@@ -170,6 +176,18 @@ impl Scope {
     }
 }
 
+/// Calls to other people's servers.
+#[derive(Debug, Clone)]
+pub struct CallbacksConfig {
+    /// Networks that URLs in requests and rules may reach beside public addresses: at most 1,000.
+    /// A pipeline's own URL may reach any.
+    pub allow_nets: Vec<IpNet>,
+    /// Each one signs every call: at most 8. None: calls are not signed.
+    pub secrets: Vec<Secret>,
+    /// Calls that one host and port gets at once from this process: 1 to 1,024.
+    pub max_per_host: NonZeroUsize,
+}
+
 /// The metrics and health endpoint.
 #[derive(Debug, Clone)]
 pub struct MetricsConfig {
@@ -190,6 +208,8 @@ pub struct PipelineConfig {
     pub start: Start,
     /// CEL over `event`. Compiled, and so checked, where it is used.
     pub filter: Option<String>,
+    /// Where the handler `push` posts events to. For that handler alone, which needs it.
+    pub url: Option<CheckedUrl>,
     /// Most events of one slice: 1 to 5,000.
     pub batch: NonZeroUsize,
     /// A slice takes no further event after this: 1 ms to a third of [`Self::lease_ttl`].
@@ -350,6 +370,8 @@ mod tests {
         assert_eq!(config.bus.retention, Duration::from_secs(600));
         assert!(config.bus.trim);
         assert_eq!(config.http.listen, SocketAddr::from(([127, 0, 0, 1], 8080)));
+        assert!(config.callbacks.allow_nets.is_empty() && config.callbacks.secrets.is_empty());
+        assert_eq!(config.callbacks.max_per_host.get(), 64);
         assert!(config.http.hosts.is_empty());
         assert!(config.auth.tokens.is_empty() && !config.auth.allow_anonymous);
         assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
@@ -361,6 +383,7 @@ mod tests {
         assert_eq!(pipeline.events, ["tag.*"]);
         assert_eq!(pipeline.start, Start::New);
         assert_eq!(pipeline.filter, None);
+        assert_eq!(pipeline.url, None);
         assert_eq!(pipeline.batch.get(), 100);
         assert_eq!(pipeline.slice_time, Duration::from_millis(200));
         assert_eq!(pipeline.lease_ttl, Duration::from_secs(30));

@@ -5,10 +5,10 @@
 //!
 //! | key | type | meaning |
 //! |---|---|---|
-//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused` |
+//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused`, `open` leases handed over |
 //! | `fl:{p:s}:ctl` | sorted set | the control set: ready bots, each once |
 //! | `fl:{p:s}:busy` | sorted set | leased or parked bots → deadline, ms since 1970 |
-//! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease |
+//! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease; confirmed: 0, 1, 2 handed over |
 //! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress |
 //! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
 //! | `fl:{p:s}:paused` | set | bots an operator stopped |
@@ -22,6 +22,7 @@
 //! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
+//! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities |
 //! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
@@ -38,6 +39,8 @@ pub const INVALID: &str = "fairlane:invalid";
 pub const PIPELINES: &str = "fl:pipelines";
 /// The number of shards.
 pub const SHARDS: &str = "fl:shards";
+/// The key that signs lease capabilities.
+pub const LEASE_KEY: &str = "fl:lease-key";
 /// What the running processes say of themselves.
 pub const PROCESSES: &str = "fl:processes";
 /// The lock of the process that samples shared values.

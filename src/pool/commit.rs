@@ -30,6 +30,8 @@ pub(super) enum Committed {
     Done,
     /// Another lease is current: nothing was changed.
     Stale,
+    /// Kept, but not handed over: too many are.
+    Full,
     /// An earlier try was not answered and the lease is gone now: it may have been done then.
     Unknown,
 }
@@ -198,6 +200,7 @@ async fn commit_group(
 fn answer(item: Item, verdict: Verdict) {
     let committed = match verdict {
         Verdict::Ok => Committed::Done,
+        Verdict::Full => Committed::Full,
         Verdict::Stale | Verdict::Bad if item.unanswered => Committed::Unknown,
         Verdict::Stale => Committed::Stale,
         Verdict::Bad => {

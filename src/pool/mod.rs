@@ -12,6 +12,7 @@
 
 mod board;
 mod commit;
+pub(crate) mod open;
 pub mod retry;
 pub mod scale;
 mod settle;
@@ -38,6 +39,7 @@ use crate::keyspace::scripts::Claim;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
+use crate::queue::capability::LeaseKey;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
 
@@ -69,12 +71,22 @@ pub struct Settings {
     pub max_age: Option<Duration>,
 }
 
+/// What a pool does, and who hears of it.
+pub(crate) struct Work {
+    pub(crate) handler: Arc<dyn AnyHandler>,
+    pub(crate) environment: Environment,
+    /// Names leases to receivers outside.
+    pub(crate) lease_key: LeaseKey,
+    pub(crate) meter: Arc<Meter>,
+}
+
 /// What a pool's parts share.
 pub(crate) struct Shared {
     queue: Queue,
     settings: Settings,
     handler: Arc<dyn AnyHandler>,
     environment: Environment,
+    lease_key: LeaseKey,
     metrics: PipelineMetrics,
     meter: Arc<Meter>,
     shutdown: Shutdown,
@@ -161,14 +173,8 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Makes the pool and starts its committer. `link` of `queue` carries the hot path.
-    pub(crate) fn new(
-        queue: Queue,
-        settings: Settings,
-        handler: Arc<dyn AnyHandler>,
-        environment: Environment,
-        meter: Arc<Meter>,
-        shutdown: Shutdown,
-    ) -> Self {
+    pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
+        let Work { handler, environment, lease_key, meter } = work;
         let metrics = PipelineMetrics::new(queue.name());
         let board = Arc::new(Board::new(queue.shard_count()));
         let dead_max = queue.limits().dead_max;
@@ -180,6 +186,7 @@ impl Pool {
             settings,
             handler,
             environment,
+            lease_key,
             metrics,
             meter,
             shutdown,

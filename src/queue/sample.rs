@@ -120,6 +120,7 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.depth.set(view.depth as f64);
     metrics.ready.set(view.ready as f64);
     metrics.leased.set(view.leased as f64);
+    metrics.async_leases.set(view.open as f64);
     metrics.parked.set(view.parked as f64);
     metrics.paused.set(view.paused as f64);
     metrics.dead_letters.set(view.dead as f64);

@@ -15,6 +15,7 @@ mod limits;
 mod listing;
 mod model;
 mod order;
+mod outbound;
 mod outcomes;
 mod poison;
 mod presence;

@@ -9,6 +9,7 @@ pub(crate) mod instance;
 pub(crate) mod mongo;
 pub(crate) mod process;
 pub(crate) mod proxy;
+pub(crate) mod receiver;
 pub(crate) mod recorder;
 pub(crate) mod redis;
 pub(crate) mod wait;

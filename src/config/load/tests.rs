@@ -236,7 +236,7 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "url = \"https://user:secret@example.com\"",
-            "f.toml:4: pipelines.p.url is not supported by this version; remove it",
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
         ),
         ("workers = 3", "f.toml:4: pipelines.p.workers must be a table, not a whole number"),
         ("batch = 1.5", "f.toml:4: pipelines.p.batch must be a whole number, not a fraction"),
@@ -275,7 +275,7 @@ fn a_pipeline_without_handler_or_events_is_refused_where_it_begins() {
 
 #[test]
 fn sections_of_later_versions_are_refused_rather_than_ignored() {
-    for section in ["callbacks", "counters", "notifications"] {
+    for section in ["counters", "notifications"] {
         let message =
             format!("f.toml:2: section [{section}] is not supported by this version; remove it");
         assert_eq!(refusal(&format!("\n[{section}]\nx = 1")), message);
@@ -308,7 +308,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
     let config = with_environment(
         &text,
         &[
-            ("FAIRLANE__REDIS__URL", "redis://:secret@db/3"),
+            ("FAIRLANE__REDIS__URL", "redis://:hidden@db/3"),
             ("fairlane__redis__shards", " 8 "),
             ("FAIRLANE__BUS__STREAMS", "a, b"),
             ("FAIRLANE__BUS__TRIM", "false"),
@@ -322,7 +322,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
         ],
     )
     .unwrap();
-    assert_eq!(config.redis.url.as_ref().unwrap().expose(), "redis://:secret@db/3");
+    assert_eq!(config.redis.url.as_ref().unwrap().expose(), "redis://:hidden@db/3");
     assert_eq!(config.redis.shards.get(), 8);
     assert_eq!(config.bus.streams, ["a", "b"]);
     assert!(!config.bus.trim);
@@ -331,7 +331,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
     assert_eq!((p.batch.get(), p.workers.min.get(), p.workers.max.get()), (7, 2, 3));
     assert!((p.backoff.jitter - 1.0).abs() < f64::EPSILON);
     assert_eq!(pipeline_of(&config, "my__own").events, ["tag.*", "note.*"]);
-    assert!(!format!("{config:?}").contains("secret"));
+    assert!(!format!("{config:?}").contains("hidden"));
 }
 
 #[test]
@@ -394,5 +394,60 @@ fn a_configuration_changed_in_code_can_be_checked_again() {
     assert_eq!(
         config.check().unwrap_err().to_string(),
         "configuration: pipelines.p.slice_time is 30s, above a third of lease_ttl (30s), where the lease is renewed; lower it or raise lease_ttl"
+    );
+}
+
+#[test]
+fn callbacks_and_urls_are_read_and_their_secrets_never_shown() {
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let push = "[pipelines.p]\nhandler = \"push\"\nevents = [\"*\"]\n";
+    let callbacks =
+        format!("[callbacks]\nallow_nets = [\"10.0.0.0/8\", \"::1\"]\nsecrets = [\"{SECRET}\"]");
+    let url = "url = \"http://127.0.0.1:9000/hook?token=hidden\"";
+    let config = Config::from_toml(&format!("{push}{url}\n{callbacks}"), "f").unwrap();
+    let nets: Vec<String> = config.callbacks.allow_nets.iter().map(ToString::to_string).collect();
+    assert_eq!(nets, ["10.0.0.0/8", "::1/128"]);
+    assert_eq!(config.callbacks.secrets.len(), 1);
+    assert_eq!(pipeline_of(&config, "p").url.unwrap().to_string(), "http://127.0.0.1:9000/hook");
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("MfKQ") && !shown.contains("hidden"), "{shown}");
+
+    let table = [
+        (
+            "[callbacks]\nallow_nets = [\"10.0.0.0/33\"]".to_owned(),
+            r#"f.toml:2: callbacks.allow_nets holds "10.0.0.0/33"; write ADDRESS/BITS, such as "10.0.0.0/8" or "fd00::/8""#,
+        ),
+        (
+            format!("[callbacks]\nsecrets = [\"{SECRET}\", \"whsec_c2VjcmV0\"]"),
+            "f.toml:2: callbacks.secrets number 2 has 6 bytes; 24 to 64 are allowed",
+        ),
+        (
+            "[callbacks]\nmax_per_host = 0".to_owned(),
+            "f.toml:2: callbacks.max_per_host is 0; write a whole number from 1 to 1024",
+        ),
+        (
+            format!("[callbacks]\nsecrets = {:?}", [SECRET; 9]),
+            "f.toml:2: callbacks.secrets has 9 entries; at most 8 are allowed",
+        ),
+        (
+            format!("{push}url = \"http://me:hidden@h/\""),
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
+        ),
+        (
+            format!("{push}url = \"h/hook\""),
+            "f.toml:4: pipelines.p.url is not a URL (relative URL without a base); write http://HOST/PATH or https://HOST/PATH",
+        ),
+        (
+            format!("{VALID}url = \"http://h/\""),
+            r#"f.toml:4: pipelines.p.url is set, but the handler is "log"; remove it, or set handler = "push""#,
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(&text), message, "{text}");
+    }
+    let error = with_environment("", &[("FAIRLANE__CALLBACKS__SECRETS", "hidden")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "environment variable FAIRLANE__CALLBACKS__SECRETS: callbacks.secrets number 1 does not begin with whsec_; `echo whsec_$(openssl rand -base64 32)` makes one"
     );
 }
