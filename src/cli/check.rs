@@ -113,7 +113,7 @@ pub(super) async fn check(
     args: &CheckArgs,
 ) -> Result<(), CliError> {
     let findings = match config {
-        Ok(config) => examine(&config).await,
+        Ok(config) => Box::pin(examine(&config)).await,
         Err(error) => vec![configuration::refused(&error)],
     };
     let output = Output::new(args.json);
@@ -127,13 +127,14 @@ pub(super) async fn check(
 
 async fn examine(config: &Config) -> Vec<Finding> {
     let progress = Progress::begin();
-    let (redis, mongo, machine) = tokio::join!(
+    let (redis, mongo, targets, machine) = tokio::join!(
         progress.step("Redis", redis::check(config)),
         progress.step("MongoDB", mongo::check(config)),
+        progress.step("push targets", target::check(config)),
         progress.step("this machine", machine::check(config)),
     );
     progress.0.finish_and_clear();
-    [configuration::check(config), redis, mongo, machine].into_iter().flatten().collect()
+    [configuration::check(config), redis, mongo, targets, machine].into_iter().flatten().collect()
 }
 
 /// What is still being waited for, on a terminal only.

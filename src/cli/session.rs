@@ -130,16 +130,14 @@ pub(super) enum Redis {
 
 impl Redis {
     pub(super) async fn open(config: &Config) -> Result<Self, CliError> {
-        Ok(match &config.redis.url {
-            Some(url) => Self::At(url.clone(), config.redis.certificates()?.map(Box::new)),
-            None => {
-                let private = PrivateRedis::start(&config.data_dir).await?;
-                if private.was_started() && is_lost(config) {
-                    eprintln!("{}", lost_notice(config));
-                }
-                Self::Private(Box::new(private))
-            }
-        })
+        if let Some(url) = &config.redis.url {
+            return Ok(Self::At(url.clone(), config.redis.certificates()?.map(Box::new)));
+        }
+        let private = PrivateRedis::start(&config.data_dir).await?;
+        if private.was_started() && is_lost(config) {
+            eprintln!("{}", lost_notice(config));
+        }
+        Ok(Self::Private(Box::new(private)))
     }
 
     pub(super) fn target(&self) -> Result<Target, CliError> {

@@ -17,8 +17,7 @@ use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
     AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, DeadConfig,
     HttpConfig, MetricsConfig, MongoConfig, MongoUrl, OnOverflow, PipelineConfig, RedisConfig,
-    RedisUrl, Scope, Start,
-    TokenConfig, WorkersConfig,
+    RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
 };
 use ipnet::IpNet;
 

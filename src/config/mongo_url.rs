@@ -37,9 +37,8 @@ impl MongoUrl {
     /// # Errors
     /// When the scheme is another one, or credentials, hosts or options are unusable.
     pub fn parse(text: &str) -> Result<Self, MongoUrlError> {
-        let scheme = match text.split_once("://") {
-            Some((scheme @ ("mongodb" | "mongodb+srv"), _)) => scheme,
-            _ => return Err(MongoUrlError::Scheme),
+        let Some((scheme @ ("mongodb" | "mongodb+srv"), _)) = text.split_once("://") else {
+            return Err(MongoUrlError::Scheme);
         };
         // The driver's error is dropped on purpose: it may quote the address.
         let parsed = ConnectionString::parse(text).map_err(|_| MongoUrlError::Malformed)?;

@@ -119,10 +119,10 @@ async fn ready(State(health): State<Health>) -> Readiness {
         Ok(Ok(_)) => Answers::Up,
         _ => Answers::Down,
     };
-    let mongodb = health.mongodb.as_ref().map(|mongodb| match mongodb.now() {
-        true => Answers::Up,
-        false => Answers::Down,
-    });
+    let mongodb = health
+        .mongodb
+        .as_ref()
+        .map(|mongodb| if mongodb.now() { Answers::Up } else { Answers::Down });
     Readiness::new(redis, mongodb, health.stopping.is_cancelled())
 }
 

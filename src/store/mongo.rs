@@ -122,7 +122,7 @@ impl Mongo {
                 let lookup = url.expose().starts_with("mongodb+srv:");
                 let invalid =
                     matches!(&*source.kind, mongodb::error::ErrorKind::InvalidArgument { .. });
-                let url = url.clone();
+                let (url, source) = (url.clone(), Box::new(source));
                 return Err(if lookup && !invalid {
                     MongoError::Lookup { url, source }
                 } else {
@@ -141,7 +141,7 @@ impl Mongo {
         options.write_concern.get_or_insert_with(WriteConcern::majority);
         options.sdam_event_handler = Some(remember(Arc::clone(&met)));
         let client = Client::with_options(options)
-            .map_err(|source| MongoError::Options { url: url.clone(), source })?;
+            .map_err(|source| MongoError::Options { url: url.clone(), source: Box::new(source) })?;
         Ok(Self { client, url: url.clone(), database: database.to_owned(), met })
     }
 
@@ -171,7 +171,7 @@ impl Mongo {
         Ok(MongoInfo {
             version: version.to_owned(),
             topology: topology(&hello),
-            time: hello.get_datetime("localTime").ok().and_then(since_1970),
+            time: hello.get_datetime("localTime").ok().copied().and_then(since_1970),
         })
     }
 
@@ -291,7 +291,7 @@ fn topology(hello: &Document) -> Topology {
     }
 }
 
-fn since_1970(time: &DateTime) -> Option<Duration> {
+fn since_1970(time: DateTime) -> Option<Duration> {
     u64::try_from(time.timestamp_millis()).ok().map(Duration::from_millis)
 }
 

@@ -64,7 +64,7 @@ fn describe(view: &StreamView, unread: u64) -> String {
     for group in &view.groups {
         let lag = group.lag.map_or_else(|| "?".to_owned(), number);
         let pending = number(group.pending);
-        found.push_str(&format!("; group {} (lag {lag}, pending {pending})", group.name));
+        found.extend(["; group ", &group.name, " (lag ", &lag, ", pending ", &pending, ")"]);
     }
     found
 }

@@ -1,12 +1,16 @@
 //! The configuration by itself: what loading it could not refuse.
 
 use super::{Exit, Finding};
+use crate::cli::output::count;
 use crate::config::{Config, ConfigError, PipelineConfig};
 use crate::fanout::Filter;
 use crate::id::PipelineName;
+use crate::outbound::CheckedUrl;
 
 /// The handlers of the program itself.
-const BUILT_IN: [&str; 1] = ["log"];
+const BUILT_IN: [&str; 2] = ["log", PUSH];
+/// The one that sends slices to [`PipelineConfig::url`].
+const PUSH: &str = "push";
 
 /// A configuration that cannot be loaded.
 pub(super) fn refused(error: &ConfigError) -> Finding {
@@ -40,7 +44,33 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
             "add a section [pipelines.NAME]; `fairlane config` prints one",
         ));
     }
+    if targets(config).next().is_some() {
+        findings.push(check_secrets(config));
+    }
     findings
+}
+
+/// The pipelines that push, and where to.
+pub(super) fn targets(config: &Config) -> impl Iterator<Item = (&PipelineName, &CheckedUrl)> {
+    config.pipelines.iter().filter_map(|(name, pipeline)| {
+        let pushes = pipeline.enabled && pipeline.handler == PUSH;
+        Some((name, pipeline.url.as_ref().filter(|_| pushes)?))
+    })
+}
+
+fn check_secrets(config: &Config) -> Finding {
+    let check = "callbacks";
+    match config.callbacks.secrets.len() as u64 {
+        0 => Finding::warn(
+            check,
+            "no secrets: calls are not signed",
+            "a receiver cannot tell them from anybody else's",
+            "set callbacks.secrets to \"whsec_…\"; `fairlane secret --bot BOT` prints what its receiver needs",
+        ),
+        secrets => {
+            Finding::ok(check, format!("calls are signed with {}", count(secrets, "secret")))
+        }
+    }
 }
 
 fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
@@ -56,6 +86,15 @@ fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
     }
     let filtered = if pipeline.filter.is_some() { ", filtered" } else { "" };
     let (handler, events) = (&pipeline.handler, pipeline.events.join(", "));
+    if handler == PUSH {
+        let Some(url) = &pipeline.url else {
+            let why = "`fairlane serve` does not start with it";
+            let remedy = format!("set pipelines.{name}.url to the receiver's URL");
+            let finding = Finding::fail(check, "handler push without a url", why, remedy);
+            return finding.exits(Exit::Usage);
+        };
+        return Finding::ok(check, format!("pushes to {url}, events {events}{filtered}"));
+    }
     if !BUILT_IN.contains(&handler.as_str()) {
         return Finding::warn(
             check,

@@ -5,16 +5,20 @@
 
 use std::error::Error as StdError;
 use std::net::SocketAddr;
-use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream};
 use reqwest::redirect;
 use tower::util::MapResultLayer;
 use url::Url;
 
+use super::configuration::targets;
 use super::{Exit, Finding};
+use crate::config::Config;
+use crate::id::PipelineName;
+use crate::outbound::{CONNECT_TIMEOUT, CheckedUrl};
 
-/// Looking up a name takes at most this long; so does connecting, TLS included.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Targets that are looked at at once.
+const AT_ONCE: usize = 8;
 /// Addresses of a name that are shown.
 const SHOWN: usize = 3;
 
@@ -25,16 +29,20 @@ type BoxError = Box<dyn StdError + Send + Sync>;
 #[error("connected")]
 struct Connected;
 
-/// Looks at the `url` of `pipeline`.
-pub(super) async fn check(pipeline: &str, url: &Url) -> Finding {
+/// Looks at the target of every push pipeline.
+pub(super) async fn check(config: &Config) -> Vec<Finding> {
+    let targets = targets(config).map(|(pipeline, url)| check_target(pipeline, url));
+    stream::iter(targets).buffered(AT_ONCE).collect().await
+}
+
+async fn check_target(pipeline: &PipelineName, url: &CheckedUrl) -> Finding {
     let check = format!("target of {pipeline}");
     let away = |found: String, remedy: &str| {
         let why = "the pipeline's bots wait until it can be reached";
         let remedy = format!("{remedy}, or correct pipelines.{pipeline}.url");
         Finding::fail(check.clone(), found, why, remedy).exits(Exit::Unavailable)
     };
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    let port = url.port_or_known_default().unwrap_or_default();
+    let (host, port) = (url.host().trim_matches(['[', ']']), url.port());
     let addresses = match look_up(host, port).await {
         Ok(addresses) => addresses,
         Err(problem) => {
@@ -42,6 +50,7 @@ pub(super) async fn check(pipeline: &str, url: &Url) -> Finding {
         }
     };
     let shown = show(host, &addresses);
+    let url = url.expose();
     match connect(url).await {
         Ok(()) if url.scheme() == "https" => {
             Finding::ok(check, format!("{shown} port {port} answers, with TLS"))
@@ -91,7 +100,7 @@ async fn connect(url: &Url) -> Result<(), String> {
         Ok(_) => Ok(()),
         Err(error) => {
             let error = error.without_url();
-            if causes(&error).any(|cause| cause.is::<Connected>()) {
+            if causes(&error).any(<dyn StdError>::is::<Connected>) {
                 return Ok(());
             }
             Err(innermost(&error))

@@ -125,22 +125,6 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
             "[redis]\nurl = \"redis://:secret@db:x\"",
             "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
-        (
-            "[mongodb]\nurl = \"localhost:27017\"",
-            "f.toml:2: mongodb.url does not begin with a known scheme; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST",
-        ),
-        (
-            "[mongodb]\nurl = \"mongodb://u:sec@ret@db\"",
-            "f.toml:2: mongodb.url is not a usable MongoDB URL; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST; characters such as @ : / % in a user or password are written as %40 %3A %2F %25",
-        ),
-        (
-            "[mongodb]\ndatabase = \"a.b\"",
-            r#"f.toml:2: mongodb.database is "a.b"; write 1 to 63 bytes without spaces and without /\."$*<>:|?"#,
-        ),
-        (
-            "[mongodb]\ndatabase = \"Admin\"",
-            r#"f.toml:2: mongodb.database is "Admin", which belongs to MongoDB itself; choose another name"#,
-        ),
         ("[bus]\nsource = \"kafka\"", r#"f.toml:2: bus.source is "kafka"; write "redis""#),
         ("[bus]\nstreams = []", "f.toml:2: bus.streams is empty; name at least one stream"),
         (
@@ -271,6 +255,31 @@ fn a_pipeline_without_handler_or_events_is_refused_where_it_begins() {
     }
     let text = "[pipelines.p]\nhandler = \"log\"\nenabled = false";
     assert!(!pipeline_of(&Config::from_toml(text, "f").unwrap(), "p").enabled);
+}
+
+#[test]
+fn a_mongodb_that_cannot_be_used_is_refused_without_quoting_it() {
+    let table = [
+        (
+            "[mongodb]\nurl = \"localhost:27017\"",
+            "f.toml:2: mongodb.url does not begin with a known scheme; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST",
+        ),
+        (
+            "[mongodb]\nurl = \"mongodb://u:sec@ret@db\"",
+            "f.toml:2: mongodb.url is not a usable MongoDB URL; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST; characters such as @ : / % in a user or password are written as %40 %3A %2F %25",
+        ),
+        (
+            "[mongodb]\ndatabase = \"a.b\"",
+            r#"f.toml:2: mongodb.database is "a.b"; write 1 to 63 bytes without spaces and without /\."$*<>:|?"#,
+        ),
+        (
+            "[mongodb]\ndatabase = \"Admin\"",
+            r#"f.toml:2: mongodb.database is "Admin", which belongs to MongoDB itself; choose another name"#,
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
 }
 
 #[test]

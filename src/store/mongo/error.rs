@@ -20,7 +20,7 @@ pub enum MongoError {
         url: MongoUrl,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// A `mongodb+srv` name leads to no servers.
     #[error(
@@ -32,7 +32,7 @@ pub enum MongoError {
         url: MongoUrl,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// No server can be used; nothing was sent.
     #[error(
@@ -46,7 +46,7 @@ pub enum MongoError {
         reason: String,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// The user or password is wrong.
     #[error(
@@ -59,7 +59,7 @@ pub enum MongoError {
         reason: String,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// This user may not do that.
     #[error(
@@ -74,7 +74,7 @@ pub enum MongoError {
         reason: String,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// The connection broke: it is unknown whether the command ran.
     #[error("no answer to `{command}` from MongoDB at {url}, the outcome is unknown: {reason}")]
@@ -87,7 +87,7 @@ pub enum MongoError {
         reason: String,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// No answer in time: it is unknown whether the command ran.
     #[error(
@@ -111,7 +111,7 @@ pub enum MongoError {
         reason: String,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// The server refused the command.
     #[error("MongoDB at {url} refused `{command}`: {reason}")]
@@ -124,7 +124,7 @@ pub enum MongoError {
         reason: String,
         /// What the driver says.
         #[source]
-        source: Error,
+        source: Box<Error>,
     },
     /// The server is too old.
     #[error(
@@ -170,10 +170,10 @@ impl MongoError {
     pub(super) fn new(
         url: &MongoUrl,
         command: &'static str,
-        source: Error,
+        source: Box<Error>,
         met: impl FnOnce() -> Option<String>,
     ) -> Self {
-        let (url, reason) = (url.clone(), plain(&source));
+        let (url, reason, source) = (url.clone(), plain(&source), Box::new(source));
         match (&*source.kind, code(&source)) {
             (ErrorKind::Authentication { .. }, _) | (_, Some(AUTHENTICATION_FAILED)) => {
                 Self::Credentials { url, reason, source }
