@@ -170,7 +170,7 @@ impl MongoError {
     pub(super) fn new(
         url: &MongoUrl,
         command: &'static str,
-        source: Box<Error>,
+        source: Error,
         met: impl FnOnce() -> Option<String>,
     ) -> Self {
         let (url, reason, source) = (url.clone(), plain(&source), Box::new(source));
