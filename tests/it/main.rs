@@ -2,6 +2,7 @@
 
 mod bus;
 mod cli;
+mod cluster;
 mod exhaustive;
 mod fairness;
 mod fanout;
