@@ -262,6 +262,15 @@ impl Link {
         Ok(self.topology().await?.slots_missing())
     }
 
+    /// A number for the server that holds a shard, as far as known: calls for shards of one number
+    /// share the fate of one server.
+    pub(crate) fn holder(&self, keys: &ShardKeys) -> usize {
+        if !self.wiring.cluster {
+            return 0;
+        }
+        self.current().and_then(|now| now.holder(keys.slot())).unwrap_or(0)
+    }
+
     pub(crate) fn refused(&self, command: &'static str, error: &redis::ServerError) -> StoreError {
         match node::refused(&self.target.to_string(), command, error) {
             StoreError::Refused { target, message, .. }

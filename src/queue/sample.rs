@@ -76,6 +76,10 @@ pub(crate) async fn run(
         let mut round = async || -> Result<bool, StoreError> {
             let ttl_ms = millis(ACTIVE * 3);
             if !link.call(&Hold { key: keys::SAMPLER, token: &token, ttl_ms }).await? {
+                // That one primary answers is known now.
+                if link.target().is_cluster() {
+                    link.command("PING", redis::cmd("PING")).await?;
+                }
                 return Ok(false);
             }
             let mut quiet = true;

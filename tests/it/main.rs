@@ -3,6 +3,7 @@
 mod bus;
 mod check;
 mod cli;
+mod cluster;
 mod exhaustive;
 mod fairness;
 mod fanout;

@@ -2,6 +2,7 @@
 
 pub(crate) mod bus;
 pub(crate) mod clocked;
+pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod fleet;
 pub(crate) mod http;
