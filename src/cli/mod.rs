@@ -77,7 +77,7 @@ enum Command {
     Dead(dead::DeadArgs),
     /// Measure this machine.
     Bench(BenchArgs),
-    /// Is everything ready? Checks the configuration, Redis and the bus.
+    /// Is everything ready? Checks the configuration, Redis, MongoDB, the bus and push targets.
     Check(check::CheckArgs),
     /// Print the complete default configuration, commented.
     Config(config::ConfigArgs),

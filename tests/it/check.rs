@@ -10,8 +10,14 @@ use std::time::{Duration, Instant};
 use mongodb::bson::doc;
 use serde_json::Value;
 
+use crate::support::cluster::Cluster;
+use crate::support::config::SHARDS;
+use crate::support::fleet::{Fleet, metrics_address};
 use crate::support::mongo::{self, MongoServer, free_port};
-use crate::support::redis::{Options, Persistence, RedisServer};
+use crate::support::redis::{Options, Persistence, RedisServer, Served as _};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(30);
 
 /// Kept, like an installation that takes itself seriously.
 fn redis() -> RedisServer {
@@ -395,4 +401,74 @@ async fn a_target_that_cannot_be_reached_is_explained() {
     let no_tls = check_push(&redis, &format!("https://{plain}/"), "[]");
     let found = format!("fail target of shop {} port {}: ", plain.ip(), plain.port());
     no_tls.expect(69, &[&found]);
+}
+
+#[tokio::test]
+async fn what_runs_already_is_no_obstacle() {
+    let mut fleet = Fleet::new(Options::default(), 1, &[]);
+    fleet.start(1).await;
+    let address = metrics_address(&fleet.workers[0]).unwrap();
+    let (listen, shards) = (format!("{address:?}"), SHARDS.to_string());
+    let settings = [("metrics.listen", listen.as_str()), ("redis.shards", &shards)];
+    let place = Place::new(&fleet.server.url(), &settings);
+    let running = format!("ok metrics.listen {address}: Fairlane is running there");
+    let expected = [&running, "ok shards 8", "warn data not in the configuration: test"];
+    place.run(&[]).expect(0, &expected);
+    eventually(LONG, "the bus is read", async || {
+        place.run(&[]).says("ok bus fairlane:events no event yet, is read")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tokens_that_cannot_be_read_are_found_before_the_start() {
+    let redis = redis();
+    let tokens = "[{ name = \"shop\", token_file = \"token\", scopes = [\"publish\"] }]";
+    let place = Place::new(&redis.url(), &[("auth.tokens", tokens)]);
+    let missing = "fail auth auth.tokens: the file token of token \"shop\" cannot be read: ";
+    place
+        .run(&[])
+        .expect(1, &[missing, "`fairlane serve` does not start with it; do what it says"]);
+    std::fs::write(place.0.path().join("token"), "0123456789abcdef").unwrap();
+    place.run(&[]).expect(0, &["ok auth 1 token can be read"]);
+    let open = ("http.listen", "\"0.0.0.0:0\"");
+    let anybody = check(&redis, &[open, ("auth.allow_anonymous", "true")]);
+    anybody.expect(0, &["warn auth no tokens, and http.listen is 0.0.0.0:0"]);
+}
+
+#[tokio::test]
+async fn every_primary_of_a_cluster_is_looked_at() {
+    let persistence = Persistence::EverySecond;
+    let options = Options { persistence, ..Options::default() };
+    let mut cluster = Cluster::start(options, 3, false).await;
+    let place = Place::new(&cluster.url(), &[]);
+    let at = |place: usize| cluster.nodes[place].tcp_addr();
+    let addresses = [at(0), at(1), at(2)];
+    let line =
+        |what: &str, place: usize, found: &str| format!("{} {} {found}", what, addresses[place]);
+    let mut fine = vec!["ok cluster 3 primaries hold all slots".to_owned()];
+    for place in 0..3 {
+        fine.push(line("ok redis", place, "answers at "));
+        fine.push(line("ok scripts", place, "may be loaded and run"));
+        fine.push(line("ok keys", place, "may be written under fl:"));
+    }
+    place.run(&[]).expect(0, &fine.iter().map(String::as_str).collect::<Vec<_>>());
+
+    cluster.tell(1, &["CONFIG", "SET", "appendonly", "no"]).await;
+    place.run(&[]).expect(
+        0,
+        &[
+            &line("ok durability", 0, "appendfsync everysec"),
+            &line("warn durability", 1, "appendonly is off"),
+        ],
+    );
+    cluster.nodes[2].kill9();
+    place.run(&[]).expect(
+        69,
+        &[
+            &line("ok keys", 0, "may be written under fl:"),
+            &line("fail redis", 2, "cannot connect to Redis at "),
+            "nothing is copied or handled while Redis is away; start that Redis",
+        ],
+    );
 }

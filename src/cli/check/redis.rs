@@ -149,6 +149,11 @@ pub(super) fn refused(check: &str, error: &StoreError) -> Finding {
         )
     } else if starts("READONLY") {
         ("nothing can be copied or handled", "set redis.url to the primary")
+    } else if starts("CLUSTERDOWN") {
+        (
+            "while a slot has no primary, the cluster answers nobody",
+            "bring back the node that held it, or see: redis-cli --cluster check HOST:PORT",
+        )
     } else if starts("MISCONF") {
         (
             "Redis refuses writes that it cannot keep",

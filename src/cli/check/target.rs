@@ -67,7 +67,11 @@ async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
             let addresses: Vec<_> = addresses.collect();
             if addresses.is_empty() { Err("has no address".to_owned()) } else { Ok(addresses) }
         }
-        Ok(Err(error)) => Err(format!("the name cannot be looked up: {error}")),
+        Ok(Err(error)) => {
+            let said = error.to_string();
+            let said = said.strip_prefix("failed to lookup address information: ").unwrap_or(&said);
+            Err(format!("the name cannot be looked up: {said}"))
+        }
         Err(_) => Err(format!("no name server answers within {} s", CONNECT_TIMEOUT.as_secs())),
     }
 }
