@@ -216,6 +216,9 @@ async fn a_user_without_rights_learns_which_one_is_missing() {
     ran.expect(1, &["fail scripts Redis at", "ok keys", "Fairlane needs this right; give it"]);
     as_user("+@all ~fairlane:* &fl:*").await.expect(1, &["fail scripts", "fail keys"]);
     as_user("+@all ~fl:* ~fairlane:*").await.expect(1, &["ok scripts", "fail channels"]);
+    // The stream may be looked at, but not be trimmed.
+    let ran = as_user("+@all ~fl:* %R~fairlane:* &fl:*").await;
+    ran.expect(1, &["ok channels", "fail bus fairlane:events Redis at"]);
     as_user("+@all ~fl:* &fl:*").await.expect(1, &["ok keys", "fail bus fairlane:events"]);
     // INFO itself: then nothing more is asked.
     as_user("+@all -info ~fl:* ~fairlane:* &fl:*").await.expect(1, &["fail redis Redis at"]);
