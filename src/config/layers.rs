@@ -208,7 +208,7 @@ impl Layers {
         file: &File<'_>,
         at: Origin,
         value: &DeValue<'_>,
-        path: &mut Vec<String>,
+        path: &[String],
     ) -> Result<(), ConfigError> {
         let (key, wrong) = (path.join("."), Value::Tables(0).expected());
         let refused =
