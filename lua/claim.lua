@@ -31,7 +31,7 @@ if #expired > 0 then
     if confirmed then
       vanished = vanished + 1
       local suspect, lost, failed = parts(attempts[i] or '0|0|0|0')
-      if confirmed == 1 then lost = lost + 1 else suspect = suspect + 1 end
+      if confirmed > 0 then lost = lost + 1 else suspect = suspect + 1 end
       call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
     end
   end

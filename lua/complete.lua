@@ -7,6 +7,9 @@
 -- (removed = before + n) removes nothing again, but the lease goes on or ends as it says now.
 -- Anything else answers BAD.
 --   keep     the lease goes on and is confirmed, its deadline now + ms (n = 0: renew)
+--   hand     keep, never with an earlier deadline, and the lease is handed over: from now on a
+--            receiver outside completes it. With `bound` open ones in the shard it is kept, but not
+--            handed over, and the answer is FULL
 --   release  the lease ends; with events left the bot is ready again at its virtual finish
 --   park     the lease ends; the bot rests for ms, its events stay where they are (retry in order)
 --   fail     park, and one failure is counted
@@ -16,12 +19,12 @@
 -- makes the whole item BAD.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item
--- ARGV  max dead letters, then per item: bot, run, fence, before, n, mode, ms, cost µs, isolate (fail
---       only), number of exceptions, per exception: index from 0, 'dead' reason attempts |
+-- ARGV  max dead letters, then per item: bot, run, fence, before, n, mode, ms, cost µs, bound (fail:
+--       events to isolate; hand: most open leases), number of exceptions, per exception: index from 0, 'dead' reason attempts |
 --       'later' time (ms since 1970) ''
 -- Reply {clock, lowest score or '', next deadline or '', dead letters removed, then per item
---       'OK' | 'STALE' | 'BAD'}
--- Cost  11 to 14 commands + 1 a bot (2 with events left)
+--       'OK' | 'STALE' | 'BAD' | 'FULL'}
+-- Cost  11 to 15 commands + 1 a bot (2 with events left or handed over)
 assert(#KEYS >= 12 and #ARGV >= 11, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local items, bots, at = {}, {}, 2
@@ -29,7 +32,7 @@ while at <= #ARGV do
   local item = {
     bot = ARGV[at], run = ARGV[at + 1], fence = ARGV[at + 2], before = tonumber(ARGV[at + 3]),
     n = tonumber(ARGV[at + 4]), mode = ARGV[at + 5], ms = tonumber(ARGV[at + 6]),
-    cost = tonumber(ARGV[at + 7]), isolate = tonumber(ARGV[at + 8]), exceptions = {},
+    cost = tonumber(ARGV[at + 7]), bound = tonumber(ARGV[at + 8]), exceptions = {},
     key = KEYS[12 + #items],
   }
   local count, last = tonumber(ARGV[at + 9]), -1
@@ -47,8 +50,10 @@ while at <= #ARGV do
   bots[#bots + 1] = item.bot
 end
 
-local meta = call('HMGET', META, 'v', 'depth', 'run')
+local meta = call('HMGET', META, 'v', 'depth', 'run', 'open')
 local v, depth, run = tonumber(meta[1] or 0), tonumber(meta[2] or 0), short_run(meta[3])
+local open_before = tonumber(meta[4] or 0)
+local open = open_before
 local owners = call('HMGET', OWN, unpack(bots))
 local attempts = call('HMGET', ATT, unpack(bots))
 local stopped = call('SMISMEMBER', PAUSED, unpack(bots))
@@ -58,7 +63,7 @@ local removed_letters, removed_events, first_ready, first_due = 0, 0, nil, nil
 local reply = {0, '', '', 0}
 
 for i, item in ipairs(items) do
-  local fence, acked, start, _ = string.match(owners[i] or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
+  local fence, acked, start, confirmed = string.match(owners[i] or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
   acked, start = tonumber(acked), tonumber(start)
   local repeated = acked == item.before + item.n and item.n > 0
   if fence ~= item.fence or run ~= item.run then
@@ -103,7 +108,7 @@ for i, item in ipairs(items) do
           suspect, lost, failed, isolate = 0, 0, 0, n == length and 0 or math.max(0, isolate - n)
         end
         if item.mode == 'fail' then
-          failed, isolate = failed + 1, math.max(isolate, item.isolate)
+          failed, isolate = failed + 1, math.max(isolate, item.bound)
         end
         if suspect + lost + failed + isolate == 0 then
           call('HDEL', ATT, item.bot)
@@ -111,13 +116,24 @@ for i, item in ipairs(items) do
           call('HSET', ATT, item.bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
         end
       end
-      if item.mode == 'keep' then
+      if item.mode == 'keep' or item.mode == 'hand' then
+        local handed, until_ms = confirmed == '2', NOW_MS + item.ms
+        if item.mode == 'hand' then
+          until_ms = math.max(until_ms, tonumber(call('ZSCORE', BUSY, item.bot)))
+          if not handed and open < item.bound then
+            handed, open = true, open + 1
+          elseif not handed then
+            reply[#reply] = 'FULL'
+          end
+        end
         kept[#kept + 1] = item.bot
-        kept[#kept + 1] = fence .. '|' .. digits(item.before + item.n) .. '|' .. digits(start) .. '|1'
-        busy[#busy + 1] = NOW_MS + item.ms
+        kept[#kept + 1] = fence .. '|' .. digits(item.before + item.n) .. '|' .. digits(start)
+          .. (handed and '|2' or '|1')
+        busy[#busy + 1] = until_ms
         busy[#busy + 1] = item.bot
       else
         ended[#ended + 1] = item.bot
+        if confirmed == '2' then open = open - 1 end
         local left = length - n > 0
         if item.mode == 'release' then
           unparked[#unparked + 1] = item.bot
@@ -140,6 +156,7 @@ end
 
 if #empty > 0 then call('DEL', unpack(empty)) end
 if removed_events > 0 then call('HSET', META, 'depth', depth - removed_events) end
+if open ~= open_before then call('HSET', META, 'open', open) end
 if #kept > 0 then call('HSET', OWN, unpack(kept)) end
 if #ended > 0 then call('HDEL', OWN, unpack(ended)) end
 if #unparked > 0 then call('ZREM', BUSY, unpack(unparked)) end

@@ -1,10 +1,12 @@
 -- Shared by every script: placed between a script's first line and its body when it is loaded.
 --
 -- Every script declares the same eight keys of one pipeline and shard first:
---   KEYS[1] meta    hash       v virtual clock (µs), f last fence, seq last sequence, depth, run, paused
+--   KEYS[1] meta    hash       v virtual clock (µs), f last fence, seq last sequence, depth, run, paused,
+--                           open (leases that were handed over)
 --   KEYS[2] ctl     sorted set bots that are ready -> score (see join)
 --   KEYS[3] busy    sorted set bots leased or parked -> deadline (ms since 1970)
---   KEYS[4] own     hash       bot -> fence|acked|start|confirmed of the current lease
+--   KEYS[4] own     hash       bot -> fence|acked|start|confirmed of the current lease; confirmed is
+--                           0, 1, or 2: handed over to a receiver outside
 --   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress
 --   KEYS[6] fin     sorted set bot -> last virtual finish (µs), only while ahead of the clock
 --   KEYS[7] paused  set        bots that an operator stopped
@@ -110,9 +112,12 @@ end
 -- Ends the leases and parks of these bots without a completion; nothing is counted against them.
 -- Where they stood ahead of the clock `v` is kept, also for the paused: it gains no turn.
 local function revoke(bots, v)
-  local finishes = {}
+  local finishes, handed = {}, 0
   for i, owner in ipairs(call('HMGET', OWN, unpack(bots))) do
-    local _, _, start = parts(owner)
+    local _, _, start, confirmed = parts(owner)
+    if confirmed == 2 then
+      handed = handed + 1
+    end
     if start and start > v then
       finishes[#finishes + 1] = start
       finishes[#finishes + 1] = bots[i]
@@ -120,6 +125,9 @@ local function revoke(bots, v)
   end
   call('HDEL', OWN, unpack(bots))
   call('ZREM', BUSY, unpack(bots))
+  if handed > 0 then
+    call('HINCRBY', META, 'open', -handed)
+  end
   if #finishes > 0 then
     call('ZADD', FIN, unpack(finishes))
   end

@@ -16,7 +16,7 @@ use crate::bus::redis_stream::RedisStream;
 use crate::clock::{SharedClock, SystemClock, millis};
 use crate::config::{Config, ConfigError, PipelineConfig, Start};
 use crate::fanout::{Fanout, Filter, FilterError, Glob, OncePerMinute, Route};
-use crate::handler::{AnyHandler, Environment, Handler, LogHandler};
+use crate::handler::{AnyHandler, Environment, Handler, LogHandler, PushHandler};
 use crate::http::{self, Access, Api, AuthError, BindError, Health, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
@@ -24,19 +24,25 @@ use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
+use crate::outbound::{self, CONNECT_TIMEOUT, Outbound, OutboundSetupError};
+use crate::pool::open::{OpenLeases, OpenPipeline};
 use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
-use crate::pool::{Pool, Settings};
+use crate::pool::{Pool, Settings, Work};
 use crate::presence::{self, Meter};
+use crate::queue::capability::{KEY_BYTES, LeaseKey};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{self, FAIR_SLICE_US, Queue};
+use crate::store::watch;
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// HTTP clients have this long to take their last answer.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// The name of the built-in push handler.
+const PUSH: &str = "push";
 /// A private Redis is looked after this often.
 const SUPERVISE: Duration = Duration::from_secs(2);
 
@@ -85,6 +91,23 @@ pub enum AppError {
         /// What there is.
         known: String,
     },
+    /// A push pipeline does not say where to.
+    #[error(
+        "pipelines.{pipeline}.url is not set, which handler = \"push\" needs; set it to the receiver's http:// or https:// URL"
+    )]
+    PushUrl {
+        /// The pipeline.
+        pipeline: PipelineName,
+    },
+    /// Nobody can be called.
+    #[error(transparent)]
+    Outbound(#[from] OutboundSetupError),
+    /// The key that signs lease capabilities is damaged.
+    #[error(
+        "the key {} in Redis is damaged; delete it while no fairlane runs, and a new one is made",
+        keys::LEASE_KEY
+    )]
+    LeaseKey,
     /// A filter cannot be used.
     #[error("pipelines.{pipeline}.filter: {source}")]
     Filter {
@@ -165,20 +188,22 @@ impl Builder {
     pub async fn build(self) -> Result<App, AppError> {
         self.config.check()?;
         metrics::install();
+        let outbound = self.outbound()?;
         let mut plans = Vec::new();
         for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
-            plans.push(self.plan(name, config)?);
+            plans.push(self.plan(name, config, outbound.as_ref())?);
         }
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
+        let certificates = self.config.redis.certificates()?;
         let private = match self.config.redis.url {
             Some(_) => None,
             None => Some(PrivateRedis::start(&self.config.data_dir).await?),
         };
         let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
-        let target = url.map(|url| Target::new(url.expose())).transpose();
-        let Some(target) = target.map_err(AppError::RedisUrl)? else {
+        let open = |url| Target::open(url, certificates.as_ref());
+        let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
         let built = App::assemble(self, plans, target).await;
@@ -194,16 +219,67 @@ impl Builder {
         }
     }
 
-    fn plan(&self, name: &PipelineName, config: &PipelineConfig) -> Result<Plan, AppError> {
-        let Some(handler) = self.handlers.get(&config.handler) else {
-            let known: BTreeSet<_> = self.handlers.keys().collect();
+    /// What push handlers call with; `None` without one.
+    fn outbound(&self) -> Result<Option<Outbound>, AppError> {
+        let is_push = |pipeline: &&PipelineConfig| pipeline.enabled && self.is_push(pipeline);
+        let pipelines = self.config.pipelines.values().filter(is_push);
+        let Some(shortest) = pipelines.map(|pipeline| pipeline.handler_timeout).min() else {
+            return Ok(None);
+        };
+        let callbacks = &self.config.callbacks;
+        let settings = outbound::Settings {
+            allow_nets: callbacks.allow_nets.clone().into(),
+            max_per_host: callbacks.max_per_host.get(),
+            // Who cannot be reached must be known before the handler has taken too long.
+            connect_timeout: CONNECT_TIMEOUT.min(shortest / 2),
+        };
+        Ok(Some(Outbound::new(&settings)?))
+    }
+
+    /// Whether the built-in push handler is meant.
+    fn is_push(&self, config: &PipelineConfig) -> bool {
+        config.handler == PUSH && !self.handlers.contains_key(PUSH)
+    }
+
+    fn handler_of(
+        &self,
+        name: &PipelineName,
+        config: &PipelineConfig,
+        outbound: Option<&Outbound>,
+    ) -> Result<Arc<dyn AnyHandler>, AppError> {
+        if let Some(outbound) = outbound
+            && self.is_push(config)
+        {
+            let Some(url) = config.url.clone() else {
+                return Err(AppError::PushUrl { pipeline: name.clone() });
+            };
+            let secrets = self.config.callbacks.secrets.clone();
+            if secrets.is_empty() {
+                warn!(pipeline = %name, %url,
+                    "pushes are not signed, so the receiver cannot know who calls; set callbacks.secrets");
+            }
+            let (outbound, timeout) = (outbound.clone(), config.handler_timeout);
+            return Ok(Arc::new(PushHandler::new(outbound, url, secrets, timeout)));
+        }
+        self.handlers.get(&config.handler).map(Arc::clone).ok_or_else(|| {
+            let known: BTreeSet<_> =
+                self.handlers.keys().map(String::as_str).chain([PUSH]).collect();
             let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
-            return Err(AppError::Handler {
+            AppError::Handler {
                 pipeline: name.clone(),
                 handler: config.handler.clone(),
                 known: known.join(", "),
-            });
-        };
+            }
+        })
+    }
+
+    fn plan(
+        &self,
+        name: &PipelineName,
+        config: &PipelineConfig,
+        outbound: Option<&Outbound>,
+    ) -> Result<Plan, AppError> {
+        let handler = self.handler_of(name, config, outbound)?;
         let filter = config.filter.as_deref().map(Filter::compile).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
@@ -211,7 +287,7 @@ impl Builder {
         Ok(Plan {
             name: name.clone(),
             config: config.clone(),
-            handler: Arc::clone(handler),
+            handler,
             filter,
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
@@ -236,6 +312,7 @@ pub struct App {
     private: Option<PrivateRedis>,
     links: Links,
     plans: Vec<Plan>,
+    lease_key: LeaseKey,
     metrics_listener: TcpListener,
     http_door: Option<(TcpListener, Access)>,
 }
@@ -285,7 +362,7 @@ impl App {
             Arc::new(link)
         };
         let links = Links { pool: link(), ingest: link(), admin: link() };
-        register(&links.admin, &config, &plans, &clock).await?;
+        let lease_key = register(&links.admin, &config, &plans, &clock).await?;
         let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
         let http_door = if roles.http {
             let access = Access::open(&config)?;
@@ -301,6 +378,7 @@ impl App {
             private: None,
             links,
             plans,
+            lease_key,
             metrics_listener,
             http_door,
         })
@@ -340,10 +418,14 @@ impl App {
     /// # Errors
     /// When the private Redis cannot be stopped.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
-        let App { config, roles, clock, target, private, links, plans, .. } = self;
+        let App { config, roles, clock, target, private, links, plans, lease_key, .. } = self;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
-        let health = Health { link: Arc::clone(&links.admin), stopping: shutdown.soft.clone() };
+        let health = Health {
+            link: Arc::clone(&links.admin),
+            mongodb: watch::begin(&config.mongodb, &shutdown),
+            stopping: shutdown.soft.clone(),
+        };
         if let Ok(address) = self.metrics_listener.local_addr() {
             let http = self.http_door.as_ref().and_then(|(listener, _)| listener.local_addr().ok());
             let http = http.map(tracing::field::display);
@@ -352,9 +434,10 @@ impl App {
         }
         let mut servers = tokio::task::JoinSet::new();
         if let Some((listener, access)) = self.http_door {
-            let routes =
-                http::routes(api(&config, &target, &links, &clock, access), health.clone());
-            servers.spawn(http::serve(listener, routes, stop.clone()));
+            let open = |plan: &Plan| plan.open(plan.queue(&config, &links.admin));
+            let leases = OpenLeases::new(&lease_key, &clock, plans.iter().map(open));
+            let api = api(&config, &target, &links, &clock, access, leases);
+            servers.spawn(http::serve(listener, http::routes(api, health.clone()), stop.clone()));
         }
         let observed = http::metrics_routes(health);
         servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
@@ -376,7 +459,8 @@ impl App {
                 shutdown.spawn(schedule::run(queue.clone(), board, clock, shutdown.clone()));
             }
             if roles.work {
-                let pool = plan.pool(queue.over(Arc::clone(&links.pool)), &clock, &shutdown);
+                let pool =
+                    plan.pool(queue.over(Arc::clone(&links.pool)), &clock, &lease_key, &shutdown);
                 ears.push(pool.listener());
                 shutdown.spawn(pool.run());
             }
@@ -442,9 +526,9 @@ impl Plan {
         }
     }
 
-    fn pool(&self, queue: Queue, clock: &SharedClock, shutdown: &Shutdown) -> Pool {
+    fn settings(&self) -> Settings {
         let config = &self.config;
-        let settings = Settings {
+        Settings {
             batch: config.batch.get(),
             slice_time: config.slice_time,
             lease_ttl: config.lease_ttl,
@@ -457,24 +541,46 @@ impl Plan {
                 jitter: config.backoff.jitter,
             },
             max_age: config.max_age,
-        };
+        }
+    }
+
+    fn open(&self, queue: Queue) -> OpenPipeline {
+        OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter))
+    }
+
+    fn pool(
+        &self,
+        queue: Queue,
+        clock: &SharedClock,
+        lease_key: &LeaseKey,
+        shutdown: &Shutdown,
+    ) -> Pool {
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
-        let (handler, meter) = (Arc::clone(&self.handler), Arc::clone(&self.meter));
-        Pool::new(queue, settings, handler, environment, meter, shutdown.clone())
+        let work = Work {
+            handler: Arc::clone(&self.handler),
+            environment,
+            lease_key: lease_key.clone(),
+            meter: Arc::clone(&self.meter),
+        };
+        Pool::new(queue, self.settings(), work, shutdown.clone())
     }
 }
 
-/// Fixes the number of shards with the first data, and notes the pipelines for operators.
+/// Fixes the number of shards and the key of lease capabilities with the first data, and notes the
+/// pipelines for operators. Answers the key.
 async fn register(
     link: &Link,
     config: &Config,
     plans: &[Plan],
     clock: &SharedClock,
-) -> Result<(), AppError> {
+) -> Result<LeaseKey, AppError> {
     let shards = config.redis.shards.get();
     let mut pipe = redis::Pipeline::new();
     pipe.cmd("SET").arg(keys::SHARDS).arg(shards).arg("NX");
     pipe.cmd("GET").arg(keys::SHARDS);
+    let fresh: [u8; KEY_BYTES] = rand::random();
+    pipe.cmd("SET").arg(keys::LEASE_KEY).arg(&fresh[..]).arg("NX");
+    pipe.cmd("GET").arg(keys::LEASE_KEY);
     for plan in plans {
         let first_seen = millis(clock.now());
         pipe.cmd("HSETNX").arg(keys::PIPELINES).arg(plan.name.as_str()).arg(first_seen);
@@ -487,7 +593,13 @@ async fn register(
     if stored != shards.to_string() {
         return Err(AppError::Shards { configured: shards, stored });
     }
-    Ok(())
+    match values.get(3) {
+        Some(Value::BulkString(bytes)) => {
+            let key = bytes.as_slice().try_into().map_err(|_| AppError::LeaseKey)?;
+            Ok(LeaseKey::new(key))
+        }
+        _ => Err(AppError::LeaseKey),
+    }
 }
 
 /// What the HTTP routes work with.
@@ -497,6 +609,7 @@ fn api(
     links: &Links,
     clock: &SharedClock,
     access: Access,
+    leases: OpenLeases,
 ) -> Api {
     let (shards, admin) = (config.redis.shards, Arc::clone(&links.admin));
     let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
@@ -506,6 +619,7 @@ fn api(
         stream: config.bus.streams.first().cloned().unwrap_or_default(),
         clock: Arc::clone(clock),
         access: Arc::new(access),
+        leases,
     }
 }
 

@@ -21,7 +21,9 @@
 //! | [`fanout`] | which pipelines take an event; the copy into the queues |
 //! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
+//! | [`store`] | the durable stores: MongoDB |
 //! | [`handler`] | `trait Handler` and the built-in ones |
+//! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
 //! | [`presence`] | what the running processes say of themselves: rates, workers |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
@@ -89,7 +91,9 @@ pub mod id;
 pub mod keyspace;
 pub mod lifecycle;
 pub mod metrics;
+pub mod outbound;
 pub mod pool;
 pub mod presence;
 pub mod queue;
+pub mod store;
 pub mod telemetry;

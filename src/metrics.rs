@@ -1,7 +1,7 @@
 //! Every metric: name, labels, buckets and help text are here and nowhere else.
 //!
 //! Values of this process (counters, histograms, `workers`) are to be summed over processes.
-//! Values shared through Redis (`queue_*`, `dead_letters`, `bus_lag_events`, `redis_memory_bytes`)
+//! Values shared through Redis (`queue_*`, `async_leases`, `dead_letters`, `bus_lag_events`, `redis_memory_bytes`)
 //! are sampled by one process at a time and are to be shown with `max`. No label ever holds a bot.
 
 use std::sync::OnceLock;
@@ -63,8 +63,9 @@ table! {
     HANDLE_SECONDS "handle_seconds" Seconds "Time a handler took for a slice";
     DWELL_SECONDS "dwell_seconds" Seconds "Time from the arrival of an event in its queue to done";
     SLICE_EVENTS "slice_events" Count "Events in a slice";
-    LEASES_LOST "leases_lost_total" Counter "Leases that ended before their slice was completed";
+    LEASES_LOST "leases_lost_total" Counter "Leases that ended before their slice was completed, push handlers' ended by others aside";
     STALE_COMPLETIONS "stale_completions_total" Counter "Completions refused because another lease was current";
+    ASYNC_LEASES "async_leases" Gauge "Leases that receivers hold: answered with 202, not completed yet";
     WORKERS "workers" Gauge "Workers of this process by state: busy, idle";
     WORKERS_TARGET "workers_target" Gauge "How many workers this process wants";
     DEMAND_RATIO "demand_ratio" Gauge "Workers wanted, without regard to the maximum, over the maximum";
@@ -73,6 +74,7 @@ table! {
     HTTP_SECONDS "http_seconds" Seconds "Time from the head of an HTTP request to the head of its answer, by route";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
+    MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent without mongodb.url";
     BUILD_INFO "build_info" Gauge "1; the labels tell what runs";
 }
 
@@ -150,6 +152,11 @@ pub fn redis_up(up: bool) {
     gauge!(REDIS_UP).set(if up { 1.0 } else { 0.0 });
 }
 
+/// Whether MongoDB answers.
+pub fn mongodb_up(up: bool) {
+    gauge!(MONGODB_UP).set(if up { 1.0 } else { 0.0 });
+}
+
 /// Redis memory; `max` 0: no bound.
 #[expect(clippy::cast_precision_loss, reason = "bytes of memory are far below 2^52")]
 pub fn redis_memory(used: u64, max: u64) {
@@ -216,6 +223,7 @@ pub struct PipelineMetrics {
     pub depth: Gauge,
     pub ready: Gauge,
     pub leased: Gauge,
+    pub async_leases: Gauge,
     pub parked: Gauge,
     pub paused: Gauge,
     pub oldest_age: Gauge,
@@ -258,6 +266,7 @@ impl PipelineMetrics {
             depth: level(QUEUE_DEPTH),
             ready: bots("ready"),
             leased: bots("leased"),
+            async_leases: level(ASYNC_LEASES),
             parked: bots("parked"),
             paused: bots("paused"),
             oldest_age: level(QUEUE_OLDEST_AGE),

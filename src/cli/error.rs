@@ -85,6 +85,11 @@ pub enum CliError {
         "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] (or remove the section) and restart every `fairlane serve`, then drop it"
     )]
     StillEnabled(PipelineName),
+    /// There is no secret.
+    #[error(
+        "callbacks.secrets is empty, so calls are not signed; add one: `echo whsec_$(openssl rand -base64 32)`"
+    )]
+    NoSecret,
     /// Nobody said yes.
     #[error("nothing was done: {0} needs a confirmation; add --yes")]
     NotConfirmed(&'static str),
@@ -188,6 +193,7 @@ impl CliError {
             | Self::NotConfirmed(_)
             | Self::InputMissing { .. }
             | Self::NoStream
+            | Self::NoSecret
             | Self::Private(
                 PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },
             ) => Exit::Usage,
@@ -228,9 +234,10 @@ impl From<StoreError> for CliError {
 fn of_app(error: &AppError) -> Exit {
     match error {
         AppError::PrivateRedis(_) | AppError::Store(_) => Exit::Unavailable,
-        AppError::Bind(_) => Exit::Failed,
+        AppError::Bind(_) | AppError::Outbound(_) | AppError::LeaseKey => Exit::Failed,
         AppError::Config(_)
         | AppError::Handler { .. }
+        | AppError::PushUrl { .. }
         | AppError::Filter { .. }
         | AppError::Shards { .. }
         | AppError::Auth(_)

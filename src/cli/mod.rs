@@ -11,6 +11,7 @@ mod error;
 mod output;
 mod pipelines;
 mod publish;
+mod secret;
 mod serve;
 mod session;
 mod status;
@@ -80,6 +81,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Print the complete default configuration, commented.
     Config(config::ConfigArgs),
+    /// Print the signing secret of a bot's callbacks.
+    Secret(secret::SecretArgs),
 }
 
 impl Cli {
@@ -114,8 +117,9 @@ impl Cli {
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
-            Command::Check(args) => check::check(load(), &args).await,
+            Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(&args),
+            Command::Secret(args) => secret::secret(&load()?, &args),
         }
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
+use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
-use super::{Config, PipelineConfig};
+use super::{Config, PipelineConfig, RedisUrl};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -19,10 +20,18 @@ const TEN_YEARS: Duration = Duration::from_secs(3_650 * 86_400);
 
 const STREAMS_MAX: usize = 64;
 const EVENTS_MAX: usize = 1_000;
+const NETS_MAX: usize = 1_000;
+/// Each one makes every call longer.
+const SECRETS_MAX: usize = 8;
 const HOSTS_MAX: usize = 100;
 const TOKENS_MAX: usize = 1_000;
 const TOKEN_BOTS_MAX: usize = 1_000;
 const NAME_MAX_BYTES: usize = 1_024;
+const DATABASE_MAX_BYTES: usize = 63;
+/// What MongoDB forbids in the name of a database, on any of its platforms.
+const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
+/// Databases of MongoDB itself.
+const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
 /// Where unreadable events go. Reading it back would send them round for ever.
 const INVALID_STREAM: &str = "fairlane:invalid";
 
@@ -33,6 +42,7 @@ pub(super) mod limits {
     pub(in super::super) const ATTEMPTS: u64 = 1_000_000;
     pub(in super::super) const QUEUE: u64 = 1_000_000_000;
     pub(in super::super) const DEAD: u64 = 100_000_000;
+    pub(in super::super) const PER_HOST: u64 = 1_024;
 }
 
 /// What is wrong. The first key names it; the cause may be any of them.
@@ -88,6 +98,8 @@ impl Config {
             return Err(Fault::new("data_dir", "is empty; name a directory"));
         }
         within("shutdown_grace", self.shutdown_grace, MILLISECOND..=HOUR)?;
+        self.check_certificates()?;
+        database("mongodb.database", &self.mongodb.database)?;
         within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
         names("bus.streams", &self.bus.streams, STREAMS_MAX, "stream")?;
         if self.bus.streams.is_empty() {
@@ -105,6 +117,11 @@ impl Config {
                 format!("names {INVALID_STREAM:?}, where unreadable events are put; remove it");
             return Err(Fault::new("bus.streams", problem));
         }
+        let callbacks = &self.callbacks;
+        at_most("callbacks.allow_nets", callbacks.allow_nets.len(), NETS_MAX)?;
+        at_most("callbacks.secrets", callbacks.secrets.len(), SECRETS_MAX)?;
+        let per_host = callbacks.max_per_host.get() as u64;
+        number("callbacks.max_per_host", per_host, (1, limits::PER_HOST))?;
         // Port 0 means any free port, so two of them do not collide.
         if self.http.listen == self.metrics.listen && self.http.listen.port() != 0 {
             let problem =
@@ -158,6 +175,33 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Whether the files can be used, and are of use.
+    fn check_certificates(&self) -> Result<(), Fault> {
+        let redis = &self.redis;
+        let named = [
+            ("redis.ca_file", &redis.ca_file),
+            ("redis.cert_file", &redis.cert_file),
+            ("redis.key_file", &redis.key_file),
+        ];
+        let named = named.into_iter().find(|(_, path)| path.is_some());
+        if let Some((key, _)) = named
+            && !redis.url.as_ref().is_some_and(RedisUrl::is_tls)
+        {
+            let problem = "is set, but redis.url does not ask for TLS; write rediss://… or \
+                           rediss+cluster://… there, or leave it out";
+            return Err(Fault::new(key, problem).or("redis.url"));
+        }
+        match certificates::read(redis) {
+            Ok(_) => Ok(()),
+            // Of a pair, the one that is not set was made nowhere.
+            Err(Unusable { key, problem }) => {
+                Err(Fault::new(key, problem).or("redis.cert_file").or("redis.key_file"))
+            }
+        }
+    }
+}
+
 fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(), Fault> {
     let key = |name: &str| format!("{prefix}{name}");
     if p.handler.is_empty() {
@@ -168,6 +212,13 @@ fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(
         let remedy =
             "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
         return Err(Fault::new(key("events"), format!("is empty; {remedy}")));
+    }
+    if p.url.is_some() && p.handler != "push" {
+        let problem = format!(
+            "is set, but the handler is {:?}; remove it, or set handler = \"push\"",
+            p.handler
+        );
+        return Err(Fault::new(key("url"), problem).or(key("handler")));
     }
     number(&key("batch"), p.batch.get() as u64, (1, limits::BATCH))?;
     number(&key("max_attempts"), p.max_attempts.get().into(), (1, limits::ATTEMPTS))?;
@@ -269,11 +320,31 @@ pub(super) fn between(least: u64, most: u64) -> String {
     format!("write a whole number from {least} to {most}")
 }
 
-fn names(key: &str, names: &[String], most: usize, what: &str) -> Result<(), Fault> {
-    if names.len() > most {
-        let problem = format!("has {} entries; at most {most} are allowed", names.len());
+fn database(key: &str, name: &str) -> Result<(), Fault> {
+    let forbidden = |c: char| c.is_control() || DATABASE_FORBIDDEN.contains(&c);
+    if name.is_empty() || name.len() > DATABASE_MAX_BYTES || name.contains(forbidden) {
+        let problem = format!(
+            "is {name:?}; write 1 to {DATABASE_MAX_BYTES} bytes without spaces and without {}",
+            DATABASE_FORBIDDEN.iter().filter(|c| **c != ' ').collect::<String>(),
+        );
         return Err(Fault::new(key, problem));
     }
+    if DATABASE_TAKEN.iter().any(|taken| name.eq_ignore_ascii_case(taken)) {
+        let problem = format!("is {name:?}, which belongs to MongoDB itself; choose another name");
+        return Err(Fault::new(key, problem));
+    }
+    Ok(())
+}
+
+fn at_most(key: &str, entries: usize, most: usize) -> Result<(), Fault> {
+    if entries <= most {
+        return Ok(());
+    }
+    Err(Fault::new(key, format!("has {entries} entries; at most {most} are allowed")))
+}
+
+fn names(key: &str, names: &[String], most: usize, what: &str) -> Result<(), Fault> {
+    at_most(key, names.len(), most)?;
     let bad = |name: &&String| {
         name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control)
     };

@@ -23,9 +23,7 @@ const TABLES: [(&str, &str); 1] = [("auth.tokens", TOKEN_TOML)];
 
 /// Sections of later versions. Ignored silently, what protects something would leave a door open
 /// that its author believes to be shut.
-const LATER_SECTIONS: [&str; 4] = ["callbacks", "counters", "mongodb", "notifications"];
-/// Keys of pipelines in later versions.
-const LATER_PIPELINE_KEYS: [&str; 1] = ["url"];
+const LATER_SECTIONS: [&str; 2] = ["counters", "notifications"];
 
 /// A value of one of the types that settings have.
 #[derive(Debug, Clone)]
@@ -372,16 +370,13 @@ impl Schema {
     }
 
     fn find(&self, path: &[String], at: &Origin) -> Result<Known<'_>, ConfigError> {
-        let unsupported = |what| ConfigError::Unsupported { at: at.clone(), what };
         let (head, defaults, inner) = match path {
             [first, ..] if LATER_SECTIONS.contains(&first.as_str()) => {
-                return Err(unsupported(format!("section [{first}]")));
+                let what = format!("section [{first}]");
+                return Err(ConfigError::Unsupported { at: at.clone(), what });
             }
             [first] | [first, _] if first == PIPELINES => return Ok(Known::Table),
-            [first, _, key, ..] if first == PIPELINES => {
-                if LATER_PIPELINE_KEYS.contains(&key.as_str()) {
-                    return Err(unsupported(path.join(".")));
-                }
+            [first, _, _, ..] if first == PIPELINES => {
                 (path[..2].join(".") + ".", &self.pipeline, &path[2..])
             }
             [first, ..] if first.ends_with(']') => {

@@ -4,19 +4,26 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
+use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::certificates;
 use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
-    AuthConfig, BackoffConfig, BusConfig, BusSource, Config, DeadConfig, HttpConfig, MetricsConfig,
-    OnOverflow, PipelineConfig, RedisConfig, RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
+    AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, DeadConfig,
+    HttpConfig, MetricsConfig, MongoConfig, MongoUrl, OnOverflow, PipelineConfig, RedisConfig,
+    RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
 };
+use ipnet::IpNet;
+
 use crate::id::ShardCount;
+use crate::outbound::sign::Secret;
+use crate::outbound::{CheckedUrl, Policy};
 
 /// Where a configuration is looked for when none is named, in this order.
 const FILES: [&str; 2] = ["./fairlane.toml", "/etc/fairlane/fairlane.toml"];
@@ -76,7 +83,8 @@ impl Config {
         for (name, text) in variables {
             layers.add_variable(&name, &text)?;
         }
-        build(&layers)
+        let config = build(&layers)?;
+        Ok(Self { file: path.map(Path::to_owned), ..config })
     }
 
     /// Reads TOML over the defaults, without the environment. `origin` is what messages call it.
@@ -136,10 +144,22 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         "" => None,
         text => Some(RedisUrl::parse(text).map_err(|error| top.invalid("redis.url", error))?),
     };
+    let mongo_url = match top.text("mongodb.url") {
+        "" => None,
+        text => Some(MongoUrl::parse(text).map_err(|error| top.invalid("mongodb.url", error))?),
+    };
     let config = Config {
+        file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
         shutdown_grace: top.duration("shutdown_grace")?,
-        redis: RedisConfig { url, shards: shards(&top)? },
+        redis: RedisConfig {
+            url,
+            ca_file: certificates::path(top.text("redis.ca_file")),
+            cert_file: certificates::path(top.text("redis.cert_file")),
+            key_file: certificates::path(top.text("redis.key_file")),
+            shards: shards(&top)?,
+        },
+        mongodb: MongoConfig { url: mongo_url, database: top.text("mongodb.database").to_owned() },
         bus: BusConfig {
             source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
             streams: top.list("bus.streams"),
@@ -147,6 +167,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
             trim: top.flag("bus.trim"),
         },
         http: HttpConfig { listen: top.address("http.listen")?, hosts: top.list("http.hosts") },
+        callbacks: callbacks(&top)?,
         metrics: MetricsConfig { listen: top.address("metrics.listen")? },
         auth: AuthConfig { tokens, allow_anonymous: top.flag("auth.allow_anonymous") },
         pipelines,
@@ -161,6 +182,7 @@ fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError> {
         events: read.list("events"),
         start: read.choice("start", &[("new", Start::New), ("earliest", Start::Earliest)])?,
         filter: Some(read.text("filter").to_owned()).filter(|text| !text.trim().is_empty()),
+        url: url(read)?,
         batch: read.positive("batch", limits::BATCH)?,
         slice_time: read.duration("slice_time")?,
         lease_ttl: read.duration("lease_ttl")?,
@@ -186,6 +208,39 @@ fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError> {
             max: read.positive("dead.max", limits::DEAD)?,
             keep: read.duration("dead.keep")?,
         },
+    })
+}
+
+fn url(read: &Reader<'_>) -> Result<Option<CheckedUrl>, ConfigError> {
+    match read.text("url") {
+        "" => Ok(None),
+        text => CheckedUrl::parse(text, &Policy::Operator)
+            .map(Some)
+            .map_err(|error| read.invalid("url", error)),
+    }
+}
+
+fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
+    let net = |text: String| {
+        // An address alone is the network of just that one.
+        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        net.map_err(|_| {
+            let remedy = "write ADDRESS/BITS, such as \"10.0.0.0/8\" or \"fd00::/8\"";
+            top.invalid("callbacks.allow_nets", format_args!("holds {text:?}; {remedy}"))
+        })
+    };
+    let secret = |(index, text): (usize, String)| {
+        // Never quoted.
+        Secret::parse(&text).map_err(|error| {
+            top.invalid("callbacks.secrets", format_args!("number {} {error}", index + 1))
+        })
+    };
+    let nets = top.list("callbacks.allow_nets").into_iter();
+    let secrets = top.list("callbacks.secrets").into_iter().enumerate();
+    Ok(CallbacksConfig {
+        allow_nets: nets.map(net).collect::<Result<_, _>>()?,
+        secrets: secrets.map(secret).collect::<Result<_, _>>()?,
+        max_per_host: top.positive("callbacks.max_per_host", limits::PER_HOST)?,
     })
 }
 

@@ -5,10 +5,12 @@
 //! from there. A [`Config`] that was loaded is complete, typed and free of contradictions; one
 //! that was put together in code is checked by [`Config::check`].
 
+mod certificates;
 mod check;
 mod error;
 mod layers;
 mod load;
+mod mongo_url;
 mod redis_url;
 
 use std::collections::BTreeMap;
@@ -19,9 +21,15 @@ use std::time::Duration;
 
 pub use error::{ConfigError, Origin};
 pub(crate) use load::no_colour;
+pub(crate) use mongo_url::server as mongo_server;
+pub use mongo_url::{MongoUrl, MongoUrlError};
 pub use redis_url::{RedisUrl, RedisUrlError};
 
+use ipnet::IpNet;
+
 use crate::id::{PipelineName, ShardCount};
+use crate::outbound::CheckedUrl;
+use crate::outbound::sign::Secret;
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
@@ -30,16 +38,22 @@ const TOKEN_TOML: &str = include_str!("token.toml");
 /// The whole configuration of a process.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The file it was read from, if any.
+    pub file: Option<PathBuf>,
     /// Where a private Redis keeps its files.
     pub data_dir: PathBuf,
     /// How long running slices may go on after the first signal. 1 ms to 1 h.
     pub shutdown_grace: Duration,
     /// The section `[redis]`.
     pub redis: RedisConfig,
+    /// The section `[mongodb]`.
+    pub mongodb: MongoConfig,
     /// The section `[bus]`.
     pub bus: BusConfig,
     /// The section `[http]`.
     pub http: HttpConfig,
+    /// The section `[callbacks]`.
+    pub callbacks: CallbacksConfig,
     /// The section `[metrics]`.
     pub metrics: MetricsConfig,
     /// The section `[auth]`.
@@ -53,8 +67,38 @@ pub struct Config {
 pub struct RedisConfig {
     /// `None`: a private server under [`Config::data_dir`].
     pub url: Option<RedisUrl>,
+    /// Certificates in PEM that TLS trusts beside the system's.
+    pub ca_file: Option<PathBuf>,
+    /// The certificate in PEM that is shown to a Redis that asks for one. With [`Self::key_file`].
+    pub cert_file: Option<PathBuf>,
+    /// Its private key in PEM.
+    pub key_file: Option<PathBuf>,
     /// Into how many parts the bots of each pipeline are cut. Fixed when the data is created.
     pub shards: ShardCount,
+}
+
+impl RedisConfig {
+    /// Reads the certificates that the settings name; `None` where they name none.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with the setting whose file cannot be used.
+    pub fn certificates(&self) -> Result<Option<redis::TlsCertificates>, ConfigError> {
+        certificates::read(self).map_err(|unusable| ConfigError::Invalid {
+            at: Origin::Code,
+            key: unusable.key.to_owned(),
+            problem: unusable.problem,
+        })
+    }
+}
+
+/// Which MongoDB, and which database of it.
+#[derive(Debug, Clone)]
+pub struct MongoConfig {
+    /// `None`: MongoDB is not used.
+    pub url: Option<MongoUrl>,
+    /// The database everything is kept in: 1 to 63 bytes of what MongoDB allows in a name, and
+    /// none of its own databases.
+    pub database: String,
 }
 
 /// Where events come from.
@@ -132,6 +176,18 @@ impl Scope {
     }
 }
 
+/// Calls to other people's servers.
+#[derive(Debug, Clone)]
+pub struct CallbacksConfig {
+    /// Networks that URLs in requests and rules may reach beside public addresses: at most 1,000.
+    /// A pipeline's own URL may reach any.
+    pub allow_nets: Vec<IpNet>,
+    /// Each one signs every call: at most 8. None: calls are not signed.
+    pub secrets: Vec<Secret>,
+    /// Calls that one host and port gets at once from this process: 1 to 1,024.
+    pub max_per_host: NonZeroUsize,
+}
+
 /// The metrics and health endpoint.
 #[derive(Debug, Clone)]
 pub struct MetricsConfig {
@@ -152,6 +208,8 @@ pub struct PipelineConfig {
     pub start: Start,
     /// CEL over `event`. Compiled, and so checked, where it is used.
     pub filter: Option<String>,
+    /// Where the handler `push` posts events to. For that handler alone, which needs it.
+    pub url: Option<CheckedUrl>,
     /// Most events of one slice: 1 to 5,000.
     pub batch: NonZeroUsize,
     /// A slice takes no further event after this: 1 ms to a third of [`Self::lease_ttl`].
@@ -302,12 +360,18 @@ mod tests {
         assert_eq!(config.data_dir, PathBuf::from("./fairlane-data"));
         assert_eq!(config.shutdown_grace, Duration::from_secs(25));
         assert!(config.redis.url.is_none());
+        assert!(config.redis.ca_file.is_none() && config.redis.cert_file.is_none());
+        assert!(config.redis.key_file.is_none());
         assert_eq!(config.redis.shards.get(), 16);
+        assert!(config.mongodb.url.is_none());
+        assert_eq!(config.mongodb.database, "fairlane");
         assert_eq!(config.bus.source, BusSource::Redis);
         assert_eq!(config.bus.streams, ["fairlane:events"]);
         assert_eq!(config.bus.retention, Duration::from_secs(600));
         assert!(config.bus.trim);
         assert_eq!(config.http.listen, SocketAddr::from(([127, 0, 0, 1], 8080)));
+        assert!(config.callbacks.allow_nets.is_empty() && config.callbacks.secrets.is_empty());
+        assert_eq!(config.callbacks.max_per_host.get(), 64);
         assert!(config.http.hosts.is_empty());
         assert!(config.auth.tokens.is_empty() && !config.auth.allow_anonymous);
         assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
@@ -319,6 +383,7 @@ mod tests {
         assert_eq!(pipeline.events, ["tag.*"]);
         assert_eq!(pipeline.start, Start::New);
         assert_eq!(pipeline.filter, None);
+        assert_eq!(pipeline.url, None);
         assert_eq!(pipeline.batch.get(), 100);
         assert_eq!(pipeline.slice_time, Duration::from_millis(200));
         assert_eq!(pipeline.lease_ttl, Duration::from_secs(30));

@@ -2,6 +2,7 @@
 //! (`pool::retry`) decides *when* it is tried again, and the worker commits the outcomes.
 
 mod log;
+mod push;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -12,6 +13,7 @@ use futures_util::FutureExt;
 use tokio::time::Instant;
 
 pub use self::log::LogHandler;
+pub(crate) use self::push::{PushHandler, acknowledgement};
 use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::id::{BotId, Fence, PipelineName, Sequence};
@@ -189,13 +191,34 @@ pub trait Handler: Send + Sync + 'static {
     }
 }
 
+/// How a handling ended that did not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// What became of the events.
+    Settled(Outcomes),
+    /// Somebody outside took them over, and will complete the lease by its capability.
+    Accepted,
+}
+
+/// What [`AnyHandler::handle_boxed`] answers.
+pub(crate) type Handling<'a> = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send + 'a>>;
+
 /// [`Handler`] behind a pointer.
 pub(crate) trait AnyHandler: Send + Sync + 'static {
+    /// `capability` names the lease to a receiver outside; empty unless the handler
+    /// [is remote](Self::is_remote).
     fn handle_boxed<'a>(
         &'a self,
         environment: &'a Environment,
         slice: &'a Slice,
-    ) -> Pin<Box<dyn Future<Output = Result<Outcomes, Failure>> + Send + 'a>>;
+        capability: &'a str,
+    ) -> Handling<'a>;
+
+    /// Whether a receiver outside handles the events. Then the slice is a piece of the queue
+    /// without gaps, because the receiver counts what it acknowledges.
+    fn is_remote(&self) -> bool {
+        false
+    }
 
     fn committed(&self, slice: &Slice, settled: usize);
 }
@@ -205,19 +228,21 @@ impl<H: Handler> AnyHandler for H {
         &'a self,
         environment: &'a Environment,
         slice: &'a Slice,
-    ) -> Pin<Box<dyn Future<Output = Result<Outcomes, Failure>> + Send + 'a>> {
+        _: &'a str,
+    ) -> Handling<'a> {
         Box::pin(async move {
             // Handlers are shared and behind `&self`: what a panic leaves behind is the handler's
             // own affair, as it would be after an error.
             let caught = AssertUnwindSafe(self.handle(environment, slice)).catch_unwind().await;
-            caught.unwrap_or_else(|panic| {
+            let caught = caught.unwrap_or_else(|panic| {
                 let text = panic
                     .downcast_ref::<&str>()
                     .map(|text| (*text).to_owned())
                     .or_else(|| panic.downcast_ref::<String>().cloned())
                     .unwrap_or_else(|| "no message".to_owned());
                 Err(Failure::unknown(format!("the handler panicked: {text}")))
-            })
+            });
+            caught.map(Answer::Settled)
         })
     }
 

@@ -26,6 +26,7 @@ const SCHEME: &str = "token";
         (name = "pipelines", description = "Whole pipelines"),
         (name = "bots", description = "One bot of a pipeline: its queue, its lease, its share"),
         (name = "dead letters", description = "Events that gave up"),
+        (name = "leases", description = "For receivers of push handlers that answered 202"),
         (name = "health", description = "For orchestrators and load balancers"),
     )
 )]
@@ -57,6 +58,16 @@ pub(super) fn note_access(document: &mut OpenApi, scope: Scope) {
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         operation.security = Some(vec![SecurityRequirement::new(SCHEME, [scope.as_str()])]);
         operation.responses.responses.extend(GuardedProblems::responses());
+    }
+}
+
+/// Notes in every operation that it asks for no token, and what it may answer.
+pub(super) fn note_capability(document: &mut OpenApi) {
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        operation.security = Some(vec![SecurityRequirement::default()]);
+        let mut responses = GuardedProblems::responses();
+        responses.remove("401");
+        operation.responses.responses.extend(responses);
     }
 }
 
@@ -121,6 +132,19 @@ impl IntoResponses for Body {
             (400, "The body cannot be used; `errors` names the field or the event"),
             (408, "The body did not arrive within 10 s"),
             (415, "The body is of a kind that is not read here"),
+        ])
+    }
+}
+
+/// What a route of a lease may answer besides.
+pub(super) struct OfLease;
+
+impl IntoResponses for OfLease {
+    fn responses() -> Responses {
+        problems(&[
+            (404, "There is no such lease: the text was changed, or is of another deployment"),
+            (409, "The lease is gone: completed before, run out or revoked. Nothing was changed"),
+            (422, "`ack` is more than the slice has"),
         ])
     }
 }

@@ -79,21 +79,46 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        match media_type(&parts.headers)?.as_deref() {
-            Some("application/json") => {}
-            Some(other) => return Err(unsupported(other, "application/json")),
-            None => return Err(unsupported("missing", "application/json")),
-        }
+        check_json(&parts.headers)?;
+        parse(&read(&parts.headers, body).await?).map(Self)
+    }
+}
+
+/// A body in JSON, or none, which stands for the default.
+#[derive(Debug)]
+pub(crate) struct JsonOrNothing<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for JsonOrNothing<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
         let bytes = read(&parts.headers, body).await?;
-        match axum::Json::from_bytes(&bytes) {
-            Ok(axum::Json(value)) => Ok(Self(value)),
-            Err(JsonRejection::JsonSyntaxError(error)) => {
-                let text = error.body_text();
-                let text = text.rsplit_once(": ").map_or(&*text, |(_, text)| text);
-                Err(Problem::new(Kind::InvalidRequest, format!("the body is not JSON: {text}")))
-            }
-            Err(error) => Err(located(&error.body_text())),
+        if bytes.trim_ascii().is_empty() {
+            return Ok(Self(T::default()));
         }
+        check_json(&parts.headers)?;
+        parse(&bytes).map(Self)
+    }
+}
+
+fn check_json(headers: &HeaderMap) -> Result<(), Problem> {
+    match media_type(headers)?.as_deref() {
+        Some("application/json") => Ok(()),
+        Some(other) => Err(unsupported(other, "application/json")),
+        None => Err(unsupported("missing", "application/json")),
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    match axum::Json::from_bytes(bytes) {
+        Ok(axum::Json(value)) => Ok(value),
+        Err(JsonRejection::JsonSyntaxError(error)) => {
+            let text = error.body_text();
+            let text = text.rsplit_once(": ").map_or(&*text, |(_, text)| text);
+            Err(Problem::new(Kind::InvalidRequest, format!("the body is not JSON: {text}")))
+        }
+        Err(error) => Err(located(&error.body_text())),
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `/healthz`, `/readyz` | everybody |
 //! | `/`, `/docs`, `/openapi.json` | everybody, but no other site's page |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
+//! | `/v1/leases/…` | who has the lease's capability; no other site's page |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
 //! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
 //!
@@ -21,6 +22,7 @@ mod docs;
 mod events;
 mod extract;
 mod health;
+mod leases;
 mod listen;
 mod page;
 mod pipelines;
@@ -46,6 +48,7 @@ use crate::clock::SharedClock;
 use crate::config::Scope;
 use crate::keyspace::Link;
 use crate::metrics;
+use crate::pool::open::OpenLeases;
 
 /// What the routes work with.
 pub(crate) struct Api {
@@ -57,6 +60,8 @@ pub(crate) struct Api {
     pub(crate) stream: String,
     pub(crate) clock: SharedClock,
     pub(crate) access: Arc<Access>,
+    /// Leases that receivers hold.
+    pub(crate) leases: OpenLeases,
 }
 
 /// The routes of `http.listen`.
@@ -69,7 +74,8 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let served = docs::begin()
         .merge(guarded(Scope::Publish, events::publishing()))
         .merge(guarded(Scope::Read, reading))
-        .merge(guarded(Scope::Operate, operating));
+        .merge(guarded(Scope::Operate, operating))
+        .merge(capable(leases::completing()));
     let (served, mut document) = served.with_state(api).split_for_parts();
     let (health, of_health) = health::routes(health).split_for_parts();
     document.merge(of_health);
@@ -97,6 +103,12 @@ fn guarded(
     let state = (Arc::clone(access), scope);
     let mut routes = routes.route_layer(from_fn_with_state(state, auth::guard));
     docs::note_access(routes.get_openapi_mut(), scope);
+    routes
+}
+
+/// Asks for no token: what names the resource is itself what only the right one knows.
+fn capable(mut routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
+    docs::note_capability(routes.get_openapi_mut());
     routes
 }
 

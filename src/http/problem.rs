@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use crate::fanout::OncePerMinute;
 use crate::keyspace::StoreError;
+use crate::pool::open::LeaseError;
 
 /// The media type of a problem.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
@@ -40,6 +41,12 @@ pub(crate) enum Kind {
     NoPipeline,
     /// There is no such dead letter.
     NoDeadLetter,
+    /// There is no such lease.
+    NoLease,
+    /// The lease ended or ran out.
+    LeaseGone,
+    /// More is acknowledged than the slice has.
+    AckTooHigh,
     /// The path has no such method.
     Method,
     /// The body did not come in time.
@@ -70,6 +77,9 @@ impl Kind {
             Self::NoRoute => (S::NOT_FOUND, "no-route", "No such path"),
             Self::NoPipeline => (S::NOT_FOUND, "no-pipeline", "No such pipeline"),
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
+            Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
+            Self::LeaseGone => (S::CONFLICT, "lease-gone", "The lease is gone"),
+            Self::AckTooHigh => (S::UNPROCESSABLE_ENTITY, "ack-too-high", "Too much acknowledged"),
             Self::Method => (S::METHOD_NOT_ALLOWED, "method", "Method not allowed"),
             Self::BodyTooSlow => (S::REQUEST_TIMEOUT, "body-too-slow", "The body is too slow"),
             Self::BodyTooLarge => (S::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
@@ -194,6 +204,22 @@ impl From<StoreError> for Problem {
             _ => "nothing was done: Redis is away; come again",
         };
         Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
+    }
+}
+
+impl From<LeaseError> for Problem {
+    fn from(error: LeaseError) -> Self {
+        let detail = error.to_string();
+        match error {
+            LeaseError::NoSuch => Self::new(Kind::NoLease, detail),
+            LeaseError::Gone => Self::new(Kind::LeaseGone, detail),
+            LeaseError::Ack { .. } => {
+                let field = Some("ack".to_owned());
+                let errors = vec![Detail { index: None, field, detail: detail.clone() }];
+                Self::new(Kind::AckTooHigh, detail).errors(errors)
+            }
+            LeaseError::Store(error) => error.into(),
+        }
     }
 }
 

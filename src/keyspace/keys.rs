@@ -5,10 +5,10 @@
 //!
 //! | key | type | meaning |
 //! |---|---|---|
-//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused` |
+//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused`, `open` leases handed over |
 //! | `fl:{p:s}:ctl` | sorted set | the control set: ready bots, each once |
 //! | `fl:{p:s}:busy` | sorted set | leased or parked bots → deadline, ms since 1970 |
-//! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease |
+//! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease; confirmed: 0, 1, 2 handed over |
 //! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress |
 //! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
 //! | `fl:{p:s}:paused` | set | bots an operator stopped |
@@ -22,13 +22,15 @@
 //! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
+//! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities |
 //! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
-//! | `fl:{check}:<id>` | any, TTL | what `fairlane check` tries its rights on |
+//! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
+use super::topology::slot_of;
 use crate::id::{BotId, PipelineName, Shard};
 
 /// Bus entries that could not be read go here.
@@ -37,6 +39,8 @@ pub const INVALID: &str = "fairlane:invalid";
 pub const PIPELINES: &str = "fl:pipelines";
 /// The number of shards.
 pub const SHARDS: &str = "fl:shards";
+/// The key that signs lease capabilities.
+pub const LEASE_KEY: &str = "fl:lease-key";
 /// What the running processes say of themselves.
 pub const PROCESSES: &str = "fl:processes";
 /// The lock of the process that samples shared values.
@@ -54,10 +58,10 @@ pub fn read(stream: &str) -> String {
     format!("fl:{{{stream}}}:read")
 }
 
-/// A key to try rights on. `id` keeps two that try apart.
+/// A key to try rights on. `number` decides its slot, `id` keeps two that try apart.
 #[must_use]
-pub fn check(id: &str) -> String {
-    format!("fl:{{check}}:{id}")
+pub fn check(number: u32, id: &str) -> String {
+    format!("fl:{{check-{number}}}:{id}")
 }
 
 /// A pattern for `SCAN` that every key of `pipeline` fits. Others may fit it too: ask
@@ -85,6 +89,7 @@ pub fn belongs_to(pipeline: &PipelineName, key: &[u8]) -> bool {
 #[derive(Debug, Clone)]
 pub struct ShardKeys {
     prefix: String,
+    slot: u16,
     /// The eight keys that every queue script declares first, in the order of `lua/shared.lua`.
     pub base: [String; 8],
     /// Weights.
@@ -112,6 +117,7 @@ impl ShardKeys {
             dlq: key("dlq"),
             due: key("due"),
             later: key("later"),
+            slot: slot_of(prefix.as_bytes()),
             prefix,
         }
     }
@@ -120,6 +126,12 @@ impl ShardKeys {
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// The slot of a cluster that all of them are in.
+    #[must_use]
+    pub fn slot(&self) -> u16 {
+        self.slot
     }
 
     /// Clock, fence, sequence, depth.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
+use crate::id::Sequence;
 use crate::keyspace::scripts::{Attempts, Exception, Fate, Mode};
+use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
 
 /// A handler may ask for pauses up to this.
@@ -30,6 +32,26 @@ pub(super) struct Tally {
     pub(super) expired: u64,
     pub(super) later: u64,
     pub(super) retried: u64,
+}
+
+impl Tally {
+    /// Counts these events, and how long those that are settled were under way until `now`.
+    pub(super) fn record(
+        self,
+        metrics: &PipelineMetrics,
+        settled: impl Iterator<Item = Sequence>,
+        now: Duration,
+    ) {
+        metrics.done.increment(self.done);
+        metrics.dead.increment(self.dead);
+        metrics.expired.increment(self.expired);
+        metrics.later.increment(self.later);
+        metrics.retried.increment(self.retried);
+        for sequence in settled {
+            let dwell = now.saturating_sub(Duration::from_micros(sequence.get()));
+            metrics.dwell_seconds.record(dwell.as_secs_f64());
+        }
+    }
 }
 
 /// How the slice ends.

@@ -3,7 +3,7 @@
 //! 1. Sort out what is expired or unreadable.
 //! 2. Wait for a free worker.
 //! 3. Run the handler, while renewing at a third of the ttl.
-//! 4. Settle, and commit.
+//! 4. Settle, and commit; or hand the lease over to a receiver that will complete it.
 //!
 //! When a renewal is refused, or none was confirmed before the local deadline, the handler is
 //! dropped and nothing is committed: the lease may be somebody else's.
@@ -19,11 +19,12 @@ use tracing::{Instrument as _, debug, debug_span, warn};
 
 use super::Shared;
 use super::commit::Committed;
-use super::settle::{Fitness, Policy, Settlement, Tally, settle};
+use super::settle::{Fitness, Policy, Settlement, settle};
 use crate::event::Event;
-use crate::handler::{Delivery, Failure, Outcomes, Slice};
+use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::keyspace::scripts::Mode;
-use crate::queue::Lease;
+use crate::queue::capability::Capability;
+use crate::queue::{self, Lease};
 
 /// One slice costs at most this in virtual time: a single one charged without bound would starve
 /// its bot.
@@ -33,6 +34,8 @@ const LAST_COMMIT: Duration = Duration::from_secs(1);
 /// A bot that was taken ahead and finds no free worker for this long is given back: another
 /// process may have one.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two tries to hand a lease over.
+const HAND_AGAIN: Duration = Duration::from_millis(250);
 /// Between two tries to renew.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
@@ -53,13 +56,18 @@ struct Worker {
 enum Ended {
     Answered(Result<Outcomes, Failure>),
     LeaseLost,
+    /// A receiver outside took the slice over.
+    HandedOver,
     /// The handler did not begin, or the process stops at once.
     NotHandled,
 }
 
 impl Worker {
     async fn run(mut self, records: Vec<Vec<u8>>) {
-        let (slice, events) = self.sort_out(records);
+        let (mut slice, mut events) = self.sort_out(records);
+        if self.shared.handler.is_remote() {
+            without_gaps(&mut slice, &mut events);
+        }
         if slice.is_empty() {
             return self.give_back().await;
         }
@@ -82,6 +90,7 @@ impl Worker {
             match self.handle(&mut slice_events, &mut took).await {
                 Ended::Answered(answer) => answer,
                 Ended::LeaseLost => return self.lost(),
+                Ended::HandedOver => return,
                 Ended::NotHandled => return self.give_back().await,
             }
         };
@@ -155,11 +164,18 @@ impl Worker {
         let started = Instant::now();
         slice.deadline = started + shared.settings.slice_time;
         let timeout = shared.settings.handler_timeout;
-        let handling = shared.handler.handle_boxed(&shared.environment, slice);
+        let capability = self.capability(slice.events.len());
+        let handling = shared.handler.handle_boxed(&shared.environment, slice, &capability);
         let handled = self.while_held(tokio::time::timeout(timeout, handling)).await;
         *took = started.elapsed();
         match handled {
-            Ok(Ok(answer)) => Ended::Answered(answer),
+            Ok(Ok(Ok(Answer::Settled(outcomes)))) => Ended::Answered(Ok(outcomes)),
+            Ok(Ok(Ok(Answer::Accepted))) => {
+                self.observe(slice, *took);
+                self.hand_over(*took).await;
+                Ended::HandedOver
+            }
+            Ok(Ok(Err(failure))) => Ended::Answered(Err(failure)),
             Ok(Err(_)) => {
                 let limit = humantime::format_duration(timeout);
                 Ended::Answered(Err(Failure::unknown(format!(
@@ -167,6 +183,58 @@ impl Worker {
                 ))))
             }
             Err(ended) => ended,
+        }
+    }
+
+    /// What names the lease to a receiver outside.
+    fn capability(&self, n: usize) -> String {
+        let shared = &self.shared;
+        if !shared.handler.is_remote() {
+            return String::new();
+        }
+        shared.lease_key.issue(&Capability {
+            pipeline: shared.queue.name().clone(),
+            bot: self.lease.bot.clone(),
+            run: self.lease.run().to_owned(),
+            fence: self.lease.fence.get(),
+            n,
+            ttl_ms: crate::clock::millis(shared.settings.lease_ttl),
+        })
+    }
+
+    /// Leaves the lease to the receiver, for the ttl from now. Where too many are out already,
+    /// this worker stays with it: its place is what holds back the receiver's next slices.
+    async fn hand_over(&mut self, took: Duration) {
+        let shared = Arc::clone(&self.shared);
+        shared.unavailable_for(false);
+        let until = Instant::now() + shared.settings.lease_ttl;
+        let max = queue::open_max(shared.queue.shard_count());
+        let mut cost = self.cost(0, took);
+        loop {
+            let sent = Instant::now();
+            let left = until.saturating_duration_since(sent);
+            let handover = self.lease.handover(left, max, cost);
+            let deadline = self.lease.deadline();
+            match shared.commits.commit(self.lease.shard, handover, deadline).await {
+                Committed::Done => return,
+                Committed::Full => {
+                    cost = 0;
+                    self.lease.extend(sent, left);
+                }
+                // Stale: the receiver was faster than its own answer, or the lease was revoked.
+                Committed::Stale | Committed::Unknown => {
+                    return debug!("there was nothing left to hand over");
+                }
+            }
+            tokio::select! {
+                biased;
+                // What the receiver has is confirmed, and stays as it is.
+                () = shared.shutdown.soft.cancelled() => return,
+                () = tokio::time::sleep(HAND_AGAIN) => {}
+            }
+            if !self.lease.is_held() {
+                return debug!("too many leases are handed over; this one runs out");
+            }
         }
     }
 
@@ -204,7 +272,7 @@ impl Worker {
         let deadline = self.lease.deadline();
         let renewal = self.lease.renewal(ttl);
         match self.shared.commits.commit(self.lease.shard, renewal, deadline).await {
-            Committed::Done => {
+            Committed::Done | Committed::Full => {
                 self.lease.extend(sent, ttl);
                 ControlFlow::Continue(())
             }
@@ -248,43 +316,41 @@ impl Worker {
                 debug!(reason, ?mode, "the slice is tried again");
             }
         }
-        let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));
-        let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
-        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
         if took > Duration::ZERO {
-            self.shared.metrics.handle_seconds.record(took.as_secs_f64());
-            #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
-            self.shared.metrics.slice_events.record(slice.events.len() as f64);
-            self.shared.estimate.observe(took, slice.events.len());
+            self.observe(slice, took);
         }
-        let completion = self.lease.completion(n, mode, cost, exceptions);
+        let completion = self.lease.completion(n, mode, self.cost(n, took), exceptions);
         let deadline = self.lease.deadline();
         match self.shared.commits.commit(self.lease.shard, completion, deadline).await {
-            Committed::Done => {
+            Committed::Done | Committed::Full => {
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
-                self.count(slice, settled, tally);
+                let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
+                tally.record(&self.shared.metrics, sequences, self.shared.now());
                 self.shared.handler.committed(slice, settled);
             }
             Committed::Stale => {
-                self.shared.metrics.stale_completions.increment(1);
+                if !self.ended_outside() {
+                    self.shared.metrics.stale_completions.increment(1);
+                }
                 self.lost();
             }
             Committed::Unknown => debug!("the completion was not answered; it may have been done"),
         }
     }
 
-    fn count(&self, slice: &Slice, settled: usize, tally: Tally) {
-        let metrics = &self.shared.metrics;
-        metrics.done.increment(tally.done);
-        metrics.dead.increment(tally.dead);
-        metrics.expired.increment(tally.expired);
-        metrics.later.increment(tally.later);
-        metrics.retried.increment(tally.retried);
-        let now = self.shared.now();
-        for delivery in &slice.events[..settled] {
-            let dwell = now.saturating_sub(Duration::from_micros(delivery.sequence.get()));
-            metrics.dwell_seconds.record(dwell.as_secs_f64());
-        }
+    /// What a slice costs in virtual time, µs.
+    fn cost(&self, n: usize, took: Duration) -> u64 {
+        let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));
+        let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
+        u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+
+    /// Notes how long the handler took.
+    fn observe(&self, slice: &Slice, took: Duration) {
+        self.shared.metrics.handle_seconds.record(took.as_secs_f64());
+        #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
+        self.shared.metrics.slice_events.record(slice.events.len() as f64);
+        self.shared.estimate.observe(took, slice.events.len());
     }
 
     /// Ends the lease with nothing done.
@@ -300,12 +366,61 @@ impl Worker {
         }
     }
 
+    /// Whether a lease that is gone before its time was most likely ended by its own receiver,
+    /// through `/v1/leases` while we still waited for its answer. That is no loss, and is not
+    /// counted as one; nor is, for want of a difference, one that an operator revoked.
+    fn ended_outside(&self) -> bool {
+        self.shared.handler.is_remote() && self.lease.is_held()
+    }
+
     fn lost(&self) {
+        if self.ended_outside() {
+            return debug!("the lease was completed outside, or revoked");
+        }
         if self.lease.is_held() {
             // Revoked. One that ran out is counted by whoever reaps it.
             self.shared.metrics.leases_lost.increment(1);
         }
         warn!(bot = %self.lease.bot, fence = %self.lease.fence,
             "the lease was lost before its slice was completed; nothing of it was committed");
+    }
+}
+
+/// Cuts a slice so that the events to handle lie side by side: either those that are not fit at its
+/// head, which are settled alone, or the fit ones before the first that is not.
+fn without_gaps(slice: &mut Vec<Fitness>, events: &mut Vec<Delivery>) {
+    let fit = |fitness: &Fitness| *fitness == Fitness::Fit;
+    let Some(first) = slice.first().map(fit) else { return };
+    let same = slice.iter().position(|fitness| fit(fitness) != first).unwrap_or(slice.len());
+    slice.truncate(same);
+    events.truncate(if first { same } else { 0 });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{BotId, Sequence};
+
+    #[test]
+    fn a_receiver_gets_events_that_lie_side_by_side() {
+        let expired = || Fitness::Expired(String::new());
+        let spent = || Fitness::Spent(String::new());
+        let fit = || Fitness::Fit;
+        let cases = [
+            (vec![], (0, 0)),
+            (vec![fit(), fit(), fit()], (3, 3)),
+            (vec![fit(), expired(), fit()], (1, 1)),
+            (vec![expired(), spent(), fit(), fit()], (2, 0)),
+            (vec![spent(), expired()], (2, 0)),
+        ];
+        let bot = BotId::parse("b").unwrap();
+        let event = Event::builder("t", &bot).build().unwrap();
+        for (mut slice, (kept, handled)) in cases {
+            let fit = slice.iter().filter(|fitness| **fitness == Fitness::Fit).count();
+            let sequence = Sequence::new(1);
+            let mut events = vec![Delivery { sequence, event: event.clone() }; fit];
+            without_gaps(&mut slice, &mut events);
+            assert_eq!((slice.len(), events.len()), (kept, handled), "{slice:?}");
+        }
     }
 }

@@ -25,8 +25,10 @@ pub struct PipelineView {
     pub depth: u64,
     /// Bots waiting for a worker.
     pub ready: u64,
-    /// Bots in a worker's hands.
+    /// Bots in a worker's hands, or in a receiver's.
     pub leased: u64,
+    /// Those of them in a receiver's: it answered 202 and did not complete the lease yet.
+    pub open: u64,
     /// Bots backing off or lingering.
     pub parked: u64,
     /// Bots an operator stopped.
@@ -95,7 +97,7 @@ impl Queue {
     pub async fn view(&self, now: Duration) -> Result<PipelineView, StoreError> {
         let mut pipe = Pipeline::new();
         for keys in self.shards().iter() {
-            pipe.cmd("HMGET").arg(keys.meta()).arg("depth").arg("paused");
+            pipe.cmd("HMGET").arg(keys.meta()).arg("depth").arg("paused").arg("open");
             pipe.cmd("ZCARD").arg(keys.ctl());
             pipe.cmd("HLEN").arg(keys.own());
             pipe.cmd("ZCARD").arg(keys.busy());
@@ -202,6 +204,7 @@ fn view_shard(view: &mut PipelineView, reply: &mut Reply) -> Result<(u64, Vec<Bo
     let mut meta = Reply::new(reply.next().unwrap_or(Value::Nil))?;
     view.depth += meta.optional::<u64>()?.unwrap_or(0);
     view.stopped |= meta.bytes()?.is_some();
+    view.open += meta.optional::<u64>()?.unwrap_or(0);
     view.ready += reply.number::<u64>()?;
     let leased = reply.number::<u64>()?;
     view.leased += leased;

@@ -91,6 +91,20 @@ impl Lease {
         self.completion(0, mode, 0, Vec::new())
     }
 
+    /// The call that hands it over to a receiver outside for `ttl`, while fewer than `max` are in
+    /// its shard.
+    #[must_use]
+    pub fn handover(&self, ttl: Duration, max: u64, cost: u64) -> Completion {
+        let mode = Mode::Hand { ttl_ms: crate::clock::millis(ttl), max };
+        self.completion(0, mode, cost, Vec::new())
+    }
+
+    /// The run of the server that gave it.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
     /// The call that ends it: `n` more events leave the queue.
     #[must_use]
     pub fn completion(

@@ -14,6 +14,7 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
 //! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
 
+pub(crate) mod capability;
 mod dead;
 mod inspect;
 mod lease;
@@ -72,6 +73,15 @@ pub fn limits(config: &PipelineConfig, shards: ShardCount) -> Limits {
         // The bound is the pipeline's; each shard keeps its part of it.
         dead_max: config.dead.max.get().div_ceil(u64::from(shards.get())),
     }
+}
+
+/// Most leases of a pipeline that receivers outside may hold.
+pub const OPEN_MAX: u64 = 10_000;
+
+/// The part of [`OPEN_MAX`] that each shard keeps.
+#[must_use]
+pub(crate) fn open_max(shards: ShardCount) -> u64 {
+    OPEN_MAX.div_ceil(u64::from(shards.get()))
 }
 
 /// How events are pushed.

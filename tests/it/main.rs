@@ -1,7 +1,9 @@
 //! One file per promise, against real servers.
 
 mod bus;
+mod check;
 mod cli;
+mod cluster;
 mod exhaustive;
 mod fairness;
 mod fanout;
@@ -18,6 +20,7 @@ mod limits;
 mod listing;
 mod model;
 mod order;
+mod outbound;
 mod outcomes;
 mod poison;
 mod presence;
@@ -26,4 +29,5 @@ mod readme;
 mod roles;
 mod running;
 mod scripts;
+mod store;
 mod support;

@@ -40,6 +40,8 @@ pub(crate) struct Lease {
     pub(crate) start: i64,
     /// Whether the holder has shown that it had the claim's reply, by renewing.
     pub(crate) confirmed: bool,
+    /// Whether a receiver outside completes it.
+    pub(crate) handed: bool,
 }
 
 /// `att`: what went wrong with a bot since its last progress.
@@ -110,6 +112,8 @@ pub(crate) struct Server {
     pub(crate) v: i64,
     pub(crate) f: u64,
     pub(crate) seq: u64,
+    /// Leases that were handed over.
+    pub(crate) open: u64,
     pub(crate) run: Option<u32>,
     /// The whole shard hands out nothing.
     pub(crate) shard_paused: bool,
@@ -289,7 +293,8 @@ impl Server {
         self.f = (self.f + 1).max(unsigned(now_us));
         self.ctl.remove(&bot);
         self.busy.insert(bot, now_us / 1_000 + ttl_ms);
-        self.own.insert(bot, Lease { fence: self.f, acked: 0, start, confirmed: false });
+        self.own
+            .insert(bot, Lease { fence: self.f, acked: 0, start, confirmed: false, handed: false });
         let attempts = self.att.get(&bot).copied().unwrap_or_default();
         let weight = self.weight.get(&bot).copied().unwrap_or(1);
         Granted { bot, fence: self.f, start, attempts, weight }
@@ -332,6 +337,7 @@ impl Server {
             self.busy.remove(&bot);
             if let Some(lease) = self.own.remove(&bot) {
                 self.finish(bot, lease.start);
+                self.open -= u64::from(lease.handed);
             }
         }
     }

@@ -3,18 +3,41 @@
 pub(crate) mod worker;
 
 use std::io::Write;
+use std::time::Duration;
 
+use fairlane::outbound::{CheckedUrl, HeaderMap, Method, Outbound, Policy, Request, Settings};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
 use crate::support::process::variable;
 
 /// The role of this name. It runs on the main thread of a test, without a runtime.
 pub(crate) fn role(name: &str) -> Option<fn()> {
     match name {
+        "caller" => Some(caller),
         "echo" => Some(echo),
         "worker" => Some(worker::run),
         _ => None,
     }
+}
+
+/// Calls a URL as the operator's own and prints the status.
+fn caller() {
+    let url = variable("FAIRLANE_TEST_URL").unwrap();
+    let url = CheckedUrl::parse(&url, &Policy::Operator).unwrap();
+    let outbound = Outbound::new(&Settings::default()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let answer = runtime.block_on(outbound.call(Request {
+        method: Method::GET,
+        url: &url,
+        headers: HeaderMap::new(),
+        body: Vec::new(),
+        deadline,
+        place_by: deadline,
+        tell_deadline: false,
+    }));
+    say(&format!("answered {}", answer.unwrap().status.as_u16()));
 }
 
 /// Prints a text, then waits for SIGTERM.

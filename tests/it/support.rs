@@ -2,12 +2,15 @@
 
 pub(crate) mod bus;
 pub(crate) mod clocked;
+pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod fleet;
 pub(crate) mod http;
 pub(crate) mod instance;
+pub(crate) mod mongo;
 pub(crate) mod process;
 pub(crate) mod proxy;
+pub(crate) mod receiver;
 pub(crate) mod recorder;
 pub(crate) mod redis;
 pub(crate) mod wait;

@@ -94,20 +94,36 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
             "f.toml:2: redis.shards is -1; write a whole number from 1 to 1024",
         ),
         (
-            "[redis]\nurl = \"rediss://:secret@db\"",
-            "f.toml:2: redis.url begins with rediss://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "[redis]\nurl = \"rediss://:secret@db#insecure\"",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
-            "[redis]\nurl = \"redis+cluster://:secret@db\"",
-            "f.toml:2: redis.url begins with redis+cluster://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "[redis]\nurl = \"redis+cluster://:secret@db:1,db:2/3\"",
+            "f.toml:2: redis.url names a database of a cluster, which has only one; leave out what follows the last /",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\nca_file = \"/nowhere/ca.pem\"",
+            "f.toml:3: redis.ca_file names /nowhere/ca.pem, which cannot be read (No such file or directory (os error 2))",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\nca_file = \"/dev/null\"",
+            "f.toml:3: redis.ca_file names /dev/null, which holds no certificate in PEM",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\ncert_file = \"/dev/null\"",
+            "f.toml:3: redis.key_file is not set, but redis.cert_file is; set both, or neither",
+        ),
+        (
+            "[redis]\nurl = \"redis://db\"\nca_file = \"/dev/null\"",
+            "f.toml:3: redis.ca_file is set, but redis.url does not ask for TLS; write rediss://… or rediss+cluster://… there, or leave it out",
         ),
         (
             "[redis]\nurl = \"db:6379\"",
-            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
             "[redis]\nurl = \"redis://:secret@db:x\"",
-            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         ("[bus]\nsource = \"kafka\"", r#"f.toml:2: bus.source is "kafka"; write "redis""#),
         ("[bus]\nstreams = []", "f.toml:2: bus.streams is empty; name at least one stream"),
@@ -204,7 +220,7 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "url = \"https://user:secret@example.com\"",
-            "f.toml:4: pipelines.p.url is not supported by this version; remove it",
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
         ),
         ("workers = 3", "f.toml:4: pipelines.p.workers must be a table, not a whole number"),
         ("batch = 1.5", "f.toml:4: pipelines.p.batch must be a whole number, not a fraction"),
@@ -242,8 +258,33 @@ fn a_pipeline_without_handler_or_events_is_refused_where_it_begins() {
 }
 
 #[test]
+fn a_mongodb_that_cannot_be_used_is_refused_without_quoting_it() {
+    let table = [
+        (
+            "[mongodb]\nurl = \"localhost:27017\"",
+            "f.toml:2: mongodb.url does not begin with a known scheme; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST",
+        ),
+        (
+            "[mongodb]\nurl = \"mongodb://u:sec@ret@db\"",
+            "f.toml:2: mongodb.url is not a usable MongoDB URL; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST; characters such as @ : / % in a user or password are written as %40 %3A %2F %25",
+        ),
+        (
+            "[mongodb]\ndatabase = \"a.b\"",
+            r#"f.toml:2: mongodb.database is "a.b"; write 1 to 63 bytes without spaces and without /\."$*<>:|?"#,
+        ),
+        (
+            "[mongodb]\ndatabase = \"Admin\"",
+            r#"f.toml:2: mongodb.database is "Admin", which belongs to MongoDB itself; choose another name"#,
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
 fn sections_of_later_versions_are_refused_rather_than_ignored() {
-    for section in ["auth", "callbacks", "counters", "mongodb", "notifications"] {
+    for section in ["counters", "notifications"] {
         let message =
             format!("f.toml:2: section [{section}] is not supported by this version; remove it");
         assert_eq!(refusal(&format!("\n[{section}]\nx = 1")), message);
@@ -276,7 +317,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
     let config = with_environment(
         &text,
         &[
-            ("FAIRLANE__REDIS__URL", "redis://:secret@db/3"),
+            ("FAIRLANE__REDIS__URL", "redis://:hidden@db/3"),
             ("fairlane__redis__shards", " 8 "),
             ("FAIRLANE__BUS__STREAMS", "a, b"),
             ("FAIRLANE__BUS__TRIM", "false"),
@@ -290,7 +331,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
         ],
     )
     .unwrap();
-    assert_eq!(config.redis.url.as_ref().unwrap().expose(), "redis://:secret@db/3");
+    assert_eq!(config.redis.url.as_ref().unwrap().expose(), "redis://:hidden@db/3");
     assert_eq!(config.redis.shards.get(), 8);
     assert_eq!(config.bus.streams, ["a", "b"]);
     assert!(!config.bus.trim);
@@ -299,7 +340,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
     assert_eq!((p.batch.get(), p.workers.min.get(), p.workers.max.get()), (7, 2, 3));
     assert!((p.backoff.jitter - 1.0).abs() < f64::EPSILON);
     assert_eq!(pipeline_of(&config, "my__own").events, ["tag.*", "note.*"]);
-    assert!(!format!("{config:?}").contains("secret"));
+    assert!(!format!("{config:?}").contains("hidden"));
 }
 
 #[test]
@@ -362,5 +403,60 @@ fn a_configuration_changed_in_code_can_be_checked_again() {
     assert_eq!(
         config.check().unwrap_err().to_string(),
         "configuration: pipelines.p.slice_time is 30s, above a third of lease_ttl (30s), where the lease is renewed; lower it or raise lease_ttl"
+    );
+}
+
+#[test]
+fn callbacks_and_urls_are_read_and_their_secrets_never_shown() {
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let push = "[pipelines.p]\nhandler = \"push\"\nevents = [\"*\"]\n";
+    let callbacks =
+        format!("[callbacks]\nallow_nets = [\"10.0.0.0/8\", \"::1\"]\nsecrets = [\"{SECRET}\"]");
+    let url = "url = \"http://127.0.0.1:9000/hook?token=hidden\"";
+    let config = Config::from_toml(&format!("{push}{url}\n{callbacks}"), "f").unwrap();
+    let nets: Vec<String> = config.callbacks.allow_nets.iter().map(ToString::to_string).collect();
+    assert_eq!(nets, ["10.0.0.0/8", "::1/128"]);
+    assert_eq!(config.callbacks.secrets.len(), 1);
+    assert_eq!(pipeline_of(&config, "p").url.unwrap().to_string(), "http://127.0.0.1:9000/hook");
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("MfKQ") && !shown.contains("hidden"), "{shown}");
+
+    let table = [
+        (
+            "[callbacks]\nallow_nets = [\"10.0.0.0/33\"]".to_owned(),
+            r#"f.toml:2: callbacks.allow_nets holds "10.0.0.0/33"; write ADDRESS/BITS, such as "10.0.0.0/8" or "fd00::/8""#,
+        ),
+        (
+            format!("[callbacks]\nsecrets = [\"{SECRET}\", \"whsec_c2VjcmV0\"]"),
+            "f.toml:2: callbacks.secrets number 2 has 6 bytes; 24 to 64 are allowed",
+        ),
+        (
+            "[callbacks]\nmax_per_host = 0".to_owned(),
+            "f.toml:2: callbacks.max_per_host is 0; write a whole number from 1 to 1024",
+        ),
+        (
+            format!("[callbacks]\nsecrets = {:?}", [SECRET; 9]),
+            "f.toml:2: callbacks.secrets has 9 entries; at most 8 are allowed",
+        ),
+        (
+            format!("{push}url = \"http://me:hidden@h/\""),
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
+        ),
+        (
+            format!("{push}url = \"h/hook\""),
+            "f.toml:4: pipelines.p.url is not a URL (relative URL without a base); write http://HOST/PATH or https://HOST/PATH",
+        ),
+        (
+            format!("{VALID}url = \"http://h/\""),
+            r#"f.toml:4: pipelines.p.url is set, but the handler is "log"; remove it, or set handler = "push""#,
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(&text), message, "{text}");
+    }
+    let error = with_environment("", &[("FAIRLANE__CALLBACKS__SECRETS", "hidden")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "environment variable FAIRLANE__CALLBACKS__SECRETS: callbacks.secrets number 1 does not begin with whsec_; `echo whsec_$(openssl rand -base64 32)` makes one"
     );
 }

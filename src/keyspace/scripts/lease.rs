@@ -98,7 +98,8 @@ impl Attempts {
         self != Self::default()
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// Reads a field of the hash `att`; empty: nothing happened.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::default());
         }
@@ -160,6 +161,13 @@ pub enum Mode {
     Keep {
         /// New time to live.
         ttl_ms: u64,
+    },
+    /// As keep, never with an earlier end, and it is handed over: a receiver outside completes it.
+    Hand {
+        /// New time to live.
+        ttl_ms: u64,
+        /// Most open ones of the shard.
+        max: u64,
     },
     /// It ends; with events left the bot is ready again.
     Release,
@@ -259,6 +267,8 @@ pub enum Verdict {
     Stale,
     /// The count does not fit the lease: nothing was changed.
     Bad,
+    /// Kept but not handed over: too many are.
+    Full,
 }
 
 impl Call for Complete<'_> {
@@ -274,15 +284,16 @@ impl Call for Complete<'_> {
         }
         cmd.arg(self.dead_max);
         for item in self.items {
-            let (mode, ms, isolate) = match item.mode {
+            let (mode, ms, bound) = match item.mode {
                 Mode::Keep { ttl_ms } => ("keep", ttl_ms, 0),
+                Mode::Hand { ttl_ms, max } => ("hand", ttl_ms, max),
                 Mode::Release => ("release", 0, 0),
                 Mode::Park { ms } => ("park", ms, 0),
-                Mode::Fail { ms, isolate } => ("fail", ms, isolate),
+                Mode::Fail { ms, isolate } => ("fail", ms, u64::from(isolate)),
             };
             cmd.arg(item.bot.as_str()).arg(&*item.run).arg(item.fence.get());
             cmd.arg(item.before).arg(item.n);
-            cmd.arg(mode).arg(ms).arg(item.cost).arg(isolate).arg(item.exceptions.len());
+            cmd.arg(mode).arg(ms).arg(item.cost).arg(bound).arg(item.exceptions.len());
             for exception in &item.exceptions {
                 cmd.arg(exception.index);
                 match &exception.fate {
@@ -313,6 +324,7 @@ impl Call for Complete<'_> {
                 "OK" => Verdict::Ok,
                 "STALE" => Verdict::Stale,
                 "BAD" => Verdict::Bad,
+                "FULL" => Verdict::Full,
                 _ => return Err(ReplyError::unexpected("a verdict", &verdict)),
             });
         }

@@ -9,6 +9,11 @@ pub(crate) enum Mode {
     Keep {
         until_ms: i64,
     },
+    /// As keep, never with an earlier deadline; handed over while fewer than this are.
+    Hand {
+        until_ms: i64,
+        max: u64,
+    },
     Release,
     /// Rests until this time.
     Park {
@@ -26,6 +31,7 @@ impl Mode {
     pub(crate) fn put_off(self, ms: i64) -> Self {
         match self {
             Self::Keep { until_ms } => Self::Keep { until_ms: until_ms + ms },
+            Self::Hand { until_ms, max } => Self::Hand { until_ms: until_ms + ms, max },
             Self::Release => Self::Release,
             Self::Park { until_ms } => Self::Park { until_ms: until_ms + ms },
             Self::Fail { until_ms, isolate } => Self::Fail { until_ms: until_ms + ms, isolate },
@@ -66,6 +72,8 @@ pub(crate) enum Completed {
     Stale,
     /// The caller counts differently.
     Bad,
+    /// As removed or as replay, but too many leases are handed over already.
+    Full { replay: bool },
 }
 
 impl Server {
@@ -103,14 +111,26 @@ impl Server {
             lease.acked += n;
             lease.start += call.cost;
         }
+        let mut full = false;
         match call.mode {
             Mode::Keep { until_ms } => {
                 lease.confirmed = true;
                 self.own.insert(bot, lease);
                 self.busy.insert(bot, until_ms);
             }
+            Mode::Hand { until_ms, max } => {
+                lease.confirmed = true;
+                full = !lease.handed && self.open >= max;
+                if !full && !lease.handed {
+                    lease.handed = true;
+                    self.open += 1;
+                }
+                self.own.insert(bot, lease);
+                let until_ms = until_ms.max(self.busy[&bot]);
+                self.busy.insert(bot, until_ms);
+            }
             Mode::Release => {
-                self.own.remove(&bot);
+                self.end(bot, lease);
                 self.busy.remove(&bot);
                 if self.queues.contains_key(&bot) && !self.paused.contains(&bot) {
                     self.ctl.insert(bot, lease.start);
@@ -126,7 +146,16 @@ impl Server {
                 self.park(bot, lease, until_ms);
             }
         }
-        if replay { Completed::Replay } else { Completed::Removed(removed) }
+        match (full, replay) {
+            (true, replay) => Completed::Full { replay },
+            (false, true) => Completed::Replay,
+            (false, false) => Completed::Removed(removed),
+        }
+    }
+
+    fn end(&mut self, bot: Bot, lease: Lease) {
+        self.own.remove(&bot);
+        self.open -= u64::from(lease.handed);
     }
 
     fn except(&mut self, now_us: i64, bot: Bot, index: u32, fate: Fate) {
@@ -143,7 +172,7 @@ impl Server {
     }
 
     fn park(&mut self, bot: Bot, lease: Lease, until_ms: i64) {
-        self.own.remove(&bot);
+        self.end(bot, lease);
         self.busy.insert(bot, until_ms);
         self.finish(bot, lease.start);
     }

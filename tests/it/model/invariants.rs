@@ -22,6 +22,7 @@ impl Server {
         let dead = self.dead.iter().map(|letter| letter.sequence);
         let everywhere: Vec<u64> = waiting.chain(dead).chain(self.later.keys().copied()).collect();
         let once: BTreeSet<&u64> = everywhere.iter().collect();
+        let handed = self.own.values().filter(|lease| lease.handed).count() as u64;
         [
             ("a bot with events is in exactly one place", nobody_forgotten),
             ("no bot is both ready and busy", !in_two_places),
@@ -29,6 +30,7 @@ impl Server {
             ("every lease has a deadline", self.own.keys().all(|b| self.busy.contains_key(b))),
             ("every live fence is granted once", fences.len() == self.own.len()),
             ("no live fence is above the last", fences.iter().all(|&fence| fence <= self.f)),
+            ("open counts the leases that are handed over", handed == self.open),
             ("depth is the sum of the lengths", length as u64 == self.depth),
             ("an empty queue has no key", self.queues.values().all(|queue| !queue.is_empty())),
             ("sequences rise along a queue", self.queues.values().all(in_order)),

@@ -118,6 +118,35 @@ fn a_failure_rests_in_order_and_comes_back_where_it_left() {
 }
 
 #[test]
+fn so_many_leases_are_handed_over_and_each_is_counted_until_it_ends() {
+    let mut server = with(&[(0, 0), (0, 1), (1, 2), (2, 3)]);
+    let [first, second, third] = [(); 3].map(|()| claim_one(&mut server, NOW));
+    let until_ms = NOW / 1_000 + 50;
+    let hand = Mode::Hand { until_ms, max: 2 };
+    assert_eq!(complete(&mut server, first, 0, 7, hand), Completed::Removed(vec![]));
+    assert_eq!(complete(&mut server, second, 0, 0, hand), Completed::Removed(vec![]));
+    assert_eq!(complete(&mut server, second, 0, 0, hand), Completed::Removed(vec![]), "again");
+    assert_eq!(complete(&mut server, third, 0, 0, hand), Completed::Full { replay: false });
+    assert_eq!((server.open, server.own[&2].confirmed, server.own[&2].handed), (2, true, false));
+    assert_eq!(server.busy, [(0, until_ms), (1, until_ms), (2, until_ms)].into());
+    // An earlier end is for a renewal alone.
+    let early = Mode::Hand { until_ms: until_ms - 20, max: 9 };
+    complete(&mut server, first, 0, 0, early);
+    assert_eq!(server.busy[&0], until_ms);
+    complete(&mut server, first, 1, 0, Mode::Keep { until_ms: until_ms - 20 });
+    assert_eq!((server.busy[&0], server.own[&0].handed), (until_ms - 20, true));
+    complete(&mut server, second, 1, 0, Mode::Release);
+    assert_eq!(
+        (server.open, complete(&mut server, third, 0, 0, hand)),
+        (1, Completed::Removed(vec![]))
+    );
+    server.revoke(NOW, 2);
+    assert_eq!(server.open, 1);
+    let again = server.claim(until_ms * 1_000, ALL).granted;
+    assert_eq!((again[1].bot, again[1].attempts.lost, server.open), (0, 1, 0), "it ran out");
+}
+
+#[test]
 fn a_repeated_completion_changes_nothing() {
     let mut server = with(&[(1, 0), (1, 1), (1, 2)]);
     let granted = claim_one(&mut server, NOW);

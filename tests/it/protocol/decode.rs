@@ -50,6 +50,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
             "f" => server.f = number(&value),
             "seq" => server.seq = number(&value),
             "depth" => server.depth = number(&value),
+            "open" => server.open = number(&value),
             "run" => server.run = run(&value),
             "paused" => server.shard_paused = value == "1",
             _ => panic!("meta has a field {field:?}"),
@@ -61,7 +62,8 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
         let [fence, acked, start, confirmed] = parts(value);
         let acked = u32::try_from(acked).unwrap();
         let start = i64::try_from(start).unwrap();
-        Lease { fence, acked, start, confirmed: confirmed == 1 }
+        assert!(confirmed <= 2, "{value:?}");
+        Lease { fence, acked, start, confirmed: confirmed > 0, handed: confirmed == 2 }
     });
     server.att = by_bot(&mut values, |value| {
         let [suspect, lost, failed, isolate] = parts(value).map(|n| u32::try_from(n).unwrap());

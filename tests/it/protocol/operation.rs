@@ -121,6 +121,7 @@ pub(super) enum Counting {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum What {
     Keep { ms: i64 },
+    Hand { ms: i64, max: u64 },
     Release,
     Park { ms: i64 },
     Fail { ms: i64, isolate: u32 },
@@ -226,6 +227,7 @@ fn ending() -> impl Strategy<Value = Ending> {
     ];
     let what = prop_oneof![
         3 => millis().prop_map(|ms| What::Keep { ms }),
+        3 => (millis(), 0..3_u64).prop_map(|(ms, max)| What::Hand { ms, max }),
         4 => Just(What::Release),
         1 => millis().prop_map(|ms| What::Park { ms }),
         1 => (millis(), 0..3_u32).prop_map(|(ms, isolate)| What::Fail { ms, isolate }),

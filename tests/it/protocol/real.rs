@@ -232,6 +232,7 @@ impl Real {
                     call::Verdict::Ok => Verdict::Ok,
                     call::Verdict::Stale => Verdict::Stale,
                     call::Verdict::Bad => Verdict::Bad,
+                    call::Verdict::Full => Verdict::Full,
                 })
                 .collect(),
             v: signed(reply.clock),
@@ -259,6 +260,7 @@ impl Real {
             n: call.n as usize,
             mode: match call.mode {
                 Mode::Keep { until_ms } => call::Mode::Keep { ttl_ms: ms(until_ms) },
+                Mode::Hand { until_ms, max } => call::Mode::Hand { ttl_ms: ms(until_ms), max },
                 Mode::Release => call::Mode::Release,
                 Mode::Park { until_ms } => call::Mode::Park { ms: ms(until_ms) },
                 Mode::Fail { until_ms, isolate } => call::Mode::Fail { ms: ms(until_ms), isolate },

@@ -61,6 +61,7 @@ pub(super) enum Verdict {
     Ok,
     Stale,
     Bad,
+    Full,
 }
 
 /// One step: the call, and what it must do.
@@ -223,6 +224,7 @@ impl State {
         let until_ms = |ms: i64| self.now_ms() + ms;
         let mode = match ending.what {
             What::Keep { ms } => Mode::Keep { until_ms: until_ms(ms) },
+            What::Hand { ms, max } => Mode::Hand { until_ms: until_ms(ms), max },
             What::Release => Mode::Release,
             What::Park { ms } => Mode::Park { until_ms: until_ms(ms) },
             What::Fail { ms, isolate } => Mode::Fail { until_ms: until_ms(ms), isolate },
@@ -313,11 +315,11 @@ impl State {
             let holds = |held: &&mut Held| held.fence == call.fence && held.bot == call.bot;
             if let Some(held) = self.held.iter_mut().rev().find(holds) {
                 held.last = Some((self.now_us / 1_000, call.clone()));
-                if let Completed::Removed(_) = reply {
+                if let Completed::Removed(_) | Completed::Full { replay: false } = reply {
                     held.removed = call.before + call.n;
                 }
             }
-            if let Completed::Removed(_) = reply {
+            if let Completed::Removed(_) | Completed::Full { replay: false } = reply {
                 let dead = |(_, fate): &&(u32, _)| matches!(fate, crate::model::Fate::Dead { .. });
                 letters += call.exceptions.iter().filter(dead).count();
             }
@@ -325,6 +327,7 @@ impl State {
                 Completed::Removed(_) | Completed::Replay => Verdict::Ok,
                 Completed::Stale => Verdict::Stale,
                 Completed::Bad => Verdict::Bad,
+                Completed::Full { .. } => Verdict::Full,
             });
         }
         let server = &self.server;

@@ -2,7 +2,7 @@
 
 use fairlane::id::Offset;
 use fairlane::keyspace::scripts::{
-    Claim, Completion, Enqueued, Limits, Mode, Queued, Redrive, Verdict,
+    Claim, Completion, Enqueued, Limits, Mode, Purge, Queued, Recover, Redrive, Revoke, Verdict,
 };
 use redis::Commands;
 
@@ -176,4 +176,53 @@ fn a_claim_reaps_64_leases_and_forgets_1000_finishes_at_most() {
         assert_eq!(shard.clocked.plain().zcard::<_, u64>(keys.fin()).unwrap(), finishes);
     }
     assert_eq!(shard.claim(expired).ready, 36);
+}
+
+/// `(open leases, what a bot's lease says last)`.
+fn open(shard: &mut Shard, of: &str) -> (u64, String) {
+    let (meta, own) = (shard.keys.meta().to_owned(), shard.keys.own().to_owned());
+    let open: Option<u64> = shard.clocked.plain().hget(meta, "open").unwrap();
+    let own: Option<String> = shard.clocked.plain().hget(own, of).unwrap();
+    let own = own.unwrap_or_default();
+    (open.unwrap_or(0), own.rsplit('|').next().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn so_many_leases_are_handed_over_and_every_end_of_one_is_counted() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    for bot in ["a", "b", "c", "d", "e"] {
+        shard.push(NOW, bot, &["1", "2"], LIMITS);
+    }
+    let claimed = shard.claim(NOW);
+    let hand = Mode::Hand { ttl_ms: TTL_MS, max: 4 };
+    let all: Vec<Completion> = (0..5).map(|at| completion(&claimed, at, 0, hand)).collect();
+    let verdicts = shard.complete(NOW, 9, &all).verdicts;
+    assert_eq!(verdicts, [Verdict::Ok, Verdict::Ok, Verdict::Ok, Verdict::Ok, Verdict::Full]);
+    assert_eq!(open(&mut shard, "a"), (4, "2".into()));
+    assert_eq!(open(&mut shard, "e"), (4, "1".into()));
+    // Renewed by whoever completes it, it stays handed over.
+    let keep = completion(&claimed, 0, 1, Mode::Keep { ttl_ms: TTL_MS });
+    shard.complete(NOW, 9, std::slice::from_ref(&keep));
+    assert_eq!(open(&mut shard, "a"), (4, "2".into()));
+    let release = Completion { before: 1, mode: Mode::Release, ..keep };
+    shard.complete(NOW, 9, &[release]);
+    assert_eq!(open(&mut shard, "a").0, 3);
+    let slice_us = SLICE_US;
+    assert!(shard.call(NOW, &Revoke { keys, bot: &bot("b"), slice_us }));
+    assert_eq!(open(&mut shard, "b"), (2, String::new()));
+    assert_eq!(shard.call(NOW, &Purge { keys, bot: &bot("c") }), 2);
+    assert_eq!(open(&mut shard, "c").0, 1);
+    // There is room again.
+    let again = shard.complete(NOW, 9, &[completion(&claimed, 4, 0, hand)]);
+    assert_eq!((again.verdicts, open(&mut shard, "e").0), (vec![Verdict::Ok], 2));
+    shard.call(NOW, &Recover { keys, run: "another run", slice_us });
+    assert_eq!(open(&mut shard, "e"), (0, String::new()));
+    let claimed = shard.claim(NOW);
+    let at = claimed.leases.iter().position(|grant| grant.bot == bot("d")).unwrap();
+    let taken = completion(&claimed, at, 0, hand);
+    assert_eq!(shard.complete(NOW, 9, &[taken]).verdicts, [Verdict::Ok]);
+    let late = shard.claim(NOW + i64::try_from(TTL_MS).unwrap() * 1_000);
+    let grant = late.leases.iter().find(|grant| grant.bot == bot("d")).unwrap();
+    assert_eq!((grant.attempts.lost, open(&mut shard, "d")), (1, (0, "0".into())));
 }

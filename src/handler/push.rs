@@ -1,0 +1,314 @@
+//! The built-in handler `push`: posts slices to a receiver in any language.
+//!
+//! `POST url` with `{"pipeline","bot","lease","fence","attempt","events":[…]}`, signed by Standard
+//! Webhooks, a new `webhook-id` per delivery. What the receiver answers decides:
+//!
+//! | answer | meaning |
+//! |---|---|
+//! | 200 or 204, without `ack` | all done |
+//! | 200 `{"ack":k}` | the first k are done, the rest is retried in order |
+//! | 202 | the receiver completes the lease later, by `/v1/leases/{lease}` |
+//! | 429 or 503 with `Retry-After`; no connection | the bot rests, no attempt is counted |
+//! | anything else, redirects among it; silence | retried in order with backoff |
+
+use std::time::Duration;
+
+use httpdate::parse_http_date;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{Answer, AnyHandler, Environment, Failure, Handling, Outcomes, Slice};
+use crate::event::Event;
+use crate::id::{BotId, PipelineName};
+use crate::outbound::sign::{self, Secret};
+use crate::outbound::{
+    self, CheckedUrl, HeaderMap, HeaderName, HeaderValue, Method, Outbound, OutboundError, Request,
+    StatusCode,
+};
+
+/// A receiver may ask for pauses up to this.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
+/// So much of an answer goes into the reason of a failure, in bytes.
+const EXCERPT: usize = 200;
+/// Our own timeout comes before the worker's, which knows less: by a twentieth, at most this.
+const EARLIER: Duration = Duration::from_millis(250);
+
+/// Posts the slices of one pipeline to one URL.
+#[derive(Debug)]
+pub(crate) struct PushHandler {
+    outbound: Outbound,
+    url: CheckedUrl,
+    secrets: Vec<Secret>,
+    timeout: Duration,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    pipeline: &'a PipelineName,
+    bot: &'a BotId,
+    lease: &'a str,
+    fence: u64,
+    attempt: u32,
+    events: Vec<&'a Event>,
+}
+
+impl PushHandler {
+    /// `timeout` is the pipeline's `handler_timeout`.
+    pub(crate) fn new(
+        outbound: Outbound,
+        url: CheckedUrl,
+        secrets: Vec<Secret>,
+        timeout: Duration,
+    ) -> Self {
+        let timeout = timeout.saturating_sub((timeout / 20).min(EARLIER));
+        Self { outbound, url, secrets, timeout }
+    }
+
+    async fn push(
+        &self,
+        environment: &Environment,
+        slice: &Slice,
+        capability: &str,
+    ) -> Result<Answer, Failure> {
+        let started = Instant::now();
+        let body = Body {
+            pipeline: &environment.pipeline,
+            bot: &slice.bot,
+            lease: capability,
+            fence: slice.fence.get(),
+            attempt: slice.attempt,
+            events: slice.events.iter().map(|delivery| &delivery.event).collect(),
+        };
+        let body = serde_json::to_vec(&body)
+            .map_err(|error| Failure::unknown(format!("the events are no JSON: {error}")))?;
+        let headers = self.headers(&slice.bot, environment.clock.now(), &body);
+        let request = Request {
+            method: Method::POST,
+            url: &self.url,
+            headers,
+            body,
+            deadline: started + self.timeout,
+            place_by: started + self.timeout / 2,
+            tell_deadline: true,
+        };
+        match self.outbound.call(request).await {
+            Ok(answer) => judge(&answer, slice.events.len(), environment.clock.now()),
+            Err(error) => Err(self.unanswered(&error)),
+        }
+    }
+
+    fn headers(&self, bot: &BotId, now: Duration, body: &[u8]) -> HeaderMap {
+        let id = uuid::Uuid::now_v7().to_string();
+        let keys: Vec<Secret> = self.secrets.iter().map(|secret| secret.of_bot(bot)).collect();
+        let signature = sign::sign(&keys, &id, now.as_secs(), body);
+        let mut headers = HeaderMap::new();
+        let mut put = |name: &'static str, value: String| {
+            let value = HeaderValue::try_from(value);
+            // Ids, numbers and base64: always legal.
+            headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
+        };
+        put("content-type", "application/json".to_owned());
+        put(sign::ID, id);
+        put(sign::TIMESTAMP, now.as_secs().to_string());
+        if !keys.is_empty() {
+            put(sign::SIGNATURE, signature);
+        }
+        headers
+    }
+
+    fn unanswered(&self, error: &OutboundError) -> Failure {
+        match error {
+            OutboundError::TimedOut => {
+                let limit = humantime::format_duration(self.timeout);
+                Failure::unknown(format!("the receiver took longer than {limit} (handler_timeout)"))
+            }
+            error if error.is_unreached() => {
+                Failure::unavailable(0, format!("the receiver cannot be reached: {error}"))
+            }
+            error => Failure::unknown(format!("the receiver did not answer: {error}")),
+        }
+    }
+}
+
+impl AnyHandler for PushHandler {
+    fn handle_boxed<'a>(
+        &'a self,
+        environment: &'a Environment,
+        slice: &'a Slice,
+        capability: &'a str,
+    ) -> Handling<'a> {
+        Box::pin(self.push(environment, slice, capability))
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn committed(&self, _: &Slice, _: usize) {}
+}
+
+/// What an answer to a slice of `n` events means. `now` since 1970.
+fn judge(answer: &outbound::Answer, n: usize, now: Duration) -> Result<Answer, Failure> {
+    match answer.status {
+        StatusCode::ACCEPTED => Ok(Answer::Accepted),
+        StatusCode::OK | StatusCode::NO_CONTENT => acknowledged(answer, n),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            match retry_after(&answer.headers, now) {
+                Some(pause) => Err(Failure::unavailable(0, refusal(answer)).retry_after(pause)),
+                None => Err(Failure::unknown(refusal(answer))),
+            }
+        }
+        _ => Err(Failure::unknown(refusal(answer))),
+    }
+}
+
+fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> {
+    let body = answer
+        .whole()
+        .map_err(|error| Failure::unknown(format!("{}: {error}", answer.status.as_u16())))?;
+    let all = Ok(Answer::Settled(Outcomes::done()));
+    let Ok(Value::Object(fields)) = serde_json::from_slice(body) else { return all };
+    let Some(ack) = fields.get("ack") else { return all };
+    let count = ack.as_u64().and_then(|count| usize::try_from(count).ok());
+    match count {
+        Some(count) if count == n => all,
+        Some(count) if count < n => Err(Failure::transient(count, acknowledgement(count, n))),
+        _ => {
+            let ack = excerpt(ack.to_string().as_bytes());
+            let allowed = format!("it must be a whole number from 0 to {n}");
+            Err(Failure::unknown(format!("the receiver acknowledged {ack}; {allowed}")))
+        }
+    }
+}
+
+/// The reason why the event after the first `count` of `n` is tried again.
+pub(crate) fn acknowledgement(count: usize, n: usize) -> String {
+    format!("the receiver acknowledged {count} of {n} events")
+}
+
+fn refusal(answer: &outbound::Answer) -> String {
+    let mut text = format!("the receiver answered {}", answer.status.as_u16());
+    if answer.status.is_redirection() {
+        text.push_str(", and redirects are not followed");
+    }
+    let said = excerpt(&answer.body);
+    if !said.is_empty() {
+        text.push_str(": ");
+        text.push_str(&said);
+    }
+    text
+}
+
+/// The beginning of what came back, on one line.
+fn excerpt(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(EXCERPT)]);
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    text.trim().to_owned()
+}
+
+/// Seconds or a date, at most a day.
+fn retry_after(headers: &HeaderMap, now: Duration) -> Option<Duration> {
+    let text = headers.get("retry-after")?.to_str().ok()?.trim();
+    let pause = if let Ok(seconds) = text.parse() {
+        Duration::from_secs(seconds)
+    } else {
+        let at = parse_http_date(text).ok()?.duration_since(std::time::UNIX_EPOCH);
+        at.unwrap_or_default().saturating_sub(now)
+    };
+    Some(pause.min(RETRY_AFTER_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1_445_412_000);
+
+    fn answer(status: u16, body: &str) -> outbound::Answer {
+        outbound::Answer {
+            status: StatusCode::from_u16(status).unwrap(),
+            headers: HeaderMap::new(),
+            body: body.as_bytes().to_vec(),
+            cut: false,
+        }
+    }
+
+    fn asking(status: u16, pause: &str) -> Result<Answer, Failure> {
+        let mut answer = answer(status, "busy");
+        answer.headers.insert("retry-after", pause.parse().unwrap());
+        judge(&answer, 3, NOW)
+    }
+
+    fn judged(status: u16, body: &str) -> Result<Answer, Failure> {
+        judge(&answer(status, body), 3, NOW)
+    }
+
+    #[test]
+    fn what_is_content_settles_everything() {
+        for body in ["", " ", "ok", "null", "[1]", "{}", r#"{"x":1}"#, r#"{"ack":3}"#] {
+            assert_eq!(judged(200, body), Ok(Answer::Settled(Outcomes::done())), "{body}");
+        }
+        assert_eq!(judged(204, ""), Ok(Answer::Settled(Outcomes::done())));
+        assert_eq!(judged(202, r#"{"ack":1}"#), Ok(Answer::Accepted));
+    }
+
+    #[test]
+    fn an_acknowledged_part_is_done_and_the_next_event_failed() {
+        for count in 0..3 {
+            let reason = format!("the receiver acknowledged {count} of 3 events");
+            let failure = Failure::transient(count, reason);
+            assert_eq!(judged(200, &format!(r#"{{"ack":{count}}}"#)), Err(failure));
+        }
+    }
+
+    #[test]
+    fn an_impossible_acknowledgement_is_a_failure_that_says_so() {
+        for ack in ["4", "-1", "1.0", "\"1\"", "null", "[]", "18446744073709551616"] {
+            let failure = judged(200, &format!(r#"{{"ack":{ack}}}"#)).unwrap_err();
+            assert!(failure.reason.contains("must be a whole number from 0 to 3"), "{failure:?}");
+            assert_eq!(failure, Failure::unknown(failure.reason.clone()));
+        }
+        let mut long = answer(200, "");
+        long.cut = true;
+        assert!(judge(&long, 3, NOW).unwrap_err().reason.contains("more than 65536 bytes"));
+    }
+
+    #[test]
+    fn who_asks_for_a_pause_is_unavailable_and_gets_it() {
+        let cases = [
+            ("7", 7),
+            ("0", 0),
+            ("999999999", 86_400),
+            ("Wed, 21 Oct 2015 07:28:00 GMT", 480),
+            ("Wed, 21 Oct 2015 07:00:00 GMT", 0),
+        ];
+        for status in [429, 503] {
+            for (text, seconds) in cases {
+                let reason = format!("the receiver answered {status}: busy");
+                let pause = Duration::from_secs(seconds);
+                let failure = Failure::unavailable(0, reason).retry_after(pause);
+                assert_eq!(asking(status, text), Err(failure), "{text}");
+            }
+            for text in ["", "soon", "-1", "1.5"] {
+                assert!(!asking(status, text).unwrap_err().is_unavailable(), "{text}");
+            }
+        }
+        assert!(!asking(500, "7").unwrap_err().is_unavailable());
+    }
+
+    #[test]
+    fn anything_else_is_retried_with_its_beginning_as_the_reason() {
+        let long = "x".repeat(900);
+        let cases = [
+            (500, "line\r\none\0", "the receiver answered 500: line  one"),
+            (404, "", "the receiver answered 404"),
+            (201, "made", "the receiver answered 201: made"),
+            (302, "", "the receiver answered 302, and redirects are not followed"),
+            (500, &long, &format!("the receiver answered 500: {}", "x".repeat(200))),
+        ];
+        for (status, body, reason) in cases {
+            assert_eq!(judged(status, body), Err(Failure::unknown(reason.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Leases of slices that a push handler's receiver accepted with 202: it completes, fails or
+//! extends them here. Who knows the name of a lease may do that, and nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::docs::{Body, OfLease};
+use super::extract::{JsonOrNothing, Path};
+use super::problem::Problem;
+use crate::clock::millis;
+
+/// A receiver may ask for pauses up to this, in seconds.
+const RETRY_AFTER_MAX: f64 = 86_400.0;
+/// The reason where none is given.
+const NO_REASON: &str = "the receiver reported a failure";
+
+/// What asks for a capability.
+pub(super) fn completing() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(complete)).routes(routes!(fail)).routes(routes!(extend))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct LeasePath {
+    /// `lease` of the push.
+    lease: String,
+}
+
+/// How far a receiver came.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Acknowledgement {
+    /// How many events are done, counted from the start of the slice.
+    ack: Option<u64>,
+}
+
+/// Where and why a receiver stopped.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Stop {
+    /// How many events are done, counted from the start of the slice; the next one failed. Without
+    /// it any of them did: they are handed out one by one.
+    ack: Option<u64>,
+    /// Not to be tried again before so many seconds; at most a day.
+    #[schema(minimum = 0, maximum = 86400)]
+    retry_after: Option<f64>,
+    /// For the log and the dead letter; its first 1,000 bytes are kept.
+    reason: Option<String>,
+}
+
+/// A lease that goes on.
+#[derive(Debug, Serialize, ToSchema)]
+struct Extension {
+    /// It runs out so many milliseconds from now (`lease_ttl`).
+    expires_in_ms: u64,
+    /// How many events of the slice are done. Lower than `ack` when the slice was accepted just
+    /// now: the next extension or completion counts it.
+    acked: u64,
+}
+
+/// Complete a lease
+///
+/// Without `ack` all events of the slice are done. With less than all, the rest is retried in
+/// order, with backoff, as after a 200 with `ack`.
+#[utoipa::path(
+    post, path = "/v1/leases/{lease}/complete", tag = "leases", operation_id = "completeLease",
+    params(LeasePath), request_body(content = Option<Acknowledgement>),
+    responses((status = 204, description = "The lease ended"), OfLease, Body)
+)]
+async fn complete(
+    State(api): State<Arc<Api>>,
+    Path(LeasePath { lease }): Path<LeasePath>,
+    JsonOrNothing(said): JsonOrNothing<Acknowledgement>,
+) -> Result<StatusCode, Problem> {
+    api.leases.complete(&lease, said.ack).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Fail a lease
+///
+/// The event after `ack` is tried again with backoff, and becomes a dead letter after
+/// `max_attempts`.
+#[utoipa::path(
+    post, path = "/v1/leases/{lease}/fail", tag = "leases", operation_id = "failLease",
+    params(LeasePath), request_body(content = Option<Stop>),
+    responses((status = 204, description = "The lease ended"), OfLease, Body)
+)]
+async fn fail(
+    State(api): State<Arc<Api>>,
+    Path(LeasePath { lease }): Path<LeasePath>,
+    JsonOrNothing(said): JsonOrNothing<Stop>,
+) -> Result<StatusCode, Problem> {
+    let retry_after = match said.retry_after {
+        Some(seconds) if seconds < 0.0 => {
+            return Err(Problem::field("retry_after", "it is negative; write seconds from 0"));
+        }
+        seconds => seconds.map(|seconds| Duration::from_secs_f64(seconds.min(RETRY_AFTER_MAX))),
+    };
+    let reason = said.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
+    let reason = reason.unwrap_or(NO_REASON).replace(char::is_control, " ");
+    api.leases.fail(&lease, said.ack, retry_after, &reason).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Extend a lease
+///
+/// It runs out `lease_ttl` from now; what is acknowledged is done for good.
+#[utoipa::path(
+    post, path = "/v1/leases/{lease}/extend", tag = "leases", operation_id = "extendLease",
+    params(LeasePath), request_body(content = Option<Acknowledgement>),
+    responses((status = 200, description = "The lease goes on", body = Extension), OfLease, Body)
+)]
+async fn extend(
+    State(api): State<Arc<Api>>,
+    Path(LeasePath { lease }): Path<LeasePath>,
+    JsonOrNothing(said): JsonOrNothing<Acknowledgement>,
+) -> Result<Json<Extension>, Problem> {
+    let extended = api.leases.extend(&lease, said.ack).await?;
+    let (expires_in_ms, acked) = (millis(extended.ttl), extended.acked as u64);
+    Ok(Json(Extension { expires_in_ms, acked }))
+}

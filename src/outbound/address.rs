@@ -1,0 +1,261 @@
+//! Which URLs may be called: THE ADDRESS RULES against server-side request forgery.
+//!
+//! | rule | tenant | operator |
+//! |---|---|---|
+//! | `http` or `https`, a host, no user name or password, no fragment, at most 2,048 bytes | yes | yes |
+//! | no port that browsers refuse too (mail, shells and the like) | yes | yes |
+//! | every address public, or in `callbacks.allow_nets` | yes | – |
+//!
+//! Addresses written as such are judged after the URL was parsed as the WHATWG says, so decimal,
+//! hexadecimal, octal, short, percent-encoded and full-width spellings are all one address. Names
+//! are judged when they are resolved ([`super::resolve`]), by the very addresses that are
+//! connected to, so that a name which changes its mind (DNS rebinding) gains nothing.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use url::{Host, Url};
+
+/// Longest URL, in bytes.
+pub const URL_MAX_BYTES: usize = 2_048;
+
+/// The ports that the fetch standard refuses (<https://fetch.spec.whatwg.org/#port-blocking>):
+/// services that could be talked into something by a HTTP request.
+const BAD_PORTS: &[u16] = &[
+    0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101,
+    102, 103, 104, 109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427,
+    465, 512, 513, 514, 515, 526, 530, 531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990,
+    993, 995, 1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6665, 6666, 6667,
+    6668, 6669, 6679, 6697, 10080,
+];
+
+/// Whose URL it is.
+#[derive(Debug, Clone)]
+pub enum Policy {
+    /// Came in by a request or a rule: it may reach public addresses, and these networks.
+    Tenant(Arc<[IpNet]>),
+    /// Stands in the configuration: it may reach every address.
+    Operator,
+}
+
+impl Policy {
+    /// Whether this address may be connected to.
+    #[must_use]
+    pub fn allows(&self, address: IpAddr) -> bool {
+        match self {
+            Self::Operator => true,
+            Self::Tenant(nets) => {
+                let inner = translated(address).map(IpAddr::V4);
+                is_public(address)
+                    || nets.iter().any(|net| {
+                        net.contains(&address) || inner.is_some_and(|inner| net.contains(&inner))
+                    })
+            }
+        }
+    }
+}
+
+/// Why a URL is refused. Never quotes what may be secret.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Longer than [`URL_MAX_BYTES`].
+    #[error("has {0} bytes; at most {URL_MAX_BYTES} are allowed")]
+    TooLong(usize),
+    /// White space or a control character, which parsers take out silently.
+    #[error("holds white space or a control character; write it percent-encoded")]
+    Character,
+    /// Not a URL.
+    #[error("is not a URL ({0}); write http://HOST/PATH or https://HOST/PATH")]
+    Malformed(#[from] url::ParseError),
+    /// Another scheme.
+    #[error("does not begin with http:// or https://")]
+    Scheme,
+    /// Credentials.
+    #[error(
+        "holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them"
+    )]
+    Credentials,
+    /// A part that is never sent.
+    #[error("holds a fragment (#…), which is never sent; remove it")]
+    Fragment,
+    /// No host.
+    #[error("names no host")]
+    NoHost,
+    /// See [`BAD_PORTS`].
+    #[error("names port {0}, where no HTTP server is; choose another port")]
+    Port(u16),
+    /// An address that is not public.
+    #[error(transparent)]
+    Address(#[from] AddressRefused),
+}
+
+/// An address that a tenant's URL may not reach.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{host} is at {address}, which is not public; callbacks.allow_nets may allow its network")]
+pub struct AddressRefused {
+    /// As the URL names it.
+    pub host: String,
+    /// What it stands for.
+    pub address: IpAddr,
+}
+
+/// A URL that was judged by a [`Policy`].
+///
+/// `Debug` and `Display` leave out the query: it may hold a token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CheckedUrl {
+    url: Url,
+    operators: bool,
+}
+
+impl CheckedUrl {
+    /// Judges a URL. An address is judged at once, a name when it is connected to.
+    ///
+    /// # Errors
+    /// Says which rule is broken.
+    pub fn parse(text: &str, policy: &Policy) -> Result<Self, UrlError> {
+        if text.len() > URL_MAX_BYTES {
+            return Err(UrlError::TooLong(text.len()));
+        }
+        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(UrlError::Character);
+        }
+        let url = Url::parse(text)?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(UrlError::Scheme);
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(UrlError::Credentials);
+        }
+        if url.fragment().is_some() {
+            return Err(UrlError::Fragment);
+        }
+        let checked = Self { url, operators: matches!(policy, Policy::Operator) };
+        if checked.host().is_empty() {
+            return Err(UrlError::NoHost);
+        }
+        if BAD_PORTS.contains(&checked.port()) {
+            return Err(UrlError::Port(checked.port()));
+        }
+        checked.judge(policy)?;
+        Ok(checked)
+    }
+
+    /// Judges the address, where the host is one: such a host is never resolved.
+    pub(super) fn judge(&self, policy: &Policy) -> Result<(), AddressRefused> {
+        match self.literal() {
+            Some(address) if !policy.allows(address) => {
+                Err(AddressRefused { host: self.host().to_owned(), address })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The address, where the host is one.
+    #[must_use]
+    pub fn literal(&self) -> Option<IpAddr> {
+        match self.url.host()? {
+            Host::Ipv4(address) => Some(address.into()),
+            Host::Ipv6(address) => Some(address.into()),
+            Host::Domain(_) => None,
+        }
+    }
+
+    /// The name or address, in lower case.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        self.url.host_str().unwrap_or_default()
+    }
+
+    /// The port, 80 or 443 where none is named.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        // Both schemes have a default.
+        self.url.port_or_known_default().unwrap_or_default()
+    }
+
+    /// Whether it was judged as the operator's own.
+    #[must_use]
+    pub fn is_operators(&self) -> bool {
+        self.operators
+    }
+
+    /// The whole URL with its query: for the client, never for a log.
+    #[must_use]
+    pub fn expose(&self) -> &Url {
+        &self.url
+    }
+}
+
+impl fmt::Display for CheckedUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.url.as_str().split('?').next().unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for CheckedUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CheckedUrl({self})")
+    }
+}
+
+/// Whether an address is of the public Internet: no special purpose by the registries of IANA.
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => match translated(address.into()) {
+            Some(inner) => is_public_v4(inner),
+            None => is_public_v6(address),
+        },
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    !matches!(
+        address.octets(),
+        [0 | 10 | 127 | 224.., ..] // this network, private, loopback, multicast, reserved
+            | [100, 64..=127, ..] // shared by carriers
+            | [169, 254, ..] // link-local, where clouds keep their metadata
+            | [172, 16..=31, ..]
+            | [192, 0, 0 | 2, _] // protocols, documentation
+            | [192, 88, 99, _] // 6to4 relays
+            | [192, 168, ..]
+            | [198, 18..=19, ..] // benchmarks
+            | [198, 51, 100, _]
+            | [203, 0, 113, _]
+    )
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let segments = address.segments();
+    match segments {
+        // Protocols (Teredo, ORCHID, benchmarks) and documentation.
+        [0x2001, ..=0x01ff | 0x0db8, ..] | [0x3fff, ..=0x0fff, ..] => false,
+        // 6to4: the packets go to the address inside.
+        [0x2002, high, low, ..] => is_public_v4(join(high, low)),
+        // All that was ever given to anybody.
+        [first, ..] => (0x2000..0x4000).contains(&first),
+    }
+}
+
+/// The v4 address that a connection to this v6 address ends at: mapped, or behind a NAT64.
+fn translated(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => match address.segments() {
+            [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+                Some(join(high, low))
+            }
+            _ => None,
+        },
+    }
+}
+
+fn join(high: u16, low: u16) -> Ipv4Addr {
+    Ipv4Addr::from((u32::from(high) << 16) | u32::from(low))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! Signatures by Standard Webhooks (<https://www.standardwebhooks.com>): a receiver knows that a
+//! request is ours and whole.
+//!
+//! A secret is written `whsec_` and base64. Each bot has a key of its own, HMAC-SHA256 of the
+//! secret and the bot's id, so a receiver that serves one bot cannot sign for another. Every
+//! secret signs, so that secrets can be changed one after the other.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use crate::id::BotId;
+
+/// The header with the id of the delivery.
+pub const ID: &str = "webhook-id";
+/// The header with the time of the delivery, in seconds since 1970.
+pub const TIMESTAMP: &str = "webhook-timestamp";
+/// The header with the signatures.
+pub const SIGNATURE: &str = "webhook-signature";
+
+const PREFIX: &str = "whsec_";
+/// Shortest and longest secret, in bytes, by the specification.
+const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
+
+/// Padding may be left out, as the libraries of the specification allow.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Why a text is no secret. Never quotes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// Another beginning.
+    #[error("does not begin with {PREFIX}; `echo whsec_$(openssl rand -base64 32)` makes one")]
+    Prefix,
+    /// Not base64.
+    #[error("is not base64 after {PREFIX}")]
+    Base64,
+    /// Too short or too long.
+    #[error("has {0} bytes; 24 to 64 are allowed")]
+    Length(usize),
+}
+
+/// A key that signs. Never printed by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Box<[u8]>);
+
+impl Secret {
+    /// Reads `whsec_` and base64.
+    ///
+    /// # Errors
+    /// When the text is anything else, or not of 24 to 64 bytes.
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
+        let text = text.strip_prefix(PREFIX).ok_or(SecretError::Prefix)?;
+        let bytes = LENIENT.decode(text).map_err(|_| SecretError::Base64)?;
+        if !BYTES.contains(&bytes.len()) {
+            return Err(SecretError::Length(bytes.len()));
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    /// The key of one bot.
+    #[must_use]
+    pub fn of_bot(&self, bot: &BotId) -> Self {
+        Self(self.mac([bot.as_str().as_bytes()]).into())
+    }
+
+    /// `whsec_` and base64: for the receiver, never for a log.
+    #[must_use]
+    pub fn expose(&self) -> String {
+        format!("{PREFIX}{}", STANDARD.encode(&self.0))
+    }
+
+    fn mac<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        for part in parts {
+            mac.update(part);
+        }
+        mac.finalize().into_bytes().into()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(***)")
+    }
+}
+
+/// The value of [`SIGNATURE`]: one signature for each key, the first one first. `timestamp` in
+/// seconds since 1970.
+#[must_use]
+pub fn sign(keys: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
+    let timestamp = timestamp.to_string();
+    let signatures = keys.iter().map(|key| {
+        let mac = key.mac([id.as_bytes(), b".", timestamp.as_bytes(), b".", body]);
+        format!("v1,{}", STANDARD.encode(mac))
+    });
+    signatures.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+    /// The vector that the libraries of the specification test themselves with.
+    #[test]
+    fn a_signature_is_that_of_the_specification() {
+        let key = Secret::parse(SECRET).unwrap();
+        let id = "msg_p5jXN8AQM9LWM0D4loKWxJek";
+        let signed = sign(&[key], id, 1_614_265_330, br#"{"test": 2432232314}"#);
+        assert_eq!(signed, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn every_secret_signs_in_their_order() {
+        let other = format!("whsec_{}", STANDARD.encode([7; 24]));
+        let keys = [SECRET, &other].map(|text| Secret::parse(text).unwrap());
+        let alone = keys.each_ref().map(|key| sign(std::slice::from_ref(key), "id", 1, b"x"));
+        assert_eq!(sign(&keys, "id", 1, b"x"), alone.join(" "));
+        assert_ne!(alone[0], alone[1]);
+        assert_eq!(sign(&[], "id", 1, b"x"), "");
+    }
+
+    /// Computed with the `hmac` of Python.
+    #[test]
+    fn the_key_of_a_bot_is_derived_from_its_id() {
+        let key = Secret::parse(SECRET).unwrap().of_bot(&BotId::parse("bot-7").unwrap());
+        assert_eq!(key.expose(), BOT_7);
+        assert_eq!(Secret::parse(&key.expose()).unwrap(), key);
+    }
+
+    const BOT_7: &str = "whsec_h9fsI0col1K9jvcM2VuQC6OEwENXmL3tB+qphRCYQb4=";
+
+    #[test]
+    fn what_is_no_secret_is_refused_without_being_quoted() {
+        let of = |bytes: usize| format!("whsec_{}", STANDARD.encode(vec![1; bytes]));
+        let refused = [
+            ("secret", SecretError::Prefix),
+            ("WHSEC_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", SecretError::Prefix),
+            ("whsec_not base64", SecretError::Base64),
+            ("whsec_", SecretError::Length(0)),
+            (&of(23), SecretError::Length(23)),
+            (&of(65), SecretError::Length(65)),
+        ];
+        for (text, expected) in refused {
+            assert_eq!(Secret::parse(text).unwrap_err(), expected, "{text}");
+        }
+        assert!(Secret::parse(&of(24)).is_ok() && Secret::parse(&of(64)).is_ok());
+        assert!(Secret::parse(of(25).trim_end_matches('=')).is_ok());
+    }
+
+    #[test]
+    fn a_secret_is_never_printed() {
+        assert_eq!(format!("{:?}", Secret::parse(SECRET).unwrap()), "Secret(***)");
+    }
+}

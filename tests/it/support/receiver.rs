@@ -1,0 +1,222 @@
+//! An HTTP server that notes what it is asked and answers as it is told.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// One request.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    /// How many came before it.
+    pub(crate) number: usize,
+    pub(crate) line: String,
+    /// By lower-case name.
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
+    /// Since 1970.
+    pub(crate) at: Duration,
+}
+
+impl Call {
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    pub(crate) fn text(&self, field: &str) -> String {
+        self.json()[field].as_str().unwrap().to_owned()
+    }
+
+    /// The ids of its events.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        let body = self.json();
+        let events = body["events"].as_array().unwrap();
+        events.iter().map(|event| event["id"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// What is done with a request.
+#[derive(Debug, Clone)]
+pub(crate) enum Reply {
+    Answer {
+        status: u16,
+        headers: Vec<(String, String)>,
+        body: Vec<u8>,
+    },
+    /// The connection is closed.
+    Nothing,
+    /// Bytes as they are, then, every few milliseconds, some more, for ever.
+    Drip(Vec<u8>, Vec<u8>),
+}
+
+impl Reply {
+    pub(crate) fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+        Self::Answer { status, headers: Vec::new(), body: body.into() }
+    }
+
+    pub(crate) fn with(mut self, name: &str, value: impl ToString) -> Self {
+        if let Self::Answer { headers, .. } = &mut self {
+            headers.push((name.to_owned(), value.to_string()));
+        }
+        self
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: Mutex<Vec<Call>>,
+    connections: AtomicUsize,
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// Runs until dropped.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    pub(crate) address: SocketAddr,
+    state: Arc<State>,
+    _running: JoinSet<()>,
+}
+
+impl Receiver {
+    pub(crate) async fn start<F, R>(answer: F) -> Self
+    where
+        F: Fn(Call) -> R + Send + Sync + 'static,
+        R: Future<Output = Reply> + Send,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(State::default());
+        let (shared, answer) = (Arc::clone(&state), Arc::new(answer));
+        let mut running = JoinSet::new();
+        running.spawn(async move {
+            let mut open = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                shared.connections.fetch_add(1, Ordering::SeqCst);
+                let (shared, answer) = (Arc::clone(&shared), Arc::clone(&answer));
+                open.spawn(async move {
+                    // The client may go at any time.
+                    let _ = serve(stream, &shared, &*answer).await;
+                });
+                while open.try_join_next().is_some() {}
+            }
+        });
+        Self { address, state, _running: running }
+    }
+
+    /// Answers everything with 200 and nothing.
+    pub(crate) async fn content() -> Self {
+        Self::start(|_| async { Reply::new(200, "") }).await
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/hook", self.address)
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.state.calls.lock().unwrap().clone()
+    }
+
+    /// Calls so far.
+    pub(crate) fn called(&self) -> usize {
+        self.state.calls.lock().unwrap().len()
+    }
+
+    /// Connections that were ever made.
+    pub(crate) fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
+    }
+
+    /// The most calls that were answered at once.
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.state.most.load(Ordering::SeqCst)
+    }
+
+    /// Calls that are being answered.
+    pub(crate) fn now(&self) -> usize {
+        self.state.now.load(Ordering::SeqCst)
+    }
+}
+
+/// One connection.
+async fn serve<F, R>(stream: TcpStream, state: &State, answer: &F) -> std::io::Result<()>
+where
+    F: Fn(Call) -> R,
+    R: Future<Output = Reply>,
+{
+    let mut stream = BufReader::new(stream);
+    while let Some((line, headers, body)) = read(&mut stream).await? {
+        let call = {
+            let mut calls = state.calls.lock().unwrap();
+            let call = Call { number: calls.len(), line, headers, body, at: SystemClock.now() };
+            calls.push(call.clone());
+            call
+        };
+        let answering = Answering::begin(state);
+        let reply = answer(call).await;
+        drop(answering);
+        match reply {
+            Reply::Nothing => return Ok(()),
+            Reply::Answer { status, headers, body } => {
+                let mut head = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n", body.len());
+                for (name, value) in headers {
+                    head.push_str(&format!("{name}: {value}\r\n"));
+                }
+                head.push_str("\r\n");
+                stream.write_all(&[head.as_bytes(), &body].concat()).await?;
+            }
+            Reply::Drip(first, more) => {
+                stream.write_all(&first).await?;
+                loop {
+                    // Slowness is what this shows.
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    stream.write_all(&more).await?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Answering<'a>(&'a State);
+
+impl<'a> Answering<'a> {
+    fn begin(state: &'a State) -> Self {
+        let now = state.now.fetch_add(1, Ordering::SeqCst) + 1;
+        state.most.fetch_max(now, Ordering::SeqCst);
+        Self(state)
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+type Parts = (String, BTreeMap<String, String>, Vec<u8>);
+
+async fn read(stream: &mut BufReader<TcpStream>) -> std::io::Result<Option<Parts>> {
+    let mut first = String::new();
+    if stream.read_line(&mut first).await? == 0 {
+        return Ok(None);
+    }
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await?;
+        let Some((name, value)) = line.trim_end().split_once(':') else { break };
+        headers.insert(name.to_lowercase(), value.trim().to_owned());
+    }
+    let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await?;
+    Ok(Some((first.trim_end().to_owned(), headers, body)))
+}
