@@ -215,7 +215,7 @@ impl From<LeaseError> for Problem {
             LeaseError::Gone => Self::new(Kind::LeaseGone, detail),
             LeaseError::Ack { .. } => {
                 let field = Some("ack".to_owned());
-                let errors = vec![Detail { index: None, field, detail: detail.clone() }];
+                let errors = vec![Flaw { index: None, field, detail: detail.clone() }];
                 Self::new(Kind::AckTooHigh, detail).errors(errors)
             }
             LeaseError::Store(error) => error.into(),

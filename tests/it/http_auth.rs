@@ -25,7 +25,14 @@ const BATCH: &str = "application/cloudevents-batch+json";
 
 /// Everything else asks for a token. A route is added here only if it gives away nothing and
 /// changes nothing.
-const OPEN: [&str; 2] = ["GET /healthz", "GET /readyz"];
+const OPEN: [&str; 5] = [
+    "GET /healthz",
+    "GET /readyz",
+    // The name of a lease is a capability.
+    "POST /v1/leases/{lease}/complete",
+    "POST /v1/leases/{lease}/extend",
+    "POST /v1/leases/{lease}/fail",
+];
 /// Open as well, but not in the document.
 const OPEN_PAGES: [&str; 3] = ["/", "/docs/", "/openapi.json"];
 
@@ -47,7 +54,10 @@ fn tokens(directory: &Path) -> String {
     let table = |(name, scopes, bots): &(&str, &str, &str)| {
         let file = directory.join(name);
         std::fs::write(&file, text(name) + "\n").unwrap();
-        format!("{{ name = \"{name}\", token_file = {file:?}, scopes = {scopes}, bots = {bots} }}")
+        let file = file.display();
+        format!(
+            "{{ name = \"{name}\", token_file = \"{file}\", scopes = {scopes}, bots = {bots} }}"
+        )
     };
     format!("[{}]", TOKENS.iter().map(table).collect::<Vec<_>>().join(", "))
 }
@@ -85,7 +95,7 @@ async fn every_route_but_the_open_ones_asks_for_a_token_with_its_scope() {
         let (name, path) = (operation.name(), operation.path(&[]));
         let ask = async |client: &Client| client.send(&operation.method, &path, &[], b"").await;
         let Some(scopes) = &operation.scopes else {
-            assert_eq!(ask(&guarded.client).await.code, 200, "{name}");
+            assert!(matches!(ask(&guarded.client).await.code, 200 | 404), "{name}");
             continue;
         };
         let [scope] = scopes.as_slice() else { panic!("{name} asks for {scopes:?}") };
@@ -127,17 +137,9 @@ async fn a_token_publishes_for_its_bots_only_and_all_or_nothing() {
     let shop = guarded.as_caller("shop");
     let length = async || {
         let mut connection = guarded.server.connection().await;
-        redis::cmd("XINFO")
-            .arg("STREAM")
-            .arg(STREAM)
-            .query_async::<redis::Value>(&mut connection)
-            .await
-            .map(|facts| {
-                let facts: std::collections::HashMap<String, redis::Value> =
-                    redis::from_redis_value(facts).unwrap();
-                redis::from_redis_value_ref::<u64>(&facts["entries-added"]).unwrap()
-            })
-            .unwrap_or(0)
+        let added: redis::RedisResult<u64> =
+            redis::cmd("XLEN").arg(STREAM).query_async(&mut connection).await;
+        added.unwrap()
     };
     for bot in ["shop-1", "exact", "shop-"] {
         assert_eq!(shop.publish(STRUCTURED, event(bot, "t", 1)).await.code, 202, "{bot}");
@@ -314,7 +316,8 @@ async fn tokens_that_cannot_be_used_are_refused_at_start_without_showing_them() 
     let file = |name: &str, content: &[u8]| {
         std::fs::write(directory.path().join(name), content).unwrap();
         let path = directory.path().join(name);
-        format!("{{ name = \"{name}\", token_file = {path:?}, scopes = [\"read\"] }}")
+        let path = path.display();
+        format!("{{ name = \"{name}\", token_file = \"{path}\", scopes = [\"read\"] }}")
     };
     let secret = "hidden-0123456789";
     let missing =

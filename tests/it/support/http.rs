@@ -67,8 +67,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(address: impl ToString) -> Self {
-        Self { address: address.to_string(), token: None }
+    pub(crate) fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), token: None }
     }
 
     pub(crate) fn with_token(&self, token: &str) -> Self {
@@ -96,7 +96,7 @@ impl Client {
         let own = own.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.as_str())));
         let own = own.filter(|(name, _)| headers.iter().all(|(other, _)| other != name));
         for (name, value) in own.chain(headers.iter().copied()) {
-            head += &format!("{name}: {value}\r\n");
+            head.extend([name, ": ", value, "\r\n"]);
         }
         head + "\r\n"
     }
@@ -154,6 +154,8 @@ pub(crate) struct Operation {
     pub(crate) scopes: Option<Vec<String>>,
     /// The content types of its body.
     pub(crate) takes: Vec<String>,
+    /// Whether there must be a body.
+    pub(crate) needs_body: bool,
 }
 
 impl Operation {
@@ -184,12 +186,18 @@ impl Operation {
             codes: keys(&operation["responses"]).iter().map(|code| code.parse().unwrap()).collect(),
             scopes: (!open).then_some(scopes),
             takes: keys(&operation["requestBody"]["content"]),
+            needs_body: operation["requestBody"]["required"] == true,
         }
     }
 
     /// Its path for these values of its parameters, others being as good as they can.
     pub(crate) fn path(&self, values: &[(&str, &str)]) -> String {
-        let defaults = [("pipeline", "test"), ("bot", "bot-1"), ("id", "0.1700000000000-0")];
+        let defaults = [
+            ("pipeline", "test"),
+            ("bot", "bot-1"),
+            ("id", "0.1700000000000-0"),
+            ("lease", "nobody-has-this"),
+        ];
         let mut path = self.template.clone();
         for (name, value) in values.iter().chain(&defaults) {
             path = path.replace(&format!("{{{name}}}"), value);

@@ -51,7 +51,7 @@ impl Instance {
 
     /// Speaks to its HTTP interface.
     pub(crate) fn client(&self) -> Client {
-        Client::new(self.http.expect("it plays the role http"))
+        Client::new(&self.http.expect("it plays the role http").to_string())
     }
 
     pub(crate) async fn stop(mut self) {
