@@ -428,8 +428,9 @@ impl App {
         };
         if let Ok(address) = self.metrics_listener.local_addr() {
             let http = self.http_door.as_ref().and_then(|(listener, _)| listener.local_addr().ok());
+            let http = http.map(tracing::field::display);
             let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
-            info!(redis = %target, metrics = %address, ?http, ?pipelines, "fairlane is running");
+            info!(redis = %target, metrics = %address, http, ?pipelines, "fairlane is running");
         }
         let mut servers = tokio::task::JoinSet::new();
         if let Some((listener, access)) = self.http_door {

@@ -2,8 +2,11 @@
 //! behind the edge relies on their bounds.
 
 use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
 use std::sync::Arc;
 
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -125,6 +128,21 @@ fn check_length(what: &'static str, text: &str, max: usize) -> Result<(), IdErro
     }
 }
 
+/// Reads an id within the deserializer, which then can say where the text was that is none.
+struct Parsed<T>(PhantomData<T>);
+
+impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Parsed<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
 macro_rules! text_id {
     ($type:ty) => {
         impl fmt::Display for $type {
@@ -144,8 +162,7 @@ macro_rules! text_id {
         }
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-                Self::parse(&text).map_err(serde::de::Error::custom)
+                deserializer.deserialize_str(Parsed(PhantomData))
             }
         }
         impl std::str::FromStr for $type {
@@ -310,8 +327,7 @@ impl Serialize for LetterId {
 
 impl<'de> Deserialize<'de> for LetterId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+        deserializer.deserialize_str(Parsed(PhantomData))
     }
 }
 

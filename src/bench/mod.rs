@@ -4,6 +4,7 @@
 //! `redis-benchmark` of the same run, and as the median of several.
 
 pub mod fairness;
+pub mod http;
 pub mod latency;
 pub mod pipeline;
 
@@ -53,6 +54,8 @@ pub enum BenchError {
     Address(#[from] redis::RedisError),
     #[error("nothing moved for {0:?}: {1}")]
     Stuck(Duration, String),
+    #[error("a request of the bench failed: {0}")]
+    Http(#[source] std::io::Error),
     #[error("interrupted")]
     Interrupted,
 }
@@ -140,6 +143,19 @@ impl Rig {
             self.link.run_checked("XADD", &pipe).await?;
         }
         Ok(())
+    }
+
+    /// Entries on the stream.
+    async fn stored(&self) -> Result<u64, BenchError> {
+        match self.link.command("XLEN", redis::Cmd::xlen(STREAM)).await? {
+            Value::Int(length) => Ok(length.unsigned_abs()),
+            _ => Ok(0),
+        }
+    }
+
+    /// Empties the stream.
+    async fn forget(&self) -> Result<(), BenchError> {
+        Ok(self.link.command("UNLINK", redis::Cmd::unlink(STREAM)).await.map(drop)?)
     }
 
     async fn info(&self, section: &str) -> Result<String, BenchError> {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::error::CliError;
 use super::output::Output;
-use crate::bench::{fairness, latency, pipeline};
+use crate::bench::{fairness, http, latency, pipeline};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +30,11 @@ const FAIRNESS_EXAMPLES: &str = "\
 Examples:
   fairlane bench fairness
   fairlane bench fairness --giant 0 --seconds 10 --json";
+
+const HTTP_EXAMPLES: &str = "\
+Examples:
+  fairlane bench http
+  fairlane bench http --batch 1 --connections 32 --json";
 
 /// Arguments of `fairlane bench`.
 #[derive(Debug, Args)]
@@ -83,6 +88,22 @@ pub enum Scenario {
         /// Fail when an event is lost or handled out of order (both are always counted).
         #[arg(long)]
         verify: bool,
+    },
+    /// Publishing over HTTP beside direct XADD.
+    #[command(after_help = HTTP_EXAMPLES)]
+    Http {
+        /// How many events each way.
+        #[arg(long, value_name = "N", default_value = "500000")]
+        events: NonZeroU32,
+        /// Events of one request, up to 1000.
+        #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        batch: u32,
+        /// Size of an event.
+        #[arg(long, value_name = "BYTES", default_value = "200", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        bytes: u32,
+        /// Connections each way.
+        #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        connections: u32,
     },
     /// What quiet bots notice of busy ones.
     #[command(after_help = FAIRNESS_EXAMPLES)]
@@ -140,6 +161,18 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             progress.clear();
             print(args.json, &report)?;
             faultless(verify, report.lost, report.reordered)
+        }
+        Scenario::Http { events, batch, bytes, connections } => {
+            let many = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+            let options = http::Options {
+                events: size(events),
+                batch: many(batch),
+                bytes: many(bytes),
+                connections: many(connections),
+            };
+            let report = http::run(options, watch).await?;
+            progress.clear();
+            print(args.json, &report)
         }
         Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {
             let options = fairness::Options {

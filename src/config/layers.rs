@@ -206,16 +206,18 @@ impl Layers {
         file: &File<'_>,
         at: Origin,
         value: &DeValue<'_>,
-        path: &mut Vec<String>,
+        path: &[String],
     ) -> Result<(), ConfigError> {
-        let (key, wrong) = (path.join("."), Value::Tables(0).expected());
-        let refused =
-            |at, key, found| Err(ConfigError::WrongType { at, key, expected: wrong, found });
-        let DeValue::Array(items) = value else { return refused(at, key, found(value)) };
+        let key = path.join(".");
+        let DeValue::Array(items) = value else {
+            let (expected, found) = (Value::Tables(0).expected(), found(value));
+            return Err(ConfigError::WrongType { at, key, expected, found });
+        };
         for (place, item) in items.iter().enumerate() {
             let (at, table) = (file.at(item.span().start), format!("{key}[{place}]"));
             let DeValue::Table(inner) = item.get_ref() else {
-                return refused(at, table, found(item.get_ref()));
+                let (expected, found) = ("a table", found(item.get_ref()));
+                return Err(ConfigError::WrongType { at, key: table, expected, found });
             };
             // What is missing there is missing at the place where the table begins.
             let defaults = self.schema.tables[&key].iter().map(|(name, value)| {

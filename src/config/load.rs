@@ -372,3 +372,5 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod token_tests;

@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::extract::{media_type, percent_decoded, unsupported};
-use super::problem::{Detail, Kind, Problem};
+use super::problem::{Flaw, Kind, Problem};
 use crate::event::{Event, EventError};
 use crate::id::BotId;
 
@@ -169,7 +169,7 @@ fn binary<'a>(headers: &HeaderMap, body: &[u8]) -> Result<Events<'a>, Problem> {
     let mut flaws = Vec::new();
     let mut bad = |name: &str, why: &str| {
         let (field, detail) = (Some(name.to_owned()), format!("{PREFIX}{name}: {why}"));
-        flaws.push(Detail { index: Some(0), field, detail });
+        flaws.push(Flaw { index: Some(0), field, detail });
     };
     for name in headers.keys() {
         let Some(attribute) = name.as_str().strip_prefix(PREFIX) else { continue };
@@ -243,11 +243,11 @@ fn raw(text: &str) -> Box<RawValue> {
     to_raw_value(text).unwrap_or_default()
 }
 
-fn flaw(index: usize, error: &EventError) -> Detail {
-    Detail { index: Some(index), field: error.attribute(), detail: error.to_string() }
+fn flaw(index: usize, error: &EventError) -> Flaw {
+    Flaw { index: Some(index), field: error.attribute(), detail: error.to_string() }
 }
 
-fn invalid(count: usize, flaws: Vec<Detail>) -> Problem {
+fn invalid(count: usize, flaws: Vec<Flaw>) -> Problem {
     let detail = match (count, flaws.as_slice()) {
         (1, [only]) => format!("nothing was stored: {}", only.detail),
         (_, flaws) => {

@@ -15,7 +15,7 @@ use super::auth::Caller;
 use super::cloudevents::Mode;
 use super::docs::{Body, Parameters};
 use super::extract;
-use super::problem::{Detail, Kind, Problem};
+use super::problem::{Flaw, Kind, Problem};
 use crate::bus;
 use crate::event::Event;
 
@@ -58,9 +58,9 @@ async fn publish(
     let mode = Mode::of(&parts.headers)?;
     let body = extract::read(&parts.headers, body).await?;
     let events = mode.read(&parts.headers, &body)?;
-    let foreign: Vec<Detail> = (events.bots.iter().enumerate())
+    let foreign: Vec<Flaw> = (events.bots.iter().enumerate())
         .filter(|(_, bot)| !caller.covers(bot))
-        .map(|(index, bot)| Detail {
+        .map(|(index, bot)| Flaw {
             index: Some(index),
             field: Some("botid".to_owned()),
             detail: format!("the token is not for bot {:?}", bot.as_str()),

@@ -15,7 +15,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::problem::{Detail, Kind, Problem};
+use super::problem::{Flaw, Kind, Problem};
 
 /// Largest body, in bytes.
 pub(crate) const BODY_MAX: usize = 1 << 20;
@@ -218,7 +218,7 @@ fn located(text: &str) -> Problem {
         _ => {
             // An unknown or missing field is named in backticks.
             let field = text.split('`').nth(1).map(str::to_owned);
-            let detail = Detail { index: None, field, detail: text.to_owned() };
+            let detail = Flaw { index: None, field, detail: text.to_owned() };
             Problem::new(Kind::InvalidRequest, text).errors(vec![detail])
         }
     }

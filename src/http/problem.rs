@@ -107,14 +107,14 @@ pub(crate) struct Problem {
     detail: String,
     /// What exactly, where it can be told.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    errors: Vec<Detail>,
+    errors: Vec<Flaw>,
     #[serde(skip)]
     headers: Vec<(header::HeaderName, HeaderValue)>,
 }
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub(crate) struct Detail {
+pub(crate) struct Flaw {
     /// Which event of a batch, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) index: Option<usize>,
@@ -143,7 +143,7 @@ impl Problem {
     pub(crate) fn field(field: &str, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         let problem = Self::new(Kind::InvalidRequest, format!("{field}: {detail}"));
-        problem.errors(vec![Detail { index: None, field: Some(field.to_owned()), detail }])
+        problem.errors(vec![Flaw { index: None, field: Some(field.to_owned()), detail }])
     }
 
     /// A problem that has no type of its own.
@@ -160,7 +160,7 @@ impl Problem {
     }
 
     /// With what exactly is wrong, at most [`ERRORS_MAX`].
-    pub(crate) fn errors(mut self, mut errors: Vec<Detail>) -> Self {
+    pub(crate) fn errors(mut self, mut errors: Vec<Flaw>) -> Self {
         errors.truncate(ERRORS_MAX);
         self.errors = errors;
         self
@@ -215,7 +215,7 @@ impl From<LeaseError> for Problem {
             LeaseError::Gone => Self::new(Kind::LeaseGone, detail),
             LeaseError::Ack { .. } => {
                 let field = Some("ack".to_owned());
-                let errors = vec![Detail { index: None, field, detail: detail.clone() }];
+                let errors = vec![Flaw { index: None, field, detail: detail.clone() }];
                 Self::new(Kind::AckTooHigh, detail).errors(errors)
             }
             LeaseError::Store(error) => error.into(),

@@ -1,22 +1,214 @@
-//! The least HTTP client, and a reader of metrics.
+//! The least HTTP client, and readers of metrics and of the OpenAPI document.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+/// An answer takes at most this long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Asks for a path; answers the code and the body. Code 0: no answer.
 pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
-    let answer = async {
-        let mut stream = TcpStream::connect(address).await.ok()?;
-        let request =
-            format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
+    let answer = Client::new(address).send("GET", path, &[], b"").await;
+    (answer.code, String::from_utf8_lossy(&answer.body).into_owned())
+}
+
+/// What came back. Code 0: nothing.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Answer {
+    pub(crate) code: u16,
+    head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    /// The first answer in `bytes` and what is behind it.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+        let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
         let code = head.split(' ').nth(1)?.parse().ok()?;
-        Some((code, body.to_owned()))
-    };
-    answer.await.unwrap_or_default()
+        let mut answer = Self { code, head, body: Vec::new() };
+        let length = answer.header("content-length").and_then(|length| length.parse().ok());
+        let (body, rest) = bytes[end + 4..].split_at_checked(length.unwrap_or(0))?;
+        answer.body = body.to_vec();
+        Some((answer, rest))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| {
+            let (found, value) = line.split_once(':')?;
+            found.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+
+    /// The body, which must be JSON.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The last part of the type of a problem.
+    pub(crate) fn problem(&self) -> String {
+        assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
+        let problem = self.json();
+        assert_eq!(problem["status"], self.code, "{problem}");
+        let kind = problem["type"].as_str().unwrap();
+        kind.strip_prefix("urn:fairlane:problem:").unwrap_or(kind).to_owned()
+    }
+}
+
+/// Sends each request over a connection of its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    pub(crate) address: String,
+    token: Option<String>,
+}
+
+impl Client {
+    pub(crate) fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), token: None }
+    }
+
+    pub(crate) fn with_token(&self, token: &str) -> Self {
+        Self { token: Some(token.to_owned()), ..self.clone() }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &[], b"").await
+    }
+
+    pub(crate) async fn post(&self, path: &str) -> Answer {
+        self.send("POST", path, &[], b"").await
+    }
+
+    /// Publishes what `body` holds.
+    pub(crate) async fn publish(&self, kind: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.send("POST", "/v1/events", &[("content-type", kind)], body.as_ref()).await
+    }
+
+    /// The head of a request, `host` unless it is among the headers.
+    pub(crate) fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> String {
+        let mut head = format!("{method} {path} HTTP/1.1\r\n");
+        let token = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        let own = [("host", Some(&self.address)), ("authorization", token.as_ref())];
+        let own = own.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.as_str())));
+        let own = own.filter(|(name, _)| headers.iter().all(|(other, _)| other != name));
+        for (name, value) in own.chain(headers.iter().copied()) {
+            head.extend([name, ": ", value, "\r\n"]);
+        }
+        head + "\r\n"
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Answer {
+        let length = body.len().to_string();
+        let mut all = vec![("connection", "close")];
+        if !body.is_empty() {
+            all.push(("content-length", &length));
+        }
+        all.extend(headers);
+        let head = self.head(method, path, &all);
+        let bytes = self.raw(&[head.as_bytes(), body].concat()).await;
+        Answer::parse(&bytes).map(|(answer, _)| answer).unwrap_or_default()
+    }
+
+    /// Sends bytes and answers all that comes until the server closes the connection.
+    pub(crate) async fn raw(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut answer = Vec::new();
+        let exchange = async {
+            let Ok(mut stream) = TcpStream::connect(&self.address).await else { return };
+            // The server may have answered and closed before it was all sent.
+            let _ = stream.write_all(bytes).await;
+            let _ = stream.read_to_end(&mut answer).await;
+        };
+        let ended = tokio::time::timeout(PATIENCE, exchange).await;
+        assert!(ended.is_ok(), "no end of the answer within {PATIENCE:?}: {:?}", Shown(&answer));
+        answer
+    }
+}
+
+struct Shown<'a>(&'a [u8]);
+
+impl std::fmt::Debug for Shown<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&String::from_utf8_lossy(self.0))
+    }
+}
+
+/// One operation of the OpenAPI document.
+#[derive(Debug, Clone)]
+pub(crate) struct Operation {
+    pub(crate) method: String,
+    /// With parameters in braces.
+    pub(crate) template: String,
+    /// The codes it says it may answer.
+    pub(crate) codes: BTreeSet<u16>,
+    /// The scopes it asks for; `None`: it is open.
+    pub(crate) scopes: Option<Vec<String>>,
+    /// The content types of its body.
+    pub(crate) takes: Vec<String>,
+    /// Whether there must be a body.
+    pub(crate) needs_body: bool,
+}
+
+impl Operation {
+    /// Every operation that the server at `client` describes.
+    pub(crate) async fn all(client: &Client) -> Vec<Self> {
+        let document = client.get("/openapi.json").await.json();
+        let mut all = Vec::new();
+        for (template, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                all.push(Self::read(template, method, operation));
+            }
+        }
+        assert!(all.len() > 15, "the document has {} operations", all.len());
+        all
+    }
+
+    fn read(template: &str, method: &str, operation: &Value) -> Self {
+        let keys = |value: &Value| -> Vec<String> {
+            value.as_object().map(|map| map.keys().cloned().collect()).unwrap_or_default()
+        };
+        let security = operation["security"].as_array().map_or(&[][..], Vec::as_slice);
+        let open = security.is_empty() || security.iter().any(|way| way == &serde_json::json!({}));
+        let scopes = security.iter().filter_map(|way| way["token"].as_array()).flatten();
+        let scopes = scopes.map(|scope| scope.as_str().unwrap().to_owned()).collect();
+        Self {
+            method: method.to_uppercase(),
+            template: template.to_owned(),
+            codes: keys(&operation["responses"]).iter().map(|code| code.parse().unwrap()).collect(),
+            scopes: (!open).then_some(scopes),
+            takes: keys(&operation["requestBody"]["content"]),
+            needs_body: operation["requestBody"]["required"] == true,
+        }
+    }
+
+    /// Its path for these values of its parameters, others being as good as they can.
+    pub(crate) fn path(&self, values: &[(&str, &str)]) -> String {
+        let defaults = [
+            ("pipeline", "test"),
+            ("bot", "bot-1"),
+            ("id", "0.1700000000000-0"),
+            ("lease", "nobody-has-this"),
+        ];
+        let mut path = self.template.clone();
+        for (name, value) in values.iter().chain(&defaults) {
+            path = path.replace(&format!("{{{name}}}"), value);
+        }
+        assert!(!path.contains('{'), "{path}: give this parameter a value here");
+        path
+    }
+
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", self.method, self.template)
+    }
 }
 
 /// The value of the series with this name and all of these labels, others aside.
@@ -35,4 +227,15 @@ fn a_metric_is_found_by_its_labels() {
     assert_eq!(metric(text, "a", &[]), Some(1.0));
     assert_eq!(metric(text, "a_total", &[("y", "2"), ("x", "2")]), Some(8.5));
     assert_eq!(metric(text, "a_total", &[("x", "3")]), None);
+}
+
+#[test]
+fn answers_are_told_apart_on_one_connection() {
+    let two =
+        b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 204 No Content\r\n\r\n";
+    let (first, rest) = Answer::parse(two).unwrap();
+    assert_eq!((first.code, first.body.as_slice()), (202, &b"{}"[..]));
+    let (second, rest) = Answer::parse(rest).unwrap();
+    assert_eq!((second.code, rest.len()), (204, 0));
+    assert!(Answer::parse(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort").is_none());
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fairlane::app::{App, AppError};
+use fairlane::app::{App, AppError, Roles};
 use fairlane::config::Config;
 use fairlane::handler::Handler;
 use fairlane::id::PipelineName;
@@ -11,11 +11,14 @@ use fairlane::lifecycle::Shutdown;
 use fairlane::queue::Queue;
 use tokio::task::JoinSet;
 
+use super::http::Client;
 use super::recorder::Log;
 
 /// Runs until stopped or dropped.
 pub(crate) struct Instance {
     pub(crate) address: SocketAddr,
+    /// Where it serves HTTP, if that is among its roles.
+    http: Option<SocketAddr>,
     queues: Vec<Queue>,
     shutdown: Shutdown,
     running: JoinSet<Result<(), AppError>>,
@@ -24,19 +27,31 @@ pub(crate) struct Instance {
 impl Instance {
     /// Starts one from a configuration in TOML, with `handler` as the handler `recorder`.
     pub(crate) async fn start(config: &str, handler: impl Handler) -> Self {
+        Self::start_as(Roles::ALL, config, handler).await
+    }
+
+    /// The same with only some of the roles.
+    pub(crate) async fn start_as(roles: Roles, config: &str, handler: impl Handler) -> Self {
         let config = Config::from_toml(config, "the test").unwrap();
         let names: Vec<PipelineName> = config.pipelines.keys().cloned().collect();
-        let app = App::builder(config).handler("recorder", handler).build().await.unwrap();
+        let app = App::builder(config).roles(roles).handler("recorder", handler);
+        let app = app.build().await.unwrap();
         let address = app.metrics_address().unwrap();
+        let http = app.http_address().unwrap();
         let queues = names.iter().filter_map(|name| app.queue(name)).collect();
         let shutdown = Shutdown::new();
         let mut running = JoinSet::new();
         running.spawn(app.run(shutdown.clone()));
-        Self { address, queues, shutdown, running }
+        Self { address, http, queues, shutdown, running }
     }
 
     pub(crate) fn queue(&self, pipeline: &str) -> &Queue {
         self.queues.iter().find(|queue| queue.name().as_str() == pipeline).unwrap()
+    }
+
+    /// Speaks to its HTTP interface.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.http.expect("it plays the role http").to_string())
     }
 
     pub(crate) async fn stop(mut self) {

@@ -1,0 +1,217 @@
+//! `fairlane bench http`: `POST /v1/events` in batches over connections that are kept open, beside
+//! direct pipelined `XADD` of the same events in the same run.
+//!
+//! Both sides use the same number of connections and wait for the answer of a batch before the
+//! next. Client, server and Redis share the machine.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use redis::Pipeline;
+use serde::Serialize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::latency::{quantile_ms, waits};
+use super::{BenchError, Rig, STREAM, event};
+use crate::app::{App, Roles};
+use crate::config::Config;
+use crate::handler::LogHandler;
+use crate::id::BotId;
+use crate::keyspace::Link;
+use crate::queue::FAIR_SLICE_US;
+
+/// Batches made beforehand; each connection sends them round and round.
+const PREPARED: usize = 64;
+/// An answer takes at most this long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Events of each side.
+    pub events: usize,
+    /// Events of one request.
+    pub batch: usize,
+    /// Size of an event, bytes.
+    pub bytes: usize,
+    /// Connections of each side.
+    pub connections: usize,
+}
+
+/// What came out.
+#[derive(Debug, Clone, Serialize)]
+#[expect(missing_docs, reason = "named by the interface")]
+pub struct Report {
+    pub events: u64,
+    pub batch: usize,
+    pub connections: usize,
+    pub events_per_second: f64,
+    pub xadd_per_second: f64,
+    pub ratio: f64,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    /// Accepted and not on the bus.
+    pub lost: u64,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When the private Redis fails or an event is not accepted.
+pub async fn run(
+    options: Options,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    Rig::with(async |rig| measure(rig, options, watch).await).await
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn measure(
+    rig: &Rig,
+    options: Options,
+    mut watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    let mut config = Config::default();
+    config.redis.url = Some(rig.url.clone());
+    config.bus.streams = vec![STREAM.to_owned()];
+    config.metrics.listen = ([127, 0, 0, 1], 0).into();
+    config.http.listen = ([127, 0, 0, 1], 0).into();
+    let roles = Roles { ingest: false, work: false, http: true, schedule: false };
+    let app = App::builder(config).roles(roles).handler("log", LogHandler).build().await?;
+    let address = app.http_address()?.ok_or_else(|| failed(ErrorKind::AddrNotAvailable.into()))?;
+    let running = Rig::spawn(app);
+
+    let batches = prepare(options)?;
+    let each = (options.events / options.batch / options.connections).max(1);
+    let total = (each * options.connections * options.batch) as u64;
+    // Half before and half after, so that what else the machine does hits both sides.
+    watch("direct XADD", 0);
+    let before = direct(rig, options, &batches, each / 2 + 1).await?;
+    rig.forget().await?;
+    watch("POST /v1/events", 0);
+    let (begun, mut histogram) = (Instant::now(), waits());
+    let mut clients = JoinSet::new();
+    for client in 0..options.connections {
+        let requests: Vec<Vec<u8>> =
+            batches.iter().map(|events| request(&address.to_string(), events)).collect();
+        clients.spawn(post(address, requests, client, each));
+    }
+    while let Some(ended) = clients.join_next().await {
+        let took = ended.map_err(|error| failed(error.into()))??;
+        histogram.add(took).map_err(|error| failed(std::io::Error::other(error)))?;
+    }
+    let http = total as f64 / begun.elapsed().as_secs_f64();
+    let stored = rig.stored().await?;
+    rig.forget().await?;
+    watch("direct XADD", 0);
+    let after = direct(rig, options, &batches, each / 2 + 1).await?;
+    running.stop().await?;
+    // Harmonic: the events of both halves over the time of both.
+    let xadd = 2.0 / (1.0 / before + 1.0 / after);
+    Ok(Report {
+        events: total,
+        batch: options.batch,
+        connections: options.connections,
+        events_per_second: http,
+        xadd_per_second: xadd,
+        ratio: http / xadd,
+        p50_ms: quantile_ms(&histogram, 0.5),
+        p99_ms: quantile_ms(&histogram, 0.99),
+        lost: total.saturating_sub(stored),
+    })
+}
+
+fn prepare(options: Options) -> Result<Vec<Vec<Vec<u8>>>, BenchError> {
+    let make = |number: usize| {
+        let bot = BotId::parse(&format!("bot-{}", number % 1_000))?;
+        event(&bot, &number.to_string(), "bench", options.bytes)
+    };
+    (0..PREPARED)
+        .map(|batch| (0..options.batch).map(|at| make(batch * options.batch + at)).collect())
+        .collect()
+}
+
+/// Events a second over as many connections as the HTTP side has.
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn direct(
+    rig: &Rig,
+    options: Options,
+    batches: &[Vec<Vec<u8>>],
+    each: usize,
+) -> Result<f64, BenchError> {
+    let mut pipes = Vec::with_capacity(batches.len());
+    for events in batches {
+        let mut pipe = Pipeline::with_capacity(events.len());
+        for event in events {
+            pipe.cmd("XADD").arg(STREAM).arg("*").arg("event").arg(event);
+        }
+        pipes.push(pipe);
+    }
+    let begun = Instant::now();
+    let mut producers = JoinSet::new();
+    for producer in 0..options.connections {
+        let link = Link::new(rig.target.clone(), Vec::new(), FAIR_SLICE_US, PATIENCE);
+        let pipes = pipes.clone();
+        producers.spawn(async move {
+            for pipe in pipes.iter().cycle().skip(producer).take(each) {
+                link.run_checked("XADD", pipe).await?;
+            }
+            Ok::<_, BenchError>(())
+        });
+    }
+    while let Some(ended) = producers.join_next().await {
+        ended.map_err(|error| failed(error.into()))??;
+    }
+    Ok((each * options.connections * options.batch) as f64 / begun.elapsed().as_secs_f64())
+}
+
+fn request(host: &str, events: &[Vec<u8>]) -> Vec<u8> {
+    let body = [&b"["[..], &events.join(&b","[..]), b"]"].concat();
+    let head = format!(
+        "POST /v1/events HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/cloudevents-batch+json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.into_bytes(), body].concat()
+}
+
+/// Sends so many requests, one after the other. Answers how long each took, in microseconds.
+async fn post(
+    address: std::net::SocketAddr,
+    requests: Vec<Vec<u8>>,
+    first: usize,
+    count: usize,
+) -> Result<Histogram<u64>, BenchError> {
+    let mut stream = TcpStream::connect(address).await.map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    let (mut took, mut answer) = (waits(), Vec::new());
+    for request in requests.iter().cycle().skip(first).take(count) {
+        let sent = Instant::now();
+        stream.write_all(request).await.map_err(failed)?;
+        answer.clear();
+        while !is_whole(&answer) {
+            if stream.read_buf(&mut answer).await.map_err(failed)? == 0 {
+                return Err(failed(ErrorKind::UnexpectedEof.into()));
+            }
+        }
+        if !answer.starts_with(b"HTTP/1.1 202 ") {
+            let said = String::from_utf8_lossy(&answer).into_owned();
+            return Err(failed(std::io::Error::other(said)));
+        }
+        took.saturating_record(crate::clock::micros(sent.elapsed()).max(1));
+    }
+    Ok(took)
+}
+
+fn failed(error: std::io::Error) -> BenchError {
+    BenchError::Http(error)
+}
+
+/// Whether the answer has come, which is one small JSON object.
+fn is_whole(answer: &[u8]) -> bool {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n");
+    end.is_some_and(|end| answer[end..].ends_with(b"}"))
+}
