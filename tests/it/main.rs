@@ -1,5 +1,6 @@
 //! One file per promise, against real servers.
 
+mod async_push;
 mod bus;
 mod cli;
 mod exhaustive;
@@ -19,6 +20,7 @@ mod outcomes;
 mod poison;
 mod presence;
 mod protocol;
+mod push;
 mod readme;
 mod roles;
 mod running;
