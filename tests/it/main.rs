@@ -3,6 +3,7 @@
 mod async_push;
 mod bus;
 mod cli;
+mod examples;
 mod exhaustive;
 mod fairness;
 mod fanout;
@@ -21,6 +22,7 @@ mod poison;
 mod presence;
 mod protocol;
 mod push;
+mod push_order;
 mod readme;
 mod roles;
 mod running;

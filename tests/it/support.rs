@@ -10,6 +10,7 @@ pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod push;
 pub(crate) mod receiver;
+pub(crate) mod receivers;
 pub(crate) mod recorder;
 pub(crate) mod redis;
 pub(crate) mod served;
