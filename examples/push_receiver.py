@@ -70,7 +70,7 @@ def work(push):
     started, outcomes, reason = time.time_ns() // 1000, [], None
     unlucky = random.choice(push["events"]) if random.random() < options.fail else None
     for event in push["events"]:
-        key = (push["pipeline"], event["source"], event["id"])
+        key = (push["pipeline"], push["bot"], event["source"], event["id"])
         outcome = "repeat" if key in seen else "done"
         try:
             if event is unlucky:
@@ -118,6 +118,12 @@ class Receiver(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keep connections
     disable_nagle_algorithm = True  # headers and body are two writes
     timeout = 60
+
+    def handle(self):
+        try:
+            super().handle()
+        except ConnectionError:
+            pass  # Fairlane went away: what was not answered comes again
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

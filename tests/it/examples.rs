@@ -71,7 +71,7 @@ async fn the_receiver_in_python_can_answer_first_and_complete_later() {
     }
     let server = RedisServer::start(Options::default());
     // It completes at a process that does nothing but listen, which has no receiver to know of.
-    let listening = Served::start_as(&pushing(&server, "http://127.0.0.1:1/", &[]), "http").await;
+    let listening = Served::start_as(&pushing(&server, "http://127.0.0.1:8/", &[]), "http").await;
     let fairlane = format!("http://{}", listening.http());
     let receiver = ExampleReceiver::python(&["--async", &fairlane, "--secret", &secret_of("shop")]);
     let served = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
