@@ -4,6 +4,7 @@
 # The stop timeout leaves room for `shutdown_grace` (25 s). A configuration file goes to
 # /etc/fairlane/fairlane.toml. Other commands: docker run … fairlane check
 
+# Brings the C compiler that TLS (ring) and the allocator are built with.
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
@@ -13,6 +14,10 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     && cp target/release/fairlane /usr/local/bin/fairlane
 
 FROM debian:bookworm-slim
+# The authorities that rediss:// and https:// targets are trusted by.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --user-group --create-home --home-dir /var/lib/fairlane fairlane
 COPY --from=build /usr/local/bin/fairlane /usr/local/bin/fairlane
 USER 10001:10001

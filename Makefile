@@ -8,17 +8,21 @@ FAIRLANE = $(or $(CARGO_TARGET_DIR),target)/release/fairlane
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench release check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo demo test bench release check check-fmt check-clippy check-doc check-deny
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "ARGS are passed on: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
 
-setup: ## install what is missing: redis-server, a C compiler, curl
-	@bash .ci/setup
+setup: ## install what is missing: redis-server, a C compiler, curl; for tests Python and a MongoDB server
+	@bash .ci/setup test
 
-demo: setup release ## everything private and local, generated traffic, live figures
+# Nothing but the tests needs more.
+setup-demo:
+	@bash .ci/setup demo
+
+demo: setup-demo release ## everything private and local, generated traffic, live figures
 	$(FAIRLANE) demo $(ARGS)
 
 test: setup ## all tests, on real servers
@@ -26,10 +30,10 @@ test: setup ## all tests, on real servers
 
 check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
 
-bench: setup release ## measure this machine; SCENARIO=latency, fairness, ...
+bench: setup-demo release ## measure this machine; SCENARIO=latency, fairness, ...
 	$(FAIRLANE) bench $(SCENARIO) $(ARGS)
 
-release: | setup
+release: | setup-demo
 	cargo build --release --locked
 
 check-fmt:

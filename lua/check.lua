@@ -1,7 +1,7 @@
 #!lua
 -- check: writes a key that soon vanishes and reads it again: whether scripts may run at all.
 --
--- KEYS  fl:{check}:<id>
+-- KEYS  fl:{check-<number>}:<id>
 -- ARGV  a text
 -- Reply the text
 -- Cost  2 commands

@@ -35,6 +35,7 @@ use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{self, FAIR_SLICE_US, Queue};
+use crate::store::watch;
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -195,13 +196,14 @@ impl Builder {
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
+        let certificates = self.config.redis.certificates()?;
         let private = match self.config.redis.url {
             Some(_) => None,
             None => Some(PrivateRedis::start(&self.config.data_dir).await?),
         };
         let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
-        let target = url.map(|url| Target::new(url.expose())).transpose();
-        let Some(target) = target.map_err(AppError::RedisUrl)? else {
+        let open = |url| Target::open(url, certificates.as_ref());
+        let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
         let built = App::assemble(self, plans, target).await;
@@ -419,7 +421,11 @@ impl App {
         let App { config, roles, clock, target, private, links, plans, lease_key, .. } = self;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
-        let health = Health { link: Arc::clone(&links.admin), stopping: shutdown.soft.clone() };
+        let health = Health {
+            link: Arc::clone(&links.admin),
+            mongodb: watch::begin(&config.mongodb, &shutdown),
+            stopping: shutdown.soft.clone(),
+        };
         if let Ok(address) = self.metrics_listener.local_addr() {
             let http = self.http_door.as_ref().and_then(|(listener, _)| listener.local_addr().ok());
             let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();

@@ -13,8 +13,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cel::{Context, Env, ExecutionError, Program, Value};
+use cel::{Context, Env, ExecutionError, Program};
 use futures_util::future::join_all;
+use redis::Value;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -23,7 +24,7 @@ use crate::bus::Entry;
 use crate::event::Event;
 use crate::id::{BotId, Offset, Shard};
 use crate::keyspace::scripts::{Enqueue, Enqueued, Queued};
-use crate::keyspace::{Reply, StoreError};
+use crate::keyspace::{Link, Reply, StoreError};
 use crate::metrics::{self, PipelineMetrics};
 use crate::presence::Meter;
 use crate::queue::Queue;
@@ -130,7 +131,7 @@ impl Filter {
         // no. What a sample event merely lacks is not held against it.
         match filter.answer(serde_json::json!({ "type": "", "botid": "", "data": {} })) {
             Err(Refusal::Unknown(name)) => Err(FilterError::Unknown(name)),
-            Ok(Value::Bool(_)) | Err(Refusal::Other(_)) => Ok(filter),
+            Ok(cel::Value::Bool(_)) | Err(Refusal::Other(_)) => Ok(filter),
             Ok(other) => Err(FilterError::NotBoolean(format!("{other:?}"))),
         }
     }
@@ -143,14 +144,14 @@ impl Filter {
         let json = serde_json::to_value(event)
             .map_err(|error| FilterError::Evaluation(error.to_string()))?;
         match self.answer(json) {
-            Ok(Value::Bool(answer)) => Ok(answer),
+            Ok(cel::Value::Bool(answer)) => Ok(answer),
             Ok(other) => Err(FilterError::NotBoolean(format!("{other:?}"))),
             Err(Refusal::Unknown(name)) => Err(FilterError::Unknown(name)),
             Err(Refusal::Other(error)) => Err(FilterError::Evaluation(error)),
         }
     }
 
-    fn answer(&self, event: serde_json::Value) -> Result<Value, Refusal> {
+    fn answer(&self, event: serde_json::Value) -> Result<cel::Value, Refusal> {
         let mut context = Context::with_env(Arc::clone(&self.library));
         let added = context.add_variable("event", event);
         added.map_err(|error| Refusal::Other(error.to_string()))?;
@@ -226,17 +227,33 @@ pub enum FanoutError {
         /// Where it was thought to be.
         thought: Offset,
     },
+    /// Some shards were missing for a while: it is time to see whether they are back.
+    #[error("{0} shards are missing")]
+    Missing(usize),
 }
 
-/// How far each shard of each pipeline has a stream.
+/// How far each shard of each pipeline has a stream. A shard whose server is away is *missing*: it
+/// gets nothing, the others go on, and it is read again from where it stands once it is back.
 #[derive(Debug, Clone)]
-pub struct Positions(Vec<Vec<Offset>>);
+pub struct Positions(Vec<Vec<Option<Offset>>>);
 
 impl Positions {
-    /// Where reading has to begin; `None` without pipelines.
+    /// Where reading has to begin for those that are not missing; `None` without any.
     #[must_use]
     pub fn lowest(&self) -> Option<Offset> {
-        self.0.iter().flatten().min().copied()
+        self.0.iter().flatten().flatten().min().copied()
+    }
+
+    /// The highest of those that are not missing.
+    #[must_use]
+    pub fn highest(&self) -> Option<Offset> {
+        self.0.iter().flatten().flatten().max().copied()
+    }
+
+    /// How many shards are missing.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        self.0.iter().flatten().filter(|position| position.is_none()).count()
     }
 }
 
@@ -293,12 +310,13 @@ impl Fanout {
     }
 
     /// Reads how far every shard is. A pipeline that never read the stream is placed at its end,
-    /// or at its beginning when it asks for `earliest`.
+    /// or at its beginning when it asks for `earliest`. Shards whose server is away are missing.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// When Redis does not answer for any shard, or refuses.
     pub async fn positions(&self, stream: &str, end: Offset) -> Result<Positions, StoreError> {
         let mut positions = Vec::with_capacity(self.routes.len());
+        let mut away = None;
         for route in &self.routes {
             let link = route.queue.link();
             let mut pipe = redis::Pipeline::new();
@@ -308,23 +326,36 @@ impl Fanout {
                 }
                 pipe.cmd("HGET").arg(&keys.hwm).arg(stream);
             }
-            let values = link.run_checked("HGET", &pipe).await?;
+            let mut values = link.run_each(&pipe).await?.into_iter();
             let step = if route.from_earliest { 1 } else { 2 };
             let mut shards = Vec::with_capacity(values.len() / step);
-            for value in values.into_iter().skip(step - 1).step_by(step) {
-                let text = Reply::single(value).and_then(|mut reply| reply.text());
-                let text = text.map_err(|source| link.misread("HGET", source))?;
-                shards.push(text.parse().unwrap_or_default());
+            while let Some(first) = values.next() {
+                let placed = if route.from_earliest { Ok(Value::Nil) } else { first.clone() };
+                let found =
+                    if route.from_earliest { first } else { values.next().unwrap_or(first) };
+                shards.push(match position(link, [placed, found]) {
+                    Ok(position) => Some(position),
+                    Err(error) if error.is_passing() => {
+                        away = Some(error);
+                        None
+                    }
+                    Err(error) => return Err(error),
+                });
             }
             positions.push(shards);
         }
-        Ok(Positions(positions))
+        let positions = Positions(positions);
+        match away {
+            Some(error) if positions.lowest().is_none() => Err(error),
+            _ => Ok(positions),
+        }
     }
 
-    /// Copies a batch that follows what `positions` cover, and moves them.
+    /// Copies a batch that follows what `positions` cover, and moves them. Shards whose server does
+    /// not take theirs are missing from then on.
     ///
     /// # Errors
-    /// When a call failed or a shard stands elsewhere: positions are to be read again.
+    /// When no server took anything, or a shard stands elsewhere: positions are to be read again.
     pub async fn copy(
         &self,
         stream: &str,
@@ -373,7 +404,7 @@ impl Fanout {
     ) -> Result<(), FanoutError> {
         for (route, positions) in self.routes.iter().zip(&mut positions.0) {
             let shards = route.queue.shard_count().shards();
-            let behind = shards.filter(|shard| positions[shard.index()] < end);
+            let behind = shards.filter(|shard| positions[shard.index()].is_some_and(|at| at < end));
             let empty = behind
                 .map(|shard| ShardBatch { shard, calls: vec![CallBatch::default()] })
                 .collect();
@@ -381,6 +412,17 @@ impl Fanout {
         }
         Ok(())
     }
+}
+
+/// Where a shard stands, from the answers to placing it and asking.
+fn position(link: &Link, answers: [Result<Value, StoreError>; 2]) -> Result<Offset, StoreError> {
+    let [placed, found] = answers.map(|answer| match answer? {
+        Value::ServerError(error) => Err(link.refused("HGET", &error)),
+        value => Ok(value),
+    });
+    let text = Reply::single(placed.and(found)?).and_then(|mut reply| reply.text());
+    let text = text.map_err(|source| link.misread("HGET", source))?;
+    Ok(text.parse().unwrap_or_default())
 }
 
 impl Route {
@@ -403,7 +445,7 @@ impl Route {
         batch: &[Entry],
         encoded: &'a [Option<Vec<u8>>],
         wanted: &[usize],
-        positions: &[Offset],
+        positions: &[Option<Offset>],
     ) -> Vec<ShardBatch<'a>> {
         let mut shards: Vec<Option<ShardBatch<'a>>> = Vec::new();
         shards.resize_with(positions.len(), || None);
@@ -411,8 +453,8 @@ impl Route {
             let Entry { offset, event: Ok(event) } = &batch[index] else { continue };
             let Some(bytes) = &encoded[index] else { continue };
             let shard = self.queue.shard_of(event.bot());
-            if *offset <= positions[shard.index()] {
-                continue; // the shard has it already
+            if positions[shard.index()].is_none_or(|position| *offset <= position) {
+                continue; // the shard has it already, or is missing
             }
             let entry = shards[shard.index()]
                 .get_or_insert_with(|| ShardBatch { shard, calls: vec![CallBatch::default()] });
@@ -432,12 +474,12 @@ impl Route {
         stream: &str,
         end: Offset,
         shards: Vec<ShardBatch<'_>>,
-        positions: &mut [Offset],
+        positions: &mut [Option<Offset>],
     ) -> Result<(), FanoutError> {
         let limits = self.queue.limits();
         let mut calls = Vec::with_capacity(shards.len());
         for ShardBatch { shard, calls: batches } in shards {
-            let mut prev = positions[shard.index()];
+            let Some(mut prev) = positions[shard.index()] else { continue };
             let count = batches.len();
             for (index, batch) in batches.into_iter().enumerate() {
                 let last = if index + 1 == count { end } else { batch.last };
@@ -453,22 +495,40 @@ impl Route {
         let (shards, calls): (Vec<Shard>, Vec<Enqueue<'_>>) = calls.into_iter().unzip();
         let replies = self.queue.link().call_all(&calls).await?;
         let mut queued = Queued::default();
+        let (mut lost, mut answered) = (None, false);
         for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
             let position = &mut positions[shard.index()];
-            match reply? {
-                Enqueued::Ok(more) => {
-                    *position = call.last;
+            match reply {
+                Ok(Enqueued::Ok(more)) => {
+                    *position = position.and(Some(call.last));
                     queued.appended += more.appended;
                     queued.dead += more.dead;
                     queued.dropped += more.dropped;
                     queued.letters_removed += more.letters_removed;
+                    answered = true;
                 }
-                Enqueued::Duplicate(stands) => *position = stands,
-                Enqueued::Gap(stands) => {
+                Ok(Enqueued::Duplicate(stands)) => {
+                    *position = position.and(Some(stands));
+                    answered = true;
+                }
+                // The chain broke at the call before, of which nothing is known.
+                Ok(Enqueued::Gap(_)) if position.is_none() => {}
+                Ok(Enqueued::Gap(stands)) => {
                     let pipeline = self.queue.name().to_string();
                     return Err(FanoutError::Moved { pipeline, shard, stands, thought: call.prev });
                 }
+                Err(error) if error.is_passing() => {
+                    *position = None;
+                    lost = Some(error);
+                }
+                Err(error) => return Err(error.into()),
             }
+        }
+        match lost {
+            Some(error) if !answered => return Err(error.into()),
+            Some(error) => warn!(pipeline = %self.queue.name(), %error,
+                "some shards cannot be reached; the others go on"),
+            None => {}
         }
         self.metrics.copies.increment(queued.appended);
         self.meter.queued.fetch_add(queued.appended, Ordering::Relaxed);

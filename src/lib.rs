@@ -21,6 +21,7 @@
 //! | [`fanout`] | which pipelines take an event; the copy into the queues |
 //! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
+//! | [`store`] | the durable stores: MongoDB |
 //! | [`handler`] | `trait Handler` and the built-in ones |
 //! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
@@ -94,4 +95,5 @@ pub mod outbound;
 pub mod pool;
 pub mod presence;
 pub mod queue;
+pub mod store;
 pub mod telemetry;

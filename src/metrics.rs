@@ -74,6 +74,7 @@ table! {
     HTTP_SECONDS "http_seconds" Seconds "Time from the head of an HTTP request to the head of its answer, by route";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
+    MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent without mongodb.url";
     BUILD_INFO "build_info" Gauge "1; the labels tell what runs";
 }
 
@@ -149,6 +150,11 @@ pub fn http_request(route: &str, code: u16, took: Duration) {
 /// Whether Redis answers.
 pub fn redis_up(up: bool) {
     gauge!(REDIS_UP).set(if up { 1.0 } else { 0.0 });
+}
+
+/// Whether MongoDB answers.
+pub fn mongodb_up(up: bool) {
+    gauge!(MONGODB_UP).set(if up { 1.0 } else { 0.0 });
 }
 
 /// Redis memory; `max` 0: no bound.

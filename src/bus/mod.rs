@@ -106,6 +106,9 @@ pub trait Source: Send + Sync + 'static {
         entries: u64,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
+    /// Makes every entry to come later than `last`, where the stream lost what it had up to there.
+    fn raise(&self, last: Offset) -> impl Future<Output = Result<(), StoreError>> + Send;
+
     /// Removes entries older than `keep` that no consumer group of the stream needs.
     fn trim(&self, keep: Offset) -> impl Future<Output = Result<u64, StoreError>> + Send;
 

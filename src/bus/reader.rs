@@ -9,8 +9,16 @@
 //!
 //! Any error ends the session; the next begins at step 1. A batch that was copied in part is read
 //! again, and the shards that have it say so.
+//!
+//! In a cluster, shards whose primary is away are left out and the others go on; now and then the
+//! session begins anew, at the lowest of those that are back. Nothing is trimmed meanwhile.
+//!
+//! A stream that lost its tail in a failover ends before what shards have of it. What was copied is
+//! in the queues and stays; the stream's last id is raised to there, so that no entry gets an id that
+//! the shards take for one they have.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rand::Rng;
@@ -37,6 +45,9 @@ const BATCH_MAX: usize = 2_048;
 const BATCH_BYTES: usize = 8 << 20;
 const CHECKPOINT: Duration = Duration::from_secs(1);
 const TRIM: Duration = Duration::from_secs(5);
+/// Missing shards are looked for after this long, and each time later up to the last.
+const MISSING_FIRST: Duration = Duration::from_secs(1);
+const MISSING_LAST: Duration = Duration::from_secs(4);
 
 /// How a stream is kept.
 #[derive(Debug, Clone, Copy)]
@@ -59,8 +70,17 @@ pub(crate) async fn run<S: Source>(
     shutdown: Shutdown,
 ) {
     let metrics = BusMetrics::new(source.name());
-    let mut reader =
-        Reader { source, fanout, retention, clock, metrics, reading: false, placed: false };
+    let mut reader = Reader {
+        source,
+        fanout,
+        retention,
+        clock,
+        metrics,
+        reading: false,
+        placed: AtomicBool::new(false),
+        first_end: OnceLock::new(),
+        patience: MISSING_FIRST,
+    };
     loop {
         tokio::select! {
             biased;
@@ -87,7 +107,11 @@ struct Reader<S> {
     /// This process holds the lock.
     reading: bool,
     /// New pipelines have their place.
-    placed: bool,
+    placed: AtomicBool,
+    /// The end of the stream when this process first looked: what comes later is theirs.
+    first_end: OnceLock<Offset>,
+    /// How long missing shards are left out.
+    patience: Duration,
 }
 
 /// What one session knows.
@@ -106,6 +130,8 @@ struct Session {
     lag_at: Offset,
     /// When it was last trimmed, and up to where nothing is left.
     trimmed: (Instant, Offset),
+    /// When to look for shards that are missing.
+    look: Option<Instant>,
 }
 
 impl<S: Source> Reader<S> {
@@ -128,6 +154,7 @@ impl<S: Source> Reader<S> {
             info!(stream = self.source.name(), "reading the bus");
             self.reading = true;
         }
+        let started = Instant::now();
         let ended = tokio::select! {
             biased;
             ended = keep(&self.source) => ended.map_err(FanoutError::from),
@@ -138,37 +165,51 @@ impl<S: Source> Reader<S> {
                 warn!(stream = self.source.name(), "another process reads the bus now");
                 self.lose();
             }
-            Err(error @ FanoutError::Moved { .. }) => {
-                warn!(stream = self.source.name(), %error, "reading the bus again from there");
+            Err(FanoutError::Missing(_)) => {
+                // Each time later, unless all was well for a while.
+                let again = started.elapsed() < MISSING_LAST * 8;
+                let later = (self.patience * 2).min(MISSING_LAST);
+                self.patience = if again { later } else { MISSING_FIRST };
+                return Duration::ZERO;
             }
-            Err(FanoutError::Store(error)) if error.is_full() => {
-                error!(stream = self.source.name(), %error,
-                    "Redis is full: the bus keeps the events until there is room");
-                return RESTART * 4;
-            }
-            Err(error) => {
-                warn!(stream = self.source.name(), %error, "reading the bus was interrupted");
-            }
+            Err(error) => return self.interrupted(&error).mul_f64(random),
         }
         RESTART.mul_f64(random)
     }
 
+    /// Says why a session ended; answers how long to wait.
+    fn interrupted(&self, error: &FanoutError) -> Duration {
+        let stream = self.source.name();
+        match error {
+            FanoutError::Moved { .. } => warn!(stream, %error, "reading the bus again from there"),
+            FanoutError::Store(error) if error.is_full() => {
+                error!(stream, %error, "Redis is full: the bus keeps the events until there is room");
+                return RESTART * 4;
+            }
+            _ => warn!(stream, %error, "reading the bus was interrupted"),
+        }
+        RESTART
+    }
+
     /// Fixes where pipelines that are new begin, although another process reads: what comes after
     /// this process started is theirs.
-    async fn place(&mut self) {
-        if self.placed {
+    async fn place(&self) {
+        if self.placed.load(Ordering::Relaxed) {
             return;
         }
-        let place = async {
-            let extent = self.source.extent().await?;
-            self.fanout.positions(self.source.name(), extent.last).await
-        };
-        match place.await {
-            Ok(_) => self.placed = true,
-            Err(error) => {
-                warn!(stream = self.source.name(), %error, "cannot place new pipelines; trying again");
-            }
+        if let Err(error) = self.positions().await {
+            warn!(stream = self.source.name(), %error, "cannot place new pipelines; trying again");
         }
+    }
+
+    /// What the stream holds and how far every shard is; places those that are new.
+    async fn positions(&self) -> Result<(Extent, Positions), StoreError> {
+        let extent = self.source.extent().await?;
+        let first_end = *self.first_end.get_or_init(|| extent.last);
+        let end = if self.placed.load(Ordering::Relaxed) { extent.last } else { first_end };
+        let positions = self.fanout.positions(self.source.name(), end).await?;
+        self.placed.fetch_or(positions.missing() == 0, Ordering::Relaxed);
+        Ok((extent, positions))
     }
 
     fn lose(&mut self) {
@@ -200,12 +241,27 @@ impl<S: Source> Reader<S> {
             if session.checkpointed.0.elapsed() >= CHECKPOINT || pending.is_empty() {
                 self.checkpoint(&mut session).await?;
             }
+            self.look_for_missing(&mut session)?;
         }
     }
 
+    /// Ends the session when it is time to see whether shards that are missing are back.
+    fn look_for_missing(&self, session: &mut Session) -> Result<(), FanoutError> {
+        let missing = session.positions.missing();
+        if missing == 0 {
+            return Ok(());
+        }
+        let look = *session.look.get_or_insert_with(|| Instant::now() + self.patience);
+        if Instant::now() < look { Ok(()) } else { Err(FanoutError::Missing(missing)) }
+    }
+
     async fn begin(&self) -> Result<Session, FanoutError> {
-        let extent = self.source.extent().await?;
-        let positions = self.fanout.positions(self.source.name(), extent.last).await?;
+        let (extent, positions) = self.positions().await?;
+        if let Some(highest) = positions.highest().filter(|highest| *highest > extent.last) {
+            warn!(stream = self.source.name(), %highest, last = %extent.last,
+                "the stream lost its tail, of which shards have copies; going on behind it");
+            self.source.raise(highest).await?;
+        }
         let start = positions.lowest().unwrap_or(extent.last);
         let noted = self.source.noted().await?;
         let now = Instant::now();
@@ -225,6 +281,7 @@ impl<S: Source> Reader<S> {
             checkpointed: (now, start),
             lag_at: Offset::default(),
             trimmed: (now, Offset::default()),
+            look: None,
         })
     }
 
@@ -268,7 +325,9 @@ impl<S: Source> Reader<S> {
             self.metrics.lag.set(extent.added.saturating_sub(session.entries) as f64);
         }
         session.checkpointed.0 = Instant::now();
-        if self.retention.trim && session.trimmed.0.elapsed() >= TRIM {
+        // What missing shards need is not known.
+        let complete = session.positions.missing() == 0;
+        if self.retention.trim && complete && session.trimmed.0.elapsed() >= TRIM {
             let old = self.clock.now().saturating_sub(self.retention.keep);
             let old = Offset { ms: millis(old), seq: 0 };
             let keep = session.positions.lowest().unwrap_or(session.end).min(old);

@@ -106,6 +106,16 @@ impl Source for RedisStream {
         self.link.command("HSET", command).await.map(drop)
     }
 
+    async fn raise(&self, last: Offset) -> Result<(), StoreError> {
+        let mut command = redis::cmd("XSETID");
+        command.arg(&self.name).arg(last.to_string());
+        match self.link.command("XSETID", command).await {
+            // It is gone, or has later entries by now: the server's clock is ahead of what was lost.
+            Err(StoreError::Refused { message, .. }) if message.starts_with("ERR") => Ok(()),
+            raised => raised.map(drop),
+        }
+    }
+
     async fn trim(&self, keep: Offset) -> Result<u64, StoreError> {
         self.link.call(&Trim { stream: &self.name, keep }).await
     }

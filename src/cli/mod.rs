@@ -117,7 +117,7 @@ impl Cli {
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
-            Command::Check(args) => check::check(load(), &args).await,
+            Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(&args),
             Command::Secret(args) => secret::secret(&load()?, &args),
         }

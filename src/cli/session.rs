@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::TlsCertificates;
+
 use super::error::CliError;
 use crate::config::{Config, PipelineConfig, RedisUrl};
 use crate::id::{PipelineName, ShardCount};
@@ -122,25 +124,29 @@ impl Session {
 /// Redis as the configuration says: somewhere, or private.
 #[derive(Debug)]
 pub(super) enum Redis {
-    At(RedisUrl),
+    At(RedisUrl, Option<Box<TlsCertificates>>),
     Private(Box<PrivateRedis>),
 }
 
 impl Redis {
     pub(super) async fn open(config: &Config) -> Result<Self, CliError> {
-        Ok(match &config.redis.url {
-            Some(url) => Self::At(url.clone()),
-            None => Self::Private(Box::new(PrivateRedis::start(&config.data_dir).await?)),
-        })
+        if let Some(url) = &config.redis.url {
+            return Ok(Self::At(url.clone(), config.redis.certificates()?.map(Box::new)));
+        }
+        let private = PrivateRedis::start(&config.data_dir).await?;
+        if private.was_started() && is_lost(config) {
+            eprintln!("{}", lost_notice(config));
+        }
+        Ok(Self::Private(Box::new(private)))
     }
 
     pub(super) fn target(&self) -> Result<Target, CliError> {
-        let url = match self {
-            Self::At(url) => url,
-            Self::Private(private) => private.url(),
+        let (url, certificates) = match self {
+            Self::At(url, certificates) => (url, certificates.as_deref()),
+            Self::Private(private) => (private.url(), None),
         };
         // The client's error is dropped on purpose: it may quote the address.
-        Target::new(url.expose()).map_err(|_| CliError::Address)
+        Target::open(url, certificates).map_err(|_| CliError::Address)
     }
 
     /// Every connection was dropped before.
@@ -151,4 +157,16 @@ impl Redis {
             tracing::warn!(%error, "the private Redis goes on running");
         }
     }
+}
+
+/// Whether nothing says where the data is: probably this is another directory than was meant.
+fn is_lost(config: &Config) -> bool {
+    config.file.is_none() && config.data_dir == Config::default().data_dir
+}
+
+fn lost_notice(config: &Config) -> String {
+    let data = config.data_dir.display();
+    format!(
+        "note: no fairlane.toml here, so a private Redis was started under {data} for this command; if yours is elsewhere, go to its directory, or name its configuration with --config FILE"
+    )
 }

@@ -389,6 +389,8 @@ mod tests {
                     memory_used: 1 << 20,
                     memory_max: 1 << 30,
                     eviction: "noeviction".to_owned(),
+                    clients: 1,
+                    clients_max: 10_000,
                     append_only: true,
                     append_ok: true,
                 },

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
+use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
-use super::{Config, PipelineConfig};
+use super::{Config, PipelineConfig, RedisUrl};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -26,6 +27,11 @@ const HOSTS_MAX: usize = 100;
 const TOKENS_MAX: usize = 1_000;
 const TOKEN_BOTS_MAX: usize = 1_000;
 const NAME_MAX_BYTES: usize = 1_024;
+const DATABASE_MAX_BYTES: usize = 63;
+/// What MongoDB forbids in the name of a database, on any of its platforms.
+const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
+/// Databases of MongoDB itself.
+const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
 /// Where unreadable events go. Reading it back would send them round for ever.
 const INVALID_STREAM: &str = "fairlane:invalid";
 
@@ -92,6 +98,8 @@ impl Config {
             return Err(Fault::new("data_dir", "is empty; name a directory"));
         }
         within("shutdown_grace", self.shutdown_grace, MILLISECOND..=HOUR)?;
+        self.check_certificates()?;
+        database("mongodb.database", &self.mongodb.database)?;
         within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
         names("bus.streams", &self.bus.streams, STREAMS_MAX, "stream")?;
         if self.bus.streams.is_empty() {
@@ -164,6 +172,33 @@ impl Config {
             return Err(Fault::new("http.listen", problem).or("auth.allow_anonymous"));
         }
         Ok(())
+    }
+}
+
+impl Config {
+    /// Whether the files can be used, and are of use.
+    fn check_certificates(&self) -> Result<(), Fault> {
+        let redis = &self.redis;
+        let named = [
+            ("redis.ca_file", &redis.ca_file),
+            ("redis.cert_file", &redis.cert_file),
+            ("redis.key_file", &redis.key_file),
+        ];
+        let named = named.into_iter().find(|(_, path)| path.is_some());
+        if let Some((key, _)) = named
+            && !redis.url.as_ref().is_some_and(RedisUrl::is_tls)
+        {
+            let problem = "is set, but redis.url does not ask for TLS; write rediss://… or \
+                           rediss+cluster://… there, or leave it out";
+            return Err(Fault::new(key, problem).or("redis.url"));
+        }
+        match certificates::read(redis) {
+            Ok(_) => Ok(()),
+            // Of a pair, the one that is not set was made nowhere.
+            Err(Unusable { key, problem }) => {
+                Err(Fault::new(key, problem).or("redis.cert_file").or("redis.key_file"))
+            }
+        }
     }
 }
 
@@ -283,6 +318,22 @@ fn number(key: &str, number: u64, (least, most): (u64, u64)) -> Result<(), Fault
 /// The remedy for a number out of bounds.
 pub(super) fn between(least: u64, most: u64) -> String {
     format!("write a whole number from {least} to {most}")
+}
+
+fn database(key: &str, name: &str) -> Result<(), Fault> {
+    let forbidden = |c: char| c.is_control() || DATABASE_FORBIDDEN.contains(&c);
+    if name.is_empty() || name.len() > DATABASE_MAX_BYTES || name.contains(forbidden) {
+        let problem = format!(
+            "is {name:?}; write 1 to {DATABASE_MAX_BYTES} bytes without spaces and without {}",
+            DATABASE_FORBIDDEN.iter().filter(|c| **c != ' ').collect::<String>(),
+        );
+        return Err(Fault::new(key, problem));
+    }
+    if DATABASE_TAKEN.iter().any(|taken| name.eq_ignore_ascii_case(taken)) {
+        let problem = format!("is {name:?}, which belongs to MongoDB itself; choose another name");
+        return Err(Fault::new(key, problem));
+    }
+    Ok(())
 }
 
 fn at_most(key: &str, entries: usize, most: usize) -> Result<(), Fault> {

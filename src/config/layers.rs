@@ -23,7 +23,7 @@ const TABLES: [(&str, &str); 1] = [("auth.tokens", TOKEN_TOML)];
 
 /// Sections of later versions. Ignored silently, what protects something would leave a door open
 /// that its author believes to be shut.
-const LATER_SECTIONS: [&str; 3] = ["counters", "mongodb", "notifications"];
+const LATER_SECTIONS: [&str; 2] = ["counters", "notifications"];
 
 /// A value of one of the types that settings have.
 #[derive(Debug, Clone)]

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::certificates;
 use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
     AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, DeadConfig,
-    HttpConfig, MetricsConfig, OnOverflow, PipelineConfig, RedisConfig, RedisUrl, Scope, Start,
-    TokenConfig, WorkersConfig,
+    HttpConfig, MetricsConfig, MongoConfig, MongoUrl, OnOverflow, PipelineConfig, RedisConfig,
+    RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
 };
 use ipnet::IpNet;
 
@@ -82,7 +83,8 @@ impl Config {
         for (name, text) in variables {
             layers.add_variable(&name, &text)?;
         }
-        build(&layers)
+        let config = build(&layers)?;
+        Ok(Self { file: path.map(Path::to_owned), ..config })
     }
 
     /// Reads TOML over the defaults, without the environment. `origin` is what messages call it.
@@ -142,10 +144,22 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         "" => None,
         text => Some(RedisUrl::parse(text).map_err(|error| top.invalid("redis.url", error))?),
     };
+    let mongo_url = match top.text("mongodb.url") {
+        "" => None,
+        text => Some(MongoUrl::parse(text).map_err(|error| top.invalid("mongodb.url", error))?),
+    };
     let config = Config {
+        file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
         shutdown_grace: top.duration("shutdown_grace")?,
-        redis: RedisConfig { url, shards: shards(&top)? },
+        redis: RedisConfig {
+            url,
+            ca_file: certificates::path(top.text("redis.ca_file")),
+            cert_file: certificates::path(top.text("redis.cert_file")),
+            key_file: certificates::path(top.text("redis.key_file")),
+            shards: shards(&top)?,
+        },
+        mongodb: MongoConfig { url: mongo_url, database: top.text("mongodb.database").to_owned() },
         bus: BusConfig {
             source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
             streams: top.list("bus.streams"),

@@ -5,10 +5,12 @@
 //! from there. A [`Config`] that was loaded is complete, typed and free of contradictions; one
 //! that was put together in code is checked by [`Config::check`].
 
+mod certificates;
 mod check;
 mod error;
 mod layers;
 mod load;
+mod mongo_url;
 mod redis_url;
 
 use std::collections::BTreeMap;
@@ -19,6 +21,8 @@ use std::time::Duration;
 
 pub use error::{ConfigError, Origin};
 pub(crate) use load::no_colour;
+pub(crate) use mongo_url::server as mongo_server;
+pub use mongo_url::{MongoUrl, MongoUrlError};
 pub use redis_url::{RedisUrl, RedisUrlError};
 
 use ipnet::IpNet;
@@ -34,12 +38,16 @@ const TOKEN_TOML: &str = include_str!("token.toml");
 /// The whole configuration of a process.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The file it was read from, if any.
+    pub file: Option<PathBuf>,
     /// Where a private Redis keeps its files.
     pub data_dir: PathBuf,
     /// How long running slices may go on after the first signal. 1 ms to 1 h.
     pub shutdown_grace: Duration,
     /// The section `[redis]`.
     pub redis: RedisConfig,
+    /// The section `[mongodb]`.
+    pub mongodb: MongoConfig,
     /// The section `[bus]`.
     pub bus: BusConfig,
     /// The section `[http]`.
@@ -59,8 +67,38 @@ pub struct Config {
 pub struct RedisConfig {
     /// `None`: a private server under [`Config::data_dir`].
     pub url: Option<RedisUrl>,
+    /// Certificates in PEM that TLS trusts beside the system's.
+    pub ca_file: Option<PathBuf>,
+    /// The certificate in PEM that is shown to a Redis that asks for one. With [`Self::key_file`].
+    pub cert_file: Option<PathBuf>,
+    /// Its private key in PEM.
+    pub key_file: Option<PathBuf>,
     /// Into how many parts the bots of each pipeline are cut. Fixed when the data is created.
     pub shards: ShardCount,
+}
+
+impl RedisConfig {
+    /// Reads the certificates that the settings name; `None` where they name none.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with the setting whose file cannot be used.
+    pub fn certificates(&self) -> Result<Option<redis::TlsCertificates>, ConfigError> {
+        certificates::read(self).map_err(|unusable| ConfigError::Invalid {
+            at: Origin::Code,
+            key: unusable.key.to_owned(),
+            problem: unusable.problem,
+        })
+    }
+}
+
+/// Which MongoDB, and which database of it.
+#[derive(Debug, Clone)]
+pub struct MongoConfig {
+    /// `None`: MongoDB is not used.
+    pub url: Option<MongoUrl>,
+    /// The database everything is kept in: 1 to 63 bytes of what MongoDB allows in a name, and
+    /// none of its own databases.
+    pub database: String,
 }
 
 /// Where events come from.
@@ -322,7 +360,11 @@ mod tests {
         assert_eq!(config.data_dir, PathBuf::from("./fairlane-data"));
         assert_eq!(config.shutdown_grace, Duration::from_secs(25));
         assert!(config.redis.url.is_none());
+        assert!(config.redis.ca_file.is_none() && config.redis.cert_file.is_none());
+        assert!(config.redis.key_file.is_none());
         assert_eq!(config.redis.shards.get(), 16);
+        assert!(config.mongodb.url.is_none());
+        assert_eq!(config.mongodb.database, "fairlane");
         assert_eq!(config.bus.source, BusSource::Redis);
         assert_eq!(config.bus.streams, ["fairlane:events"]);
         assert_eq!(config.bus.retention, Duration::from_secs(600));

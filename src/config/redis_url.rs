@@ -1,29 +1,29 @@
-//! The address of a Redis server, which may hold a password and is therefore never printed whole.
+//! The address of Redis, which may hold a password and is therefore never printed whole.
 
 use std::fmt;
 
 use redis::IntoConnectionInfo;
 
-/// Why a text is not the address of a Redis server. Never quotes the text.
+/// Why a text is not the address of Redis. Never quotes the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RedisUrlError {
-    /// A scheme that a later version may speak.
-    #[error("begins with {scheme}://, which is not supported by this version; {REMEDY}")]
-    Unsupported {
-        /// The scheme.
-        scheme: &'static str,
-    },
     /// Another scheme, or none.
     #[error("does not begin with a known scheme; {REMEDY}")]
     Scheme,
+    /// A cluster with a database number.
+    #[error("names a database of a cluster, which has only one; leave out what follows the last /")]
+    Database,
     /// The rest is not usable.
     #[error("is not a usable Redis URL; {REMEDY}")]
     Malformed,
 }
 
-const REMEDY: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH";
+const REMEDY: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, \
+    redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH";
 
-/// The address of a Redis server: `redis://`, `redis+unix:///` or `unix:///`.
+/// The address of Redis: a server (`redis://`, with TLS `rediss://`, `redis+unix:///`, `unix:///`),
+/// or some nodes of a cluster, with commas between (`redis+cluster://`, with TLS
+/// `rediss+cluster://`).
 ///
 /// `Debug` and `Display` leave out user, password and everything after a `?`.
 #[derive(Clone, PartialEq, Eq)]
@@ -38,16 +38,24 @@ impl RedisUrl {
         let (scheme, rest) = text.split_once("://").ok_or(RedisUrlError::Scheme)?;
         match scheme {
             "redis" => {}
+            // What the client knows as fragments weakens TLS.
+            "rediss" | "rediss+cluster" | "redis+cluster" if !rest.contains('#') => {}
             // Without an absolute path the client would take the first part for a host.
             "redis+unix" | "unix" if rest.starts_with('/') => {}
-            "redis+unix" | "unix" => return Err(RedisUrlError::Malformed),
-            "rediss" => return Err(RedisUrlError::Unsupported { scheme: "rediss" }),
-            "redis+cluster" => return Err(RedisUrlError::Unsupported { scheme: "redis+cluster" }),
+            "rediss" | "rediss+cluster" | "redis+cluster" | "redis+unix" | "unix" => {
+                return Err(RedisUrlError::Malformed);
+            }
             _ => return Err(RedisUrlError::Scheme),
         }
-        // The client's error is dropped on purpose: it may quote the address.
-        text.into_connection_info().map_err(|_| RedisUrlError::Malformed)?;
-        Ok(Self(text.to_owned()))
+        let url = Self(text.to_owned());
+        if url.is_cluster() && url.hosts().contains('/') {
+            return Err(RedisUrlError::Database);
+        }
+        for seed in url.seeds() {
+            // The client's error is dropped on purpose: it may quote the address.
+            seed.into_connection_info().map_err(|_| RedisUrlError::Malformed)?;
+        }
+        Ok(url)
     }
 
     /// The whole address with its credentials: for the client, never for a log.
@@ -55,17 +63,55 @@ impl RedisUrl {
     pub fn expose(&self) -> &str {
         &self.0
     }
+
+    /// Whether it names nodes of a cluster.
+    #[must_use]
+    pub fn is_cluster(&self) -> bool {
+        self.scheme().ends_with("+cluster")
+    }
+
+    /// Whether connections are encrypted.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        self.scheme().starts_with("rediss")
+    }
+
+    /// An address per server that is named, credentials included.
+    pub(crate) fn seeds(&self) -> Vec<String> {
+        if !self.is_cluster() {
+            return vec![self.0.clone()];
+        }
+        let scheme = if self.is_tls() { "rediss" } else { "redis" };
+        let rest = self.0.split_once("://").map_or("", |(_, rest)| rest);
+        let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, query)| (rest, query));
+        let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
+        let at = if rest.contains('@') { "@" } else { "" };
+        let seed = |host: &str| format!("{scheme}://{user}{at}{}?{query}", host.trim());
+        self.hosts().split(',').map(seed).collect()
+    }
+
+    fn scheme(&self) -> &str {
+        self.0.split_once("://").map_or("", |(scheme, _)| scheme)
+    }
+
+    /// What follows the credentials, up to a `?`.
+    fn hosts(&self) -> &str {
+        let bare = self.0.split(['?', '#']).next().unwrap_or_default();
+        let rest = bare.split_once("://").map_or("", |(_, rest)| rest);
+        // The last `@`: a password may hold one. A path may, too.
+        match rest.rsplit_once('@') {
+            Some((_, hosts)) if !self.scheme().ends_with("unix") => hosts,
+            _ => rest,
+        }
+    }
 }
 
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, hosts) = (self.scheme(), self.hosts());
         let bare = self.0.split(['?', '#']).next().unwrap_or_default();
-        let (scheme, rest) = bare.split_once("://").unwrap_or(("", bare));
-        // The last `@`: a password may hold one.
-        match rest.rsplit_once('@') {
-            Some((_, host)) if scheme == "redis" => write!(f, "{scheme}://***@{host}"),
-            _ => write!(f, "{scheme}://{rest}"),
-        }
+        let hidden = bare.len() > scheme.len() + "://".len() + hosts.len();
+        write!(f, "{scheme}://{}{hosts}", if hidden { "***@" } else { "" })
     }
 }
 
@@ -88,6 +134,10 @@ mod tests {
             ("redis://u:secret@[::1]:6380/2?protocol=resp3", "redis://***@[::1]:6380/2"),
             ("redis+unix:///run/redis.sock?user=u&pass=secret", "redis+unix:///run/redis.sock"),
             ("unix:///run/a@b.sock?db=1", "unix:///run/a@b.sock"),
+            ("rediss://u:secret@db:6380/2", "rediss://***@db:6380/2"),
+            ("redis+cluster://a:1,b:2", "redis+cluster://a:1,b:2"),
+            ("redis+cluster://u:secret@a:1,b:2?protocol=resp3", "redis+cluster://***@a:1,b:2"),
+            ("rediss+cluster://:sec@ret@a:1,[::1]:2", "rediss+cluster://***@a:1,[::1]:2"),
         ];
         for (whole, bare) in shown {
             let url = RedisUrl::parse(whole).unwrap();
@@ -103,8 +153,13 @@ mod tests {
             "",
             "localhost:6379",
             "http://secret@db",
-            "rediss://:secret@db",
-            "redis+cluster://:secret@db",
+            "rediss://:secret@db#insecure",
+            "rediss+cluster://:secret@a:1,b:2#insecure",
+            "redis+cluster://",
+            "redis+cluster://:secret@a:1,",
+            "redis+cluster://:secret@a:1,b:notaport",
+            "redis+cluster://:secret@a:1,b:2/3",
+            "redis+cluster://:sec/ret@a:1",
             "valkey://:secret@db",
             "redis://",
             "redis://:secret@db:notaport",
@@ -116,5 +171,24 @@ mod tests {
             let error = RedisUrl::parse(text).unwrap_err();
             assert!(!error.to_string().contains("ret"), "{error}");
         }
+    }
+
+    #[test]
+    fn every_node_of_a_cluster_gets_the_credentials() {
+        let url = RedisUrl::parse("rediss+cluster://u:s%40@a:1, b,[::1]:3?protocol=resp3").unwrap();
+        assert!(url.is_cluster() && url.is_tls());
+        assert_eq!(
+            url.seeds(),
+            [
+                "rediss://u:s%40@a:1?protocol=resp3",
+                "rediss://u:s%40@b?protocol=resp3",
+                "rediss://u:s%40@[::1]:3?protocol=resp3",
+            ]
+        );
+        let plain = RedisUrl::parse("redis://u:p@a/3").unwrap();
+        assert!(!plain.is_cluster() && !plain.is_tls());
+        assert_eq!(plain.seeds(), ["redis://u:p@a/3"]);
+        let database = RedisUrl::parse("redis+cluster://a:1/3").unwrap_err();
+        assert_eq!(database, RedisUrlError::Database);
     }
 }

@@ -13,6 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::keyspace::Link;
+use crate::store::watch::Reachable;
 
 /// A readiness check waits this long for each dependency.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -21,6 +22,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub(crate) struct Health {
     pub(crate) link: Arc<Link>,
+    /// MongoDB as it was last seen; `None` where none is configured.
+    pub(crate) mongodb: Option<Arc<Reachable>>,
     /// Cancelled: the process is stopping and takes no new work.
     pub(crate) stopping: CancellationToken,
 }
@@ -59,7 +62,8 @@ pub(crate) struct Readiness {
     status: Status,
     /// Whether Redis answers.
     redis: Answers,
-    /// Whether MongoDB answers; absent where nothing needs it.
+    /// Whether MongoDB answered when it was last asked, seconds ago; absent where none is
+    /// configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     mongodb: Option<Answers>,
 }
@@ -115,7 +119,11 @@ async fn ready(State(health): State<Health>) -> Readiness {
         Ok(Ok(_)) => Answers::Up,
         _ => Answers::Down,
     };
-    Readiness::new(redis, None, health.stopping.is_cancelled())
+    let mongodb = health
+        .mongodb
+        .as_ref()
+        .map(|mongodb| if mongodb.now() { Answers::Up } else { Answers::Down });
+    Readiness::new(redis, mongodb, health.stopping.is_cancelled())
 }
 
 /// `/metrics`.

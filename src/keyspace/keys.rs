@@ -27,9 +27,10 @@
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
-//! | `fl:{check}:<id>` | any, TTL | what `fairlane check` tries its rights on |
+//! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
+use super::topology::slot_of;
 use crate::id::{BotId, PipelineName, Shard};
 
 /// Bus entries that could not be read go here.
@@ -57,10 +58,10 @@ pub fn read(stream: &str) -> String {
     format!("fl:{{{stream}}}:read")
 }
 
-/// A key to try rights on. `id` keeps two that try apart.
+/// A key to try rights on. `number` decides its slot, `id` keeps two that try apart.
 #[must_use]
-pub fn check(id: &str) -> String {
-    format!("fl:{{check}}:{id}")
+pub fn check(number: u32, id: &str) -> String {
+    format!("fl:{{check-{number}}}:{id}")
 }
 
 /// A pattern for `SCAN` that every key of `pipeline` fits. Others may fit it too: ask
@@ -88,6 +89,7 @@ pub fn belongs_to(pipeline: &PipelineName, key: &[u8]) -> bool {
 #[derive(Debug, Clone)]
 pub struct ShardKeys {
     prefix: String,
+    slot: u16,
     /// The eight keys that every queue script declares first, in the order of `lua/shared.lua`.
     pub base: [String; 8],
     /// Weights.
@@ -115,6 +117,7 @@ impl ShardKeys {
             dlq: key("dlq"),
             due: key("due"),
             later: key("later"),
+            slot: slot_of(prefix.as_bytes()),
             prefix,
         }
     }
@@ -123,6 +126,12 @@ impl ShardKeys {
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// The slot of a cluster that all of them are in.
+    #[must_use]
+    pub fn slot(&self) -> u16 {
+        self.slot
     }
 
     /// Clock, fence, sequence, depth.

@@ -147,6 +147,12 @@ impl PrivateRedis {
         &self.url
     }
 
+    /// Whether it was started by this call; else it ran already.
+    #[must_use]
+    pub fn was_started(&self) -> bool {
+        self.child.is_some()
+    }
+
     /// The server's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {

@@ -1,78 +1,33 @@
-//! Questions about the server as a whole, for operators: what it is, what it holds, what this user
-//! may do there. Runs none of the queue's scripts, so it needs no `recover` and works on servers
-//! that the queues could not use.
+//! Questions about Redis as a whole, be it one server or a cluster, for operators: what it is, what
+//! it holds, what this user may do there. Runs none of the queue's scripts, so it needs no `recover`
+//! and works on servers that the queues could not use.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use redis::{FromRedisValue, Pipeline, Value};
 use serde::Serialize;
 
+use super::error::StoreError;
 use super::keys;
-use super::link::{Link, StoreError, Target};
+use super::link::Link;
+use super::primary::{Primary, ServerInfo};
 use super::reply::ReplyError;
+use super::target::Target;
+use super::topology::slot_of;
 use crate::id::{PipelineName, ShardCount};
 
-const CHECK_SCRIPT: &str = include_str!("../../lua/check.lua");
 /// Keys looked at by one step of a deletion.
 const SCAN_COUNT: usize = 1_000;
-/// How long a key that rights are tried on may stay, should its deletion fail.
-const CHECK_TTL_SECONDS: u32 = 10;
+/// What is published is heard within this time.
+const HEARD_WITHIN: Duration = Duration::from_secs(3);
 
-/// A plain connection to a server, made anew when it breaks.
+/// Plain connections to a server or cluster, made anew when they break.
 #[derive(Debug)]
 pub struct Server {
     link: Link,
-}
-
-/// What a server says of itself.
-#[derive(Debug, Clone, Serialize)]
-pub struct ServerInfo {
-    /// For example `7.0.15`.
-    pub version: String,
-    /// `master` or `slave`.
-    pub role: String,
-    /// Since it started, in seconds.
-    pub uptime_seconds: u64,
-    /// Memory in use, in bytes.
-    pub memory_used: u64,
-    /// `maxmemory` in bytes; 0: no bound.
-    pub memory_max: u64,
-    /// `maxmemory-policy`.
-    pub eviction: String,
-    /// Whether writes are logged (`appendonly`).
-    pub append_only: bool,
-    /// Whether the last write of that log went well.
-    pub append_ok: bool,
-}
-
-impl ServerInfo {
-    /// Major and minor version; zeros where it cannot be read.
-    #[must_use]
-    pub fn version_numbers(&self) -> (u32, u32) {
-        let mut parts = self.version.split('.').map(|part| part.parse().unwrap_or(0));
-        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
-    }
-
-    fn parse(text: &str) -> Self {
-        let field = |name: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-                .unwrap_or_default()
-                .trim()
-        };
-        let number = |name: &str| field(name).parse().unwrap_or(0);
-        Self {
-            version: field("redis_version").to_owned(),
-            role: field("role").to_owned(),
-            uptime_seconds: number("uptime_in_seconds"),
-            memory_used: number("used_memory"),
-            memory_max: number("maxmemory"),
-            eviction: field("maxmemory_policy").to_owned(),
-            append_only: field("aof_enabled") == "1",
-            append_ok: field("aof_last_write_status") != "err",
-        }
-    }
+    response_timeout: Duration,
 }
 
 /// What is kept under the name of a bus stream.
@@ -119,7 +74,7 @@ impl Server {
     /// The server at `target`. Connects at the first question.
     #[must_use]
     pub fn new(target: Target, response_timeout: Duration) -> Self {
-        Self { link: Link::plain(target, response_timeout) }
+        Self { link: Link::plain(target, response_timeout), response_timeout }
     }
 
     /// Where it is.
@@ -133,19 +88,40 @@ impl Server {
         &self.link
     }
 
-    /// What it says of itself.
+    /// Every primary of the cluster, to be asked one by one; of a server by itself, that one.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
-    pub async fn info(&self) -> Result<ServerInfo, StoreError> {
-        let text: String = self.ask("INFO", redis::cmd("INFO")).await?;
-        Ok(ServerInfo::parse(&text))
+    /// When no node of the cluster tells them.
+    pub async fn primaries(&self) -> Result<Vec<Primary>, StoreError> {
+        let found = self.link.primaries().await?.into_iter();
+        Ok(found.map(|(at, slot)| Primary::new(at, slot, self.response_timeout)).collect())
     }
 
-    /// One of its settings; `None` for one it does not know.
+    /// How many slots of the cluster no primary holds; of a server by itself, none.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses, as hosted ones often do.
+    /// When no node of the cluster tells it.
+    pub async fn slots_missing(&self) -> Result<usize, StoreError> {
+        self.link.slots_missing().await
+    }
+
+    /// What it says of itself; of a cluster, the fullest primary.
+    ///
+    /// # Errors
+    /// When a primary does not answer or refuses.
+    pub async fn info(&self) -> Result<ServerInfo, StoreError> {
+        let mut infos = Vec::new();
+        for answer in self.link.ask_every("INFO", &redis::cmd("INFO")).await? {
+            infos.push(ServerInfo::parse(&self.link.read::<String>("INFO", answer)?));
+        }
+        let fullest = infos.into_iter().max_by_key(ServerInfo::fullness);
+        fullest.ok_or_else(|| self.link.misread("INFO", ReplyError::unexpected("one", "none")))
+    }
+
+    /// One of its settings; `None` for one it does not know. Of a cluster, the first primary's.
+    ///
+    /// # Errors
+    /// When a primary does not answer or refuses, as hosted ones often do.
     pub async fn setting(&self, name: &str) -> Result<Option<String>, StoreError> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg(name);
@@ -153,10 +129,10 @@ impl Server {
         Ok(found.remove(name))
     }
 
-    /// Its clock, since 1970.
+    /// Its clock, since 1970. Of a cluster, the first primary's.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// When a primary does not answer or refuses.
     pub async fn time(&self) -> Result<Duration, StoreError> {
         let (seconds, micros): (u64, u64) = self.ask("TIME", redis::cmd("TIME")).await?;
         Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
@@ -224,7 +200,7 @@ impl Server {
         pipe.cmd("XINFO").arg("GROUPS").arg(stream);
         pipe.hget(keys::read(stream), "entries");
         let values = Value::Array(self.link.run_checked("XINFO", &pipe).await?);
-        let (facts, groups, copied): Answers = self.read("XINFO", values)?;
+        let (facts, groups, copied): Answers = self.link.read("XINFO", values)?;
         let number = |facts: &HashMap<String, Value>, name: &str| {
             facts.get(name).and_then(|value| redis::from_redis_value_ref::<u64>(value).ok())
         };
@@ -251,19 +227,18 @@ impl Server {
     /// # Errors
     /// When Redis does not answer or refuses. What was deleted stays deleted; it can be repeated.
     pub async fn erase(&self, pipeline: &PipelineName) -> Result<u64, StoreError> {
-        let (mut cursor, mut erased) = (0_u64, 0);
-        loop {
-            let mut scan = redis::cmd("SCAN");
-            scan.arg(cursor).arg("MATCH").arg(keys::pattern(pipeline));
-            scan.arg("COUNT").arg(SCAN_COUNT);
-            let (next, mut found): (u64, Vec<Vec<u8>>) = self.ask("SCAN", scan).await?;
-            found.retain(|key| keys::belongs_to(pipeline, key));
-            if !found.is_empty() {
-                erased += self.ask::<u64>("UNLINK", redis::Cmd::unlink(&found)).await?;
-            }
-            cursor = next;
-            if cursor == 0 {
-                break;
+        let mut erased = 0;
+        for primary in self.primaries().await? {
+            let mut cursor = 0;
+            loop {
+                let pattern = keys::pattern(pipeline);
+                let (next, mut found) = primary.scan(cursor, &pattern, SCAN_COUNT).await?;
+                found.retain(|key| keys::belongs_to(pipeline, key));
+                erased += self.unlink(&found).await?;
+                cursor = next;
+                if cursor == 0 {
+                    break;
+                }
             }
         }
         let forget = redis::Cmd::hdel(keys::PIPELINES, pipeline.as_str());
@@ -271,49 +246,79 @@ impl Server {
         Ok(erased)
     }
 
-    /// Whether scripts may be loaded and run. Leaves nothing behind.
+    /// Deletes keys; answers how many there were.
+    async fn unlink(&self, found: &[Vec<u8>]) -> Result<u64, StoreError> {
+        // One command takes keys of one slot only.
+        let mut slots: BTreeMap<u16, Vec<&Vec<u8>>> = BTreeMap::new();
+        for key in found {
+            slots.entry(slot_of(key)).or_default().push(key);
+        }
+        if slots.is_empty() {
+            return Ok(0);
+        }
+        let mut pipe = Pipeline::with_capacity(slots.len());
+        for keys in slots.values() {
+            pipe.add_command(redis::Cmd::unlink(keys));
+        }
+        let counts = self.link.run_checked("UNLINK", &pipe).await?;
+        let counts: Vec<u64> = self.link.read("UNLINK", Value::Array(counts))?;
+        Ok(counts.into_iter().sum())
+    }
+
+    /// Whether scripts may be loaded and run on every primary. Leaves nothing behind.
     ///
     /// # Errors
-    /// When Redis does not answer, refuses, or answers nonsense.
+    /// When one does not answer, refuses, or answers nonsense.
     pub async fn try_scripts(&self) -> Result<(), StoreError> {
-        let key = keys::check(&uuid::Uuid::now_v7().to_string());
-        let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(CHECK_SCRIPT);
-        let sha: String = self.ask("SCRIPT LOAD", load).await?;
-        let mut run = redis::cmd("EVALSHA");
-        run.arg(sha).arg(1).arg(&key).arg("ok");
-        let answer: String = self.ask("EVALSHA", run).await?;
-        self.ask::<u64>("UNLINK", redis::Cmd::unlink(&key)).await?;
-        if answer != "ok" {
-            return Err(self.link.misread("EVALSHA", ReplyError::unexpected("ok", &answer)));
+        for primary in self.primaries().await? {
+            primary.try_scripts().await?;
         }
         Ok(())
     }
 
-    /// Whether the kinds of keys that queues consist of may be written under `fl:`, and channels
-    /// used. Leaves nothing behind.
+    /// Whether the kinds of keys that queues consist of may be written under `fl:` on every
+    /// primary, and channels used. Leaves nothing behind.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses one of them.
+    /// When one does not answer or refuses one of them.
     pub async fn try_keys(&self) -> Result<(), StoreError> {
-        let key = keys::check(&uuid::Uuid::now_v7().to_string());
-        let writes: [(&'static str, &[&str]); 6] = [
-            ("SET", &["1"]),
-            ("HSET", &["field", "1"]),
-            ("ZADD", &["1", "member"]),
-            ("RPUSH", &["item"]),
-            ("SADD", &["member"]),
-            ("XADD", &["*", "field", "1"]),
-        ];
-        for (name, arguments) in writes {
-            let mut command = redis::cmd(name);
-            command.arg(&key).arg(arguments);
-            self.ask::<Value>(name, command).await?;
-            let expire = redis::Cmd::expire(&key, CHECK_TTL_SECONDS.into());
-            self.ask::<Value>("EXPIRE", expire).await?;
-            self.ask::<Value>("UNLINK", redis::Cmd::unlink(&key)).await?;
+        for primary in self.primaries().await? {
+            primary.try_keys().await?;
         }
-        self.ask::<Value>("PUBLISH", redis::Cmd::publish(&key, "check")).await.map(drop)
+        Ok(())
+    }
+
+    /// Whether a channel under `fl:` may be listened to, and what is published there arrives.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses, or nothing arrives within 3 s.
+    pub async fn try_channel(&self) -> Result<(), StoreError> {
+        let channel = keys::check(0, &uuid::Uuid::now_v7().to_string());
+        let mut subscriber = self.target().subscriber().await?;
+        subscriber.subscribe(&channel).await.map_err(|source| match source.code() {
+            Some(code) => StoreError::Refused {
+                target: self.target().to_string(),
+                command: "SUBSCRIBE",
+                message: format!("{code} {}", source.detail().unwrap_or_default()),
+            },
+            None => self.target().unknown(source),
+        })?;
+        self.ask::<Value>("PUBLISH", redis::Cmd::publish(&channel, "check")).await?;
+        let mut messages = subscriber.into_on_message();
+        match tokio::time::timeout(HEARD_WITHIN, messages.next()).await {
+            Ok(Some(_)) => Ok(()),
+            _ => Err(self.link.misread("SUBSCRIBE", ReplyError::unexpected("a message", "none"))),
+        }
+    }
+
+    /// Whether a bus stream may be trimmed. Removes nothing, and creates nothing.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses, or the key is no stream.
+    pub async fn try_trim(&self, stream: &str) -> Result<(), StoreError> {
+        let mut trim = redis::cmd("XTRIM");
+        trim.arg(stream).arg("MINID").arg("0-0");
+        self.ask::<Value>("XTRIM", trim).await.map(drop)
     }
 
     async fn ask<T: FromRedisValue>(
@@ -322,31 +327,6 @@ impl Server {
         command: redis::Cmd,
     ) -> Result<T, StoreError> {
         let value = self.link.command(name, command).await?;
-        self.read(name, value)
-    }
-
-    fn read<T: FromRedisValue>(&self, name: &'static str, value: Value) -> Result<T, StoreError> {
-        redis::from_redis_value(value).map_err(|error| {
-            let source = ReplyError::unexpected("another shape", &error.to_string());
-            self.link.misread(name, source)
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_answer_to_info_is_read_by_whole_names() {
-        let info = ServerInfo::parse(
-            "# Server\r\nredis_version:7.2.4\r\nuptime_in_seconds:60\r\n# Memory\r\n\
-             used_memory:1000\r\nused_memory_human:1K\r\nmaxmemory:2000\r\nmaxmemory_human:2K\r\n\
-             maxmemory_policy:allkeys-lru\r\naof_enabled:1\r\nrole:master\r\n",
-        );
-        assert_eq!(info.version_numbers(), (7, 2));
-        assert_eq!((info.memory_used, info.memory_max, info.uptime_seconds), (1_000, 2_000, 60));
-        assert_eq!((info.eviction.as_str(), info.role.as_str()), ("allkeys-lru", "master"));
-        assert!(info.append_only && info.append_ok);
+        self.link.read(name, value)
     }
 }

@@ -1,10 +1,13 @@
 //! Commits completions in groups: while one write is under way, what comes in waits for the next,
-//! so the group grows with the load and costs no waiting without it.
+//! so the group grows with the load and costs no waiting without it. In a cluster each server has
+//! writes of its own: one that is frozen holds up nobody else's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::warn;
@@ -81,11 +84,33 @@ pub(super) fn committer(
 ) -> (Commits, impl Future<Output = ()> + Send) {
     let (sender, mut receiver) = mpsc::channel(GROUP_MAX);
     let task = async move {
+        let cluster = queue.link().target().is_cluster();
+        let outlet = Writer { queue: &queue, dead_max, board: &board, metrics: &metrics };
         let mut waiting: Vec<Item> = Vec::new();
-        let mut pause = RETRY_FIRST;
+        // One at most for each server; the next pause after one that fails.
+        let mut writes = FuturesUnordered::new();
+        let mut busy: BTreeMap<usize, Duration> = BTreeMap::new();
+        let mut pauses: BTreeMap<usize, Duration> = BTreeMap::new();
+        let mut closed = false;
         loop {
-            if waiting.is_empty() && receiver.recv_many(&mut waiting, GROUP_MAX).await == 0 {
-                return;
+            if writes.is_empty() {
+                if waiting.is_empty() && receiver.recv_many(&mut waiting, GROUP_MAX).await == 0 {
+                    return;
+                }
+            } else {
+                // With one server, what comes in need not be looked at before the write has ended.
+                let others = cluster && !closed && waiting.len() < GROUP_MAX;
+                tokio::select! {
+                    biased;
+                    Some(Written { holder, left, failed }) = writes.next() => {
+                        let pause = busy.remove(&holder).filter(|_| failed);
+                        pause.map(|pause| pauses.insert(holder, (pause * 2).min(RETRY_MAX)));
+                        waiting.splice(0..0, left);
+                    }
+                    count = receiver.recv_many(&mut waiting, GROUP_MAX), if others => {
+                        closed = count == 0;
+                    }
+                }
             }
             while waiting.len() < GROUP_MAX {
                 match receiver.try_recv() {
@@ -94,14 +119,19 @@ pub(super) fn committer(
                 }
             }
             give_up_late(&mut waiting);
-            match commit_group(&queue, dead_max, &board, &metrics, &mut waiting).await {
-                Ok(()) => pause = RETRY_FIRST,
-                Err(error) => {
-                    warn!(pipeline = %queue.name(), completions = waiting.len(), %error,
-                        "completions were not answered; trying again while the leases last");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RETRY_MAX);
+            let mut ready: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
+            for item in std::mem::take(&mut waiting) {
+                let holder = queue.link().holder(queue.keys(item.shard));
+                if busy.contains_key(&holder) {
+                    waiting.push(item);
+                } else {
+                    ready.entry(holder).or_default().push(item);
                 }
+            }
+            for (holder, items) in ready {
+                let pause = pauses.remove(&holder).unwrap_or(RETRY_FIRST);
+                busy.insert(holder, pause);
+                writes.push(outlet.write(holder, items, pause));
             }
         }
     };
@@ -119,6 +149,37 @@ fn give_up_late(waiting: &mut Vec<Item>) {
             // The worker may have stopped waiting.
             let _ = item.reply.send(verdict);
         }
+    }
+}
+
+/// What a write needs.
+#[derive(Clone, Copy)]
+struct Writer<'a> {
+    queue: &'a Queue,
+    dead_max: u64,
+    board: &'a Board,
+    metrics: &'a PipelineMetrics,
+}
+
+/// How a write ended.
+struct Written {
+    holder: usize,
+    /// What is to be sent again.
+    left: Vec<Item>,
+    failed: bool,
+}
+
+impl Writer<'_> {
+    /// Sends completions to one server in one write. After one that failed it waits for `pause`.
+    async fn write(self, holder: usize, mut items: Vec<Item>, pause: Duration) -> Written {
+        let Self { queue, dead_max, board, metrics } = self;
+        let written = commit_group(queue, dead_max, board, metrics, &mut items).await;
+        if let Err(error) = &written {
+            warn!(pipeline = %queue.name(), completions = items.len(), %error,
+                "completions were not answered; trying again while the leases last");
+            tokio::time::sleep(pause).await;
+        }
+        Written { holder, left: items, failed: written.is_err() }
     }
 }
 
@@ -184,10 +245,12 @@ async fn commit_group(
                 }
             }
             Err(error) => {
-                // An answer that is not understood came from a call that ran.
-                let ran = matches!(error, StoreError::Reply { .. });
+                // An answer that is not understood came from a call that ran; of one that gave
+                // none it is unknown.
+                let may_have =
+                    matches!(error, StoreError::Reply { .. } | StoreError::Unknown { .. });
                 waiting.extend(group.into_iter().map(|mut item| {
-                    item.unanswered |= ran;
+                    item.unanswered |= may_have;
                     item
                 }));
                 failed = Some(error);

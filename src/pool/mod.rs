@@ -18,10 +18,13 @@ pub mod scale;
 mod settle;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use redis::{Pipeline, Value};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -49,6 +52,8 @@ const PREFETCH: Duration = Duration::from_millis(1);
 const PREFETCH_MAX: usize = 512;
 /// Events of a slice while nothing is known about the time they take.
 const FEW: usize = 8;
+/// A server of a cluster that is slower than this does not hold up claims from the others.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// Capacity freed one by one is collected until a claim is worth its round trip.
 const CLAIM_WORTH: usize = 32;
 
@@ -242,6 +247,8 @@ impl Pool {
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
+        // Claims that a server has not answered yet.
+        let mut claims = FuturesUnordered::new();
         while !shared.shutdown.soft.is_cancelled() {
             // Subscribed before looking, so that nothing falls between.
             let changed = shared.board.changed().notified();
@@ -253,18 +260,41 @@ impl Pool {
                     biased;
                     () = shared.shutdown.soft.cancelled() => break,
                     () = changed => {}
+                    Some(()) = claims.next() => {}
                     () = tokio::time::sleep_until(shared.board.next_look()), if room > 0 => {}
                 }
                 continue;
             }
+            claims.extend(by_holder(&shared, asks).map(|asks| claim(&shared, asks)));
             tokio::select! {
                 biased;
-                () = shared.shutdown.hard.cancelled() => break,
-                () = claim(&shared, &asks) => {}
+                () = shared.shutdown.hard.cancelled() => return,
+                () = answered(&mut claims) => {}
+                // In a cluster, the shards of others do not wait for a server that is frozen.
+                () = tokio::time::sleep(PATIENCE), if shared.queue.link().target().is_cluster() => {}
             }
+        }
+        tokio::select! {
+            biased;
+            () = shared.shutdown.hard.cancelled() => {}
+            () = answered(&mut claims) => {}
         }
         info!(pipeline = %shared.queue.name(), "pool stopped claiming");
     }
+}
+
+async fn answered(claims: &mut FuturesUnordered<impl Future<Output = ()>>) {
+    while claims.next().await.is_some() {}
+}
+
+/// Sorts asks by the server that answers them.
+fn by_holder(shared: &Shared, asks: Vec<Ask>) -> impl Iterator<Item = Vec<Ask>> {
+    let link = shared.queue.link();
+    let mut holders: BTreeMap<usize, Vec<Ask>> = BTreeMap::new();
+    for ask in asks {
+        holders.entry(link.holder(shared.queue.keys(ask.shard))).or_default().push(ask);
+    }
+    holders.into_values()
 }
 
 /// Hears what falls below what the dispatcher knows.
@@ -315,7 +345,7 @@ fn small(count: usize) -> f64 {
 }
 
 /// Makes the claims in one write; what they lease is read and handled beside the next claim.
-async fn claim(shared: &Arc<Shared>, asks: &[Ask]) {
+async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
     let ttl = CLAIM_TTL.min(shared.settings.lease_ttl);
     let calls: Vec<Claim<'_>> = asks
         .iter()
@@ -335,7 +365,7 @@ async fn claim(shared: &Arc<Shared>, asks: &[Ask]) {
         Ok(replies) => replies,
         Err(error) => {
             warn!(pipeline = %shared.queue.name(), %error, "cannot claim; trying again");
-            for ask in asks {
+            for ask in &asks {
                 shared.board.failed(ask.shard);
             }
             return;
@@ -384,7 +414,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
         let n = if lease.attempts.isolated() { 1 } else { usual };
         pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
     }
-    let values = match shared.queue.link().run(&pipe).await {
+    let values = match shared.queue.link().run_each(&pipe).await {
         Ok(values) => values,
         Err(error) => {
             warn!(pipeline = %shared.queue.name(), leases = leases.len(), %error,
@@ -396,7 +426,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let now_us = crate::clock::micros(shared.now());
     let mut oldest_us = 0;
     for lease in leases {
-        let records = values.next().and_then(records);
+        let records = values.next().and_then(Result::ok).and_then(records);
         if let Some(first) = records.as_ref().and_then(|records| records.first()) {
             let arrived = Event::sequence_of(first).map_or(now_us, super::id::Sequence::get);
             oldest_us = oldest_us.max(now_us.saturating_sub(arrived));

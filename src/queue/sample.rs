@@ -15,7 +15,7 @@ use super::{PipelineView, Queue};
 use crate::clock::{SharedClock, millis};
 use crate::id::Shard;
 use crate::keyspace::scripts::Hold;
-use crate::keyspace::{Link, StoreError, keys};
+use crate::keyspace::{Link, ServerInfo, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
 
@@ -76,6 +76,10 @@ pub(crate) async fn run(
         let mut round = async || -> Result<bool, StoreError> {
             let ttl_ms = millis(ACTIVE * 3);
             if !link.call(&Hold { key: keys::SAMPLER, token: &token, ttl_ms }).await? {
+                // That one primary answers is known now.
+                if link.target().is_cluster() {
+                    link.command("PING", redis::cmd("PING")).await?;
+                }
                 return Ok(false);
             }
             let mut quiet = true;
@@ -127,17 +131,14 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
 }
 
-/// Used and maximum memory of the server, bytes.
+/// Used and maximum memory of the server, bytes; of a cluster, of the fullest primary.
 async fn memory(link: &Link) -> Result<(u64, u64), StoreError> {
     let mut command = redis::cmd("INFO");
     command.arg("memory");
-    let value = link.command("INFO", command).await?;
-    let info = redis::from_redis_value::<String>(value).unwrap_or_default();
-    let field = |name: &str| {
-        info.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0)
-    };
-    Ok((field("used_memory"), field("maxmemory")))
+    let answers = link.ask_every("INFO", &command).await?;
+    let infos = answers.into_iter().map(|value| {
+        ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
+    });
+    let fullest = infos.max_by_key(ServerInfo::fullness);
+    Ok(fullest.map_or((0, 0), |info| (info.memory_used, info.memory_max)))
 }

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rand::Rng;
 use tokio::sync::Notify;
 use tracing::warn;
@@ -85,26 +86,13 @@ pub(crate) async fn run(
         let now = clock.now();
         let scan = SCAN.mul_f64(rand::rng().random_range(0.8..1.2));
         let (due, next_ms) = board.take(&queue, millis(now), millis(scan));
-        for shard in &due {
-            tokio::select! {
-                biased;
-                () = shutdown.soft.cancelled() => return,
-                // Dropped midway, the script ran or did not: what is due stays due or is moved.
-                moved = queue.promote(*shard, now) => match moved {
-                    Ok(promoted) => {
-                        if let Some(next_ms) = promoted.next_ms {
-                            // Due by our clock but not by the server's: not again at once. Else
-                            // what is due already is one batch more.
-                            let floor = if promoted.moved == 0 { millis(clock.now()) + SKEW_MS } else { 0 };
-                            board.lower(*shard, next_ms.max(floor));
-                        }
-                    }
-                    Err(error) => {
-                        warn!(pipeline = %queue.name(), %shard, %error, "cannot move what is due");
-                        board.lower(*shard, millis(now + AGAIN));
-                    }
-                },
-            }
+        // At once: a server that does not answer delays the others' no longer than its timeout.
+        let moving = join_all(due.iter().map(|shard| promote(&queue, &board, &clock, *shard, now)));
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            // Dropped midway, the script ran or did not: what is due stays due or is moved.
+            _ = moving => {}
         }
         if !due.is_empty() {
             continue;
@@ -115,6 +103,30 @@ pub(crate) async fn run(
             () = shutdown.soft.cancelled() => return,
             () = changed => {}
             () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+/// Moves what is due in one shard, and notes when to look again.
+async fn promote(
+    queue: &Queue,
+    board: &DueBoard,
+    clock: &SharedClock,
+    shard: Shard,
+    now: Duration,
+) {
+    match queue.promote(shard, now).await {
+        Ok(promoted) => {
+            if let Some(next_ms) = promoted.next_ms {
+                // Due by our clock but not by the server's: not again at once. Else what is due
+                // already is one batch more.
+                let floor = if promoted.moved == 0 { millis(clock.now()) + SKEW_MS } else { 0 };
+                board.lower(shard, next_ms.max(floor));
+            }
+        }
+        Err(error) => {
+            warn!(pipeline = %queue.name(), %shard, %error, "cannot move what is due");
+            board.lower(shard, millis(now + AGAIN));
         }
     }
 }

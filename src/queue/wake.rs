@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use redis::Value;
 use tracing::{debug, warn};
 
 use super::Queue;
@@ -15,6 +16,8 @@ use crate::keyspace::{StoreError, Target, parse_score};
 use crate::lifecycle::Shutdown;
 
 const RECONNECT: Duration = Duration::from_millis(250);
+/// A node of a cluster is asked for a sign of life this often, and has as long to give it.
+const ALIVE: Duration = Duration::from_secs(2);
 
 /// What a shard published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,15 +96,31 @@ async fn session(
     let names: Vec<&String> = channels.keys().collect();
     subscriber.subscribe(names).await.map_err(|source| target.unknown(source))?;
     pipelines.iter().flat_map(|(_, listeners)| listeners).for_each(|listener| listener.missed());
-    let mut messages = subscriber.into_on_message();
-    while let Some(message) = messages.next().await {
-        let Some(&(index, shard)) = channels.get(message.get_channel_name()) else { continue };
-        let payload = String::from_utf8_lossy(message.get_payload_bytes());
-        if let Some(wake) = Wake::parse(&payload) {
-            pipelines[index].1.iter().for_each(|listener| listener.heard(shard, wake));
-        } else {
-            debug!(%payload, "an unknown message on a wake channel");
+    let (mut asking, mut messages) = subscriber.split();
+    let hearing = async {
+        while let Some(message) = messages.next().await {
+            let Some(&(index, shard)) = channels.get(message.get_channel_name()) else { continue };
+            let payload = String::from_utf8_lossy(message.get_payload_bytes());
+            if let Some(wake) = Wake::parse(&payload) {
+                pipelines[index].1.iter().for_each(|listener| listener.heard(shard, wake));
+            } else {
+                debug!(%payload, "an unknown message on a wake channel");
+            }
         }
+    };
+    let silent = async {
+        // Without its server nothing happens; of a cluster, one may be frozen while others go on.
+        while target.is_cluster() {
+            tokio::time::sleep(ALIVE).await;
+            if !matches!(tokio::time::timeout(ALIVE, asking.ping::<Value>()).await, Ok(Ok(_))) {
+                return;
+            }
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = hearing => {}
+        () = silent => {}
     }
     Ok(())
 }

@@ -246,6 +246,21 @@ async fn what_is_no_stream_takes_no_events_and_fails_the_check() {
     place.stop().await;
 }
 
+/// Without a configuration, a command would show an empty Redis that it has just started.
+#[test]
+fn a_command_in_a_directory_without_configuration_says_so_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = run_in(dir.path(), &["status", "--json"], "");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(ran.err.matches("note: no fairlane.toml here").count(), 1, "{ran:?}");
+    assert!(ran.err.contains("./fairlane-data") && ran.err.contains("--config FILE"), "{ran:?}");
+    assert!(serde_json::from_str::<Value>(&ran.out).is_ok(), "{ran:?}");
+
+    std::fs::write(dir.path().join("fairlane.toml"), "[redis]\nshards = 4\n").unwrap();
+    let ran = run_in(dir.path(), &["status"], "");
+    assert!(ran.code == 0 && ran.err.is_empty(), "{ran:?}");
+}
+
 #[tokio::test]
 async fn status_shows_what_is_wrong_and_which_command_helps() {
     let place = Place::new().await;
@@ -440,7 +455,7 @@ async fn check_tells_what_may_lose_events_and_what_is_forbidden() {
     let ran = place.run(&["check"]);
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.out.contains("fail   scripts") && ran.out.contains("ACL SETUSER"), "{}", ran.out);
-    let left = place.redis(&["KEYS", "fl:{check}:*"]).await;
+    let left = place.redis(&["KEYS", "fl:{check-*"]).await;
     assert_eq!(redis::from_redis_value::<Vec<String>>(left).unwrap(), [""; 0]);
     place.stop().await;
 }

@@ -11,7 +11,7 @@ use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
 use crate::support::instance::Instance;
 use crate::support::recorder::{Log, Noting};
-use crate::support::redis::{Options, RedisServer};
+use crate::support::redis::{Options, RedisServer, Served};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -33,7 +33,11 @@ type Answer = Result<Outcomes, fairlane::handler::Failure>;
 
 #[tokio::test]
 async fn a_bot_of_weight_three_gets_three_times_the_service() {
-    let server = RedisServer::start(Options::default());
+    weighed(RedisServer::start(Options::default())).await;
+}
+
+/// One of six bots has weight three.
+pub(crate) async fn weighed(server: impl Served) {
     let log = Log::default();
     let settings = [("pipelines.weights.workers.max", "2"), ("pipelines.weights.batch", "10")];
     let instance = Instance::start(&config(&server, "weights", &settings), slow(&log)).await;
@@ -65,7 +69,11 @@ async fn a_bot_of_weight_three_gets_three_times_the_service() {
 
 #[tokio::test]
 async fn a_quiet_bot_does_not_wait_for_a_busy_one() {
-    let server = RedisServer::start(Options::default());
+    undisturbed(RedisServer::start(Options::default())).await;
+}
+
+/// A quiet bot beside a busy one.
+pub(crate) async fn undisturbed(server: impl Served) {
     let log = Log::default();
     let settings = [("pipelines.quiet.workers.max", "2")];
     let instance = Instance::start(&config(&server, "quiet", &settings), slow(&log)).await;

@@ -14,9 +14,11 @@ use crate::support::fleet::Fleet;
 use crate::support::http::metric;
 use crate::support::instance::queue;
 use crate::support::proxy::Proxy;
-use crate::support::redis::{Options, Persistence};
+use crate::support::redis::{Options, Persistence, RedisServer, Served};
 use crate::support::wait::eventually;
 
+/// Settings with few workers.
+pub(crate) const FEW: &[(&str, &str)] = &[("pipelines.test.workers.max", "8")];
 const LONG: Duration = Duration::from_secs(60);
 /// `lease_ttl` of the tests.
 const TTL: Duration = Duration::from_secs(3);
@@ -31,19 +33,24 @@ fn now() -> u64 {
 }
 
 /// A whole write is in the file, also when the server is killed.
-fn durable() -> Options {
+pub(crate) fn durable() -> Options {
     Options { persistence: Persistence::EverySecond, ..Options::default() }
 }
 
 #[tokio::test]
 async fn after_a_kill_in_mid_slice_others_go_on_within_the_ttl_and_a_second() {
-    let mut fleet = Fleet::new(Options::default(), 40, &[("pipelines.test.workers.max", "8")]);
+    killed(Fleet::new(Options::default(), 40, FEW), 1_000).await;
+}
+
+/// Six times one of three processes is killed, over `each` events for every of 40 bots.
+pub(crate) async fn killed(mut fleet: Fleet<impl Served>, each: u32) {
+    let sent = 40 * usize::try_from(each).unwrap();
     fleet.behaviour.delay = Duration::from_millis(3);
     fleet.behaviour.fail_percent = 1;
-    fleet.publish(1_000).await;
+    fleet.publish(each).await;
     fleet.start(3).await;
     for round in 1..=6 {
-        fleet.settles(round * 4_000, LONG).await;
+        fleet.settles(round * sent / 10, LONG).await;
         let place = round % 3;
         fleet.workers[place].kill9();
         fleet.restart(place).await;
@@ -51,7 +58,7 @@ async fn after_a_kill_in_mid_slice_others_go_on_within_the_ttl_and_a_second() {
     fleet.drains(LONG).await;
     let report = fleet.report();
     assert!(report.is_clean(), "{report}");
-    assert_eq!((report.sent, report.overlaps, report.given_up), (40_000, 0, 0), "{report}");
+    assert_eq!((report.sent, report.overlaps, report.given_up), (sent, 0, 0), "{report}");
     assert!(report.duplicates_explained > 0, "no kill hit a slice\n{report}");
     let rest = fleet.longest_rest();
     assert!(rest < TTL + Duration::from_secs(1) + NOISE, "a bot rested for {rest:?}");
@@ -155,18 +162,29 @@ async fn a_consumer_whose_lease_was_broken_by_an_operator_commits_nothing() {
 
 #[tokio::test]
 async fn redis_goes_away_and_work_resumes_soon_after_it_is_back() {
-    let mut fleet = Fleet::new(durable(), 40, &[("pipelines.test.workers.max", "8")]);
+    let fleet = Fleet::new(durable(), 40, FEW);
+    interrupted(fleet, 1_000, |server| server).await;
+}
+
+/// One server is killed and restarted under `each` events for every of 40 bots. Answers the fleet
+/// and from when to when it was away.
+pub(crate) async fn interrupted<S: Served>(
+    mut fleet: Fleet<S>,
+    each: u32,
+    which: fn(&mut S) -> &mut RedisServer,
+) -> (Fleet<S>, u64, u64) {
+    let sent = 40 * usize::try_from(each).unwrap();
     fleet.behaviour.delay = Duration::from_millis(2);
-    fleet.publish(1_000).await;
+    fleet.publish(each).await;
     fleet.start(3).await;
-    fleet.settles(10_000, LONG).await;
-    fleet.server.kill9();
+    fleet.settles(sent / 4, LONG).await;
+    which(&mut fleet.server).kill9();
     let gone = now();
     eventually(LONG + OUTAGE, "the outage is over", async || now() > gone + micros(OUTAGE)).await;
     for worker in &mut fleet.workers {
         assert_eq!(worker.wait_exit(Duration::ZERO), None, "{:?}", worker.lines());
     }
-    fleet.server.restart();
+    which(&mut fleet.server).restart();
     let back = now();
     fleet.drains(LONG).await;
     let mut resumed = u64::MAX;
@@ -182,16 +200,21 @@ async fn redis_goes_away_and_work_resumes_soon_after_it_is_back() {
     println!("work resumed {took:?} after Redis was back");
     let report = fleet.report();
     assert!(report.is_clean(), "{report}");
-    assert_eq!((report.sent, report.overlaps, report.given_up), (40_000, 0, 0), "{report}");
+    assert_eq!((report.sent, report.overlaps, report.given_up), (sent, 0, 0), "{report}");
+    (fleet, gone, back)
 }
 
 #[tokio::test]
 async fn nobody_notices_that_redis_forgot_its_scripts() {
-    let mut fleet = Fleet::new(Options::default(), 40, &[]);
+    forgotten(Fleet::new(Options::default(), 40, &[]), |server| server).await;
+}
+
+/// A server forgets its scripts eight times.
+pub(crate) async fn forgotten<S: Served>(mut fleet: Fleet<S>, which: fn(&S) -> &RedisServer) {
     fleet.behaviour.delay = Duration::from_millis(1);
     fleet.start(2).await;
     fleet.publish(250).await;
-    let mut connection = patient(&fleet.server).await;
+    let mut connection = patient(which(&fleet.server)).await;
     for round in 1..=8 {
         fleet.settles(round * 1_000, LONG).await;
         let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut connection).await.unwrap();

@@ -6,6 +6,7 @@ use fairlane::metrics::METRICS;
 
 use crate::support::fleet::{Fleet, metrics_address};
 use crate::support::http::{get, metric};
+use crate::support::mongo::{self, MongoServer, free_port};
 use crate::support::redis::{Options, Persistence};
 use crate::support::wait::eventually;
 
@@ -45,12 +46,15 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("redis_up", &[]),
     ("redis_memory_bytes", &[("kind", "used")]),
     ("redis_memory_bytes", &[("kind", "max")]),
+    ("mongodb_up", &[]),
     ("build_info", &[("version", env!("CARGO_PKG_VERSION"))]),
 ];
 
 #[tokio::test]
 async fn every_metric_is_there_and_counters_begin_at_zero() {
-    let mut fleet = Fleet::new(Options::default(), 5, &[]);
+    // Where nobody listens: the series is there only where a MongoDB is configured.
+    let away = format!("\"mongodb://127.0.0.1:{}\"", free_port());
+    let mut fleet = Fleet::new(Options::default(), 5, &[("mongodb.url", &away)]);
     fleet.start(1).await;
     let mut text = String::new();
     let absent = |text: &str| -> Vec<_> {
@@ -120,4 +124,36 @@ async fn a_process_without_redis_is_alive_but_not_ready() {
     assert_eq!(ready().await.0, 503);
     fleet.server.sigcont();
     eventually(LONG, "it is ready again", async || ready().await.0 == 200).await;
+}
+
+#[tokio::test]
+async fn a_process_without_mongodb_is_degraded_and_says_so() {
+    let mut mongo = MongoServer::start(mongo::Options::default());
+    let url = format!("{:?}", mongo.url());
+    let mut fleet = Fleet::new(Options::default(), 1, &[("mongodb.url", &url)]);
+    fleet.start(1).await;
+    let address = metrics_address(&fleet.workers[0]).unwrap();
+    let ready = async || get(&address, "/readyz").await;
+    let said = |answer: &(u16, String), status: &str, mongodb: &str| {
+        let has = |key: &str, value: &str| answer.1.contains(&format!("\"{key}\":\"{value}\""));
+        answer.0 == 200 && has("status", status) && has("redis", "up") && has("mongodb", mongodb)
+    };
+    eventually(LONG, "it is ready", async || said(&ready().await, "ready", "up")).await;
+    let up = async || metric(&fleet.metrics(0).await, "fairlane_mongodb_up", &[]);
+    assert_eq!(up().await, Some(1.0));
+
+    mongo.kill9();
+    eventually(LONG, "degraded", async || said(&ready().await, "degraded", "down")).await;
+    assert_eq!(up().await, Some(0.0));
+    // Nothing needs it yet: events go on.
+    fleet.publish(20).await;
+    fleet.drains(LONG).await;
+
+    mongo.restart(mongo::Options::default());
+    eventually(LONG, "it is ready again", async || said(&ready().await, "ready", "up")).await;
+    // One that answers nothing is as good as none, and no health check waits for it.
+    mongo.sigstop();
+    eventually(LONG, "degraded", async || said(&ready().await, "degraded", "down")).await;
+    mongo.sigcont();
+    eventually(LONG, "it is ready again", async || said(&ready().await, "ready", "up")).await;
 }

@@ -2,7 +2,9 @@
 
 mod async_push;
 mod bus;
+mod check;
 mod cli;
+mod cluster;
 mod examples;
 mod exhaustive;
 mod fairness;
@@ -27,4 +29,5 @@ mod readme;
 mod roles;
 mod running;
 mod scripts;
+mod store;
 mod support;

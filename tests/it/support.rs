@@ -2,10 +2,12 @@
 
 pub(crate) mod bus;
 pub(crate) mod clocked;
+pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod fleet;
 pub(crate) mod http;
 pub(crate) mod instance;
+pub(crate) mod mongo;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod push;

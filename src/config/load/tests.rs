@@ -94,20 +94,36 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
             "f.toml:2: redis.shards is -1; write a whole number from 1 to 1024",
         ),
         (
-            "[redis]\nurl = \"rediss://:secret@db\"",
-            "f.toml:2: redis.url begins with rediss://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "[redis]\nurl = \"rediss://:secret@db#insecure\"",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
-            "[redis]\nurl = \"redis+cluster://:secret@db\"",
-            "f.toml:2: redis.url begins with redis+cluster://, which is not supported by this version; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "[redis]\nurl = \"redis+cluster://:secret@db:1,db:2/3\"",
+            "f.toml:2: redis.url names a database of a cluster, which has only one; leave out what follows the last /",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\nca_file = \"/nowhere/ca.pem\"",
+            "f.toml:3: redis.ca_file names /nowhere/ca.pem, which cannot be read (No such file or directory (os error 2))",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\nca_file = \"/dev/null\"",
+            "f.toml:3: redis.ca_file names /dev/null, which holds no certificate in PEM",
+        ),
+        (
+            "[redis]\nurl = \"rediss://db\"\ncert_file = \"/dev/null\"",
+            "f.toml:3: redis.key_file is not set, but redis.cert_file is; set both, or neither",
+        ),
+        (
+            "[redis]\nurl = \"redis://db\"\nca_file = \"/dev/null\"",
+            "f.toml:3: redis.ca_file is set, but redis.url does not ask for TLS; write rediss://… or rediss+cluster://… there, or leave it out",
         ),
         (
             "[redis]\nurl = \"db:6379\"",
-            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
             "[redis]\nurl = \"redis://:secret@db:x\"",
-            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix:///PATH",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         ("[bus]\nsource = \"kafka\"", r#"f.toml:2: bus.source is "kafka"; write "redis""#),
         ("[bus]\nstreams = []", "f.toml:2: bus.streams is empty; name at least one stream"),
@@ -242,8 +258,33 @@ fn a_pipeline_without_handler_or_events_is_refused_where_it_begins() {
 }
 
 #[test]
+fn a_mongodb_that_cannot_be_used_is_refused_without_quoting_it() {
+    let table = [
+        (
+            "[mongodb]\nurl = \"localhost:27017\"",
+            "f.toml:2: mongodb.url does not begin with a known scheme; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST",
+        ),
+        (
+            "[mongodb]\nurl = \"mongodb://u:sec@ret@db\"",
+            "f.toml:2: mongodb.url is not a usable MongoDB URL; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST; characters such as @ : / % in a user or password are written as %40 %3A %2F %25",
+        ),
+        (
+            "[mongodb]\ndatabase = \"a.b\"",
+            r#"f.toml:2: mongodb.database is "a.b"; write 1 to 63 bytes without spaces and without /\."$*<>:|?"#,
+        ),
+        (
+            "[mongodb]\ndatabase = \"Admin\"",
+            r#"f.toml:2: mongodb.database is "Admin", which belongs to MongoDB itself; choose another name"#,
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
 fn sections_of_later_versions_are_refused_rather_than_ignored() {
-    for section in ["counters", "mongodb", "notifications"] {
+    for section in ["counters", "notifications"] {
         let message =
             format!("f.toml:2: section [{section}] is not supported by this version; remove it");
         assert_eq!(refusal(&format!("\n[{section}]\nx = 1")), message);

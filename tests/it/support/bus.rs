@@ -4,12 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use fairlane::history::{HistoryLog, Record};
+use fairlane::keyspace::{Link, Target};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
-use super::redis::RedisServer;
+use super::redis::{RedisServer, Served};
 
 /// Events of one write.
 const CHUNK: usize = 1_000;
@@ -19,6 +20,11 @@ pub(crate) async fn patient(server: &RedisServer) -> MultiplexedConnection {
     let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
     let client = redis::Client::open(server.url()).unwrap();
     client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+}
+
+/// Commands for a server or cluster that find their way by their keys.
+pub(crate) fn wire(server: &impl Served) -> Link {
+    Link::new(Target::new(&server.url()).unwrap(), Vec::new(), 0, Duration::from_secs(60))
 }
 
 /// An event as it stands on the bus.
@@ -31,14 +37,16 @@ pub(crate) fn event(bot: &str, kind: &str, id: impl ToString) -> String {
 }
 
 /// Puts texts on a bus stream, one after the other.
-pub(crate) async fn add<T: AsRef<str>>(server: &RedisServer, stream: &str, events: &[T]) {
-    let mut connection = patient(server).await;
+pub(crate) async fn add<T: AsRef<str>>(server: &impl Served, stream: &str, events: &[T]) {
+    let link = wire(server);
     for chunk in events.chunks(CHUNK) {
         let mut pipe = redis::Pipeline::with_capacity(chunk.len());
         for event in chunk {
-            pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(event.as_ref()).ignore();
+            pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(event.as_ref());
         }
-        let () = pipe.query_async(&mut connection).await.unwrap();
+        let added = link.run(&pipe).await.unwrap();
+        let refused = added.iter().find(|value| matches!(value, redis::Value::ServerError(_)));
+        assert_eq!(refused, None, "nothing is refused");
     }
 }
 
@@ -64,7 +72,7 @@ impl Publisher {
     }
 
     /// Publishes so many more events for every bot.
-    pub(crate) async fn publish(&mut self, server: &RedisServer, stream: &str, each: u32) {
+    pub(crate) async fn publish(&mut self, server: &impl Served, stream: &str, each: u32) {
         let until: Vec<u32> = self.next.iter().map(|next| next + each).collect();
         let mut open: Vec<usize> = (0..self.next.len()).collect();
         let mut mixed = Vec::new();

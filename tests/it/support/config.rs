@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::redis::RedisServer;
+use super::redis::Served;
 
 /// The bus stream, unless a test says otherwise.
 pub(crate) const STREAM: &str = "fairlane:events";
@@ -30,13 +30,13 @@ const PIPELINE: &[(&str, &str)] = &[
 /// TOML: one pipeline for everything on the bus, changed by `settings`, whose values are TOML too.
 /// Metrics are shared by all instances of a process: a test that looks at them from within needs
 /// a pipeline name of its own.
-pub(crate) fn config(server: &RedisServer, pipeline: &str, settings: &[(&str, &str)]) -> String {
+pub(crate) fn config(server: &impl Served, pipeline: &str, settings: &[(&str, &str)]) -> String {
     configs(server, &[pipeline], settings)
 }
 
 /// The same for several pipelines.
 pub(crate) fn configs(
-    server: &RedisServer,
+    server: &impl Served,
     pipelines: &[&str],
     settings: &[(&str, &str)],
 ) -> String {

@@ -6,26 +6,29 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fairlane::history::{Checker, Outcome, Record, Report};
+use fairlane::keyspace::Link;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tempfile::TempDir;
 
-use super::bus::{Publisher, patient};
+use super::bus::{Publisher, wire};
 use super::config::{SHARDS, STREAM, config};
 use super::http;
 use super::process::WorkerProcess;
-use super::redis::{Options, RedisServer};
+use super::redis::{Options, RedisServer, Served};
 use super::wait::eventually;
 use crate::roles::worker::{BEHAVIOUR, Behaviour, CONFIG, READY};
 
 const START: Duration = Duration::from_secs(20);
 
-pub(crate) struct Fleet {
-    pub(crate) server: RedisServer,
+pub(crate) struct Fleet<S = RedisServer> {
+    pub(crate) server: S,
     pub(crate) publisher: Publisher,
     /// TOML of every worker started from now on.
     pub(crate) config: String,
     pub(crate) behaviour: Behaviour,
     pub(crate) workers: Vec<WorkerProcess>,
+    /// The test's own.
+    link: Link,
     directory: TempDir,
     started: u32,
     seen: Seen,
@@ -42,12 +45,19 @@ struct Seen {
 impl Fleet {
     /// A Redis and no worker yet. `bots` is how many bots the publisher has.
     pub(crate) fn new(options: Options, bots: usize, settings: &[(&str, &str)]) -> Self {
-        let server = RedisServer::start(options);
+        Self::on(RedisServer::start(options), bots, settings)
+    }
+}
+
+impl<S: Served> Fleet<S> {
+    /// The same on what is there.
+    pub(crate) fn on(server: S, bots: usize, settings: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = config(&server, "test", settings);
         let publisher = Publisher::new(bots, &directory.path().join("sent.log"));
         let antidote = directory.path().join("antidote");
         Self {
+            link: wire(&server),
             server,
             publisher,
             config,
@@ -115,25 +125,26 @@ impl Fleet {
     pub(crate) async fn drains(&mut self, timeout: Duration) {
         self.settles(self.publisher.total(), timeout).await;
         eventually(timeout, "the queues are empty", async || {
-            self.sum("HGET", "meta", Some("depth")).await + self.leases().await == 0
+            let depth = self.sum("HGET", "meta", Some("depth")).await;
+            depth == Some(0) && self.sum("HLEN", "own", None).await == Some(0)
         })
         .await;
     }
 
     /// Leases that are held now.
     pub(crate) async fn leases(&self) -> u64 {
-        self.sum("HLEN", "own", None).await
+        self.sum("HLEN", "own", None).await.unwrap()
     }
 
-    /// Asks every shard for a number.
-    async fn sum(&self, command: &str, key: &str, argument: Option<&str>) -> u64 {
-        let mut connection = patient(&self.server).await;
+    /// Asks every shard for a number; `None` when one does not answer.
+    async fn sum(&self, command: &str, key: &str, argument: Option<&str>) -> Option<u64> {
         let mut pipe = redis::Pipeline::new();
         for shard in 0..SHARDS {
             pipe.cmd(command).arg(format!("fl:{{test:{shard}}}:{key}")).arg(argument);
         }
-        let numbers: Vec<Option<u64>> = pipe.query_async(&mut connection).await.unwrap();
-        numbers.into_iter().flatten().sum()
+        let values = redis::Value::Array(self.link.run(&pipe).await.ok()?);
+        let numbers: Vec<Option<u64>> = redis::from_redis_value(values).ok()?;
+        Some(numbers.into_iter().flatten().sum())
     }
 
     /// The judgement over everything written so far.

@@ -29,11 +29,25 @@ pub(crate) enum Persistence {
     Always,
 }
 
+/// What an instance can run against: a server, or a cluster.
+pub(crate) trait Served {
+    /// What `redis.url` is to be.
+    fn url(&self) -> String;
+}
+
+impl Served for RedisServer {
+    fn url(&self) -> String {
+        self.url()
+    }
+}
+
 /// Runs until dropped; then nothing of it is left, neither process nor file.
 #[derive(Debug)]
 pub(crate) struct RedisServer {
     directory: TempDir,
     options: Options,
+    /// Further ones, after all others.
+    arguments: Vec<String>,
     port: u16,
     child: Option<Child>,
 }
@@ -41,9 +55,15 @@ pub(crate) struct RedisServer {
 impl RedisServer {
     /// Starts a server and returns once it answers.
     pub(crate) fn start(options: Options) -> Self {
+        Self::start_with(options, &[])
+    }
+
+    /// The same with further arguments for `redis-server`.
+    pub(crate) fn start_with(options: Options, arguments: &[String]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = if options.tcp { free_port() } else { 0 };
-        let mut server = Self { directory, options, port, child: None };
+        let arguments = arguments.to_vec();
+        let mut server = Self { directory, options, arguments, port, child: None };
         // Somebody else may take the port before the server does.
         for _ in 0..10 {
             match server.launch() {
@@ -81,6 +101,11 @@ impl RedisServer {
         let mut child = self.child.take().expect("the server runs");
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    /// What [`Self::start_with`] was given.
+    pub(crate) fn arguments(&self) -> &[String] {
+        &self.arguments
     }
 
     pub(crate) fn sigstop(&self) {
@@ -140,6 +165,7 @@ impl RedisServer {
             .args(["--save", "", "--appendonly", appendonly, "--appendfsync", appendfsync])
             .args(["--maxmemory", &self.options.max_memory.to_string()])
             .args(["--maxmemory-policy", "noeviction"])
+            .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -169,7 +195,7 @@ impl Drop for RedisServer {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
 

@@ -1,0 +1,107 @@
+//! The configuration by itself: what loading it could not refuse.
+
+use super::{Exit, Finding};
+use crate::cli::output::count;
+use crate::config::{Config, ConfigError, PipelineConfig};
+use crate::fanout::Filter;
+use crate::id::PipelineName;
+use crate::outbound::CheckedUrl;
+
+/// The handlers of the program itself.
+const BUILT_IN: [&str; 2] = ["log", PUSH];
+/// The one that sends slices to [`PipelineConfig::url`].
+const PUSH: &str = "push";
+
+/// A configuration that cannot be loaded.
+pub(super) fn refused(error: &ConfigError) -> Finding {
+    Finding::fail(
+        "configuration",
+        error.to_string(),
+        "nothing starts with it, and nothing else can be checked",
+        "correct that setting",
+    )
+    .exits(Exit::Usage)
+}
+
+pub(super) fn check(config: &Config) -> Vec<Finding> {
+    let redis = config.redis.url.as_ref().map_or_else(
+        || format!("a private Redis under {}", config.data_dir.display()),
+        ToString::to_string,
+    );
+    let from = config.file.as_ref().map_or_else(
+        || "no file, defaults and environment".to_owned(),
+        |file| file.display().to_string(),
+    );
+    let mut findings = vec![Finding::ok("configuration", format!("{from}; {redis}"))];
+    for (name, pipeline) in config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled) {
+        findings.push(check_pipeline(name, pipeline));
+    }
+    if findings.len() == 1 {
+        findings.push(Finding::warn(
+            "pipelines",
+            "none is enabled",
+            "events stay on the bus and nothing handles them",
+            "add a section [pipelines.NAME]; `fairlane config` prints one",
+        ));
+    }
+    if targets(config).next().is_some() {
+        findings.push(check_secrets(config));
+    }
+    findings
+}
+
+/// The pipelines that push, and where to.
+pub(super) fn targets(config: &Config) -> impl Iterator<Item = (&PipelineName, &CheckedUrl)> {
+    config.pipelines.iter().filter_map(|(name, pipeline)| {
+        let pushes = pipeline.enabled && pipeline.handler == PUSH;
+        Some((name, pipeline.url.as_ref().filter(|_| pushes)?))
+    })
+}
+
+fn check_secrets(config: &Config) -> Finding {
+    let check = "callbacks";
+    match config.callbacks.secrets.len() as u64 {
+        0 => Finding::warn(
+            check,
+            "no secrets: calls are not signed",
+            "a receiver cannot tell them from anybody else's",
+            "set callbacks.secrets to \"whsec_…\"; `fairlane secret --bot BOT` prints what its receiver needs",
+        ),
+        secrets => {
+            Finding::ok(check, format!("calls are signed with {}", count(secrets, "secret")))
+        }
+    }
+}
+
+fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
+    let check = format!("pipeline {name}");
+    if let Some(Err(error)) = pipeline.filter.as_deref().map(Filter::compile) {
+        return Finding::fail(
+            check,
+            error.to_string(),
+            "`fairlane serve` does not start with it",
+            format!("correct pipelines.{name}.filter"),
+        )
+        .exits(Exit::Usage);
+    }
+    let filtered = if pipeline.filter.is_some() { ", filtered" } else { "" };
+    let (handler, events) = (&pipeline.handler, pipeline.events.join(", "));
+    if handler == PUSH {
+        let Some(url) = &pipeline.url else {
+            let why = "`fairlane serve` does not start with it";
+            let remedy = format!("set pipelines.{name}.url to the receiver's URL");
+            let finding = Finding::fail(check, "handler push without a url", why, remedy);
+            return finding.exits(Exit::Usage);
+        };
+        return Finding::ok(check, format!("pushes to {url}, events {events}{filtered}"));
+    }
+    if !BUILT_IN.contains(&handler.as_str()) {
+        return Finding::warn(
+            check,
+            format!("handler {handler} is not built in ({})", BUILT_IN.join(", ")),
+            "`fairlane serve` does not start with it",
+            "run this pipeline with the program that registers the handler, or correct its name",
+        );
+    }
+    Finding::ok(check, format!("handler {handler}, events {events}{filtered}"))
+}

@@ -1,0 +1,170 @@
+//! This machine: can the listeners be opened, are there enough file descriptors?
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+
+use super::Finding;
+use crate::cli::output::{count, number};
+use crate::config::Config;
+use crate::http::Access;
+
+/// Whoever holds a port has this long to say who it is.
+const WHO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Its answer is read this far.
+const WHO_BYTES: u64 = 4_096;
+/// Files of a process that serves nobody yet: Redis, MongoDB, listeners, logs, the runtime.
+const FILES_AT_REST: u64 = 64;
+/// HTTP clients that should find room.
+const FILES_FOR_CLIENTS: u64 = 256;
+
+pub(super) async fn check(config: &Config) -> Vec<Finding> {
+    let (http, metrics, files) = tokio::join!(
+        check_port("http.listen", config.http.listen),
+        check_port("metrics.listen", config.metrics.listen),
+        check_files(config),
+    );
+    vec![http, metrics, check_access(config), files]
+}
+
+/// Who may call the HTTP interface.
+fn check_access(config: &Config) -> Finding {
+    let check = "auth";
+    if let Err(error) = Access::open(config) {
+        let why = "`fairlane serve` does not start with it";
+        return Finding::fail(check, error.to_string(), why, "do what it says");
+    }
+    let tokens = config.auth.tokens.len() as u64;
+    if tokens > 0 {
+        return Finding::ok(check, format!("{} can be read", count(tokens, "token")));
+    }
+    let listen = config.http.listen;
+    if listen.ip().is_loopback() {
+        return Finding::ok(check, "no tokens: open to every program of this machine");
+    }
+    Finding::warn(
+        check,
+        format!("no tokens, and http.listen is {listen}"),
+        "everybody who reaches it may publish, look and change",
+        "add auth.tokens, or let something in front of it ask who calls",
+    )
+}
+
+async fn check_port(key: &str, address: SocketAddr) -> Finding {
+    let error = match TcpListener::bind(address).await {
+        Ok(_) if address.port() == 0 => {
+            return Finding::ok(key, format!("{address}: any free port"));
+        }
+        Ok(_) => return Finding::ok(key, format!("{address} is free")),
+        Err(error) => error,
+    };
+    if error.kind() == io::ErrorKind::AddrInUse && is_fairlane(address).await {
+        return Finding::ok(key, format!("{address}: Fairlane is running there"));
+    }
+    let remedy = match error.kind() {
+        io::ErrorKind::AddrInUse => format!("set {key} to a free port, or end what uses this one"),
+        io::ErrorKind::PermissionDenied => format!("set {key} to a port from 1024 on"),
+        _ => format!("set {key} to an address of this machine"),
+    };
+    let why = "`fairlane serve` cannot listen there, and does not start";
+    Finding::fail(key, format!("{address}: {error}"), why, remedy)
+}
+
+/// Whether what listens there answers as only Fairlane does.
+async fn is_fairlane(address: SocketAddr) -> bool {
+    let reachable = match address {
+        SocketAddr::V4(at) if at.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, at.port()).into(),
+        SocketAddr::V6(at) if at.ip().is_unspecified() => (Ipv6Addr::LOCALHOST, at.port()).into(),
+        address => address,
+    };
+    let asking = async {
+        let mut stream = TcpStream::connect(reachable).await?;
+        let request = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.take(WHO_BYTES).read_to_end(&mut answer).await?;
+        io::Result::Ok(answer)
+    };
+    let answer = tokio::time::timeout(WHO_TIMEOUT, asking).await;
+    let answer = answer.ok().and_then(Result::ok).unwrap_or_default();
+    let text = String::from_utf8_lossy(&answer);
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let known = |status| body.contains(&format!("\"status\":\"{status}\""));
+    body.contains("\"redis\":")
+        && ["ready", "degraded", "stopping", "unavailable"].into_iter().any(known)
+}
+
+async fn check_files(config: &Config) -> Finding {
+    let pipelines = config.pipelines.values().filter(|pipeline| pipeline.enabled);
+    let workers: u64 = pipelines.map(|pipeline| pipeline.workers.max.get() as u64).sum();
+    judge_files(open_files().await, workers)
+}
+
+/// The soft limit on open files that processes started from here get; `None`: there is none, or
+/// it cannot be told. The shell knows it on every Unix.
+async fn open_files() -> Option<u64> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -Sn"]).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = tokio::time::timeout(WHO_TIMEOUT, shell.kill_on_drop(true).output()).await;
+    String::from_utf8(output.ok()?.ok()?.stdout).ok()?.trim().parse().ok()
+}
+
+/// Every worker may hold a connection to its target.
+fn judge_files(limit: Option<u64>, workers: u64) -> Finding {
+    let check = "open files";
+    let needed = FILES_AT_REST + FILES_FOR_CLIENTS + workers;
+    let Some(limit) = limit else {
+        return Finding::ok(check, "no limit is known");
+    };
+    let found = format!("at most {}; {} may be needed", number(limit), number(needed));
+    if limit >= needed {
+        return Finding::ok(check, found);
+    }
+    Finding::warn(
+        check,
+        found,
+        "under load, connections to Redis, targets and clients would fail",
+        "raise it before starting: `ulimit -n 65536`, or LimitNOFILE= of the service",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    #[test]
+    fn too_few_files_are_a_warning() {
+        assert_eq!(judge_files(None, 64).state, State::Ok);
+        assert_eq!(judge_files(Some(384), 64).state, State::Ok);
+        assert_eq!(judge_files(Some(383), 64).state, State::Warn);
+    }
+
+    #[tokio::test]
+    async fn the_limit_of_this_process_can_be_told() {
+        assert!(open_files().await.is_none_or(|limit| limit > 0));
+    }
+
+    #[tokio::test]
+    async fn a_port_that_another_program_holds_is_found_out() {
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = other.local_addr().unwrap();
+        let (finding, _) = tokio::join!(check_port("http.listen", address), async {
+            let (mut stream, _) = other.accept().await.unwrap();
+            stream.write_all(b"HTTP/1.1 404 Not Found\r\n\r\n{\"status\":\"ready\"}").await
+        });
+        assert_eq!(finding.state, State::Fail, "{finding:?}");
+        assert!(finding.remedy.unwrap().contains("http.listen"));
+        drop(other);
+        assert_eq!(check_port("http.listen", address).await.state, State::Ok);
+        let any = check_port("http.listen", (Ipv4Addr::LOCALHOST, 0).into()).await;
+        assert_eq!(any.found, "127.0.0.1:0: any free port");
+        let foreign = check_port("http.listen", ([192, 0, 2, 1], 1).into()).await;
+        assert_eq!(foreign.state, State::Fail, "{foreign:?}");
+    }
+}

@@ -1,0 +1,137 @@
+//! MongoDB: is it there, is it the right one, may we write, and does a write survive a failover?
+
+use super::{Exit, Finding, clock};
+use crate::cli::output::count;
+use crate::clock::{Clock as _, SystemClock};
+use crate::config::Config;
+use crate::store::mongo::{Acknowledged, Mongo, MongoError, MongoInfo, Topology};
+
+const CHECK: &str = "mongodb";
+
+pub(super) async fn check(config: &Config) -> Vec<Finding> {
+    let Some(url) = &config.mongodb.url else {
+        return vec![Finding::ok(CHECK, "not used (mongodb.url is empty)")];
+    };
+    let mongo = match Mongo::open(url, &config.mongodb.database).await {
+        Ok(mongo) => mongo,
+        Err(error) => return vec![refused(CHECK, &error)],
+    };
+    let findings = ask(&mongo, &config.mongodb.database).await;
+    mongo.close().await;
+    findings
+}
+
+async fn ask(mongo: &Mongo, database: &str) -> Vec<Finding> {
+    if let Err(error) = mongo.ping().await {
+        return vec![refused(CHECK, &error)];
+    }
+    let asked = SystemClock.now();
+    let info = match mongo.info().await {
+        Ok(info) => info,
+        Err(error) => return vec![refused(CHECK, &error)],
+    };
+    let mut findings = vec![
+        Finding::ok(CHECK, format!("answers at {mongo}")),
+        match mongo.accept(&info) {
+            Ok(()) => Finding::ok("mongodb version", info.version.clone()),
+            Err(error) => refused("mongodb version", &error),
+        },
+        judge_topology(&info),
+        judge_concern(&mongo.acknowledged()),
+    ];
+    if let Some(time) = info.time {
+        // Asked in between: what the answer took is not held against the clock.
+        let (before, after) = (asked, SystemClock.now());
+        let off = before.saturating_sub(time).max(time.saturating_sub(after));
+        findings.push(clock("mongodb clock", off, "MongoDB"));
+    }
+    findings.push(match mongo.try_write().await {
+        Ok(()) => {
+            let found = format!("database {database} may be written, read and deleted from");
+            Finding::ok("mongodb rights", found)
+        }
+        Err(error) => refused("mongodb rights", &error),
+    });
+    findings
+}
+
+fn judge_topology(info: &MongoInfo) -> Finding {
+    let check = "mongodb topology";
+    match &info.topology {
+        Topology::ReplicaSet { name, members } => {
+            Finding::ok(check, format!("replica set {name}, {}", count(*members as u64, "member")))
+        }
+        Topology::Sharded => Finding::ok(check, "sharded, behind mongos"),
+        Topology::Standalone => Finding::warn(
+            check,
+            "a standalone server",
+            "a majority of one means little: nothing has a copy, and there is no failover",
+            "make it a replica set (`--replSet`, then rs.initiate()), with three members",
+        ),
+    }
+}
+
+fn judge_concern(acknowledged: &Acknowledged) -> Finding {
+    let check = "mongodb writes";
+    match acknowledged {
+        Acknowledged::ByMajority => Finding::ok(check, "count when a majority has them"),
+        Acknowledged::Otherwise(concern) => Finding::warn(
+            check,
+            format!("mongodb.url asks for {concern}"),
+            "a failover may undo what was acknowledged",
+            "remove w and journal from the options of mongodb.url: a majority is asked for then",
+        ),
+    }
+}
+
+fn refused(check: &str, error: &MongoError) -> Finding {
+    let (why, remedy, exit) = match error {
+        MongoError::Options { .. } => {
+            ("it cannot be used at all", "correct mongodb.url", Exit::Usage)
+        }
+        MongoError::Credentials { .. } => {
+            ("it cannot be used at all", "correct user and password in mongodb.url", Exit::Failed)
+        }
+        MongoError::Forbidden { .. } => (
+            "Fairlane writes, reads and deletes there",
+            "give the user the role readWrite on that database",
+            Exit::Failed,
+        ),
+        MongoError::Version { .. } => {
+            ("it lacks what Fairlane needs", "install MongoDB 6.0 or newer", Exit::Failed)
+        }
+        MongoError::Majority { .. } => (
+            "writes would never count as done",
+            "bring back the members that are down: rs.status()",
+            Exit::Unavailable,
+        ),
+        error if error.is_passing() => (
+            "/readyz says degraded, and what needs MongoDB waits",
+            "start it, or correct mongodb.url",
+            Exit::Unavailable,
+        ),
+        _ => ("Fairlane needs this to work", "look into the log of MongoDB", Exit::Failed),
+    };
+    Finding::fail(check, error.to_string(), why, remedy).exits(exit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    #[test]
+    fn what_a_failover_may_undo_is_a_warning() {
+        let topology = |topology| {
+            judge_topology(&MongoInfo { version: "8.0.4".to_owned(), topology, time: None }).state
+        };
+        let set = |members| Topology::ReplicaSet { name: "rs0".to_owned(), members };
+        assert_eq!(topology(set(3)), State::Ok);
+        assert_eq!(topology(set(1)), State::Ok);
+        assert_eq!(topology(Topology::Sharded), State::Ok);
+        assert_eq!(topology(Topology::Standalone), State::Warn);
+        assert_eq!(judge_concern(&Acknowledged::ByMajority).state, State::Ok);
+        let less = judge_concern(&Acknowledged::Otherwise("w=1".to_owned()));
+        assert_eq!((less.state, less.found.as_str()), (State::Warn, "mongodb.url asks for w=1"));
+    }
+}

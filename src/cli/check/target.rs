@@ -1,0 +1,122 @@
+//! Where push pipelines send to: does the name resolve, does somebody listen, does TLS come about?
+//!
+//! The connection is made by the client that makes the real ones, and given up once it stands:
+//! nothing is sent.
+
+use std::error::Error as StdError;
+use std::net::SocketAddr;
+
+use futures_util::{StreamExt as _, stream};
+use reqwest::redirect;
+use tower::util::MapResultLayer;
+use url::Url;
+
+use super::configuration::targets;
+use super::{Exit, Finding};
+use crate::config::Config;
+use crate::id::PipelineName;
+use crate::outbound::{CONNECT_TIMEOUT, CheckedUrl};
+
+/// Targets that are looked at at once.
+const AT_ONCE: usize = 8;
+/// Addresses of a name that are shown.
+const SHOWN: usize = 3;
+
+type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// The connection stands. An error, so that the client sends nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("connected")]
+struct Connected;
+
+/// Looks at the target of every push pipeline.
+pub(super) async fn check(config: &Config) -> Vec<Finding> {
+    let targets = targets(config).map(|(pipeline, url)| check_target(pipeline, url));
+    stream::iter(targets).buffered(AT_ONCE).collect().await
+}
+
+async fn check_target(pipeline: &PipelineName, url: &CheckedUrl) -> Finding {
+    let check = format!("target of {pipeline}");
+    let away = |found: String, remedy: &str| {
+        let why = "the pipeline's bots wait until it can be reached";
+        let remedy = format!("{remedy}, or correct pipelines.{pipeline}.url");
+        Finding::fail(check.clone(), found, why, remedy).exits(Exit::Unavailable)
+    };
+    let (host, port) = (url.host().trim_matches(['[', ']']), url.port());
+    let addresses = match look_up(host, port).await {
+        Ok(addresses) => addresses,
+        Err(problem) => {
+            return away(format!("{host}: {problem}"), "see to the name server");
+        }
+    };
+    let shown = show(host, &addresses);
+    let url = url.expose();
+    match connect(url).await {
+        Ok(()) if url.scheme() == "https" => {
+            Finding::ok(check, format!("{shown} port {port} answers, with TLS"))
+        }
+        Ok(()) => Finding::ok(check, format!("{shown} port {port} answers")),
+        Err(problem) => away(format!("{shown} port {port}: {problem}"), "start what listens there"),
+    }
+}
+
+async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
+    let looking = tokio::net::lookup_host((host, port));
+    match tokio::time::timeout(CONNECT_TIMEOUT, looking).await {
+        Ok(Ok(addresses)) => {
+            let addresses: Vec<_> = addresses.collect();
+            if addresses.is_empty() { Err("has no address".to_owned()) } else { Ok(addresses) }
+        }
+        Ok(Err(error)) => Err(format!("the name cannot be looked up: {error}")),
+        Err(_) => Err(format!("no name server answers within {} s", CONNECT_TIMEOUT.as_secs())),
+    }
+}
+
+/// The name and its addresses; an address that is its own name only once.
+fn show(host: &str, addresses: &[SocketAddr]) -> String {
+    let mut texts: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
+    texts.dedup();
+    if texts == [host] {
+        return host.to_owned();
+    }
+    let more = if texts.len() > SHOWN { ", …" } else { "" };
+    texts.truncate(SHOWN);
+    format!("{host} ({}{more})", texts.join(", "))
+}
+
+async fn connect(url: &Url) -> Result<(), String> {
+    // The first one in the process wins; whichever it is does.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder()
+        .redirect(redirect::Policy::none())
+        .no_proxy()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .connector_layer(MapResultLayer::new(stop))
+        .build()
+        .map_err(|error| innermost(&error))?;
+    // Twice the time: looking up and connecting.
+    let trying = client.get(url.clone()).timeout(CONNECT_TIMEOUT * 2).send();
+    match trying.await {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let error = error.without_url();
+            if causes(&error).any(<dyn StdError>::is::<Connected>) {
+                return Ok(());
+            }
+            Err(innermost(&error))
+        }
+    }
+}
+
+fn stop<C>(connecting: Result<C, BoxError>) -> Result<C, BoxError> {
+    connecting.and_then(|_| Err(Connected.into()))
+}
+
+fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+    std::iter::successors(error.source(), |error| (*error).source())
+}
+
+/// What the layers above say is known.
+fn innermost(error: &reqwest::Error) -> String {
+    causes(error).last().map_or_else(|| error.to_string(), ToString::to_string)
+}

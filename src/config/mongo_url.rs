@@ -1,0 +1,125 @@
+//! The address of a MongoDB deployment, which may hold a password and is therefore never printed
+//! whole.
+
+use std::fmt;
+
+use mongodb::options::{ConnectionString, HostInfo, ServerAddress};
+
+/// Why a text is not the address of a MongoDB deployment. Never quotes the text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MongoUrlError {
+    /// Another scheme, or none.
+    #[error("does not begin with a known scheme; {REMEDY}")]
+    Scheme,
+    /// The rest is not usable.
+    #[error(
+        "is not a usable MongoDB URL; {REMEDY}; characters such as @ : / % in a user or password are written as %40 %3A %2F %25"
+    )]
+    Malformed,
+}
+
+const DEFAULT_PORT: u16 = 27_017;
+const REMEDY: &str =
+    "write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST";
+
+/// The address of a MongoDB deployment: `mongodb://` or `mongodb+srv://`.
+///
+/// `Debug` and `Display` show scheme and hosts only: no user, no password, no option.
+#[derive(Clone, PartialEq, Eq)]
+pub struct MongoUrl {
+    text: String,
+    shown: String,
+}
+
+impl MongoUrl {
+    /// Checks the scheme and that the driver can read the rest. Asks no name server.
+    ///
+    /// # Errors
+    /// When the scheme is another one, or credentials, hosts or options are unusable.
+    pub fn parse(text: &str) -> Result<Self, MongoUrlError> {
+        let Some((scheme @ ("mongodb" | "mongodb+srv"), _)) = text.split_once("://") else {
+            return Err(MongoUrlError::Scheme);
+        };
+        // The driver's error is dropped on purpose: it may quote the address.
+        let parsed = ConnectionString::parse(text).map_err(|_| MongoUrlError::Malformed)?;
+        let hosts = match parsed.host_info {
+            HostInfo::HostIdentifiers(hosts) => {
+                hosts.iter().map(server).collect::<Vec<_>>().join(",")
+            }
+            HostInfo::DnsRecord(host) => host,
+            _ => return Err(MongoUrlError::Malformed),
+        };
+        let secret = if parsed.credential.is_some() { "***@" } else { "" };
+        Ok(Self { text: text.to_owned(), shown: format!("{scheme}://{secret}{hosts}") })
+    }
+
+    /// The whole address with its credentials: for the driver, never for a log.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.text
+    }
+}
+
+/// One server as it is written in a URL.
+pub(crate) fn server(address: &ServerAddress) -> String {
+    match address {
+        // The driver leaves out the brackets of IPv6.
+        ServerAddress::Tcp { host, port } if host.contains(':') && !host.starts_with('[') => {
+            format!("[{host}]:{}", port.unwrap_or(DEFAULT_PORT))
+        }
+        address => address.to_string(),
+    }
+}
+
+impl fmt::Display for MongoUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for MongoUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MongoUrl({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_printed_without_its_credentials() {
+        let shown = [
+            ("mongodb://localhost", "mongodb://localhost:27017"),
+            ("mongodb://u:secret@a:1,b:2/x?replicaSet=r", "mongodb://***@a:1,b:2"),
+            ("mongodb://u:sec%40ret@[::1]:1/?w=1&appName=secret", "mongodb://***@[::1]:1"),
+            ("mongodb+srv://u:secret@db.example.com/?w=1", "mongodb+srv://***@db.example.com"),
+        ];
+        for (whole, bare) in shown {
+            let url = MongoUrl::parse(whole).unwrap();
+            assert_eq!(url.to_string(), bare);
+            assert_eq!(format!("{url:?}"), format!("MongoUrl({bare})"));
+            assert_eq!(url.expose(), whole);
+        }
+    }
+
+    #[test]
+    fn what_the_driver_cannot_use_is_refused_without_being_quoted() {
+        let refused = [
+            "",
+            "localhost:27017",
+            "http://secret@db",
+            "mongodb://",
+            "mongodb://u:sec@ret@db",
+            "mongodb://u:sec/ret@db",
+            "mongodb://u:secret@db:notaport",
+            "mongodb://u:secret@db/?w=notanumber&w=",
+            "mongodb+srv://u:secret@db:1",
+            "mongodb+srv://u:secret@a,b",
+        ];
+        for text in refused {
+            let error = MongoUrl::parse(text).unwrap_err();
+            assert!(!error.to_string().contains("ret"), "{error}");
+        }
+    }
+}

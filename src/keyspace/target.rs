@@ -1,0 +1,185 @@
+//! Where Redis is, and how it is connected to.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use redis::io::tcp::{TcpSettings, socket2};
+use redis::{Client, ConnectionAddr, ErrorKind, IntoConnectionInfo as _, TlsCertificates};
+
+use super::error::StoreError;
+use crate::config::{RedisUrl, RedisUrlError};
+
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where Redis is: one server, or a cluster. Cheap to clone; clones share what they learn.
+#[derive(Clone)]
+pub struct Target(Arc<Inner>);
+
+struct Inner {
+    /// What the URL names: one, or nodes of a cluster.
+    seeds: Vec<Client>,
+    cluster: bool,
+    shown: String,
+    /// The primaries that a cluster was last seen to have.
+    primaries: RwLock<Vec<Client>>,
+    /// Where the next subscription begins to look for a node.
+    next: AtomicUsize,
+}
+
+impl Target {
+    /// Parses a URL, see [`RedisUrl`]. TLS trusts the system's roots.
+    ///
+    /// # Errors
+    /// When the text is no such URL.
+    pub fn new(url: &str) -> Result<Self, redis::RedisError> {
+        let url = RedisUrl::parse(url).map_err(|error: RedisUrlError| {
+            let what = "the address of Redis";
+            redis::RedisError::from((ErrorKind::InvalidClientConfig, what, error.to_string()))
+        })?;
+        Self::open(&url, None)
+    }
+
+    /// Where `url` says. `certificates`: what TLS trusts instead of the system's roots, and shows.
+    ///
+    /// # Errors
+    /// When the client cannot use the URL or the certificates.
+    pub fn open(
+        url: &RedisUrl,
+        certificates: Option<&TlsCertificates>,
+    ) -> Result<Self, redis::RedisError> {
+        if url.is_tls() {
+            // Fails when it was done before; then another library of the process has chosen.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        // Without it, small writes wait for the acknowledgement of earlier ones.
+        // Keepalive finds a peer that vanished; a subscription would wait for it forever.
+        let alive = socket2::TcpKeepalive::new()
+            .with_time(Duration::from_secs(5))
+            .with_interval(Duration::from_secs(2))
+            .with_retries(3);
+        let settings = TcpSettings::default().set_nodelay(true).set_keepalive(alive);
+        let open = |seed: String| {
+            let info = seed.into_connection_info()?.set_tcp_settings(settings.clone());
+            match certificates {
+                Some(certificates) if url.is_tls() => {
+                    Client::build_with_tls(info, certificates.clone())
+                }
+                _ => Client::open(info),
+            }
+        };
+        let seeds: Vec<Client> = url.seeds().into_iter().map(open).collect::<Result<_, _>>()?;
+        let shown: Vec<String> = seeds.iter().map(address).collect();
+        Ok(Self(Arc::new(Inner {
+            seeds,
+            cluster: url.is_cluster(),
+            shown: shown.join(","),
+            primaries: RwLock::default(),
+            next: AtomicUsize::new(rand::random::<u16>().into()),
+        })))
+    }
+
+    /// The client behind it, for connections of another kind; of a cluster, that of the first node
+    /// that the URL names.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.0.seeds[0]
+    }
+
+    /// Whether it is a cluster.
+    #[must_use]
+    pub fn is_cluster(&self) -> bool {
+        self.0.cluster
+    }
+
+    /// A node of the cluster, spoken to like those that the URL names.
+    pub(super) fn node(&self, host: &str, port: u16) -> Client {
+        let info = self.client().get_connection_info();
+        let host = host.to_owned();
+        let addr = match info.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                let (insecure, tls_params) = (*insecure, tls_params.clone());
+                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        Client::open(info.clone().set_addr(addr)).unwrap_or_else(|_| self.client().clone())
+    }
+
+    /// One node, as a server by itself.
+    pub(super) fn alone(client: Client) -> Self {
+        Self(Arc::new(Inner {
+            shown: address(&client),
+            seeds: vec![client],
+            cluster: false,
+            primaries: RwLock::default(),
+            next: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Remembers the primaries of a cluster: when all that the URL names are gone, they are left.
+    pub(super) fn learn(&self, primaries: Vec<Client>) {
+        *self.0.primaries.write().unwrap_or_else(PoisonError::into_inner) = primaries;
+    }
+
+    /// Every node that is known, each once; the first is another one every time.
+    pub(super) fn candidates(&self) -> Vec<Client> {
+        let primaries = self.0.primaries.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut found: Vec<Client> = Vec::new();
+        for client in primaries.into_iter().chain(self.0.seeds.iter().cloned()) {
+            if !found.iter().any(|known| address(known) == address(&client)) {
+                found.push(client);
+            }
+        }
+        let first = self.0.next.fetch_add(1, Ordering::Relaxed) % found.len();
+        found.rotate_left(first);
+        found
+    }
+
+    pub(super) fn connect_error(&self, source: redis::RedisError) -> StoreError {
+        StoreError::Connect { target: self.0.shown.clone(), source }
+    }
+
+    pub(crate) fn unknown(&self, source: redis::RedisError) -> StoreError {
+        StoreError::Unknown { target: self.0.shown.clone(), source }
+    }
+
+    /// A connection of its own for subscriptions. In a cluster to any node, since what is published
+    /// reaches them all, and to another one every time.
+    ///
+    /// # Errors
+    /// When no connection can be made.
+    pub async fn subscriber(&self) -> Result<redis::aio::PubSub, StoreError> {
+        let mut failed = timed_out();
+        for client in self.candidates() {
+            match tokio::time::timeout(CONNECT_TIMEOUT, client.get_async_pubsub()).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => failed = error,
+                Err(_) => failed = timed_out(),
+            }
+        }
+        Err(self.connect_error(failed))
+    }
+}
+
+/// Host and port, or the path of the socket.
+pub(super) fn address(client: &Client) -> String {
+    client.get_connection_info().addr().to_string()
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.shown)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.shown)
+    }
+}
+
+fn timed_out() -> redis::RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "connecting took too long").into()
+}

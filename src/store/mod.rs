@@ -1,0 +1,5 @@
+//! The durable stores beside Redis. They are remote and may fail for a night: what needs one says
+//! so and waits, everything else goes on.
+
+pub mod mongo;
+pub mod watch;

@@ -1,0 +1,357 @@
+//! MongoDB: one client per process, every wait bounded, and what `fairlane check` asks.
+
+mod error;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mongodb::bson::{DateTime, Document, doc};
+use mongodb::event::EventHandler;
+use mongodb::event::sdam::SdamEvent;
+use mongodb::options::{Acknowledgment, ClientOptions, WriteConcern};
+use mongodb::{Client, Collection};
+
+pub use self::error::MongoError;
+use crate::config::{MongoUrl, mongo_server};
+
+/// The oldest server that has what Fairlane needs.
+pub const OLDEST_VERSION: (u32, u32) = (6, 0);
+/// Finding a usable server takes at most this long, and connecting to one.
+const SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// A command takes at most this long, finding a server included.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A write reaches a majority of the servers within this time.
+const MAJORITY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Asking name servers for the servers behind `mongodb+srv` takes at most this long.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Leaving politely takes at most this long.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// What the servers list us as, unless the URL says otherwise.
+const APP_NAME: &str = "fairlane";
+
+/// What was last met at each server that cannot be reached.
+type Met = Arc<Mutex<BTreeMap<String, String>>>;
+
+/// A MongoDB deployment and one database of it.
+#[derive(Clone)]
+pub struct Mongo {
+    client: Client,
+    url: MongoUrl,
+    database: String,
+    met: Met,
+}
+
+impl fmt::Debug for Mongo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mongo({self})")
+    }
+}
+
+impl fmt::Display for Mongo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.url)
+    }
+}
+
+/// How the servers of a deployment belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Topology {
+    /// Copies of each other.
+    ReplicaSet {
+        /// Its name.
+        name: String,
+        /// Members that hold data, hidden ones aside.
+        members: usize,
+    },
+    /// Behind `mongos`.
+    Sharded,
+    /// A single server without an operation log: a majority is itself.
+    Standalone,
+}
+
+/// What a deployment says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MongoInfo {
+    /// For example `8.0.4`.
+    pub version: String,
+    /// How its servers belong together.
+    pub topology: Topology,
+    /// Its clock, since 1970, with a precision of a millisecond and half a round trip.
+    pub time: Option<Duration>,
+}
+
+impl MongoInfo {
+    /// Major and minor version; zeros where it cannot be read.
+    #[must_use]
+    pub fn version_numbers(&self) -> (u32, u32) {
+        let mut parts = self.version.split('.').map(|part| part.parse().unwrap_or(0));
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+    }
+}
+
+/// When a write counts as done, unless an operation says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Acknowledged {
+    /// A majority of the servers has it: it survives a failover.
+    ByMajority,
+    /// Something else that the URL asks for, for example `w=1`.
+    Otherwise(String),
+}
+
+impl Mongo {
+    /// Reads the URL, which for `mongodb+srv` asks a name server, and makes a client that connects
+    /// at the first question. Writes are acknowledged by a majority unless the URL says otherwise.
+    ///
+    /// # Errors
+    /// [`MongoError::Options`] or [`MongoError::Lookup`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub async fn open(url: &MongoUrl, database: &str) -> Result<Self, MongoError> {
+        let parsing = ClientOptions::parse(url.expose());
+        let parsed = tokio::time::timeout(LOOKUP_TIMEOUT, parsing).await.unwrap_or_else(|_| {
+            let source = std::io::Error::from(std::io::ErrorKind::TimedOut);
+            Err(mongodb::error::Error::from(source))
+        });
+        let mut options = match parsed {
+            Ok(options) => options,
+            Err(source) => {
+                let lookup = url.expose().starts_with("mongodb+srv:");
+                let invalid =
+                    matches!(&*source.kind, mongodb::error::ErrorKind::InvalidArgument { .. });
+                let (url, source) = (url.clone(), Box::new(source));
+                return Err(if lookup && !invalid {
+                    MongoError::Lookup { url, source }
+                } else {
+                    MongoError::Options { url, source }
+                });
+            }
+        };
+        let met = Met::default();
+        options.app_name.get_or_insert_with(|| APP_NAME.to_owned());
+        let at_most = |time: Option<Duration>| {
+            Some(time.filter(|time| !time.is_zero()).unwrap_or(SELECTION_TIMEOUT))
+                .map(|time| time.min(SELECTION_TIMEOUT))
+        };
+        options.server_selection_timeout = at_most(options.server_selection_timeout);
+        options.connect_timeout = at_most(options.connect_timeout);
+        options.write_concern.get_or_insert_with(WriteConcern::majority);
+        options.sdam_event_handler = Some(remember(Arc::clone(&met)));
+        let client = Client::with_options(options)
+            .map_err(|source| MongoError::Options { url: url.clone(), source: Box::new(source) })?;
+        Ok(Self { client, url: url.clone(), database: database.to_owned(), met })
+    }
+
+    /// Whether it answers, and accepts our user. Takes at most 5 s.
+    ///
+    /// # Errors
+    /// When no server can be used, or refuses us.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn ping(&self) -> Result<(), MongoError> {
+        self.command("ping", doc! { "ping": 1 }).await.map(drop)
+    }
+
+    /// What it says of itself. Takes at most 10 s.
+    ///
+    /// # Errors
+    /// When no server can be used, or answers nonsense.
+    pub async fn info(&self) -> Result<MongoInfo, MongoError> {
+        let build = self.command("buildInfo", doc! { "buildInfo": 1 }).await?;
+        let hello = self.command("hello", doc! { "hello": 1 }).await?;
+        let version = build.get_str("version").map_err(|_| MongoError::Reply {
+            url: self.url.clone(),
+            command: "buildInfo",
+            expected: "a version",
+        })?;
+        Ok(MongoInfo {
+            version: version.to_owned(),
+            topology: topology(&hello),
+            time: hello.get_datetime("localTime").ok().copied().and_then(since_1970),
+        })
+    }
+
+    /// Refuses a server that is too old.
+    ///
+    /// # Errors
+    /// [`MongoError::Version`].
+    pub fn accept(&self, info: &MongoInfo) -> Result<(), MongoError> {
+        if info.version_numbers() >= OLDEST_VERSION {
+            return Ok(());
+        }
+        Err(MongoError::Version { url: self.url.clone(), version: info.version.clone() })
+    }
+
+    /// When a write counts as done.
+    #[must_use]
+    pub fn acknowledged(&self) -> Acknowledged {
+        match self.client.write_concern() {
+            Some(concern) => acknowledged(concern),
+            None => Acknowledged::ByMajority,
+        }
+    }
+
+    /// Whether this user may write, read and delete in the database, and whether a write reaches a
+    /// majority of the servers within 3 s. Leaves nothing behind. Takes at most 25 s.
+    ///
+    /// # Errors
+    /// The first thing that is not possible.
+    ///
+    /// # Cancel safety
+    /// A collection `check-…` with one small document may stay behind.
+    pub async fn try_write(&self) -> Result<(), MongoError> {
+        let name = format!("check-{}", uuid::Uuid::now_v7().simple());
+        let collection = self.client.database(&self.database).collection::<Document>(&name);
+        let tried = self.try_in(&collection).await;
+        // Also after a failure: what was refused may have been the second step.
+        let dropped = self.answer("drop", async { collection.drop().await }).await;
+        tried.and(dropped)
+    }
+
+    async fn try_in(&self, collection: &Collection<Document>) -> Result<(), MongoError> {
+        let majority =
+            WriteConcern::builder().w(Acknowledgment::Majority).w_timeout(MAJORITY_TIMEOUT).build();
+        let insert = collection.insert_one(doc! { "_id": 1 }).write_concern(majority);
+        self.answer("insert", async { insert.await }).await?;
+        let find = collection.find_one(doc! { "_id": 1 });
+        let found = self.answer("find", async { find.await }).await?;
+        let delete = collection.delete_one(doc! { "_id": 1 });
+        let deleted = self.answer("delete", async { delete.await }).await?;
+        if found.is_none() || deleted.deleted_count != 1 {
+            let (url, expected) = (self.url.clone(), "the document that was just written");
+            return Err(MongoError::Reply { url, command: "find", expected });
+        }
+        Ok(())
+    }
+
+    /// Leaves politely. Every other clone must not be used any more.
+    pub async fn close(self) {
+        let leaving = self.client.shutdown().immediate(true);
+        // Those who do not answer are told nothing.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, async { leaving.await }).await;
+    }
+
+    async fn command(&self, name: &'static str, command: Document) -> Result<Document, MongoError> {
+        let database = self.client.database(&self.database);
+        self.answer(name, async { database.run_command(command).await }).await
+    }
+
+    async fn answer<T>(
+        &self,
+        command: &'static str,
+        answer: impl Future<Output = mongodb::error::Result<T>>,
+    ) -> Result<T, MongoError> {
+        match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+            Ok(answer) => answer.map_err(|source| {
+                MongoError::new(&self.url, command, source, || self.what_was_met())
+            }),
+            Err(_) => Err(MongoError::Silent { url: self.url.clone(), command }),
+        }
+    }
+
+    fn what_was_met(&self) -> Option<String> {
+        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        let texts: Vec<_> = met.iter().map(|(server, what)| format!("{server}: {what}")).collect();
+        (!texts.is_empty()).then(|| texts.join(", "))
+    }
+}
+
+/// The driver's own error on an unreachable deployment is a page long; this keeps the one line per
+/// server that matters.
+fn remember(met: Met) -> EventHandler<SdamEvent> {
+    EventHandler::callback(move |event| {
+        let mut met = met.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            SdamEvent::ServerHeartbeatFailed(event) => {
+                met.insert(mongo_server(&event.server_address), error::plain(&event.failure));
+            }
+            SdamEvent::ServerHeartbeatSucceeded(event) => {
+                met.remove(&mongo_server(&event.server_address));
+            }
+            SdamEvent::ServerClosed(event) => drop(met.remove(&mongo_server(&event.address))),
+            _ => {}
+        }
+    })
+}
+
+fn topology(hello: &Document) -> Topology {
+    if let Ok(name) = hello.get_str("setName") {
+        let count = |key| hello.get_array(key).map_or(0, Vec::len);
+        let members = count("hosts") + count("passives");
+        return Topology::ReplicaSet { name: name.to_owned(), members };
+    }
+    if matches!(hello.get_str("msg"), Ok("isdbgrid")) {
+        Topology::Sharded
+    } else {
+        Topology::Standalone
+    }
+}
+
+fn since_1970(time: DateTime) -> Option<Duration> {
+    u64::try_from(time.timestamp_millis()).ok().map(Duration::from_millis)
+}
+
+fn acknowledged(concern: &WriteConcern) -> Acknowledged {
+    let journal = if concern.journal == Some(false) { " without the journal" } else { "" };
+    match &concern.w {
+        None | Some(Acknowledgment::Majority) if journal.is_empty() => Acknowledged::ByMajority,
+        None | Some(Acknowledgment::Majority) => {
+            Acknowledged::Otherwise(format!("w=majority{journal}"))
+        }
+        Some(Acknowledgment::Nodes(nodes)) => {
+            Acknowledged::Otherwise(format!("w={nodes}{journal}"))
+        }
+        Some(Acknowledgment::Custom(name)) => Acknowledged::Otherwise(format!("w={name}{journal}")),
+        Some(other) => Acknowledged::Otherwise(format!("{other:?}{journal}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_topology_is_read_from_the_greeting() {
+        let set = doc! { "setName": "rs0", "hosts": ["a:1", "b:1"], "passives": ["c:1"] };
+        let name = "rs0".to_owned();
+        assert_eq!(topology(&set), Topology::ReplicaSet { name, members: 3 });
+        assert_eq!(topology(&doc! { "msg": "isdbgrid" }), Topology::Sharded);
+        assert_eq!(topology(&doc! { "ok": 1 }), Topology::Standalone);
+    }
+
+    #[test]
+    fn only_a_majority_survives_a_failover() {
+        let concern = |w, journal| {
+            let mut concern = WriteConcern::majority();
+            (concern.w, concern.journal) = (w, journal);
+            acknowledged(&concern)
+        };
+        assert_eq!(concern(None, None), Acknowledged::ByMajority);
+        assert_eq!(concern(Some(Acknowledgment::Majority), Some(true)), Acknowledged::ByMajority);
+        for (w, journal, shown) in [
+            (Some(Acknowledgment::Nodes(1)), None, "w=1"),
+            (Some(Acknowledgment::Custom("dc".to_owned())), None, "w=dc"),
+            (Some(Acknowledgment::Majority), Some(false), "w=majority without the journal"),
+        ] {
+            assert_eq!(concern(w, journal), Acknowledged::Otherwise(shown.to_owned()));
+        }
+    }
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        let info = |version: &str| MongoInfo {
+            version: version.to_owned(),
+            topology: Topology::Standalone,
+            time: None,
+        };
+        for (version, enough) in
+            [("5.0.31", false), ("6.0.0", true), ("10.1.2-rc0", true), ("?", false)]
+        {
+            assert_eq!(info(version).version_numbers() >= OLDEST_VERSION, enough, "{version}");
+        }
+    }
+}

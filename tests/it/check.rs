@@ -1,0 +1,398 @@
+//! `fairlane check`: what a person sees, against real servers that are well and unwell.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mongodb::bson::doc;
+use serde_json::Value;
+
+use crate::support::mongo::{self, MongoServer, free_port};
+use crate::support::redis::{Options, Persistence, RedisServer};
+
+/// Kept, like an installation that takes itself seriously.
+fn redis() -> RedisServer {
+    let persistence = Persistence::EverySecond;
+    RedisServer::start(Options { persistence, tcp: true, ..Options::default() })
+}
+
+/// A directory with a configuration.
+struct Place(tempfile::TempDir);
+
+#[derive(Debug)]
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    /// Whether the table has this line; between its words there may be any number of blanks.
+    fn says(&self, line: &str) -> bool {
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        self.out.lines().any(|found| words(found).starts_with(&words(line)))
+    }
+
+    #[track_caller]
+    fn expect(&self, code: i32, lines: &[&str]) {
+        for line in lines {
+            assert!(self.says(line), "{line:?} is missing in\n{}\n{}", self.out, self.err);
+        }
+        assert_eq!(self.code, code, "{}\n{}", self.out, self.err);
+    }
+}
+
+impl Place {
+    /// One pipeline on a Redis; `settings` are further keys with their values in TOML.
+    fn new(redis: &str, settings: &[(&str, &str)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let redis = format!("{redis:?}");
+        let any_port = "\"127.0.0.1:0\"";
+        let mut all = BTreeMap::from([
+            ("redis.url", redis.as_str()),
+            ("http.listen", any_port),
+            ("metrics.listen", any_port),
+            ("pipelines.log.handler", "\"log\""),
+            ("pipelines.log.events", "[\"*\"]"),
+        ]);
+        all.extend(settings.iter().copied());
+        let text = all.iter().fold(String::new(), |mut text, (key, value)| {
+            writeln!(text, "{key} = {value}").unwrap();
+            text
+        });
+        std::fs::write(dir.path().join("fairlane.toml"), text).unwrap();
+        Self(dir)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        let output = Command::new(env!("CARGO_BIN_EXE_fairlane"))
+            .arg("check")
+            .args(arguments)
+            .current_dir(self.0.path())
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        Ran {
+            code: output.status.code().unwrap(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+fn check(redis: &RedisServer, settings: &[(&str, &str)]) -> Ran {
+    Place::new(&redis.url(), settings).run(&[])
+}
+
+async fn ask(server: &RedisServer, command: &[&str]) -> redis::Value {
+    let mut connection = server.connection().await;
+    redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn all_is_well_with_real_servers_and_nothing_stays_behind() {
+    let (redis, mongo) = (redis(), MongoServer::start(mongo::Options::default()));
+    let url = format!("{:?}", mongo.url());
+    let place = Place::new(&redis.url(), &[("mongodb.url", &url)]);
+    let ran = place.run(&[]);
+    let answers = format!("ok mongodb answers at {}", mongo.url());
+    ran.expect(
+        0,
+        &[
+            "ok configuration ./fairlane.toml; redis+unix://",
+            "ok pipeline log handler log, events *",
+            "ok redis answers at ",
+            "ok version 7.",
+            "ok role master",
+            "ok eviction noeviction",
+            "ok durability appendfsync everysec: a power cut loses up to 2 s",
+            "ok memory ",
+            "ok clients ",
+            "ok clock differs from ours by ",
+            "ok scripts may be loaded and run",
+            "ok keys may be written under fl:",
+            "ok channels what is published under fl: is heard",
+            "ok shards 16; no data yet",
+            "ok data no pipeline ever ran here",
+            "ok bus fairlane:events no event yet",
+            &answers,
+            "ok mongodb version ",
+            "ok mongodb topology replica set ",
+            "ok mongodb writes count when a majority has them",
+            "ok mongodb clock differs from ours by ",
+            "ok mongodb rights database fairlane may be written",
+            "ok http.listen 127.0.0.1:0: any free port",
+            "ok auth no tokens: open to every program of this machine",
+        ],
+    );
+    assert!(ran.out.ends_with(" 0 failures\n") && ran.err.is_empty(), "{ran:?}");
+    assert!(!ran.out.contains('\u{1b}'), "no colours outside a terminal");
+    let left: Vec<String> = redis::from_redis_value(ask(&redis, &["KEYS", "*"]).await).unwrap();
+    assert_eq!(left, [""; 0]);
+    let client = mongodb::Client::with_uri_str(mongo.url()).await.unwrap();
+    assert_eq!(client.database("fairlane").list_collection_names().await.unwrap(), [""; 0]);
+
+    let json: Value = serde_json::from_str(&place.run(&["--json"]).out).unwrap();
+    let findings = json.as_array().unwrap();
+    for finding in findings {
+        let keys: Vec<_> = finding.as_object().unwrap().keys().map(String::as_str).collect();
+        let explained: &[_] = if finding["state"] == "ok" {
+            &["check", "found", "state"]
+        } else {
+            &["check", "found", "remedy", "state", "why"]
+        };
+        assert_eq!(keys, explained, "{finding}");
+    }
+    assert!(findings.iter().any(|finding| finding["check"] == "mongodb rights"), "{json}");
+}
+
+#[tokio::test]
+async fn a_redis_that_may_lose_events_is_explained() {
+    let redis = redis();
+    ask(&redis, &["CONFIG", "SET", "appendonly", "no"]).await;
+    ask(&redis, &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    check(&redis, &[]).expect(
+        0,
+        &[
+            "warn eviction allkeys-lru",
+            "warn eviction: allkeys-lru",
+            "once maxmemory is set, events would be thrown away; CONFIG SET maxmemory-policy noeviction",
+            "warn durability appendonly is off",
+            "a restart of Redis loses what is queued; CONFIG SET appendonly yes, and in redis.conf",
+        ],
+    );
+    ask(&redis, &["CONFIG", "SET", "maxmemory", "1gb"]).await;
+    ask(&redis, &["CONFIG", "SET", "maxclients", "6"]).await;
+    check(&redis, &[]).expect(
+        1,
+        &[
+            "fail eviction allkeys-lru",
+            "queued events are thrown away when memory is full",
+            "fail clients ",
+            "one more process could not connect; CONFIG SET maxclients",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn a_replica_is_no_place_for_queues() {
+    let (primary, replica) = (redis(), redis());
+    let port = primary.tcp_addr().port().to_string();
+    ask(&replica, &["REPLICAOF", "127.0.0.1", &port]).await;
+    check(&replica, &[]).expect(
+        1,
+        &[
+            "fail role slave",
+            "a replica cannot be written to; set redis.url to the primary",
+            "fail keys Redis at ",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn a_user_without_rights_learns_which_one_is_missing() {
+    let redis = redis();
+    let as_user = |rights: &'static str| {
+        let redis = &redis;
+        async move {
+            let words = format!("ACL SETUSER u reset on >pw {rights}");
+            ask(redis, &words.split(' ').collect::<Vec<_>>()).await;
+            let url = format!("redis://u:pw@{}", redis.tcp_addr());
+            Place::new(&url, &[]).run(&[])
+        }
+    };
+    as_user("+@all ~fl:* ~fairlane:* &fl:*").await.expect(0, &["ok scripts", "ok keys"]);
+    let ran = as_user("+@all -evalsha ~fl:* ~fairlane:* &fl:*").await;
+    ran.expect(1, &["fail scripts Redis at", "ok keys", "Fairlane needs this right; give it"]);
+    as_user("+@all ~fairlane:* &fl:*").await.expect(1, &["fail scripts", "fail keys"]);
+    as_user("+@all ~fl:* ~fairlane:*").await.expect(1, &["ok scripts", "fail channels"]);
+    as_user("+@all ~fl:* &fl:*").await.expect(1, &["ok keys", "fail bus fairlane:events"]);
+    // INFO itself: then nothing more is asked.
+    as_user("+@all -info ~fl:* ~fairlane:* &fl:*").await.expect(1, &["fail redis Redis at"]);
+    ask(&redis, &["ACL", "SETUSER", "u", "reset", "on", ">other", "+@all"]).await;
+    let url = format!("redis://u:secret@{}", redis.tcp_addr());
+    let ran = Place::new(&url, &[]).run(&[]);
+    assert!(!format!("{ran:?}").contains("secret"), "{ran:?}");
+    ran.expect(69, &["fail redis cannot connect to Redis at", "nothing is copied or handled"]);
+}
+
+#[tokio::test]
+async fn data_that_does_not_fit_the_configuration_is_found_out() {
+    let redis = redis();
+    ask(&redis, &["SET", "fl:shards", "8"]).await;
+    ask(&redis, &["HSET", "fl:pipelines", "log", "1", "old", "1"]).await;
+    ask(&redis, &["SET", "fairlane:events", "no stream"]).await;
+    ask(&redis, &["XADD", "others", "*", "event", "{}"]).await;
+    ask(&redis, &["XGROUP", "CREATE", "others", "billing", "0"]).await;
+    let streams = ("bus.streams", "[\"fairlane:events\", \"others\"]");
+    check(&redis, &[streams]).expect(
+        64,
+        &[
+            "fail shards redis.shards is 16, but the data in this Redis was created with 8",
+            "with another number, bots would be looked for in the wrong place; set redis.shards = 8",
+            "warn data not in the configuration: old",
+            "what is queued there waits for ever; configure [pipelines.old], or delete it: fairlane pipelines drop old",
+            "fail bus fairlane:events the key holds something that is no stream",
+            "no event can be published or read; rename that key, or set bus.streams",
+            "warn bus others 1 event, 1 unread, no reader now; group billing (lag 1, pending 0)",
+            "nobody reads it, so nothing is handled; start `fairlane serve` with the role ingest",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn every_probe_runs_although_redis_is_away() {
+    let port = free_port();
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    let listen = format!("\"{address}\"");
+    let url = format!("redis://u:secret@127.0.0.1:{port}");
+    let mongodb = format!("\"mongodb://u:secret@127.0.0.1:{port}\"");
+    let settings = [("http.listen", listen.as_str()), ("mongodb.url", mongodb.as_str())];
+    let place = Place::new(&url, &settings);
+    let started = Instant::now();
+    let ran = place.run(&[]);
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    let held = format!("fail http.listen {address}: Address already in use");
+    ran.expect(
+        69,
+        &[
+            "ok pipeline log",
+            "fail redis cannot connect to Redis at 127.0.0.1:",
+            "nothing is copied or handled while Redis is away; start that Redis, or correct redis.url",
+            "fail mongodb no MongoDB at mongodb://***@127.0.0.1:",
+            "/readyz says degraded, and what needs MongoDB waits; start it, or correct mongodb.url",
+            &held,
+            "`fairlane serve` cannot listen there, and does not start; set http.listen to a free port",
+        ],
+    );
+    assert!(!format!("{ran:?}").contains("secret"), "{ran:?}");
+    assert!(ran.err.contains("3 of the checks failed"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_mongodb_that_refuses_or_promises_little_is_explained() {
+    let redis = redis();
+    let options = mongo::Options { standalone: true, ..mongo::Options::default() };
+    let mut mongo = MongoServer::start(options);
+    let url = |user: &str, options: &str| {
+        format!("\"mongodb://{user}{}/{options}\"", mongo_address(&mongo))
+    };
+    check(&redis, &[("mongodb.url", &url("", "?w=1"))]).expect(
+        0,
+        &[
+            "warn mongodb topology a standalone server",
+            "a majority of one means little: nothing has a copy, and there is no failover; make it",
+            "warn mongodb writes mongodb.url asks for w=1",
+            "a failover may undo what was acknowledged; remove w and journal from the options",
+        ],
+    );
+    let client = mongodb::Client::with_uri_str(mongo.url()).await.unwrap();
+    let roles = [doc! { "role": "read", "db": "fairlane" }];
+    let reader = doc! { "createUser": "reader", "pwd": "right", "roles": roles };
+    client.database("admin").run_command(reader).await.unwrap();
+    client.shutdown().await;
+    let wrong = url("reader:wr0ng@", "");
+    let right = url("reader:right@", "");
+    mongo.restart(mongo::Options { auth: true, ..mongo::Options::default() });
+    let ran = check(&redis, &[("mongodb.url", &wrong)]);
+    ran.expect(
+        1,
+        &[
+            "fail mongodb MongoDB at mongodb://***@127.0.0.1:",
+            "it cannot be used at all; correct user and password in mongodb.url",
+        ],
+    );
+    assert!(!format!("{ran:?}").contains("wr0ng"), "{ran:?}");
+    check(&redis, &[("mongodb.url", &right)]).expect(
+        1,
+        &[
+            "ok mongodb answers at",
+            "fail mongodb rights MongoDB at mongodb://***@127.0.0.1:",
+            "Fairlane writes, reads and deletes there; give the user the role readWrite",
+        ],
+    );
+}
+
+fn mongo_address(server: &MongoServer) -> String {
+    server.address().to_string()
+}
+
+#[tokio::test]
+async fn a_configuration_that_cannot_be_loaded_is_the_only_finding() {
+    let place = Place::new("redis://", &[]);
+    let ran = place.run(&[]);
+    ran.expect(64, &["fail configuration ./fairlane.toml:5: redis.url is not a usable Redis URL"]);
+    let ran = place.run(&["--json"]);
+    let json: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, json.as_array().unwrap().len()), (64, 1), "{ran:?}");
+    assert_eq!(json[0]["exit"], Value::Null);
+}
+
+/// The settings of a push pipeline beside the usual one.
+fn push(url: &str) -> [(&'static str, String); 3] {
+    [
+        ("pipelines.shop.handler", "\"push\"".to_owned()),
+        ("pipelines.shop.events", "[\"order.*\"]".to_owned()),
+        ("pipelines.shop.url", format!("{url:?}")),
+    ]
+}
+
+fn check_push(redis: &RedisServer, url: &str, secrets: &str) -> Ran {
+    let push = push(url);
+    let mut settings: Vec<_> = push.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    settings.push(("callbacks.secrets", secrets));
+    check(redis, &settings)
+}
+
+#[tokio::test]
+async fn a_target_is_connected_to_and_sent_nothing() {
+    let redis = redis();
+    let receiver = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = receiver.local_addr().unwrap().port();
+    let listening = std::thread::spawn(move || {
+        let (mut stream, _) = receiver.accept().unwrap();
+        let mut sent = Vec::new();
+        stream.read_to_end(&mut sent).unwrap();
+        sent
+    });
+    let secret = "[\"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\"]";
+    let ran = check_push(&redis, &format!("http://localhost:{port}/hook?key=hidden"), secret);
+    let pushes = format!("ok pipeline shop pushes to http://localhost:{port}/hook, events order.*");
+    ran.expect(
+        0,
+        &[&pushes, "ok callbacks calls are signed with 1 secret", "ok target of shop localhost ("],
+    );
+    assert!(ran.out.contains(&format!("127.0.0.1) port {port} answers")), "{}", ran.out);
+    assert!(!format!("{ran:?}").contains("hidden") && !format!("{ran:?}").contains("MDEy"));
+    assert_eq!(listening.join().unwrap(), b"", "a check is no call");
+}
+
+#[tokio::test]
+async fn a_target_that_cannot_be_reached_is_explained() {
+    let redis = redis();
+    let unknown = check_push(&redis, "https://nobody.invalid/hook", "[]");
+    unknown.expect(
+        69,
+        &[
+            "warn callbacks no secrets: calls are not signed",
+            "a receiver cannot tell them from anybody else's; set callbacks.secrets",
+            "fail target of shop nobody.invalid: the name cannot be looked up: ",
+            "the pipeline's bots wait until it can be reached; see to the name server, or correct pipelines.shop.url",
+        ],
+    );
+    let port = free_port();
+    let refused = check_push(&redis, &format!("http://127.0.0.1:{port}/"), "[]");
+    let found = format!("fail target of shop 127.0.0.1 port {port}: Connection refused");
+    refused.expect(69, &[&found, "the pipeline's bots wait until it can be reached; start what"]);
+
+    // Speaks, but not TLS.
+    let plain = redis.tcp_addr();
+    let no_tls = check_push(&redis, &format!("https://{plain}/"), "[]");
+    let found = format!("fail target of shop {} port {}: ", plain.ip(), plain.port());
+    no_tls.expect(69, &[&found]);
+}

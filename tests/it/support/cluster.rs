@@ -1,0 +1,161 @@
+//! A Redis Cluster of a test's own, of real `redis-server` processes.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::bus::patient;
+use super::redis::{Options, RedisServer, Served, free_port};
+use super::wait::eventually;
+
+/// Nodes that are silent so long are failed over.
+const NODE_TIMEOUT_MS: u32 = 1_500;
+const START: Duration = Duration::from_secs(30);
+const SLOTS: usize = 16_384;
+
+/// Runs until dropped; then nothing of it is left. With three primaries, the bus stream of the tests
+/// lives on the second, and each has a part of the shards of the pipeline `test`.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// The primaries as it begins, then their replicas in the same order.
+    pub(crate) nodes: Vec<RedisServer>,
+    /// What the cluster calls them.
+    ids: Vec<String>,
+}
+
+impl Served for Cluster {
+    fn url(&self) -> String {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| node.tcp_addr().to_string()).collect();
+        format!("redis+cluster://{}", nodes.join(","))
+    }
+}
+
+impl Cluster {
+    /// Starts one and returns once every node sees it whole.
+    pub(crate) async fn start(options: Options, primaries: usize, replicas: bool) -> Self {
+        let count = if replicas { 2 * primaries } else { primaries };
+        let nodes: Vec<RedisServer> = (0..count).map(|_| node(options)).collect();
+        let mut cluster = Self { nodes, ids: Vec::new() };
+        for place in 0..count {
+            let id = cluster.ask(place, &["CLUSTER", "MYID"]).await;
+            cluster.ids.push(id);
+            let epoch = (place + 1).to_string();
+            cluster.tell(place, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
+            if place < primaries {
+                let from = (place * SLOTS).div_ceil(primaries).to_string();
+                let to = (((place + 1) * SLOTS).div_ceil(primaries) - 1).to_string();
+                cluster.tell(place, &["CLUSTER", "ADDSLOTSRANGE", &from, &to]).await;
+            }
+        }
+        for place in 1..count {
+            let node = &cluster.nodes[place];
+            let (port, bus) = (node.tcp_addr().port().to_string(), bus_port(node));
+            cluster.tell(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+        }
+        cluster.agrees(count).await;
+        for place in primaries..count {
+            let of = cluster.ids[place - primaries].clone();
+            cluster.tell(place, &["CLUSTER", "REPLICATE", &of]).await;
+        }
+        for place in primaries..count {
+            eventually(START, "the replica is in step", async || {
+                cluster.ask(place, &["INFO", "replication"]).await.contains("master_link_status:up")
+            })
+            .await;
+        }
+        cluster
+    }
+
+    /// Waits until every running node sees every slot served, and so many nodes.
+    async fn agrees(&self, count: usize) {
+        let known = format!("cluster_known_nodes:{count}\r");
+        for place in 0..self.nodes.len() {
+            eventually(START, "the nodes agree", async || {
+                let info = self.ask(place, &["CLUSTER", "INFO"]).await;
+                info.contains("cluster_state:ok") && info.contains(&known)
+            })
+            .await;
+        }
+    }
+
+    /// Waits until the replica of a killed primary has taken its place.
+    pub(crate) async fn promotes(&self, replica: usize) {
+        eventually(START, "the replica is promoted", async || {
+            self.ask(replica, &["ROLE"]).await.contains("master")
+        })
+        .await;
+    }
+
+    /// Moves a slot with everything in it to another primary, as `redis-cli --cluster reshard` does.
+    pub(crate) async fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        let port = self.nodes[to].tcp_addr().port().to_string();
+        let (source, target) = (&self.ids[from], &self.ids[to]);
+        self.tell(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", source]).await;
+        self.tell(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", target]).await;
+        let mut connection = patient(&self.nodes[from]).await;
+        loop {
+            let mut list = redis::cmd("CLUSTER");
+            list.arg("GETKEYSINSLOT").arg(&slot).arg(10);
+            let keys: Vec<Vec<u8>> = list.query_async(&mut connection).await.unwrap();
+            if keys.is_empty() {
+                break;
+            }
+            let mut migrate = redis::cmd("MIGRATE");
+            migrate.arg("127.0.0.1").arg(&port).arg("").arg(0).arg(10_000).arg("KEYS").arg(keys);
+            let () = migrate.query_async(&mut connection).await.unwrap();
+        }
+        for place in [to, from] {
+            self.tell(place, &["CLUSTER", "SETSLOT", &slot, "NODE", target]).await;
+        }
+    }
+
+    /// The slot of a key, as the cluster counts.
+    pub(crate) async fn slot_of(&self, key: &str) -> u16 {
+        self.ask(0, &["CLUSTER", "KEYSLOT", key]).await.parse().unwrap()
+    }
+
+    /// A command to one node.
+    pub(crate) async fn tell(&self, place: usize, command: &[&str]) {
+        drop(self.ask(place, command).await);
+    }
+
+    /// A command to one node and its answer, lists as their first element.
+    pub(crate) async fn ask(&self, place: usize, command: &[&str]) -> String {
+        let mut connection = patient(&self.nodes[place]).await;
+        let mut cmd = redis::cmd(command[0]);
+        cmd.arg(&command[1..]);
+        let value: Value = cmd.query_async(&mut connection).await.unwrap();
+        let first = match value {
+            Value::Array(mut values) => values.swap_remove(0),
+            value => value,
+        };
+        redis::from_redis_value(first).unwrap()
+    }
+}
+
+fn node(options: Options) -> RedisServer {
+    let timeout = NODE_TIMEOUT_MS.to_string();
+    let arguments = [
+        ["--cluster-enabled", "yes"],
+        ["--cluster-config-file", "nodes.conf"],
+        ["--cluster-node-timeout", &timeout],
+        // One that is down takes nobody else along.
+        ["--cluster-require-full-coverage", "no"],
+        ["--cluster-port", &free_port().to_string()],
+        ["--repl-diskless-sync-delay", "0"],
+        ["--cluster-replica-validity-factor", "0"],
+    ]
+    .concat()
+    .into_iter()
+    .map(str::to_owned)
+    .collect::<Vec<_>>();
+    RedisServer::start_with(Options { tcp: true, ..options }, &arguments)
+}
+
+/// Where the nodes speak to each other.
+fn bus_port(node: &RedisServer) -> String {
+    let arguments = node.arguments();
+    let at = arguments.iter().position(|argument| argument == "--cluster-port").unwrap();
+    arguments[at + 1].clone()
+}

@@ -1,0 +1,147 @@
+//! A real server on the MongoDB wire protocol of a test's own. `.ci/setup test` installs it.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::process::signal;
+use super::wait::holds_within;
+
+const START_WITHIN: Duration = Duration::from_secs(30);
+
+/// How a [`MongoServer`] is started.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Options {
+    /// Only known users are served.
+    pub(crate) auth: bool,
+    /// Calls itself a single server instead of a replica set of one.
+    pub(crate) standalone: bool,
+}
+
+/// Runs until dropped; then nothing of it is left, neither process nor file.
+#[derive(Debug)]
+pub(crate) struct MongoServer {
+    directory: TempDir,
+    options: Options,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl MongoServer {
+    /// Starts a server and returns once it listens.
+    pub(crate) fn start(options: Options) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut server = Self { directory, options, port: 0, child: None };
+        // Somebody else may take the port before the server does.
+        for _ in 0..5 {
+            server.port = free_port();
+            if server.launch() {
+                return server;
+            }
+        }
+        panic!("no MongoDB server started in five tries:\n{}", server.output());
+    }
+
+    /// Without credentials.
+    pub(crate) fn url(&self) -> String {
+        format!("mongodb://{}", self.address())
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The power cord.
+    pub(crate) fn kill9(&mut self) {
+        let mut child = self.child.take().expect("the server runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    pub(crate) fn sigstop(&self) {
+        signal(self.child.as_ref().expect("the server runs").id(), "STOP");
+    }
+
+    pub(crate) fn sigcont(&self) {
+        signal(self.child.as_ref().expect("the server runs").id(), "CONT");
+    }
+
+    /// Starts again on the same data and port; kills first if it still runs.
+    pub(crate) fn restart(&mut self, options: Options) {
+        if self.child.is_some() {
+            self.kill9();
+        }
+        self.options = options;
+        assert!(self.launch(), "no restart:\n{}", self.output());
+    }
+
+    /// Whether it came to listen.
+    fn launch(&mut self) -> bool {
+        let program = program();
+        let log = File::create(self.directory.path().join("log")).unwrap();
+        let mut command = Command::new(&program);
+        command
+            .current_dir(self.directory.path())
+            .args(["--host", "127.0.0.1", "--port", &self.port.to_string(), "--sync-on-commit"])
+            .arg("--storage-path")
+            .arg(self.directory.path().join("data"))
+            .args(["--cache-size", "64M"]);
+        if self.options.auth {
+            command.arg("--auth");
+        }
+        if self.options.standalone {
+            command.arg("--standalone");
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+        let child = self.child.insert(child);
+        let mut ended = false;
+        let address: SocketAddr = (Ipv4Addr::LOCALHOST, self.port).into();
+        let listens = holds_within(START_WITHIN, || {
+            ended = child.try_wait().unwrap().is_some();
+            ended || TcpStream::connect(address).is_ok()
+        });
+        if ended || !listens {
+            self.kill9();
+            return false;
+        }
+        true
+    }
+
+    fn output(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for MongoServer {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            self.kill9();
+        }
+    }
+}
+
+/// Where `.ci/setup test` puts it: in the target directory, beside the one cargo gives to tests.
+fn program() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target directory");
+    let program = target.join("mongodb/bin/secantusd-py");
+    assert!(
+        program.exists(),
+        "{} is missing: run `bash .ci/setup test`, or `make test`, which does",
+        program.display()
+    );
+    program
+}
+
+/// An address where nobody listens.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
