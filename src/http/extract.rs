@@ -111,6 +111,10 @@ fn check_json(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // A list would pass for the fields in their order.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        return Err(Problem::new(Kind::InvalidRequest, "the body is a list; send a JSON object"));
+    }
     match axum::Json::from_bytes(bytes) {
         Ok(axum::Json(value)) => Ok(value),
         Err(JsonRejection::JsonSyntaxError(error)) => {

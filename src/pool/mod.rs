@@ -50,6 +50,8 @@ use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
 const PREFETCH: Duration = Duration::from_millis(1);
 /// Most leases taken ahead of the workers.
 const PREFETCH_MAX: usize = 512;
+/// Events of a slice while nothing is known about the time they take.
+const FEW: usize = 8;
 /// A server of a cluster that is slower than this does not hold up claims from the others.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Capacity freed one by one is collected until a claim is worth its round trip.
@@ -144,6 +146,8 @@ impl Shared {
 struct Estimate {
     slice: AtomicU64,
     event: AtomicU64,
+    /// Events of a slice that a receiver outside gets; 0: none got one yet.
+    pushed: AtomicUsize,
 }
 
 impl Estimate {
@@ -158,6 +162,28 @@ impl Estimate {
         }
     }
 
+    /// A call takes long before its first event: dividing its time by them would make slices of one
+    /// event, and keep them so. Instead slices for receivers outside double while calls are short,
+    /// and halve when they are long.
+    fn observe_push(&self, took: Duration, events: usize, time: Duration) {
+        let now = self.pushed();
+        let next = match took {
+            took if took > time => now / 2,
+            took if took <= time / 2 && events >= now => now.saturating_mul(2),
+            _ => return,
+        };
+        // Not atomic as a whole, like the averages.
+        self.pushed.store(next.max(1), Ordering::Relaxed);
+    }
+
+    /// How many events a receiver outside gets at once.
+    fn pushed(&self) -> usize {
+        match self.pushed.load(Ordering::Relaxed) {
+            0 => FEW,
+            events => events,
+        }
+    }
+
     fn slice(&self) -> Duration {
         Duration::from_nanos(self.slice.load(Ordering::Relaxed))
     }
@@ -165,7 +191,7 @@ impl Estimate {
     /// How many events fit into `time`; a few while nothing is known.
     fn events_in(&self, time: Duration) -> usize {
         match self.event.load(Ordering::Relaxed) {
-            0 => 8,
+            0 => FEW,
             event => usize::try_from(time.as_nanos() / u128::from(event)).unwrap_or(usize::MAX),
         }
     }
@@ -377,7 +403,12 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
         > settings.workers.max as u64;
     let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
-    let usual = shared.estimate.events_in(time).clamp(1, settings.batch);
+    let usual = if shared.handler.is_remote() {
+        shared.estimate.pushed()
+    } else {
+        shared.estimate.events_in(time)
+    };
+    let usual = usual.clamp(1, settings.batch);
     let mut pipe = Pipeline::with_capacity(leases.len());
     for lease in &leases {
         let n = if lease.attempts.isolated() { 1 } else { usual };
@@ -428,4 +459,27 @@ fn records(value: Value) -> Option<Vec<Vec<u8>>> {
         records.push(reply.bytes().ok()??);
     }
     Some(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_for_a_receiver_outside_grow_while_calls_are_short_and_shrink_when_they_are_long() {
+        let time = Duration::from_millis(200);
+        let estimate = Estimate::default();
+        let call = |millis, events| {
+            estimate.observe_push(Duration::from_millis(millis), events, time);
+            estimate.pushed()
+        };
+        assert_eq!(estimate.pushed(), FEW);
+        assert_eq!([call(90, 8), call(90, 16), call(90, 8)], [16, 32, 32], "8 say nothing of 32");
+        assert_eq!([call(150, 32), call(201, 32), call(201, 1)], [32, 16, 8]);
+        for _ in 0..9 {
+            call(9_000, 1);
+        }
+        assert_eq!(estimate.pushed(), 1);
+        assert_eq!(call(1, 1), 2);
+    }
 }

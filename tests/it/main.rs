@@ -1,9 +1,11 @@
 //! One file per promise, against real servers.
 
+mod async_push;
 mod bus;
 mod check;
 mod cli;
 mod cluster;
+mod examples;
 mod exhaustive;
 mod fairness;
 mod fanout;
@@ -25,6 +27,8 @@ mod outcomes;
 mod poison;
 mod presence;
 mod protocol;
+mod push;
+mod push_order;
 mod readme;
 mod roles;
 mod running;

@@ -1,7 +1,7 @@
 //! An HTTP server that notes what it is asked and answers as it is told.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -90,7 +90,16 @@ impl Receiver {
         F: Fn(Call) -> R + Send + Sync + 'static,
         R: Future<Output = Reply> + Send,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at((Ipv4Addr::LOCALHOST, 0).into(), answer).await
+    }
+
+    /// At an address of the test's choice.
+    pub(crate) async fn start_at<F, R>(address: SocketAddr, answer: F) -> Self
+    where
+        F: Fn(Call) -> R + Send + Sync + 'static,
+        R: Future<Output = Reply> + Send,
+    {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State::default());
         let (shared, answer) = (Arc::clone(&state), Arc::new(answer));

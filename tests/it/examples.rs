@@ -1,0 +1,95 @@
+//! The worked examples do what they say, each where its interpreter is present.
+
+use std::process::{Command, Output};
+
+use crate::support::push::{LONG, pushing};
+use crate::support::receivers::{ExampleReceiver, example, is_there};
+use crate::support::redis::{Options, RedisServer};
+use crate::support::served::{PROGRAM, Served};
+use crate::support::wait::eventually;
+
+const SECRETS: (&str, &str) = ("callbacks.secrets", "[\"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"]");
+
+/// What `fairlane secret` prints.
+fn secret_of(bot: &str) -> String {
+    let output = Command::new(PROGRAM)
+        .args(["secret", "--bot", bot])
+        .env("FAIRLANE__CALLBACKS__SECRETS", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// Runs `publish.sh`: one event by XADD, one by curl.
+fn publish(server: &RedisServer, served: &Served, bot: &str) -> Output {
+    let redis = format!("redis-cli -s {}", server.url().trim_start_matches("redis+unix://"));
+    Command::new("bash")
+        .arg(example("publish.sh"))
+        .args([bot, "order.placed", r#"{"total":12}"#])
+        .env("REDIS", redis)
+        .env("FAIRLANE", format!("http://{}", served.http()))
+        .output()
+        .unwrap()
+}
+
+/// Publishes for the bot `shop` and waits until the receiver had both events.
+async fn both_arrive(server: &RedisServer, served: &Served, receiver: &ExampleReceiver) {
+    let published = publish(server, served, "shop");
+    assert!(published.status.success(), "{published:?}");
+    let said = String::from_utf8_lossy(&published.stdout);
+    assert!(said.contains(r#""accepted":1"#), "{said}");
+    let count = || receiver.pushes().iter().map(|push| push.events.len()).sum::<usize>();
+    eventually(LONG, "both events arrive", async || count() == 2).await;
+    let pushes = receiver.pushes();
+    let ids: Vec<&str> = pushes.iter().flat_map(|p| &p.events).map(|e| e.id.as_str()).collect();
+    assert!(ids[0].starts_with("redis-") && ids[1].starts_with("http-"), "{ids:?}");
+    assert!(pushes.iter().all(|push| push.bot == "shop" && push.fence > 0));
+}
+
+#[tokio::test]
+async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_python() {
+    if !is_there("python3") || !is_there("curl") {
+        return println!("not shown: there is no python3 or no curl");
+    }
+    let server = RedisServer::start(Options::default());
+    let receiver = ExampleReceiver::python(&["--secret", &secret_of("shop")]);
+    let served = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
+    both_arrive(&server, &served, &receiver).await;
+    // The key of another bot: that one's pushes are not believed.
+    assert!(publish(&server, &served, "other").status.success());
+    eventually(LONG, "it is refused again and again", async || {
+        crate::support::push::metric(&served, "events_total", &[("outcome", "retried")]).await > 1.0
+    })
+    .await;
+    assert!(receiver.pushes().iter().all(|push| push.bot == "shop"));
+}
+
+#[tokio::test]
+async fn the_receiver_in_python_can_answer_first_and_complete_later() {
+    if !is_there("python3") || !is_there("curl") {
+        return println!("not shown: there is no python3 or no curl");
+    }
+    let server = RedisServer::start(Options::default());
+    // It completes at a process that does nothing but listen, which has no receiver to know of.
+    let listening = Served::start_as(&pushing(&server, "http://127.0.0.1:8/", &[]), "http").await;
+    let fairlane = format!("http://{}", listening.http());
+    let receiver = ExampleReceiver::python(&["--async", &fairlane, "--secret", &secret_of("shop")]);
+    let served = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
+    both_arrive(&server, &served, &receiver).await;
+    eventually(LONG, "both are counted where they were completed", async || {
+        let done = [("outcome", "done")];
+        crate::support::push::metric(&listening, "events_total", &done).await as u64 == 2
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_php() {
+    if !is_there("php") || !is_there("curl") {
+        return println!("not shown: there is no php or no curl");
+    }
+    let server = RedisServer::start(Options::default());
+    let receiver = ExampleReceiver::php(&secret_of("shop"));
+    let served = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
+    both_arrive(&server, &served, &receiver).await;
+}

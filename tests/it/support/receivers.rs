@@ -1,0 +1,107 @@
+//! The receivers of `examples/`, as somebody would run them.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde::Deserialize;
+use tempfile::TempDir;
+
+/// One push, as the receiver in Python wrote it down.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Pushed {
+    pub(crate) bot: String,
+    pub(crate) fence: u64,
+    /// In µs since 1970, as `ended`.
+    #[serde(default)]
+    pub(crate) started: u64,
+    #[serde(default)]
+    pub(crate) ended: u64,
+    pub(crate) events: Vec<Handled>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Handled {
+    pub(crate) id: String,
+    #[serde(default)]
+    pub(crate) outcome: String,
+}
+
+/// Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct ExampleReceiver {
+    child: Child,
+    directory: TempDir,
+    pub(crate) url: String,
+}
+
+pub(crate) fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
+}
+
+/// Whether the program is on this machine.
+pub(crate) fn is_there(program: &str) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
+}
+
+impl ExampleReceiver {
+    /// The one in Python, on a free port.
+    pub(crate) fn python(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut child = Command::new("python3")
+            .arg("-B")
+            .arg(example("push_receiver.py"))
+            .args(["--port", "0", "--log"])
+            .arg(directory.path().join("log"))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let first = lines.next().unwrap().unwrap();
+        let url = first.strip_prefix("listening on ").unwrap().to_owned();
+        // A full pipe would block it. The thread ends with it.
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
+        Self { child, directory, url }
+    }
+
+    /// The one in PHP, on a port that is free just now.
+    pub(crate) fn php(secret: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let child = Command::new("php")
+            .args(["-S", &address])
+            .arg(example("push_receiver.php"))
+            .env("FAIRLANE_SECRET", secret)
+            .env("RECEIVER_LOG", directory.path().join("log"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child, directory, url: format!("http://{address}/") }
+    }
+
+    /// Every push so far, a line that is being written left out.
+    pub(crate) fn pushes(&self) -> Vec<Pushed> {
+        let text = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        let complete = text.rfind('\n').map_or(0, |end| end + 1);
+        text[..complete].lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+impl Drop for ExampleReceiver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,103 @@
+//! `fairlane serve` as a process of its own, to be called and killed.
+
+use std::fs::{self, File};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::process::signal;
+use super::wait::{eventually, holds_within};
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlane");
+const START: Duration = Duration::from_secs(20);
+
+/// Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Served {
+    child: Child,
+    directory: TempDir,
+}
+
+impl Served {
+    /// Starts one with all roles and waits until it runs. `config` is TOML.
+    pub(crate) async fn start(config: &str) -> Self {
+        Self::start_as(config, "ingest,work,http,schedule").await
+    }
+
+    pub(crate) async fn start_as(config: &str, roles: &str) -> Self {
+        let mut served = Self::spawn(config, roles);
+        eventually(START, "fairlane runs", async || {
+            let ended = served.child.try_wait().unwrap();
+            assert!(ended.is_none(), "it ended: {}", served.log());
+            served.log().contains("fairlane is running")
+        })
+        .await;
+        served
+    }
+
+    pub(crate) fn spawn(config: &str, roles: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("fairlane.toml");
+        fs::write(&file, config).unwrap();
+        let log = File::create(directory.path().join("log")).unwrap();
+        let child = Command::new(PROGRAM)
+            .args(["serve", "--log-format", "json", "--roles", roles, "--config"])
+            .arg(file)
+            .current_dir(directory.path())
+            .env("RUST_LOG", "info")
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child, directory }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap()
+    }
+
+    /// An address that it said at the start: `http` or `metrics`.
+    fn address(&self, name: &str) -> String {
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains("fairlane is running")).unwrap();
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let said = line["fields"][name].as_str().unwrap_or_else(|| panic!("no {name} in {line}"));
+        said.trim_start_matches("Some(").trim_end_matches(')').to_owned()
+    }
+
+    pub(crate) fn http(&self) -> String {
+        self.address("http")
+    }
+
+    pub(crate) fn metrics(&self) -> String {
+        self.address("metrics")
+    }
+
+    pub(crate) fn kill9(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn sigterm(&self) {
+        signal(self.child.id(), "TERM");
+    }
+
+    /// `None` if it still runs after the timeout.
+    pub(crate) fn wait_exit(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let mut status = None;
+        holds_within(timeout, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Both fail harmlessly if it ended and was waited for before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
