@@ -27,7 +27,7 @@ use super::node::{self, Node, Wiring, is_move, server_error};
 use super::reply::ReplyError;
 use super::route::{Place, Unit, place, units};
 use super::scripts::Call;
-use super::target::{CONNECT_TIMEOUT, Target, address};
+use super::target::{CONNECT_TIMEOUT, Target, address, connect_error};
 use super::topology::{self, SlotRange, Topology};
 use crate::metrics;
 
@@ -590,6 +590,6 @@ fn ask_error(client: &redis::Client, source: redis::RedisError) -> StoreError {
             let message = format!("{code} {} ({remedy})", source.detail().unwrap_or_default());
             StoreError::Refused { target, command: "CLUSTER SLOTS", message }
         }
-        None => StoreError::Connect { target, source },
+        None => connect_error(target, client, source),
     }
 }

@@ -17,7 +17,7 @@ use super::error::StoreError;
 use super::keys::ShardKeys;
 use super::reply::{Reply, ReplyError};
 use super::scripts::{Call, Recover, SCRIPTS};
-use super::target::address;
+use super::target::{address, connect_error};
 
 /// Oldest server that has every command the scripts use.
 const MIN_VERSION: (u32, u32) = (7, 0);
@@ -266,7 +266,7 @@ impl Node {
     }
 
     fn connect_error(&self, source: redis::RedisError) -> StoreError {
-        StoreError::Connect { target: self.name.clone(), source }
+        connect_error(self.name.clone(), &self.client, source)
     }
 
     fn refused(&self, command: &'static str, error: &ServerError) -> StoreError {

@@ -1,5 +1,6 @@
 //! One file per promise, against real servers.
 
+mod acl;
 mod bus;
 mod cli;
 mod cluster;
@@ -22,3 +23,4 @@ mod roles;
 mod running;
 mod scripts;
 mod support;
+mod tls;
