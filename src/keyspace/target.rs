@@ -188,8 +188,7 @@ pub(super) fn connect_error(
     } else {
         return StoreError::Connect { target, source };
     };
-    let kind = std::io::ErrorKind::Other;
-    let source = std::io::Error::new(kind, format!("{text}; {remedy}")).into();
+    let source = std::io::Error::other(format!("{text}; {remedy}")).into();
     StoreError::Connect { target, source }
 }
 

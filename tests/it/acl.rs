@@ -1,7 +1,6 @@
 //! A user with exactly the rights that README says suffice.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -48,7 +47,7 @@ async fn guarded() -> (RedisServer, String) {
 }
 
 /// Retries, gives up, delays once and goes on, by the type of the event.
-async fn answer(slice: Slice, delayed: Arc<AtomicBool>) -> Result<Outcomes, Failure> {
+fn answer(slice: &Slice, delayed: &AtomicBool) -> Result<Outcomes, Failure> {
     match slice.events[0].event.kind() {
         "test.retry" if slice.attempt == 1 => Err(Failure::transient(0, "not yet")),
         "test.dead" => Err(Failure::permanent(0, "never")),
@@ -70,8 +69,8 @@ async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
     let url = format!("{url:?}");
     let text = config(&server, "test", &[("redis.url", &url)]);
     let log = Log::default();
-    let once = Arc::new(AtomicBool::new(false));
-    let handler = log.handler(move |slice| answer(slice, Arc::clone(&once)));
+    let once = AtomicBool::new(false);
+    let handler = log.handler(move |slice| std::future::ready(answer(&slice, &once)));
     let instance = Instance::start(&text, handler).await;
     let queue = instance.queue("test").clone();
     let mut events = vec!["no event".to_owned()];

@@ -167,4 +167,10 @@ async fn slots_move_under_load_and_nothing_is_lost_or_reordered() {
     let report = fleet.report();
     assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
     assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
+    // Leases of where a shard was are worth nothing where it is.
+    for (shard, place) in [("fl:{test:3}:meta", 0), ("fl:{test:0}:meta", BUS)] {
+        let known = fleet.server.ask(place, &["HGET", shard, "run"]).await;
+        let server = fleet.server.ask(place, &["INFO", "server"]).await;
+        assert!(server.contains(&format!("run_id:{known}\r")), "{shard} was not recovered");
+    }
 }
