@@ -101,8 +101,9 @@ impl Source for RedisStream {
     }
 
     async fn note(&self, offset: Offset, entries: u64) -> Result<(), StoreError> {
-        let fields = [("offset", offset.to_string()), ("entries", entries.to_string())];
-        let command = redis::Cmd::hset_multiple(&self.read_key, &fields);
+        let mut command = redis::cmd("HSET");
+        command.arg(&self.read_key).arg("offset").arg(offset.to_string());
+        command.arg("entries").arg(entries);
         self.link.command("HSET", command).await.map(drop)
     }
 

@@ -319,9 +319,11 @@ fn find_problems(status: &Status) -> Vec<Problem> {
 
 /// How the server is reached by hand.
 fn redis_cli(target: &str) -> String {
-    match target.rsplit_once(':') {
+    // Of a cluster, by the first of its nodes.
+    let (first, cluster) = target.split_once(',').map_or((target, ""), |(first, _)| (first, " -c"));
+    match first.rsplit_once(':') {
         _ if target.starts_with('/') => format!("redis-cli -s {target}"),
-        Some((host, port)) => format!("redis-cli -h {host} -p {port}"),
+        Some((host, port)) => format!("redis-cli{cluster} -h {host} -p {port}"),
         None => "redis-cli".to_owned(),
     }
 }

@@ -2,8 +2,18 @@
 //! speaks to Redis in its own words.
 //!
 //! Invariant: no script runs on a connection before `recover` ran there for every pipeline and
-//! shard that the connection serves. That is why no connection that reconnects by itself is used.
+//! shard that the connection serves. That is why no connection that reconnects by itself is used,
+//! nor a client of clusters: [`Link`] finds the node of a key itself.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `target` | where Redis is, and what helps when it cannot be reached |
+//! | `topology`, `route` | which node holds which slot; which slot a command is for |
+//! | `node` | one server: making its connection, `recover` first |
+//! | `link`, `cluster` | sending commands, in a cluster each to its node; what is done when a slot has moved |
+//! | `server`, `primary` | questions of operators, about Redis as a whole and one server of it |
 
+mod cluster;
 mod error;
 pub mod keys;
 mod link;

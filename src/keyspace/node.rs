@@ -17,7 +17,7 @@ use super::error::StoreError;
 use super::keys::ShardKeys;
 use super::reply::{Reply, ReplyError};
 use super::scripts::{Call, Recover, SCRIPTS};
-use super::target::address;
+use super::target::{address, connect_error};
 
 /// Oldest server that has every command the scripts use.
 const MIN_VERSION: (u32, u32) = (7, 0);
@@ -89,6 +89,7 @@ impl Node {
         let known = slots.iter().all(|slot| self.slots.contains(slot));
         let node = Self::new(self.client.clone(), slots);
         if known && let Some(current) = self.current() {
+            node.generation.store(current.generation, Ordering::Relaxed);
             *node.current.write().unwrap_or_else(PoisonError::into_inner) = Some(current);
         }
         Arc::new(node)
@@ -106,11 +107,10 @@ impl Node {
     /// Sends commands in one write.
     pub(super) async fn send(
         &self,
-        connected: &Connected,
+        mut connected: Connected,
         pipe: &Pipeline,
     ) -> Result<Vec<Value>, StoreError> {
-        let mut connection = connected.connection.clone();
-        match connection.send_packed_commands(pipe, 0, pipe.len()).await {
+        match connected.connection.send_packed_commands(pipe, 0, pipe.len()).await {
             Ok(values) => Ok(values),
             Err(source) => {
                 self.give_up(connected.generation);
@@ -266,7 +266,7 @@ impl Node {
     }
 
     fn connect_error(&self, source: redis::RedisError) -> StoreError {
-        StoreError::Connect { target: self.name.clone(), source }
+        connect_error(self.name.clone(), &self.client, source)
     }
 
     fn refused(&self, command: &'static str, error: &ServerError) -> StoreError {

@@ -62,6 +62,9 @@ impl Target {
         let settings = TcpSettings::default().set_nodelay(true).set_keepalive(alive);
         let open = |seed: String| {
             let info = seed.into_connection_info()?.set_tcp_settings(settings.clone());
+            // One right less for the user to have.
+            let spoken = info.redis_settings().clone().set_skip_set_lib_name();
+            let info = info.set_redis_settings(spoken);
             match certificates {
                 Some(certificates) if url.is_tls() => {
                     Client::build_with_tls(info, certificates.clone())
@@ -138,7 +141,7 @@ impl Target {
     }
 
     pub(super) fn connect_error(&self, source: redis::RedisError) -> StoreError {
-        StoreError::Connect { target: self.0.shown.clone(), source }
+        connect_error(self.0.shown.clone(), self.client(), source)
     }
 
     pub(crate) fn unknown(&self, source: redis::RedisError) -> StoreError {
@@ -161,6 +164,32 @@ impl Target {
         }
         Err(self.connect_error(failed))
     }
+}
+
+/// No connection could be made to `client`; says what helps where that can be told.
+pub(super) fn connect_error(
+    target: String,
+    client: &Client,
+    source: redis::RedisError,
+) -> StoreError {
+    let text = source.to_string();
+    let met = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
+    let tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+    let remedy = if tls && met(&["UnknownIssuer", "BadSignature"]) {
+        "name a file with the certificate of its authority in redis.ca_file"
+    } else if tls && met(&["CertificateRequired", "broken pipe", "reset"]) {
+        "if it asks for a certificate, set redis.cert_file and redis.key_file"
+    } else if tls && met(&["InvalidContentType", "handshake eof"]) {
+        "it does not speak TLS at this port; write redis:// in redis.url, or the port of TLS"
+    } else if tls && met(&["timed out", "too long"]) {
+        "if it does not speak TLS at this port, write redis:// in redis.url, or the port of TLS"
+    } else if !tls && met(&["closed", "reset", "broken pipe", "end of file"]) {
+        "if it speaks TLS at this port, write rediss:// in redis.url"
+    } else {
+        return StoreError::Connect { target, source };
+    };
+    let source = std::io::Error::other(format!("{text}; {remedy}")).into();
+    StoreError::Connect { target, source }
 }
 
 /// Host and port, or the path of the socket.

@@ -250,14 +250,15 @@ impl State {
         }
     }
 
-    /// The lowest score known of any shard that is not among `chosen`.
+    /// The lowest score known of any shard that is not among `chosen`. One that is being claimed
+    /// from does not count: its server may be frozen, and the others' bots would wait for its.
     fn lowest_beside(&self, chosen: &[(bool, i64, Shard)]) -> Option<i64> {
         let others = self
             .shards
             .iter()
             .enumerate()
             .filter(|(index, _)| !chosen.iter().any(|(_, _, shard)| shard.index() == *index));
-        others.filter_map(|(_, entry)| entry.low).min()
+        others.filter(|(_, entry)| !entry.claiming).filter_map(|(_, entry)| entry.low).min()
     }
 }
 
@@ -385,5 +386,15 @@ mod tests {
         assert_eq!(asks.len(), 4);
         assert_eq!(asks.iter().map(|ask| ask.max).sum::<usize>(), 100);
         assert!(asks.iter().all(|ask| ask.bound == Some(4)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_without_an_answer_bounds_nobody_else() {
+        let board = board(2);
+        board.heard(shard(0), 1);
+        board.heard(shard(1), 500);
+        assert_eq!(board.next_round(1, 0)[0].bound, Some(500));
+        let asks = board.next_round(1, 0);
+        assert_eq!((asks[0].shard, asks[0].bound), (shard(1), None));
     }
 }

@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use redis::{Pipeline, Value};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -247,8 +247,8 @@ impl Pool {
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
-        // Claims that a server has not answered yet.
-        let mut claims = FuturesUnordered::new();
+        // Claims that a server has not answered yet; each ends with the number of its round.
+        let (mut claims, mut round) = (FuturesUnordered::new(), 0_u64);
         while !shared.shutdown.soft.is_cancelled() {
             // Subscribed before looking, so that nothing falls between.
             let changed = shared.board.changed().notified();
@@ -260,16 +260,21 @@ impl Pool {
                     biased;
                     () = shared.shutdown.soft.cancelled() => break,
                     () = changed => {}
-                    Some(()) = claims.next() => {}
+                    Some(_) = claims.next() => {}
                     () = tokio::time::sleep_until(shared.board.next_look()), if room > 0 => {}
                 }
                 continue;
             }
-            claims.extend(by_holder(&shared, asks).map(|asks| claim(&shared, asks)));
+            round += 1;
+            let before = claims.len();
+            for asks in by_holder(&shared, asks) {
+                claims.push(claim(&shared, asks).map(move |()| round));
+            }
+            let asked = claims.len() - before;
             tokio::select! {
                 biased;
                 () = shared.shutdown.hard.cancelled() => return,
-                () = answered(&mut claims) => {}
+                () = answered(&mut claims, round, asked) => {}
                 // In a cluster, the shards of others do not wait for a server that is frozen.
                 () = tokio::time::sleep(PATIENCE), if shared.queue.link().target().is_cluster() => {}
             }
@@ -277,14 +282,24 @@ impl Pool {
         tokio::select! {
             biased;
             () = shared.shutdown.hard.cancelled() => {}
-            () = answered(&mut claims) => {}
+            () = async { while claims.next().await.is_some() {} } => {}
         }
         info!(pipeline = %shared.queue.name(), "pool stopped claiming");
     }
 }
 
-async fn answered(claims: &mut FuturesUnordered<impl Future<Output = ()>>) {
-    while claims.next().await.is_some() {}
+/// Waits for so many claims of a round, whatever older ones do.
+async fn answered(
+    claims: &mut FuturesUnordered<impl Future<Output = u64>>,
+    round: u64,
+    mut asked: usize,
+) {
+    while asked > 0 {
+        match claims.next().await {
+            Some(ended) => asked -= usize::from(ended == round),
+            None => return,
+        }
+    }
 }
 
 /// Sorts asks by the server that answers them.

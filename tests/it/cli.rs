@@ -77,13 +77,13 @@ impl Place {
 }
 
 #[derive(Debug)]
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
-fn run_in(dir: &Path, arguments: &[&str], input: &str) -> Ran {
+pub(crate) fn run_in(dir: &Path, arguments: &[&str], input: &str) -> Ran {
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairlane"))
         .args(arguments)
         .current_dir(dir)

@@ -1,20 +1,30 @@
 //! The same promises on a Redis Cluster, and what only a cluster can do to them.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::history::Record;
 
 use crate::fairness::{undisturbed, weighed};
 use crate::faults::{FEW, durable, forgotten, interrupted, killed};
 use crate::order::in_order;
+use crate::support::bus::{event, patient};
 use crate::support::cluster::Cluster;
-use crate::support::config::STREAM;
+use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
-use crate::support::redis::Options;
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
 /// The primary of the bus stream; those before and after it have shards too.
 const BUS: usize = 1;
+
+fn now() -> u64 {
+    micros(SystemClock.now())
+}
 
 async fn three(options: Options) -> Cluster {
     Cluster::start(options, 3, false).await
@@ -60,6 +70,64 @@ async fn a_primary_goes_away_and_the_shards_of_the_others_go_on() {
     assert!(meanwhile > 1_000, "only {meanwhile} events were done while it was away");
 }
 
+/// It answers nobody and refuses nobody, so everything sent there waits for its timeout.
+#[tokio::test]
+async fn a_frozen_primary_holds_up_its_own_shards_only() {
+    let mut fleet = Fleet::on(three(Options::default()).await, 40, FEW);
+    fleet.behaviour.delay = Duration::from_millis(2);
+    fleet.publish(400).await;
+    fleet.start(3).await;
+    fleet.settles(2_000, LONG).await;
+    fleet.server.nodes[0].sigstop();
+    let (frozen, before) = (now(), fleet.settled());
+    let until = frozen + micros(Duration::from_secs(4));
+    eventually(LONG, "it was frozen for long", async || now() > until).await;
+    let meanwhile = fleet.settled() - before;
+    fleet.server.nodes[0].sigcont();
+    assert!(meanwhile > 3_000, "only {meanwhile} events were done while it was frozen");
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
+    assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
+}
+
+/// As after a failover of its primary, to a replica whose clock is behind: what the stream has is
+/// older than what the shards have of it.
+#[tokio::test]
+async fn a_stream_that_lost_its_tail_goes_on_behind_what_was_copied() {
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "test", &[]);
+    let mut connection = patient(&server).await;
+    let mut put = async |id: String, name: &str| {
+        let mut command = redis::cmd("XADD");
+        command.arg(STREAM).arg(id).arg("event").arg(event("bot", "test", name));
+        command.exec_async(&mut connection).await.unwrap();
+    };
+    let log = Log::default();
+    let ahead = now() / 1_000 + 3_600_000;
+    put(format!("{ahead}-0"), "copied").await;
+    let instance = Instance::start(&config, log.content()).await;
+    eventually(LONG, "it is handled", async || log.len() == 1).await;
+    instance.stop().await;
+
+    let mut admin = patient(&server).await;
+    redis::cmd("DEL").arg(STREAM).exec_async(&mut admin).await.unwrap();
+    put("*".to_owned(), "older").await;
+    let instance = Instance::start(&config, log.content()).await;
+    let last = async || {
+        let mut info = redis::cmd("XINFO");
+        info.arg("STREAM").arg(STREAM);
+        let facts: HashMap<String, redis::Value> =
+            info.query_async(&mut patient(&server).await).await.unwrap();
+        redis::from_redis_value_ref::<String>(&facts["last-generated-id"]).unwrap()
+    };
+    eventually(LONG, "its end is raised", async || last().await == format!("{ahead}-0")).await;
+    put("*".to_owned(), "new").await;
+    eventually(LONG, "the new one is handled", async || log.len() == 2).await;
+    assert_eq!(log.ids("test"), ["copied", "new"]);
+    instance.stop().await;
+}
+
 /// What the replica had not received is filled again from the bus, whose primary lived on.
 #[tokio::test]
 async fn a_primary_is_killed_under_load_and_its_replica_takes_over() {
@@ -99,4 +167,10 @@ async fn slots_move_under_load_and_nothing_is_lost_or_reordered() {
     let report = fleet.report();
     assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
     assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
+    // Leases of where a shard was are worth nothing where it is.
+    for (shard, place) in [("fl:{test:3}:meta", 0), ("fl:{test:0}:meta", BUS)] {
+        let known = fleet.server.ask(place, &["HGET", shard, "run"]).await;
+        let server = fleet.server.ask(place, &["INFO", "server"]).await;
+        assert!(server.contains(&format!("run_id:{known}\r")), "{shard} was not recovered");
+    }
 }

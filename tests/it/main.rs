@@ -1,5 +1,6 @@
 //! One file per promise, against real servers.
 
+mod acl;
 mod async_push;
 mod bus;
 mod check;
@@ -35,3 +36,4 @@ mod running;
 mod scripts;
 mod store;
 mod support;
+mod tls;

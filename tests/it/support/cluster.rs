@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::bus::patient;
-use super::redis::{Options, RedisServer, Served, free_port};
+use super::redis::{Options, RedisServer, Served};
 use super::wait::eventually;
 
 /// Nodes that are silent so long are failed over.
@@ -33,8 +33,18 @@ impl Served for Cluster {
 impl Cluster {
     /// Starts one and returns once every node sees it whole.
     pub(crate) async fn start(options: Options, primaries: usize, replicas: bool) -> Self {
+        Self::start_with(options, primaries, replicas, &[]).await
+    }
+
+    /// The same with further arguments for each `redis-server`.
+    pub(crate) async fn start_with(
+        options: Options,
+        primaries: usize,
+        replicas: bool,
+        arguments: &[String],
+    ) -> Self {
         let count = if replicas { 2 * primaries } else { primaries };
-        let nodes: Vec<RedisServer> = (0..count).map(|_| node(options)).collect();
+        let nodes: Vec<RedisServer> = (0..count).map(|_| node(options, arguments)).collect();
         let mut cluster = Self { nodes, ids: Vec::new() };
         for place in 0..count {
             let id = cluster.ask(place, &["CLUSTER", "MYID"]).await;
@@ -49,7 +59,9 @@ impl Cluster {
         }
         for place in 1..count {
             let node = &cluster.nodes[place];
-            let (port, bus) = (node.tcp_addr().port().to_string(), bus_port(node));
+            let tls = arguments.iter().any(|argument| argument == "--tls-cluster");
+            let port = if tls { node.tls_port() } else { node.tcp_addr().port() };
+            let (port, bus) = (port.to_string(), node.other_port().to_string());
             cluster.tell(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
         }
         cluster.agrees(count).await;
@@ -64,6 +76,22 @@ impl Cluster {
             .await;
         }
         cluster
+    }
+
+    /// One whose three nodes speak TLS to clients too, given the arguments that name certificates.
+    pub(crate) async fn encrypted(certificates: &[String]) -> Self {
+        let mut arguments = certificates.to_vec();
+        // Redis 7.0 tells clients the ports of TLS only when its nodes use it among themselves.
+        let tls = ["--tls-port", "{tls}", "--tls-cluster", "yes", "--tls-replication", "yes"];
+        arguments.extend(tls.map(str::to_owned));
+        Self::start_with(Options::default(), 3, false, &arguments).await
+    }
+
+    /// By the ports on which the nodes speak TLS.
+    pub(crate) fn encrypted_url(&self) -> String {
+        let node = |node: &RedisServer| format!("127.0.0.1:{}", node.tls_port());
+        let nodes: Vec<_> = self.nodes.iter().map(node).collect();
+        format!("rediss+cluster://{}", nodes.join(","))
     }
 
     /// Waits until every running node sees every slot served, and so many nodes.
@@ -134,15 +162,15 @@ impl Cluster {
     }
 }
 
-fn node(options: Options) -> RedisServer {
+fn node(options: Options, more: &[String]) -> RedisServer {
     let timeout = NODE_TIMEOUT_MS.to_string();
-    let arguments = [
+    let mut arguments = [
         ["--cluster-enabled", "yes"],
         ["--cluster-config-file", "nodes.conf"],
         ["--cluster-node-timeout", &timeout],
         // One that is down takes nobody else along.
         ["--cluster-require-full-coverage", "no"],
-        ["--cluster-port", &free_port().to_string()],
+        ["--cluster-port", "{port}"],
         ["--repl-diskless-sync-delay", "0"],
         ["--cluster-replica-validity-factor", "0"],
     ]
@@ -150,12 +178,6 @@ fn node(options: Options) -> RedisServer {
     .into_iter()
     .map(str::to_owned)
     .collect::<Vec<_>>();
+    arguments.extend_from_slice(more);
     RedisServer::start_with(Options { tcp: true, ..options }, &arguments)
-}
-
-/// Where the nodes speak to each other.
-fn bus_port(node: &RedisServer) -> String {
-    let arguments = node.arguments();
-    let at = arguments.iter().position(|argument| argument == "--cluster-port").unwrap();
-    arguments[at + 1].clone()
 }

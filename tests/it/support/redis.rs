@@ -49,6 +49,9 @@ pub(crate) struct RedisServer {
     /// Further ones, after all others.
     arguments: Vec<String>,
     port: u16,
+    /// Further free ports, for what stands as `{port}` and `{tls}` in the arguments.
+    other_port: u16,
+    tls_port: u16,
     child: Option<Child>,
 }
 
@@ -58,12 +61,15 @@ impl RedisServer {
         Self::start_with(options, &[])
     }
 
-    /// The same with further arguments for `redis-server`.
+    /// The same with further arguments for `redis-server`, in which `{port}` and `{tls}` stand for
+    /// free ports.
     pub(crate) fn start_with(options: Options, arguments: &[String]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = if options.tcp { free_port() } else { 0 };
         let arguments = arguments.to_vec();
-        let mut server = Self { directory, options, arguments, port, child: None };
+        let mut server =
+            Self { directory, options, arguments, port, other_port: 0, tls_port: 0, child: None };
+        (server.other_port, server.tls_port) = (free_port(), free_port());
         // Somebody else may take the port before the server does.
         for _ in 0..10 {
             match server.launch() {
@@ -71,8 +77,9 @@ impl RedisServer {
                     server.child = Some(child);
                     return server;
                 }
-                Err(output) if options.tcp && output.contains("Address already in use") => {
-                    server.port = free_port();
+                Err(output) if output.contains("Address already in use") => {
+                    server.port = if options.tcp { free_port() } else { 0 };
+                    (server.other_port, server.tls_port) = (free_port(), free_port());
                 }
                 Err(output) => panic!("redis-server did not start:\n{output}"),
             }
@@ -103,9 +110,14 @@ impl RedisServer {
         child.wait().unwrap();
     }
 
-    /// What [`Self::start_with`] was given.
-    pub(crate) fn arguments(&self) -> &[String] {
-        &self.arguments
+    /// What `{tls}` stands for in the further arguments.
+    pub(crate) fn tls_port(&self) -> u16 {
+        self.tls_port
+    }
+
+    /// What `{port}` stands for in the further arguments. The same after a restart.
+    pub(crate) fn other_port(&self) -> u16 {
+        self.other_port
     }
 
     pub(crate) fn sigstop(&self) {
@@ -165,7 +177,10 @@ impl RedisServer {
             .args(["--save", "", "--appendonly", appendonly, "--appendfsync", appendfsync])
             .args(["--maxmemory", &self.options.max_memory.to_string()])
             .args(["--maxmemory-policy", "noeviction"])
-            .args(&self.arguments)
+            .args(self.arguments.iter().map(|argument| {
+                let argument = argument.replace("{port}", &self.other_port.to_string());
+                argument.replace("{tls}", &self.tls_port.to_string())
+            }))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -1,0 +1,187 @@
+//! A user with exactly the rights that README says suffice.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::event::Event;
+use fairlane::handler::{Failure, Outcomes, Slice};
+use fairlane::id::BotId;
+use fairlane::queue::{PushOptions, Queue};
+
+use crate::cli::run_in;
+use crate::support::bus::{add, event, patient};
+use crate::support::config::{STREAM, config};
+use crate::support::http;
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
+
+const README: &str = include_str!("../../README.md");
+const LONG: Duration = Duration::from_secs(30);
+const PASSWORD: &str = "s3cret";
+
+/// The words of README's `ACL SETUSER`.
+fn rule() -> Vec<String> {
+    let (_, rest) = README.split_once("ACL SETUSER fairlane").expect("README has the rule");
+    let (rule, _) = rest.split_once("```").expect("it stands in a block");
+    let words = rule.split_whitespace().filter(|word| *word != "\\");
+    words.map(|word| word.replace("PASSWORD", PASSWORD)).collect()
+}
+
+fn commands() -> BTreeSet<String> {
+    rule().iter().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect()
+}
+
+/// A server that takes the user `fairlane` by README's rule and nobody else over TCP.
+async fn guarded() -> (RedisServer, String) {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let mut connection = patient(&server).await;
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg("fairlane").arg(rule());
+    let () = command.query_async(&mut connection).await.unwrap();
+    let url = format!("redis://fairlane:{PASSWORD}@{}", server.tcp_addr());
+    (server, url)
+}
+
+/// Retries, gives up, delays once and goes on, by the type of the event.
+fn answer(slice: &Slice, delayed: &AtomicBool) -> Result<Outcomes, Failure> {
+    match slice.events[0].event.kind() {
+        "test.retry" if slice.attempt == 1 => Err(Failure::transient(0, "not yet")),
+        "test.dead" => Err(Failure::permanent(0, "never")),
+        "test.later" if !delayed.swap(true, Ordering::Relaxed) => {
+            Ok(Outcomes::first(1).later(0, Duration::from_millis(50)))
+        }
+        _ => Ok(Outcomes::first(1)),
+    }
+}
+
+fn bot(name: &str) -> BotId {
+    BotId::parse(name).unwrap()
+}
+
+/// The bus, retries, dead letters, delays, and every command that an operator has.
+#[tokio::test]
+async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
+    let (server, url) = guarded().await;
+    let url = format!("{url:?}");
+    let text = config(&server, "test", &[("redis.url", &url)]);
+    let log = Log::default();
+    let once = AtomicBool::new(false);
+    let handler = log.handler(move |slice| std::future::ready(answer(&slice, &once)));
+    let instance = Instance::start(&text, handler).await;
+    let queue = instance.queue("test").clone();
+    let mut events = vec!["no event".to_owned()];
+    for kind in ["test.retry", "test.dead", "test.later", "test.done"] {
+        let of = kind.replace("test.", "bot-");
+        events.extend((1..=10).map(|id| event(&of, kind, id)));
+    }
+    add(&server, STREAM, &events).await;
+    let delayed = Event::builder("test.done", &bot("delayed")).id("1").build().unwrap();
+    let due = Some(SystemClock.now() + Duration::from_millis(100));
+    let options = PushOptions { due, idempotency: Some(("key", LONG)) };
+    queue.push(&bot("delayed"), &[delayed], options).await.unwrap();
+    eventually(LONG, "all are settled", async || {
+        let view = queue.view(Duration::ZERO).await.unwrap();
+        let seen = log.all().iter().any(|seen| seen.bot == "delayed");
+        seen && view.depth + view.delayed == 0 && view.dead == 10
+    })
+    .await;
+    assert!(log.len() > 51, "retried, delayed and come back: {}", log.len());
+
+    operate(&text, &queue).await;
+    let address = instance.address.to_string();
+    assert_eq!(http::get(&address, "/readyz").await.0, 200);
+    eventually(LONG, "it was sampled", async || {
+        let (_, metrics) = http::get(&address, "/metrics").await;
+        http::metric(&metrics, "fairlane_redis_up", &[]) == Some(1.0)
+    })
+    .await;
+    instance.stop().await;
+    let disabled = [("redis.url", &*url), ("pipelines.test.enabled", "false")];
+    run(&config(&server, "test", &disabled), &["pipelines", "drop", "test", "--yes"], "");
+    nothing_was_denied_or_idle(&server).await;
+}
+
+/// One command of `fairlane`, as the user that `config` names; it goes well.
+fn run(config: &str, arguments: &[&str], input: &str) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("fairlane.toml"), config).unwrap();
+    let ran = run_in(directory.path(), arguments, input);
+    assert_eq!(ran.code, 0, "{arguments:?}: {ran:?}");
+    assert!(!ran.out.contains(PASSWORD) && !ran.err.contains(PASSWORD), "{ran:?}");
+    ran.out
+}
+
+async fn operate(config: &str, queue: &Queue) {
+    let run = |arguments: &[&str]| run(config, arguments, "");
+    for arguments in ["check", "status", "pipelines list", "bots list", "dead list"] {
+        run(&arguments.split(' ').collect::<Vec<_>>());
+    }
+    run(&["pipelines", "pause", "test"]);
+    run(&["pipelines", "resume", "test"]);
+    run(&["bots", "pause", "bot-dead"]);
+    let more = Event::builder("test.done", &bot("bot-dead")).id("11").build().unwrap();
+    queue.push(&bot("bot-dead"), &[more], PushOptions::default()).await.unwrap();
+    run(&["bots", "set", "bot-dead", "--weight", "3"]);
+    run(&["bots", "set", "bot-dead", "--weight", "1"]);
+    run(&["bots", "show", "bot-dead"]);
+    run(&["bots", "release", "bot-done"]);
+    let letter = queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap().remove(0).id;
+    run(&["dead", "show", "bot-dead", &letter]);
+    run(&["dead", "redrive", "bot-dead", &letter]);
+    run(&["dead", "redrive", "--all"]);
+    let letter = || async { queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap() };
+    assert_eq!(letter().await.len(), 0, "all are put back");
+    run(&["bots", "purge", "bot-dead"]);
+    run(&["bots", "resume", "bot-dead"]);
+    let line = event("bot-done", "test.done", 11);
+    self::run(config, &["publish"], &line);
+    run(&["dead", "drop", "--all", "--yes"]);
+}
+
+/// For another database, a cluster, others' consumer groups, a stream that lost its tail, and what
+/// more than a few bots bring about.
+const ELSEWHERE: [&str; 5] = ["select", "cluster|slots", "xpending", "xsetid", "zremrangebyrank"];
+
+/// Redis refused no command for lack of rights, and every command that the rule names was used.
+async fn nothing_was_denied_or_idle(server: &RedisServer) {
+    let mut connection = patient(server).await;
+    let mut log = redis::cmd("ACL");
+    let denied: Vec<redis::Value> = log.arg("LOG").query_async(&mut connection).await.unwrap();
+    assert_eq!(denied, []);
+    let mut info = redis::cmd("INFO");
+    let used: String = info.arg("commandstats").query_async(&mut connection).await.unwrap();
+    let is_used = |command: &String| {
+        used.lines().any(|line| {
+            line.strip_prefix("cmdstat_")
+                .and_then(|line| line.split_once(":calls="))
+                .is_some_and(|(name, rest)| name == command && !rest.starts_with("0,"))
+        })
+    };
+    let idle: Vec<String> = commands()
+        .into_iter()
+        .filter(|command| !is_used(command) && !ELSEWHERE.contains(&command.as_str()))
+        .collect();
+    assert_eq!(idle, [""; 0], "README lists what nobody needs");
+}
+
+#[test]
+fn every_command_of_the_scripts_is_among_the_rights_that_readme_lists() {
+    let listed = commands();
+    let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/lua");
+    for file in std::fs::read_dir(scripts).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for call in text.split("call('").skip(1) {
+            let mut words = call.split('\'');
+            let name = words.next().unwrap_or_default().to_lowercase();
+            let (gap, next) = (words.next(), words.next().unwrap_or_default().to_lowercase());
+            let pair = format!("{name}|{next}");
+            let known = listed.contains(&name) || (gap == Some(", ") && listed.contains(&pair));
+            assert!(known, "{} calls {name}, which README does not list", path.display());
+        }
+    }
+}
