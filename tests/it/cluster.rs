@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::history::Record;
+use fairlane::keyspace::{Server, Target};
 
+use crate::cli::run_in;
 use crate::fairness::{undisturbed, weighed};
 use crate::faults::{FEW, durable, forgotten, interrupted, killed};
 use crate::order::in_order;
-use crate::support::bus::{event, patient};
+use crate::support::bus::{add, event, patient};
 use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
-use crate::support::redis::{Options, RedisServer};
+use crate::support::redis::{Options, RedisServer, Served as _};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -126,6 +128,52 @@ async fn a_stream_that_lost_its_tail_goes_on_behind_what_was_copied() {
     eventually(LONG, "the new one is handled", async || log.len() == 2).await;
     assert_eq!(log.ids("test"), ["copied", "new"]);
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_operator_sees_every_primary_and_drops_what_is_on_all_of_them() {
+    let cluster = three(Options::default()).await;
+    let log = Log::default();
+    let instance = Instance::start(&config(&cluster, "test", &[]), log.content()).await;
+    let queue = instance.queue("test").clone();
+    queue.pause(None).await.unwrap();
+    let events: Vec<String> = (0..80).map(|id| event(&format!("bot-{id}"), "test", id)).collect();
+    add(&cluster, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || {
+        queue.view(Duration::ZERO).await.unwrap().depth == 80
+    })
+    .await;
+    instance.stop().await;
+    let disabled = config(&cluster, "test", &[("pipelines.test.enabled", "false")]);
+    let run = |arguments: &[&str]| {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("fairlane.toml"), &disabled).unwrap();
+        let ran = run_in(directory.path(), arguments, "");
+        assert_eq!(ran.code, 0, "{arguments:?}: {ran:?}");
+        ran.out
+    };
+    run(&["check"]);
+    assert!(run(&["status"]).contains("redis-cli -c -h 127.0.0.1 -p"));
+    let dropped = run(&["pipelines", "drop", "test", "--yes"]);
+    assert!(dropped.contains("80 events"), "{dropped}");
+    for node in 0..3 {
+        let left = cluster.ask(node, &["KEYS", "fl:{test:*"]).await;
+        assert_eq!(left, "", "{node}");
+    }
+    let target = Target::new(&cluster.url()).unwrap();
+    let server = Server::new(target, LONG);
+    let mut names = Vec::new();
+    for primary in server.primaries().await.unwrap() {
+        assert_eq!(primary.info().await.unwrap().role, "master");
+        primary.try_scripts().await.unwrap();
+        primary.try_keys().await.unwrap();
+        names.push(primary.target().to_string());
+    }
+    names.sort();
+    let mut expected: Vec<_> =
+        cluster.nodes.iter().map(|node| node.tcp_addr().to_string()).collect();
+    expected.sort();
+    assert_eq!(names, expected);
 }
 
 /// What the replica had not received is filled again from the bus, whose primary lived on.

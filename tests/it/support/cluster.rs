@@ -155,6 +155,7 @@ impl Cluster {
         cmd.arg(&command[1..]);
         let value: Value = cmd.query_async(&mut connection).await.unwrap();
         let first = match value {
+            Value::Array(values) if values.is_empty() => return String::new(),
             Value::Array(mut values) => values.swap_remove(0),
             value => value,
         };
