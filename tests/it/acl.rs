@@ -129,9 +129,9 @@ async fn operate(config: &str, queue: &Queue) {
     run(&["bots", "set", "bot-dead", "--weight", "1"]);
     run(&["bots", "show", "bot-dead"]);
     run(&["bots", "release", "bot-done"]);
-    let letter = queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap().remove(0).id;
-    run(&["dead", "show", "bot-dead", &letter]);
-    run(&["dead", "redrive", "bot-dead", &letter]);
+    let letter = queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap().remove(0).id.to_string();
+    run(&["dead", "show", &letter]);
+    run(&["dead", "redrive", &letter]);
     run(&["dead", "redrive", "--all"]);
     let letter = || async { queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap() };
     assert_eq!(letter().await.len(), 0, "all are put back");
