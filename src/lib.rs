@@ -18,6 +18,7 @@
 //! | [`id`], [`event`], [`clock`] | the base: parsed ids, the event and its wire forms, time |
 //! | [`keyspace`] | Redis: connections, THE key table, one typed call per `lua/*.lua` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
+//! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document |
 //! | [`fanout`] | which pipelines take an event; the copy into the queues |
 //! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |

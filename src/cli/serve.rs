@@ -34,7 +34,7 @@ pub enum Role {
     Ingest,
     /// Handles events.
     Work,
-    /// Answers HTTP on http.listen (in this version: health).
+    /// Answers HTTP on http.listen.
     Http,
     /// Moves delayed events into the queues when they are due.
     Schedule,

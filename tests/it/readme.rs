@@ -39,6 +39,7 @@ fn the_tour_can_be_followed_word_for_word() {
     let (metrics, http) = (free_port(), free_port());
     // The tour's own ports may be in use on this machine; everything else runs as it is printed.
     let script = blocks.join("\n").replace("localhost:9464", &format!("localhost:{metrics}"));
+    let script = script.replace("localhost:8080", &format!("localhost:{http}"));
     let program = Path::new(env!("CARGO_BIN_EXE_fairlane"));
     let path = program.parent().expect("a directory").display();
     let script = format!(
@@ -61,6 +62,9 @@ fn the_tour_can_be_followed_word_for_word() {
         "published 3 events to fairlane:events",
         "paused",
         "fairlane_events_total{pipeline=\"tags\",outcome=\"done\"} 5",
+        "{\"accepted\":1}{\"accepted\":2}{\"accepted\":1}",
+        r#"{"accepted":1}{"type":"urn:fairlane:problem:forbidden""#,
+        r#""detail":"token \"shop\" has no scope \"read\"""#,
     ] {
         assert!(shown.contains(expected), "{expected:?} is missing in:\n{shown}");
     }
