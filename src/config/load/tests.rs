@@ -290,10 +290,10 @@ fn sections_of_later_versions_are_refused_rather_than_ignored() {
         assert_eq!(refusal(&format!("\n[{section}]\nx = 1")), message);
         assert_eq!(refusal(&format!("\n{section}.x = 1")), message);
     }
-    let error = with_environment("", &[("FAIRLANE__AUTH__TOKENS", "secret")]).unwrap_err();
+    let error = with_environment("", &[("FAIRLANE__COUNTERS__KEY", "secret")]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "environment variable FAIRLANE__AUTH__TOKENS: section [auth] is not supported by this version; remove it"
+        "environment variable FAIRLANE__COUNTERS__KEY: section [counters] is not supported by this version; remove it"
     );
 }
 
