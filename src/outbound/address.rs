@@ -83,7 +83,7 @@ pub enum UrlError {
     /// No host.
     #[error("names no host")]
     NoHost,
-    /// See [`BAD_PORTS`].
+    /// A port of another service, that browsers refuse too.
     #[error("names port {0}, where no HTTP server is; choose another port")]
     Port(u16),
     /// An address that is not public.

@@ -61,10 +61,10 @@ async fn a_lease_is_completed_at_another_process_and_only_then_the_bot_goes_on()
     eventually(LONG, "both are counted", async || {
         let counts =
             [metric(&served, "async_leases", &[]).await, metric(&other, "async_leases", &[]).await];
-        counts.iter().sum::<f64>() as u64 == 2
+        counts.iter().sum::<u64>() == 2
     })
     .await;
-    assert_eq!(metric(&served, "workers", &[("state", "busy")]).await as u64, 0);
+    assert_eq!(metric(&served, "workers", &[("state", "busy")]).await, 0);
 
     let said = say(&other, &first, "complete", Value::Null).await;
     assert_eq!((said.status, said.body), (204, Value::Null));
@@ -76,10 +76,10 @@ async fn a_lease_is_completed_at_another_process_and_only_then_the_bot_goes_on()
     push.drains(&served).await;
     assert_eq!((push.open().await, push.receiver.called()), (0, 3));
     let done = [("outcome", "done")];
-    assert_eq!(metric(&other, "events_total", &done).await as u64, 4, "counted where it was said");
-    assert_eq!(metric(&served, "events_total", &done).await as u64, 1);
+    assert_eq!(metric(&other, "events_total", &done).await, 4, "counted where it was said");
+    assert_eq!(metric(&served, "events_total", &done).await, 1);
     let dwell = metric(&other, "dwell_seconds_count", &[]).await;
-    assert_eq!((dwell as u64, losses(&served).await as u64), (4, 0));
+    assert_eq!((dwell, losses(&served).await), (4, 0));
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn a_lease_that_is_never_completed_runs_out_and_a_late_completion_changes_
     let served = push.serve().await;
     let calls = push.calls(2).await;
     let (first, second) = (&calls[0], &calls[1]);
-    let rested = second.at - first.at;
+    let rested = second.after(first);
     assert!(rested >= Duration::from_secs(1), "{rested:?} is less than the ttl");
     assert_eq!((first.ids(), second.ids()), (texts(0..3), texts([0])), "in order, one alone");
     assert_eq!((attempt(first), attempt(second)), (1, 2));
@@ -149,7 +149,7 @@ async fn a_lease_that_is_extended_lasts_and_keeps_what_was_acknowledged() {
     assert_eq!(say(&served, &rest, "complete", json!({"ack": 1})).await.status, 204);
     push.drains(&served).await;
     let done = metric(&served, "events_total", &[("outcome", "done")]).await;
-    assert_eq!((done as u64, losses(&served).await as u64), (5, 0));
+    assert_eq!((done, losses(&served).await), (5, 0));
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn a_failed_lease_is_retried_in_order_after_the_pause_and_gives_up_at_last
     let failed = json!({"ack": 1, "retry_after": 1, "reason": "no\u{7} luck"});
     assert_eq!(say(&served, &first, "fail", failed).await.status, 204);
     let second = push.calls(2).await[1].clone();
-    assert!(second.at - first.at >= Duration::from_secs(1), "not before the pause is over");
+    assert!(second.after(&first) >= Duration::from_secs(1), "not before the pause is over");
     assert_eq!((second.ids(), attempt(&second)), (texts([1]), 2));
     assert_eq!(say(&served, &second, "fail", json!({"reason": "no\u{7} luck"})).await.status, 204);
     let third = push.calls(3).await[2].clone();
@@ -172,8 +172,7 @@ async fn a_failed_lease_is_retried_in_order_after_the_pause_and_gives_up_at_last
     assert_eq!(say(&served, &rest, "complete", Value::Null).await.status, 204);
     push.drains(&served).await;
     assert_eq!(push.dead().await, [("1".to_owned(), "no  luck".to_owned(), 3)]);
-    let count =
-        async |outcome| metric(&served, "events_total", &[("outcome", outcome)]).await as u64;
+    let count = async |outcome| metric(&served, "events_total", &[("outcome", outcome)]).await;
     assert_eq!((count("done").await, count("retried").await, count("dead").await), (3, 2, 1));
 }
 
@@ -208,7 +207,7 @@ async fn open_leases_are_bounded_and_workers_wait_for_a_place() {
     let served = push.serve().await;
     push.calls(1).await;
     eventually(LONG, "the worker stays", async || {
-        metric(&served, "workers", &[("state", "busy")]).await as u64 == 1
+        metric(&served, "workers", &[("state", "busy")]).await == 1
     })
     .await;
     let held = Instant::now();
@@ -221,7 +220,7 @@ async fn open_leases_are_bounded_and_workers_wait_for_a_place() {
     push.pretend_open(1_248).await;
     let calls = push.calls(2).await;
     eventually(LONG, "both are out", async || {
-        metric(&served, "workers", &[("state", "busy")]).await as u64 == 0
+        metric(&served, "workers", &[("state", "busy")]).await == 0
     })
     .await;
     assert_eq!(push.open().await, 8 * 1_248 + 2);
@@ -242,7 +241,7 @@ async fn a_receiver_without_a_place_can_complete_all_the_same() {
     let served = push.serve().await;
     let first = push.calls(1).await[0].clone();
     eventually(LONG, "the worker waits for a place", async || {
-        metric(&served, "workers", &[("state", "busy")]).await as u64 == 1
+        metric(&served, "workers", &[("state", "busy")]).await == 1
     })
     .await;
     let extended = say(&served, &first, "extend", json!({"ack": 1})).await;
@@ -250,10 +249,10 @@ async fn a_receiver_without_a_place_can_complete_all_the_same() {
     assert_eq!(say(&served, &first, "complete", json!({"ack": 2})).await.status, 204);
     push.drains(&served).await;
     eventually(LONG, "the worker is free", async || {
-        metric(&served, "workers", &[("state", "busy")]).await as u64 == 0
+        metric(&served, "workers", &[("state", "busy")]).await == 0
     })
     .await;
-    assert_eq!((push.open().await, losses(&served).await as u64), (8 * 1_250, 0));
+    assert_eq!((push.open().await, losses(&served).await), (8 * 1_250, 0));
 }
 
 /// The receiver says that it is done, then answers the push: with 202, or with 200 after all.
@@ -279,14 +278,14 @@ async fn a_receiver_that_is_faster_than_its_own_answer_loses_nothing() {
         assert_eq!((push.depth().await, push.open().await), (0, 0));
         released.send(()).unwrap();
         eventually(LONG, "the worker is free", async || {
-            metric(&served, "workers", &[("state", "busy")]).await as u64 == 0
+            metric(&served, "workers", &[("state", "busy")]).await == 0
         })
         .await;
     }
     push.drains(&served).await;
     let done = metric(&served, "events_total", &[("outcome", "done")]).await;
-    assert_eq!((done as u64, push.receiver.called()), (4, 4));
-    assert_eq!(losses(&served).await as u64, 0, "nothing was lost");
+    assert_eq!((done, push.receiver.called()), (4, 4));
+    assert_eq!(losses(&served).await, 0, "nothing was lost");
 }
 
 #[tokio::test]

@@ -44,10 +44,10 @@ async fn a_slice_is_posted_in_order_and_signed_with_the_bots_key_of_every_secret
     let push = Push::new(&[("callbacks.secrets", SECRETS)], CONTENT).await;
     push.publish("bot-7", 0..5).await;
     push.publish("bot-8", 5..6).await;
-    let served = push.serve().await;
-    push.drains(&served).await;
-    assert!(!served.log().contains("pushes are not signed"));
-    assert!(!served.log().contains("whsec_"));
+    let process = push.serve().await;
+    push.drains(&process).await;
+    assert!(!process.log().contains("pushes are not signed"));
+    assert!(!process.log().contains("whsec_"));
 
     let calls = push.receiver.calls();
     let mut of_7 = Vec::new();
@@ -79,8 +79,8 @@ async fn a_slice_is_posted_in_order_and_signed_with_the_bots_key_of_every_secret
     }
     assert_eq!(of_7, texts(0..5));
     assert_ne!(printed(&push.config, "bot-7"), printed(&push.config, "bot-8"));
-    let done = metric(&served, "events_total", &[("outcome", "done")]).await;
-    assert_eq!((done as u64, losses(&served).await as u64), (6, 0));
+    let done = metric(&process, "events_total", &[("outcome", "done")]).await;
+    assert_eq!((done, losses(&process).await), (6, 0));
 }
 
 #[tokio::test]
@@ -93,8 +93,8 @@ async fn what_is_not_acknowledged_is_retried_in_order() {
     })
     .await;
     push.publish("b", 0..5).await;
-    let served = push.serve().await;
-    push.drains(&served).await;
+    let process = push.serve().await;
+    push.drains(&process).await;
     let calls = push.receiver.calls();
     assert_eq!(calls[0].ids(), texts(0..5));
     assert_eq!(calls[1].ids(), ["2"], "after a failure one alone");
@@ -102,8 +102,8 @@ async fn what_is_not_acknowledged_is_retried_in_order() {
     assert_eq!(ids(&calls[1..]), texts(2..5));
     let fences: Vec<u64> = calls.iter().map(|c| c.json()["fence"].as_u64().unwrap()).collect();
     assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
-    assert_eq!(metric(&served, "events_total", &[("outcome", "retried")]).await as u64, 1);
-    assert!(served.log().contains("pushes are not signed"), "and the operator is told");
+    assert_eq!(metric(&process, "events_total", &[("outcome", "retried")]).await, 1);
+    assert!(process.log().contains("pushes are not signed"), "and the operator is told");
 }
 
 #[tokio::test]
@@ -114,8 +114,8 @@ async fn errors_are_retried_in_order_until_the_culprit_is_a_dead_letter() {
     })
     .await;
     push.publish("b", 0..5).await;
-    let served = push.serve().await;
-    push.drains(&served).await;
+    let process = push.serve().await;
+    push.drains(&process).await;
     let calls = push.receiver.calls();
     assert_eq!(calls[0].ids(), texts(0..5));
     let alone: Vec<_> = calls[1..].iter().map(Call::ids).collect();
@@ -138,7 +138,7 @@ async fn who_asks_for_a_pause_rests_alone_and_no_attempt_is_counted() {
         };
         let status = if call.number % 2 == 0 { 429 } else { 503 };
         std::future::ready(if busy {
-            Reply::new(status, "later").with("retry-after", 1)
+            Reply::new(status, "later").with("retry-after", "1")
         } else {
             Reply::new(200, "")
         })
@@ -146,10 +146,10 @@ async fn who_asks_for_a_pause_rests_alone_and_no_attempt_is_counted() {
     .await;
     push.publish("busy", 0..1).await;
     push.publish("quiet", 1..2).await;
-    let served = push.serve().await;
+    let process = push.serve().await;
     push.calls(2).await;
     push.publish("quiet", 2..3).await;
-    push.drains(&served).await;
+    push.drains(&process).await;
     let calls = push.receiver.calls();
     let of = |bot: &str| -> Vec<Call> {
         calls.iter().filter(|call| call.text("bot") == bot).cloned().collect()
@@ -158,13 +158,13 @@ async fn who_asks_for_a_pause_rests_alone_and_no_attempt_is_counted() {
     assert_eq!(busy.len(), 4);
     assert!(busy.iter().all(|call| call.json()["attempt"] == 1));
     for pair in busy.windows(2) {
-        assert!(pair[1].at - pair[0].at >= Duration::from_secs(1));
+        assert!(pair[1].after(&pair[0]) >= Duration::from_secs(1));
     }
     let quiet = of("quiet");
     assert_eq!(ids(&quiet), texts(1..3));
     assert!(quiet[1].at < busy[2].at, "nobody waits for the busy one");
     assert_eq!(push.dead().await, []);
-    assert_eq!(metric(&served, "events_total", &[("outcome", "retried")]).await as u64, 3);
+    assert_eq!(metric(&process, "events_total", &[("outcome", "retried")]).await, 3);
 }
 
 #[tokio::test]
@@ -178,15 +178,15 @@ async fn a_receiver_that_is_away_costs_no_attempt_and_no_event() {
     for bot in ["a", "b", "c"] {
         publish(&server, bot, 0..4).await;
     }
-    let served = Served::start(&config).await;
+    let process = Served::start(&config).await;
     eventually(LONG, "each was refused several times", async || {
-        metric(&served, "events_total", &[("outcome", "retried")]).await >= 12.0
+        metric(&process, "events_total", &[("outcome", "retried")]).await >= 12
     })
     .await;
     let receiver = Receiver::start_at(address, CONTENT).await;
     eventually(LONG, "everything arrives", async || {
         ids(&receiver.calls()).len() >= 12
-            && metric(&served, "events_total", &[("outcome", "done")]).await as u64 == 12
+            && metric(&process, "events_total", &[("outcome", "done")]).await == 12
     })
     .await;
     let calls = receiver.calls();
@@ -195,7 +195,7 @@ async fn a_receiver_that_is_away_costs_no_attempt_and_no_event() {
         assert_eq!(ids(&of), texts(0..4), "{bot}");
         assert!(of.iter().all(|call| call.json()["attempt"] == 1), "{bot}");
     }
-    assert_eq!(metric(&served, "events_total", &[("outcome", "dead")]).await as u64, 0);
+    assert_eq!(metric(&process, "events_total", &[("outcome", "dead")]).await, 0);
 }
 
 #[tokio::test]
@@ -210,16 +210,16 @@ async fn silence_ends_with_the_handlers_time_and_is_retried() {
     })
     .await;
     push.publish("b", 0..1).await;
-    let served = push.serve().await;
-    push.drains(&served).await;
+    let process = push.serve().await;
+    push.drains(&process).await;
     let calls = push.receiver.calls();
     let attempts: Vec<_> = calls.iter().map(|call| call.json()["attempt"].clone()).collect();
     assert_eq!(attempts, [1, 2, 3], "silence and a broken connection are attempts");
     let left: u64 = calls[0].headers["x-deadline-ms"].parse().unwrap();
     assert!((100..=300).contains(&left), "{left}");
-    let waited = calls[1].at - calls[0].at;
+    let waited = calls[1].after(&calls[0]);
     assert!(waited >= Duration::from_millis(250), "{waited:?}");
-    assert_eq!(losses(&served).await as u64, 0);
+    assert_eq!(losses(&process).await, 0);
 }
 
 /// `ack` counts events, so none that the receiver never saw may lie between.
@@ -236,21 +236,21 @@ async fn events_that_expired_are_no_gap_in_a_slice() {
     let fresh = |id: u32| event("b", "test.event", id);
     let events = [expired(0), expired(1), fresh(2), fresh(3), expired(4), fresh(5)];
     push.publish_events(&events).await;
-    let served = push.serve().await;
-    push.drains(&served).await;
+    let process = push.serve().await;
+    push.drains(&process).await;
     let slices: Vec<_> = push.receiver.calls().iter().map(Call::ids).collect();
     assert_eq!(slices, [texts([2, 3]), texts([5])]);
     let dead: Vec<_> = push.dead().await.into_iter().map(|(id, ..)| id).collect();
     assert_eq!(dead, texts([0, 1, 4]));
-    assert_eq!(metric(&served, "events_total", &[("outcome", "expired")]).await as u64, 3);
+    assert_eq!(metric(&process, "events_total", &[("outcome", "expired")]).await, 3);
 }
 
 #[tokio::test]
 async fn a_push_pipeline_without_a_url_is_refused_at_start() {
     let server = RedisServer::start(Options::default());
     let config = pushing(&server, "", &[]);
-    let mut served = Served::spawn(&config, "work");
-    let status = served.wait_exit(LONG).expect("it does not start");
-    assert_eq!(status.code(), Some(64), "{}", served.log());
-    assert!(served.log().contains("pipelines.test.url is not set"), "{}", served.log());
+    let mut process = Served::spawn(&config, "work");
+    let status = process.wait_exit(LONG).expect("it does not start");
+    assert_eq!(status.code(), Some(64), "{}", process.log());
+    assert!(process.log().contains("pipelines.test.url is not set"), "{}", process.log());
 }

@@ -1,6 +1,6 @@
 //! A push pipeline, its receiver, and the processes that push.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fairlane::outbound::{
@@ -24,7 +24,7 @@ pub(crate) struct Push {
     pub(crate) server: RedisServer,
     pub(crate) receiver: Receiver,
     pub(crate) config: String,
-    published: AtomicUsize,
+    published: AtomicU64,
 }
 
 impl Push {
@@ -37,7 +37,7 @@ impl Push {
         let server = RedisServer::start(Options::default());
         let receiver = Receiver::start(answer).await;
         let config = pushing(&server, &receiver.url(), settings);
-        Self { server, receiver, config, published: AtomicUsize::new(0) }
+        Self { server, receiver, config, published: AtomicU64::new(0) }
     }
 
     pub(crate) async fn serve(&self) -> Served {
@@ -53,7 +53,7 @@ impl Push {
     /// Publishes events in JSON.
     pub(crate) async fn publish_events(&self, events: &[String]) {
         add(&self.server, STREAM, events).await;
-        self.published.fetch_add(events.len(), Ordering::Relaxed);
+        self.published.fetch_add(events.len() as u64, Ordering::Relaxed);
     }
 
     /// Waits for so many calls and answers them.
@@ -70,7 +70,7 @@ impl Push {
         eventually(LONG, "everything is copied", async || {
             let (_, text) = http::get(&served.metrics(), "/metrics").await;
             let copied = http::metric(&text, "fairlane_bus_events_total", &[("stream", STREAM)]);
-            copied.unwrap_or_default() as usize >= published
+            whole(copied) >= published
         })
         .await;
         eventually(LONG, "the queues are empty", async || {
@@ -168,15 +168,20 @@ pub(crate) async fn post(address: &str, path: &str, body: Value) -> Said {
     Said { status: answer.status.as_u16(), body }
 }
 
-/// A metric of a process, 0 where it is not there.
-pub(crate) async fn metric(served: &Served, name: &str, labels: &[(&str, &str)]) -> f64 {
-    let (_, text) = http::get(&served.metrics(), "/metrics").await;
+/// A count or level among the metrics of a process, 0 where it is not there.
+pub(crate) async fn metric(process: &Served, name: &str, labels: &[(&str, &str)]) -> u64 {
+    let (_, text) = http::get(&process.metrics(), "/metrics").await;
     let labels = [&[("pipeline", "test")], labels].concat();
-    http::metric(&text, &format!("fairlane_{name}"), &labels).unwrap_or_default()
+    whole(http::metric(&text, &format!("fairlane_{name}"), &labels))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small counts")]
+fn whole(number: Option<f64>) -> u64 {
+    number.unwrap_or_default() as u64
 }
 
 /// Counters that only grow when something was lost.
-pub(crate) async fn losses(served: &Served) -> f64 {
+pub(crate) async fn losses(served: &Served) -> u64 {
     metric(served, "leases_lost_total", &[]).await
         + metric(served, "stale_completions_total", &[]).await
 }

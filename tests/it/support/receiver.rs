@@ -29,6 +29,11 @@ impl Call {
         serde_json::from_slice(&self.body).unwrap()
     }
 
+    /// How long after another one it came.
+    pub(crate) fn after(&self, other: &Self) -> Duration {
+        self.at.saturating_sub(other.at)
+    }
+
     pub(crate) fn text(&self, field: &str) -> String {
         self.json()[field].as_str().unwrap().to_owned()
     }
@@ -60,9 +65,9 @@ impl Reply {
         Self::Answer { status, headers: Vec::new(), body: body.into() }
     }
 
-    pub(crate) fn with(mut self, name: &str, value: impl ToString) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         if let Self::Answer { headers, .. } = &mut self {
-            headers.push((name.to_owned(), value.to_string()));
+            headers.push((name.to_owned(), value.to_owned()));
         }
         self
     }
@@ -176,7 +181,7 @@ where
             Reply::Answer { status, headers, body } => {
                 let mut head = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n", body.len());
                 for (name, value) in headers {
-                    head.push_str(&format!("{name}: {value}\r\n"));
+                    head.extend([&name, ": ", &value, "\r\n"]);
                 }
                 head.push_str("\r\n");
                 stream.write_all(&[head.as_bytes(), &body].concat()).await?;

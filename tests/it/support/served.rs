@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::process::signal;
 use super::wait::{eventually, holds_within};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlane");
@@ -77,10 +76,6 @@ impl Served {
     pub(crate) fn kill9(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-    }
-
-    pub(crate) fn sigterm(&self) {
-        signal(self.child.id(), "TERM");
     }
 
     /// `None` if it still runs after the timeout.
