@@ -15,6 +15,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use hyper::Uri;
 use ipnet::IpNet;
 use url::{Host, Url};
 
@@ -86,6 +87,9 @@ pub enum UrlError {
     /// A port of another service, that browsers refuse too.
     #[error("names port {0}, where no HTTP server is; choose another port")]
     Port(u16),
+    /// The client cannot send it.
+    #[error("holds a character that cannot be sent in a host or path; write it percent-encoded")]
+    Unsendable,
     /// An address that is not public.
     #[error(transparent)]
     Address(#[from] AddressRefused),
@@ -140,6 +144,11 @@ impl CheckedUrl {
             return Err(UrlError::Port(checked.port()));
         }
         checked.judge(policy)?;
+        // What the client makes of the text must be what was judged.
+        let uri: Option<Uri> = checked.url.as_str().parse().ok();
+        if uri.is_none_or(|uri| uri.host() != Some(checked.host())) {
+            return Err(UrlError::Unsendable);
+        }
         Ok(checked)
     }
 
