@@ -18,8 +18,7 @@ use tokio::time::Instant;
 use super::latency::{quantile_ms, waits};
 use super::{BenchError, Rig, STREAM, event};
 use crate::app::{App, Roles};
-use crate::config::Config;
-use crate::handler::LogHandler;
+use crate::config::{Config, PipelineConfig};
 use crate::id::BotId;
 use crate::keyspace::Link;
 use crate::queue::FAIR_SLICE_US;
@@ -80,8 +79,9 @@ async fn measure(
     config.bus.streams = vec![STREAM.to_owned()];
     config.metrics.listen = ([127, 0, 0, 1], 0).into();
     config.http.listen = ([127, 0, 0, 1], 0).into();
+    config.pipelines.insert(super::pipeline_name(), PipelineConfig::new("log", ["*"]));
     let roles = Roles { ingest: false, work: false, http: true, schedule: false };
-    let app = App::builder(config).roles(roles).handler("log", LogHandler).build().await?;
+    let app = App::builder(config).roles(roles).build().await?;
     let address = app.http_address()?.ok_or_else(|| failed(ErrorKind::AddrNotAvailable.into()))?;
     let running = Rig::spawn(app);
 

@@ -129,7 +129,8 @@ async fn operate(config: &str, queue: &Queue) {
     run(&["bots", "set", "bot-dead", "--weight", "1"]);
     run(&["bots", "show", "bot-dead"]);
     run(&["bots", "release", "bot-done"]);
-    let letter = queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap().remove(0).id.to_string();
+    let letter =
+        queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap().remove(0).id.to_string();
     run(&["dead", "show", &letter]);
     run(&["dead", "redrive", &letter]);
     run(&["dead", "redrive", "--all"]);
