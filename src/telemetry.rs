@@ -45,8 +45,10 @@ pub fn init(format: LogFormat, level: LevelFilter) -> Result<(), TelemetryError>
         })
         .map_err(TelemetryError::Filter)?;
     let colour = io::stderr().is_terminal() && !config::no_colour();
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colour);
+    // A line that cannot be written is lost. To complain of it on the same standard error would
+    // panic, in the task that listens for signals too.
+    let lines = tracing_subscriber::fmt().log_internal_errors(false);
+    let lines = lines.with_env_filter(filter).with_writer(io::stderr).with_ansi(colour);
     match format {
         LogFormat::Text => lines.try_init(),
         LogFormat::Json => lines.json().with_ansi(false).try_init(),

@@ -2,6 +2,9 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::support::wait::holds_within;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlane");
 
@@ -36,6 +39,37 @@ fn the_last_one_out_stops_the_private_redis_whatever_roles_it_played() {
         let said = serve_and_stop(&["--roles", roles]);
         assert!(said.contains("stopped the private Redis"), "{roles}: {said}");
     }
+}
+
+#[test]
+fn a_server_whose_log_nobody_reads_any_more_still_stops() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut server = Command::new(PROGRAM)
+        .arg("serve")
+        .current_dir(directory.path())
+        .env("FAIRLANE__METRICS__LISTEN", "127.0.0.1:0")
+        .env("FAIRLANE__HTTP__LISTEN", "127.0.0.1:0")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("fairlane starts");
+    let mut log = BufReader::new(server.stderr.take().expect("it is piped"));
+    let mut said = String::new();
+    while !said.contains("fairlane is running") {
+        assert!(log.read_line(&mut said).expect("a line") > 0, "it ended: {said}");
+    }
+    drop(log);
+    let stopped = Command::new("kill").arg(server.id().to_string()).status().expect("kill runs");
+    assert!(stopped.success());
+    let mut status = None;
+    let ended = holds_within(Duration::from_secs(30), || {
+        status = server.try_wait().expect("its status");
+        status.is_some()
+    });
+    if !ended {
+        server.kill().expect("it is killed");
+        server.wait().expect("it ends");
+    }
+    assert!(status.is_some_and(|status| status.success()), "{status:?}");
 }
 
 #[test]
