@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_secs(20);
 struct Names {
     answers: Vec<Vec<IpAddr>>,
     asked: AtomicUsize,
-    names: Mutex<Vec<String>>,
+    heard: Mutex<Vec<String>>,
 }
 
 impl Names {
@@ -35,7 +35,7 @@ impl Names {
 
 impl Resolve for Names {
     fn resolve(&self, name: Name) -> Resolving {
-        self.names.lock().unwrap().push(name.as_str().to_owned());
+        self.heard.lock().unwrap().push(name.as_str().to_owned());
         let asked = self.asked.fetch_add(1, Ordering::SeqCst).min(self.answers.len() - 1);
         let addresses: Vec<SocketAddr> =
             self.answers[asked].iter().map(|address| (*address, 0).into()).collect();
@@ -174,7 +174,7 @@ async fn a_name_that_is_rebound_to_an_internal_address_is_not_connected_to() {
     let second = get(&outbound, &url).await.unwrap_err();
     assert!(matches!(second, OutboundError::Refused(_)), "{second}");
     assert_eq!(names.asked.load(Ordering::SeqCst), 2, "each connection asks once, and uses that");
-    assert_eq!(*names.names.lock().unwrap(), ["hook.example", "hook.example"]);
+    assert_eq!(*names.heard.lock().unwrap(), ["hook.example", "hook.example"]);
     assert_eq!(receiver.connections(), 0);
 }
 
