@@ -1,0 +1,247 @@
+//! Checks what an [`App`] is made of, and makes a plan for each pipeline.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use tracing::warn;
+
+use super::{App, AppError, Roles};
+use crate::clock::SharedClock;
+use crate::config::{Config, PipelineConfig, Start};
+use crate::fanout::{Filter, Glob, OncePerMinute, Route};
+use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
+use crate::id::PipelineName;
+use crate::keyspace::private::PrivateRedis;
+use crate::keyspace::{Link, Target};
+use crate::lifecycle::Shutdown;
+use crate::metrics::{self, PipelineMetrics};
+use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
+use crate::pool::open::OpenPipeline;
+use crate::pool::retry::Backoff;
+use crate::pool::scale::Bounds;
+use crate::pool::{Pool, Settings, Work};
+use crate::presence::Meter;
+use crate::queue::capability::LeaseKey;
+use crate::queue::{self, Queue};
+
+/// The name of the built-in push handler.
+const PUSH: &str = "push";
+
+/// Collects what an [`App`] is made of.
+pub struct Builder {
+    pub(super) config: Config,
+    pub(super) roles: Roles,
+    pub(super) handlers: HashMap<String, Arc<dyn AnyHandler>>,
+    pub(super) clock: SharedClock,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("roles", &self.roles).finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    /// Registers a handler under the name that `pipelines.NAME.handler` uses. Replaces a built-in
+    /// one of the same name.
+    #[must_use]
+    pub fn handler(mut self, name: impl Into<String>, handler: impl Handler) -> Self {
+        self.handlers.insert(name.into(), Arc::new(handler));
+        self
+    }
+
+    /// What the process does; [`Roles::ALL`] if not said.
+    #[must_use]
+    pub fn roles(mut self, roles: Roles) -> Self {
+        self.roles = roles;
+        self
+    }
+
+    /// Another wall clock.
+    #[must_use]
+    pub fn clock(mut self, clock: SharedClock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Checks everything, starts a private Redis where none is named, and opens the listeners.
+    ///
+    /// # Errors
+    /// See [`AppError`]; nothing is left running.
+    pub async fn build(self) -> Result<App, AppError> {
+        self.config.check()?;
+        metrics::install();
+        let outbound = self.outbound()?;
+        let mut plans = Vec::new();
+        for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
+            plans.push(self.plan(name, config, outbound.as_ref())?);
+        }
+        if plans.is_empty() {
+            warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
+        }
+        let certificates = self.config.redis.certificates()?;
+        let private = match self.config.redis.url {
+            Some(_) => None,
+            None => Some(PrivateRedis::start(&self.config.data_dir).await?),
+        };
+        let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
+        let open = |url| Target::open(url, certificates.as_ref());
+        let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
+            unreachable!("without a url a private Redis was started, and that has one")
+        };
+        let built = App::assemble(self, plans, target).await;
+        match (built, private) {
+            (Ok(app), private) => Ok(App { private, ..app }),
+            (Err(error), Some(private)) => {
+                if let Err(stop) = private.stop().await {
+                    warn!(error = %stop, "cannot stop the private Redis");
+                }
+                Err(error)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// What push handlers call with; `None` without one.
+    fn outbound(&self) -> Result<Option<Outbound>, AppError> {
+        let is_push = |pipeline: &&PipelineConfig| pipeline.enabled && self.is_push(pipeline);
+        let pipelines = self.config.pipelines.values().filter(is_push);
+        let Some(shortest) = pipelines.map(|pipeline| pipeline.handler_timeout).min() else {
+            return Ok(None);
+        };
+        let callbacks = &self.config.callbacks;
+        let settings = outbound::Settings {
+            allow_nets: callbacks.allow_nets.clone().into(),
+            max_per_host: callbacks.max_per_host.get(),
+            // Who cannot be reached must be known before the handler has taken too long.
+            connect_timeout: CONNECT_TIMEOUT.min(shortest / 2),
+        };
+        Ok(Some(Outbound::new(&settings)?))
+    }
+
+    /// Whether the built-in push handler is meant.
+    fn is_push(&self, config: &PipelineConfig) -> bool {
+        config.handler == PUSH && !self.handlers.contains_key(PUSH)
+    }
+
+    fn handler_of(
+        &self,
+        name: &PipelineName,
+        config: &PipelineConfig,
+        outbound: Option<&Outbound>,
+    ) -> Result<Arc<dyn AnyHandler>, AppError> {
+        if let Some(outbound) = outbound
+            && self.is_push(config)
+        {
+            let Some(url) = config.url.clone() else {
+                return Err(AppError::PushUrl { pipeline: name.clone() });
+            };
+            let secrets = self.config.callbacks.secrets.clone();
+            if secrets.is_empty() {
+                warn!(pipeline = %name, %url,
+                    "pushes are not signed, so the receiver cannot know who calls; set callbacks.secrets");
+            }
+            let (outbound, timeout) = (outbound.clone(), config.handler_timeout);
+            return Ok(Arc::new(PushHandler::new(outbound, url, secrets, timeout)));
+        }
+        self.handlers.get(&config.handler).map(Arc::clone).ok_or_else(|| {
+            let known: BTreeSet<_> =
+                self.handlers.keys().map(String::as_str).chain([PUSH]).collect();
+            let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
+            AppError::Handler {
+                pipeline: name.clone(),
+                handler: config.handler.clone(),
+                known: known.join(", "),
+            }
+        })
+    }
+
+    fn plan(
+        &self,
+        name: &PipelineName,
+        config: &PipelineConfig,
+        outbound: Option<&Outbound>,
+    ) -> Result<Plan, AppError> {
+        let handler = self.handler_of(name, config, outbound)?;
+        let filter = config.filter.as_deref().map(Filter::compile).transpose();
+        let filter =
+            filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
+        let max = if self.roles.work { config.workers.max.get() } else { 0 };
+        Ok(Plan {
+            name: name.clone(),
+            config: config.clone(),
+            handler,
+            filter,
+            meter: Arc::new(Meter { max, ..Meter::default() }),
+        })
+    }
+}
+
+/// A pipeline, checked.
+pub(super) struct Plan {
+    pub(super) name: PipelineName,
+    pub(super) config: PipelineConfig,
+    pub(super) handler: Arc<dyn AnyHandler>,
+    pub(super) filter: Option<Filter>,
+    pub(super) meter: Arc<Meter>,
+}
+
+impl Plan {
+    pub(super) fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
+        let shards = config.redis.shards;
+        let limits = queue::limits(&self.config, shards);
+        Queue::new(self.name.clone(), shards, limits, Arc::clone(link))
+    }
+
+    pub(super) fn route(self, queue: Queue) -> Route {
+        Route {
+            metrics: PipelineMetrics::new(&self.name),
+            meter: self.meter,
+            warned: OncePerMinute::default(),
+            types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
+            filter: self.filter,
+            from_earliest: self.config.start == Start::Earliest,
+            queue,
+        }
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        let config = &self.config;
+        Settings {
+            batch: config.batch.get(),
+            slice_time: config.slice_time,
+            lease_ttl: config.lease_ttl,
+            handler_timeout: config.handler_timeout,
+            workers: Bounds { min: config.workers.min.get(), max: config.workers.max.get() },
+            max_attempts: config.max_attempts.get(),
+            backoff: Backoff {
+                initial: config.backoff.initial,
+                max: config.backoff.max,
+                jitter: config.backoff.jitter,
+            },
+            max_age: config.max_age,
+        }
+    }
+
+    pub(super) fn open(&self, queue: Queue) -> OpenPipeline {
+        OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter))
+    }
+
+    pub(super) fn pool(
+        &self,
+        queue: Queue,
+        clock: &SharedClock,
+        lease_key: &LeaseKey,
+        shutdown: &Shutdown,
+    ) -> Pool {
+        let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
+        let work = Work {
+            handler: Arc::clone(&self.handler),
+            environment,
+            lease_key: lease_key.clone(),
+            meter: Arc::clone(&self.meter),
+        };
+        Pool::new(queue, self.settings(), work, shutdown.clone())
+    }
+}
