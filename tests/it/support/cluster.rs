@@ -100,7 +100,10 @@ impl Cluster {
         for place in 0..self.nodes.len() {
             eventually(START, "the nodes agree", async || {
                 let info = self.ask(place, &["CLUSTER", "INFO"]).await;
-                info.contains("cluster_state:ok") && info.contains(&known)
+                // Without full coverage the state is `ok` before a node has heard of every slot.
+                ["cluster_state:ok\r", "cluster_slots_ok:16384\r", &known]
+                    .iter()
+                    .all(|part| info.contains(part))
             })
             .await;
         }
