@@ -118,17 +118,6 @@ impl Server {
         fullest.ok_or_else(|| self.link.misread("INFO", ReplyError::unexpected("one", "none")))
     }
 
-    /// One of its settings; `None` for one it does not know. Of a cluster, the first primary's.
-    ///
-    /// # Errors
-    /// When a primary does not answer or refuses, as hosted ones often do.
-    pub async fn setting(&self, name: &str) -> Result<Option<String>, StoreError> {
-        let mut command = redis::cmd("CONFIG");
-        command.arg("GET").arg(name);
-        let mut found: HashMap<String, String> = self.ask("CONFIG GET", command).await?;
-        Ok(found.remove(name))
-    }
-
     /// Its clock, since 1970. Of a cluster, the first primary's.
     ///
     /// # Errors
@@ -263,29 +252,6 @@ impl Server {
         let counts = self.link.run_checked("UNLINK", &pipe).await?;
         let counts: Vec<u64> = self.link.read("UNLINK", Value::Array(counts))?;
         Ok(counts.into_iter().sum())
-    }
-
-    /// Whether scripts may be loaded and run on every primary. Leaves nothing behind.
-    ///
-    /// # Errors
-    /// When one does not answer, refuses, or answers nonsense.
-    pub async fn try_scripts(&self) -> Result<(), StoreError> {
-        for primary in self.primaries().await? {
-            primary.try_scripts().await?;
-        }
-        Ok(())
-    }
-
-    /// Whether the kinds of keys that queues consist of may be written under `fl:` on every
-    /// primary, and channels used. Leaves nothing behind.
-    ///
-    /// # Errors
-    /// When one does not answer or refuses one of them.
-    pub async fn try_keys(&self) -> Result<(), StoreError> {
-        for primary in self.primaries().await? {
-            primary.try_keys().await?;
-        }
-        Ok(())
     }
 
     /// Whether a channel under `fl:` may be listened to, and what is published there arrives.
