@@ -228,6 +228,22 @@ impl Event {
         self.extensions.get(name)
     }
 
+    /// The same event with this extension attribute, or for `None` without it.
+    #[must_use]
+    pub(crate) fn with_extension(mut self, name: &str, value: Option<serde_json::Value>) -> Self {
+        match value {
+            Some(value) => drop(self.extensions.insert(name.to_owned(), value)),
+            None => drop(self.extensions.remove(name)),
+        }
+        self
+    }
+
+    /// The same event, to be handled however late it is.
+    #[must_use]
+    pub(crate) fn without_expirytime(self) -> Self {
+        Self { expirytime: None, ..self }
+    }
+
     /// The event part of a queue record.
     ///
     /// # Panics

@@ -248,11 +248,13 @@ impl fmt::Display for Fence {
 ///
 /// It orders the events of a shard, survives a Redis that loses its tail, and tells when the
 /// event arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Sequence(u64);
 
 impl Sequence {
-    pub(crate) fn new(number: u64) -> Self {
+    /// The sequence of this number.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
         Self(number)
     }
 

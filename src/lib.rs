@@ -15,7 +15,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`id`], [`event`], [`clock`] | the base: parsed ids, the event and its wire forms, time |
+//! | [`id`], [`event`], [`view`], [`clock`] | the base: parsed ids, the event and its wire forms, views of ads, time |
 //! | [`keyspace`] | Redis: connections, THE key table, one typed call per `lua/*.lua` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
 //! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document |
@@ -81,6 +81,7 @@ pub mod bus;
 pub mod cli;
 pub mod clock;
 pub mod config;
+mod counters;
 #[doc(hidden)]
 pub mod demo;
 pub mod event;
@@ -98,3 +99,4 @@ pub mod presence;
 pub mod queue;
 pub mod store;
 pub mod telemetry;
+pub mod view;

@@ -1,5 +1,6 @@
 //! The durable stores beside Redis. They are remote and may fail for a night: what needs one says
 //! so and waits, everything else goes on.
 
+pub mod counters;
 pub mod mongo;
 pub mod watch;

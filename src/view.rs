@@ -1,0 +1,271 @@
+//! Views of ads: the ids, and what the records of the counters pipeline say.
+//!
+//! A record of that pipeline is an event like any other. What it does to the counters was decided
+//! where it entered, and is written on it as the extension attribute `counter`: a stamp that no
+//! producer can set, since every entrance overwrites it.
+//!
+//! | stamp | what the record does |
+//! |---|---|
+//! | `2026-11-20` | adds its `n` views to its ad on that day |
+//! | `replace` | puts its total and days in the place of all that was counted before it |
+//! | `forget` | the same with nothing, and the documents go |
+//! | none | nothing: it could not be read as a view when it arrived, and becomes a dead letter |
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Event, EventBuilder};
+use crate::id::BotId;
+
+/// Longest id of an ad, in bytes.
+pub const AD_ID_MAX_BYTES: usize = 128;
+/// Most views of one record.
+pub const VIEWS_MAX: u64 = 1_000;
+/// The largest total that can be set: far from where a double loses digits.
+pub const TOTAL_MAX: u64 = 1_000_000_000_000_000;
+/// Most days that can be set at once: 24 months.
+pub const DAYS_MAX: usize = 24 * 31;
+/// The type of a view that came by HTTP.
+pub const VIEWED: &str = "ad.viewed";
+
+const STAMP: &str = "counter";
+const REPLACE: &str = "replace";
+const FORGET: &str = "forget";
+
+/// What is counted: 1 to 128 bytes of UTF-8 without control characters. Everything else is legal.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdId(Arc<str>);
+
+/// Why something is no view, or no record of one.
+#[derive(Debug, thiserror::Error)]
+pub enum ViewError {
+    /// The id of the ad is empty.
+    #[error("the id of the ad is empty")]
+    Empty,
+    /// The id of the ad is too long.
+    #[error("the id of the ad has {bytes} bytes; at most {AD_ID_MAX_BYTES} are allowed")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The id of the ad holds a control character.
+    #[error("the id of the ad holds {found:?} at byte {at}; control characters are not allowed")]
+    Control {
+        /// The character.
+        found: char,
+        /// Where.
+        at: usize,
+    },
+    /// So many views are not counted at once.
+    #[error("n is {n}; write a whole number from 1 to {VIEWS_MAX}")]
+    Views {
+        /// How many.
+        n: i64,
+    },
+    /// `data` has another shape.
+    #[error("data is not {{\"ad\": …, \"n\": …}}: {0}")]
+    Data(#[source] serde_json::Error),
+    /// The record carries no stamp that this version knows.
+    #[error("it was not counted when it arrived")]
+    Stamp,
+}
+
+impl AdId {
+    /// Checks the bounds and takes a copy.
+    ///
+    /// # Errors
+    /// When the text is empty, longer than [`AD_ID_MAX_BYTES`] or holds a control character.
+    pub fn parse(text: &str) -> Result<Self, ViewError> {
+        match text.len() {
+            0 => return Err(ViewError::Empty),
+            bytes if bytes > AD_ID_MAX_BYTES => return Err(ViewError::TooLong { bytes }),
+            _ => {}
+        }
+        match text.char_indices().find(|(_, c)| c.is_control()) {
+            Some((at, found)) => Err(ViewError::Control { found, at }),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// The text of the id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for AdId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for AdId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for AdId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        Self::parse(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+impl Serialize for AdId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// What a record of the counters pipeline does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// To which ad.
+    pub ad: AdId,
+    /// What.
+    pub deed: Deed,
+}
+
+/// What is done to the counters of one ad.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Deed {
+    /// So many views more.
+    Add {
+        /// 1 to [`VIEWS_MAX`].
+        n: u64,
+        /// On which day.
+        day: Date,
+    },
+    /// All that was counted before is replaced.
+    Replace(Replacement),
+}
+
+/// What replaces all that was counted of an ad before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Replacement {
+    /// The total, up to [`TOTAL_MAX`].
+    pub total: u64,
+    /// The days that are not 0, at most [`DAYS_MAX`]; their sum is not above the total.
+    pub days: BTreeMap<Date, u64>,
+    /// The documents go; total and days are 0 then.
+    pub forget: bool,
+}
+
+#[derive(Deserialize)]
+struct Viewed {
+    ad: AdId,
+    #[serde(default = "one")]
+    n: i64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Replaced {
+    ad: AdId,
+    total: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    days: BTreeMap<Date, u64>,
+}
+
+fn one() -> i64 {
+    1
+}
+
+/// Checks a number of views.
+///
+/// # Errors
+/// When it is not 1 to [`VIEWS_MAX`].
+pub fn views(n: i64) -> Result<u64, ViewError> {
+    u64::try_from(n).ok().filter(|n| (1..=VIEWS_MAX).contains(n)).ok_or(ViewError::Views { n })
+}
+
+/// Which ad an event says was viewed, and how often: `{"ad": "x", "n": 2}`, where `n` is 1 if
+/// absent.
+///
+/// # Errors
+/// When its data says nothing of that kind.
+pub fn viewed(event: &Event) -> Result<(AdId, u64), ViewError> {
+    let Viewed { ad, n } = event.data_as().map_err(ViewError::Data)?;
+    Ok((ad, views(n)?))
+}
+
+/// The event of `n` views that came without one.
+#[must_use]
+pub fn view(bot: &BotId, ad: &AdId, n: u64) -> Event {
+    // Views wait in memory while MongoDB is away, so the id is short: unique among those of a bot.
+    let id = base36(rand::random());
+    let data = if n == 1 {
+        serde_json::json!({ "ad": ad })
+    } else {
+        serde_json::json!({ "ad": ad, "n": n })
+    };
+    built(Event::builder(VIEWED, bot).id(id), &data)
+}
+
+/// The event that replaces what was counted of an ad.
+#[must_use]
+pub fn replacement(bot: &BotId, ad: &AdId, with: &Replacement) -> Event {
+    let data = Replaced { ad: ad.clone(), total: with.total, days: with.days.clone() };
+    let kind = if with.forget { "counter.forgotten" } else { "counter.replaced" };
+    let stamp = if with.forget { FORGET } else { REPLACE };
+    stamped(built(Event::builder(kind, bot), &data), Some(stamp))
+}
+
+fn built(event: EventBuilder, data: &impl Serialize) -> Event {
+    let event = event.source("http").data(data).expect("ids, numbers and days are values of JSON");
+    event.build().expect("a bot id, an ad id and a word are within the bounds of attributes")
+}
+
+/// Writes on the event that it is counted on `day`; `None`: that it is not.
+#[must_use]
+pub fn on_day(event: Event, day: Option<Date>) -> Event {
+    match day {
+        // Whether it has expired was asked when it arrived.
+        Some(day) => stamped(event, Some(&day.to_string())).without_expirytime(),
+        None => stamped(event, None),
+    }
+}
+
+fn stamped(event: Event, stamp: Option<&str>) -> Event {
+    event.with_extension(STAMP, stamp.map(Into::into))
+}
+
+/// What a record of the counters pipeline does.
+///
+/// # Errors
+/// When it was not counted where it entered: [`ViewError::Stamp`] or why it could not be.
+pub fn read(event: &Event) -> Result<Record, ViewError> {
+    match event.extension(STAMP).and_then(serde_json::Value::as_str) {
+        None => {
+            viewed(event)?;
+            Err(ViewError::Stamp)
+        }
+        Some(kind @ (REPLACE | FORGET)) => {
+            let Replaced { ad, total, days } = event.data_as().map_err(ViewError::Data)?;
+            let deed = Deed::Replace(Replacement { total, days, forget: kind == FORGET });
+            Ok(Record { ad, deed })
+        }
+        Some(day) => {
+            let day: Date = day.parse().map_err(|_| ViewError::Stamp)?;
+            let (ad, n) = viewed(event)?;
+            Ok(Record { ad, deed: Deed::Add { n, day } })
+        }
+    }
+}
+
+fn base36(mut number: u64) -> String {
+    let mut digits = Vec::with_capacity(13);
+    loop {
+        let digit = u32::try_from(number % 36).unwrap_or_default();
+        digits.push(char::from_digit(digit, 36).unwrap_or('0'));
+        number /= 36;
+        if number == 0 {
+            return digits.into_iter().collect();
+        }
+    }
+}
