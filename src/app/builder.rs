@@ -201,6 +201,7 @@ impl Plan {
             warned: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
+            views: None,
             from_earliest: self.config.start == Start::Earliest,
             queue,
         }
