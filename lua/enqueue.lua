@@ -13,7 +13,7 @@
 --       many ads and numbers; then per bot: id, count, events as MessagePack (at most 500 events)
 -- Reply {'OK', offset, appended, dead, dropped, dead letters removed} | {'DUP', offset} | {'GAP', offset}
 -- Cost  about 11 commands + 1 a bot (2 with max queue) + 3 an ad
-local views = tonumber(ARGV[9])
+local views = tonumber(ARGV[9]) or 0
 local bots = views > 0 and (#KEYS - 10) / 5 or #KEYS - 10
 assert(#KEYS >= 10 and counts(10 + views, bots), 'enqueue: wrong number of arguments')
 

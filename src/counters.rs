@@ -18,6 +18,8 @@
 //!    flush may have been under way: then again, at last without a total.
 //! 3. The view waits in its bot's queue; `handler::counter` writes it.
 
+pub(crate) mod upkeep;
+
 use futures_util::{Stream, StreamExt as _, TryFutureExt as _};
 use jiff::civil::Date;
 use tracing::warn;

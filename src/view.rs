@@ -280,12 +280,9 @@ impl fmt::Debug for Calendar {
 /// its time had passed before it was counted.
 #[must_use]
 pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)>) {
-    let expired =
-        event.expirytime().is_some_and(|at| at.as_duration() <= calendar.now());
+    let expired = event.expirytime().is_some_and(|at| at.as_duration() <= calendar.now());
     match viewed(event) {
-        Ok(counts) if !expired => {
-            (on_day(event.clone(), Some(calendar.today())), Some(counts))
-        }
+        Ok(counts) if !expired => (on_day(event.clone(), Some(calendar.today())), Some(counts)),
         _ => (on_day(event.clone(), None), None),
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{AnyHandler, Answer, Delivery, Environment, Failure, Handling, Outcomes, Slice};
+use super::{Answer, AnyHandler, Delivery, Environment, Failure, Handling, Outcomes, Slice};
 use crate::clock::micros;
 use crate::id::Sequence;
 use crate::metrics::CounterMetrics;
@@ -60,7 +60,12 @@ pub(crate) struct CounterHandler {
 
 impl CounterHandler {
     pub(crate) fn new(store: CounterStore, min_age: MinAge, handler_timeout: Duration) -> Self {
-        Self { store, min_age, metrics: CounterMetrics::new(), patience: handler_timeout.mul_f64(0.8) }
+        Self {
+            store,
+            min_age,
+            metrics: CounterMetrics::new(),
+            patience: handler_timeout.mul_f64(0.8),
+        }
     }
 
     async fn flush(&self, slice: &Slice) -> Result<Outcomes, Failure> {
@@ -226,7 +231,9 @@ mod tests {
         let merged = merge(&events);
         let reasons = ["empty", "n is 0", "not counted when it arrived"];
         assert_eq!(merged.refused.len(), reasons.len());
-        for ((at, reason), (expected, part)) in merged.refused.iter().zip(reasons.iter().enumerate()) {
+        for ((at, reason), (expected, part)) in
+            merged.refused.iter().zip(reasons.iter().enumerate())
+        {
             assert!(*at == expected && reason.contains(part), "{reason}");
         }
         assert_eq!(merged.changes.len(), 1);

@@ -46,6 +46,7 @@ use self::problem::{Kind, PROBLEM_JSON, Problem};
 pub(crate) use self::queues::Queues;
 use crate::clock::SharedClock;
 use crate::config::Scope;
+use crate::counters::Counters;
 use crate::keyspace::Link;
 use crate::metrics;
 use crate::pool::open::OpenLeases;
@@ -62,6 +63,8 @@ pub(crate) struct Api {
     pub(crate) access: Arc<Access>,
     /// Leases that receivers hold.
     pub(crate) leases: OpenLeases,
+    /// Views of ads; or why they are not counted here, for callers.
+    pub(crate) counters: Result<Counters, String>,
 }
 
 /// The routes of `http.listen`.

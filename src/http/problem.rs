@@ -45,6 +45,8 @@ pub(crate) enum Kind {
     NoLease,
     /// The lease ended or ran out.
     LeaseGone,
+    /// The queue holds views.
+    KeepsViews,
     /// More is acknowledged than the slice has.
     AckTooHigh,
     /// The path has no such method.
@@ -79,6 +81,7 @@ impl Kind {
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
             Self::LeaseGone => (S::CONFLICT, "lease-gone", "The lease is gone"),
+            Self::KeepsViews => (S::CONFLICT, "keeps-views", "Views are not purged"),
             Self::AckTooHigh => (S::UNPROCESSABLE_ENTITY, "ack-too-high", "Too much acknowledged"),
             Self::Method => (S::METHOD_NOT_ALLOWED, "method", "Method not allowed"),
             Self::BodyTooSlow => (S::REQUEST_TIMEOUT, "body-too-slow", "The body is too slow"),

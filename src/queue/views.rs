@@ -77,10 +77,7 @@ impl Queue {
     /// # Errors
     /// With [`StoreError::Unknown`] they may or may not be counted: only a call with the same key
     /// is safe.
-    pub async fn increment_if_exists(
-        &self,
-        views: NewViews<'_>,
-    ) -> Result<Viewed, StoreError> {
+    pub async fn increment_if_exists(&self, views: NewViews<'_>) -> Result<Viewed, StoreError> {
         let key = idempotency(&views);
         self.link().call(&IncrementIfExists(self.new_views(&views, key.as_deref()))).await
     }

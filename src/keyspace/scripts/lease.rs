@@ -6,10 +6,10 @@ use redis::{Cmd, Value};
 
 use super::views::add_left;
 use super::{Call, Index, evalsha};
-use crate::view::Left;
 use crate::id::{BotId, Fence};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::reply::{Reply, ReplyError};
+use crate::view::Left;
 
 /// `lua/claim.lua`.
 #[derive(Debug)]

@@ -63,7 +63,8 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     let events = || vec![&b"1"[..], b"2", b"3"];
     let bots_events = bots.iter().map(|bot| (bot.clone(), events())).collect();
     let stream = "events {*}";
-    let enqueue = Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events };
+    let enqueue =
+        Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events, counted: None };
     assert!(
         matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done) if done.appended == 3 * count as u64)
     );
@@ -179,7 +180,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let mut shard = Shard::new();
     shard.push(NOW, "a", &["1"], LIMITS);
     let claimed = shard.claim(NOW);
-    let (keys, a, slice_us) = (&keys(), &bot("a"), SLICE_US);
+    let (keys, a, slice_us) = (&keys("p"), &bot("a"), SLICE_US);
     let at = Offset { ms: 1, seq: 1 };
     let item = completion(&claimed, 0, 1, Mode::Release);
     let items = [Completion { exceptions: vec![dead(0)], ..item.clone() }, item];
@@ -187,7 +188,15 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let bots = vec![(a.clone(), vec![&b"1"[..]]), (bot("b"), vec![b"2", b"3"])];
     let idempotency = Some(("key", 1));
     vec![
-        named(&Enqueue { keys, stream: "s", prev: at, last: at, limits: LIMITS, bots }),
+        named(&Enqueue {
+            keys,
+            stream: "s",
+            prev: at,
+            last: at,
+            limits: LIMITS,
+            bots,
+            counted: None,
+        }),
         named(&Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: 0, idempotency }),
         named(&claim_all(keys)),
         named(&Complete { keys, dead_max: 1, items: &items }),
