@@ -8,6 +8,8 @@
 //!    most those views; none is ever counted twice, and total and days agree.
 //! 2. The total that a view is answered with is exact at that moment, or `None`: when MongoDB does
 //!    not tell what Redis does not know. The view counts all the same.
+//!    Totals that are read are exact, but for an ad that is not cached while its views are being
+//!    written: then those may be missing.
 //! 3. A replacement takes effect in the order in which it was called: everything counted before is
 //!    replaced, everything after is added. Totals show it at once, days within seconds.
 //!
@@ -19,6 +21,8 @@
 //! 3. The view waits in its bot's queue; `handler::counter` writes it.
 
 pub(crate) mod upkeep;
+
+use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, TryFutureExt as _};
 use jiff::civil::Date;
@@ -34,8 +38,10 @@ use crate::store::counters::{CounterStore, Stored};
 use crate::store::mongo::MongoError;
 use crate::view::{self, AdId, Replacement};
 
-/// A document that a flush may have changed is read again so often.
-const TRIES: usize = 3;
+/// A document that a flush may have changed is read again after these times: a flush takes some
+/// milliseconds from its first write to its completion.
+const AGAIN: [Duration; 3] =
+    [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(40)];
 
 /// Why the counters cannot be told or changed.
 #[derive(Debug, thiserror::Error)]
@@ -95,15 +101,19 @@ impl Counters {
             Viewed::Ask(acked) => acked,
         };
         self.metrics.cache_misses.increment(1);
-        for tried in 0..=TRIES {
-            // At last without: a view is never lost because a total cannot be told.
-            let stored = if tried < TRIES { self.stored(bot, ad).await } else { None };
+        for pause in AGAIN {
+            let stored = self.stored(bot, ad).await;
             match self.queue.upsert(views, &acked, stored).await? {
                 Viewed::Counted(total) => return Ok(self.counted(n, total)),
                 Viewed::Ask(now) => acked = now,
             }
+            tokio::time::sleep(pause).await;
         }
-        unreachable!("without a stored total, upsert always counts")
+        // A view is never lost because a total cannot be told.
+        match self.queue.upsert(views, &acked, None).await? {
+            Viewed::Counted(total) => Ok(self.counted(n, total)),
+            Viewed::Ask(_) => unreachable!("without a stored total, the script always counts"),
+        }
     }
 
     fn counted(&self, n: u64, total: Option<u64>) -> Option<u64> {
@@ -172,7 +182,7 @@ impl Counters {
         totals: &mut [Option<u64>],
     ) -> Result<(), StoreError> {
         let asked: Vec<AdId> = missing.iter().map(|&at| ads[at].clone()).collect();
-        for _ in 0..TRIES {
+        for pause in AGAIN {
             let Ok(stored) = self.ask(bot, &asked).await else { return Ok(()) };
             let mut doubt = false;
             // Of an ad with nothing queued, MongoDB had all before it was asked.
@@ -204,6 +214,7 @@ impl Counters {
             if !doubt {
                 return Ok(());
             }
+            tokio::time::sleep(pause).await;
             book = self.queue.book(bot, ads).await?;
         }
         Ok(())

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fairlane::id::{BotId, Offset};
+use fairlane::id::{BotId, Offset, Sequence};
 use fairlane::keyspace::scripts::{
-    Beat, Call, Claim, Complete, Completion, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Mode,
-    Pause, Promote, Purge, Push, Recover, Redrive, Resume, Revoke, Trim, Verdict,
+    Beat, Call, Claim, Complete, Completion, Counting, Enqueue, Enqueued, Exception, Fate, Heads,
+    Hold, IncrementIfExists, Mode, Pause, Promote, Purge, Push, Recount, Recover, Redrive, Replace,
+    Resume, Revoke, Trim, Upsert, Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
+use fairlane::view::AdId;
 use redis::{Arg, Cmd, Commands, Value};
 
 use super::{LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion, dead, keys};
@@ -187,6 +189,9 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let (events, ids) = ([b"1".to_vec(), b"2".to_vec()], [("1".to_owned(), a.clone())]);
     let bots = vec![(a.clone(), vec![&b"1"[..]]), (bot("b"), vec![b"2", b"3"])];
     let idempotency = Some(("key", 1));
+    let ad = &AdId::parse("x").unwrap();
+    let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
+    let views = Views { counting, n: 1, event: b"1", idempotency: None };
     vec![
         named(&Enqueue {
             keys,
@@ -211,6 +216,10 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Trim { stream: "s", keep: at }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
+        named(&IncrementIfExists(views)),
+        named(&Upsert { views, acked: "", stored: Some((1, Sequence::new(1))) }),
+        named(&Replace { counting, total: 1, event: b"1" }),
+        named(&Recount { keys, limits: LIMITS, cached_ads: 1, id: at, bot: a, counts: None, event: b"1" }),
     ]
 }
 
@@ -244,7 +253,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 15);
+    assert_eq!(calls.len(), 19);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();
