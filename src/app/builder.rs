@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::{App, AppError, Roles};
 use crate::clock::SharedClock;
-use crate::config::{Config, PipelineConfig, Start};
+use crate::config::{COUNTER, COUNTERS, Config, PipelineConfig, Start};
 use crate::fanout::{Filter, Glob, OncePerMinute, Route};
 use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
 use crate::id::PipelineName;
@@ -69,8 +69,9 @@ impl Builder {
     ///
     /// # Errors
     /// See [`AppError`]; nothing is left running.
-    pub async fn build(self) -> Result<App, AppError> {
+    pub async fn build(mut self) -> Result<App, AppError> {
         self.config.check()?;
+        self.leave_out_counters();
         metrics::install();
         let outbound = self.outbound()?;
         let mut plans = Vec::new();
@@ -101,6 +102,12 @@ impl Builder {
             }
             (Err(error), None) => Err(error),
         }
+    }
+
+    /// Leaves the built-in pipeline that counts views out where nothing can count them.
+    fn leave_out_counters(&mut self) {
+        let can = self.handlers.contains_key(COUNTER);
+        self.config.pipelines.retain(|name, _| can || name.as_str() != COUNTERS);
     }
 
     /// What push handlers call with; `None` without one.
