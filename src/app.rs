@@ -21,7 +21,7 @@ use crate::clock::{SharedClock, SystemClock, millis};
 use crate::config::{Config, ConfigError};
 use crate::fanout::{Fanout, FilterError};
 use crate::handler::LogHandler;
-use crate::http::{self, Access, Api, AuthError, BindError, Health, Queues};
+use crate::http::{self, Access, Api, AuthError, BindError, Exports, Health, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
@@ -401,6 +401,8 @@ fn api(
         clock: Arc::clone(clock),
         access: Arc::new(access),
         leases,
+        counters: Err("mongodb.url is not set".to_owned()),
+        exports: Exports::default(),
     }
 }
 
