@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::{App, AppError, Roles};
 use crate::clock::SharedClock;
-use crate::config::{COUNTER, COUNTERS, Config, PipelineConfig, Start};
+use crate::config::{COUNTER, Config, PipelineConfig, Start};
 use crate::fanout::{Filter, Glob, OncePerMinute, Route};
 use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
 use crate::id::PipelineName;
@@ -107,7 +107,7 @@ impl Builder {
     /// Leaves the built-in pipeline that counts views out where nothing can count them.
     fn leave_out_counters(&mut self) {
         let can = self.handlers.contains_key(COUNTER);
-        self.config.pipelines.retain(|name, _| can || name.as_str() != COUNTERS);
+        self.config.pipelines.retain(|name, _| can || !name.counts_views());
     }
 
     /// What push handlers call with; `None` without one.
@@ -208,6 +208,7 @@ impl Plan {
             warned: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
+            views: None,
             from_earliest: self.config.start == Start::Earliest,
             queue,
         }

@@ -24,7 +24,7 @@ use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use tracing::{info, warn};
 
 use super::problem::{Kind, Problem};
-use crate::config::{COUNTERS, Config, Scope, TokenConfig};
+use crate::config::{Config, Scope, TokenConfig};
 use crate::fanout::Glob;
 use crate::id::{BotId, PipelineName};
 use crate::view::AdId;
@@ -285,7 +285,7 @@ impl Caller {
     /// Writes down what an operator did to the counter of an ad.
     pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
         let (token, bot) = (&self.0.name, bot.as_str());
-        info!(token, action, pipeline = COUNTERS, bot, %ad, "an operator acted");
+        info!(token, action, pipeline = PipelineName::COUNTERS, bot, %ad, "an operator acted");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Exit, Finding};
 use crate::cli::output::count;
-use crate::config::{COUNTER, COUNTERS, Config, ConfigError, PipelineConfig};
+use crate::config::{COUNTER, Config, ConfigError, PipelineConfig};
 use crate::fanout::Filter;
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
@@ -35,7 +35,7 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("configuration", format!("{from}; {redis}"))];
     let mut handled = false;
     for (name, pipeline) in config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled) {
-        if name.as_str() == COUNTERS && config.mongodb.url.is_none() {
+        if name.counts_views() && config.mongodb.url.is_none() {
             findings.push(uncounted(config));
         } else {
             findings.push(check_pipeline(name, pipeline));
@@ -62,7 +62,7 @@ fn uncounted(config: &Config) -> Finding {
         Some(_) => "does not run: it needs mongodb.url",
         None => "needs a private MongoDB: `mongod`, or the program that FAIRLANE_MONGOD names",
     };
-    Finding::ok(format!("pipeline {COUNTERS}"), found)
+    Finding::ok(format!("pipeline {}", PipelineName::COUNTERS), found)
 }
 
 /// The pipelines that push, and where to.
