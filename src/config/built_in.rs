@@ -7,7 +7,8 @@ use crate::id::PipelineName;
 pub const COUNTER: &str = "counter";
 
 /// Their names, and their defaults over those of every pipeline.
-pub(super) const BUILT_IN: [(&str, &str); 1] = [(PipelineName::COUNTERS, include_str!("counters.toml"))];
+pub(super) const BUILT_IN: [(&str, &str); 1] =
+    [(PipelineName::COUNTERS, include_str!("counters.toml"))];
 
 /// Whether a pipeline of this name exists without being written.
 #[must_use]
