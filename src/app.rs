@@ -22,7 +22,7 @@ use crate::config::{Config, ConfigError};
 use crate::counters::{Counters, upkeep};
 use crate::fanout::{Fanout, FilterError};
 use crate::handler::LogHandler;
-use crate::http::{self, Access, Api, AuthError, BindError, Health, Queues};
+use crate::http::{self, Access, Api, AuthError, BindError, Exports, Health, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
@@ -300,6 +300,7 @@ impl App {
                 access: Arc::new(access),
                 leases,
                 counters,
+                exports: Exports::default(),
             };
             servers.spawn(http::serve(listener, http::routes(api, health.clone()), stop.clone()));
         }

@@ -115,8 +115,22 @@ impl fmt::Debug for AdId {
 
 impl<'de> Deserialize<'de> for AdId {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        Self::parse(&text).map_err(serde::de::Error::custom)
+        struct Parsed;
+
+        // Some deserializers tell where the text is only to what fails in the visitor.
+        impl serde::de::Visitor<'_> for Parsed {
+            type Value = AdId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the id of an ad")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<AdId, E> {
+                AdId::parse(text).map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(Parsed)
     }
 }
 

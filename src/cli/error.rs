@@ -83,7 +83,7 @@ pub enum CliError {
     NoPipeline,
     /// A pipeline that runs is not dropped.
     #[error(
-        "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] (or remove the section) and restart every `fairlane serve`, then drop it"
+        "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and restart every `fairlane serve`, then drop it"
     )]
     StillEnabled(PipelineName),
     /// There is no secret.

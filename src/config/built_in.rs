@@ -3,13 +3,12 @@
 
 use crate::id::PipelineName;
 
-/// The pipeline that counts views.
-pub const COUNTERS: &str = "counters";
-/// Its handler, which no other pipeline may have.
+/// The handler of [`PipelineName::COUNTERS`], which no other pipeline may have.
 pub const COUNTER: &str = "counter";
 
 /// Their names, and their defaults over those of every pipeline.
-pub(super) const BUILT_IN: [(&str, &str); 1] = [(COUNTERS, include_str!("counters.toml"))];
+pub(super) const BUILT_IN: [(&str, &str); 1] =
+    [(PipelineName::COUNTERS, include_str!("counters.toml"))];
 
 /// Whether a pipeline of this name exists without being written.
 #[must_use]

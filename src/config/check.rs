@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
-use super::built_in::{COUNTER, COUNTERS};
+use super::built_in::COUNTER;
 use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
@@ -249,9 +249,10 @@ fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(
 fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
     let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
     let counts = p.handler == COUNTER;
-    if name.as_str() != COUNTERS {
+    let built_in = PipelineName::COUNTERS;
+    if !name.counts_views() {
         let problem = format!(
-            "is {COUNTER:?}, which only the built-in pipeline {COUNTERS:?} may have: the views that arrive are put there, and those elsewhere would be lost; tune [pipelines.{COUNTERS}], or name another handler"
+            "is {COUNTER:?}, which only the built-in pipeline {built_in:?} may have: the views that arrive are put there, and those elsewhere would be lost; tune [pipelines.{built_in}], or name another handler"
         );
         return if counts { refused("handler", problem) } else { Ok(()) };
     }
