@@ -36,7 +36,7 @@ use crate::queue::capability::{KEY_BYTES, LeaseKey};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
-use crate::queue::{FAIR_SLICE_US, Queue, ViewSettings};
+use crate::queue::{FAIR_SLICE_US, Queue};
 use crate::store::mongo::MongoError;
 use crate::store::watch;
 

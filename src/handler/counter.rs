@@ -19,7 +19,6 @@ use tokio::time::Instant;
 
 use super::{Answer, AnyHandler, Delivery, Environment, Failure, Handling, Outcomes, Slice};
 use crate::clock::micros;
-use crate::id::Sequence;
 use crate::metrics::CounterMetrics;
 use crate::store::counters::{Added, Change, CounterStore, Effect};
 use crate::view::{self, AdId, Deed};
@@ -169,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::event::Event;
-    use crate::id::BotId;
+    use crate::id::{BotId, Sequence};
     use crate::view::Replacement;
 
     const DAY: Date = date(2026, 11, 20);
