@@ -8,10 +8,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{OptionFuture, join3};
 use redis::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 pub use self::builder::Builder;
 use self::builder::{Counting, Plan};
@@ -37,7 +38,8 @@ use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{FAIR_SLICE_US, Queue};
-use crate::store::mongo::MongoError;
+use crate::store::mongo::{Mongo, MongoError};
+use crate::store::private::{PrivateMongo, PrivateMongoError};
 use crate::store::watch;
 
 /// A call that takes longer has an unknown outcome.
@@ -131,6 +133,9 @@ pub enum AppError {
     /// No private Redis could be started.
     #[error(transparent)]
     PrivateRedis(#[from] PrivateRedisError),
+    /// The private MongoDB cannot be stopped.
+    #[error(transparent)]
+    PrivateMongo(#[from] PrivateMongoError),
     /// `redis.url` cannot be read.
     #[error("redis.url cannot be used: {0}")]
     RedisUrl(#[source] redis::RedisError),
@@ -155,6 +160,7 @@ pub struct App {
     clock: SharedClock,
     target: Target,
     private: Option<PrivateRedis>,
+    private_mongo: Option<PrivateMongo>,
     links: Links,
     plans: Vec<Plan>,
     lease_key: LeaseKey,
@@ -225,6 +231,7 @@ impl App {
             clock,
             target,
             private: None,
+            private_mongo: None,
             links,
             plans,
             lease_key,
@@ -353,12 +360,12 @@ impl App {
             read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
         }
 
-        let private = if let Some(private) = private {
-            Some(supervise(private, &config, &links.admin, &shutdown).await)
-        } else {
-            shutdown.soft.cancelled().await;
-            None
-        };
+        let redis = private.map(|redis| supervise(redis, &config, &links.admin, &shutdown));
+        let mongo = self.private_mongo.zip(counting.mongo.clone());
+        let mongo = mongo.map(|(private, mongo)| supervise_mongo(private, &config, mongo, &shutdown));
+        let (redis, mongo) = (OptionFuture::from(redis), OptionFuture::from(mongo));
+        let (private, private_mongo, ()) =
+            join3(redis, mongo, shutdown.soft.cancelled()).await;
         shutdown.wait().await;
         stop.cancel();
         let ending = async { while servers.join_next().await.is_some() {} };
@@ -375,6 +382,13 @@ impl App {
                 info!("stopped the private Redis");
             } else {
                 info!("left the private Redis running: others still use it");
+            }
+        }
+        if let Some(private) = private_mongo {
+            if private.stop().await? {
+                info!("stopped the private MongoDB");
+            } else {
+                info!("left the private MongoDB running: others still use it");
             }
         }
         Ok(())
@@ -478,6 +492,43 @@ async fn supervise(
             started = PrivateRedis::start(&config.data_dir) => match started {
                 Ok(again) => private = again,
                 Err(error) => warn!(%error, "cannot start the private Redis"),
+            },
+        }
+    }
+}
+
+/// Starts the private MongoDB again when it dies, until the soft stop. Answers the one that runs.
+async fn supervise_mongo(
+    mut private: PrivateMongo,
+    config: &Config,
+    mongo: Mongo,
+    shutdown: &Shutdown,
+) -> PrivateMongo {
+    loop {
+        let answers = tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            answer = async {
+                tokio::time::sleep(SUPERVISE).await;
+                mongo.ping().await
+            } => answer.is_ok(),
+        };
+        if answers {
+            continue;
+        }
+        warn!(pid = private.pid(), "the private MongoDB does not answer; starting it again");
+        let starting = PrivateMongo::start(&config.data_dir, config.mongodb.program.as_deref());
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            started = starting => match started {
+                // Elsewhere, our connections would never find it.
+                Ok(again) if again.url().expose() != private.url().expose() => {
+                    error!("the port of the private MongoDB is taken: restart this process");
+                    private = again;
+                }
+                Ok(again) => private = again,
+                Err(error) => warn!(%error, "cannot start the private MongoDB"),
             },
         }
     }
