@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use error::{ConfigError, Origin};
-pub(crate) use load::no_colour;
+pub(crate) use load::{mongod, no_colour};
 pub(crate) use mongo_url::server as mongo_server;
 pub use mongo_url::{MongoUrl, MongoUrlError};
 pub use redis_url::{RedisUrl, RedisUrlError};
