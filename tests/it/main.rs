@@ -28,6 +28,7 @@ mod outbound;
 mod outcomes;
 mod poison;
 mod presence;
+mod private_mongo;
 mod protocol;
 mod push;
 mod push_order;
