@@ -6,6 +6,7 @@ mod bus;
 mod check;
 mod cli;
 mod cluster;
+mod counter_store;
 mod examples;
 mod exhaustive;
 mod fairness;
