@@ -1,6 +1,7 @@
 //! Puts the parts together. The only file that knows every one of them.
 
 mod builder;
+mod supervise;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +13,7 @@ use futures_util::future::{OptionFuture, join3};
 use redis::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::info;
 
 pub use self::builder::Builder;
 use self::builder::{Counting, Plan};
@@ -38,7 +39,7 @@ use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{FAIR_SLICE_US, Queue};
-use crate::store::mongo::{Mongo, MongoError};
+use crate::store::mongo::MongoError;
 use crate::store::private::{PrivateMongo, PrivateMongoError};
 use crate::store::watch;
 
@@ -46,8 +47,6 @@ use crate::store::watch;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// HTTP clients have this long to take their last answer.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// A private Redis is looked after this often.
-const SUPERVISE: Duration = Duration::from_secs(2);
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -360,12 +359,12 @@ impl App {
             read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
         }
 
-        let redis = private.map(|redis| supervise(redis, &config, &links.admin, &shutdown));
+        let redis = private.map(|redis| supervise::redis(redis, &config, &links.admin, &shutdown));
         let mongo = self.private_mongo.zip(counting.mongo.clone());
-        let mongo = mongo.map(|(private, mongo)| supervise_mongo(private, &config, mongo, &shutdown));
+        let mongo =
+            mongo.map(|(private, mongo)| supervise::mongo(private, &config, mongo, &shutdown));
         let (redis, mongo) = (OptionFuture::from(redis), OptionFuture::from(mongo));
-        let (private, private_mongo, ()) =
-            join3(redis, mongo, shutdown.soft.cancelled()).await;
+        let (private, private_mongo, ()) = join3(redis, mongo, shutdown.soft.cancelled()).await;
         shutdown.wait().await;
         stop.cancel();
         let ending = async { while servers.join_next().await.is_some() {} };
@@ -461,75 +460,5 @@ fn read_bus(
         let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(link));
         let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
         shutdown.spawn(reader::run(source, fanout, retention, clock, shutdown.clone()));
-    }
-}
-
-/// Starts the private Redis again when it dies, until the soft stop. Answers the one that runs.
-async fn supervise(
-    mut private: PrivateRedis,
-    config: &Config,
-    link: &Link,
-    shutdown: &Shutdown,
-) -> PrivateRedis {
-    loop {
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            () = tokio::time::sleep(SUPERVISE) => {}
-        }
-        let answers = tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            answer = link.command("PING", redis::cmd("PING")) => answer.is_ok(),
-        };
-        if answers {
-            continue;
-        }
-        warn!(pid = private.pid(), "the private Redis does not answer; starting it again");
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            started = PrivateRedis::start(&config.data_dir) => match started {
-                Ok(again) => private = again,
-                Err(error) => warn!(%error, "cannot start the private Redis"),
-            },
-        }
-    }
-}
-
-/// Starts the private MongoDB again when it dies, until the soft stop. Answers the one that runs.
-async fn supervise_mongo(
-    mut private: PrivateMongo,
-    config: &Config,
-    mongo: Mongo,
-    shutdown: &Shutdown,
-) -> PrivateMongo {
-    loop {
-        let answers = tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            answer = async {
-                tokio::time::sleep(SUPERVISE).await;
-                mongo.ping().await
-            } => answer.is_ok(),
-        };
-        if answers {
-            continue;
-        }
-        warn!(pid = private.pid(), "the private MongoDB does not answer; starting it again");
-        let starting = PrivateMongo::start(&config.data_dir, config.mongodb.program.as_deref());
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            started = starting => match started {
-                // Elsewhere, our connections would never find it.
-                Ok(again) if again.url().expose() != private.url().expose() => {
-                    error!("the port of the private MongoDB is taken: restart this process");
-                    private = again;
-                }
-                Ok(again) => private = again,
-                Err(error) => warn!(%error, "cannot start the private MongoDB"),
-            },
-        }
     }
 }

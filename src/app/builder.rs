@@ -120,9 +120,8 @@ impl Builder {
         if let Some(url) = &config.mongodb.url {
             return Ok((Ok(Mongo::open(url, database).await?), None));
         }
-        let counts = config.pipelines.iter().any(|(name, pipeline)| {
-            name.counts_views() && pipeline.enabled
-        });
+        let counts =
+            config.pipelines.iter().any(|(name, pipeline)| name.counts_views() && pipeline.enabled);
         if !counts {
             return Ok((Err("pipelines.counters.enabled is false".to_owned()), None));
         }
