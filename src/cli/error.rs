@@ -257,7 +257,10 @@ impl From<StoreError> for CliError {
 fn of_app(error: &AppError) -> Exit {
     match error {
         AppError::Mongo(MongoError::Options { .. }) => Exit::Usage,
-        AppError::PrivateRedis(_) | AppError::Store(_) | AppError::Mongo(_) => Exit::Unavailable,
+        AppError::PrivateRedis(_)
+        | AppError::PrivateMongo(_)
+        | AppError::Store(_)
+        | AppError::Mongo(_) => Exit::Unavailable,
         AppError::Bind(_) | AppError::Outbound(_) | AppError::LeaseKey => Exit::Failed,
         AppError::Config(_)
         | AppError::Handler { .. }

@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 
 use super::Api;
 use super::auth::Caller;
-use super::docs::{Bodiless, Body, OfPipeline};
+use super::docs::{Bodiless, Body, Deleting, OfPipeline};
 use super::extract::{self, NoBody, Path, Query};
 use super::page::{self, Limit};
 use super::pipelines::PipelinePath;
@@ -265,7 +265,7 @@ struct Purged {
 #[utoipa::path(
     delete, path = "/v1/pipelines/{pipeline}/bots/{bot}/queue", tag = "bots",
     operation_id = "purgeBot", params(BotPath),
-    responses((status = 200, description = "They are deleted", body = Purged), OfPipeline, Bodiless)
+    responses((status = 200, description = "They are deleted", body = Purged), OfPipeline, Bodiless, Deleting)
 )]
 async fn purge(
     State(api): State<Arc<Api>>,

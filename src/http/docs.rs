@@ -127,6 +127,15 @@ impl IntoResponses for OfPipeline {
     }
 }
 
+/// What a route that deletes events may answer besides.
+pub(super) struct Deleting;
+
+impl IntoResponses for Deleting {
+    fn responses() -> Responses {
+        problems(&[(409, "The pipeline counts views, which are not deleted")])
+    }
+}
+
 /// What a route of the counters may answer besides.
 pub(super) struct OfCounters;
 

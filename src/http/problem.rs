@@ -280,6 +280,8 @@ impl IntoResponse for Problem {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::config::MongoUrl;
 
@@ -312,8 +314,9 @@ mod tests {
     #[test]
     fn a_mongodb_that_comes_back_is_worth_another_try_and_callers_are_not_told_where_it_is() {
         let url = MongoUrl::parse("mongodb://user:hidden@secret-host:27017").unwrap();
-        let silent = MongoError::Silent { url: url.clone(), command: "secret-find" };
-        let old = MongoError::Version { url, version: "4.4".to_owned() };
+        let old = MongoError::Version { url: url.clone(), version: "4.4".to_owned() };
+        let (command, within) = ("secret-find", Duration::from_secs(2));
+        let silent = MongoError::Silent { url, command, within, met: Some("secret".to_owned()) };
         for (error, kind, status, again) in
             [(silent, "mongodb-away", 503, Some("1")), (old, "internal", 500, None)]
         {

@@ -418,7 +418,10 @@ async fn probe(server: Server, patience: Duration) -> Result<Probe, PrivateMongo
         Ok(Ok(())) => Ok(Probe::Ready),
         Ok(Err(error @ MongoError::Version { .. })) => Err(PrivateMongoError::Version(error)),
         Ok(Err(error)) => Ok(Probe::Starting(error)),
-        Err(_) => Ok(Probe::Starting(MongoError::Silent { url: server.url(), command: "ping" })),
+        Err(_) => {
+            let (url, within) = (server.url(), patience);
+            Ok(Probe::Starting(MongoError::Silent { url, command: "ping", within, met: None }))
+        }
     }
 }
 

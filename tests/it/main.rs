@@ -6,6 +6,7 @@ mod bus;
 mod check;
 mod cli;
 mod cluster;
+mod counter_store;
 mod counters_http;
 mod examples;
 mod exhaustive;
