@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use serde_json::json;
 
 use crate::support::counting::{Ad, Node, Stores, Sums, View, acknowledged, judge, path, total};
 use crate::support::http::{Answer, Client};
 use crate::support::mongo_proxy::{on, on_any};
 use crate::support::redis::Persistence;
-use crate::support::trap::Deed;
+use crate::support::trap::{Deed, Trap};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -79,7 +79,7 @@ async fn an_edit_amid_queued_views_and_a_flush_in_flight_leaves_exactly_the_newe
         eventually(LONG, "they are flushed", async || stores.depth().await == 0).await;
         let traps = [&node, &other].map(|n| n.mongo.trap(on("update", held), 1, Deed::HoldCommand));
         stores.publish(&views(&ad, 1_000)).await;
-        eventually(LONG, "a flush is held", async || traps.iter().any(|trap| trap.sprung())).await;
+        eventually(LONG, "a flush is held", async || traps.iter().any(Trap::sprung)).await;
         eventually(LONG, "the rest is queued", async || stores.depth().await == 1_000).await;
 
         acknowledged(async || edit.send(&node.client(), &ad).await).await;
@@ -91,7 +91,9 @@ async fn an_edit_amid_queued_views_and_a_flush_in_flight_leaves_exactly_the_newe
         let told = newer.count(|| other.client()).await;
         assert_eq!(told, Some(after + 7), "a view after {edit:?}");
         assert_eq!(total(&node.client(), &ad).await, Some(after + 7));
-        traps.iter().for_each(|trap| trap.release());
+        for trap in &traps {
+            trap.release();
+        }
         expected.insert(ad, after + 7);
         stores.settles(&node.client(), &expected, LONG).await;
     }
@@ -111,10 +113,11 @@ async fn edits_that_race_with_views_leave_totals_and_days_equal_and_no_newer_vie
         view(20).await;
         let racing = join_all((0..4).map(|_| view(25)));
         let editing = acknowledged(async || edit.send(&node.client(), &ad).await);
-        let ((), _) = tokio::join!(async { drop(racing.await) }, async {
+        let edited = async {
             editing.await;
             view(10).await;
-        });
+        };
+        join(racing, edited).await;
         eventually(LONG, "all is flushed", async || stores.depth().await == 0).await;
         let (totals, _) = stores.stored().await;
         let left = totals[&ad];
@@ -160,21 +163,23 @@ async fn a_frozen_consumer_does_not_bring_back_what_was_forgotten_meanwhile() {
 
 /// MongoDB has some of what is queued then: a sum of the two would be too much.
 #[tokio::test]
-async fn no_total_is_wrong_while_a_flush_is_between_the_collections() {
+async fn no_view_is_told_twice_while_a_flush_is_between_the_collections() {
     let stores = Stores::start(Persistence::Always);
     let node = Node::start(&stores, &[]).await;
     let ad = ad("x");
-    for round in 1..=6_u64 {
-        let holds =
-            [(DAILY, Deed::HoldCommand), (TOTALS, Deed::HoldReply), (TOTALS, Deed::HoldCommand)];
-        let (collection, deed) = holds[round as usize % 3];
+    let holds =
+        [(DAILY, Deed::HoldCommand), (TOTALS, Deed::HoldReply), (TOTALS, Deed::HoldCommand)];
+    for (round, (collection, deed)) in (1..=6).zip(holds.into_iter().cycle()) {
         let trap = node.mongo.trap(on("update", collection), 1, deed);
         // By the bus, which fills no cache.
         stores.publish(&views(&ad, 10)).await;
         assert!(trap.springs(LONG).await);
+        eventually(LONG, "all are queued", async || stores.depth().await == 10).await;
         for _ in 0..20 {
+            // Which of the views were written is not known: those before were, none is there twice.
             let told = total(&node.client(), &ad).await;
-            assert!(told.is_none() || told == Some(10 * round), "told {told:?} in round {round}");
+            let right = told.is_none_or(|told| (10 * (round - 1)..=10 * round).contains(&told));
+            assert!(right, "told {told:?} in round {round}");
         }
         trap.release();
         stores.settles(&node.client(), &Sums::from([(ad.clone(), 10 * round)]), LONG).await;
@@ -183,8 +188,8 @@ async fn no_total_is_wrong_while_a_flush_is_between_the_collections() {
     let mut sum = 60;
     for round in 1..=6 {
         let trap = node.mongo.trap(on("update", TOTALS), 1, Deed::HoldReply);
-        let other = crate::support::counting::View::new("bot", &format!("y-{round}"), 5);
-        stores.publish(&[other.clone()]).await;
+        let other = View::new("bot", &format!("y-{round}"), 5);
+        stores.publish(std::slice::from_ref(&other)).await;
         assert!(trap.springs(LONG).await);
         let told = View { key: format!("k-{round}"), n: 1, ..other.clone() };
         let told = told.count(|| node.client()).await;

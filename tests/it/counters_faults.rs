@@ -1,7 +1,7 @@
 //! Views of ads, counted by processes that are killed, frozen and cut off at every step of a flush:
 //! each counts once, in the total and in its day.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,9 @@ use futures_util::future::{join, join_all};
 use mongodb::bson::doc;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use serde_json::json;
 use tokio::sync::watch;
 
-use crate::support::counting::{Ad, Node, Stores, Sums, View, acknowledged, judge, path, total};
+use crate::support::counting::{Ad, Node, Stores, Sums, View, judge};
 use crate::support::http::Client;
 use crate::support::mongo_proxy::{on, on_any};
 use crate::support::proxy::holds;
@@ -143,7 +142,9 @@ impl Site<'_> {
                 })
                 .collect();
             self.stores.publish(&burst).await;
-            burst.iter().for_each(|view| drop(self.acknowledge(view)));
+            for view in &burst {
+                self.acknowledge(view);
+            }
         }
     }
 
@@ -161,7 +162,9 @@ impl Site<'_> {
             node.served.kill9();
             // What it sent last arrives after its death, or never.
             if round % 2 == 0 {
-                traps.iter().for_each(Trap::release);
+                for trap in &traps {
+                    trap.release();
+                }
             }
             node.restart().await;
             self.clients.borrow_mut()[place] = node.client();
@@ -221,7 +224,9 @@ async fn a_consumer_frozen_past_its_lease_with_its_writes_under_way_changes_noth
     let mut publish = async |n| {
         let views: Vec<View> = ads.iter().map(|(bot, ad)| View::new(bot, ad, n)).collect();
         stores.publish(&views).await;
-        views.iter().for_each(|view| *expected.entry(view.ad.clone()).or_default() += n);
+        for view in views {
+            *expected.entry(view.ad).or_default() += n;
+        }
         expected.clone()
     };
     for round in 0..5 {

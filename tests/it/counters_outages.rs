@@ -67,11 +67,11 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
     let instance =
         Instance::start_at(Arc::clone(&clock) as _, Roles::ALL, &config, log.content()).await;
     let client = instance.client();
-    let (cached, stored) = (ad("cached"), ad("stored"));
+    let (cached, known) = (ad("cached"), ad("known"));
     assert_eq!(View::new("bot", "cached", 2).count(|| client.clone()).await, Some(2));
     // By the bus, which fills no cache.
-    stores.publish(&[View::new("bot", "stored", 5)]).await;
-    let mut expected = Sums::from([(cached.clone(), 2), (stored.clone(), 5)]);
+    stores.publish(&[View::new("bot", "known", 5)]).await;
+    let mut expected = Sums::from([(cached.clone(), 2), (known.clone(), 5)]);
     stores.settles(&client, &expected, LONG).await;
 
     stores.mongo.kill9();
@@ -93,14 +93,14 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
         n += 1;
         let (told, sum) = view(&cached, n).await;
         assert_eq!(told, Some(sum), "a cached total at {time}");
-        let (told, _) = view(&stored, 10 * n).await;
+        let (told, _) = view(&known, 10 * n).await;
         assert_eq!(told, None, "an unknown total at {time}");
         let (told, _) = view(&ad("new"), n).await;
         assert_eq!(told, None, "nobody can tell whether {time} is its first");
     }
     let told = told(&client, &expected.keys().cloned().collect()).await;
     assert_eq!(told[&cached], Some(17));
-    assert_eq!((told[&stored], told[&ad("new")]), (None, None));
+    assert_eq!((told[&known], told[&ad("new")]), (None, None));
     let answer = client.get(&path(&cached, "/daily?from=2026-11-01&to=2026-12-01")).await;
     assert_eq!(answer.code, 503);
 
@@ -111,7 +111,7 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
         names.into_iter().zip(days).filter(|(_, n)| *n > 0).collect::<BTreeMap<_, _>>()
     };
     assert_eq!(days(&client, &cached).await, on([2 + 1, 2 + 3, 4 + 5]));
-    assert_eq!(days(&client, &stored).await, on([5 + 10, 50, 90]));
+    assert_eq!(days(&client, &known).await, on([5 + 10, 50, 90]));
     assert_eq!(days(&client, &ad("new")).await, on([1, 5, 9]));
     instance.stop().await;
 }

@@ -15,7 +15,7 @@ use super::http::{Answer, Client};
 use super::mongo::{self, MongoServer};
 use super::mongo_proxy::MongoProxy;
 use super::proxy::Proxy;
-use super::redis::{Options, Persistence, RedisServer, Served as _};
+use super::redis::{Options, Persistence, RedisServer};
 use super::served::Served;
 use super::wait::eventually;
 
