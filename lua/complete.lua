@@ -18,23 +18,30 @@
 -- not done but leave the queue: to the dead letters, or to be delayed. One that is not among them
 -- makes the whole item BAD.
 --
--- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item
--- ARGV  max dead letters, then per item: bot, run, fence, before, n, mode, ms, cost µs, bound (fail:
---       events to isolate; hand: most open leases), number of exceptions, per exception: index from 0, 'dead' reason attempts |
---       'later' time (ms since 1970) ''
+-- Where views are counted, what leaves the queue is noted in the book of its bot.
+--
+-- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item, each with
+--       books followed by the book of views.lua
+-- ARGV  max dead letters, keys per item (1, with books 5), then per item: bot, run, fence, before, n,
+--       mode, ms, cost µs, bound (fail: events to isolate; hand: most open leases), number of
+--       exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since
+--       1970) ''; with books also: last sequence that leaves or '', number of ads, per ad: id, views,
+--       replacements
 -- Reply {clock, lowest score or '', next deadline or '', dead letters removed, then per item
 --       'OK' | 'STALE' | 'BAD' | 'FULL'}
--- Cost  11 to 15 commands + 1 a bot (2 with events left or handed over)
-assert(#KEYS >= 12 and #ARGV >= 11, 'complete: wrong number of arguments')
+-- Cost  11 to 15 commands + 1 a bot (2 with events left or handed over), with books 5 + 2 an ad
+assert(#KEYS >= 12 and #ARGV >= 12, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
-local items, bots, at = {}, {}, 2
+local keys_each = tonumber(ARGV[2])
+local items, bots, at = {}, {}, 3
 while at <= #ARGV do
   local item = {
     bot = ARGV[at], run = ARGV[at + 1], fence = ARGV[at + 2], before = tonumber(ARGV[at + 3]),
     n = tonumber(ARGV[at + 4]), mode = ARGV[at + 5], ms = tonumber(ARGV[at + 6]),
     cost = tonumber(ARGV[at + 7]), bound = tonumber(ARGV[at + 8]), exceptions = {},
-    key = KEYS[12 + #items],
+    at = 12 + keys_each * #items,
   }
+  item.key = KEYS[item.at]
   local count, last = tonumber(ARGV[at + 9]), -1
   assert(item.key and count and at + 9 + 4 * count <= #ARGV, 'complete: wrong number of arguments')
   at = at + 10
@@ -46,8 +53,31 @@ while at <= #ARGV do
     at = at + 4
   end
   item.fits = last < item.n
+  if keys_each > 1 then
+    item.last, item.ads, item.first_ad = ARGV[at], tonumber(ARGV[at + 1]), at + 2
+    at = at + 2 + 3 * item.ads
+  end
   items[#items + 1] = item
   bots[#bots + 1] = item.bot
+end
+
+-- Notes in the book of an item's bot what leaves the queue: its first n of `length` events.
+local function close(item, n, length)
+  local book = book_at(item.at + 1)
+  if n > 0 and item.last ~= '' then
+    call('SET', book.acked, item.last, 'EX', ACKED_SECONDS)
+  end
+  if n == length then
+    call('UNLINK', book.unflushed)
+    return
+  end
+  if n > 0 then
+    for i = item.first_ad, item.first_ad + 3 * item.ads - 1, 3 do
+      lower(book, 'v' .. ARGV[i], tonumber(ARGV[i + 1]))
+      lower(book, 'r' .. ARGV[i], tonumber(ARGV[i + 2]))
+    end
+  end
+  keep_cached(book) -- while MongoDB is away, nothing else may tell a total
 end
 
 local meta = call('HMGET', META, 'v', 'depth', 'run', 'open')
@@ -100,6 +130,9 @@ for i, item in ipairs(items) do
           call('LTRIM', item.key, n, -1)
         end
         removed_events = removed_events + n
+      end
+      if keys_each > 1 then
+        close(item, n, length)
       end
       if attempts[i] or item.mode == 'fail' then
         local suspect, lost, failed, isolate = parts(attempts[i] or '0|0|0|0')

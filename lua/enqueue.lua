@@ -7,12 +7,15 @@
 -- forward.
 --
 -- KEYS  the eight of shared.lua, [9] hwm (hash: stream -> last offset copied), [10] dlq,
---       [11..] q:<bot> per bot
--- ARGV  stream, prev, last, slice µs, linger ms, max queue, overflow, max dead letters,
---       then per bot: id, count, events as MessagePack (at most 500 events a call)
+--       [11..] q:<bot> per bot, then with views per bot the book of views.lua
+-- ARGV  stream, prev, last, slice µs, linger ms, max queue, overflow, max dead letters, length of
+--       the views or 0, the views: cached ads (most of a generation), then per bot a count and that
+--       many ads and numbers; then per bot: id, count, events as MessagePack (at most 500 events)
 -- Reply {'OK', offset, appended, dead, dropped, dead letters removed} | {'DUP', offset} | {'GAP', offset}
--- Cost  about 11 commands + 1 a bot (2 with max queue)
-assert(#KEYS >= 10 and #ARGV >= 8 and counts(9, #KEYS - 10), 'enqueue: wrong number of arguments')
+-- Cost  about 11 commands + 1 a bot (2 with max queue) + 3 an ad
+local views = tonumber(ARGV[9]) or 0
+local bots = views > 0 and (#KEYS - 10) / 5 or #KEYS - 10
+assert(#KEYS >= 10 and counts(10 + views, bots), 'enqueue: wrong number of arguments')
 
 -- Whether stream offset a comes after b. They are (ms, seq) pairs of up to 64 bits each: compared
 -- as texts, since a Lua number would lose digits.
@@ -34,11 +37,21 @@ if offset ~= prev then
   return {'GAP', offset}
 end
 local appended, died, dropped, removed = 0, 0, 0, 0
-if #ARGV > 8 then
-  appended, died, dropped, removed = append(11, 9, {
+if #ARGV > 9 then
+  appended, died, dropped, removed = append(11, 10 + views, {
     slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5]), max = tonumber(ARGV[6]),
     overflow = ARGV[7], dead = KEYS[10], dead_max = tonumber(ARGV[8]),
   })
+end
+if views > 0 then
+  local at = 11
+  for bot = 1, bots do
+    local ads, book = tonumber(ARGV[at]), book_at(7 + bots + 4 * bot)
+    for i = at + 1, at + 2 * ads, 2 do
+      count(book, ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[10]))
+    end
+    at = at + 1 + 2 * ads
+  end
 end
 call('HSET', HWM, stream, last)
 return {'OK', last, appended, died, dropped, removed}

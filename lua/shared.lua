@@ -151,16 +151,16 @@ local function counts(at, queues)
 end
 
 -- Appends events with fresh sequences to queues and lets bots that had none join.
--- ARGV[at..]: per bot its id, a count and that many events; KEYS[first..]: their queues.
+-- ARGV[at..last]: per bot its id, a count and that many events; KEYS[first..]: their queues.
 -- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'), dead (key),
 -- dead_max, linger (ms), slice (µs).
 -- Answers the number appended, dead-lettered, dropped, and of old dead letters removed.
-local function append(first, at, limits)
+local function append(first, at, limits, last)
   local meta = call('HMGET', META, 'seq', 'v', 'depth')
   local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
   local appended, died, dropped, removed = 0, 0, 0, 0
   local fresh, key = {}, first
-  while at <= #ARGV do
+  while at <= (last or #ARGV) do
     local bot, count = ARGV[at], tonumber(ARGV[at + 1])
     local records = {}
     for i = 1, count do

@@ -14,20 +14,21 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 pub use self::builder::Builder;
-use self::builder::Plan;
+use self::builder::{Counting, Plan};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::clock::{SharedClock, SystemClock, millis};
 use crate::config::{Config, ConfigError};
+use crate::counters::{Counters, upkeep};
 use crate::fanout::{Fanout, FilterError};
 use crate::handler::LogHandler;
-use crate::http::{self, Access, Api, AuthError, BindError, Health, Queues};
+use crate::http::{self, Access, Api, AuthError, BindError, Exports, Health, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
-use crate::metrics::PipelineMetrics;
+use crate::metrics::{CounterMetrics, PipelineMetrics};
 use crate::outbound::OutboundSetupError;
 use crate::pool::open::OpenLeases;
 use crate::presence::{self};
@@ -36,6 +37,7 @@ use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::store::mongo::MongoError;
 use crate::store::watch;
 
 /// A call that takes longer has an unknown outcome.
@@ -138,6 +140,9 @@ pub enum AppError {
     /// A listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// `mongodb.url` cannot be used.
+    #[error(transparent)]
+    Mongo(#[from] MongoError),
     /// The tokens cannot be used.
     #[error(transparent)]
     Auth(#[from] AuthError),
@@ -153,6 +158,7 @@ pub struct App {
     links: Links,
     plans: Vec<Plan>,
     lease_key: LeaseKey,
+    counting: Counting,
     metrics_listener: TcpListener,
     http_door: Option<(TcpListener, Access)>,
 }
@@ -163,6 +169,8 @@ struct Links {
     pool: Arc<Link>,
     /// The fan-out.
     ingest: Arc<Link>,
+    /// Views and totals.
+    views: Arc<Link>,
     /// Everything that may be slow or rare.
     admin: Arc<Link>,
 }
@@ -190,6 +198,7 @@ impl App {
         builder: Builder,
         plans: Vec<Plan>,
         target: Target,
+        counting: Counting,
     ) -> Result<Self, AppError> {
         let Builder { config, roles, clock, .. } = builder;
         let shards = config.redis.shards;
@@ -201,7 +210,7 @@ impl App {
             let link = Link::new(target.clone(), all.clone(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
             Arc::new(link)
         };
-        let links = Links { pool: link(), ingest: link(), admin: link() };
+        let links = Links { pool: link(), ingest: link(), views: link(), admin: link() };
         let lease_key = register(&links.admin, &config, &plans, &clock).await?;
         let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
         let http_door = if roles.http {
@@ -219,6 +228,7 @@ impl App {
             links,
             plans,
             lease_key,
+            counting,
             metrics_listener,
             http_door,
         })
@@ -259,11 +269,12 @@ impl App {
     /// When the private Redis cannot be stopped.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
         let App { config, roles, clock, target, private, links, plans, lease_key, .. } = self;
+        let counting = self.counting;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
         let health = Health {
             link: Arc::clone(&links.admin),
-            mongodb: watch::begin(&config.mongodb, &shutdown),
+            mongodb: watch::begin(counting.mongo.clone(), &shutdown),
             stopping: shutdown.soft.clone(),
         };
         if let Ok(address) = self.metrics_listener.local_addr() {
@@ -276,7 +287,21 @@ impl App {
         if let Some((listener, access)) = self.http_door {
             let open = |plan: &Plan| plan.open(plan.queue(&config, &links.admin));
             let leases = OpenLeases::new(&lease_key, &clock, plans.iter().map(open));
-            let api = api(&config, &target, &links, &clock, access, leases);
+            let counters = counters(&counting, &plans, &config, &links.views);
+            let admin = Arc::clone(&links.admin);
+            let (shards, views) = (config.redis.shards, counting.views.clone());
+            let pipelines = config.pipelines.clone();
+            let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+            let api = Api {
+                queues: Queues::new(pipelines, shards, views, admin, RESPONSE_TIMEOUT),
+                bus: Arc::new(bus),
+                stream: config.bus.streams.first().cloned().unwrap_or_default(),
+                clock: Arc::clone(&clock),
+                access: Arc::new(access),
+                leases,
+                counters,
+                exports: Exports::default(),
+            };
             servers.spawn(http::serve(listener, http::routes(api, health.clone()), stop.clone()));
         }
         let observed = http::metrics_routes(health);
@@ -286,6 +311,11 @@ impl App {
         let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
         let now = clock.now();
         shutdown.spawn(presence::run(meters, &roles.names(), link, now, shutdown.clone()));
+        if let Ok(store) = &counting.store {
+            shutdown.spawn(upkeep::prepare(store.clone(), shutdown.clone()));
+            let (link, min_age) = (Arc::clone(&links.admin), counting.min_age.clone());
+            shutdown.spawn(upkeep::watch_persistence(link, min_age, shutdown.clone()));
+        }
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -307,6 +337,7 @@ impl App {
             sampled.push(Sampled {
                 queue: queue.clone(),
                 metrics: PipelineMetrics::new(&plan.name),
+                views: plan.name.counts_views().then(CounterMetrics::new),
                 keep_dead: plan.config.dead.keep,
             });
             if roles.ingest {
@@ -334,6 +365,9 @@ impl App {
         // A client that stalls in mid-request must not keep the process.
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
+        if let Some(mongo) = counting.mongo {
+            mongo.close().await;
+        }
         // Our connections must be gone before the last one out turns off the light.
         drop(links);
         if let Some(private) = private {
@@ -383,25 +417,17 @@ async fn register(
     }
 }
 
-/// What the HTTP routes work with.
-fn api(
+/// What counts views, or why nothing does.
+fn counters(
+    counting: &Counting,
+    plans: &[Plan],
     config: &Config,
-    target: &Target,
-    links: &Links,
-    clock: &SharedClock,
-    access: Access,
-    leases: OpenLeases,
-) -> Api {
-    let (shards, admin) = (config.redis.shards, Arc::clone(&links.admin));
-    let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
-    Api {
-        queues: Queues::new(config.pipelines.clone(), shards, admin, RESPONSE_TIMEOUT),
-        bus: Arc::new(bus),
-        stream: config.bus.streams.first().cloned().unwrap_or_default(),
-        clock: Arc::clone(clock),
-        access: Arc::new(access),
-        leases,
-    }
+    link: &Arc<Link>,
+) -> Result<Counters, String> {
+    let store = counting.store.clone()?;
+    let plan = plans.iter().find(|plan| plan.name.counts_views());
+    let plan = plan.ok_or_else(|| "pipelines.counters is not enabled".to_owned())?;
+    Ok(Counters::new(plan.queue(config, link), store))
 }
 
 /// Starts a reader per bus stream.

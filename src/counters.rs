@@ -1,12 +1,47 @@
-//! View counters as clients see them: counted in Redis at once, kept in MongoDB within seconds.
+//! View counters as clients see them: counted in Redis at once, in MongoDB within seconds.
+//!
+//! # What is promised
+//!
+//! 1. A view that was answered is counted once in the total and once in its day, whatever dies,
+//!    hangs or repeats itself in between. What remains: a Redis that loses its tail (about a second
+//!    with an append-only file written every second, nothing with `appendfsync always`) loses at
+//!    most those views; none is ever counted twice, and total and days agree.
+//! 2. The total that a view is answered with is exact at that moment, or `None`: when MongoDB does
+//!    not tell what Redis does not know. The view counts all the same.
+//!    Totals that are read are exact, but for an ad that is not cached while its views are being
+//!    written: then those may be missing.
+//! 3. A replacement takes effect in the order in which it was called: everything counted before is
+//!    replaced, everything after is added. Totals show it at once, days within seconds.
+//!
+//! # How a view goes
+//!
+//! 1. `lua/increment_if_exists.lua`: where the total is cached, it is raised and the view queued.
+//! 2. Else the total is read from MongoDB, and `lua/upsert.lua` caches it with the view, unless a
+//!    flush may have been under way: then again, at last without a total.
+//! 3. The view waits in its bot's queue; `handler::counter` writes it.
 
-use futures_util::Stream;
+pub(crate) mod upkeep;
+
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _, TryFutureExt as _};
 use jiff::civil::Date;
+use tracing::warn;
 
+use crate::fanout::OncePerMinute;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
+use crate::keyspace::scripts::Viewed;
+use crate::metrics::CounterMetrics;
+use crate::queue::{Book, Known, NewViews, Queue};
+use crate::store::counters::{CounterStore, Stored};
 use crate::store::mongo::MongoError;
-use crate::view::{AdId, Replacement};
+use crate::view::{self, AdId, Replacement};
+
+/// A document that a flush may have changed is read again after these times: a flush takes some
+/// milliseconds from its first write to its completion.
+const AGAIN: [Duration; 3] =
+    [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(40)];
 
 /// Why the counters cannot be told or changed.
 #[derive(Debug, thiserror::Error)]
@@ -30,12 +65,25 @@ pub(crate) struct Totals {
 
 /// The counters. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Counters;
+pub(crate) struct Counters {
+    queue: Queue,
+    store: CounterStore,
+    metrics: CounterMetrics,
+}
 
 impl Counters {
-    /// Counts `n` views (1 to [`crate::view::VIEWS_MAX`]) and answers the new total; `None` where no store can tell it, the
-    /// views still counted. A second call with the same `key` within an hour counts nothing and
-    /// answers what the first did.
+    /// The counters in the queues of the pipeline that counts views, and in `store`.
+    pub(crate) fn new(queue: Queue, store: CounterStore) -> Self {
+        Self { queue, store, metrics: CounterMetrics::new() }
+    }
+
+    /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and answers the new total; `None` where no store
+    /// can tell it, the views still counted. A second call with the same `key` within an hour
+    /// counts nothing and answers what the first did.
+    ///
+    /// # Errors
+    /// When Redis does not answer. It is unknown then whether they were counted: repeat the call
+    /// with the same key.
     pub(crate) async fn view(
         &self,
         bot: &BotId,
@@ -43,34 +91,160 @@ impl Counters {
         n: u64,
         key: Option<&str>,
     ) -> Result<Option<u64>, CountersError> {
-        unimplemented!("{bot} {ad} {n} {key:?}")
+        let event = view::on_day(view::view(bot, ad, n), Some(self.today())).encode();
+        let views = NewViews { bot, ad, n, event: &event, key };
+        let mut acked = match self.queue.increment_if_exists(views).await? {
+            Viewed::Counted(total) => {
+                self.metrics.cache_hits.increment(1);
+                return Ok(self.counted(n, total));
+            }
+            Viewed::Ask(acked) => acked,
+        };
+        self.metrics.cache_misses.increment(1);
+        for pause in AGAIN {
+            let stored = self.stored(bot, ad).await;
+            match self.queue.upsert(views, &acked, stored).await? {
+                Viewed::Counted(total) => return Ok(self.counted(n, total)),
+                Viewed::Ask(now) => acked = now,
+            }
+            tokio::time::sleep(pause).await;
+        }
+        // A view is never lost because a total cannot be told.
+        match self.queue.upsert(views, &acked, None).await? {
+            Viewed::Counted(total) => Ok(self.counted(n, total)),
+            Viewed::Ask(_) => unreachable!("without a stored total, the script always counts"),
+        }
+    }
+
+    fn counted(&self, n: u64, total: Option<u64>) -> Option<u64> {
+        self.metrics.views.increment(n);
+        total
+    }
+
+    /// Total and sequence of one ad in MongoDB; `None` when it does not tell.
+    async fn stored(&self, bot: &BotId, ad: &AdId) -> Option<(u64, crate::id::Sequence)> {
+        let stored = self.ask(bot, std::slice::from_ref(ad)).await.ok()?;
+        Some(stored.first().map_or_else(Default::default, |stored| (stored.total, stored.sequence)))
+    }
+
+    /// What MongoDB has, in the order of `ads`.
+    async fn ask(&self, bot: &BotId, ads: &[AdId]) -> Result<Vec<Stored>, MongoError> {
+        static AWAY: OncePerMinute = OncePerMinute::new();
+        let stored = self.store.totals(bot, ads).await.inspect_err(|error| {
+            if AWAY.take() {
+                warn!(%error, "MongoDB does not tell totals; those that are not cached are unknown");
+            }
+        })?;
+        Ok(ads.iter().map(|ad| stored.get(ad).copied().unwrap_or_default()).collect())
     }
 
     /// The totals of up to 1,000 ads; 0 for one that was never counted.
-    pub(crate) async fn totals(
+    ///
+    /// # Errors
+    /// When neither store answers.
+    pub(crate) async fn totals(&self, bot: &BotId, ads: &[AdId]) -> Result<Totals, CountersError> {
+        let book = match self.queue.book(bot, ads).await {
+            Ok(book) => book,
+            Err(redis) => {
+                let stored = self.ask(bot, ads).map_err(|_| redis).await?;
+                let totals = stored.into_iter().map(|stored| Some(stored.total)).collect();
+                return Ok(Totals { totals, stale: true });
+            }
+        };
+        let mut missing = Vec::new();
+        let mut totals: Vec<Option<u64>> = Vec::with_capacity(ads.len());
+        for (at, known) in book.known.iter().enumerate() {
+            totals.push(match *known {
+                Known::Total(total) => Some(total),
+                Known::Replaced => None,
+                Known::Queued(_) => {
+                    missing.push(at);
+                    None
+                }
+            });
+        }
+        self.metrics.cache_hits.increment((ads.len() - missing.len()) as u64);
+        if !missing.is_empty() {
+            self.metrics.cache_misses.increment(missing.len() as u64);
+            self.fill(bot, ads, book, &missing, &mut totals).await?;
+        }
+        Ok(Totals { totals, stale: false })
+    }
+
+    /// Adds the totals of the ads at `missing`: what MongoDB has and what is queued. Where a flush
+    /// was under way, so that some may be in both, it looks again.
+    async fn fill(
         &self,
         bot: &BotId,
         ads: &[AdId],
-    ) -> Result<Totals, CountersError> {
-        unimplemented!("{bot} {ads:?}")
+        mut book: Book,
+        missing: &[usize],
+        totals: &mut [Option<u64>],
+    ) -> Result<(), StoreError> {
+        let asked: Vec<AdId> = missing.iter().map(|&at| ads[at].clone()).collect();
+        for pause in AGAIN {
+            let Ok(stored) = self.ask(bot, &asked).await else { return Ok(()) };
+            let mut doubt = false;
+            // Of an ad with nothing queued, MongoDB had all before it was asked.
+            let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {
+                Some(self.queue.progress(bot).await?)
+            } else {
+                None
+            };
+            for (&at, stored) in missing.iter().zip(&stored) {
+                totals[at] = match book.known[at] {
+                    Known::Total(total) => Some(total),
+                    Known::Replaced => None,
+                    Known::Queued(0) => Some(stored.total),
+                    Known::Queued(queued) => match &progress {
+                        Some((acked, head))
+                            if *acked == book.acked
+                                && head.is_none_or(|head| head > stored.sequence) =>
+                        {
+                            Some(stored.total + queued)
+                        }
+                        _ => {
+                            doubt = true;
+                            // Between what is stored and that with what is queued.
+                            Some(stored.total)
+                        }
+                    },
+                };
+            }
+            if !doubt {
+                return Ok(());
+            }
+            tokio::time::sleep(pause).await;
+            book = self.queue.book(bot, ads).await?;
+        }
+        Ok(())
     }
 
-    /// Replaces all that was counted of an ad so far. Totals show it at once, days within seconds.
+    /// Replaces all that was counted of an ad so far.
+    ///
+    /// # Errors
+    /// When Redis does not answer. It is unknown then whether it was done; it can be repeated.
     pub(crate) async fn replace(
         &self,
         bot: &BotId,
         ad: &AdId,
         with: &Replacement,
     ) -> Result<(), CountersError> {
-        unimplemented!("{bot} {ad} {with:?}")
+        let event = view::replacement(bot, ad, with);
+        self.queue.replace_counter(bot, ad, with.total, &event).await?;
+        Ok(())
     }
 
     /// Today in the configured time zone.
     pub(crate) fn today(&self) -> Date {
-        unimplemented!()
+        self.queue.views().calendar.today()
     }
 
-    /// Views per day, from `from` to `to`, days without any among them.
+    /// Views per day, from `from` to `to`, days without any among them. What was viewed in the last
+    /// seconds is missing.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer.
     pub(crate) async fn daily(
         &self,
         bot: &BotId,
@@ -78,10 +252,13 @@ impl Counters {
         from: Date,
         to: Date,
     ) -> Result<Vec<(Date, u64)>, CountersError> {
-        unimplemented!("{bot} {ad} {from} {to}")
+        Ok(self.store.daily(bot, ad, from, to).await?)
     }
 
     /// The views of one day, ads without any left out.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer; the stream's items, when it stops to.
     pub(crate) async fn export(
         &self,
         bot: &BotId,
@@ -90,9 +267,11 @@ impl Counters {
         impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
         CountersError,
     > {
-        if day.year() == 0 {
-            return Ok(futures_util::stream::empty());
-        }
-        unimplemented!("{bot}")
+        let views = self.store.export(bot, day).await?;
+        Ok(views.map(|view| Ok(view?)))
     }
+}
+
+fn is_queued(known: Known) -> bool {
+    matches!(known, Known::Queued(queued) if queued > 0)
 }

@@ -10,7 +10,7 @@
 
 mod pattern;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,11 +25,12 @@ pub use self::pattern::{FILTER_MAX_BYTES, FILTER_MAX_DEPTH, Filter, FilterError,
 use crate::bus::Entry;
 use crate::event::Event;
 use crate::id::{BotId, Offset, Shard};
-use crate::keyspace::scripts::{Enqueue, Enqueued, Queued};
+use crate::keyspace::scripts::{Counted, Enqueue, Enqueued, Queued};
 use crate::keyspace::{Link, Reply, StoreError};
-use crate::metrics::{self, PipelineMetrics};
+use crate::metrics::{self, CounterMetrics, PipelineMetrics};
 use crate::presence::Meter;
 use crate::queue::Queue;
+use crate::view::{self, AdId};
 
 /// Most events of one enqueue call.
 const CALL_EVENTS: usize = 500;
@@ -49,6 +50,8 @@ pub struct Route {
     pub filter: Option<Filter>,
     /// Whether it begins at the first entry of a stream that it never read; else at the next.
     pub from_earliest: bool,
+    /// The metrics of the pipeline that counts views, if this is it.
+    pub views: Option<CounterMetrics>,
     /// Its metrics.
     pub metrics: PipelineMetrics,
     /// Counts for the fleet.
@@ -56,6 +59,9 @@ pub struct Route {
     /// When a failing filter was last logged.
     pub warned: OncePerMinute,
 }
+
+/// An event as it goes into the queue of a pipeline that counts views, and what it counts.
+type Stamped = (Vec<u8>, Option<(AdId, u64)>);
 
 /// Lets one of many log lines through.
 #[derive(Debug, Default)]
@@ -142,6 +148,8 @@ struct ShardBatch<'a> {
 #[derive(Default)]
 struct CallBatch<'a> {
     bots: Vec<(BotId, Vec<&'a [u8]>)>,
+    /// Per bot, where views are counted.
+    counted: Vec<BTreeMap<AdId, u64>>,
     places: FxHashMap<BotId, usize>,
     events: usize,
     bytes: usize,
@@ -149,7 +157,7 @@ struct CallBatch<'a> {
 }
 
 impl<'a> CallBatch<'a> {
-    fn add(&mut self, bot: &BotId, event: &'a [u8], offset: Offset) {
+    fn add(&mut self, bot: &BotId, event: &'a [u8], offset: Offset) -> usize {
         let bots = &mut self.bots;
         let place = *self.places.entry(bot.clone()).or_insert_with(|| {
             bots.push((bot.clone(), Vec::with_capacity(1)));
@@ -159,6 +167,15 @@ impl<'a> CallBatch<'a> {
         self.events += 1;
         self.bytes += event.len();
         self.last = offset;
+        place
+    }
+
+    /// Notes what an event of the bot at `place` counts.
+    fn count(&mut self, place: usize, counts: Option<&(AdId, u64)>) {
+        self.counted.resize_with(self.bots.len(), BTreeMap::new);
+        if let Some((ad, n)) = counts {
+            *self.counted[place].entry(ad.clone()).or_default() += n;
+        }
     }
 
     fn is_full_for(&self, event: &[u8]) -> bool {
@@ -237,22 +254,30 @@ impl Fanout {
         let started = Instant::now();
         let mut encoded: Vec<Option<Vec<u8>>> = Vec::with_capacity(batch.len());
         let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.routes.len()];
+        let mut stamped: Vec<Vec<Stamped>> = vec![Vec::new(); self.routes.len()];
         for (index, entry) in batch.iter().enumerate() {
             let mut bytes = None;
             if let Ok(event) = &entry.event {
                 for &route in matches.of(&self.routes, event.kind()) {
                     if self.routes[route].takes(event) {
                         wanted[route].push(index);
-                        bytes.get_or_insert_with(|| event.encode());
+                        if self.routes[route].views.is_some() {
+                            let calendar = &self.routes[route].queue.views().calendar;
+                            let (event, counts) = view::arrived(event, calendar);
+                            stamped[route].push((event.encode(), counts));
+                        } else {
+                            bytes.get_or_insert_with(|| event.encode());
+                        }
                     }
                 }
             }
             encoded.push(bytes);
         }
         // All pipelines at once: they share nothing but the batch.
-        let copies = self.routes.iter().zip(&wanted).zip(&mut positions.0);
-        let copies = copies.map(|((route, wanted), positions)| {
-            let shards = route.group(batch, &encoded, wanted, positions);
+        let wanted = wanted.iter().zip(&stamped);
+        let copies = self.routes.iter().zip(wanted).zip(&mut positions.0);
+        let copies = copies.map(|((route, (wanted, stamped)), positions)| {
+            let shards = route.group(batch, &encoded, wanted, stamped, positions);
             route.enqueue(stream, end, shards, positions)
         });
         for copied in join_all(copies).await {
@@ -315,13 +340,16 @@ impl Route {
         batch: &[Entry],
         encoded: &'a [Option<Vec<u8>>],
         wanted: &[usize],
+        stamped: &'a [Stamped],
         positions: &[Option<Offset>],
     ) -> Vec<ShardBatch<'a>> {
         let mut shards: Vec<Option<ShardBatch<'a>>> = Vec::new();
         shards.resize_with(positions.len(), || None);
-        for &index in wanted {
+        for (nth, &index) in wanted.iter().enumerate() {
             let Entry { offset, event: Ok(event) } = &batch[index] else { continue };
-            let Some(bytes) = &encoded[index] else { continue };
+            let stamped = stamped.get(nth);
+            let bytes = stamped.map(|(bytes, _)| bytes).or(encoded[index].as_ref());
+            let Some(bytes) = bytes else { continue };
             let shard = self.queue.shard_of(event.bot());
             if positions[shard.index()].is_none_or(|position| *offset <= position) {
                 continue; // the shard has it already, or is missing
@@ -332,7 +360,10 @@ impl Route {
                 entry.calls.push(CallBatch::default());
             }
             if let Some(call) = entry.calls.last_mut() {
-                call.add(event.bot(), bytes, *offset);
+                let place = call.add(event.bot(), bytes, *offset);
+                if let Some((_, counts)) = stamped {
+                    call.count(place, counts.as_ref());
+                }
             }
         }
         shards.into_iter().flatten().collect()
@@ -355,7 +386,10 @@ impl Route {
                 let last = if index + 1 == count { end } else { batch.last };
                 let keys = self.queue.keys(shard);
                 let bots = batch.bots;
-                calls.push((shard, Enqueue { keys, stream, prev, last, limits, bots }));
+                let cached_ads = self.queue.views().cached_ads;
+                let counted = self.views.is_some().then_some(batch.counted);
+                let counted = counted.map(|bots| Counted { cached_ads, bots });
+                calls.push((shard, Enqueue { keys, stream, prev, last, limits, bots, counted }));
                 prev = last;
             }
         }
@@ -371,6 +405,9 @@ impl Route {
             match reply {
                 Ok(Enqueued::Ok(more)) => {
                     *position = position.and(Some(call.last));
+                    if let (Some(views), Some(counted)) = (&self.views, &call.counted) {
+                        views.views.increment(counted.sum());
+                    }
                     queued.appended += more.appended;
                     queued.dead += more.dead;
                     queued.dropped += more.dropped;

@@ -92,6 +92,15 @@ impl BotId {
 pub struct PipelineName(Arc<str>);
 
 impl PipelineName {
+    /// The built-in pipeline that counts views.
+    pub const COUNTERS: &str = "counters";
+
+    /// Whether it is [`Self::COUNTERS`].
+    #[must_use]
+    pub fn counts_views(&self) -> bool {
+        self.as_str() == Self::COUNTERS
+    }
+
     /// Checks the bounds and takes a copy.
     ///
     /// # Errors

@@ -1,8 +1,9 @@
 //! Every metric: name, labels, buckets and help text are here and nowhere else.
 //!
 //! Values of this process (counters, histograms, `workers`) are to be summed over processes.
-//! Values shared through Redis (`queue_*`, `async_leases`, `dead_letters`, `bus_lag_events`, `redis_memory_bytes`)
-//! are sampled by one process at a time and are to be shown with `max`. No label ever holds a bot.
+//! Values shared through Redis (`queue_*`, `async_leases`, `dead_letters`, `bus_lag_events`,
+//! `redis_memory_bytes`, `counters_unflushed*`) are sampled by one process at a time and are to be
+//! shown with `max`. No label ever holds a bot.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -72,9 +73,15 @@ table! {
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
     HTTP_REQUESTS "http_requests_total" Counter "HTTP requests answered, by route and status code";
     HTTP_SECONDS "http_seconds" Seconds "Time from the head of an HTTP request to the head of its answer, by route";
+    COUNTERS_VIEWS "counters_views_total" Counter "Views counted, whichever way they came";
+    COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time until MongoDB had a slice of views in both collections";
+    COUNTERS_UNFLUSHED "counters_unflushed" Gauge "Records of views that MongoDB does not have yet";
+    COUNTERS_UNFLUSHED_OLDEST "counters_unflushed_oldest_seconds" Gauge "Age of the oldest of them";
+    COUNTERS_CACHE_HITS "counters_cache_hits_total" Counter "Totals that the cache in Redis told";
+    COUNTERS_CACHE_MISSES "counters_cache_misses_total" Counter "Totals that MongoDB had to be asked for";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
-    MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent without mongodb.url";
+    MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent where none is used";
     BUILD_INFO "build_info" Gauge "1; the labels tell what runs";
 }
 
@@ -310,5 +317,70 @@ impl PipelineMetrics {
 impl std::fmt::Debug for PipelineMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("PipelineMetrics")
+    }
+}
+
+/// Metrics of the counters. Every series exists from the start, at 0.
+#[derive(Clone)]
+#[expect(missing_docs, reason = "each is the metric of the same name in the table above")]
+pub struct CounterMetrics {
+    pub views: Counter,
+    pub flush_seconds: Histogram,
+    pub unflushed: Gauge,
+    pub unflushed_oldest: Gauge,
+    pub cache_hits: Counter,
+    pub cache_misses: Counter,
+}
+
+impl CounterMetrics {
+    /// The handles, at 0.
+    #[must_use]
+    pub fn new() -> Self {
+        let metrics = Self {
+            views: counter!(COUNTERS_VIEWS),
+            flush_seconds: histogram!(COUNTERS_FLUSH_SECONDS),
+            unflushed: gauge!(COUNTERS_UNFLUSHED),
+            unflushed_oldest: gauge!(COUNTERS_UNFLUSHED_OLDEST),
+            cache_hits: counter!(COUNTERS_CACHE_HITS),
+            cache_misses: counter!(COUNTERS_CACHE_MISSES),
+        };
+        for counter in [&metrics.views, &metrics.cache_hits, &metrics.cache_misses] {
+            counter.absolute(0);
+        }
+        for gauge in [&metrics.unflushed, &metrics.unflushed_oldest] {
+            gauge.set(0.0);
+        }
+        metrics
+    }
+}
+
+impl Default for CounterMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for CounterMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CounterMetrics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_of_the_counters_is_exported_from_the_start() {
+        install();
+        let _handles = CounterMetrics::new();
+        let text = render();
+        let of_counters = |metric: &&Metric| metric.name.starts_with("fairlane_counters_");
+        for Metric { name, kind, .. } in METRICS.iter().filter(of_counters) {
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name} is missing in\n{text}");
+            let series =
+                if *kind == Kind::Seconds { format!("{name}_count") } else { (*name).to_owned() };
+            assert!(text.contains(&format!("\n{series} ")), "{series} is missing in\n{text}");
+        }
     }
 }

@@ -16,10 +16,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::clock::SharedClock;
 use crate::event::{Event, EventBuilder};
-use crate::id::BotId;
+use crate::id::{BotId, Sequence};
 
 /// Longest id of an ad, in bytes.
 pub const AD_ID_MAX_BYTES: usize = 128;
@@ -112,8 +115,22 @@ impl fmt::Debug for AdId {
 
 impl<'de> Deserialize<'de> for AdId {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        Self::parse(&text).map_err(serde::de::Error::custom)
+        struct Parsed;
+
+        // Some deserializers tell where the text is only to what fails in the visitor.
+        impl serde::de::Visitor<'_> for Parsed {
+            type Value = AdId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the id of an ad")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<AdId, E> {
+                AdId::parse(text).map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(Parsed)
     }
 }
 
@@ -155,6 +172,27 @@ pub struct Replacement {
     pub days: BTreeMap<Date, u64>,
     /// The documents go; total and days are 0 then.
     pub forget: bool,
+}
+
+/// What some records count that leave their queue together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Left {
+    /// The sequence of the last of them.
+    pub last: Sequence,
+    /// Per ad: views and replacements.
+    pub ads: BTreeMap<AdId, (u64, u64)>,
+}
+
+impl Left {
+    /// Adds a record.
+    pub fn add(&mut self, sequence: Sequence, record: &Record) {
+        self.last = sequence;
+        let (views, replacements) = self.ads.entry(record.ad.clone()).or_default();
+        match &record.deed {
+            Deed::Add { n, .. } => *views += n,
+            Deed::Replace(_) => *replacements += 1,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -219,6 +257,48 @@ pub fn replacement(bot: &BotId, ad: &AdId, with: &Replacement) -> Event {
 fn built(event: EventBuilder, data: &impl Serialize) -> Event {
     let event = event.source("http").data(data).expect("ids, numbers and days are values of JSON");
     event.build().expect("a bot id, an ad id and a word are within the bounds of attributes")
+}
+
+/// Tells on which day something is counted.
+#[derive(Clone)]
+pub struct Calendar {
+    clock: SharedClock,
+    zone: TimeZone,
+}
+
+impl Calendar {
+    /// Days of `zone`, by `clock`.
+    #[must_use]
+    pub fn new(clock: SharedClock, zone: TimeZone) -> Self {
+        Self { clock, zone }
+    }
+
+    /// The day it is now.
+    #[must_use]
+    pub fn today(&self) -> Date {
+        Timestamp::from_duration(self.now()).unwrap_or_default().to_zoned(self.zone.clone()).date()
+    }
+
+    fn now(&self) -> SignedDuration {
+        SignedDuration::try_from(self.clock.now()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Calendar").field("zone", &self.zone).finish_non_exhaustive()
+    }
+}
+
+/// The record of an event that came by itself, and what it counts: nothing when it is no view, or
+/// its time had passed before it was counted.
+#[must_use]
+pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)>) {
+    let expired = event.expirytime().is_some_and(|at| at.as_duration() <= calendar.now());
+    match viewed(event) {
+        Ok(counts) if !expired => (on_day(event.clone(), Some(calendar.today())), Some(counts)),
+        _ => (on_day(event.clone(), None), None),
+    }
 }
 
 /// Writes on the event that it is counted on `day`; `None`: that it is not.

@@ -4,18 +4,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{App, AppError, Roles};
 use crate::clock::SharedClock;
 use crate::config::{Config, PipelineConfig, Start};
 use crate::fanout::{Filter, Glob, OncePerMinute, Route};
-use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
+use crate::handler::{AnyHandler, CounterHandler, Environment, Handler, MinAge, PushHandler};
 use crate::id::PipelineName;
 use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::{Link, Target};
 use crate::lifecycle::Shutdown;
-use crate::metrics::{self, PipelineMetrics};
+use crate::metrics::{self, CounterMetrics, PipelineMetrics};
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
 use crate::pool::open::OpenPipeline;
 use crate::pool::retry::Backoff;
@@ -23,7 +23,10 @@ use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings, Work};
 use crate::presence::Meter;
 use crate::queue::capability::LeaseKey;
-use crate::queue::{self, Queue};
+use crate::queue::{self, Queue, ViewSettings};
+use crate::store::counters::CounterStore;
+use crate::store::mongo::Mongo;
+use crate::view::Calendar;
 
 /// The name of the built-in push handler.
 const PUSH: &str = "push";
@@ -69,13 +72,18 @@ impl Builder {
     ///
     /// # Errors
     /// See [`AppError`]; nothing is left running.
-    pub async fn build(self) -> Result<App, AppError> {
+    pub async fn build(mut self) -> Result<App, AppError> {
         self.config.check()?;
         metrics::install();
+        let mongo = match &self.config.mongodb.url {
+            Some(url) => Some(Mongo::open(url, &self.config.mongodb.database).await?),
+            None => None,
+        };
+        let counting = self.counting(mongo);
         let outbound = self.outbound()?;
         let mut plans = Vec::new();
         for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
-            plans.push(self.plan(name, config, outbound.as_ref())?);
+            plans.push(self.plan(name, config, outbound.as_ref(), &counting)?);
         }
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
@@ -90,7 +98,7 @@ impl Builder {
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
-        let built = App::assemble(self, plans, target).await;
+        let built = App::assemble(self, plans, target, counting).await;
         match (built, private) {
             (Ok(app), private) => Ok(App { private, ..app }),
             (Err(error), Some(private)) => {
@@ -101,6 +109,28 @@ impl Builder {
             }
             (Err(error), None) => Err(error),
         }
+    }
+
+    /// What counts views; without it, the pipeline that would is left out.
+    fn counting(&mut self, mongo: Option<Mongo>) -> Counting {
+        let calendar =
+            Calendar::new(Arc::clone(&self.clock), self.config.counters.time_zone.clone());
+        let views = ViewSettings { calendar, cached_ads: self.config.counters.cached_ads };
+        let is_enabled = |(name, config): (&PipelineName, &PipelineConfig)| {
+            name.counts_views() && config.enabled
+        };
+        let store = match &mongo {
+            _ if !self.config.pipelines.iter().any(is_enabled) => {
+                Err("pipelines.counters.enabled is false".to_owned())
+            }
+            Some(mongo) => Ok(CounterStore::new(mongo.clone())),
+            None => Err("mongodb.url is not set".to_owned()),
+        };
+        if let Err(reason) = &store {
+            info!(reason, "views are not counted");
+            self.config.pipelines.retain(|name, _| !name.counts_views());
+        }
+        Counting { mongo, store, views, min_age: MinAge::new() }
     }
 
     /// What push handlers call with; `None` without one.
@@ -130,7 +160,12 @@ impl Builder {
         name: &PipelineName,
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
+        counting: &Counting,
     ) -> Result<Arc<dyn AnyHandler>, AppError> {
+        if let (true, Ok(store)) = (name.counts_views(), &counting.store) {
+            let (store, min_age) = (store.clone(), counting.min_age.clone());
+            return Ok(Arc::new(CounterHandler::new(store, min_age, config.handler_timeout)));
+        }
         if let Some(outbound) = outbound
             && self.is_push(config)
         {
@@ -162,8 +197,9 @@ impl Builder {
         name: &PipelineName,
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
+        counting: &Counting,
     ) -> Result<Plan, AppError> {
-        let handler = self.handler_of(name, config, outbound)?;
+        let handler = self.handler_of(name, config, outbound, counting)?;
         let filter = config.filter.as_deref().map(Filter::compile).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
@@ -173,9 +209,19 @@ impl Builder {
             config: config.clone(),
             handler,
             filter,
+            views: counting.views.clone(),
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
+}
+
+/// What counts views.
+pub(super) struct Counting {
+    pub(super) mongo: Option<Mongo>,
+    /// Or why nothing does, for callers.
+    pub(super) store: Result<CounterStore, String>,
+    pub(super) views: ViewSettings,
+    pub(super) min_age: MinAge,
 }
 
 /// A pipeline, checked.
@@ -184,6 +230,7 @@ pub(super) struct Plan {
     pub(super) config: PipelineConfig,
     pub(super) handler: Arc<dyn AnyHandler>,
     pub(super) filter: Option<Filter>,
+    pub(super) views: ViewSettings,
     pub(super) meter: Arc<Meter>,
 }
 
@@ -192,6 +239,7 @@ impl Plan {
         let shards = config.redis.shards;
         let limits = queue::limits(&self.config, shards);
         Queue::new(self.name.clone(), shards, limits, Arc::clone(link))
+            .with_views(self.views.clone())
     }
 
     pub(super) fn route(self, queue: Queue) -> Route {
@@ -201,6 +249,7 @@ impl Plan {
             warned: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
+            views: self.name.counts_views().then(CounterMetrics::new),
             from_earliest: self.config.start == Start::Earliest,
             queue,
         }
@@ -214,7 +263,12 @@ impl Plan {
             lease_ttl: config.lease_ttl,
             handler_timeout: config.handler_timeout,
             workers: Bounds { min: config.workers.min.get(), max: config.workers.max.get() },
-            max_attempts: config.max_attempts.get(),
+            // A view is never given up for the failures of others.
+            max_attempts: if self.handler.keeps_books() {
+                u32::MAX
+            } else {
+                config.max_attempts.get()
+            },
             backoff: Backoff {
                 initial: config.backoff.initial,
                 max: config.backoff.max,

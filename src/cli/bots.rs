@@ -291,6 +291,7 @@ async fn change(
                 said(bot, if changed { "is released" } else { "was neither leased nor parked" })
             })
         }
+        Action::Purge { .. } if !queue.may_purge() => Err(CliError::PurgeViews),
         Action::Purge { bot } => {
             let events = queue.purge(bot).await?;
             output.show(&Done { events: Some(events), ..done(bot) }, |_| {

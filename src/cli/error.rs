@@ -8,6 +8,7 @@ use crate::config::ConfigError;
 use crate::id::{LetterId, PipelineName};
 use crate::keyspace::StoreError;
 use crate::keyspace::private::PrivateRedisError;
+use crate::store::mongo::MongoError;
 use crate::telemetry::TelemetryError;
 
 /// The exit codes, after `sysexits.h`.
@@ -82,7 +83,7 @@ pub enum CliError {
     NoPipeline,
     /// A pipeline that runs is not dropped.
     #[error(
-        "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] (or remove the section) and restart every `fairlane serve`, then drop it"
+        "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and restart every `fairlane serve`, then drop it"
     )]
     StillEnabled(PipelineName),
     /// There is no secret.
@@ -90,6 +91,11 @@ pub enum CliError {
         "callbacks.secrets is empty, so calls are not signed; add one: `echo whsec_$(openssl rand -base64 32)`"
     )]
     NoSecret,
+    /// Views are not deleted.
+    #[error(
+        "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it (POST /v1/bots/BOT/counters/AD/reset)"
+    )]
+    PurgeViews,
     /// Nobody said yes.
     #[error("nothing was done: {0} needs a confirmation; add --yes")]
     NotConfirmed(&'static str),
@@ -191,6 +197,7 @@ impl CliError {
             | Self::WhichPipeline { .. }
             | Self::NoPipeline
             | Self::NotConfirmed(_)
+            | Self::PurgeViews
             | Self::InputMissing { .. }
             | Self::NoStream
             | Self::NoSecret
@@ -233,7 +240,8 @@ impl From<StoreError> for CliError {
 
 fn of_app(error: &AppError) -> Exit {
     match error {
-        AppError::PrivateRedis(_) | AppError::Store(_) => Exit::Unavailable,
+        AppError::Mongo(MongoError::Options { .. }) => Exit::Usage,
+        AppError::PrivateRedis(_) | AppError::Store(_) | AppError::Mongo(_) => Exit::Unavailable,
         AppError::Bind(_) | AppError::Outbound(_) | AppError::LeaseKey => Exit::Failed,
         AppError::Config(_)
         | AppError::Handler { .. }

@@ -7,14 +7,16 @@ use std::time::Duration;
 use redis::TlsCertificates;
 
 use super::error::CliError;
-use crate::config::{Config, PipelineConfig, RedisUrl};
+use crate::clock::SystemClock;
+use crate::config::{Config, PipelineConfig, RedisUrl, is_built_in};
 use crate::id::{PipelineName, ShardCount};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::scripts::Limits;
 use crate::keyspace::{Link, Server, Target};
 use crate::presence::{self, Process};
-use crate::queue::{self, FAIR_SLICE_US, Queue};
+use crate::queue::{self, FAIR_SLICE_US, Queue, ViewSettings};
+use crate::view::Calendar;
 
 /// How long an operator waits for one answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
@@ -61,9 +63,11 @@ impl Session {
         Ok(Self { config, server, shards, looking })
     }
 
-    /// The pipelines of the configuration and those that ever ran, by name.
+    /// The pipelines of the configuration and those that ever ran, by name. Of those that are built
+    /// in, only which ever ran: the others may have nothing to run on.
     pub(super) async fn pipelines(&self) -> Result<Vec<PipelineName>, CliError> {
-        let mut names: BTreeSet<_> = self.config.pipelines.keys().cloned().collect();
+        let written = self.config.pipelines.keys().filter(|name| !is_built_in(name));
+        let mut names: BTreeSet<_> = written.cloned().collect();
         names.extend(self.server.pipelines().await?);
         Ok(names.into_iter().collect())
     }
@@ -73,19 +77,19 @@ impl Session {
         Ok(presence::processes(&self.looking).await?)
     }
 
-    /// The pipeline that is meant: the one that is named, or the only one there is.
+    /// The pipeline that is meant: the one that is named, or the only one there is, those that are
+    /// built in aside.
     pub(super) async fn choose(
         &self,
         wanted: Option<&PipelineName>,
     ) -> Result<PipelineName, CliError> {
-        let mut known = self.pipelines_or(wanted).await?;
-        match (known.pop(), known.is_empty()) {
-            (Some(only), true) => Ok(only),
-            (Some(last), false) => {
-                known.push(last);
-                Err(CliError::WhichPipeline { known })
-            }
-            (None, _) => Err(CliError::NoPipeline),
+        let known = self.pipelines_or(wanted).await?;
+        let written: Vec<_> = known.iter().filter(|name| !is_built_in(name)).collect();
+        match (known.as_slice(), written.as_slice()) {
+            ([only], _) => Ok(only.clone()),
+            (_, [only]) => Ok((*only).clone()),
+            ([], _) => Err(CliError::NoPipeline),
+            _ => Err(CliError::WhichPipeline { known }),
         }
     }
 
@@ -104,7 +108,11 @@ impl Session {
 
     /// The queues of a pipeline, to look at.
     pub(super) fn view(&self, name: &PipelineName) -> Queue {
+        let counters = &self.config.counters;
+        let calendar = Calendar::new(Arc::new(SystemClock), counters.time_zone.clone());
+        let views = ViewSettings { calendar, cached_ads: counters.cached_ads };
         Queue::new(name.clone(), self.shards, self.limits(name), Arc::clone(&self.looking))
+            .with_views(views)
     }
 
     /// The queues of a pipeline, to act on.

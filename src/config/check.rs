@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
+use super::built_in::COUNTER;
 use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
-use super::{Config, PipelineConfig, RedisUrl};
+use super::{Config, OnOverflow, PipelineConfig, RedisUrl};
+use crate::id::PipelineName;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -43,6 +45,8 @@ pub(super) mod limits {
     pub(in super::super) const QUEUE: u64 = 1_000_000_000;
     pub(in super::super) const DEAD: u64 = 100_000_000;
     pub(in super::super) const PER_HOST: u64 = 1_024;
+    /// With the lower one.
+    pub(in super::super) const CACHED_ADS: (u64, u64) = (1_000, 10_000_000);
 }
 
 /// What is wrong. The first key names it; the cause may be any of them.
@@ -88,7 +92,9 @@ impl Config {
         self.check_top().err().or_else(|| {
             self.pipelines.iter().find_map(|(name, pipeline)| {
                 let prefix = format!("pipelines.{name}.");
-                check_pipeline(pipeline, &prefix, self.shutdown_grace).err()
+                check_pipeline(pipeline, &prefix, self.shutdown_grace)
+                    .and_then(|()| check_counting(name, pipeline, &prefix))
+                    .err()
             })
         })
     }
@@ -122,6 +128,7 @@ impl Config {
         at_most("callbacks.secrets", callbacks.secrets.len(), SECRETS_MAX)?;
         let per_host = callbacks.max_per_host.get() as u64;
         number("callbacks.max_per_host", per_host, (1, limits::PER_HOST))?;
+        number("counters.cached_ads", self.counters.cached_ads, limits::CACHED_ADS)?;
         // Port 0 means any free port, so two of them do not collide.
         if self.http.listen == self.metrics.listen && self.http.listen.port() != 0 {
             let problem =
@@ -234,6 +241,47 @@ fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(
     if !(0.0..=1.0).contains(&p.backoff.jitter) {
         let problem = format!("is {}; write a fraction from 0.0 to 1.0", p.backoff.jitter);
         return Err(Fault::new(key("backoff.jitter"), problem));
+    }
+    Ok(())
+}
+
+/// A view that was accepted is counted, whatever happens: nothing may drop it on the way.
+fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
+    let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
+    let counts = p.handler == COUNTER;
+    let built_in = PipelineName::COUNTERS;
+    if !name.counts_views() {
+        let problem = format!(
+            "is {COUNTER:?}, which only the built-in pipeline {built_in:?} may have: the views that arrive are put there, and those elsewhere would be lost; tune [pipelines.{built_in}], or name another handler"
+        );
+        return if counts { refused("handler", problem) } else { Ok(()) };
+    }
+    if !counts {
+        let problem = format!(
+            "is {:?}: the views would be lost, which {COUNTER:?} alone counts; remove it, or set enabled = false, and give the other handler a pipeline of another name",
+            p.handler
+        );
+        return refused("handler", problem);
+    }
+    if let Some(most) = p.max_queue {
+        return refused(
+            "max_queue",
+            format!("is {most}: a view beyond it would be lost; remove it"),
+        );
+    }
+    if p.on_overflow != OnOverflow::Dead {
+        let problem = "is \"drop_new\": a view that is dropped would be lost; remove it";
+        return refused("on_overflow", problem.to_owned());
+    }
+    if let Some(age) = p.max_age {
+        let age = format_duration(age);
+        let problem = format!("is {age}: a view that waited longer would be lost; remove it");
+        return refused("max_age", problem);
+    }
+    let attempts = u64::from(p.max_attempts.get());
+    if attempts != limits::ATTEMPTS {
+        let problem = format!("is {attempts}: a view that is given up would be lost; remove it");
+        return refused("max_attempts", problem);
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::mem::discriminant;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::built_in::BUILT_IN;
 use super::error::{ConfigError, Origin};
 use super::{DEFAULT_TOML, PIPELINE_TOML, TOKEN_TOML};
 use crate::id::PipelineName;
@@ -23,7 +24,7 @@ const TABLES: [(&str, &str); 1] = [("auth.tokens", TOKEN_TOML)];
 
 /// Sections of later versions. Ignored silently, what protects something would leave a door open
 /// that its author believes to be shut.
-const LATER_SECTIONS: [&str; 2] = ["counters", "notifications"];
+const LATER_SECTIONS: [&str; 1] = ["notifications"];
 
 /// A value of one of the types that settings have.
 #[derive(Debug, Clone)]
@@ -132,7 +133,19 @@ impl Layers {
     pub(super) fn defaults() -> Self {
         let schema = Schema::of_defaults();
         let settings = with_prefix("", &schema.top).collect();
-        Self { schema, settings, pipelines: BTreeMap::new() }
+        let mut layers = Self { schema, settings, pipelines: BTreeMap::new() };
+        for (name, defaults) in BUILT_IN {
+            let added = layers.add_pipeline(name, Origin::Code);
+            added.expect("the built-in pipelines have usable names: tests load them");
+            let prefix = format!("{PIPELINES}.{name}.");
+            layers.settings.extend(with_prefix(&prefix, &read_defaults(defaults)));
+        }
+        layers
+    }
+
+    /// Whether a setting was made anywhere above the defaults.
+    pub(super) fn is_made(&self, key: &str) -> bool {
+        self.settings.get(key).is_some_and(|setting| setting.at != Origin::Code)
     }
 
     /// Lays a file over what is there. `name` is what messages call it.
@@ -278,10 +291,15 @@ impl Layers {
             key: format!("{PIPELINES}.{name}"),
             problem: format!("is not a usable name: {error}"),
         })?;
-        if !self.pipelines.contains_key(&parsed) {
-            let prefix = format!("{PIPELINES}.{parsed}.");
-            self.settings.extend(with_prefix(&prefix, &self.schema.pipeline));
-            self.pipelines.insert(parsed, at);
+        match self.pipelines.get_mut(&parsed) {
+            None => {
+                let prefix = format!("{PIPELINES}.{parsed}.");
+                self.settings.extend(with_prefix(&prefix, &self.schema.pipeline));
+                self.pipelines.insert(parsed, at);
+            }
+            // A built-in one begins where it is first written.
+            Some(begun @ Origin::Code) => *begun = at,
+            Some(_) => {}
         }
         Ok(())
     }
@@ -355,20 +373,13 @@ enum Known<'a> {
 
 impl Schema {
     fn of_defaults() -> Self {
-        let read = |text: &'static str| {
-            let table =
-                DeTable::parse(text).expect("the built-in defaults are TOML: tests load them");
-            let mut defaults = BTreeMap::new();
-            collect(table.get_ref(), "", &mut defaults);
-            defaults
-        };
-        let mut top = read(DEFAULT_TOML);
-        let tables = TABLES.map(|(key, defaults)| (key.to_owned(), read(defaults)));
+        let mut top = read_defaults(DEFAULT_TOML);
+        let tables = TABLES.map(|(key, defaults)| (key.to_owned(), read_defaults(defaults)));
         for (key, _) in &tables {
             // The default of such a list is empty, and so tells nothing of what it holds.
             top.insert(key.clone(), Value::Tables(0));
         }
-        Self { top, pipeline: read(PIPELINE_TOML), tables: tables.into() }
+        Self { top, pipeline: read_defaults(PIPELINE_TOML), tables: tables.into() }
     }
 
     fn find(&self, path: &[String], at: &Origin) -> Result<Known<'_>, ConfigError> {
@@ -404,6 +415,14 @@ impl Schema {
             Err(ConfigError::UnknownKey { at: at.clone(), key: path.join("."), remedy })
         }
     }
+}
+
+/// The keys of a default file and their values.
+fn read_defaults(text: &'static str) -> BTreeMap<String, Value> {
+    let table = DeTable::parse(text).expect("the built-in defaults are TOML: tests load them");
+    let mut defaults = BTreeMap::new();
+    collect(table.get_ref(), "", &mut defaults);
+    defaults
 }
 
 fn collect(table: &DeTable<'_>, prefix: &str, defaults: &mut BTreeMap<String, Value>) {

@@ -10,16 +10,18 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::built_in::is_built_in;
 use super::certificates;
 use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
-    AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, DeadConfig,
-    HttpConfig, MetricsConfig, MongoConfig, MongoUrl, OnOverflow, PipelineConfig, RedisConfig,
-    RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
+    AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, CountersConfig,
+    DeadConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl, OnOverflow, PipelineConfig,
+    RedisConfig, RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
 };
 use ipnet::IpNet;
+use jiff::tz::TimeZone;
 
 use crate::id::ShardCount;
 use crate::outbound::sign::Secret;
@@ -27,6 +29,9 @@ use crate::outbound::{CheckedUrl, Policy};
 
 /// Where a configuration is looked for when none is named, in this order.
 const FILES: [&str; 2] = ["./fairlane.toml", "/etc/fairlane/fairlane.toml"];
+/// The variable that names the program of a private MongoDB. It belongs to the machine rather than
+/// to the service, so no file holds it.
+const MONGOD: &str = "FAIRLANE_MONGOD";
 
 impl Config {
     /// The configuration of this process: defaults, over them the file `explicit` or else the
@@ -34,7 +39,8 @@ impl Config {
     /// environment.
     ///
     /// Variables are named `FAIRLANE__SECTION__KEY` in any case; `FAIRLANE_…` with a single
-    /// underscore are no settings. A pipeline whose name holds `-` can only be set in a file.
+    /// underscore are no settings, but for `FAIRLANE_MONGOD`: [`MongoConfig::program`]. A pipeline
+    /// whose name holds `-` can only be set in a file.
     ///
     /// # Errors
     /// When a file cannot be read (a missing one only if it was named), a key is unknown, of the
@@ -45,7 +51,7 @@ impl Config {
             let Ok(name) = name.into_string() else { continue };
             match text.into_string() {
                 Ok(text) => variables.push((name, text)),
-                Err(_) if is_setting(&name) => {
+                Err(_) if is_setting(&name) || name == MONGOD => {
                     let key = "the value".to_owned();
                     let problem = "is not UTF-8; unset or correct it".to_owned();
                     return Err(ConfigError::Invalid {
@@ -77,14 +83,23 @@ impl Config {
                 .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
             layers.add_toml(&text, &path.display().to_string())?;
         }
-        let mut variables: Vec<_> = environment.filter(|(name, _)| is_setting(name)).collect();
+        let (mut variables, mut program) = (Vec::new(), None);
+        for (name, text) in environment {
+            if name == MONGOD {
+                program = Some(text).filter(|text| !text.is_empty()).map(PathBuf::from);
+            } else if is_setting(&name) {
+                variables.push((name, text));
+            }
+        }
         // The order of an environment is arbitrary; which mistake is reported should not be.
         variables.sort();
         for (name, text) in variables {
             layers.add_variable(&name, &text)?;
         }
-        let config = build(&layers)?;
-        Ok(Self { file: path.map(Path::to_owned), ..config })
+        let mut config = build(&layers)?;
+        config.file = path.map(Path::to_owned);
+        config.mongodb.program = program;
+        Ok(config)
     }
 
     /// Reads TOML over the defaults, without the environment. `origin` is what messages call it.
@@ -129,10 +144,16 @@ pub(super) fn default_pipeline() -> PipelineConfig {
 
 fn build(layers: &Layers) -> Result<Config, ConfigError> {
     let top = Reader { layers, prefix: "" };
+    let shutdown_grace = top.duration("shutdown_grace")?;
     let mut pipelines = BTreeMap::new();
     for name in layers.pipelines.keys() {
         let prefix = format!("pipelines.{name}.");
-        pipelines.insert(name.clone(), pipeline(&Reader { layers, prefix: &prefix })?);
+        let mut pipeline = pipeline(&Reader { layers, prefix: &prefix })?;
+        // What somebody wrote is not refused for a setting that they did not write.
+        if is_built_in(name) && !layers.is_made(&format!("{prefix}handler_timeout")) {
+            pipeline.handler_timeout = pipeline.handler_timeout.min(shutdown_grace);
+        }
+        pipelines.insert(name.clone(), pipeline);
     }
     let tokens = (0..top.tables("auth.tokens"))
         .map(|place| {
@@ -151,7 +172,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     let config = Config {
         file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
-        shutdown_grace: top.duration("shutdown_grace")?,
+        shutdown_grace,
         redis: RedisConfig {
             url,
             ca_file: certificates::path(top.text("redis.ca_file")),
@@ -159,7 +180,11 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
             key_file: certificates::path(top.text("redis.key_file")),
             shards: shards(&top)?,
         },
-        mongodb: MongoConfig { url: mongo_url, database: top.text("mongodb.database").to_owned() },
+        mongodb: MongoConfig {
+            url: mongo_url,
+            database: top.text("mongodb.database").to_owned(),
+            program: None,
+        },
         bus: BusConfig {
             source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
             streams: top.list("bus.streams"),
@@ -168,6 +193,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         },
         http: HttpConfig { listen: top.address("http.listen")?, hosts: top.list("http.hosts") },
         callbacks: callbacks(&top)?,
+        counters: counters(&top)?,
         metrics: MetricsConfig { listen: top.address("metrics.listen")? },
         auth: AuthConfig { tokens, allow_anonymous: top.flag("auth.allow_anonymous") },
         pipelines,
@@ -242,6 +268,19 @@ fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
         secrets: secrets.map(secret).collect::<Result<_, _>>()?,
         max_per_host: top.positive("callbacks.max_per_host", limits::PER_HOST)?,
     })
+}
+
+fn counters(top: &Reader<'_>) -> Result<CountersConfig, ConfigError> {
+    let name = top.text("counters.time_zone");
+    // "Etc/Unknown" is in the database too.
+    let known = TimeZone::get(name).ok().filter(|zone| !zone.is_unknown());
+    let time_zone = known.ok_or_else(|| {
+        let remedy = "write an IANA name, such as \"UTC\" or \"Europe/Berlin\"";
+        let problem = format_args!("is {name:?}, which is no known time zone; {remedy}");
+        top.invalid("counters.time_zone", problem)
+    })?;
+    let cached_ads = top.number("counters.cached_ads", limits::CACHED_ADS)?;
+    Ok(CountersConfig { time_zone, cached_ads })
 }
 
 fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {
@@ -370,6 +409,8 @@ impl<'a> Reader<'a> {
     }
 }
 
+#[cfg(test)]
+mod counters_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

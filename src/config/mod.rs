@@ -1,10 +1,11 @@
 //! The configuration: defaults, over them one TOML file, over that the environment.
 //!
-//! The defaults *are* the files `default.toml` and `pipeline.toml` beside this one: what
-//! [`default_text`] prints is what is loaded, and the set of known keys and their types is read
-//! from there. A [`Config`] that was loaded is complete, typed and free of contradictions; one
-//! that was put together in code is checked by [`Config::check`].
+//! The defaults *are* the files `default.toml` and `pipeline.toml` beside this one, and one for each
+//! built-in pipeline: what [`default_text`] prints is what is loaded, and the set of known keys and
+//! their types is read from there. A [`Config`] that was loaded is complete, typed and free of
+//! contradictions; one that was put together in code is checked by [`Config::check`].
 
+mod built_in;
 mod certificates;
 mod check;
 mod error;
@@ -19,13 +20,16 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use built_in::{COUNTER, is_built_in};
 pub use error::{ConfigError, Origin};
 pub(crate) use load::no_colour;
 pub(crate) use mongo_url::server as mongo_server;
 pub use mongo_url::{MongoUrl, MongoUrlError};
 pub use redis_url::{RedisUrl, RedisUrlError};
 
+use built_in::BUILT_IN;
 use ipnet::IpNet;
+use jiff::tz::TimeZone;
 
 use crate::id::{PipelineName, ShardCount};
 use crate::outbound::CheckedUrl;
@@ -40,7 +44,7 @@ const TOKEN_TOML: &str = include_str!("token.toml");
 pub struct Config {
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
-    /// Where a private Redis keeps its files.
+    /// Where a private Redis and a private MongoDB keep their files.
     pub data_dir: PathBuf,
     /// How long running slices may go on after the first signal. 1 ms to 1 h.
     pub shutdown_grace: Duration,
@@ -54,11 +58,13 @@ pub struct Config {
     pub http: HttpConfig,
     /// The section `[callbacks]`.
     pub callbacks: CallbacksConfig,
+    /// The section `[counters]`.
+    pub counters: CountersConfig,
     /// The section `[metrics]`.
     pub metrics: MetricsConfig,
     /// The section `[auth]`.
     pub auth: AuthConfig,
-    /// The sections `[pipelines.NAME]`, disabled ones among them.
+    /// The built-in pipelines and the sections `[pipelines.NAME]`, disabled ones among them.
     pub pipelines: BTreeMap<PipelineName, PipelineConfig>,
 }
 
@@ -94,11 +100,24 @@ impl RedisConfig {
 /// Which MongoDB, and which database of it.
 #[derive(Debug, Clone)]
 pub struct MongoConfig {
-    /// `None`: MongoDB is not used.
+    /// `None`: a private server under [`Config::data_dir`] beside a private Redis; where there is
+    /// none, nothing that needs MongoDB runs.
     pub url: Option<MongoUrl>,
     /// The database everything is kept in: 1 to 63 bytes of what MongoDB allows in a name, and
     /// none of its own databases.
     pub database: String,
+    /// The program of a private server, from the environment variable `FAIRLANE_MONGOD`. `None`:
+    /// the `mongod` of the search path.
+    pub program: Option<PathBuf>,
+}
+
+/// View counters.
+#[derive(Debug, Clone)]
+pub struct CountersConfig {
+    /// Whose midnight ends the day of a daily figure.
+    pub time_zone: TimeZone,
+    /// Most ads of a bot whose totals are cached, in each of two generations: 1,000 to 10,000,000.
+    pub cached_ads: u64,
 }
 
 /// Where events come from.
@@ -286,7 +305,7 @@ pub struct DeadConfig {
 }
 
 impl Default for Config {
-    /// The defaults, with no pipeline.
+    /// The defaults, with the built-in pipelines alone.
     fn default() -> Self {
         Self::from_toml("", "defaults").expect("the built-in defaults are valid: tests load them")
     }
@@ -312,17 +331,26 @@ impl PipelineConfig {
 
 /// The complete default configuration with comments: what `fairlane config` prints.
 ///
-/// It is itself a valid configuration; the pipeline block is commented out.
+/// It is itself a valid configuration; the blocks of pipelines are commented out.
 #[must_use]
 pub fn default_text() -> String {
-    let mut text = format!(
-        "{DEFAULT_TOML}\n# One block for each pipeline; any name of a-z, 0-9, '-' and '_'.\n# [pipelines.NAME]\n"
-    );
-    for line in PIPELINE_TOML.lines() {
+    let mut text = DEFAULT_TOML.to_owned();
+    let about = "One block for each pipeline; any name of a-z, 0-9, '-' and '_'.";
+    add_block(&mut text, about, "NAME", PIPELINE_TOML);
+    for (name, defaults) in BUILT_IN {
+        let about =
+            "Built in: runs without being written, unless enabled = false. The rest is as above.";
+        add_block(&mut text, about, name, defaults);
+    }
+    text
+}
+
+fn add_block(text: &mut String, about: &str, name: &str, defaults: &str) {
+    text.extend(["\n# ", about, "\n# [pipelines.", name, "]\n"]);
+    for line in defaults.lines() {
         text.push_str(format!("# {line}").trim_end());
         text.push('\n');
     }
-    text
 }
 
 #[cfg(test)]
@@ -339,10 +367,7 @@ mod tests {
     fn the_printed_pipeline_block_loads_once_it_is_uncommented_and_filled_in() {
         let text = default_text();
         let (top, block) = text.split_once("# [pipelines.NAME]\n").unwrap();
-        let block: String = block
-            .lines()
-            .map(|line| line.strip_prefix("# ").unwrap().to_owned() + "\n")
-            .collect::<String>()
+        let block = uncommented(block)
             .replace("handler = \"\"", "handler = \"log\"")
             .replace("events = []", "events = [\"*\"]");
         let loaded =
@@ -352,6 +377,23 @@ mod tests {
             format!("{:?}", loaded.pipelines[&name]),
             format!("{:?}", PipelineConfig::new("log", ["*"]))
         );
+    }
+
+    /// The lines of a block up to the first empty one.
+    fn uncommented(block: &str) -> String {
+        let lines = block.lines().take_while(|line| !line.is_empty());
+        lines.map(|line| line.strip_prefix("# ").unwrap().to_owned() + "\n").collect()
+    }
+
+    #[test]
+    fn the_printed_blocks_of_the_built_in_pipelines_load_as_their_defaults() {
+        let text = default_text();
+        for (name, _) in BUILT_IN {
+            let head = format!("[pipelines.{name}]\n");
+            let (_, block) = text.split_once(&format!("# {head}")).unwrap();
+            let loaded = Config::from_toml(&(head + &uncommented(block)), "printed").unwrap();
+            assert_eq!(format!("{loaded:?}"), format!("{:?}", Config::default()));
+        }
     }
 
     #[test]
@@ -375,7 +417,25 @@ mod tests {
         assert!(config.http.hosts.is_empty());
         assert!(config.auth.tokens.is_empty() && !config.auth.allow_anonymous);
         assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
-        assert!(config.pipelines.is_empty());
+        assert_eq!(config.counters.time_zone, TimeZone::UTC);
+        assert_eq!(config.counters.cached_ads, 100_000);
+        assert_eq!(config.mongodb.program, None);
+        let names: Vec<_> = config.pipelines.keys().map(PipelineName::as_str).collect();
+        assert_eq!(names, ["counters"]);
+
+        let counters = &config.pipelines[&PipelineName::parse("counters").unwrap()];
+        assert!(counters.enabled);
+        assert_eq!(counters.handler, "counter");
+        assert_eq!(counters.events, ["ad.viewed"]);
+        assert_eq!(counters.batch.get(), 5_000);
+        assert_eq!(counters.linger, Duration::from_secs(2));
+        assert_eq!((counters.workers.min.get(), counters.workers.max.get()), (1, 16));
+        assert_eq!(counters.backoff.initial, Duration::from_millis(250));
+        assert_eq!(counters.backoff.max, Duration::from_secs(10));
+        assert!((counters.backoff.jitter - 0.2).abs() < f64::EPSILON);
+        assert_eq!(counters.max_attempts.get(), 1_000_000);
+        assert_eq!(counters.handler_timeout, Duration::from_secs(20));
+        assert_eq!(counters.start, Start::New);
 
         let pipeline = PipelineConfig::new("log", ["tag.*"]);
         assert!(pipeline.enabled);

@@ -1,6 +1,7 @@
 //! What is done with a slice. A handler decides *whether* an event is done; the retry policy
 //! (`pool::retry`) decides *when* it is tried again, and the worker commits the outcomes.
 
+mod counter;
 mod log;
 mod push;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
+pub(crate) use self::counter::{CounterHandler, MinAge};
 pub use self::log::LogHandler;
 pub(crate) use self::push::{PushHandler, acknowledgement};
 use crate::clock::SharedClock;
@@ -64,6 +66,8 @@ pub struct Outcomes {
     /// How many events from the start are settled; the rest stays in the queue.
     pub(crate) settled: Option<usize>,
     pub(crate) exceptions: Vec<(usize, Outcome)>,
+    /// The rest is not handed out before this long.
+    pub(crate) rest: Option<Duration>,
 }
 
 /// What becomes of one settled event that is not done.
@@ -79,14 +83,22 @@ impl Outcomes {
     /// Every event is done.
     #[must_use]
     pub fn done() -> Self {
-        Self { settled: None, exceptions: Vec::new() }
+        Self { settled: None, exceptions: Vec::new(), rest: None }
     }
 
     /// The first `count` events are settled, the rest is to be handed out again, in order. More
     /// than the slice has means all.
     #[must_use]
     pub fn first(count: usize) -> Self {
-        Self { settled: Some(count), exceptions: Vec::new() }
+        Self { settled: Some(count), exceptions: Vec::new(), rest: None }
+    }
+
+    /// The events that are not settled are handed out again after `delay` only. Nothing is counted
+    /// against them. Without any, it means nothing.
+    #[must_use]
+    pub fn rest_after(mut self, delay: Duration) -> Self {
+        self.rest = Some(delay);
+        self
     }
 
     /// The settled event at `index` goes to the dead letters instead of being done.
@@ -220,6 +232,12 @@ pub(crate) trait AnyHandler: Send + Sync + 'static {
         false
     }
 
+    /// Whether what leaves the queue is noted in its book: then the handler gets as many events at
+    /// once as a slice may have, and none is ever given up for having failed.
+    fn keeps_books(&self) -> bool {
+        false
+    }
+
     fn committed(&self, slice: &Slice, settled: usize);
 }
 
@@ -230,23 +248,26 @@ impl<H: Handler> AnyHandler for H {
         slice: &'a Slice,
         _: &'a str,
     ) -> Handling<'a> {
-        Box::pin(async move {
-            // Handlers are shared and behind `&self`: what a panic leaves behind is the handler's
-            // own affair, as it would be after an error.
-            let caught = AssertUnwindSafe(self.handle(environment, slice)).catch_unwind().await;
-            let caught = caught.unwrap_or_else(|panic| {
-                let text = panic
-                    .downcast_ref::<&str>()
-                    .map(|text| (*text).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_else(|| "no message".to_owned());
-                Err(Failure::unknown(format!("the handler panicked: {text}")))
-            });
-            caught.map(Answer::Settled)
-        })
+        Box::pin(async move { caught(self.handle(environment, slice)).await.map(Answer::Settled) })
     }
 
     fn committed(&self, slice: &Slice, settled: usize) {
         Handler::committed(self, slice, settled);
     }
+}
+
+/// Makes a panic a failure.
+async fn caught(
+    handling: impl Future<Output = Result<Outcomes, Failure>>,
+) -> Result<Outcomes, Failure> {
+    // Handlers are shared and behind `&self`: what a panic leaves behind is the handler's own
+    // affair, as it would be after an error.
+    AssertUnwindSafe(handling).catch_unwind().await.unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "no message".to_owned());
+        Err(Failure::unknown(format!("the handler panicked: {text}")))
+    })
 }

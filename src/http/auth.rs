@@ -27,6 +27,7 @@ use super::problem::{Kind, Problem};
 use crate::config::{Config, Scope, TokenConfig};
 use crate::fanout::Glob;
 use crate::id::{BotId, PipelineName};
+use crate::view::AdId;
 
 /// Shortest token, in bytes.
 const TOKEN_MIN_BYTES: usize = 16;
@@ -279,6 +280,12 @@ impl Caller {
     pub(crate) fn did(&self, action: &'static str, pipeline: &PipelineName, bot: Option<&BotId>) {
         let (token, bot) = (&self.0.name, bot.map(BotId::as_str));
         info!(token, action, %pipeline, bot, "an operator acted");
+    }
+
+    /// Writes down what an operator did to the counter of an ad.
+    pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
+        let (token, bot) = (&self.0.name, bot.as_str());
+        info!(token, action, pipeline = PipelineName::COUNTERS, bot, %ad, "an operator acted");
     }
 }
 

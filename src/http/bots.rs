@@ -16,7 +16,7 @@ use super::docs::{Bodiless, Body, OfPipeline};
 use super::extract::{self, NoBody, Path, Query};
 use super::page::{self, Limit};
 use super::pipelines::PipelinePath;
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotOrder, BotView, Queue, QueuedEvent};
 
@@ -273,7 +273,12 @@ async fn purge(
     Path(path): Path<BotPath>,
     NoBody: NoBody,
 ) -> Result<Json<Purged>, Problem> {
-    let purged = path.queue(&api, &caller).await?.purge(&path.bot).await?;
+    let queue = path.queue(&api, &caller).await?;
+    if !queue.may_purge() {
+        let detail = "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it";
+        return Err(Problem::new(Kind::KeepsViews, detail));
+    }
+    let purged = queue.purge(&path.bot).await?;
     caller.did("purge", &path.pipeline, Some(&path.bot));
     Ok(Json(Purged { purged }))
 }

@@ -26,6 +26,7 @@ const SCHEME: &str = "token";
         (name = "pipelines", description = "Whole pipelines"),
         (name = "bots", description = "One bot of a pipeline: its queue, its lease, its share"),
         (name = "dead letters", description = "Events that gave up"),
+        (name = "counters", description = "Views of ads: totals at once, days within seconds"),
         (name = "leases", description = "For receivers of push handlers that answered 202"),
         (name = "health", description = "For orchestrators and load balancers"),
     )
@@ -57,7 +58,10 @@ pub(super) fn routes(document: OpenApi) -> Router {
 pub(super) fn note_access(document: &mut OpenApi, scope: Scope) {
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         operation.security = Some(vec![SecurityRequirement::new(SCHEME, [scope.as_str()])]);
-        operation.responses.responses.extend(GuardedProblems::responses());
+        for (code, response) in GuardedProblems::responses() {
+            // The operation's own words tell more.
+            operation.responses.responses.entry(code).or_insert(response);
+        }
     }
 }
 
@@ -120,6 +124,36 @@ impl IntoResponses for OfPipeline {
             (400, "A parameter cannot be used; `errors` names it"),
             (404, "There is no such pipeline; `detail` names those there are"),
         ])
+    }
+}
+
+/// What a route of the counters may answer besides.
+pub(super) struct OfCounters;
+
+impl IntoResponses for OfCounters {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "A parameter cannot be used; `errors` names it"),
+            (404, "The counters do not run here; `detail` says why"),
+            (
+                503,
+                "Redis is away or full, or both stores are away; Retry-After tells when to come again",
+            ),
+        ])
+    }
+}
+
+/// What a route of the counters may answer besides that asks MongoDB alone.
+pub(super) struct OfStoredCounters;
+
+impl IntoResponses for OfStoredCounters {
+    fn responses() -> Responses {
+        let mut responses = OfCounters::responses();
+        responses.extend(problems(&[(
+            503,
+            "MongoDB is away, or another export runs; Retry-After tells when to come again",
+        )]));
+        responses
     }
 }
 

@@ -216,7 +216,8 @@ pub(crate) fn unsupported(found: &str, wanted: &str) -> Problem {
 fn located(text: &str) -> Problem {
     let text = text.strip_prefix("Failed to deserialize ").unwrap_or(text);
     let (_, text) = text.split_once(": ").unwrap_or(("", text));
-    let name = |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_[].".contains(&b));
+    let name =
+        |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_[].-".contains(&b));
     match text.split_once(": ") {
         Some((field, detail)) if name(field) => Problem::field(field, detail),
         _ => {

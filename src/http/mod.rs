@@ -5,6 +5,8 @@
 //! | `/healthz`, `/readyz` | everybody |
 //! | `/`, `/docs`, `/openapi.json` | everybody, but no other site's page |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
+//! | `POST /v1/bots/…/counters/…/views` | scope `publish`, for the bot |
+//! | `POST /v1/bots/…/counters/query` | scope `read`, for the bot |
 //! | `/v1/leases/…` | who has the lease's capability; no other site's page |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
 //! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
@@ -17,6 +19,7 @@
 mod auth;
 mod bots;
 mod cloudevents;
+mod counters;
 mod dead;
 mod docs;
 mod events;
@@ -40,12 +43,14 @@ use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 
 pub(crate) use self::auth::{Access, AuthError};
+pub(crate) use self::counters::Exports;
 pub(crate) use self::health::Health;
 pub(crate) use self::listen::{BindError, bind, serve};
 use self::problem::{Kind, PROBLEM_JSON, Problem};
 pub(crate) use self::queues::Queues;
 use crate::clock::SharedClock;
 use crate::config::Scope;
+use crate::counters::Counters;
 use crate::keyspace::Link;
 use crate::metrics;
 use crate::pool::open::OpenLeases;
@@ -62,6 +67,9 @@ pub(crate) struct Api {
     pub(crate) access: Arc<Access>,
     /// Leases that receivers hold.
     pub(crate) leases: OpenLeases,
+    /// Views of ads; or why they are not counted here, for callers.
+    pub(crate) counters: Result<Counters, String>,
+    pub(crate) exports: Exports,
 }
 
 /// The routes of `http.listen`.
@@ -69,10 +77,17 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let api = Arc::new(api);
     let access = Arc::clone(&api.access);
     let guarded = |scope, routes| guarded(&access, scope, routes);
-    let reading = pipelines::reading().merge(bots::reading()).merge(dead::reading());
-    let operating = pipelines::operating().merge(bots::operating()).merge(dead::operating());
+    let publishing = events::publishing().merge(counters::publishing());
+    let reading = pipelines::reading()
+        .merge(bots::reading())
+        .merge(dead::reading())
+        .merge(counters::reading());
+    let operating = pipelines::operating()
+        .merge(bots::operating())
+        .merge(dead::operating())
+        .merge(counters::operating());
     let served = docs::begin()
-        .merge(guarded(Scope::Publish, events::publishing()))
+        .merge(guarded(Scope::Publish, publishing))
         .merge(guarded(Scope::Read, reading))
         .merge(guarded(Scope::Operate, operating))
         .merge(capable(leases::completing()));

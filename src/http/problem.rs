@@ -6,16 +6,18 @@ use serde::Serialize;
 use tracing::{error, warn};
 use utoipa::ToSchema;
 
+use crate::counters::CountersError;
 use crate::fanout::OncePerMinute;
 use crate::keyspace::StoreError;
 use crate::pool::open::LeaseError;
+use crate::store::mongo::MongoError;
 
 /// The media type of a problem.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Entries of [`Problem::errors`] that are shown; a batch has at most as many events.
 const ERRORS_MAX: usize = 1_000;
-/// When to come again while Redis is away, in seconds.
+/// When to come again while Redis or MongoDB is away, in seconds.
 const AWAY_SECONDS: u32 = 1;
 /// When to come again while Redis is full, in seconds.
 const FULL_SECONDS: u32 = 5;
@@ -43,8 +45,12 @@ pub(crate) enum Kind {
     NoDeadLetter,
     /// There is no such lease.
     NoLease,
+    /// Views are not counted here.
+    NoCounters,
     /// The lease ended or ran out.
     LeaseGone,
+    /// The queue holds views.
+    KeepsViews,
     /// More is acknowledged than the slice has.
     AckTooHigh,
     /// The path has no such method.
@@ -59,6 +65,10 @@ pub(crate) enum Kind {
     Full,
     /// Redis does not answer.
     Unavailable,
+    /// MongoDB does not answer.
+    MongoAway,
+    /// Others are served just now.
+    Busy,
     /// A fault of this program or of its surroundings.
     Internal,
 }
@@ -78,7 +88,9 @@ impl Kind {
             Self::NoPipeline => (S::NOT_FOUND, "no-pipeline", "No such pipeline"),
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
+            Self::NoCounters => (S::NOT_FOUND, "no-counters", "The counters do not run here"),
             Self::LeaseGone => (S::CONFLICT, "lease-gone", "The lease is gone"),
+            Self::KeepsViews => (S::CONFLICT, "keeps-views", "Views are not purged"),
             Self::AckTooHigh => (S::UNPROCESSABLE_ENTITY, "ack-too-high", "Too much acknowledged"),
             Self::Method => (S::METHOD_NOT_ALLOWED, "method", "Method not allowed"),
             Self::BodyTooSlow => (S::REQUEST_TIMEOUT, "body-too-slow", "The body is too slow"),
@@ -86,6 +98,8 @@ impl Kind {
             Self::MediaType => (S::UNSUPPORTED_MEDIA_TYPE, "media-type", "Unsupported media type"),
             Self::Full => (S::SERVICE_UNAVAILABLE, "full", "Redis is full"),
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is away"),
+            Self::MongoAway => (S::SERVICE_UNAVAILABLE, "mongodb-away", "MongoDB is away"),
+            Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "Busy"),
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Internal error"),
         }
     }
@@ -207,6 +221,35 @@ impl From<StoreError> for Problem {
     }
 }
 
+impl From<MongoError> for Problem {
+    /// The address of MongoDB and its words are for the log, not for callers.
+    fn from(error: MongoError) -> Self {
+        static AWAY: OncePerMinute = OncePerMinute::new();
+        static REFUSED: OncePerMinute = OncePerMinute::new();
+        if error.is_passing() {
+            if AWAY.take() {
+                warn!(%error, "an HTTP request cannot be done: MongoDB is away");
+            }
+            let detail = "nothing was done: MongoDB is away; come again";
+            return Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS);
+        }
+        if REFUSED.take() {
+            error!(%error, "an HTTP request cannot be done");
+        }
+        let detail = "MongoDB did not do what it was asked; the log of this server says why";
+        Self::new(Kind::Internal, detail)
+    }
+}
+
+impl From<CountersError> for Problem {
+    fn from(error: CountersError) -> Self {
+        match error {
+            CountersError::Redis(error) => error.into(),
+            CountersError::Mongo(error) => error.into(),
+        }
+    }
+}
+
 impl From<LeaseError> for Problem {
     fn from(error: LeaseError) -> Self {
         let detail = error.to_string();
@@ -238,6 +281,7 @@ impl IntoResponse for Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::MongoUrl;
 
     fn refused(message: &str) -> StoreError {
         let (target, message) = ("secret-host:6379".to_owned(), message.to_owned());
@@ -263,6 +307,25 @@ mod tests {
     fn a_problem_tells_nobody_where_redis_is() {
         let problem = serde_json::to_string(&Problem::from(refused("NOPERM"))).unwrap();
         assert!(!problem.contains("secret-host"), "{problem}");
+    }
+
+    #[test]
+    fn a_mongodb_that_comes_back_is_worth_another_try_and_callers_are_not_told_where_it_is() {
+        let url = MongoUrl::parse("mongodb://user:hidden@secret-host:27017").unwrap();
+        let silent = MongoError::Silent { url: url.clone(), command: "secret-find" };
+        let old = MongoError::Version { url, version: "4.4".to_owned() };
+        for (error, kind, status, again) in
+            [(silent, "mongodb-away", 503, Some("1")), (old, "internal", 500, None)]
+        {
+            let problem = Problem::from(CountersError::from(error));
+            let text = serde_json::to_string(&problem).unwrap();
+            assert!(text.contains(&format!("urn:fairlane:problem:{kind}")), "{text}");
+            assert!(!text.contains("secret") && !text.contains("hidden"), "{text}");
+            let response = problem.into_response();
+            assert_eq!(response.status(), status, "{text}");
+            let retry = response.headers().get(header::RETRY_AFTER);
+            assert_eq!(retry.map(|value| value.to_str().unwrap()), again, "{text}");
+        }
     }
 
     #[test]

@@ -11,12 +11,13 @@ use crate::config::PipelineConfig;
 use crate::id::{PipelineName, ShardCount};
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::{Link, Reply, StoreError};
-use crate::queue::{self, FAIR_SLICE_US, Queue};
+use crate::queue::{self, FAIR_SLICE_US, Queue, ViewSettings};
 
 /// The pipelines of the configuration, enabled or not, and those that ever ran.
 pub(crate) struct Queues {
     configured: BTreeMap<PipelineName, PipelineConfig>,
     shards: ShardCount,
+    views: ViewSettings,
     /// Serves the shards of the enabled pipelines.
     link: Arc<Link>,
     /// How long an answer may take.
@@ -31,10 +32,11 @@ impl Queues {
     pub(crate) fn new(
         configured: BTreeMap<PipelineName, PipelineConfig>,
         shards: ShardCount,
+        views: ViewSettings,
         link: Arc<Link>,
         timeout: Duration,
     ) -> Self {
-        Self { configured, shards, link, timeout, others: Mutex::default() }
+        Self { configured, shards, views, link, timeout, others: Mutex::default() }
     }
 
     /// Whether this process would run the pipeline.
@@ -109,5 +111,6 @@ impl Queues {
         let config = self.configured.get(name).cloned().unwrap_or_else(defaults);
         let limits = queue::limits(&config, self.shards);
         Queue::new(name.clone(), self.shards, limits, Arc::clone(link))
+            .with_views(self.views.clone())
     }
 }

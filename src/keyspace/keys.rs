@@ -19,6 +19,9 @@
 //! | `fl:{p:s}:later` | hash | delayed events: id → bot and event |
 //! | `fl:{p:s}:dlq` | stream | dead letters |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
+//! | `fl:{p:s}:unflushed:<bot>` | hash | counters: `v<ad>` views queued, `r<ad>` replacements queued |
+//! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | counters: ad → `run\|total` cached; two generations of a day |
+//! | `fl:{p:s}:acked:<bot>` | string, TTL | counters: highest sequence completed |
 //! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
@@ -90,6 +93,7 @@ pub fn belongs_to(pipeline: &PipelineName, key: &[u8]) -> bool {
 pub struct ShardKeys {
     prefix: String,
     slot: u16,
+    books: bool,
     /// The eight keys that every queue script declares first, in the order of `lua/shared.lua`.
     pub base: [String; 8],
     /// Weights.
@@ -118,6 +122,7 @@ impl ShardKeys {
             due: key("due"),
             later: key("later"),
             slot: slot_of(prefix.as_bytes()),
+            books: pipeline.counts_views(),
             prefix,
         }
     }
@@ -185,9 +190,26 @@ impl ShardKeys {
     /// The queue of one bot.
     #[must_use]
     pub fn queue(&self, bot: &BotId) -> String {
-        let mut key = String::with_capacity(self.prefix.len() + 2 + bot.as_str().len());
+        self.of_bot("q:", bot)
+    }
+
+    /// Whether queues are kept with books.
+    #[must_use]
+    pub fn has_books(&self) -> bool {
+        self.books
+    }
+
+    /// What is kept with the queue of one bot where views are counted, in the order of
+    /// `lua/views.lua`.
+    #[must_use]
+    pub fn book(&self, bot: &BotId) -> [String; 4] {
+        ["unflushed:", "total:0:", "total:1:", "acked:"].map(|name| self.of_bot(name, bot))
+    }
+
+    fn of_bot(&self, name: &str, bot: &BotId) -> String {
+        let mut key = String::with_capacity(self.prefix.len() + name.len() + bot.as_str().len());
         key.push_str(&self.prefix);
-        key.push_str("q:");
+        key.push_str(name);
         key.push_str(bot.as_str());
         key
     }

@@ -6,6 +6,7 @@
 mod copy;
 mod lease;
 mod operate;
+mod views;
 
 use std::sync::LazyLock;
 
@@ -19,16 +20,20 @@ pub use self::lease::{
 pub use self::operate::{
     Beat, Head, Heads, Hold, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,
 };
+pub use self::views::{
+    Counted, Counting, IncrementIfExists, Recount, Replace, Upsert, Viewed, Views,
+};
 use super::reply::{Reply, ReplyError};
 
-/// A script as it is loaded: its first line, `lua/shared.lua` where it needs that, its body.
+/// A script as it is loaded: its first line, `lua/shared.lua` and `lua/views.lua` where it needs
+/// them, its body.
 pub(super) struct Script {
     pub(super) code: String,
     sha: String,
 }
 
 macro_rules! scripts {
-    ($($const:ident $name:literal $shared:literal),+ $(,)?) => {
+    ($($const:ident $name:literal $shared:expr),+ $(,)?) => {
         #[derive(Debug, Clone, Copy)]
         #[expect(non_camel_case_types, reason = "named as the files are")]
         enum Index { $($const),+ }
@@ -40,18 +45,24 @@ macro_rules! scripts {
     };
 }
 scripts! {
-    enqueue "enqueue" true, push "push" true, claim "claim" true, complete "complete" true,
-    promote "promote" true, pause "pause" true, resume "resume" true, purge "purge" true,
-    redrive "redrive" true, revoke "revoke" true, recover "recover" true,
-    hold "hold" false, trim "trim" false, heads "heads" false, beat "beat" false,
+    enqueue "enqueue" VIEWS, push "push" QUEUES, claim "claim" QUEUES, complete "complete" VIEWS,
+    promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
+    redrive "redrive" QUEUES, revoke "revoke" QUEUES, recover "recover" QUEUES,
+    increment_if_exists "increment_if_exists" VIEWS, upsert "upsert" VIEWS,
+    replace "replace" VIEWS, recount "recount" VIEWS,
+    hold "hold" ALONE, trim "trim" ALONE, heads "heads" ALONE, beat "beat" ALONE,
 }
+
+/// What is placed before the body of a script.
+const ALONE: &[&str] = &[];
+const QUEUES: &[&str] = &[include_str!("../../lua/shared.lua")];
+const VIEWS: &[&str] = &[QUEUES[0], include_str!("../../lua/views.lua")];
 
 impl Script {
     #[expect(clippy::disallowed_methods, reason = "the one place that knows scripts")]
-    fn new(file: &str, shared: bool) -> Self {
-        const SHARED: &str = include_str!("../../lua/shared.lua");
+    fn new(file: &str, before: &[&str]) -> Self {
         let (first, body) = file.split_once('\n').unwrap_or((file, ""));
-        let code = format!("{first}\n{}\n{body}", if shared { SHARED } else { "" });
+        let code = format!("{first}\n{}\n{body}", before.join("\n"));
         let sha = redis::Script::new(&code).get_hash().to_owned();
         Self { code, sha }
     }

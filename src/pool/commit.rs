@@ -21,6 +21,8 @@ use crate::queue::Queue;
 
 /// Most completions of one script call.
 const CALL_MAX: usize = 64;
+/// Most ads whose numbers one script call lowers, so that it stays short.
+const CALL_ADS: usize = 500;
 /// Most completions taken into one write.
 const GROUP_MAX: usize = 2_048;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -195,8 +197,10 @@ async fn commit_group(
     for item in waiting.drain(..) {
         let groups = shards.entry(item.shard).or_default();
         // The script takes each bot once: a renewal and its slice's end go in separate calls.
+        let ads = |item: &Item| item.completion.left.as_ref().map_or(0, |left| left.ads.len());
         let fits = |group: &Vec<Item>| {
             group.len() < CALL_MAX
+                && group.iter().map(ads).sum::<usize>() + ads(&item) <= CALL_ADS
                 && !group.iter().any(|other| other.completion.bot == item.completion.bot)
         };
         match groups.last_mut() {

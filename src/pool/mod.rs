@@ -372,7 +372,7 @@ async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
             seen: ask.seen,
             slice_us: FAIR_SLICE_US,
             alone: ask.alone,
-            isolate: shared.settings.batch,
+            isolate: if shared.handler.keeps_books() { 0 } else { shared.settings.batch },
         })
         .collect();
     let sent = Instant::now();
@@ -418,7 +418,10 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
         > settings.workers.max as u64;
     let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
-    let usual = if shared.handler.is_remote() {
+    let books = shared.handler.keeps_books();
+    let usual = if books {
+        settings.batch
+    } else if shared.handler.is_remote() {
         shared.estimate.pushed()
     } else {
         shared.estimate.events_in(time)
@@ -426,7 +429,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let usual = usual.clamp(1, settings.batch);
     let mut pipe = Pipeline::with_capacity(leases.len());
     for lease in &leases {
-        let n = if lease.attempts.isolated() { 1 } else { usual };
+        let n = if lease.attempts.isolated() && !books { 1 } else { usual };
         pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
     }
     let values = match shared.queue.link().run_each(&pipe).await {

@@ -316,6 +316,7 @@ impl Open<'_> {
             mode: settlement.mode,
             cost: settlement.n as u64,
             exceptions: settlement.exceptions.clone(),
+            left: None,
         };
         let (keys, dead_max) = (queue.keys(queue.shard_of(bot)), queue.limits().dead_max);
         let complete = Complete { keys, dead_max, items: std::slice::from_ref(&item) };

@@ -122,7 +122,9 @@ pub(super) fn settle(
                 exceptions.push(Exception { index: place(k), fate });
             }
             tally.done += (settled - exceptions.len()) as u64;
-            if settled == 0 && !fit.is_empty() {
+            if let Some(rest) = outcomes.rest.filter(|_| settled < fit.len()) {
+                mode = Mode::Park { ms: crate::clock::millis(rest.min(PAUSE_MAX)) };
+            } else if settled == 0 && !fit.is_empty() {
                 // Nothing done and nothing wrong: handed out again at once it would spin.
                 let pause = policy.backoff.delay(1, policy.random, None);
                 mode = Mode::Park { ms: crate::clock::millis(pause) };
@@ -282,6 +284,18 @@ mod tests {
     fn a_handler_that_settles_nothing_is_not_asked_again_at_once() {
         let end = settle(&[Fit, Fit], Ok(Outcomes::first(0)), policy(0));
         assert_eq!((end.n, end.mode), (0, Mode::Park { ms: 1_000 }));
+    }
+
+    #[test]
+    fn a_handler_may_put_the_rest_off_and_nothing_is_counted() {
+        let rest = Duration::from_millis(500);
+        for settled in [0, 1] {
+            let end = settle(&[Fit, Fit], Ok(Outcomes::first(settled).rest_after(rest)), policy(0));
+            assert_eq!((end.n, end.mode), (settled, Mode::Park { ms: 500 }));
+            assert_eq!((end.tally.done, end.tally.retried), (settled as u64, 0));
+        }
+        let end = settle(&[Fit], Ok(Outcomes::done().rest_after(rest)), policy(0));
+        assert_eq!((end.n, end.mode), (1, Mode::Release));
     }
 
     #[test]

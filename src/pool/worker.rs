@@ -22,9 +22,10 @@ use super::commit::Committed;
 use super::settle::{Fitness, Policy, Settlement, settle};
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
-use crate::keyspace::scripts::Mode;
+use crate::keyspace::scripts::{Completion, Exception, Mode};
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
+use crate::view::{self, Left};
 
 /// One slice costs at most this in virtual time: a single one charged without bound would starve
 /// its bot.
@@ -36,6 +37,8 @@ const LAST_COMMIT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two tries to hand a lease over.
 const HAND_AGAIN: Duration = Duration::from_millis(250);
+/// Most events removed by one completion that notes them in a book.
+const BOOKED: usize = 250;
 /// Between two tries to renew.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
@@ -98,7 +101,7 @@ impl Worker {
             return self.lost();
         }
         let settlement = self.settle(&slice, answer);
-        self.finish(&slice_events, settlement, took).await;
+        self.finish(&slice, &slice_events, settlement, took).await;
     }
 
     /// Decodes the records and decides which of them the handler gets.
@@ -307,7 +310,13 @@ impl Worker {
         )
     }
 
-    async fn finish(&self, slice: &Slice, settlement: Settlement, took: Duration) {
+    async fn finish(
+        &mut self,
+        fitness: &[Fitness],
+        slice: &Slice,
+        settlement: Settlement,
+        took: Duration,
+    ) {
         let Settlement { n, settled, mode, exceptions, tally, failure } = settlement;
         if let Some(reason) = failure {
             if mode == Mode::Release {
@@ -319,9 +328,13 @@ impl Worker {
         if took > Duration::ZERO {
             self.observe(slice, took);
         }
-        let completion = self.lease.completion(n, mode, self.cost(n, took), exceptions);
-        let deadline = self.lease.deadline();
-        match self.shared.commits.commit(self.lease.shard, completion, deadline).await {
+        let cost = self.cost(n, took);
+        let committed = if self.shared.handler.keeps_books() {
+            self.commit_with_books(fitness, slice, n, mode, cost, exceptions).await
+        } else {
+            self.commit(self.lease.completion(n, mode, cost, exceptions)).await
+        };
+        match committed {
             Committed::Done | Committed::Full => {
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
                 let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
@@ -335,6 +348,55 @@ impl Worker {
                 self.lost();
             }
             Committed::Unknown => debug!("the completion was not answered; it may have been done"),
+        }
+    }
+
+    async fn commit(&self, completion: Completion) -> Committed {
+        let deadline = self.lease.deadline();
+        self.shared.commits.commit(self.lease.shard, completion, deadline).await
+    }
+
+    /// Commits in parts, so that no script is long: each notes in the book what it removes.
+    async fn commit_with_books(
+        &mut self,
+        fitness: &[Fitness],
+        slice: &Slice,
+        n: usize,
+        mode: Mode,
+        cost: u64,
+        exceptions: Vec<Exception>,
+    ) -> Committed {
+        let ttl_ms = crate::clock::millis(self.shared.settings.lease_ttl);
+        let mut deliveries = slice.events.iter();
+        let mut exceptions = exceptions;
+        exceptions.sort_by_key(|exception| exception.index);
+        let mut exceptions = exceptions.into_iter().peekable();
+        let mut from = 0;
+        loop {
+            let to = n.min(from + BOOKED);
+            let fit = fitness[from..to].iter().filter(|fitness| **fitness == Fitness::Fit).count();
+            let mut left = Left::default();
+            for delivery in deliveries.by_ref().take(fit) {
+                if let Ok(record) = view::read(&delivery.event) {
+                    left.add(delivery.sequence, &record);
+                }
+            }
+            let mut here = Vec::new();
+            while let Some(exception) = exceptions.next_if(|exception| exception.index < to) {
+                here.push(Exception { index: exception.index - from, ..exception });
+            }
+            let last = to == n;
+            let (mode, cost) = if last { (mode, cost) } else { (Mode::Keep { ttl_ms }, 0) };
+            let mut completion = self.lease.completion(to - from, mode, cost, here);
+            completion.left = (!left.ads.is_empty()).then_some(left);
+            let sent = Instant::now();
+            let committed = self.commit(completion).await;
+            if last || committed != Committed::Done {
+                return committed;
+            }
+            self.lease.removed(to - from);
+            self.lease.extend(sent, self.shared.settings.lease_ttl);
+            from = to;
         }
     }
 

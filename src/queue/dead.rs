@@ -97,13 +97,16 @@ impl Queue {
         Ok(self.dead_from(id.shard, &entry, &entry).await?.pop())
     }
 
-    /// Puts a dead letter of `bot` back, in order. Answers whether there was one.
+    /// Puts a dead letter of `bot` back, in order; where views are counted, at the tail. Answers whether there was one.
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn redrive(&self, bot: &BotId, id: LetterId) -> Result<bool, StoreError> {
         if id.shard != self.shard_of(bot) {
             return Ok(false);
+        }
+        if self.name().counts_views() {
+            return self.recount(bot, id).await;
         }
         let (keys, slice_us) = (self.keys(id.shard), self.limits().slice_us);
         self.link().call(&Redrive { keys, id: id.entry, bot, slice_us }).await
@@ -139,6 +142,12 @@ impl Queue {
             let keys = self.keys(shard);
             let mut pages = Pages::until(until);
             while let Some(letters) = pages.next(self, shard, bot).await? {
+                if self.name().counts_views() {
+                    for (bot, entry) in &letters {
+                        count += u64::from(self.recount(bot, LetterId::new(shard, *entry)).await?);
+                    }
+                    continue;
+                }
                 let calls: Vec<_> = letters
                     .iter()
                     .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us })

@@ -84,6 +84,11 @@ impl Lease {
         Instant::now() < self.deadline
     }
 
+    /// `n` events were removed under it.
+    pub fn removed(&mut self, n: usize) {
+        self.removed += n;
+    }
+
     /// The call that renews and confirms it.
     #[must_use]
     pub fn renewal(&self, ttl: Duration) -> Completion {
@@ -123,6 +128,7 @@ impl Lease {
             mode,
             cost,
             exceptions,
+            left: None,
         }
     }
 }

@@ -21,6 +21,7 @@ mod lease;
 mod list;
 pub(crate) mod sample;
 pub(crate) mod schedule;
+mod views;
 pub(crate) mod wake;
 
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub use self::dead::DeadLetter;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
 pub use self::list::{BotCursor, BotOrder, BotPage};
+pub use self::views::{Book, IDEMPOTENCY_WINDOW, Known, NewViews, ViewSettings};
 use crate::config::{OnOverflow, PipelineConfig};
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
@@ -59,6 +61,7 @@ pub struct Queue {
     shards: Arc<[ShardKeys]>,
     count: ShardCount,
     limits: Limits,
+    views: Arc<ViewSettings>,
     link: Arc<Link>,
 }
 
@@ -98,13 +101,25 @@ impl Queue {
     #[must_use]
     pub fn new(name: PipelineName, count: ShardCount, limits: Limits, link: Arc<Link>) -> Self {
         let shards = count.shards().map(|shard| ShardKeys::new(&name, shard)).collect();
-        Self { name, shards, count, limits, link }
+        Self { name, shards, count, limits, views: Arc::default(), link }
     }
 
     /// The same queues by another link.
     #[must_use]
     pub fn over(&self, link: Arc<Link>) -> Self {
         Self { link, ..self.clone() }
+    }
+
+    /// The same queues, whose views are counted so.
+    #[must_use]
+    pub fn with_views(self, views: ViewSettings) -> Self {
+        Self { views: Arc::new(views), ..self }
+    }
+
+    /// How views are counted.
+    #[must_use]
+    pub fn views(&self) -> &ViewSettings {
+        &self.views
     }
 
     /// The pipeline's name.
@@ -205,12 +220,19 @@ impl Queue {
     }
 
     /// Deletes the queue of a bot and answers how many events that were. A running lease is
-    /// revoked.
+    /// revoked. Not for views, which their totals count already: [`Self::may_purge`].
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn purge(&self, bot: &BotId) -> Result<u64, StoreError> {
         self.link.call(&Purge { keys: self.keys_of(bot), bot }).await
+    }
+
+    /// Whether events may be deleted. Views may not: some may be in one collection of MongoDB
+    /// already, and the other would never get them.
+    #[must_use]
+    pub fn may_purge(&self) -> bool {
+        !self.name.counts_views()
     }
 
     /// Breaks the lease or park of a bot. Answers whether there was one.

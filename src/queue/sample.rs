@@ -17,7 +17,7 @@ use crate::id::Shard;
 use crate::keyspace::scripts::Hold;
 use crate::keyspace::{Link, ServerInfo, StoreError, keys};
 use crate::lifecycle::Shutdown;
-use crate::metrics::{self, PipelineMetrics};
+use crate::metrics::{self, CounterMetrics, PipelineMetrics};
 
 const ACTIVE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
@@ -30,6 +30,8 @@ pub(crate) struct Sampled {
     pub(crate) metrics: PipelineMetrics,
     /// Dead letters older than this are removed.
     pub(crate) keep_dead: Duration,
+    /// Of the pipeline that counts views.
+    pub(crate) views: Option<CounterMetrics>,
 }
 
 /// Counts what is heard: a sign of life.
@@ -83,10 +85,10 @@ pub(crate) async fn run(
                 return Ok(false);
             }
             let mut quiet = true;
-            for Sampled { queue, metrics, keep_dead } in &pipelines {
+            for Sampled { queue, metrics, views, keep_dead } in &pipelines {
                 let view = queue.view(clock.now()).await?;
                 quiet &= view.depth == 0 && view.leased + view.parked == 0;
-                show(metrics, &view);
+                show(metrics, views.as_ref(), &view);
                 if now >= expire {
                     let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
                     metrics.letters_removed.increment(removed);
@@ -106,7 +108,7 @@ pub(crate) async fn run(
                 metrics::redis_up(true);
                 due = now + ACTIVE * 3;
                 for sampled in &pipelines {
-                    show(&sampled.metrics, &PipelineView::default());
+                    show(&sampled.metrics, sampled.views.as_ref(), &PipelineView::default());
                 }
                 metrics::redis_memory(0, 0);
             }
@@ -120,7 +122,7 @@ pub(crate) async fn run(
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
-fn show(metrics: &PipelineMetrics, view: &PipelineView) {
+fn show(metrics: &PipelineMetrics, views: Option<&CounterMetrics>, view: &PipelineView) {
     metrics.depth.set(view.depth as f64);
     metrics.ready.set(view.ready as f64);
     metrics.leased.set(view.leased as f64);
@@ -129,6 +131,10 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.paused.set(view.paused as f64);
     metrics.dead_letters.set(view.dead as f64);
     metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
+    if let Some(views) = views {
+        views.unflushed.set(view.depth as f64);
+        views.unflushed_oldest.set(view.oldest_age_ms as f64 / 1_000.0);
+    }
 }
 
 /// Used and maximum memory of the server, bytes; of a cluster, of the fullest primary.

@@ -6,12 +6,36 @@
 //! |---|---|
 //! | `counters_totals` | `{_id: "<bot>\u{1f}<ad>", bot, ad, total, s}` |
 //! | `counters_daily` | `{_id: "<bot>\u{1f}<ad>\u{1f}2026-11", bot, ad, month: "2026-11", days: [31 numbers], s}` |
+//!
+//! A document that was forgotten stays for 7 days as zeros with `gone`, the time it was: somebody
+//! late finds its `s` and does not bring old views back.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `statement.rs` | from changes to statements; why they may be repeated |
+//! | `write.rs` | statements into commands, and what their replies ask for |
+//! | `groups.rs` | calls made at the same time share commands |
+//! | `read.rs` | what is found, and the pages of an export |
+
+mod groups;
+mod read;
+mod statement;
+mod write;
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::Stream;
+use futures_util::future::try_join_all;
+use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use jiff::civil::Date;
+use mongodb::bson::doc;
+use mongodb::options::IndexOptions;
 
+use self::groups::{Groups, Rules};
+use self::read::{Pages, Totals};
+use self::statement::{Plan, Statement, Statements};
+use self::write::{Refusals, Writer};
 use super::mongo::{Mongo, MongoError};
 use crate::id::{BotId, Sequence};
 use crate::view::{AdId, Replacement};
@@ -20,6 +44,16 @@ use crate::view::{AdId, Replacement};
 pub const TOTALS: &str = "counters_totals";
 /// The days.
 pub const DAILY: &str = "counters_daily";
+
+/// Who is late by more than this may bring back views of an ad that was forgotten.
+const FORGOTTEN_FOR: Duration = Duration::from_secs(7 * 24 * 3_600);
+/// Most totals asked for at once.
+const FIND_MAX: usize = 1_000;
+/// Reading totals. A request waits for it, so it gives up soon.
+const READS: Rules = Rules { items_max: FIND_MAX, under_way: 4, pause: Duration::from_secs(1) };
+/// Writing to one collection. Two at once, so that a long slice does not hold up the short ones.
+const WRITES: Rules =
+    Rules { items_max: write::STATEMENTS_MAX, under_way: 2, pause: Duration::ZERO };
 
 /// What is stored of an ad.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,54 +93,101 @@ pub struct Added {
     pub n: u64,
 }
 
-/// The counters of every bot. Cheap to clone.
+/// The counters of every bot. Cheap to clone; clones share their questions and writes.
 #[derive(Debug, Clone)]
 pub struct CounterStore {
     mongo: Mongo,
+    reads: Groups<Arc<str>, Totals>,
+    totals: Groups<Statement, Refusals>,
+    daily: Groups<Statement, Refusals>,
 }
 
 impl CounterStore {
     /// The counters in the database of `mongo`.
     #[must_use]
     pub fn new(mongo: Mongo) -> Self {
-        Self { mongo }
+        let asked = mongo.clone();
+        let reads = Groups::new(READS, move |ids| read::totals(asked.clone(), ids).boxed());
+        let writes = |collection| {
+            let writer = Writer { mongo: mongo.clone(), collection };
+            Groups::new(WRITES, move |statements| writer.clone().write(statements).boxed())
+        };
+        let (totals, daily) = (writes(TOTALS), writes(DAILY));
+        Self { mongo, reads, totals, daily }
     }
 
-    /// Creates the indexes. May be repeated.
+    /// Creates the indexes. May be repeated. Takes at most 15 s; where there is much to index, the
+    /// server goes on by itself.
     ///
     /// # Errors
     /// When MongoDB does not answer or refuses.
     pub async fn prepare(&self) -> Result<(), MongoError> {
-        unimplemented!("{:?}", self.mongo)
+        for collection in [TOTALS, DAILY] {
+            let options = IndexOptions::builder()
+                .name("gone".to_owned())
+                .expire_after(FORGOTTEN_FOR)
+                .sparse(true)
+                .build();
+            self.mongo.index(collection, doc! { "gone": 1 }, options).await?;
+        }
+        let options = IndexOptions::builder().name("export".to_owned()).build();
+        self.mongo.index(DAILY, doc! { "bot": 1, "month": 1, "_id": 1 }, options).await
     }
 
     /// What is stored of these ads; those that are missing were never counted. Calls made at the
-    /// same time share a question.
+    /// same time share a question. The answer holds whatever was applied before the call. After a
+    /// failure, calls fail at once for a second, and then until one that tries is answered.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time or refuses.
+    /// When MongoDB does not answer within 2 s or refuses.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
     pub async fn totals(
         &self,
         bot: &BotId,
         ads: &[AdId],
     ) -> Result<HashMap<AdId, Stored>, MongoError> {
-        unimplemented!("{bot} {ads:?}")
+        let parts = ads.chunks(FIND_MAX).map(async |ads| {
+            let ids: Vec<Arc<str>> =
+                ads.iter().map(|ad| statement::total_id(bot, ad).into()).collect();
+            let (totals, _) = self.reads.join(ids.clone()).await?;
+            let found = ads.iter().zip(ids).filter_map(|(ad, id)| Some((ad, totals.get(&*id)?)));
+            found
+                .map(|(ad, stored)| match stored {
+                    Some(stored) => Ok((ad.clone(), *stored)),
+                    None => Err(self.mongo.not_understood("find", "numbers in total and s")),
+                })
+                .collect::<Result<Vec<_>, _>>()
+        });
+        Ok(try_join_all(parts).await?.into_iter().flatten().collect())
     }
 
     /// Applies the changes of a slice, in order for each ad, to both collections. Returns once a
     /// majority has both. Calls made at the same time share their writes.
     ///
+    /// Who calls knows that all records of the bot before the first one here were applied. Then it
+    /// may be called again with the same, with less or more, by others, at the same time or late.
+    ///
     /// # Errors
     /// When MongoDB does not answer in time, refuses, or has no majority. What was applied stays
     /// so, and applying the same again changes nothing of that.
+    ///
+    /// # Cancel safety
+    /// As after an error.
     pub async fn apply(&self, bot: &BotId, changes: Vec<Change>) -> Result<(), MongoError> {
-        unimplemented!("{bot} {changes:?}")
+        let Plan { totals, daily } = Plan::new(bot, changes);
+        tokio::try_join!(written(&self.totals, totals), written(&self.daily, daily))?;
+        Ok(())
     }
 
     /// Views per day, from `from` to `to`, days without any among them.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time or refuses.
+    /// When MongoDB does not answer within 5 s or refuses.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
     pub async fn daily(
         &self,
         bot: &BotId,
@@ -114,13 +195,20 @@ impl CounterStore {
         from: Date,
         to: Date,
     ) -> Result<Vec<(Date, u64)>, MongoError> {
-        unimplemented!("{bot} {ad} {from} {to}")
+        let months = read::months(&self.mongo, bot, ad, from, to).await?;
+        let views = |day| months.get(&day).copied().unwrap_or(0);
+        Ok(read::days(from, to).map(|day| (day, views(day))).collect())
     }
 
-    /// The views of one day, ads without any left out, in the order of their ids.
+    /// The views of one day, ads without any left out, in the order of their ids. Read from a
+    /// secondary if there is one: it may be seconds behind. What is counted meanwhile may be in it
+    /// or not.
     ///
     /// # Errors
     /// When the first page cannot be read; the stream's items, when a later one cannot.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
     pub async fn export(
         &self,
         bot: &BotId,
@@ -129,9 +217,39 @@ impl CounterStore {
         impl Stream<Item = Result<(AdId, u64), MongoError>> + Send + Unpin + 'static,
         MongoError,
     > {
-        if day.year() == 0 {
-            return Ok(futures_util::stream::empty());
-        }
-        unimplemented!("{bot}")
+        let mut pages = Pages::new(self.mongo.clone(), bot, day);
+        let first = pages.next().await?;
+        let later = stream::try_unfold(pages, async |mut pages| {
+            Ok(pages.next().await?.map(|page| (page, pages)))
+        });
+        let pages = stream::iter(first.map(Ok)).chain(later);
+        Ok(pages.map_ok(|page| stream::iter(page.into_iter().map(Ok))).try_flatten().boxed())
     }
+}
+
+/// Has a slice's statements for one collection carried out.
+async fn written(
+    groups: &Groups<Statement, Refusals>,
+    statements: Statements,
+) -> Result<(), MongoError> {
+    let Statements { free, ordered } = statements;
+    let free = async {
+        if free.is_empty() {
+            return Ok(());
+        }
+        let (refusals, own) = groups.join(free).await?;
+        refusals.iter().find(|(place, _)| own.contains(place)).map_or(Ok(()), refused)
+    };
+    let ordered = async {
+        if ordered.is_empty() {
+            return Ok(());
+        }
+        let (refusals, _) = groups.alone(ordered).await?;
+        refusals.first().map_or(Ok(()), refused)
+    };
+    tokio::try_join!(free, ordered).map(drop)
+}
+
+fn refused((_, error): &(usize, MongoError)) -> Result<(), MongoError> {
+    Err(error.clone())
 }

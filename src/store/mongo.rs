@@ -1,6 +1,7 @@
 //! MongoDB: one client per process, every wait bounded, and what `fairlane check` asks.
 
 mod error;
+mod update;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,11 +9,12 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mongodb::bson::{DateTime, Document, doc};
+use futures_util::TryStreamExt as _;
+use mongodb::bson::{DateTime, Document, RawDocumentBuf, doc};
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
-use mongodb::options::{Acknowledgment, ClientOptions, WriteConcern};
-use mongodb::{Client, Collection};
+use mongodb::options::{Acknowledgment, ClientOptions, FindOptions, IndexOptions, WriteConcern};
+use mongodb::{Client, Collection, IndexModel};
 
 pub use self::error::MongoError;
 use crate::config::{MongoUrl, mongo_server};
@@ -22,13 +24,15 @@ pub const OLDEST_VERSION: (u32, u32) = (6, 0);
 /// Finding a usable server takes at most this long, and connecting to one.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 /// A command takes at most this long, finding a server included.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A write reaches a majority of the servers within this time.
 const MAJORITY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Asking name servers for the servers behind `mongodb+srv` takes at most this long.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Leaving politely takes at most this long.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most connections to each server, unless the URL says otherwise.
+const CONNECTIONS_MAX: u32 = 32;
 /// What the servers list us as, unless the URL says otherwise.
 const APP_NAME: &str = "fairlane";
 
@@ -138,6 +142,7 @@ impl Mongo {
         };
         options.server_selection_timeout = at_most(options.server_selection_timeout);
         options.connect_timeout = at_most(options.connect_timeout);
+        options.max_pool_size.get_or_insert(CONNECTIONS_MAX);
         options.write_concern.get_or_insert_with(WriteConcern::majority);
         options.sdam_event_handler = Some(remember(Arc::clone(&met)));
         let client = Client::with_options(options)
@@ -163,11 +168,9 @@ impl Mongo {
     pub async fn info(&self) -> Result<MongoInfo, MongoError> {
         let build = self.command("buildInfo", doc! { "buildInfo": 1 }).await?;
         let hello = self.command("hello", doc! { "hello": 1 }).await?;
-        let version = build.get_str("version").map_err(|_| MongoError::Reply {
-            url: self.url.clone(),
-            command: "buildInfo",
-            expected: "a version",
-        })?;
+        let version = build
+            .get_str("version")
+            .map_err(|_| self.not_understood("buildInfo", "a version"))?;
         Ok(MongoInfo {
             version: version.to_owned(),
             topology: topology(&hello),
@@ -222,10 +225,45 @@ impl Mongo {
         let delete = collection.delete_one(doc! { "_id": 1 });
         let deleted = self.answer("delete", async { delete.await }).await?;
         if found.is_none() || deleted.deleted_count != 1 {
-            let (url, expected) = (self.url.clone(), "the document that was just written");
-            return Err(MongoError::Reply { url, command: "find", expected });
+            return Err(self.not_understood("find", "the document that was just written"));
         }
         Ok(())
+    }
+
+    /// The documents that match, in one piece. It takes at most `within`, on the server too.
+    pub(crate) async fn find(
+        &self,
+        collection: &str,
+        filter: Document,
+        mut options: FindOptions,
+        within: Duration,
+    ) -> Result<Vec<RawDocumentBuf>, MongoError> {
+        options.max_time = Some(within);
+        let collection = self.client.database(&self.database).collection(collection);
+        let find = collection.find(filter).with_options(options);
+        self.answer_within("find", within, async { find.await?.try_collect().await }).await
+    }
+
+    /// Creates an index unless it is there.
+    pub(crate) async fn index(
+        &self,
+        collection: &str,
+        keys: Document,
+        options: IndexOptions,
+    ) -> Result<(), MongoError> {
+        let collection = self.client.database(&self.database).collection::<Document>(collection);
+        let index = IndexModel::builder().keys(keys).options(options).build();
+        let create = collection.create_index(index);
+        self.answer("createIndexes", async { create.await }).await.map(drop)
+    }
+
+    /// The error of an answer that is not what was `expected`.
+    pub(crate) fn not_understood(
+        &self,
+        command: &'static str,
+        expected: &'static str,
+    ) -> MongoError {
+        MongoError::Reply { url: self.url.clone(), command, expected }
     }
 
     /// Leaves politely. Every other clone must not be used any more.
@@ -245,12 +283,26 @@ impl Mongo {
         command: &'static str,
         answer: impl Future<Output = mongodb::error::Result<T>>,
     ) -> Result<T, MongoError> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
-            Ok(answer) => answer.map_err(|source| {
-                MongoError::new(&self.url, command, source, || self.what_was_met())
-            }),
-            Err(_) => Err(MongoError::Silent { url: self.url.clone(), command }),
+        self.answer_within(command, ANSWER_TIMEOUT, answer).await
+    }
+
+    async fn answer_within<T>(
+        &self,
+        command: &'static str,
+        within: Duration,
+        answer: impl Future<Output = mongodb::error::Result<T>>,
+    ) -> Result<T, MongoError> {
+        match tokio::time::timeout(within, answer).await {
+            Ok(answer) => answer.map_err(|source| self.failed(command, source)),
+            Err(_) => {
+                let (url, met) = (self.url.clone(), self.what_was_met());
+                Err(MongoError::Silent { url, command, within, met })
+            }
         }
+    }
+
+    fn failed(&self, command: &'static str, source: mongodb::error::Error) -> MongoError {
+        MongoError::new(&self.url, command, source, || self.what_was_met())
     }
 
     fn what_was_met(&self) -> Option<String> {

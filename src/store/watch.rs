@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::mongo::{Mongo, MongoError};
-use crate::config::{MongoConfig, MongoUrl};
+use super::mongo::Mongo;
 use crate::lifecycle::Shutdown;
 use crate::metrics;
 
@@ -32,48 +31,35 @@ impl Reachable {
     }
 }
 
-/// Begins to ask, where a MongoDB is configured.
-pub(crate) fn begin(config: &MongoConfig, shutdown: &Shutdown) -> Option<Arc<Reachable>> {
-    let url = config.url.clone()?;
+/// Begins to ask, where there is a MongoDB.
+pub(crate) fn begin(mongo: Option<Mongo>, shutdown: &Shutdown) -> Option<Arc<Reachable>> {
+    let mongo = mongo?;
     let reachable = Arc::new(Reachable::default());
-    let (database, told) = (config.database.clone(), Arc::clone(&reachable));
-    shutdown.spawn(watch(url, database, told, shutdown.clone()));
+    shutdown.spawn(watch(mongo, Arc::clone(&reachable), shutdown.clone()));
     Some(reachable)
 }
 
 /// Asks every two seconds until the soft stop. A change is logged once.
-async fn watch(url: MongoUrl, database: String, reachable: Arc<Reachable>, shutdown: Shutdown) {
+async fn watch(mongo: Mongo, reachable: Arc<Reachable>, shutdown: Shutdown) {
     metrics::mongodb_up(false);
-    let mut client: Option<Mongo> = None;
     let mut first = true;
     loop {
         let answer = tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => break,
-            answer = ask(&mut client, &url, &database) => answer,
+            () = shutdown.soft.cancelled() => return,
+            answer = mongo.ping() => answer,
         };
         let news = reachable.set(answer.is_ok());
         match answer {
-            Ok(()) if news => info!(mongodb = %url, "MongoDB answers"),
+            Ok(()) if news => info!(%mongo, "MongoDB answers"),
             Err(error) if news || first => warn!(%error, "MongoDB is away"),
             Ok(()) | Err(_) => {}
         }
         first = false;
         tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => break,
+            () = shutdown.soft.cancelled() => return,
             () = tokio::time::sleep(EVERY) => {}
         }
-    }
-    if let Some(client) = client {
-        client.close().await;
-    }
-}
-
-/// Pings; makes the client first where that was not possible yet.
-async fn ask(client: &mut Option<Mongo>, url: &MongoUrl, database: &str) -> Result<(), MongoError> {
-    match client {
-        Some(client) => client.ping().await,
-        None => client.insert(Mongo::open(url, database).await?).ping().await,
     }
 }

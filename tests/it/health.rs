@@ -43,6 +43,11 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("workers", &[("pipeline", "test"), ("state", "idle")]),
     ("workers_target", &[("pipeline", "test")]),
     ("demand_ratio", &[("pipeline", "test")]),
+    ("counters_views_total", &[]),
+    ("counters_unflushed", &[]),
+    ("counters_unflushed_oldest_seconds", &[]),
+    ("counters_cache_hits_total", &[]),
+    ("counters_cache_misses_total", &[]),
     ("redis_up", &[]),
     ("redis_memory_bytes", &[("kind", "used")]),
     ("redis_memory_bytes", &[("kind", "max")]),
@@ -85,7 +90,7 @@ async fn every_metric_is_there_and_counters_begin_at_zero() {
     let pipeline = [("pipeline", "test")];
     for (name, labels) in [
         ("fanout_copies_total", &pipeline[..]),
-        ("events_total", &[("outcome", "done")]),
+        ("events_total", &[("pipeline", "test"), ("outcome", "done")]),
         ("dwell_seconds_count", &pipeline),
         ("bus_events_total", &[]),
     ] {
@@ -145,7 +150,7 @@ async fn a_process_without_mongodb_is_degraded_and_says_so() {
     mongo.kill9();
     eventually(LONG, "degraded", async || said(&ready().await, "degraded", "down")).await;
     assert_eq!(up().await, Some(0.0));
-    // Nothing needs it yet: events go on.
+    // Only the counters need it: events go on.
     fleet.publish(20).await;
     fleet.drains(LONG).await;
 

@@ -9,6 +9,7 @@ mod cluster;
 mod counters_edits;
 mod counters_faults;
 mod counters_histories;
+mod counters_http;
 mod counters_outages;
 mod examples;
 mod exhaustive;

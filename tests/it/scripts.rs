@@ -4,6 +4,7 @@ mod bounds;
 mod delays;
 mod hygiene;
 mod servers;
+mod views;
 
 use std::sync::Arc;
 
@@ -26,9 +27,9 @@ const SLICE_US: u64 = 10_000;
 const LIMITS: Limits =
     Limits { slice_us: SLICE_US, linger_ms: 0, max_queue: 0, overflow_dead: true, dead_max: 100 };
 
-fn keys() -> ShardKeys {
+fn keys(pipeline: &str) -> ShardKeys {
     let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
-    ShardKeys::new(&PipelineName::parse("p").unwrap(), shard)
+    ShardKeys::new(&PipelineName::parse(pipeline).unwrap(), shard)
 }
 
 fn bot(text: &str) -> BotId {
@@ -53,7 +54,7 @@ fn claim_all(keys: &ShardKeys) -> Claim<'_> {
 fn completion(claimed: &Claimed, lease: usize, n: usize, mode: Mode) -> Completion {
     let grant = &claimed.leases[lease];
     let (bot, run, fence) = (grant.bot.clone(), Arc::clone(&claimed.run), grant.fence);
-    Completion { bot, run, fence, before: 0, n, mode, cost: 0, exceptions: Vec::new() }
+    Completion { bot, run, fence, before: 0, n, mode, cost: 0, exceptions: Vec::new(), left: None }
 }
 
 fn dead(index: usize) -> Exception {
@@ -69,8 +70,12 @@ struct Shard {
 
 impl Shard {
     fn new() -> Self {
+        Self::of("p")
+    }
+
+    fn of(pipeline: &str) -> Self {
         let server = RedisServer::start(Options::default());
-        Self { clocked: Clocked::new(&server), keys: keys(), _server: server }
+        Self { clocked: Clocked::new(&server), keys: keys(pipeline), _server: server }
     }
 
     fn call<C: Call>(&mut self, now_us: i64, call: &C) -> C::Reply {
@@ -98,7 +103,8 @@ impl Shard {
     fn enqueue(&mut self, prev: Offset, last: Offset, bots: &[BotId], event: &str) -> Enqueued {
         let keys = &self.keys.clone();
         let bots = bots.iter().map(|bot| (bot.clone(), vec![event.as_bytes()])).collect();
-        let call = Enqueue { keys, stream: "events", prev, last, limits: LIMITS, bots };
+        let call =
+            Enqueue { keys, stream: "events", prev, last, limits: LIMITS, bots, counted: None };
         self.call(NOW, &call)
     }
 

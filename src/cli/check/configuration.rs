@@ -2,13 +2,13 @@
 
 use super::{Exit, Finding};
 use crate::cli::output::count;
-use crate::config::{Config, ConfigError, PipelineConfig};
+use crate::config::{COUNTER, Config, ConfigError, PipelineConfig};
 use crate::fanout::Filter;
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
 
 /// The handlers of the program itself.
-const BUILT_IN: [&str; 2] = ["log", PUSH];
+const BUILT_IN: [&str; 3] = [COUNTER, "log", PUSH];
 /// The one that sends slices to [`PipelineConfig::url`].
 const PUSH: &str = "push";
 
@@ -33,10 +33,16 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
         |file| file.display().to_string(),
     );
     let mut findings = vec![Finding::ok("configuration", format!("{from}; {redis}"))];
+    let mut handled = false;
     for (name, pipeline) in config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled) {
-        findings.push(check_pipeline(name, pipeline));
+        if name.counts_views() && config.mongodb.url.is_none() {
+            findings.push(uncounted(config));
+        } else {
+            findings.push(check_pipeline(name, pipeline));
+            handled = true;
+        }
     }
-    if findings.len() == 1 {
+    if !handled {
         findings.push(Finding::warn(
             "pipelines",
             "none is enabled",
@@ -48,6 +54,15 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
         findings.push(check_secrets(config));
     }
     findings
+}
+
+/// The pipeline that counts views has no MongoDB of its own.
+fn uncounted(config: &Config) -> Finding {
+    let found = match config.redis.url {
+        Some(_) => "does not run: it needs mongodb.url",
+        None => "needs a private MongoDB: `mongod`, or the program that FAIRLANE_MONGOD names",
+    };
+    Finding::ok(format!("pipeline {}", PipelineName::COUNTERS), found)
 }
 
 /// The pipelines that push, and where to.

@@ -284,16 +284,13 @@ fn a_mongodb_that_cannot_be_used_is_refused_without_quoting_it() {
 
 #[test]
 fn sections_of_later_versions_are_refused_rather_than_ignored() {
-    for section in ["counters", "notifications"] {
-        let message =
-            format!("f.toml:2: section [{section}] is not supported by this version; remove it");
-        assert_eq!(refusal(&format!("\n[{section}]\nx = 1")), message);
-        assert_eq!(refusal(&format!("\n{section}.x = 1")), message);
-    }
-    let error = with_environment("", &[("FAIRLANE__COUNTERS__KEY", "secret")]).unwrap_err();
+    let message = "f.toml:2: section [notifications] is not supported by this version; remove it";
+    assert_eq!(refusal("\n[notifications]\nx = 1"), message);
+    assert_eq!(refusal("\nnotifications.x = 1"), message);
+    let error = with_environment("", &[("FAIRLANE__NOTIFICATIONS__KEY", "secret")]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "environment variable FAIRLANE__COUNTERS__KEY: section [counters] is not supported by this version; remove it"
+        "environment variable FAIRLANE__NOTIFICATIONS__KEY: section [notifications] is not supported by this version; remove it"
     );
 }
 
@@ -327,6 +324,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
             ("FAIRLANE__PIPELINES__MY__OWN__HANDLER", "log"),
             ("FAIRLANE__PIPELINES__MY__OWN__EVENTS", "tag.*,note.*"),
             ("FAIRLANE_MONGOD", "/usr/bin/mongod"),
+            ("FAIRLANE_MONGO", "/usr/bin/other"),
             ("HOME", "/root"),
         ],
     )
@@ -340,6 +338,7 @@ fn the_environment_wins_over_the_file_key_by_key_and_takes_the_type_of_the_defau
     assert_eq!((p.batch.get(), p.workers.min.get(), p.workers.max.get()), (7, 2, 3));
     assert!((p.backoff.jitter - 1.0).abs() < f64::EPSILON);
     assert_eq!(pipeline_of(&config, "my__own").events, ["tag.*", "note.*"]);
+    assert_eq!(config.mongodb.program, Some("/usr/bin/mongod".into()));
     assert!(!format!("{config:?}").contains("hidden"));
 }
 

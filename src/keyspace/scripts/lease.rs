@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
+use super::views::add_left;
 use super::{Call, Index, evalsha};
 use crate::id::{BotId, Fence};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::reply::{Reply, ReplyError};
+use crate::view::Left;
 
 /// `lua/claim.lua`.
 #[derive(Debug)]
@@ -230,6 +232,8 @@ pub struct Completion {
     pub cost: u64,
     /// Those of the `n` that are not done.
     pub exceptions: Vec<Exception>,
+    /// What the `n` count, in the pipeline that does.
+    pub left: Option<Left>,
 }
 
 /// `lua/complete.lua`.
@@ -277,12 +281,17 @@ impl Call for Complete<'_> {
 
     fn command(&self) -> Cmd {
         let keys = self.keys;
-        let mut cmd = evalsha(Index::complete, 11 + self.items.len());
+        let books = keys.has_books();
+        let each = if books { 5 } else { 1 };
+        let mut cmd = evalsha(Index::complete, 11 + each * self.items.len());
         cmd.arg(&keys.base).arg(&keys.dlq).arg(&keys.due).arg(&keys.later);
         for item in self.items {
             cmd.arg(keys.queue(&item.bot));
+            if books {
+                cmd.arg(&keys.book(&item.bot));
+            }
         }
-        cmd.arg(self.dead_max);
+        cmd.arg(self.dead_max).arg(each);
         for item in self.items {
             let (mode, ms, bound) = match item.mode {
                 Mode::Keep { ttl_ms } => ("keep", ttl_ms, 0),
@@ -304,6 +313,9 @@ impl Call for Complete<'_> {
                         cmd.arg("later").arg(*at_ms).arg("");
                     }
                 }
+            }
+            if books {
+                add_left(&mut cmd, item.left.as_ref());
             }
         }
         cmd

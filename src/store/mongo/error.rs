@@ -1,17 +1,26 @@
 //! What can go wrong with MongoDB, said so that it can be mended.
 
+use std::time::Duration;
+
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
-use super::{ANSWER_TIMEOUT, OLDEST_VERSION, SELECTION_TIMEOUT};
+use super::{OLDEST_VERSION, SELECTION_TIMEOUT};
 use crate::config::MongoUrl;
 
 /// The server's code for a command this user may not run.
 const UNAUTHORIZED: i32 = 13;
 /// The server's code for a wrong user or password.
 const AUTHENTICATION_FAILED: i32 = 18;
+/// The server's code for an `_id` that is taken: two upserts of one document met.
+pub(super) const DUPLICATE_KEY: i32 = 11000;
+/// The server's code for a write that met another one.
+pub(super) const WRITE_CONFLICT: i32 = 112;
+/// The server's codes for what passes: its connections, its time, its role, its stopping.
+const PASSING: [i32; 13] =
+    [6, 7, 50, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
 
 /// Why MongoDB did not do what it was asked. No text holds a credential.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum MongoError {
     /// The options of the URL contradict each other.
     #[error("mongodb.url ({url}) cannot be used: {}; correct its options", plain(source))]
@@ -91,14 +100,35 @@ pub enum MongoError {
     },
     /// No answer in time: it is unknown whether the command ran.
     #[error(
-        "MongoDB at {url} does not answer `{command}` within {} s; see whether it hangs or is overloaded",
-        ANSWER_TIMEOUT.as_secs()
+        "MongoDB at {url} does not answer `{command}` within {} s{}; see whether it runs, hangs or is overloaded",
+        within.as_secs(),
+        met.as_deref().map(|met| format!(" ({met})")).unwrap_or_default()
     )]
     Silent {
         /// Where, without credentials.
         url: MongoUrl,
         /// What was asked.
         command: &'static str,
+        /// So long it was waited for.
+        within: Duration,
+        /// What was last met at each of the servers that cannot be reached.
+        met: Option<String>,
+    },
+    /// Other writes or a change of the servers' roles came in between: it is unknown how much of
+    /// the command ran.
+    #[error(
+        "MongoDB at {url} interrupted `{command}`: {reason}; try again, and see to its servers if that goes on"
+    )]
+    Interrupted {
+        /// Where, without credentials.
+        url: MongoUrl,
+        /// What was asked.
+        command: &'static str,
+        /// What the server says.
+        reason: String,
+        /// What the driver says.
+        #[source]
+        source: Box<Error>,
     },
     /// A write did not reach a majority of the servers in time.
     #[error(
@@ -162,6 +192,7 @@ impl MongoError {
                 | Self::Away { .. }
                 | Self::Broken { .. }
                 | Self::Silent { .. }
+                | Self::Interrupted { .. }
                 | Self::Majority { .. }
         )
     }
@@ -179,6 +210,11 @@ impl MongoError {
                 Self::Credentials { url, reason, source }
             }
             (_, Some(UNAUTHORIZED)) => Self::Forbidden { url, command, reason, source },
+            (_, Some(code))
+                if PASSING.contains(&code) || [DUPLICATE_KEY, WRITE_CONFLICT].contains(&code) =>
+            {
+                Self::Interrupted { url, command, reason, source }
+            }
             (ErrorKind::ServerSelection { .. }, _) => {
                 let reason = met().unwrap_or_else(|| {
                     "the servers answer, but none is a primary that takes writes".to_owned()

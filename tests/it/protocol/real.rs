@@ -140,6 +140,7 @@ impl Real {
             last: decode::offset(last),
             limits: limits(step.limits),
             bots: bots.collect(),
+            counted: None,
         };
         self.script(step, &call, |reply, server| {
             let at = server.hwm.get(&stream).copied().unwrap_or(0);
@@ -267,6 +268,7 @@ impl Real {
             },
             cost: unsigned(call.cost),
             exceptions: exceptions.collect(),
+            left: None,
         }
     }
 

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fairlane::id::{BotId, Offset};
+use fairlane::id::{BotId, Offset, Sequence};
 use fairlane::keyspace::scripts::{
-    Beat, Call, Claim, Complete, Completion, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Mode,
-    Pause, Promote, Purge, Push, Recover, Redrive, Resume, Revoke, Trim, Verdict,
+    Beat, Call, Claim, Complete, Completion, Counting, Enqueue, Enqueued, Exception, Fate, Heads,
+    Hold, IncrementIfExists, Mode, Pause, Promote, Purge, Push, Recount, Recover, Redrive, Replace,
+    Resume, Revoke, Trim, Upsert, Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
+use fairlane::view::AdId;
 use redis::{Arg, Cmd, Commands, Value};
 
 use super::{LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion, dead, keys};
@@ -63,7 +65,8 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     let events = || vec![&b"1"[..], b"2", b"3"];
     let bots_events = bots.iter().map(|bot| (bot.clone(), events())).collect();
     let stream = "events {*}";
-    let enqueue = Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events };
+    let enqueue =
+        Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events, counted: None };
     assert!(
         matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done) if done.appended == 3 * count as u64)
     );
@@ -179,15 +182,26 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let mut shard = Shard::new();
     shard.push(NOW, "a", &["1"], LIMITS);
     let claimed = shard.claim(NOW);
-    let (keys, a, slice_us) = (&keys(), &bot("a"), SLICE_US);
+    let (keys, a, slice_us) = (&keys("p"), &bot("a"), SLICE_US);
     let at = Offset { ms: 1, seq: 1 };
     let item = completion(&claimed, 0, 1, Mode::Release);
     let items = [Completion { exceptions: vec![dead(0)], ..item.clone() }, item];
     let (events, ids) = ([b"1".to_vec(), b"2".to_vec()], [("1".to_owned(), a.clone())]);
     let bots = vec![(a.clone(), vec![&b"1"[..]]), (bot("b"), vec![b"2", b"3"])];
     let idempotency = Some(("key", 1));
+    let ad = &AdId::parse("x").unwrap();
+    let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
+    let views = Views { counting, n: 1, event: b"1", idempotency: None };
     vec![
-        named(&Enqueue { keys, stream: "s", prev: at, last: at, limits: LIMITS, bots }),
+        named(&Enqueue {
+            keys,
+            stream: "s",
+            prev: at,
+            last: at,
+            limits: LIMITS,
+            bots,
+            counted: None,
+        }),
         named(&Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: 0, idempotency }),
         named(&claim_all(keys)),
         named(&Complete { keys, dead_max: 1, items: &items }),
@@ -202,6 +216,10 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Trim { stream: "s", keep: at }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
+        named(&IncrementIfExists(views)),
+        named(&Upsert { views, acked: "", stored: Some((1, Sequence::new(1))) }),
+        named(&Replace { counting, total: 1, event: b"1" }),
+        named(&Recount { keys, limits: LIMITS, cached_ads: 1, id: at, bot: a, counts: None, event: b"1" }),
     ]
 }
 
@@ -235,7 +253,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 15);
+    assert_eq!(calls.len(), 19);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

@@ -18,22 +18,22 @@ use crate::support::wait::eventually;
 
 fn link(server: &RedisServer) -> Link {
     let target = Target::new(&server.url()).unwrap();
-    Link::new(target, vec![keys()], SLICE_US, Duration::from_secs(10))
+    Link::new(target, vec![keys("p")], SLICE_US, Duration::from_secs(10))
 }
 
 async fn push(link: &Link, events: &[&str]) -> Result<u64, StoreError> {
     let events: Vec<Vec<u8>> = events.iter().map(|event| event.as_bytes().to_vec()).collect();
-    let (keys, bot) = (&keys(), &bot("a"));
+    let (keys, bot) = (&keys("p"), &bot("a"));
     let call = Push { keys, limits: LIMITS, bot, events: &events, due_ms: 0, idempotency: None };
     Ok(link.call(&call).await?.queued.appended)
 }
 
 async fn claim(link: &Link) -> Claimed {
-    link.call(&claim_all(&keys())).await.unwrap()
+    link.call(&claim_all(&keys("p"))).await.unwrap()
 }
 
 async fn complete(link: &Link, item: Completion) -> Result<Verdict, StoreError> {
-    let (keys, items) = (&keys(), &[item]);
+    let (keys, items) = (&keys("p"), &[item]);
     Ok(link.call(&Complete { keys, dead_max: 9, items }).await?.verdicts[0])
 }
 
@@ -51,7 +51,7 @@ async fn everything(server: &RedisServer) -> BTreeMap<String, Vec<u8>> {
 #[tokio::test]
 async fn a_full_server_refuses_new_events_whole_and_still_empties() {
     let server = RedisServer::start(Options::default());
-    let (link, keys, a) = (link(&server), &keys(), &bot("a"));
+    let (link, keys, a) = (link(&server), &keys("p"), &bot("a"));
     push(&link, &["1", "2", "3"]).await.unwrap();
     let config = |bytes: u64| {
         let mut command = redis::cmd("CONFIG");
@@ -65,7 +65,7 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
     let (prev, last) = (Offset::default(), Offset { ms: 1, seq: 1 });
     let bots = || vec![(a.clone(), vec![&b"4"[..], b"5"]), (bot("b"), vec![b"6"])];
     let limits = Limits { max_queue: 4, ..LIMITS };
-    let enqueue = Enqueue { keys, stream: "s", prev, last, limits, bots: bots() };
+    let enqueue = Enqueue { keys, stream: "s", prev, last, limits, bots: bots(), counted: None };
     let refused = link.call(&enqueue).await.unwrap_err();
     assert!(refused.is_full() && refused.is_passing(), "{refused}");
     assert!(push(&link, &["4"]).await.unwrap_err().is_full());
@@ -123,7 +123,7 @@ async fn a_lease_of_an_older_run_commits_nothing() {
     let renamed = Completion { run: old.run.clone(), ..completion(&new, 0, 1, Mode::Release) };
     assert_eq!(complete(&link, renamed).await.unwrap(), Verdict::Stale);
     let mut connection = server.connection().await;
-    assert_eq!(connection.llen::<_, u64>(keys().queue(&bot("a"))).await.unwrap(), 2);
+    assert_eq!(connection.llen::<_, u64>(keys("p").queue(&bot("a"))).await.unwrap(), 2);
     let release = completion(&new, 0, 2, Mode::Release);
     assert_eq!(complete(&link, release).await.unwrap(), Verdict::Ok);
 }
@@ -131,7 +131,7 @@ async fn a_lease_of_an_older_run_commits_nothing() {
 #[tokio::test]
 async fn a_subscriber_of_the_wake_channel_hears_that_a_bot_is_ready() {
     let server = RedisServer::start(Options::default());
-    let (link, keys) = (link(&server), keys());
+    let (link, keys) = (link(&server), keys("p"));
     let mut subscriber = link.target().subscriber().await.unwrap();
     subscriber.subscribe(keys.wake()).await.unwrap();
     push(&link, &["1"]).await.unwrap();

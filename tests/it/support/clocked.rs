@@ -38,9 +38,24 @@ impl Clocked {
             assert_eq!(shared.matches(real).count(), 1, "shared.lua says {real} once");
             shared = shared.replace(real, &ours);
         }
+        shared.push_str(include_str!("../../../lua/views.lua"));
         let sources = sources!(
-            "enqueue", "push", "claim", "complete", "promote", "pause", "resume", "purge",
-            "redrive", "revoke", "recover", "heads"
+            "enqueue",
+            "push",
+            "claim",
+            "complete",
+            "promote",
+            "pause",
+            "resume",
+            "purge",
+            "redrive",
+            "revoke",
+            "recover",
+            "heads",
+            "increment_if_exists",
+            "upsert",
+            "replace",
+            "recount"
         );
         let hashes = sources.map(|(name, file)| {
             assert!(!file.contains("'TIME'") && !file.contains("'PUBLISH'"), "{name}: in shared");

@@ -156,6 +156,8 @@ pub(crate) struct Operation {
     pub(crate) takes: Vec<String>,
     /// Whether there must be a body.
     pub(crate) needs_body: bool,
+    /// The parameters that must be behind the `?`.
+    query: Vec<String>,
 }
 
 impl Operation {
@@ -180,6 +182,11 @@ impl Operation {
         let open = security.is_empty() || security.iter().any(|way| way == &serde_json::json!({}));
         let scopes = security.iter().filter_map(|way| way["token"].as_array()).flatten();
         let scopes = scopes.map(|scope| scope.as_str().unwrap().to_owned()).collect();
+        let parameters = operation["parameters"].as_array().map_or(&[][..], Vec::as_slice);
+        let needed =
+            |parameter: &&Value| parameter["in"] == "query" && parameter["required"] == true;
+        let query = parameters.iter().filter(needed);
+        let query = query.map(|parameter| parameter["name"].as_str().unwrap().to_owned());
         Self {
             method: method.to_uppercase(),
             template: template.to_owned(),
@@ -187,6 +194,7 @@ impl Operation {
             scopes: (!open).then_some(scopes),
             takes: keys(&operation["requestBody"]["content"]),
             needs_body: operation["requestBody"]["required"] == true,
+            query: query.collect(),
         }
     }
 
@@ -197,8 +205,15 @@ impl Operation {
             ("bot", "bot-1"),
             ("id", "0.1700000000000-0"),
             ("lease", "nobody-has-this"),
+            ("ad", "ad-1"),
+            ("ids", "ad-1,ad-2"),
+            ("day", "2026-11-01"),
         ];
         let mut path = self.template.clone();
+        for (at, name) in self.query.iter().enumerate() {
+            let mark = if at == 0 { '?' } else { '&' };
+            path.push_str(&format!("{mark}{name}={{{name}}}"));
+        }
         for (name, value) in values.iter().chain(&defaults) {
             path = path.replace(&format!("{{{name}}}"), value);
         }

@@ -1,0 +1,27 @@
+#!lua
+-- increment_if_exists: counts views of an ad whose total is cached; else changes nothing.
+--
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua, [14] idem:<key> (only
+--       with an idempotency key)
+-- ARGV  ad, n, cached ads (most of a generation), slice µs, linger ms, idempotency window ms, bot,
+--       1, event as MessagePack
+-- Reply {'OK', new total} | {'MISS', acked or ''} | {'DUP', what the first call answered}
+-- Cost  about 12 commands, about 5 for a miss
+assert(#KEYS >= 13 and #ARGV == 9, 'increment_if_exists: wrong number of arguments')
+local idem, ad, n = KEYS[14], ARGV[1], tonumber(ARGV[2])
+local first = idem and call('GET', idem)
+if first then
+  return {'DUP', first}
+end
+local book = book_at(10)
+local total, is_young = cached(book, ad)
+if not total then
+  return {'MISS', call('GET', book.acked) or ''}
+end
+append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5]), max = 0})
+call('HINCRBY', book.unflushed, 'v' .. ad, n)
+cache(book, ad, total + n, is_young, tonumber(ARGV[3]))
+if idem then
+  call('SET', idem, digits(total + n), 'PX', ARGV[6])
+end
+return {'OK', digits(total + n)}

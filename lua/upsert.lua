@@ -1,0 +1,45 @@
+#!lua
+-- upsert: counts views of an ad whose total was not cached, and caches it.
+--
+-- The total is what MongoDB stored plus what is queued. A document that was read while a flush was
+-- under way may have some of what is queued: it is refused when something was completed since the
+-- miss, or when the head of the queue is not above the last sequence that the document has. Without
+-- a stored total, or with a replacement queued, the views are counted and nobody knows the total.
+-- Somebody may have cached it meanwhile: then that counts.
+--
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua, [14] idem:<key> (only
+--       with an idempotency key)
+-- ARGV  ad, n, cached ads (most of a generation), slice µs, linger ms, idempotency window ms, bot,
+--       1, event as MessagePack, acked as the miss answered it, stored total or '', stored sequence
+-- Reply {'OK', new total or ''} | {'AGAIN', acked or ''} | {'DUP', what the first call answered}
+-- Cost  about 17 commands
+assert(#KEYS >= 13 and #ARGV == 12, 'upsert: wrong number of arguments')
+local idem, ad, n, room = KEYS[14], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local first = idem and call('GET', idem)
+if first then
+  return {'DUP', first}
+end
+local book = book_at(10)
+local total, is_young = cached(book, ad)
+if not total and ARGV[11] ~= '' then
+  local queued = call('HMGET', book.unflushed, 'v' .. ad, 'r' .. ad)
+  if not queued[2] then
+    local acked = call('GET', book.acked) or ''
+    local head = queued[1] and call('LINDEX', KEYS[9], 0)
+    if acked ~= ARGV[10] or (head and struct.unpack('>I8', head, 4) <= tonumber(ARGV[12])) then
+      return {'AGAIN', acked}
+    end
+    total = tonumber(ARGV[11]) + tonumber(queued[1] or 0)
+  end
+end
+append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5]), max = 0}, 9)
+call('HINCRBY', book.unflushed, 'v' .. ad, n)
+local answer = ''
+if total then
+  cache(book, ad, total + n, is_young, room)
+  answer = digits(total + n)
+end
+if idem then
+  call('SET', idem, answer, 'PX', ARGV[6])
+end
+return {'OK', answer}

@@ -1,0 +1,78 @@
+-- Shared by the scripts that count views: placed behind shared.lua when it is loaded.
+--
+-- The queue of a bot in the pipeline `counters` is kept with a book of four keys:
+--   [1] unflushed:<bot>  hash         'v' .. ad -> views queued, 'r' .. ad -> replacements queued;
+--                                     gone when the queue is empty
+--   [2] total:0:<bot>    hash         ad -> run|total: the cached totals, in two generations of a
+--   [3] total:1:<bot>                 day: the parity of the server's day tells the young one
+--   [4] acked:<bot>      string, 1 h  the highest sequence that was completed
+--
+-- An ad is in one generation at most. A total counts only under the run of the server that it
+-- names: after a lost tail it may be less than what MongoDB has.
+local DAY_MS, ACKED_SECONDS = 86400000, 3600
+local TODAY = math.floor(NOW_MS / DAY_MS)
+
+local run_now -- read once, by the scripts that need it
+
+-- The book whose keys begin at KEYS[at].
+local function book_at(at)
+  run_now = run_now or short_run(call('HGET', META, 'run'))
+  return {
+    unflushed = KEYS[at], young = KEYS[at + 1 + TODAY % 2], old = KEYS[at + 2 - TODAY % 2],
+    acked = KEYS[at + 3],
+  }
+end
+
+-- The total that `text` says, if it is of this run of the server.
+local function valid(text)
+  local run, total = string.match(text or '', '^(.*)|(%d+)$')
+  return run == run_now and tonumber(total) or nil
+end
+
+-- The cached total of an ad, or nil, and whether the young generation has it.
+local function cached(book, ad)
+  local total = valid(call('HGET', book.young, ad))
+  if total then
+    return total, true
+  end
+  return valid(call('HGET', book.old, ad)), false
+end
+
+-- The totals stay two days more at least.
+local function keep_cached(book)
+  call('PEXPIREAT', book.young, (TODAY + 2) * DAY_MS)
+  call('PEXPIREAT', book.old, (TODAY + 2) * DAY_MS)
+end
+
+-- Caches a total in the young generation. With `room` (most ads of a generation) one that is full
+-- takes nothing new: what the old one has is renewed there. Without, it is always taken.
+local function cache(book, ad, total, is_young, room)
+  local text = run_now .. '|' .. digits(total)
+  if is_young then
+    call('HSET', book.young, ad, text)
+  elseif room and call('HLEN', book.young) >= room then
+    if call('HEXISTS', book.old, ad) == 1 then
+      call('HSET', book.old, ad, text)
+    end
+  else
+    call('HSET', book.young, ad, text)
+    call('HDEL', book.old, ad)
+    call('PEXPIREAT', book.young, (TODAY + 2) * DAY_MS)
+  end
+end
+
+-- Notes `n` queued views of an ad, in its cached total too.
+local function count(book, ad, n, room)
+  call('HINCRBY', book.unflushed, 'v' .. ad, n)
+  local total, is_young = cached(book, ad)
+  if total then
+    cache(book, ad, total + n, is_young, room)
+  end
+end
+
+-- Lowers a number of queued things by what left the queue.
+local function lower(book, field, by)
+  if by > 0 and call('HINCRBY', book.unflushed, field, -by) <= 0 then
+    call('HDEL', book.unflushed, field)
+  end
+end

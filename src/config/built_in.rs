@@ -1,0 +1,17 @@
+//! Pipelines that exist without being written: tunable like any other, and off with
+//! `enabled = false`.
+
+use crate::id::PipelineName;
+
+/// The handler of [`PipelineName::COUNTERS`], which no other pipeline may have.
+pub const COUNTER: &str = "counter";
+
+/// Their names, and their defaults over those of every pipeline.
+pub(super) const BUILT_IN: [(&str, &str); 1] =
+    [(PipelineName::COUNTERS, include_str!("counters.toml"))];
+
+/// Whether a pipeline of this name exists without being written.
+#[must_use]
+pub fn is_built_in(name: &PipelineName) -> bool {
+    BUILT_IN.iter().any(|(known, _)| *known == name.as_str())
+}

@@ -1,0 +1,81 @@
+//! What the counters need beside the queues: indexes, and to know how Redis persists.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{debug, info, warn};
+
+use crate::handler::MinAge;
+use crate::keyspace::{Link, StoreError};
+use crate::lifecycle::Shutdown;
+use crate::store::counters::CounterStore;
+
+/// Between two tries to create the indexes.
+const PREPARE_AGAIN: Duration = Duration::from_secs(5);
+/// How often Redis is asked how it persists.
+const ASK: Duration = Duration::from_secs(60);
+
+/// Creates the indexes, however long MongoDB is away.
+pub(crate) async fn prepare(store: CounterStore, shutdown: Shutdown) {
+    let mut warned = false;
+    loop {
+        let prepared = tokio::select! {
+            biased;
+            // What was begun is repeated at the next start.
+            () = shutdown.soft.cancelled() => return,
+            prepared = store.prepare() => prepared,
+        };
+        match prepared {
+            Ok(()) => return debug!("the indexes of the counters are there"),
+            Err(error) if !warned => {
+                warn!(%error, "cannot create the indexes of the counters; trying again");
+                warned = true;
+            }
+            Err(error) => debug!(%error, "cannot create the indexes of the counters"),
+        }
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            () = tokio::time::sleep(PREPARE_AGAIN) => {}
+        }
+    }
+}
+
+/// Keeps `min_age` as long as what Redis can lose: nothing where every write is on its disk before
+/// it is answered. Where Redis does not tell, the usual second and one more.
+pub(crate) async fn watch_persistence(link: Arc<Link>, min_age: MinAge, shutdown: Shutdown) {
+    let mut known = None;
+    loop {
+        let loses_nothing = tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            answer = loses_nothing(&link) => answer.unwrap_or(false),
+        };
+        min_age.set(if loses_nothing { Duration::ZERO } else { MinAge::EVERYSEC });
+        if loses_nothing && known != Some(true) {
+            info!("Redis writes every change before it answers: views are flushed at any age");
+        }
+        known = Some(loses_nothing);
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            () = tokio::time::sleep(ASK) => {}
+        }
+    }
+}
+
+async fn loses_nothing(link: &Link) -> Result<bool, StoreError> {
+    let mut command = redis::cmd("CONFIG");
+    command.arg("GET").arg("appendonly").arg("appendfsync");
+    let answers = link.ask_every("CONFIG", &command).await?;
+    let is = |settings: &HashMap<String, String>, name: &str, wanted: &str| {
+        settings.get(name).is_some_and(|value| value == wanted)
+    };
+    Ok(answers.into_iter().all(|answer| {
+        let settings = redis::from_redis_value::<HashMap<String, String>>(answer);
+        settings.is_ok_and(|settings| {
+            is(&settings, "appendonly", "yes") && is(&settings, "appendfsync", "always")
+        })
+    }))
+}

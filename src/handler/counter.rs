@@ -1,0 +1,240 @@
+//! Writes the views that wait in the queues to MongoDB, merged per ad and per ad and day.
+//!
+//! 1. Takes the views that are old enough: younger ones could vanish with the tail of a Redis that
+//!    dies after one collection had them, and the collections would disagree for ever.
+//! 2. Merges them per ad, in the order of the queue.
+//! 3. Writes both collections. Each document has the sequence of the last record that was applied
+//!    to it and takes only what is above, so whatever was written before, by whomever, counts once.
+//! 4. Only then are they settled.
+//!
+//! MongoDB away counts no attempt, and no view is ever given up: only what never was one becomes a
+//! dead letter.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Answer, AnyHandler, Delivery, Environment, Failure, Handling, Outcomes, Slice};
+use crate::clock::micros;
+use crate::metrics::CounterMetrics;
+use crate::store::counters::{Added, Change, CounterStore, Effect};
+use crate::view::{self, AdId, Deed};
+
+/// A bot whose views are partly too young is looked at again after this long: often enough that
+/// none waits 3 s, seldom enough that many views share a write.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// How old a view must be before it is written. Shared with who finds out how Redis persists.
+#[derive(Debug, Clone)]
+pub(crate) struct MinAge(Arc<AtomicU64>);
+
+impl MinAge {
+    /// An append-only file that is written every second can lose this much.
+    pub(crate) const EVERYSEC: Duration = Duration::from_secs(2);
+
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(AtomicU64::new(micros(Self::EVERYSEC))))
+    }
+
+    pub(crate) fn set(&self, age: Duration) {
+        self.0.store(micros(age), Ordering::Relaxed);
+    }
+
+    fn get_us(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The handler `counter`.
+pub(crate) struct CounterHandler {
+    store: CounterStore,
+    min_age: MinAge,
+    metrics: CounterMetrics,
+    /// Below `handler_timeout`, so that a store that hangs is found unavailable and not cancelled.
+    patience: Duration,
+}
+
+impl CounterHandler {
+    pub(crate) fn new(store: CounterStore, min_age: MinAge, handler_timeout: Duration) -> Self {
+        Self {
+            store,
+            min_age,
+            metrics: CounterMetrics::new(),
+            patience: handler_timeout.mul_f64(0.8),
+        }
+    }
+
+    async fn flush(&self, slice: &Slice) -> Result<Outcomes, Failure> {
+        // The fence is the time of the claim on the server's clock, or above: so is a sequence the
+        // time of its arrival.
+        let ripe_us = slice.fence.get().saturating_sub(self.min_age.get_us());
+        let ripe = slice.events.partition_point(|event| event.sequence.get() <= ripe_us);
+        let Some(young) = slice.events.get(ripe) else {
+            return self.write(slice, ripe).await;
+        };
+        let wait = Duration::from_micros(young.sequence.get() - ripe_us);
+        if ripe == 0 {
+            return Ok(Outcomes::first(0).rest_after(wait));
+        }
+        Ok(self.write(slice, ripe).await?.rest_after(wait.max(AGAIN)))
+    }
+
+    /// Writes the first `count` events.
+    async fn write(&self, slice: &Slice, count: usize) -> Result<Outcomes, Failure> {
+        let Merged { changes, refused } = merge(&slice.events[..count]);
+        if !changes.is_empty() {
+            let started = Instant::now();
+            let applying = self.store.apply(&slice.bot, changes);
+            match tokio::time::timeout(self.patience, applying).await {
+                Ok(Ok(())) => self.metrics.flush_seconds.record(started.elapsed().as_secs_f64()),
+                Ok(Err(error)) => return Err(Failure::unavailable(0, error.to_string())),
+                Err(_) => {
+                    let patience = humantime::format_duration(self.patience);
+                    let reason = format!("MongoDB did not take the views within {patience}");
+                    return Err(Failure::unavailable(0, reason));
+                }
+            }
+        }
+        let outcomes = Outcomes::first(count);
+        Ok(refused.into_iter().fold(outcomes, |outcomes, (at, why)| outcomes.dead(at, why)))
+    }
+}
+
+impl AnyHandler for CounterHandler {
+    fn handle_boxed<'a>(
+        &'a self,
+        _: &'a Environment,
+        slice: &'a Slice,
+        _: &'a str,
+    ) -> Handling<'a> {
+        Box::pin(async move { super::caught(self.flush(slice)).await.map(Answer::Settled) })
+    }
+
+    fn keeps_books(&self) -> bool {
+        true
+    }
+
+    fn committed(&self, _: &Slice, _: usize) {}
+}
+
+/// What a slice does to the counters.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Merged {
+    /// In the order of the queue for each ad.
+    changes: Vec<Change>,
+    /// Events that count nothing, and why.
+    refused: Vec<(usize, String)>,
+}
+
+fn merge(events: &[Delivery]) -> Merged {
+    let mut merged = Merged::default();
+    // Where the last change of an ad is.
+    let mut places: HashMap<AdId, usize> = HashMap::new();
+    for (at, Delivery { sequence, event }) in events.iter().enumerate() {
+        let record = match view::read(event) {
+            Ok(record) => record,
+            Err(error) => {
+                merged.refused.push((at, error.to_string()));
+                continue;
+            }
+        };
+        let changes = &mut merged.changes;
+        match record.deed {
+            Deed::Add { n, day } => {
+                let added = Added { sequence: *sequence, day, n };
+                let last = places.get(&record.ad).and_then(|&place| changes.get_mut(place));
+                if let Some(Change { effect: Effect::Add(views), .. }) = last {
+                    views.push(added);
+                    continue;
+                }
+                places.insert(record.ad.clone(), changes.len());
+                changes.push(Change { ad: record.ad, effect: Effect::Add(vec![added]) });
+            }
+            Deed::Replace(with) => {
+                places.insert(record.ad.clone(), changes.len());
+                changes.push(Change { ad: record.ad, effect: Effect::Replace(*sequence, with) });
+            }
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::civil::{Date, date};
+
+    use super::*;
+    use crate::event::Event;
+    use crate::id::{BotId, Sequence};
+    use crate::view::Replacement;
+
+    const DAY: Date = date(2026, 11, 20);
+
+    fn bot() -> BotId {
+        BotId::parse("b").unwrap()
+    }
+
+    fn ad(id: &str) -> AdId {
+        AdId::parse(id).unwrap()
+    }
+
+    fn viewed(sequence: u64, id: &str, n: u64, day: Date) -> Delivery {
+        let event = view::on_day(view::view(&bot(), &ad(id), n), Some(day));
+        Delivery { sequence: Sequence::new(sequence), event }
+    }
+
+    fn added(sequence: u64, n: u64, day: Date) -> Added {
+        Added { sequence: Sequence::new(sequence), day, n }
+    }
+
+    #[test]
+    fn views_of_an_ad_are_merged_and_those_behind_a_replacement_apart() {
+        let with = Replacement { total: 7, ..Replacement::default() };
+        let event = view::replacement(&bot(), &ad("x"), &with);
+        let replaced = Delivery { sequence: Sequence::new(3), event };
+        let later = date(2026, 12, 1);
+        let events = [
+            viewed(1, "x", 2, DAY),
+            viewed(2, "y", 1, DAY),
+            replaced,
+            viewed(4, "x", 1, DAY),
+            viewed(5, "y", 5, later),
+        ];
+        let change = |id, effect| Change { ad: ad(id), effect };
+        assert_eq!(
+            merge(&events).changes,
+            [
+                change("x", Effect::Add(vec![added(1, 2, DAY)])),
+                change("y", Effect::Add(vec![added(2, 1, DAY), added(5, 5, later)])),
+                change("x", Effect::Replace(Sequence::new(3), with)),
+                change("x", Effect::Add(vec![added(4, 1, DAY)])),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_event_that_was_not_counted_is_refused_with_the_reason() {
+        let unstamped = |data: serde_json::Value| {
+            let event = Event::builder("ad.viewed", &bot()).data(&data).unwrap().build().unwrap();
+            Delivery { sequence: Sequence::new(1), event }
+        };
+        let events = [
+            unstamped(serde_json::json!({"ad": ""})),
+            unstamped(serde_json::json!({"ad": "x", "n": 0})),
+            unstamped(serde_json::json!({"ad": "x"})),
+            viewed(2, "x", 1, DAY),
+        ];
+        let merged = merge(&events);
+        let reasons = ["empty", "n is 0", "not counted when it arrived"];
+        assert_eq!(merged.refused.len(), reasons.len());
+        for ((at, reason), (expected, part)) in
+            merged.refused.iter().zip(reasons.iter().enumerate())
+        {
+            assert!(*at == expected && reason.contains(part), "{reason}");
+        }
+        assert_eq!(merged.changes.len(), 1);
+    }
+}

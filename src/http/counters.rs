@@ -1,0 +1,196 @@
+//! View counters: a view is counted in Redis at once and kept in MongoDB within seconds.
+//!
+//! An ad is a part of the path, so one that is called like a route (`export`, `query`) is written
+//! with a letter of it percent-encoded: the route wins over the plain name.
+
+mod daily;
+mod export;
+mod replace;
+mod totals;
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(crate) use self::export::Exports;
+use super::Api;
+use super::auth::Caller;
+use super::docs::{Body, OfCounters};
+use super::extract::{JsonOrNothing, Path};
+use super::problem::{Kind, Problem};
+use crate::counters::Counters;
+use crate::id::BotId;
+use crate::view::{self, AdId, VIEWS_MAX};
+
+/// Longest `Idempotency-Key`, in bytes.
+const KEY_MAX_BYTES: usize = 255;
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// What asks for the scope `publish`.
+pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(view))
+}
+
+/// What asks for the scope `read`.
+pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default()
+        .routes(routes!(totals::list))
+        .routes(routes!(totals::query))
+        .routes(routes!(daily::daily))
+        .routes(routes!(export::export))
+}
+
+/// What asks for the scope `operate`.
+pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default()
+        .routes(routes!(replace::reset))
+        .routes(routes!(replace::set))
+        .routes(routes!(replace::forget))
+}
+
+impl Api {
+    /// The counters of a bot, if it is the caller's and they run.
+    fn counters_of(&self, bot: &BotId, caller: &Caller) -> Result<&Counters, Problem> {
+        caller.check_bot(bot)?;
+        self.counters.as_ref().map_err(|reason| {
+            Problem::new(Kind::NoCounters, format!("the counters do not run here: {reason}"))
+        })
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct BotPath {
+    /// The bot, percent-encoded.
+    bot: BotId,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct AdPath {
+    /// The bot, percent-encoded.
+    bot: BotId,
+    /// The ad, percent-encoded: 1 to 128 bytes without control characters. One that is called
+    /// `export` or `query` with a letter encoded too: `%65xport`, `%71uery`.
+    #[param(value_type = String, min_length = 1, max_length = 128)]
+    ad: AdId,
+}
+
+/// The header `Idempotency-Key`, if there is one.
+#[derive(Debug)]
+struct IdempotencyKey(Option<HeaderValue>);
+
+impl IdempotencyKey {
+    fn as_str(&self) -> Option<&str> {
+        self.0.as_ref()?.to_str().ok()
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let mut keys = parts.headers.get_all(KEY).iter();
+        let key = keys.next();
+        if keys.next().is_some() {
+            return Err(Problem::field("Idempotency-Key", "it is there twice; send one"));
+        }
+        let usable = |key: &HeaderValue| {
+            (1..=KEY_MAX_BYTES).contains(&key.len())
+                && key.as_bytes().iter().all(u8::is_ascii_graphic)
+        };
+        if key.is_some_and(|key| !usable(key)) {
+            let detail = format!(
+                "it is none of 1 to {KEY_MAX_BYTES} visible characters of ASCII, such as a UUID"
+            );
+            return Err(Problem::field("Idempotency-Key", detail));
+        }
+        Ok(Self(key.cloned()))
+    }
+}
+
+/// How often an ad was viewed.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Views {
+    /// 1 if left out.
+    #[schema(minimum = 1, maximum = 1000, default = 1)]
+    n: Option<i64>,
+}
+
+/// The total of an ad.
+#[derive(Debug, Serialize, ToSchema)]
+struct Total {
+    /// With the new views; `null` where no store can tell it now, the views counted all the same.
+    total: Option<u64>,
+}
+
+/// Count a view
+///
+/// Or up to 1,000 views, on the day of their arrival. A request that is repeated with the same
+/// `Idempotency-Key` within an hour counts nothing and is answered like the first.
+#[utoipa::path(
+    post, path = "/v1/bots/{bot}/counters/{ad}/views", tag = "counters", operation_id = "countView",
+    params(
+        AdPath,
+        (
+            "Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
+            pattern = "^[!-~]+$", description = "Any text of the caller's that is new for each view",
+        ),
+    ),
+    request_body(content = Option<Views>),
+    responses((status = 200, description = "It is counted", body = Total), OfCounters, Body)
+)]
+async fn view(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(AdPath { bot, ad }): Path<AdPath>,
+    key: IdempotencyKey,
+    JsonOrNothing(Views { n }): JsonOrNothing<Views>,
+) -> Result<Json<Total>, Problem> {
+    let counters = api.counters_of(&bot, &caller)?;
+    let n = n.unwrap_or(1);
+    let n = view::views(n).map_err(|_| {
+        Problem::field("n", format!("it is {n}; write a whole number from 1 to {VIEWS_MAX}"))
+    })?;
+    let total = counters.view(&bot, &ad, n, key.as_str()).await?;
+    Ok(Json(Total { total }))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+    use axum::response::IntoResponse as _;
+
+    use super::*;
+
+    async fn key(values: &[&[u8]]) -> Result<Option<String>, u16> {
+        let mut request = Request::builder();
+        for value in values {
+            request = request.header(KEY, HeaderValue::from_bytes(value).unwrap());
+        }
+        let (mut parts, ()) = request.body(()).unwrap().into_parts();
+        let key = IdempotencyKey::from_request_parts(&mut parts, &()).await;
+        key.map(|key| key.as_str().map(str::to_owned))
+            .map_err(|problem| problem.into_response().status().as_u16())
+    }
+
+    #[tokio::test]
+    async fn an_idempotency_key_is_one_of_1_to_255_visible_characters() {
+        assert_eq!(key(&[]).await, Ok(None));
+        assert_eq!(key(&[b"a"]).await, Ok(Some("a".to_owned())));
+        let longest = [b'~'; KEY_MAX_BYTES];
+        assert_eq!(key(&[&longest]).await.unwrap().unwrap().len(), KEY_MAX_BYTES);
+        for wrong in [&b""[..], b"a b", b"\t", "ä".as_bytes(), b"\xff", &[b'x'; 256]] {
+            assert_eq!(key(&[wrong]).await, Err(400), "{wrong:?}");
+        }
+        assert_eq!(key(&[b"a", b"a"]).await, Err(400));
+    }
+}

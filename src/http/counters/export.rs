@@ -1,0 +1,261 @@
+//! All views of a day, for analysts: one line per ad, as a stream.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tracing::warn;
+use utoipa::{IntoParams, ToSchema};
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::docs::OfStoredCounters;
+use super::super::extract::{Path, Query};
+use super::super::problem::{Kind, Problem};
+use super::BotPath;
+use super::daily::Day;
+use crate::counters::CountersError;
+use crate::view::AdId;
+
+const NDJSON: &str = "application/x-ndjson";
+/// Lines of one write, at most.
+const LINES: usize = 1_000;
+/// When to come again while another export runs, in seconds.
+const BUSY_SECONDS: u32 = 5;
+/// An export whose client takes nothing for so long gives way to the next one.
+const STALLED: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ExportQuery {
+    /// The day, in the time zone of the setting `counters.time_zone`.
+    #[param(value_type = String, format = Date, example = "2026-11-01")]
+    day: Day,
+}
+
+/// One line of an export.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Line {
+    /// The ad.
+    #[schema(value_type = String)]
+    ad: AdId,
+    /// Its views on that day, 1 or more.
+    views: u64,
+}
+
+/// Export a day
+///
+/// A line `{"ad":"x","views":3}` for each ad that was viewed on that day, in no promised order. One
+/// export runs at a time in a process. What breaks off is incomplete: the connection ends without
+/// the last chunk.
+#[utoipa::path(
+    get, path = "/v1/bots/{bot}/counters/export", tag = "counters", operation_id = "exportViews",
+    params(BotPath, ExportQuery),
+    responses(
+        (status = 200, description = "Its lines", body = Line, content_type = NDJSON),
+        OfStoredCounters,
+    )
+)]
+pub(super) async fn export(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(BotPath { bot }): Path<BotPath>,
+    Query(ExportQuery { day: Day(day) }): Query<ExportQuery>,
+) -> Result<Response, Problem> {
+    let counters = api.counters_of(&bot, &caller)?;
+    let Some(turn) = api.exports.begin() else {
+        let detail = "another export runs in this process; come again, or ask another process";
+        return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
+    };
+    let views = counters.export(&bot, day).await?;
+    let body = Body::from_stream(chunks(views, turn));
+    Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response())
+}
+
+/// Why an export ends before its end.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    /// A store failed.
+    #[error(transparent)]
+    Counters(#[from] CountersError),
+    /// The client took nothing, and the next one came.
+    #[error("its client took nothing for {STALLED:?}, and another export began")]
+    Overtaken,
+}
+
+/// The lines, as many at once as are there. An error cuts the answer off.
+fn chunks(
+    views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
+    turn: Turn,
+) -> impl Stream<Item = Result<Vec<u8>, Broken>> + Send + 'static {
+    let chunk = move |views: Result<Vec<(AdId, u64)>, CountersError>| {
+        turn.go_on()?;
+        let mut text = Vec::new();
+        for (ad, views) in views? {
+            // Texts and numbers always encode, and a vector takes them all.
+            let _ = serde_json::to_writer(&mut text, &Line { ad, views });
+            text.push(b'\n');
+        }
+        Ok(text)
+    };
+    // What an error leaves of its chunk is not sent: the rest would be missing all the same.
+    let views = views.try_ready_chunks(LINES).map_err(|error| error.1);
+    views.map(chunk).inspect_err(|error: &Broken| warn!(%error, "an export broke off"))
+}
+
+/// Lets one export at a time through.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Exports(Arc<Mutex<Latest>>);
+
+#[derive(Debug, Default)]
+struct Latest {
+    /// Counts the exports.
+    number: u64,
+    /// When the client last took something; `None`: it has ended.
+    moved: Option<Instant>,
+}
+
+impl Exports {
+    /// A turn, unless another export has it.
+    fn begin(&self) -> Option<Turn> {
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest.moved.is_some_and(|moved| moved.elapsed() < STALLED) {
+            return None;
+        }
+        latest.number += 1;
+        latest.moved = Some(Instant::now());
+        Some(Turn { exports: self.clone(), number: latest.number })
+    }
+}
+
+/// The right to go on, until it is dropped or the client stalls.
+#[derive(Debug)]
+struct Turn {
+    exports: Exports,
+    number: u64,
+}
+
+impl Turn {
+    /// Notes that the client took what there was.
+    fn go_on(&self) -> Result<(), Broken> {
+        let mut latest = self.exports.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest.number != self.number {
+            return Err(Broken::Overtaken);
+        }
+        latest.moved = Some(Instant::now());
+        Ok(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut latest = self.exports.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest.number == self.number {
+            latest.moved = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::routing::get;
+    use futures_util::stream;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::super::listen::serve;
+    use super::*;
+    use crate::keyspace::StoreError;
+
+    fn ad(number: u64) -> Result<(AdId, u64), CountersError> {
+        Ok((AdId::parse(&format!("ad \"{number}\"")).unwrap(), number))
+    }
+
+    fn failure() -> CountersError {
+        let (target, message) = ("here".to_owned(), "LOADING".to_owned());
+        StoreError::Refused { target, command: "GET", message }.into()
+    }
+
+    #[tokio::test]
+    async fn every_ad_is_a_line_and_many_lines_are_a_chunk() {
+        let turn = Exports::default().begin().unwrap();
+        let chunks: Vec<_> = chunks(stream::iter((1..=1_001).map(ad)), turn).collect().await;
+        let chunks: Vec<_> = chunks.into_iter().map(Result::unwrap).collect();
+        assert_eq!(chunks.len(), 2);
+        assert_eq!(chunks[1], b"{\"ad\":\"ad \\\"1001\\\"\",\"views\":1001}\n");
+        assert_eq!(chunks[0].iter().filter(|byte| **byte == b'\n').count(), 1_000);
+    }
+
+    #[tokio::test]
+    async fn an_error_on_the_way_is_the_last_item() {
+        let turn = Exports::default().begin().unwrap();
+        let views = stream::iter([ad(1), Err(failure()), ad(2)]);
+        let mut chunks = Box::pin(chunks(views, turn));
+        assert!(matches!(chunks.next().await, Some(Err(Broken::Counters(_)))));
+    }
+
+    /// All that a client gets of these views.
+    async fn answered(
+        views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
+    ) -> String {
+        let body = Body::from_stream(chunks(views, Exports::default().begin().unwrap()));
+        let body = Arc::new(Mutex::new(Some(body)));
+        let routes =
+            Router::new().route("/", get(async move || body.lock().unwrap().take().unwrap()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let asking = async {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            stream.write_all(request).await.unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            stop.cancel();
+            String::from_utf8(answer).unwrap()
+        };
+        tokio::join!(serve(listener, routes, stop.clone()), asking).1
+    }
+
+    #[tokio::test]
+    async fn what_breaks_off_ends_without_the_last_chunk() {
+        let whole = answered(stream::iter([ad(1)])).await;
+        assert!(whole.ends_with("}\n\r\n0\r\n\r\n"), "{whole}");
+        let later = async {
+            // Until what is before it was sent.
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            Err(failure())
+        };
+        let cut = answered(stream::iter([ad(1)]).chain(Box::pin(stream::once(later)))).await;
+        assert!(cut.contains("200 OK") && cut.ends_with("}\n\r\n"), "{cut}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_export_runs_at_a_time_and_one_whose_client_stalls_gives_way() {
+        let exports = Exports::default();
+        let first = exports.begin().unwrap();
+        assert!(exports.begin().is_none());
+        drop(first);
+        let second = exports.begin().unwrap();
+        tokio::time::advance(STALLED / 2).await;
+        second.go_on().unwrap();
+        tokio::time::advance(STALLED / 2).await;
+        assert!(exports.begin().is_none(), "it went on meanwhile");
+        tokio::time::advance(STALLED / 2).await;
+        let third = exports.begin().unwrap();
+        assert!(matches!(second.go_on(), Err(Broken::Overtaken)));
+        drop(second);
+        assert!(exports.begin().is_none(), "what was overtaken ends nobody else's turn");
+        third.go_on().unwrap();
+    }
+}

@@ -1,0 +1,207 @@
+//! What replaces all that was counted of an ad: a reset, figures from elsewhere, oblivion.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::ToSchema;
+use utoipa::openapi::{Object, ObjectBuilder, Type};
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::docs::{Bodiless, Body, OfCounters};
+use super::super::extract::{self, NoBody, Path};
+use super::super::problem::Problem;
+use super::AdPath;
+use super::daily::Day;
+use crate::view::{DAYS_MAX, Replacement, TOTAL_MAX};
+
+/// What an ad is given in the place of all that was counted.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Figures {
+    /// Its total.
+    #[schema(minimum = 0, maximum = 1_000_000_000_000_000_u64)]
+    total: u64,
+    /// Views by day, at most [`DAYS_MAX`]; their sum is not above the total.
+    #[serde(default)]
+    #[schema(schema_with = days_schema, required = false)]
+    days: BTreeMap<Day, u64>,
+}
+
+fn days_schema() -> Object {
+    let views = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0));
+    ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .description(Some(
+            "Views by day, such as `2026-11-01`; all other days have none. Their sum is not above the total: what is missing was viewed on days that nobody knows.",
+        ))
+        .additional_properties(Some(views))
+        .max_properties(Some(DAYS_MAX))
+        .examples([serde_json::json!({ "2026-11-01": 3 })])
+        .build()
+}
+
+impl TryFrom<Figures> for Replacement {
+    type Error = Problem;
+
+    fn try_from(Figures { total, days }: Figures) -> Result<Self, Problem> {
+        if total > TOTAL_MAX {
+            let detail = format!("it is {total}; write a whole number from 0 to {TOTAL_MAX}");
+            return Err(Problem::field("total", detail));
+        }
+        if days.len() > DAYS_MAX {
+            let detail = format!("there are {}; at most {DAYS_MAX} are allowed", days.len());
+            return Err(Problem::field("days", detail));
+        }
+        let sum = days.values().fold(0, |sum: u64, views| sum.saturating_add(*views));
+        if sum > total {
+            let detail = format!("they have {sum} views, above the total ({total}); raise that");
+            return Err(Problem::field("days", detail));
+        }
+        let viewed = days.into_iter().filter(|(_, views)| *views > 0);
+        let days = viewed.map(|(Day(day), views)| (day, views)).collect();
+        Ok(Self { total, days, forget: false })
+    }
+}
+
+/// Reset an ad
+///
+/// Its total and all its days are 0 again, and it counts on from there.
+#[utoipa::path(
+    post, path = "/v1/bots/{bot}/counters/{ad}/reset", tag = "counters",
+    operation_id = "resetCounter", params(AdPath),
+    responses(
+        (status = 204, description = "The total is 0, within seconds the days are too"),
+        OfCounters, Bodiless,
+    )
+)]
+pub(super) async fn reset(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<AdPath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    replace(&api, &caller, &path, "reset counter", &Replacement::default()).await
+}
+
+/// Set an ad
+///
+/// In the place of all that was counted: figures that were kept elsewhere. It counts on from there.
+#[utoipa::path(
+    put, path = "/v1/bots/{bot}/counters/{ad}", tag = "counters", operation_id = "setCounter",
+    params(AdPath), request_body = Figures,
+    responses(
+        (status = 204, description = "The total is set, within seconds the days are too"),
+        OfCounters, Body,
+    )
+)]
+pub(super) async fn set(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<AdPath>,
+    extract::Json(figures): extract::Json<Figures>,
+) -> Result<StatusCode, Problem> {
+    replace(&api, &caller, &path, "set counter", &figures.try_into()?).await
+}
+
+/// Forget an ad
+///
+/// As if nobody had ever viewed it: nothing of it is kept.
+#[utoipa::path(
+    delete, path = "/v1/bots/{bot}/counters/{ad}", tag = "counters",
+    operation_id = "forgetCounter", params(AdPath),
+    responses(
+        (status = 204, description = "The total is 0, within seconds the days are too"),
+        OfCounters, Bodiless,
+    )
+)]
+pub(super) async fn forget(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<AdPath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    let nothing = Replacement { forget: true, ..Replacement::default() };
+    replace(&api, &caller, &path, "forget counter", &nothing).await
+}
+
+async fn replace(
+    api: &Api,
+    caller: &Caller,
+    AdPath { bot, ad }: &AdPath,
+    action: &'static str,
+    with: &Replacement,
+) -> Result<StatusCode, Problem> {
+    api.counters_of(bot, caller)?.replace(bot, ad, with).await?;
+    caller.did_to_ad(action, bot, ad);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::civil::date;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The replacement, or the field and the detail.
+    fn read(figures: &Value) -> Result<Replacement, (String, String)> {
+        let figures: Figures = serde_json::from_value(figures.clone()).unwrap();
+        Replacement::try_from(figures).map_err(|problem| {
+            let problem = serde_json::to_value(problem).unwrap();
+            let text = |name: &str| problem["errors"][0][name].as_str().unwrap().to_owned();
+            (text("field"), text("detail"))
+        })
+    }
+
+    #[test]
+    fn figures_are_read_and_days_without_views_are_left_out() {
+        let read = read(
+            &json!({ "total": 9, "days": { "2026-11-01": 3, "2024-02-29": 6, "2026-01-01": 0 } }),
+        );
+        let days = [(date(2024, 2, 29), 6), (date(2026, 11, 1), 3)].into();
+        assert_eq!(read.unwrap(), Replacement { total: 9, days, forget: false });
+        let most = super::tests::read(&json!({ "total": TOTAL_MAX })).unwrap();
+        assert_eq!(most, Replacement { total: TOTAL_MAX, ..Replacement::default() });
+    }
+
+    #[test]
+    fn figures_out_of_bounds_are_refused_by_their_field() {
+        let days = |count: usize| {
+            let first = date(2020, 1, 1);
+            let day = |at: usize| {
+                first.saturating_add(jiff::Span::new().days(i64::try_from(at).unwrap()))
+            };
+            (0..count).map(|at| (day(at).to_string(), json!(1))).collect::<serde_json::Map<_, _>>()
+        };
+        assert!(read(&json!({ "total": 744, "days": days(744) })).is_ok());
+        for (figures, field, detail) in [
+            (
+                json!({ "total": TOTAL_MAX + 1 }),
+                "total",
+                "it is 1000000000000001; write a whole number from 0 to 1000000000000000",
+            ),
+            (
+                json!({ "total": 2000, "days": days(745) }),
+                "days",
+                "there are 745; at most 744 are allowed",
+            ),
+            (
+                json!({ "total": 2, "days": { "2026-11-01": 3 } }),
+                "days",
+                "they have 3 views, above the total (2); raise that",
+            ),
+            (
+                json!({ "total": 2, "days": { "2026-11-01": u64::MAX, "2026-11-02": u64::MAX } }),
+                "days",
+                "they have 18446744073709551615 views, above the total (2); raise that",
+            ),
+        ] {
+            let expected = (field.to_owned(), detail.to_owned());
+            assert_eq!(read(&figures).unwrap_err(), expected);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Totals of many ads at once: the question that is asked most.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use serde::de::{SeqAccess, Visitor};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::{IntoParams, ToSchema};
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::docs::{Body, OfCounters};
+use super::super::extract::{self, Path, Query};
+use super::super::problem::Problem;
+use super::BotPath;
+use crate::counters::{Counters, Totals};
+use crate::id::BotId;
+use crate::view::AdId;
+
+/// Ads of one question, at most.
+const IDS_MAX: usize = 1_000;
+/// The most digits of a total, and what stands around it.
+const TOTAL_BYTES: usize = 25;
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct IdsQuery {
+    /// Up to 1,000 ads, separated by commas, each percent-encoded and of at most 128 bytes. As many
+    /// as fit into a head of 32 KiB.
+    #[param(example = "a,b,c")]
+    ids: String,
+}
+
+/// Which ads are meant.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ids {
+    /// At most 1,000 of at most 128 bytes each. Of one that is there twice there is one total.
+    #[serde(deserialize_with = "up_to_most")]
+    #[schema(value_type = Vec<String>, max_items = 1000)]
+    ids: Vec<AdId>,
+}
+
+/// Totals of ads.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename = "Totals")]
+pub(super) struct Shown<'a> {
+    /// By ad, in the order that was asked. 0 for one that nobody ever viewed; `null` where no store
+    /// can tell it now.
+    #[schema(value_type = std::collections::BTreeMap<String, Option<u64>>)]
+    totals: ByAd<'a>,
+    /// There, and `true`, only while Redis is away: views of the last seconds are missing.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    stale: bool,
+}
+
+/// Written as they are, without a map in between.
+#[derive(Debug)]
+struct ByAd<'a> {
+    ads: &'a [AdId],
+    totals: &'a [Option<u64>],
+}
+
+impl Serialize for ByAd<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.ads.len()))?;
+        for (ad, total) in self.ads.iter().zip(self.totals) {
+            map.serialize_entry(ad, total)?;
+        }
+        map.end()
+    }
+}
+
+/// Totals of ads
+///
+/// For up to 1,000 ads, as many as fit into the address. An ad whose id holds a comma can only be
+/// asked for with POST, at `/v1/bots/{bot}/counters/query`.
+#[utoipa::path(
+    get, path = "/v1/bots/{bot}/counters", tag = "counters", operation_id = "listTotals",
+    params(BotPath, IdsQuery),
+    responses((status = 200, description = "Their totals", body = Shown), OfCounters)
+)]
+pub(super) async fn list(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(BotPath { bot }): Path<BotPath>,
+    Query(IdsQuery { ids }): Query<IdsQuery>,
+) -> Result<Response, Problem> {
+    let counters = api.counters_of(&bot, &caller)?;
+    tell(counters, &bot, listed(&ids)?).await
+}
+
+/// Totals of many ads
+///
+/// The same with up to 1,000 ads in the body. Changes nothing.
+#[utoipa::path(
+    post, path = "/v1/bots/{bot}/counters/query", tag = "counters", operation_id = "queryTotals",
+    params(BotPath), request_body = Ids,
+    responses((status = 200, description = "Their totals", body = Shown), OfCounters, Body)
+)]
+pub(super) async fn query(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(BotPath { bot }): Path<BotPath>,
+    extract::Json(Ids { ids }): extract::Json<Ids>,
+) -> Result<Response, Problem> {
+    let counters = api.counters_of(&bot, &caller)?;
+    tell(counters, &bot, ids).await
+}
+
+async fn tell(counters: &Counters, bot: &BotId, ids: Vec<AdId>) -> Result<Response, Problem> {
+    let ads = without_repetitions(ids);
+    let totals = counters.totals(bot, &ads).await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], written(&ads, &totals)).into_response())
+}
+
+fn written(ads: &[AdId], totals: &Totals) -> Vec<u8> {
+    let room: usize = ads.iter().map(|ad| ad.as_str().len() + TOTAL_BYTES).sum();
+    let mut text = Vec::with_capacity(room + 32);
+    let shown = Shown { totals: ByAd { ads, totals: &totals.totals }, stale: totals.stale };
+    // Texts and numbers always encode, and a vector takes them all.
+    let _ = serde_json::to_writer(&mut text, &shown);
+    text
+}
+
+/// A key of a JSON object is there once.
+fn without_repetitions(mut ids: Vec<AdId>) -> Vec<AdId> {
+    let mut seen = HashSet::with_capacity(ids.len());
+    ids.retain(|id| seen.insert(id.clone()));
+    ids
+}
+
+/// The ads of `a,b,c`.
+fn listed(ids: &str) -> Result<Vec<AdId>, Problem> {
+    let count = ids.split(',').count();
+    if count > IDS_MAX {
+        let detail = format!("there are {count}; ask for at most {IDS_MAX} at once");
+        return Err(Problem::field("ids", detail));
+    }
+    let mut ads = Vec::with_capacity(count);
+    for (at, id) in ids.split(',').enumerate() {
+        let ad = AdId::parse(id);
+        ads.push(ad.map_err(|error| Problem::field(&format!("ids[{at}]"), error.to_string()))?);
+    }
+    Ok(ads)
+}
+
+/// Stops at the first ad that is too many.
+fn up_to_most<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AdId>, D::Error> {
+    struct UpToMost;
+
+    impl<'de> Visitor<'de> for UpToMost {
+        type Value = Vec<AdId>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of the ids of ads")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut ids = Vec::new();
+            while let Some(id) = list.next_element()? {
+                if ids.len() == IDS_MAX {
+                    let detail = format!("there are more than {IDS_MAX}; ask for some at a time");
+                    return Err(serde::de::Error::custom(detail));
+                }
+                ids.push(id);
+            }
+            Ok(ids)
+        }
+    }
+
+    deserializer.deserialize_seq(UpToMost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ads(ids: &[&str]) -> Vec<AdId> {
+        ids.iter().map(|id| AdId::parse(id).unwrap()).collect()
+    }
+
+    fn told(ids: &[&str], totals: &[Option<u64>], stale: bool) -> String {
+        let totals = Totals { totals: totals.to_vec(), stale };
+        String::from_utf8(written(&ads(ids), &totals)).unwrap()
+    }
+
+    #[test]
+    fn totals_are_written_in_the_order_that_was_asked() {
+        assert_eq!(
+            told(&["b", "a", "q\"\\ü"], &[Some(12), None, Some(0)], false),
+            r#"{"totals":{"b":12,"a":null,"q\"\\ü":0}}"#
+        );
+        assert_eq!(
+            told(&["a"], &[Some(u64::MAX)], true),
+            r#"{"totals":{"a":18446744073709551615},"stale":true}"#
+        );
+        assert_eq!(told(&[], &[], false), r#"{"totals":{}}"#);
+    }
+
+    #[test]
+    fn an_ad_that_is_asked_for_twice_is_answered_once() {
+        assert_eq!(without_repetitions(ads(&["b", "a", "b", "b", "c"])), ads(&["b", "a", "c"]));
+    }
+
+    #[test]
+    fn a_list_of_ads_is_read_and_what_is_wrong_with_one_is_said_of_that_one() {
+        assert_eq!(listed("a,b c,ü").unwrap(), ads(&["a", "b c", "ü"]));
+        assert_eq!(listed(&["a"; IDS_MAX].join(",")).unwrap().len(), IDS_MAX);
+        let refused = |ids: &str| {
+            let problem = serde_json::to_value(listed(ids).unwrap_err()).unwrap();
+            let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+            (text(&problem["errors"][0]["field"]), text(&problem["errors"][0]["detail"]))
+        };
+        for (ids, field, detail) in [
+            (String::new(), "ids[0]", "the id of the ad is empty"),
+            ("a,,b".to_owned(), "ids[1]", "the id of the ad is empty"),
+            ("a,b,c\u{1f}".to_owned(), "ids[2]", "control characters are not allowed"),
+            ("x".repeat(10_000), "ids[0]", "has 10000 bytes; at most 128 are allowed"),
+            (["a"; IDS_MAX + 1].join(","), "ids", "there are 1001; ask for at most 1000 at once"),
+        ] {
+            let (where_, what) = refused(&ids);
+            assert_eq!(where_, field, "{what}");
+            assert!(what.contains(detail), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_body_with_too_many_ads_is_refused() {
+        let read = |ids: usize| {
+            let body = serde_json::json!({ "ids": vec!["a"; ids] }).to_string();
+            serde_json::from_str::<Ids>(&body).map(|read| read.ids.len())
+        };
+        assert_eq!(read(IDS_MAX).unwrap(), IDS_MAX);
+        assert!(read(IDS_MAX + 1).unwrap_err().to_string().contains("more than 1000"));
+        assert_eq!(read(0).unwrap(), 0);
+    }
+}

@@ -1,0 +1,243 @@
+//! Counting views: what the scripts of the counters pipeline do for one bot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::tz::TimeZone;
+use redis::{Pipeline, Value};
+
+use super::Queue;
+use crate::clock::{SystemClock, millis};
+use crate::event::Event;
+use crate::id::{BotId, LetterId, Sequence};
+use crate::keyspace::scripts::{
+    Counting, IncrementIfExists, Recount, Replace, Upsert, Viewed, Views,
+};
+use crate::keyspace::{Reply, ReplyError, StoreError};
+use crate::view::{self, AdId, Calendar};
+
+/// A second view with the same idempotency key within this time counts nothing.
+pub const IDEMPOTENCY_WINDOW: Duration = Duration::from_secs(3_600);
+
+/// How views are counted in a pipeline that does.
+#[derive(Debug, Clone)]
+pub struct ViewSettings {
+    /// On which day.
+    pub calendar: Calendar,
+    /// Most ads of a bot whose totals one generation caches.
+    pub cached_ads: u64,
+}
+
+impl Default for ViewSettings {
+    /// Days of UTC, and as many ads as by default.
+    fn default() -> Self {
+        let calendar = Calendar::new(Arc::new(SystemClock), TimeZone::UTC);
+        Self { calendar, cached_ads: 100_000 }
+    }
+}
+
+/// Views of one ad that are to be counted.
+#[derive(Debug, Clone, Copy)]
+pub struct NewViews<'a> {
+    /// Whose ad.
+    pub bot: &'a BotId,
+    /// Which ad.
+    pub ad: &'a AdId,
+    /// How many: 1 to [`crate::view::VIEWS_MAX`].
+    pub n: u64,
+    /// Their event, stamped with the day and encoded.
+    pub event: &'a [u8],
+    /// A second call with the same key counts nothing. It holds for the bot and the ad.
+    pub key: Option<&'a str>,
+}
+
+/// What Redis knows of the total of an ad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    /// The total.
+    Total(u64),
+    /// So many views beyond what MongoDB has, unless a flush is under way.
+    Queued(u64),
+    /// It is being replaced, and was not cached.
+    Replaced,
+}
+
+/// What Redis knows of some ads of a bot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Book {
+    /// In the order that was asked.
+    pub known: Vec<Known>,
+    /// What was completed last. When that changes, so does what MongoDB has.
+    pub acked: String,
+}
+
+impl Queue {
+    /// Counts views of an ad whose total is cached; any other is to be asked for.
+    ///
+    /// # Errors
+    /// With [`StoreError::Unknown`] they may or may not be counted: only a call with the same key
+    /// is safe.
+    pub async fn increment_if_exists(&self, views: NewViews<'_>) -> Result<Viewed, StoreError> {
+        let key = idempotency(&views);
+        self.link().call(&IncrementIfExists(self.new_views(&views, key.as_deref()))).await
+    }
+
+    /// Counts views of an ad whose total is `stored`, read after [`Self::increment_if_exists`]
+    /// answered `acked`; `None` when nobody can tell it.
+    ///
+    /// # Errors
+    /// As [`Self::increment_if_exists`].
+    pub async fn upsert(
+        &self,
+        views: NewViews<'_>,
+        acked: &str,
+        stored: Option<(u64, Sequence)>,
+    ) -> Result<Viewed, StoreError> {
+        let key = idempotency(&views);
+        let views = self.new_views(&views, key.as_deref());
+        self.link().call(&Upsert { views, acked, stored }).await
+    }
+
+    /// Queues what replaces all that was counted of an ad, and caches the new total.
+    ///
+    /// # Errors
+    /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
+    pub async fn replace_counter(
+        &self,
+        bot: &BotId,
+        ad: &AdId,
+        total: u64,
+        event: &Event,
+    ) -> Result<Sequence, StoreError> {
+        let event = event.encode();
+        let replace = Replace { counting: self.counting(bot, ad), total, event: &event };
+        self.link().call(&replace).await
+    }
+
+    /// What Redis knows of the totals of some ads.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn book(&self, bot: &BotId, ads: &[AdId]) -> Result<Book, StoreError> {
+        let keys = self.keys_of(bot);
+        let [unflushed, first, second, acked] = keys.book(bot);
+        let mut pipe = Pipeline::with_capacity(5);
+        // The counts before the totals: those that are lowered meanwhile are in no total yet.
+        pipe.cmd("HMGET").arg(unflushed);
+        for ad in ads {
+            pipe.arg(format!("v{ad}")).arg(format!("r{ad}"));
+        }
+        for total in [first, second] {
+            pipe.cmd("HMGET").arg(total);
+            for ad in ads {
+                pipe.arg(ad.as_str());
+            }
+        }
+        pipe.cmd("HGET").arg(keys.meta()).arg("run");
+        pipe.cmd("GET").arg(acked);
+        let values = self.link().run_checked("HMGET", &pipe).await?;
+        book(values, ads.len()).map_err(|source| self.link().misread("HMGET", source))
+    }
+
+    /// What was completed last, and the sequence of the first event queued.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn progress(&self, bot: &BotId) -> Result<(String, Option<Sequence>), StoreError> {
+        let keys = self.keys_of(bot);
+        let [.., acked] = keys.book(bot);
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("LINDEX").arg(keys.queue(bot)).arg(0);
+        pipe.cmd("GET").arg(acked);
+        let mut values = self.link().run_checked("LINDEX", &pipe).await?.into_iter();
+        let mut next = || Reply::single(values.next().unwrap_or(Value::Nil));
+        let read = |mut next: Reply| next.bytes();
+        let head = next().and_then(read).map_err(|error| self.link().misread("LINDEX", error))?;
+        let acked = next().and_then(read).map_err(|error| self.link().misread("GET", error))?;
+        let acked = String::from_utf8(acked.unwrap_or_default()).unwrap_or_default();
+        Ok((acked, head.as_deref().and_then(Event::sequence_of)))
+    }
+
+    /// Puts a dead letter back at the tail, counted if it can be. Answers whether there was one.
+    pub(super) async fn recount(&self, bot: &BotId, id: LetterId) -> Result<bool, StoreError> {
+        let Some(letter) = self.dead_letter(id).await?.filter(|letter| letter.bot == *bot) else {
+            return Ok(false);
+        };
+        let Some(event) = letter.event else { return Ok(false) };
+        let (event, counts) = view::arrived(&event, &self.views().calendar);
+        let recount = Recount {
+            keys: self.keys_of(bot),
+            limits: self.limits(),
+            cached_ads: self.views().cached_ads,
+            id: id.entry,
+            bot,
+            counts: counts.as_ref().map(|(ad, n)| (ad, *n)),
+            event: &event.encode(),
+        };
+        self.link().call(&recount).await
+    }
+
+    fn counting<'a>(&'a self, bot: &'a BotId, ad: &'a AdId) -> Counting<'a> {
+        let (limits, cached_ads) = (self.limits(), self.views().cached_ads);
+        Counting { keys: self.keys_of(bot), limits, cached_ads, bot, ad }
+    }
+
+    fn new_views<'a>(&'a self, views: &NewViews<'a>, key: Option<&'a str>) -> Views<'a> {
+        Views {
+            counting: self.counting(views.bot, views.ad),
+            n: views.n,
+            event: views.event,
+            idempotency: key.map(|key| (key, millis(IDEMPOTENCY_WINDOW))),
+        }
+    }
+}
+
+/// The key under which views are remembered: neither bot nor ad can hold a line feed.
+fn idempotency(views: &NewViews<'_>) -> Option<String> {
+    views.key.map(|key| format!("view\n{}\n{}\n{key}", views.bot, views.ad))
+}
+
+fn book(values: Vec<Value>, count: usize) -> Result<Book, ReplyError> {
+    let mut values = values.into_iter();
+    let mut next = || values.next().unwrap_or(Value::Nil);
+    let (mut queued, mut first, mut second) =
+        (Reply::new(next())?, Reply::new(next())?, Reply::new(next())?);
+    let mut run = Reply::single(next())?.bytes()?.unwrap_or_default();
+    run.truncate(RUN_BYTES);
+    let acked = Reply::single(next())?.bytes()?.unwrap_or_default();
+    let mut known = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (views, replacements): (Option<u64>, Option<u64>) =
+            (queued.optional()?, queued.optional()?);
+        let (first, second) = (first.bytes()?, second.bytes()?);
+        let total = total(&run, first.as_deref()).or_else(|| total(&run, second.as_deref()));
+        known.push(match (total, replacements) {
+            (Some(total), _) => Known::Total(total),
+            (None, Some(_)) => Known::Replaced,
+            (None, None) => Known::Queued(views.unwrap_or(0)),
+        });
+    }
+    Ok(Book { known, acked: String::from_utf8(acked).unwrap_or_default() })
+}
+
+/// As much of a run id as a cached total names.
+const RUN_BYTES: usize = 8;
+
+/// The total of a cache's field `run|total`, if it is of this run.
+fn total(run: &[u8], field: Option<&[u8]>) -> Option<u64> {
+    let total = field?.strip_prefix(run)?.strip_prefix(b"|")?;
+    std::str::from_utf8(total).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_total_counts_under_its_own_run_only() {
+        assert_eq!(total(b"abc", Some(b"abc|12")), Some(12));
+        for other in [None, Some(&b"abd|12"[..]), Some(b"ab|12"), Some(b"abc12"), Some(b"abc|x")] {
+            assert_eq!(total(b"abc", other), None, "{other:?}");
+        }
+    }
+}

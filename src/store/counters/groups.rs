@@ -1,0 +1,179 @@
+//! Questions and writes that are made together. While some are under way, what comes in gathers in
+//! the next group: groups grow with the load and cost no waiting without it.
+//!
+//! No task is behind it. A group is a future that all its members hold: whoever is polled drives
+//! it, and it ends with its last member. Members must be polled until they end, or be dropped.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::store::mongo::MongoError;
+
+type Ended<O> = Result<Arc<O>, MongoError>;
+type Group<O> = Shared<BoxFuture<'static, Ended<O>>>;
+type Run<I, O> = dyn Fn(Vec<I>) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
+/// What is asked; `None` once it is under way.
+type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
+
+/// How things are done together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// Most items of a group, unless one member alone brings more.
+    pub(super) items_max: usize,
+    /// Most groups under way.
+    pub(super) under_way: usize,
+    /// So long after a failure everyone fails at once, and then until one that tries ends well.
+    /// Zero: only those fail with it who were waiting then.
+    pub(super) pause: Duration,
+}
+
+/// Makes items of type `I` together, with one result for all of a group. Clones share.
+pub(super) struct Groups<I, O>(Arc<Inner<I, O>>);
+
+struct Inner<I, O> {
+    rules: Rules,
+    permits: Semaphore,
+    run: Box<Run<I, O>>,
+    state: Mutex<State<I, O>>,
+}
+
+/// No reference in it keeps a group alive.
+struct State<I, O> {
+    gathering: Option<(Items<I>, WeakShared<BoxFuture<'static, Ended<O>>>)>,
+    failure: Option<Failure<O>>,
+}
+
+/// The last thing that ended, ended so.
+struct Failure<O> {
+    at: Instant,
+    error: MongoError,
+    /// Tries whether it has passed.
+    probe: Option<WeakShared<BoxFuture<'static, Ended<O>>>>,
+}
+
+impl<I, O> Clone for Groups<I, O> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<I, O> fmt::Debug for Groups<I, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Groups({:?})", self.0.rules)
+    }
+}
+
+impl<I, O> Groups<I, O>
+where
+    I: Send + 'static,
+    O: Send + Sync + 'static,
+{
+    /// Groups that are done by `run`, which must be bounded in time.
+    pub(super) fn new<F>(rules: Rules, run: F) -> Self
+    where
+        F: Fn(Vec<I>) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
+    {
+        Self(Arc::new(Inner {
+            rules,
+            permits: Semaphore::new(rules.under_way),
+            run: Box::new(run),
+            state: Mutex::new(State { gathering: None, failure: None }),
+        }))
+    }
+
+    /// Has the items done with others. Answers the result of the group and where in it they were.
+    ///
+    /// # Errors
+    /// The failure of the group, or an earlier one by the rules.
+    ///
+    /// # Cancel safety
+    /// Whether the items are done is open: with others in their group they are.
+    pub(super) async fn join(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
+        let (group, place) = self.enter(items)?;
+        Ok((group.await?, place))
+    }
+
+    /// [`Self::join`] in a group of their own.
+    pub(super) async fn alone(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
+        let place = 0..items.len();
+        let (_, group) = self.begin(&mut self.0.state(), items)?;
+        Ok((group.await?, place))
+    }
+
+    fn enter(&self, items: Vec<I>) -> Result<(Group<O>, Range<usize>), MongoError> {
+        let mut state = self.0.state();
+        let count = items.len();
+        if let Some((gathered, group)) = &state.gathering
+            && let Some(group) = group.upgrade()
+            && let Some(gathered) = &mut *lock(gathered)
+            && gathered.len() + count <= self.0.rules.items_max
+        {
+            let first = gathered.len();
+            gathered.extend(items);
+            return Ok((group, first..first + count));
+        }
+        let (items, group) = self.begin(&mut state, items)?;
+        state.gathering = group.downgrade().map(|weak| (items, weak));
+        Ok((group, 0..count))
+    }
+
+    fn begin(
+        &self,
+        state: &mut State<I, O>,
+        items: Vec<I>,
+    ) -> Result<(Items<I>, Group<O>), MongoError> {
+        let pause = self.0.rules.pause;
+        let probed = state.failure.as_mut().filter(|_| !pause.is_zero());
+        if let Some(Failure { at, error, probe }) = &probed {
+            let under_way = probe.as_ref().and_then(WeakShared::upgrade);
+            if at.elapsed() < pause || under_way.is_some() {
+                return Err(error.clone());
+            }
+        }
+        let items: Items<I> = Arc::new(Mutex::new(Some(items)));
+        let group = Arc::clone(&self.0).drive(Arc::clone(&items)).boxed().shared();
+        if let Some(failure) = probed {
+            failure.probe = group.downgrade();
+        }
+        Ok((items, group))
+    }
+}
+
+impl<I, O> Inner<I, O> {
+    async fn drive(self: Arc<Self>, items: Items<I>) -> Ended<O> {
+        let begun = Instant::now();
+        // The semaphore is never closed; without a permit there would only be more at once.
+        let _permit = self.permits.acquire().await.ok();
+        let items = lock(&items).take().unwrap_or_default();
+        if let Some(failure) = &self.state().failure
+            && failure.at > begun
+        {
+            return Err(failure.error.clone());
+        }
+        let ended = (self.run)(items).await;
+        self.state().failure = ended.as_ref().err().map(|error| Failure {
+            at: Instant::now(),
+            error: error.clone(),
+            probe: None,
+        });
+        ended.map(Arc::new)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<I, O>> {
+        lock(&self.state)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Reading what is stored.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::ToSpan as _;
+use jiff::civil::Date;
+use mongodb::bson::{RawBsonRef, RawDocument, RawDocumentBuf, doc};
+use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
+
+use super::statement::{self, Month};
+use super::{DAILY, Stored, TOTALS};
+use crate::id::{BotId, Sequence};
+use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::view::AdId;
+
+/// Reading totals takes at most this long.
+const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Documents of a page of an export.
+const PAGE: u32 = 1_000;
+
+/// The totals found, by the ids of their documents; `None` where one holds no numbers.
+pub(super) type Totals = HashMap<Box<str>, Option<Stored>>;
+
+/// Finds totals by the ids of their documents.
+pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, MongoError> {
+    let options = FindOptions::builder()
+        .projection(doc! { "total": 1, "s": 1 })
+        .batch_size(batch(ids.len()))
+        .selection_criteria(primary())
+        .build();
+    let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
+    let filter = doc! { "_id": { "$in": ids } };
+    let found = mongo.find(TOTALS, filter, options, TOTALS_TIMEOUT).await?;
+    let stored = |document: &RawDocumentBuf| {
+        let total = number(document, "total")?;
+        Some(Stored { total, sequence: Sequence::new(number(document, "s")?) })
+    };
+    let id = |document: &RawDocumentBuf| document.get_str("_id").ok().map(Into::into);
+    Ok(found.iter().filter_map(|document| Some((id(document)?, stored(document)))).collect())
+}
+
+/// The views of all days in the months from that of `from` to that of `to`, where there are any.
+pub(super) async fn months(
+    mongo: &Mongo,
+    bot: &BotId,
+    ad: &AdId,
+    from: Date,
+    to: Date,
+) -> Result<HashMap<Date, u64>, MongoError> {
+    let months: HashMap<String, Date> = from
+        .first_of_month()
+        .series(1.month())
+        .take_while(|first| *first <= to)
+        .map(|first| (statement::month_id(bot, ad, Month::of(first)), first))
+        .collect();
+    let options = FindOptions::builder()
+        .projection(doc! { "days": 1 })
+        .batch_size(batch(months.len()))
+        .selection_criteria(primary())
+        .build();
+    let ids: Vec<&str> = months.keys().map(String::as_str).collect();
+    let filter = doc! { "_id": { "$in": ids } };
+    let found = mongo.find(DAILY, filter, options, ANSWER_TIMEOUT).await?;
+    let mut views = HashMap::new();
+    for document in &found {
+        let first = document.get_str("_id").ok().and_then(|id| months.get(id));
+        let numbers = slots(document).zip(first);
+        let (numbers, first) =
+            numbers.ok_or_else(|| mongo.not_understood("find", "numbers in days"))?;
+        views.extend(days(*first, first.last_of_month()).zip(numbers));
+    }
+    Ok(views)
+}
+
+/// From `from` to `to`.
+pub(super) fn days(from: Date, to: Date) -> impl Iterator<Item = Date> {
+    from.series(1.day()).take_while(move |day| *day <= to)
+}
+
+/// The days of one bot's ads, a page at a time.
+pub(super) struct Pages {
+    mongo: Mongo,
+    bot: BotId,
+    day: Date,
+    /// The pages that are left hold ids above the first and below the second.
+    left: Option<(String, String)>,
+}
+
+impl Pages {
+    pub(super) fn new(mongo: Mongo, bot: &BotId, day: Date) -> Self {
+        Self { mongo, bot: bot.clone(), day, left: Some(statement::ids_of_bot(bot)) }
+    }
+
+    /// The ads of the next page that have views; `None` after the last. Every page costs the same,
+    /// however few of its ads have any.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<(AdId, u64)>>, MongoError> {
+        let Some((after, before)) = self.left.take() else { return Ok(None) };
+        let slot = i32::try_from(statement::slot(self.day)).unwrap_or(i32::MAX);
+        let secondary = ReadPreference::SecondaryPreferred { options: None };
+        let options = FindOptions::builder()
+            .projection(doc! { "ad": 1, "n": { "$arrayElemAt": ["$days", slot] } })
+            .sort(doc! { "_id": 1 })
+            .limit(i64::from(PAGE))
+            .batch_size(PAGE + 1)
+            .selection_criteria(SelectionCriteria::ReadPreference(secondary))
+            .build();
+        let filter = doc! {
+            "bot": self.bot.as_str(),
+            "month": Month::of(self.day).to_string(),
+            "_id": { "$gt": after, "$lt": &before },
+        };
+        let found = self.mongo.find(DAILY, filter, options, ANSWER_TIMEOUT).await?;
+        let mut page = Vec::with_capacity(found.len());
+        for document in &found {
+            let ad = document.get_str("ad").ok().and_then(|ad| AdId::parse(ad).ok());
+            let entry = ad.zip(number(document, "n"));
+            page.push(entry.ok_or_else(|| self.mongo.not_understood("find", "ad and number"))?);
+        }
+        if found.len() == PAGE as usize {
+            let last = found.last().and_then(|document| document.get_str("_id").ok());
+            let last = last.ok_or_else(|| self.mongo.not_understood("find", "ids that are texts"))?;
+            self.left = Some((last.to_owned(), before));
+        }
+        page.retain(|(_, n)| *n > 0);
+        Ok(Some(page))
+    }
+}
+
+/// Who has written reads it.
+fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
+}
+
+/// So many documents come in the first batch, and the server knows that there is no other.
+fn batch(documents: usize) -> u32 {
+    u32::try_from(documents + 1).unwrap_or(u32::MAX)
+}
+
+fn slots(document: &RawDocument) -> Option<Vec<u64>> {
+    document.get_array("days").ok()?.into_iter().map(|value| whole(value.ok()?)).collect()
+}
+
+/// A number; 0 if it is missing.
+fn number(document: &RawDocument, key: &str) -> Option<u64> {
+    document.get(key).ok()?.map_or(Some(0), whole)
+}
+
+/// Numbers that were written by hand may be of any type.
+fn whole(value: RawBsonRef<'_>) -> Option<u64> {
+    match value {
+        RawBsonRef::Int64(number) => u64::try_from(number).ok(),
+        RawBsonRef::Int32(number) => u64::try_from(number).ok(),
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "whole, and within the bounds of both types"
+        )]
+        RawBsonRef::Double(number) if number.fract() == 0.0 && (0.0..1e18).contains(&number) => {
+            Some(number as u64)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::{Bson, rawdoc};
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_whatever_their_type_and_nothing_else_is() {
+        for (value, expected) in [
+            (Bson::Int64(7), Some(7)),
+            (Bson::Int32(7), Some(7)),
+            (Bson::Double(7.0), Some(7)),
+            (Bson::Int64(-1), None),
+            (Bson::Double(0.5), None),
+            (Bson::Double(f64::NAN), None),
+            (Bson::Double(1e300), None),
+            (Bson::Null, None),
+            (Bson::from("7"), None),
+        ] {
+            let document = RawDocumentBuf::try_from(&doc! { "n": &value }).unwrap();
+            assert_eq!(number(&document, "n"), expected, "{value}");
+        }
+        assert_eq!(number(&rawdoc! {}, "n"), Some(0));
+    }
+
+    #[test]
+    fn days_are_counted_to_the_last_one_of_the_calendar_and_backwards_there_are_none() {
+        let day = |text: &str| text.parse::<Date>().unwrap();
+        let found: Vec<_> = days(day("2024-02-28"), day("2024-03-01")).collect();
+        assert_eq!(found, [day("2024-02-28"), day("2024-02-29"), day("2024-03-01")]);
+        assert_eq!(days(day("9999-12-30"), Date::MAX).count(), 2);
+        assert_eq!(days(day("2024-03-01"), day("2024-02-28")).count(), 0);
+    }
+}

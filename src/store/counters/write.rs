@@ -1,0 +1,165 @@
+//! Statements into one collection: bounded commands, the fast form first, what met another write
+//! again.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use mongodb::bson::{RawArrayBuf, RawDocumentBuf};
+
+use super::statement::Statement;
+use crate::store::mongo::{Mongo, MongoError};
+
+/// Most statements of a command.
+pub(super) const STATEMENTS_MAX: usize = 500;
+/// Most bytes of the statements of a command, unless one alone has more; the server takes 16 MiB.
+const BYTES_MAX: usize = 4 << 20;
+/// A statement that meets other writes is sent this often.
+const TRIES: usize = 3;
+
+/// The statements that were refused for good, by their place.
+pub(super) type Refusals = Vec<(usize, MongoError)>;
+
+/// A statement with its place.
+type Encoded = (usize, RawDocumentBuf);
+
+/// What commands did.
+#[derive(Default)]
+struct Done {
+    /// Documents that were changed or created.
+    changed: usize,
+    /// The places of statements that created one.
+    created: HashSet<usize>,
+    refused: Refusals,
+}
+
+/// One collection of the counters.
+#[derive(Debug, Clone)]
+pub(super) struct Writer {
+    pub(super) mongo: Mongo,
+    pub(super) collection: &'static str,
+}
+
+impl Writer {
+    /// Carries out the statements; in their order if a replacement is among them, and then not
+    /// beyond one that is refused. Returns once a majority has all that was done.
+    ///
+    /// # Errors
+    /// When a command failed as a whole: what was carried out is unknown.
+    pub(super) async fn write(self, statements: Vec<Statement>) -> Result<Refusals, MongoError> {
+        if statements.iter().any(Statement::is_replacement) {
+            self.in_order(&statements).await
+        } else {
+            self.in_any_order(&statements).await
+        }
+    }
+
+    async fn in_order(&self, statements: &[Statement]) -> Result<Refusals, MongoError> {
+        let right = |statement: &Statement| statement.long().unwrap_or_else(|| statement.fast());
+        let encoded: Vec<Encoded> = statements.iter().map(right).enumerate().collect();
+        for command in cut(&encoded) {
+            let done = self.send(&encoded[command], true).await?;
+            if !done.refused.is_empty() {
+                return Ok(done.refused);
+            }
+        }
+        Ok(Refusals::new())
+    }
+
+    async fn in_any_order(&self, statements: &[Statement]) -> Result<Refusals, MongoError> {
+        let fast: Vec<Encoded> = statements.iter().map(Statement::fast).enumerate().collect();
+        let mut refused = Refusals::new();
+        let mut long = Vec::new();
+        for command in cut(&fast) {
+            let done = self.send(&fast[command.clone()], false).await?;
+            if done.changed + done.refused.len() < command.len() {
+                // Some of the documents have seen some of this. Which ones is not said.
+                let settled = |place: &usize| {
+                    done.created.contains(place) || done.refused.iter().any(|(at, _)| at == place)
+                };
+                let open = command.filter(|place| !settled(place));
+                long.extend(open.filter_map(|place| Some((place, statements[place].long()?))));
+            }
+            refused.extend(done.refused);
+        }
+        for command in cut(&long) {
+            refused.extend(self.send(&long[command], false).await?.refused);
+        }
+        Ok(refused)
+    }
+
+    /// Sends one command, and again what met another write.
+    async fn send(&self, statements: &[Encoded], ordered: bool) -> Result<Done, MongoError> {
+        let mut done = Done::default();
+        let mut waiting: Vec<&Encoded> = statements.iter().collect();
+        for last in (1..=TRIES).map(|tried| tried == TRIES) {
+            let updates: RawArrayBuf =
+                waiting.iter().map(|(_, statement)| statement.clone()).collect();
+            let updated = self.mongo.update(self.collection, updates, ordered).await?;
+            let place = |index: usize| {
+                waiting.get(index).map(|(place, _)| *place).ok_or_else(|| {
+                    self.mongo.not_understood("update", "places of statements that were sent")
+                })
+            };
+            done.changed += updated.modified + updated.upserted.len();
+            for index in updated.upserted {
+                done.created.insert(place(index)?);
+            }
+            let mut again = Vec::new();
+            for refused in updated.refused {
+                let place = place(refused.index)?;
+                if last || !refused.met_another {
+                    done.refused.push((place, refused.error));
+                } else if ordered {
+                    again.extend_from_slice(&waiting[refused.index..]);
+                } else {
+                    again.push(waiting[refused.index]);
+                }
+            }
+            if again.is_empty() {
+                break;
+            }
+            waiting = again;
+        }
+        Ok(done)
+    }
+}
+
+/// Cuts statements into commands.
+fn cut(statements: &[Encoded]) -> Vec<Range<usize>> {
+    let mut commands = Vec::new();
+    let (mut begin, mut bytes) = (0, 0);
+    for (at, (_, statement)) in statements.iter().enumerate() {
+        let size = statement.as_bytes().len();
+        if at > begin && (at - begin == STATEMENTS_MAX || bytes + size > BYTES_MAX) {
+            commands.push(begin..at);
+            (begin, bytes) = (at, 0);
+        }
+        bytes += size;
+    }
+    if begin < statements.len() {
+        commands.push(begin..statements.len());
+    }
+    commands
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::rawdoc;
+
+    use super::*;
+
+    fn encoded(sizes: &[usize]) -> Vec<Encoded> {
+        let document = |size: &usize| rawdoc! { "x": "x".repeat(*size) };
+        sizes.iter().map(document).enumerate().collect()
+    }
+
+    #[test]
+    fn commands_are_bounded_in_statements_and_bytes() {
+        assert!(cut(&[]).is_empty());
+        let many = cut(&encoded(&[1; 2 * STATEMENTS_MAX + 1]));
+        assert_eq!(many, [0..500, 500..1_000, 1_000..1_001]);
+        let half = BYTES_MAX / 2 - 100;
+        let large = cut(&encoded(&[half, half, 1_000, 2 * BYTES_MAX, 1]));
+        assert_eq!(large, [0..2, 2..3, 3..4, 4..5]);
+    }
+}

@@ -1,0 +1,205 @@
+//! One `update` command of many statements, acknowledged by a majority. The driver's own bulk
+//! needs a server of version 8, and its bare command looks at nothing in the reply.
+
+use mongodb::bson::{Document, RawArrayBuf, RawDocumentBuf, deserialize_from_document, rawdoc};
+use mongodb::error::{Error, ErrorKind, WriteFailure};
+
+use super::error::{DUPLICATE_KEY, WRITE_CONFLICT};
+use super::{MAJORITY_TIMEOUT, Mongo, MongoError};
+
+const COMMAND: &str = "update";
+
+/// What an `update` command did.
+#[derive(Debug, Default)]
+pub(crate) struct Updated {
+    /// So many documents were changed.
+    pub(crate) modified: usize,
+    /// The places of the statements that created a document.
+    pub(crate) upserted: Vec<usize>,
+    /// The statements that were not carried out. In an ordered command one at most; those behind
+    /// it were not tried.
+    pub(crate) refused: Vec<Refused>,
+}
+
+/// A statement that was not carried out.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// Its place.
+    pub(crate) index: usize,
+    /// It met another write: sent again, it may go through.
+    pub(crate) met_another: bool,
+    /// Why.
+    pub(crate) error: MongoError,
+}
+
+/// What a reply says, before the errors know whence they come.
+#[derive(Debug, Default)]
+struct Reply {
+    modified: usize,
+    upserted: Vec<usize>,
+    refused: Vec<(usize, Error)>,
+}
+
+/// Why a reply is none of success.
+#[derive(Debug)]
+enum Bad {
+    /// The write did not reach a majority.
+    Server(Error),
+    /// It has another shape; this was expected.
+    Shape(&'static str),
+}
+
+impl Mongo {
+    /// Sends the statements as one command and returns once a majority has all that was done.
+    /// Whatever the URL asks for, it is at least that; with `journal=true`, in the journals.
+    ///
+    /// # Errors
+    /// When there is no answer in time or no majority; the statements may have been carried out.
+    pub(crate) async fn update(
+        &self,
+        collection: &str,
+        statements: RawArrayBuf,
+        ordered: bool,
+    ) -> Result<Updated, MongoError> {
+        let command = rawdoc! {
+            "update": collection,
+            "updates": statements,
+            "ordered": ordered,
+            "writeConcern": self.majority(),
+        };
+        let database = self.client.database(&self.database);
+        let sent = database.run_raw_command(command);
+        let reply = self.answer(COMMAND, async { sent.await }).await?;
+        let Reply { modified, upserted, refused } = read(&reply).map_err(|bad| match bad {
+            Bad::Server(source) => self.failed(COMMAND, source),
+            Bad::Shape(expected) => self.not_understood(COMMAND, expected),
+        })?;
+        let refused = refused
+            .into_iter()
+            .map(|(index, source)| Refused {
+                index,
+                met_another: met_another(&source),
+                error: self.failed(COMMAND, source),
+            })
+            .collect();
+        Ok(Updated { modified, upserted, refused })
+    }
+
+    fn majority(&self) -> RawDocumentBuf {
+        let within = i64::try_from(MAJORITY_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
+        match self.client.write_concern().and_then(|concern| concern.journal) {
+            Some(true) => rawdoc! { "w": "majority", "wtimeout": within, "j": true },
+            _ => rawdoc! { "w": "majority", "wtimeout": within },
+        }
+    }
+}
+
+fn read(reply: &Document) -> Result<Reply, Bad> {
+    if let Some(concern) = reply.get("writeConcernError") {
+        let parsed = concern.as_document().cloned().map(deserialize_from_document);
+        let Some(Ok(error)) = parsed else { return Err(Bad::Shape("a write concern error")) };
+        let failure = WriteFailure::WriteConcernError(error);
+        return Err(Bad::Server(Error::from(ErrorKind::Write(failure))));
+    }
+    let mut refused = Vec::new();
+    for item in list(reply, "writeErrors")? {
+        let parsed = index(item).zip(deserialize_from_document(item.clone()).ok());
+        let (index, error) = parsed.ok_or(Bad::Shape("write errors with their places"))?;
+        refused.push((index, Error::from(ErrorKind::Write(WriteFailure::WriteError(error)))));
+    }
+    let upserted = list(reply, "upserted")?
+        .map(|item| index(item).ok_or(Bad::Shape("upserts with their places")))
+        .collect::<Result<_, _>>()?;
+    let modified = count(reply, "nModified").ok_or(Bad::Shape("nModified"))?;
+    Ok(Reply { modified, upserted, refused })
+}
+
+/// The documents of a list, which may be missing.
+fn list<'a>(
+    reply: &'a Document,
+    key: &'static str,
+) -> Result<impl Iterator<Item = &'a Document>, Bad> {
+    let items: &[_] = match reply.get(key) {
+        None => &[],
+        Some(list) => list.as_array().ok_or(Bad::Shape("a list of writes"))?,
+    };
+    let documents: Option<Vec<_>> = items.iter().map(|item| item.as_document()).collect();
+    documents.map(Vec::into_iter).ok_or(Bad::Shape("a list of writes"))
+}
+
+fn index(item: &Document) -> Option<usize> {
+    count(item, "index")
+}
+
+/// Servers and proxies differ in the type of a number.
+fn count(document: &Document, key: &str) -> Option<usize> {
+    let value = document.get(key)?;
+    let number = value.as_i64().or_else(|| value.as_i32().map(i64::from));
+    #[expect(clippy::cast_possible_truncation, reason = "a count of statements or documents")]
+    let number = number.or_else(|| value.as_f64().map(|number| number as i64));
+    number.and_then(|number| usize::try_from(number).ok())
+}
+
+fn met_another(error: &Error) -> bool {
+    matches!(&*error.kind, ErrorKind::Write(WriteFailure::WriteError(error))
+        if [DUPLICATE_KEY, WRITE_CONFLICT].contains(&error.code))
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn a_reply_tells_what_was_modified_created_and_refused() {
+        let reply = doc! {
+            "ok": 1.0, "n": 5, "nModified": 3_i64,
+            "upserted": [{ "index": 4, "_id": "x" }],
+            "writeErrors": [
+                { "index": 1, "code": 11000, "errmsg": "E11000 duplicate key" },
+                { "index": 2, "code": 121, "errmsg": "Document failed validation" },
+            ],
+        };
+        let read = read(&reply).unwrap();
+        assert_eq!((read.modified, read.upserted), (3, vec![4]));
+        let refused: Vec<_> =
+            read.refused.iter().map(|(index, error)| (*index, met_another(error))).collect();
+        assert_eq!(refused, [(1, true), (2, false)]);
+        assert!(read.refused[1].1.to_string().contains("failed validation"));
+    }
+
+    #[test]
+    fn a_write_without_a_majority_is_an_error_whatever_else_the_reply_says() {
+        let reply = doc! {
+            "ok": 1, "n": 1, "nModified": 1,
+            "writeConcernError": { "code": 64, "codeName": "WriteConcernFailed",
+                "errmsg": "waiting for replication timed out", "errInfo": { "wtimeout": true } },
+        };
+        let Err(Bad::Server(error)) = read(&reply) else { panic!("no error") };
+        assert!(
+            matches!(&*error.kind, ErrorKind::Write(WriteFailure::WriteConcernError(error))
+                if error.message == "waiting for replication timed out"),
+            "{error:?}"
+        );
+        // Also one that this version cannot read.
+        for unknown in [doc! {}.into(), mongodb::bson::Bson::from("no majority")] {
+            let reply = doc! { "ok": 1, "nModified": 1, "writeConcernError": unknown };
+            assert!(matches!(read(&reply), Err(Bad::Shape(_))), "{reply}");
+        }
+    }
+
+    #[test]
+    fn a_reply_of_another_shape_is_not_taken_for_success() {
+        for reply in [
+            doc! { "ok": 1 },
+            doc! { "ok": 1, "nModified": "3" },
+            doc! { "ok": 1, "nModified": 1, "writeErrors": [{ "code": 1 }] },
+            doc! { "ok": 1, "nModified": 1, "writeErrors": [{ "index": 0 }] },
+            doc! { "ok": 1, "nModified": 1, "writeErrors": "many" },
+            doc! { "ok": 1, "nModified": 1, "upserted": [7] },
+        ] {
+            assert!(matches!(read(&reply), Err(Bad::Shape(_))), "{reply}");
+        }
+    }
+}

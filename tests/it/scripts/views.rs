@@ -1,0 +1,279 @@
+//! Counting views.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fairlane::id::{BotId, Sequence};
+use fairlane::keyspace::scripts::{
+    Claimed, Counted, Counting, Enqueue, Enqueued, IncrementIfExists, Mode, Recover, Replace,
+    Upsert, Verdict, Viewed, Views,
+};
+use fairlane::view::{AdId, Left};
+use redis::Commands;
+
+use super::{LIMITS, SLICE_US, Shard, bot, completion};
+
+const DAY_US: i64 = 86_400_000_000;
+const ADS: u64 = 1_000;
+const HOUR_MS: u64 = 3_600_000;
+
+fn ad(id: &str) -> AdId {
+    AdId::parse(id).unwrap()
+}
+
+/// The real time: keys of the cache run out by it.
+fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    i64::try_from(now.as_micros()).unwrap()
+}
+
+/// A shard of the counters, with what a bot's book says.
+struct Counters {
+    shard: Shard,
+    now: i64,
+    bot: BotId,
+    key: Option<&'static str>,
+    cached_ads: u64,
+}
+
+impl Counters {
+    fn new() -> Self {
+        let shard = Shard::of("counters");
+        let mut counters = Self { shard, now: now(), bot: bot("b"), key: None, cached_ads: ADS };
+        counters.run("run-1");
+        counters
+    }
+
+    /// The server is of this run now.
+    fn run(&mut self, run: &str) {
+        let keys = &self.shard.keys.clone();
+        self.shard.call(self.now, &Recover { keys, run, slice_us: SLICE_US });
+    }
+
+    fn call(&mut self, id: &str, n: u64, stored: Option<(&str, Option<(u64, u64)>)>) -> Viewed {
+        self.now += 10;
+        let (keys, bot, ad) = (&self.shard.keys.clone(), &self.bot.clone(), &ad(id));
+        let counting = Counting { keys, limits: LIMITS, cached_ads: self.cached_ads, bot, ad };
+        let idempotency = self.key.map(|key| (key, HOUR_MS));
+        let views = Views { counting, n, event: b"view", idempotency };
+        match stored {
+            None => self.shard.call(self.now, &IncrementIfExists(views)),
+            Some((acked, stored)) => {
+                let stored = stored.map(|(total, s)| (total, Sequence::new(s)));
+                self.shard.call(self.now, &Upsert { views, acked, stored })
+            }
+        }
+    }
+
+    fn view(&mut self, id: &str, n: u64) -> Viewed {
+        self.call(id, n, None)
+    }
+
+    /// With the document's total and sequence, nothing having been completed yet.
+    fn upsert(&mut self, id: &str, n: u64, stored: Option<(u64, u64)>) -> Viewed {
+        self.call(id, n, Some(("", stored)))
+    }
+
+    fn replace(&mut self, id: &str, total: u64) {
+        self.now += 10;
+        let (keys, bot, ad) = (&self.shard.keys.clone(), &self.bot.clone(), &ad(id));
+        let counting = Counting { keys, limits: LIMITS, cached_ads: ADS, bot, ad };
+        self.shard.call(self.now, &Replace { counting, total, event: b"replace" });
+    }
+
+    fn unflushed(&mut self) -> BTreeMap<String, u64> {
+        let [unflushed, ..] = self.shard.keys.book(&self.bot);
+        self.shard.clocked.plain().hgetall(unflushed).unwrap()
+    }
+
+    /// How many totals each generation caches.
+    fn generations(&mut self) -> [u64; 2] {
+        let [_, first, second, _] = self.shard.keys.book(&self.bot);
+        [first, second].map(|key| self.shard.clocked.plain().hlen(key).unwrap())
+    }
+
+    fn sequences(&mut self) -> Vec<u64> {
+        self.shard.queue("b").into_iter().map(|(sequence, _)| sequence).collect()
+    }
+
+    fn claim(&mut self) -> Claimed {
+        self.shard.claim(self.now)
+    }
+
+    /// Completes the first `n`, which count these.
+    fn complete(&mut self, claimed: &Claimed, n: usize, mode: Mode, ads: &[(&str, u64, u64)]) {
+        let last = Sequence::new(self.sequences()[n.max(1) - 1]);
+        let ads = ads.iter().map(|(id, views, replacements)| (ad(id), (*views, *replacements)));
+        let mut item = completion(claimed, 0, n, mode);
+        item.left = (n > 0).then(|| Left { last, ads: ads.collect() });
+        let completed = self.shard.complete(self.now, 100, &[item]);
+        assert_eq!(completed.verdicts, [Verdict::Ok]);
+    }
+}
+
+fn total(total: u64) -> Viewed {
+    Viewed::Counted(Some(total))
+}
+
+#[test]
+fn a_view_of_an_ad_that_is_not_cached_changes_nothing_until_its_total_was_read() {
+    let mut counters = Counters::new();
+    assert_eq!(counters.view("x", 1), Viewed::Ask(String::new()));
+    assert!(counters.unflushed().is_empty() && counters.sequences().is_empty());
+    assert_eq!(counters.upsert("x", 2, Some((40, 7))), total(42));
+    assert_eq!(counters.view("x", 3), total(45));
+    assert_eq!(counters.unflushed(), BTreeMap::from([("vx".to_owned(), 5)]));
+    assert_eq!(counters.sequences().len(), 2);
+}
+
+#[test]
+fn a_total_that_somebody_cached_meanwhile_is_raised() {
+    let mut counters = Counters::new();
+    counters.view("x", 1);
+    assert_eq!(counters.upsert("x", 1, Some((10, 0))), total(11));
+    assert_eq!(counters.upsert("x", 1, Some((10, 0))), total(12), "the other's document is old");
+}
+
+#[test]
+fn a_document_that_a_flush_may_have_changed_is_refused() {
+    let mut counters = Counters::new();
+    assert_eq!(counters.upsert("x", 3, None), Viewed::Counted(None), "MongoDB is away");
+    let head = counters.sequences()[0];
+    // The flush has written the queued view but not completed it.
+    assert_eq!(counters.upsert("x", 1, Some((3, head))), Viewed::Ask(String::new()));
+    assert_eq!(counters.sequences().len(), 1, "nothing was counted");
+    assert_eq!(counters.upsert("x", 1, Some((0, head - 1))), total(4));
+
+    let claimed = counters.claim();
+    counters.complete(&claimed, 1, Mode::Release, &[("x", 3, 0)]);
+    counters.upsert("y", 1, None);
+    let stale = counters.call("y", 1, Some(("", Some((0, 0)))));
+    assert_eq!(stale, Viewed::Ask(head.to_string()), "something was completed since");
+    assert_eq!(counters.call("y", 1, Some((&head.to_string(), Some((0, 0))))), total(2));
+}
+
+#[test]
+fn a_second_view_with_the_same_key_counts_nothing_and_answers_the_same() {
+    let mut counters = Counters::new();
+    counters.key = Some("once");
+    assert_eq!(counters.upsert("x", 1, Some((7, 0))), total(8));
+    counters.key = Some("twice");
+    assert_eq!(counters.view("x", 1), total(9));
+    counters.key = Some("once");
+    assert_eq!(
+        [counters.view("x", 1), counters.upsert("x", 1, Some((9, 9)))],
+        [total(8), total(8)]
+    );
+    counters.key = Some("unknown total");
+    assert_eq!(counters.upsert("z", 1, None), Viewed::Counted(None));
+    assert_eq!(counters.view("z", 1), Viewed::Counted(None));
+    assert_eq!(counters.sequences().len(), 3);
+}
+
+#[test]
+fn a_replacement_sets_the_total_at_once_and_is_not_told_without_it() {
+    let mut counters = Counters::new();
+    counters.upsert("x", 5, Some((100, 0)));
+    counters.replace("x", 30);
+    assert_eq!(counters.view("x", 1), total(31));
+    assert_eq!(counters.unflushed(), [("rx".to_owned(), 1), ("vx".to_owned(), 6)].into());
+    // Another run of the server: what was cached says nothing, and the document is the old one.
+    counters.run("run-2");
+    assert_eq!(counters.view("x", 1), Viewed::Ask(String::new()));
+    assert_eq!(counters.upsert("x", 1, Some((100, 0))), Viewed::Counted(None));
+    let claimed = counters.claim();
+    counters.complete(&claimed, 2, Mode::Release, &[("x", 5, 1)]);
+    let acked = match counters.view("x", 1) {
+        Viewed::Ask(acked) => acked,
+        other => panic!("{other:?}"),
+    };
+    let s: u64 = acked.parse().unwrap();
+    assert_eq!(counters.call("x", 1, Some((&acked, Some((30, s))))), total(33));
+}
+
+#[test]
+fn a_completion_lowers_what_is_unflushed_and_repeated_changes_nothing() {
+    let mut counters = Counters::new();
+    counters.upsert("x", 2, Some((0, 0)));
+    counters.upsert("y", 1, Some((0, 0)));
+    counters.view("x", 3);
+    let claimed = counters.claim();
+    let keep = Mode::Keep { ttl_ms: 30_000 };
+    counters.complete(&claimed, 2, keep, &[("x", 2, 0), ("y", 1, 0)]);
+    assert_eq!(counters.unflushed(), BTreeMap::from([("vx".to_owned(), 3)]));
+    let mut again = completion(&claimed, 0, 2, keep);
+    again.left = Some(Left { last: Sequence::new(1), ads: [(ad("x"), (2, 0))].into() });
+    assert_eq!(counters.shard.complete(counters.now, 100, &[again]).verdicts, [Verdict::Ok]);
+    assert_eq!(counters.unflushed(), BTreeMap::from([("vx".to_owned(), 3)]));
+    assert_eq!(counters.view("x", 0), total(5), "the cached total stays");
+}
+
+#[test]
+fn an_emptied_queue_leaves_no_book_but_the_cache() {
+    let mut counters = Counters::new();
+    counters.upsert("x", 2, Some((0, 0)));
+    let claimed = counters.claim();
+    counters.complete(&claimed, 1, Mode::Release, &[("x", 2, 0)]);
+    assert!(counters.unflushed().is_empty());
+    assert_eq!(counters.generations().iter().sum::<u64>(), 1);
+}
+
+#[test]
+fn a_cached_total_is_forgotten_after_two_days_unless_it_is_viewed_or_waits() {
+    let mut counters = Counters::new();
+    for id in ["hot", "cold"] {
+        counters.upsert(id, 1, Some((10, 0)));
+    }
+    let [_, first, second, _] = counters.shard.keys.book(&counters.bot);
+    let ttl = |counters: &mut Counters, key: &str| -> i64 {
+        counters.shard.clocked.plain().pttl(key).unwrap()
+    };
+    let young = if counters.generations()[0] == 2 { first } else { second };
+    let two_days = DAY_US / 1_000 * 2;
+    assert!((two_days / 2..=two_days).contains(&ttl(&mut counters, &young)));
+
+    counters.now += DAY_US;
+    assert_eq!(counters.view("hot", 1), total(12));
+    assert_eq!(counters.generations(), [1, 1], "the hit moved forward, alone");
+    // While views wait, nothing that is cached runs out.
+    let claimed = counters.claim();
+    counters.complete(&claimed, 1, Mode::Park { ms: 10 }, &[("hot", 1, 0)]);
+    assert!(ttl(&mut counters, &young) > two_days);
+}
+
+#[test]
+fn a_full_generation_takes_nothing_new_but_goes_on_counting_what_it_has() {
+    let mut counters = Counters::new();
+    counters.cached_ads = 1;
+    assert_eq!(counters.upsert("x", 1, Some((10, 0))), total(11));
+    assert_eq!(counters.upsert("y", 1, Some((20, 0))), total(21), "told, but not cached");
+    assert_eq!(counters.generations().iter().sum::<u64>(), 1);
+    assert_eq!(counters.view("x", 1), total(12));
+    assert!(matches!(counters.view("y", 1), Viewed::Ask(_)));
+    counters.replace("y", 5);
+    assert_eq!(counters.view("y", 1), total(6), "what is replaced is cached in any case");
+}
+
+#[test]
+fn views_from_the_bus_raise_what_is_cached_and_count_once() {
+    let mut counters = Counters::new();
+    counters.upsert("x", 1, Some((10, 0)));
+    let keys = counters.shard.keys.clone();
+    let (start, end) = ("0-0".parse().unwrap(), "5-0".parse().unwrap());
+    let mut copy = || {
+        let bots = vec![(bot("b"), vec![&b"one"[..], b"two"]), (bot("c"), vec![&b"bad"[..]])];
+        let counted = vec![[(ad("x"), 4), (ad("y"), 1)].into(), BTreeMap::new()];
+        let counted = Some(Counted { cached_ads: ADS, bots: counted });
+        let limits = LIMITS;
+        let call =
+            Enqueue { keys: &keys, stream: "s", prev: start, last: end, limits, bots, counted };
+        counters.shard.call(counters.now, &call)
+    };
+    assert!(matches!(copy(), Enqueued::Ok(queued) if queued.appended == 3));
+    assert!(matches!(copy(), Enqueued::Duplicate(_)));
+    assert_eq!(counters.unflushed(), [("vx".to_owned(), 5), ("vy".to_owned(), 1)].into());
+    assert_eq!(counters.view("x", 1), total(16));
+    assert!(matches!(counters.view("y", 1), Viewed::Ask(_)), "it is counted, not cached");
+    assert_eq!(counters.upsert("y", 1, Some((6, 1))), total(8));
+    assert_eq!(counters.shard.events("c"), ["bad"]);
+}
