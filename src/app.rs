@@ -1,6 +1,7 @@
 //! Puts the parts together. The only file that knows every one of them.
 
 mod builder;
+mod supervise;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,10 +9,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{OptionFuture, join3};
 use redis::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 pub use self::builder::Builder;
 use self::builder::{Counting, Plan};
@@ -38,14 +40,13 @@ use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{FAIR_SLICE_US, Queue};
 use crate::store::mongo::MongoError;
+use crate::store::private::{PrivateMongo, PrivateMongoError};
 use crate::store::watch;
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// HTTP clients have this long to take their last answer.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// A private Redis is looked after this often.
-const SUPERVISE: Duration = Duration::from_secs(2);
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +132,9 @@ pub enum AppError {
     /// No private Redis could be started.
     #[error(transparent)]
     PrivateRedis(#[from] PrivateRedisError),
+    /// The private MongoDB cannot be stopped.
+    #[error(transparent)]
+    PrivateMongo(#[from] PrivateMongoError),
     /// `redis.url` cannot be read.
     #[error("redis.url cannot be used: {0}")]
     RedisUrl(#[source] redis::RedisError),
@@ -155,6 +159,7 @@ pub struct App {
     clock: SharedClock,
     target: Target,
     private: Option<PrivateRedis>,
+    private_mongo: Option<PrivateMongo>,
     links: Links,
     plans: Vec<Plan>,
     lease_key: LeaseKey,
@@ -225,6 +230,7 @@ impl App {
             clock,
             target,
             private: None,
+            private_mongo: None,
             links,
             plans,
             lease_key,
@@ -353,12 +359,12 @@ impl App {
             read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
         }
 
-        let private = if let Some(private) = private {
-            Some(supervise(private, &config, &links.admin, &shutdown).await)
-        } else {
-            shutdown.soft.cancelled().await;
-            None
-        };
+        let redis = private.map(|redis| supervise::redis(redis, &config, &links.admin, &shutdown));
+        let mongo = self.private_mongo.zip(counting.mongo.clone());
+        let mongo =
+            mongo.map(|(private, mongo)| supervise::mongo(private, &config, mongo, &shutdown));
+        let (redis, mongo) = (OptionFuture::from(redis), OptionFuture::from(mongo));
+        let (private, private_mongo, ()) = join3(redis, mongo, shutdown.soft.cancelled()).await;
         shutdown.wait().await;
         stop.cancel();
         let ending = async { while servers.join_next().await.is_some() {} };
@@ -375,6 +381,13 @@ impl App {
                 info!("stopped the private Redis");
             } else {
                 info!("left the private Redis running: others still use it");
+            }
+        }
+        if let Some(private) = private_mongo {
+            if private.stop().await? {
+                info!("stopped the private MongoDB");
+            } else {
+                info!("left the private MongoDB running: others still use it");
             }
         }
         Ok(())
@@ -447,38 +460,5 @@ fn read_bus(
         let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(link));
         let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
         shutdown.spawn(reader::run(source, fanout, retention, clock, shutdown.clone()));
-    }
-}
-
-/// Starts the private Redis again when it dies, until the soft stop. Answers the one that runs.
-async fn supervise(
-    mut private: PrivateRedis,
-    config: &Config,
-    link: &Link,
-    shutdown: &Shutdown,
-) -> PrivateRedis {
-    loop {
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            () = tokio::time::sleep(SUPERVISE) => {}
-        }
-        let answers = tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            answer = link.command("PING", redis::cmd("PING")) => answer.is_ok(),
-        };
-        if answers {
-            continue;
-        }
-        warn!(pid = private.pid(), "the private Redis does not answer; starting it again");
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return private,
-            started = PrivateRedis::start(&config.data_dir) => match started {
-                Ok(again) => private = again,
-                Err(error) => warn!(%error, "cannot start the private Redis"),
-            },
-        }
     }
 }

@@ -27,6 +27,7 @@
 //! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
 //! | [`presence`] | what the running processes say of themselves: rates, workers |
+//! | `private` | what the private servers, Redis and MongoDB, have in common |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
 //!
@@ -96,6 +97,7 @@ pub mod metrics;
 pub mod outbound;
 pub mod pool;
 pub mod presence;
+mod private;
 pub mod queue;
 pub mod store;
 pub mod telemetry;

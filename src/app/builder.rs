@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::future::OptionFuture;
 use tracing::{info, warn};
 
 use super::{App, AppError, Roles};
@@ -26,6 +27,7 @@ use crate::queue::capability::LeaseKey;
 use crate::queue::{self, Queue, ViewSettings};
 use crate::store::counters::CounterStore;
 use crate::store::mongo::Mongo;
+use crate::store::private::PrivateMongo;
 use crate::view::Calendar;
 
 /// The name of the built-in push handler.
@@ -75,10 +77,7 @@ impl Builder {
     pub async fn build(mut self) -> Result<App, AppError> {
         self.config.check()?;
         metrics::install();
-        let mongo = match &self.config.mongodb.url {
-            Some(url) => Some(Mongo::open(url, &self.config.mongodb.database).await?),
-            None => None,
-        };
+        let (mongo, private_mongo) = self.mongo().await?;
         let counting = self.counting(mongo);
         let outbound = self.outbound()?;
         let mut plans = Vec::new();
@@ -98,21 +97,48 @@ impl Builder {
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
-        let built = App::assemble(self, plans, target, counting).await;
-        match (built, private) {
-            (Ok(app), private) => Ok(App { private, ..app }),
-            (Err(error), Some(private)) => {
-                if let Err(stop) = private.stop().await {
+        match App::assemble(self, plans, target, counting).await {
+            Ok(app) => Ok(App { private, private_mongo, ..app }),
+            Err(error) => {
+                if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {
                     warn!(error = %stop, "cannot stop the private Redis");
+                }
+                let stopping = private_mongo.map(PrivateMongo::stop);
+                if let Some(Err(stop)) = OptionFuture::from(stopping).await {
+                    warn!(error = %stop, "cannot stop the private MongoDB");
                 }
                 Err(error)
             }
-            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// The MongoDB of `mongodb.url`, or a private one beside a private Redis: with a Redis that is
+    /// shared, every process would keep counters of its own.
+    async fn mongo(&self) -> Result<(Result<Mongo, String>, Option<PrivateMongo>), AppError> {
+        let config = &self.config;
+        let database = &config.mongodb.database;
+        if let Some(url) = &config.mongodb.url {
+            return Ok((Ok(Mongo::open(url, database).await?), None));
+        }
+        let counts =
+            config.pipelines.iter().any(|(name, pipeline)| name.counts_views() && pipeline.enabled);
+        if !counts {
+            return Ok((Err("pipelines.counters.enabled is false".to_owned()), None));
+        }
+        if config.redis.url.is_some() {
+            return Ok((Err("mongodb.url is not set".to_owned()), None));
+        }
+        match PrivateMongo::start(&config.data_dir, config.mongodb.program.as_deref()).await {
+            Ok(private) => {
+                let mongo = Mongo::open(private.url(), database).await?;
+                Ok((Ok(mongo), Some(private)))
+            }
+            Err(error) => Ok((Err(error.to_string()), None)),
         }
     }
 
     /// What counts views; without it, the pipeline that would is left out.
-    fn counting(&mut self, mongo: Option<Mongo>) -> Counting {
+    fn counting(&mut self, mongo: Result<Mongo, String>) -> Counting {
         let calendar =
             Calendar::new(Arc::clone(&self.clock), self.config.counters.time_zone.clone());
         let views = ViewSettings { calendar, cached_ads: self.config.counters.cached_ads };
@@ -123,14 +149,14 @@ impl Builder {
             _ if !self.config.pipelines.iter().any(is_enabled) => {
                 Err("pipelines.counters.enabled is false".to_owned())
             }
-            Some(mongo) => Ok(CounterStore::new(mongo.clone())),
-            None => Err("mongodb.url is not set".to_owned()),
+            Ok(mongo) => Ok(CounterStore::new(mongo.clone())),
+            Err(reason) => Err(reason.clone()),
         };
         if let Err(reason) = &store {
             info!(reason, "views are not counted");
             self.config.pipelines.retain(|name, _| !name.counts_views());
         }
-        Counting { mongo, store, views, min_age: MinAge::new() }
+        Counting { mongo: mongo.ok(), store, views, min_age: MinAge::new() }
     }
 
     /// What push handlers call with; `None` without one.

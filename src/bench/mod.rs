@@ -1,11 +1,14 @@
-//! `fairlane bench`: measures the whole service, on a private Redis that it starts and removes.
+//! `fairlane bench`: measures the whole service, on private servers that it starts and removes.
 //!
 //! Machines are shared and noisy: every figure is to be read beside the pipelined
 //! `redis-benchmark` of the same run, and as the median of several.
 
+pub mod counters;
+mod cpu;
 pub mod fairness;
 pub mod http;
 pub mod latency;
+pub mod mongo;
 pub mod pipeline;
 
 use std::path::PathBuf;
@@ -26,6 +29,8 @@ use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::queue::FAIR_SLICE_US;
+use crate::store::mongo::MongoError;
+use crate::store::private::PrivateMongoError;
 
 /// The stream that benches publish to.
 const STREAM: &str = "fairlane:events";
@@ -56,14 +61,22 @@ pub enum BenchError {
     Stuck(Duration, String),
     #[error("a request of the bench failed: {0}")]
     Http(#[source] std::io::Error),
+    #[error(transparent)]
+    PrivateMongo(#[from] PrivateMongoError),
+    #[error(transparent)]
+    Mongo(#[from] MongoError),
+    #[error("MongoDB refuses the documents of the bench: {0}")]
+    Documents(#[source] mongodb::error::Error),
     #[error("interrupted")]
     Interrupted,
 }
 
-/// A private Redis in a directory of its own, removed at the end.
+/// A private Redis in a directory of its own, and a database of MongoDB where one is wanted. All of
+/// it is removed at the end.
 pub struct Rig {
     directory: PathBuf,
     redis: Option<PrivateRedis>,
+    database: Option<mongo::Database>,
     target: Target,
     url: RedisUrl,
     /// For what the bench itself asks and publishes.
@@ -86,7 +99,7 @@ impl Rig {
         let target = Target::new(url.expose())?;
         let timeout = Duration::from_secs(30);
         let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
-        Ok(Self { directory, redis: Some(redis), target, url, link })
+        Ok(Self { directory, redis: Some(redis), database: None, target, url, link })
     }
 
     /// An instance of the service with one pipeline `bench` for `handler`.
@@ -231,10 +244,24 @@ impl Rig {
     pub async fn with<T>(
         work: impl AsyncFnOnce(&Self) -> Result<T, BenchError>,
     ) -> Result<T, BenchError> {
+        Self::with_database(None, async |rig, _| work(rig).await).await
+    }
+
+    /// The same with a fresh database of the MongoDB that is chosen.
+    async fn with_database<T>(
+        choice: Option<&mongo::Choice>,
+        work: impl AsyncFnOnce(&Self, Option<&mongo::Database>) -> Result<T, BenchError>,
+    ) -> Result<T, BenchError> {
         let mut terminate = signal(SignalKind::terminate())?;
-        let rig = Self::start().await?;
+        let mut rig = Self::start().await?;
+        if let Some(choice) = choice {
+            match mongo::Database::open(choice, &rig.directory).await {
+                Ok(database) => rig.database = Some(database),
+                Err(error) => return rig.remove().await.and(Err(error)),
+            }
+        }
         let result = tokio::select! {
-            result = work(&rig) => result,
+            result = work(&rig, rig.database.as_ref()) => result,
             _ = terminate.recv() => Err(BenchError::Interrupted),
             _ = tokio::signal::ctrl_c() => Err(BenchError::Interrupted),
         };
@@ -244,12 +271,16 @@ impl Rig {
     }
 
     async fn remove(mut self) -> Result<(), BenchError> {
+        let dropped = match self.database.take() {
+            Some(database) => database.close().await,
+            None => Ok(()),
+        };
         if let Some(redis) = self.redis.take() {
             self.link.close();
             redis.stop().await?;
         }
         std::fs::remove_dir_all(&self.directory)?;
-        Ok(())
+        dropped
     }
 }
 

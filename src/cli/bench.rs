@@ -10,13 +10,15 @@ use serde_json::Value;
 
 use super::error::CliError;
 use super::output::Output;
-use crate::bench::{fairness, http, latency, pipeline};
+use crate::bench::{counters, fairness, http, latency, mongo, pipeline};
+use crate::config::{self, MongoUrl};
 
 const EXAMPLES: &str = "\
 Examples:
   fairlane bench pipeline
   fairlane bench latency --rate 5000 --seconds 10
-  fairlane bench fairness --json";
+  fairlane bench fairness --json
+  fairlane bench counters --seconds 10";
 const PIPELINE_EXAMPLES: &str = "\
 Examples:
   fairlane bench pipeline
@@ -35,6 +37,16 @@ const HTTP_EXAMPLES: &str = "\
 Examples:
   fairlane bench http
   fairlane bench http --batch 1 --connections 32 --json";
+
+const COUNTERS_EXAMPLES: &str = "\
+Examples:
+  fairlane bench counters
+  FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane bench counters --saturate --json
+  fairlane bench counters --mongodb mongodb://127.0.0.1:27017
+  fairlane bench counters --rate 0 --views 10000 --seconds 10 --verify";
+
+/// Clients that send so much later than they should are too slow to measure with.
+const LATE_MS: f64 = 2.0;
 
 /// Arguments of `fairlane bench`.
 #[derive(Debug, Args)]
@@ -105,6 +117,9 @@ pub enum Scenario {
         #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         connections: u32,
     },
+    /// Reading totals and counting views over HTTP, at steady rates; then each ad is checked.
+    #[command(after_help = COUNTERS_EXAMPLES)]
+    Counters(CountersArgs),
     /// What quiet bots notice of busy ones.
     #[command(after_help = FAIRNESS_EXAMPLES)]
     Fairness {
@@ -130,6 +145,72 @@ pub enum Scenario {
         #[arg(long, value_name = "N", default_value = "1000000")]
         giant: u32,
     },
+}
+
+/// Arguments of `fairlane bench counters`.
+#[derive(Debug, Args)]
+pub struct CountersArgs {
+    /// Reads per second; 0: none.
+    #[arg(long, value_name = "READS_PER_S", default_value = "15000")]
+    rate: u32,
+    /// Views per second; 0: none.
+    #[arg(long, value_name = "VIEWS_PER_S", default_value = "450")]
+    views: u32,
+    /// How many ads there are.
+    #[arg(long, value_name = "N", default_value = "100000")]
+    ads: NonZeroU32,
+    /// How many bots the ads are spread over.
+    #[arg(long, value_name = "N", default_value = "100")]
+    bots: NonZeroU32,
+    /// Ads of one read, up to 1000.
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    per_read: u32,
+    /// Share of them that is cached; the others are in MongoDB only, or unknown.
+    #[arg(long, value_name = "0..1", default_value = "0.95", value_parser = share)]
+    cached: f64,
+    /// How long.
+    #[arg(long, value_name = "S", default_value = "60")]
+    seconds: NonZeroU32,
+    /// Connections; each has one request at a time.
+    #[arg(long, value_name = "N", default_value = "128", value_parser = clap::value_parser!(u32).range(1..=4_000))]
+    connections: u32,
+    /// Where the documents go, into a database that is dropped at the end. Without it, a server is
+    /// started: mongod, or the program that `FAIRLANE_MONGOD` names.
+    #[arg(long, value_name = "URL")]
+    mongodb: Option<String>,
+    /// Search the highest rate of reads at which 99 % are answered within 5 ms.
+    #[arg(long)]
+    saturate: bool,
+    /// Fail when an ad does not have all its views (it is always checked).
+    #[arg(long)]
+    verify: bool,
+}
+
+impl CountersArgs {
+    fn options(&self) -> Result<counters::Options, CliError> {
+        let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let mongo = match &self.mongodb {
+            Some(url) => mongo::Choice::Url(MongoUrl::parse(url)?),
+            None => mongo::Choice::Private(config::mongod()),
+        };
+        Ok(counters::Options {
+            rate: self.rate.into(),
+            views: self.views.into(),
+            ads: size(self.ads.get()),
+            bots: size(self.bots.get()),
+            per_read: size(self.per_read),
+            cached: self.cached,
+            seconds: self.seconds.get().into(),
+            connections: size(self.connections),
+            saturate: self.saturate,
+            mongo,
+        })
+    }
+}
+
+fn share(text: &str) -> Result<f64, &'static str> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or("write a number from 0 to 1")
 }
 
 /// Measures.
@@ -174,6 +255,12 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             progress.clear();
             print(args.json, &report)
         }
+        Scenario::Counters(counters) => {
+            let report = counters::run(counters.options()?, watch).await?;
+            progress.clear();
+            print(args.json, &report)?;
+            judge(&counters, &report)
+        }
         Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {
             let options = fairness::Options {
                 busy: size(busy),
@@ -200,11 +287,27 @@ fn faultless(verify: bool, lost: u64, reordered: u64) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Says what the figures alone do not.
+fn judge(counters: &CountersArgs, report: &counters::Report) -> Result<(), CliError> {
+    let late = report.answered.late_p99_ms;
+    if late > LATE_MS {
+        eprintln!(
+            "note: the clients of the bench could not keep up: 1 % of the requests were sent {late:.1} ms late or more, which is part of the times above; this machine is too small, or busy with other things"
+        );
+    }
+    if counters.verify && !report.exact {
+        return Err(CliError::Inexact { ads: report.differ });
+    }
+    Ok(())
+}
+
 /// The report's fields, one a line, or as JSON.
 fn print(json: bool, report: &impl Serialize) -> Result<(), CliError> {
     let report = serde_json::to_value(report).map_err(CliError::Json)?;
     Output::new(json).show(&report, |report| {
         let fields = report.as_object().into_iter().flatten();
+        // Lists are for JSON.
+        let fields = fields.filter(|(_, value)| !value.is_array());
         let width = fields.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
         let line = |(name, value): (&String, &Value)| {
             let text = match value {

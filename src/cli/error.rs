@@ -4,7 +4,7 @@ use std::io;
 
 use crate::app::AppError;
 use crate::bench::BenchError;
-use crate::config::ConfigError;
+use crate::config::{ConfigError, MongoUrlError};
 use crate::id::{LetterId, PipelineName};
 use crate::keyspace::StoreError;
 use crate::keyspace::private::PrivateRedisError;
@@ -174,6 +174,15 @@ pub enum CliError {
     /// A bench or the demo broke off.
     #[error(transparent)]
     Bench(#[from] BenchError),
+    /// An address of MongoDB on the command line.
+    #[error("--mongodb {0}")]
+    MongoUrl(#[from] MongoUrlError),
+    /// A bench found a wrong count.
+    #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
+    Inexact {
+        /// How many.
+        ads: u64,
+    },
     /// A bench or the demo found a fault.
     #[error("{lost} events were lost and {reordered} handled out of order; please report this")]
     Faults {
@@ -192,6 +201,7 @@ impl CliError {
             Self::Config(_)
             | Self::Telemetry(_)
             | Self::Address
+            | Self::MongoUrl(_)
             | Self::Shards { .. }
             | Self::UnknownPipeline { .. }
             | Self::WhichPipeline { .. }
@@ -208,7 +218,12 @@ impl CliError {
             | Self::Away(_)
             | Self::Full(_)
             | Self::Store(StoreError::Version { .. })
-            | Self::Bench(BenchError::PrivateRedis(_) | BenchError::Store(_)) => Exit::Unavailable,
+            | Self::Bench(
+                BenchError::PrivateRedis(_)
+                | BenchError::Store(_)
+                | BenchError::PrivateMongo(_)
+                | BenchError::Mongo(_),
+            ) => Exit::Unavailable,
             Self::App(error) | Self::Bench(BenchError::App(error)) => of_app(error),
             Self::PublishStopped { source, .. } => source.exit(),
             Self::Findings { exit, .. } => *exit,
@@ -221,6 +236,7 @@ impl CliError {
             | Self::Json(_)
             | Self::Signals(_)
             | Self::Faults { .. }
+            | Self::Inexact { .. }
             | Self::Bench(_) => Exit::Failed,
         }
     }
@@ -241,7 +257,10 @@ impl From<StoreError> for CliError {
 fn of_app(error: &AppError) -> Exit {
     match error {
         AppError::Mongo(MongoError::Options { .. }) => Exit::Usage,
-        AppError::PrivateRedis(_) | AppError::Store(_) | AppError::Mongo(_) => Exit::Unavailable,
+        AppError::PrivateRedis(_)
+        | AppError::PrivateMongo(_)
+        | AppError::Store(_)
+        | AppError::Mongo(_) => Exit::Unavailable,
         AppError::Bind(_) | AppError::Outbound(_) | AppError::LeaseKey => Exit::Failed,
         AppError::Config(_)
         | AppError::Handler { .. }

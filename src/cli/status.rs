@@ -15,6 +15,8 @@ use crate::queue::PipelineView;
 
 /// A pipeline whose oldest event is older than this is worth a look.
 const OLD_MS: u64 = 60_000;
+/// Views are in MongoDB within 3 s, so one that waits longer than this is, too.
+const OLD_VIEWS_MS: u64 = 10_000;
 /// So is memory in use beyond this share of the maximum, in percent.
 const MEMORY_PERCENT: u64 = 90;
 
@@ -363,7 +365,12 @@ fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, Str
         );
     }
     let waits = matches!(state, PipelineState::Enabled) && !view.stopped;
-    if waits && view.oldest_age_ms > OLD_MS {
+    if waits && name.counts_views() && view.oldest_age_ms > OLD_VIEWS_MS {
+        add(
+            format!("views wait {} for MongoDB", duration(view.oldest_age_ms)),
+            "nothing is lost; see whether MongoDB answers: fairlane check".to_owned(),
+        );
+    } else if waits && view.oldest_age_ms > OLD_MS {
         add(
             format!(
                 "pipeline {name} is late: its oldest event waits {}",

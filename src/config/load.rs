@@ -124,6 +124,12 @@ pub(crate) fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
+/// The program that a private MongoDB is started with, where `FAIRLANE_MONGOD` names one.
+#[expect(clippy::disallowed_methods, reason = "environment variables are read in config only")]
+pub(crate) fn mongod() -> Option<PathBuf> {
+    std::env::var_os("FAIRLANE_MONGOD").filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// A file that cannot be looked at is not passed over: reading it will say why.
 fn may_exist(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub use built_in::{COUNTER, is_built_in};
 pub use error::{ConfigError, Origin};
-pub(crate) use load::no_colour;
+pub(crate) use load::{mongod, no_colour};
 pub(crate) use mongo_url::server as mongo_server;
 pub use mongo_url::{MongoUrl, MongoUrlError};
 pub use redis_url::{RedisUrl, RedisUrlError};

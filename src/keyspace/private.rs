@@ -11,10 +11,8 @@
 mod error;
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -26,20 +24,17 @@ use tokio::time::{Instant, sleep};
 
 pub use self::error::PrivateRedisError;
 use crate::config::RedisUrl;
+use crate::private::{Home, POLL, outliving};
 
 /// Longest path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a closing NUL.
 /// Redis silently cuts a longer one.
 const SOCKET_PATH_MAX_BYTES: usize = 103;
 /// The oldest server whose scripts and commands suffice.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
-/// How often a server that starts or stops is looked at.
-const POLL: Duration = Duration::from_millis(20);
 /// A server that is silent for longer is hanging, or has much to load.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// For how long connections of this process that were just dropped may still be listed.
 const LINGERING: Duration = Duration::from_secs(1);
-/// How much of the server's log an error quotes.
-const LOG_TAIL_BYTES: u64 = 2_048;
 /// The name of the connection by which a process shows its presence.
 const PRESENCE: &str = "fairlane-private";
 
@@ -121,7 +116,7 @@ impl PrivateRedis {
     /// As for [`Self::start`].
     pub async fn start_with(data_dir: &Path, options: Options) -> Result<Self, PrivateRedisError> {
         let place = Place::create(data_dir)?;
-        let _lock = place.lock().await?;
+        let _lock = place.home.lock().await?;
         let url = place.url();
         let client = open(&url, &place)?;
         let (mut presence, child) = place.connect_or_spawn(&client, &options).await?;
@@ -172,7 +167,7 @@ impl PrivateRedis {
     /// # Cancel safety
     /// The server may run on, or end on its own.
     pub async fn stop(mut self) -> Result<bool, PrivateRedisError> {
-        let _lock = self.place.lock().await?;
+        let _lock = self.place.home.lock().await?;
         match self.others_leave().await {
             Ok(true) => {}
             Ok(false) => return Ok(false),
@@ -234,45 +229,19 @@ impl PrivateRedis {
 /// The files of the server.
 #[derive(Debug)]
 struct Place {
-    dir: PathBuf,
+    home: Home,
     socket: PathBuf,
-    log: PathBuf,
 }
 
 impl Place {
     fn create(data_dir: &Path) -> Result<Self, PrivateRedisError> {
-        let wanted = data_dir.join("redis");
-        let unusable = |source| PrivateRedisError::Directory { path: wanted.clone(), source };
-        DirBuilder::new().recursive(true).mode(0o700).create(&wanted).map_err(unusable)?;
-        // Absolute, because the server and later processes have other working directories.
-        let dir = wanted.canonicalize().map_err(unusable)?;
-        let socket = dir.join("redis.sock");
+        let home = Home::create(data_dir, "redis")?;
+        let socket = home.dir.join("redis.sock");
         let bytes = socket.as_os_str().len();
         if bytes > SOCKET_PATH_MAX_BYTES {
             return Err(PrivateRedisError::PathTooLong { path: socket, bytes });
         }
-        Ok(Self { log: dir.join("redis.log"), socket, dir })
-    }
-
-    /// Waits for the lock; the file that is returned holds it until it is dropped.
-    async fn lock(&self) -> Result<File, PrivateRedisError> {
-        let path = self.dir.join("lock");
-        let unusable = |source| PrivateRedisError::Directory { path: path.clone(), source };
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(unusable)?;
-        // Asked again and again instead of blocking, so that a cancelled start leaves no thread
-        // behind that would take the lock.
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                Err(std::fs::TryLockError::WouldBlock) => sleep(POLL).await,
-                Err(std::fs::TryLockError::Error(source)) => return Err(unusable(source)),
-            }
-        }
+        Ok(Self { home, socket })
     }
 
     /// `redis+unix://` and the path, with every byte escaped that could mean something in a URL.
@@ -290,30 +259,24 @@ impl Place {
     }
 
     fn spawn(&self, options: &Options) -> Result<Child, PrivateRedisError> {
-        let unusable = |source| PrivateRedisError::Directory { path: self.log.clone(), source };
         // Mistakes in arguments are told on stderr, everything else in the log.
-        let log = OpenOptions::new().create(true).append(true).open(&self.log).map_err(unusable)?;
+        let log = self.home.open_log()?;
         let fsync = match options.append_fsync {
             AppendFsync::Always => "always",
             AppendFsync::EverySecond => "everysec",
             AppendFsync::No => "no",
         };
-        Command::new(&options.program)
+        outliving(&mut Command::new(&options.program))
             .args(["--port", "0", "--unixsocketperm", "700", "--unixsocket"])
             .arg(&self.socket)
             .args(["--appendonly", "yes", "--appendfsync", fsync, "--save", ""])
             .args(["--maxmemory-policy", "noeviction", "--daemonize", "no", "--dir"])
-            .arg(&self.dir)
+            .arg(&self.home.dir)
             .arg("--logfile")
-            .arg(&self.log)
+            .arg(&self.home.log)
             .args(&options.arguments)
-            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            // Ctrl-C goes to the whole group of the terminal: the server must outlive the clients
-            // that are still finishing.
-            .process_group(0)
-            .kill_on_drop(false)
             .spawn()
             .map_err(|source| PrivateRedisError::Program {
                 program: options.program.clone(),
@@ -329,7 +292,7 @@ impl Place {
         options: &Options,
     ) -> Result<(MultiplexedConnection, Option<Child>), PrivateRedisError> {
         let within = options.start_within;
-        let logged = std::fs::metadata(&self.log).map_or(0, |log| log.len());
+        let logged = self.home.logged();
         let started = Instant::now();
         let mut child: Option<Child> = None;
         loop {
@@ -338,7 +301,7 @@ impl Place {
                 (Probe::Starting(error), _) => Some(error),
                 (Probe::Absent, Some(child)) => {
                     if let Ok(Some(status)) = child.try_wait() {
-                        let (log, tail) = (self.log.clone(), self.tail(logged));
+                        let (log, tail) = (self.home.log.clone(), self.home.tail(logged));
                         return Err(PrivateRedisError::Ended { status, log, tail });
                     }
                     None
@@ -355,19 +318,6 @@ impl Place {
             }
             sleep(POLL).await;
         }
-    }
-
-    /// The end of what was logged since the log had `from` bytes.
-    fn tail(&self, from: u64) -> String {
-        let read = || {
-            let mut log = File::open(&self.log)?;
-            let from = from.max(log.metadata()?.len().saturating_sub(LOG_TAIL_BYTES));
-            log.seek(SeekFrom::Start(from))?;
-            let mut bytes = Vec::new();
-            log.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
-            io::Result::Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
-        };
-        read().unwrap_or_else(|error| format!("(not readable: {error})"))
     }
 
     fn command(&self, source: RedisError) -> PrivateRedisError {

@@ -3,4 +3,5 @@
 
 pub mod counters;
 pub mod mongo;
+pub mod private;
 pub mod watch;

@@ -168,9 +168,8 @@ impl Mongo {
     pub async fn info(&self) -> Result<MongoInfo, MongoError> {
         let build = self.command("buildInfo", doc! { "buildInfo": 1 }).await?;
         let hello = self.command("hello", doc! { "hello": 1 }).await?;
-        let version = build
-            .get_str("version")
-            .map_err(|_| self.not_understood("buildInfo", "a version"))?;
+        let version =
+            build.get_str("version").map_err(|_| self.not_understood("buildInfo", "a version"))?;
         Ok(MongoInfo {
             version: version.to_owned(),
             topology: topology(&hello),

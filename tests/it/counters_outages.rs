@@ -3,17 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fairlane::app::Roles;
-use fairlane::clock::Clock;
 use serde_json::json;
 
 use crate::support::counting::{Ad, Node, Stores, Sums, View, acknowledged, path, told, total};
+use crate::support::hand::Hand;
 use crate::support::http::Client;
 use crate::support::instance::Instance;
-use crate::support::mongo::MongoServer;
+use crate::support::mongo;
 use crate::support::proxy::Mode;
 use crate::support::recorder::Log;
 use crate::support::redis::Persistence;
@@ -21,24 +20,6 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
-
-/// Seconds since 1970.
-#[derive(Debug, Default)]
-struct Hand(AtomicU64);
-
-impl Hand {
-    /// Moves it to a moment in UTC.
-    fn set(&self, time: &str) {
-        let time: jiff::Timestamp = time.parse().unwrap();
-        self.0.store(time.as_second().try_into().unwrap(), Ordering::Relaxed);
-    }
-}
-
-impl Clock for Hand {
-    fn now(&self) -> Duration {
-        Duration::from_secs(self.0.load(Ordering::Relaxed))
-    }
-}
 
 fn ad(id: &str) -> Ad {
     ("bot".to_owned(), id.to_owned())
@@ -59,8 +40,7 @@ async fn days(client: &Client, ad: &Ad) -> BTreeMap<String, u64> {
 #[tokio::test]
 async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_their_days() {
     let mut stores = Stores::start(Persistence::Always);
-    let clock = Arc::new(Hand::default());
-    clock.set("2026-11-30T22:30:00Z");
+    let clock = Arc::new(Hand::at("2026-11-30T22:30:00Z"));
     // Midnight there is at 23:00 UTC.
     let config = stores.direct(&[("counters.time_zone", "\"Europe/Berlin\"")]);
     let log = Log::default();
@@ -104,7 +84,7 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
     let answer = client.get(&path(&cached, "/daily?from=2026-11-01&to=2026-12-01")).await;
     assert_eq!(answer.code, 503);
 
-    stores.mongo.restart(crate::support::mongo::Options::default());
+    stores.mongo.restart(mongo::Options::default());
     stores.settles(&client, &expected, LONG).await;
     let on = |days: [u64; 3]| {
         let names = ["2026-11-30", "2026-12-01", "2026-12-02"].map(str::to_owned);
@@ -225,7 +205,7 @@ async fn without_redis_totals_are_stale_and_views_refused_and_without_both_nothi
     );
     *expected.get_mut(&x).unwrap() += 1;
     assert_eq!(total(&client, &x).await, None);
-    stores.mongo.restart(crate::support::mongo::Options::default());
+    stores.mongo.restart(mongo::Options::default());
     stores.settles(&client, &expected, LONG).await;
     let told = View::new("bot", "y", 1).count(|| client.clone()).await;
     assert_eq!(told, Some(4));
@@ -247,15 +227,9 @@ async fn a_process_starts_without_mongodb_and_counts() {
         expected.insert(view.ad, 3);
     }
     assert_eq!(client.get("/readyz").await.code, 200, "degraded is not away");
-    stores.mongo.restart(crate::support::mongo::Options::default());
+    stores.mongo.restart(mongo::Options::default());
     stores.settles(&client, &expected, LONG).await;
-    let indexes = indexes(&stores.mongo).await;
-    assert!(indexes > 1, "indexes are made when it comes");
+    let indexes = stores.indexes("counters_daily").await;
+    assert!(indexes.len() > 1, "only {indexes:?} were made when it came");
     assert!(served.is_running());
-}
-
-async fn indexes(server: &MongoServer) -> usize {
-    let client = mongodb::Client::with_uri_str(server.url()).await.unwrap();
-    let daily = client.database("fairlane").collection::<mongodb::bson::Document>("counters_daily");
-    daily.list_index_names().await.unwrap().len()
 }

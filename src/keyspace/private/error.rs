@@ -9,6 +9,7 @@ use std::time::Duration;
 use redis::RedisError;
 
 use super::SOCKET_PATH_MAX_BYTES;
+use crate::private::Unusable;
 
 /// Why the private server could not be started or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -85,4 +86,10 @@ pub enum PrivateRedisError {
         #[source]
         source: RedisError,
     },
+}
+
+impl From<Unusable> for PrivateRedisError {
+    fn from(Unusable { path, source }: Unusable) -> Self {
+        Self::Directory { path, source }
+    }
 }

@@ -120,7 +120,8 @@ impl Pages {
         }
         if found.len() == PAGE as usize {
             let last = found.last().and_then(|document| document.get_str("_id").ok());
-            let last = last.ok_or_else(|| self.mongo.not_understood("find", "ids that are texts"))?;
+            let last =
+                last.ok_or_else(|| self.mongo.not_understood("find", "ids that are texts"))?;
             self.left = Some((last.to_owned(), before));
         }
         page.retain(|(_, n)| *n > 0);

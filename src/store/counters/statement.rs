@@ -83,12 +83,26 @@ pub(super) struct Statement {
 #[derive(Debug, Clone, PartialEq)]
 enum Does {
     AddTotal(Vec<Added>),
-    SetTotal { sequence: Sequence, total: u64, forget: bool },
-    AddDays { month: Month, records: Vec<Added> },
+    SetTotal {
+        sequence: Sequence,
+        total: u64,
+        forget: bool,
+    },
+    AddDays {
+        month: Month,
+        records: Vec<Added>,
+    },
     /// After [`Self::WipeDays`] of the same sequence.
-    SetDays { month: Month, sequence: Sequence, days: BTreeMap<usize, u64> },
+    SetDays {
+        month: Month,
+        sequence: Sequence,
+        days: BTreeMap<usize, u64>,
+    },
     /// Of all months.
-    WipeDays { sequence: Sequence, forget: bool },
+    WipeDays {
+        sequence: Sequence,
+        forget: bool,
+    },
 }
 
 /// The statements of a slice for one collection.

@@ -16,8 +16,7 @@ pub(super) const DUPLICATE_KEY: i32 = 11000;
 /// The server's code for a write that met another one.
 pub(super) const WRITE_CONFLICT: i32 = 112;
 /// The server's codes for what passes: its connections, its time, its role, its stopping.
-const PASSING: [i32; 13] =
-    [6, 7, 50, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
+const PASSING: [i32; 13] = [6, 7, 50, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
 
 /// Why MongoDB did not do what it was asked. No text holds a credential.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -219,7 +219,15 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&IncrementIfExists(views)),
         named(&Upsert { views, acked: "", stored: Some((1, Sequence::new(1))) }),
         named(&Replace { counting, total: 1, event: b"1" }),
-        named(&Recount { keys, limits: LIMITS, cached_ads: 1, id: at, bot: a, counts: None, event: b"1" }),
+        named(&Recount {
+            keys,
+            limits: LIMITS,
+            cached_ads: 1,
+            id: at,
+            bot: a,
+            counts: None,
+            event: b"1",
+        }),
     ]
 }
 

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt as _;
-use mongodb::Collection;
 use mongodb::bson::{Bson, Document, doc};
+use mongodb::{Collection, Database};
 use serde_json::json;
+use tokio::sync::OnceCell;
 
 use super::bus::{add, patient};
 use super::config::{SHARDS, STREAM, configs};
@@ -36,13 +37,16 @@ const SETTINGS: &[(&str, &str)] = &[
 pub(crate) struct Stores {
     pub(crate) redis: RedisServer,
     pub(crate) mongo: MongoServer,
+    /// The test's own, without anything in between.
+    database: OnceCell<Database>,
 }
 
 impl Stores {
     /// With [`Persistence::Always`] views are written to MongoDB at once, else when they are 2 s old.
     pub(crate) fn start(persistence: Persistence) -> Self {
         let redis = RedisServer::start(Options { persistence, tcp: true, ..Options::default() });
-        Self { redis, mongo: MongoServer::start(mongo::Options::default()) }
+        let mongo = MongoServer::start(mongo::Options::default());
+        Self { redis, mongo, database: OnceCell::new() }
     }
 
     /// Configuration of a process that reaches them by these URLs.
@@ -77,8 +81,16 @@ impl Stores {
     }
 
     async fn collection(&self, name: &str) -> Collection<Document> {
-        let client = mongodb::Client::with_uri_str(self.mongo.url()).await.unwrap();
-        client.database("fairlane").collection(name)
+        let open = async || {
+            let client = mongodb::Client::with_uri_str(self.mongo.url()).await.unwrap();
+            client.database("fairlane")
+        };
+        self.database.get_or_init(open).await.collection(name)
+    }
+
+    /// The indexes of a collection.
+    pub(crate) async fn indexes(&self, collection: &str) -> Vec<String> {
+        self.collection(collection).await.list_index_names().await.unwrap()
     }
 
     /// Changes what is stored behind everybody's back.
@@ -126,6 +138,12 @@ impl Stores {
         })
         .await;
     }
+}
+
+/// The dead letters of the counters, the newest first.
+pub(crate) async fn letters(client: &Client) -> Vec<serde_json::Value> {
+    let answer = client.get("/v1/pipelines/counters/dead").await.json();
+    answer["dead_letters"].as_array().unwrap().clone()
 }
 
 /// A process behind proxies of its own.

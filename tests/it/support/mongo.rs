@@ -130,7 +130,7 @@ impl Drop for MongoServer {
 }
 
 /// Where `.ci/setup test` puts it: in the target directory, beside the one cargo gives to tests.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target directory");
     let program = target.join("mongodb/bin/secantusd-py");
     assert!(

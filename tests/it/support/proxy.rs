@@ -261,7 +261,7 @@ async fn replies<P: Protocol>(
 }
 
 fn contains(bytes: &[u8], needle: &[u8]) -> bool {
-    bytes.windows(needle.len()).any(|window| window == needle)
+    needle.is_empty() || bytes.windows(needle.len()).any(|window| window == needle)
 }
 
 /// The length of the first whole RESP value, RESP 2 or 3; an inline command counts as a line.

@@ -1,0 +1,85 @@
+//! Looks after the private servers.
+
+use std::time::Duration;
+
+use tracing::{error, warn};
+
+use crate::config::Config;
+use crate::keyspace::Link;
+use crate::keyspace::private::PrivateRedis;
+use crate::lifecycle::Shutdown;
+use crate::store::mongo::Mongo;
+use crate::store::private::PrivateMongo;
+
+/// They are looked after this often.
+const SUPERVISE: Duration = Duration::from_secs(2);
+
+/// Starts the private Redis again when it dies, until the soft stop. Answers the one that runs.
+pub(super) async fn redis(
+    mut private: PrivateRedis,
+    config: &Config,
+    link: &Link,
+    shutdown: &Shutdown,
+) -> PrivateRedis {
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            () = tokio::time::sleep(SUPERVISE) => {}
+        }
+        let answers = tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            answer = link.command("PING", redis::cmd("PING")) => answer.is_ok(),
+        };
+        if answers {
+            continue;
+        }
+        warn!(pid = private.pid(), "the private Redis does not answer; starting it again");
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            started = PrivateRedis::start(&config.data_dir) => match started {
+                Ok(again) => private = again,
+                Err(error) => warn!(%error, "cannot start the private Redis"),
+            },
+        }
+    }
+}
+
+/// Starts the private MongoDB again when it dies, until the soft stop. Answers the one that runs.
+pub(super) async fn mongo(
+    mut private: PrivateMongo,
+    config: &Config,
+    mongo: Mongo,
+    shutdown: &Shutdown,
+) -> PrivateMongo {
+    loop {
+        let answers = tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            answer = async {
+                tokio::time::sleep(SUPERVISE).await;
+                mongo.ping().await
+            } => answer.is_ok(),
+        };
+        if answers {
+            continue;
+        }
+        warn!(pid = private.pid(), "the private MongoDB does not answer; starting it again");
+        let starting = PrivateMongo::start(&config.data_dir, config.mongodb.program.as_deref());
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return private,
+            started = starting => match started {
+                // Elsewhere, our connections would never find it.
+                Ok(again) if again.url().expose() != private.url().expose() => {
+                    error!("the port of the private MongoDB is taken: restart this process");
+                    private = again;
+                }
+                Ok(again) => private = again,
+                Err(error) => warn!(%error, "cannot start the private MongoDB"),
+            },
+        }
+    }
+}

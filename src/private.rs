@@ -1,0 +1,105 @@
+//! What the private servers have in common: a directory under the data directory, with a lock, a
+//! log, and a program that runs on when the process that started it is gone.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::sleep;
+
+/// How often a server that starts or stops is looked at.
+pub(crate) const POLL: Duration = Duration::from_millis(20);
+/// How much of the server's log an error quotes.
+const LOG_TAIL_BYTES: u64 = 2_048;
+
+/// A file or directory that cannot be used.
+#[derive(Debug)]
+pub(crate) struct Unusable {
+    pub(crate) path: PathBuf,
+    pub(crate) source: io::Error,
+}
+
+impl Unusable {
+    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        |source| Self { path: path.to_owned(), source }
+    }
+}
+
+/// The directory of a private server.
+#[derive(Debug)]
+pub(crate) struct Home {
+    /// Absolute, because the server and later processes have other working directories.
+    pub(crate) dir: PathBuf,
+    /// What the server says.
+    pub(crate) log: PathBuf,
+}
+
+impl Home {
+    /// Creates `data_dir/server` with mode 0700; the log in it is `server.log`.
+    pub(crate) fn create(data_dir: &Path, server: &str) -> Result<Self, Unusable> {
+        let wanted = data_dir.join(server);
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&wanted);
+        let dir = created.and_then(|()| wanted.canonicalize()).map_err(Unusable::at(&wanted))?;
+        Ok(Self { log: dir.join(format!("{server}.log")), dir })
+    }
+
+    /// Waits for the lock that starting and stopping are serialised by; the file that is returned
+    /// holds it until it is dropped.
+    pub(crate) async fn lock(&self) -> Result<File, Unusable> {
+        let path = self.dir.join("lock");
+        let file = open_to_lock(&path)?;
+        // Asked again and again instead of blocking, so that a cancelled start leaves no thread
+        // behind that would take the lock.
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => sleep(POLL).await,
+                Err(TryLockError::Error(source)) => return Err(Unusable { path, source }),
+            }
+        }
+    }
+
+    /// How long the log is.
+    pub(crate) fn logged(&self) -> u64 {
+        std::fs::metadata(&self.log).map_or(0, |log| log.len())
+    }
+
+    /// The log, to be appended to.
+    pub(crate) fn open_log(&self) -> Result<File, Unusable> {
+        let log = OpenOptions::new().create(true).append(true).open(&self.log);
+        log.map_err(Unusable::at(&self.log))
+    }
+
+    /// The end of what was logged since the log had `from` bytes.
+    pub(crate) fn tail(&self, from: u64) -> String {
+        let read = || {
+            let mut log = File::open(&self.log)?;
+            let from = from.max(log.metadata()?.len().saturating_sub(LOG_TAIL_BYTES));
+            log.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::new();
+            log.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+            io::Result::Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+        };
+        read().unwrap_or_else(|error| format!("(not readable: {error})"))
+    }
+}
+
+/// Opens a file that is there to be locked, and creates it if need be.
+pub(crate) fn open_to_lock(path: &Path) -> Result<File, Unusable> {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    file.map_err(Unusable::at(path))
+}
+
+/// Lets a program outlive this process.
+pub(crate) fn outliving(command: &mut Command) -> &mut Command {
+    command
+        .stdin(Stdio::null())
+        // Ctrl-C goes to the whole group of the terminal: the server must outlive the clients that
+        // are still finishing.
+        .process_group(0)
+        .kill_on_drop(false)
+}

@@ -1,0 +1,443 @@
+//! The embedded default: a private MongoDB server under the data directory.
+//!
+//! It listens on 127.0.0.1 only, without passwords: whoever may run programs on this machine can
+//! reach it. Writes are acknowledged from the journal. It belongs to nobody in particular: the
+//! first process starts it, others adopt it, and the last one out stops it. A process that is
+//! killed leaves it running for the next one. Each process shows its presence by a shared lock on
+//! a file, which the operating system drops with the process.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `lock` | nothing: whoever locks it starts or stops the server |
+//! | `users` | nothing: whoever uses the server shares its lock |
+//! | `server` | process id and port of the server that was started last |
+//! | `mongodb.log` | what the server says |
+//! | `data/` | the data |
+
+mod error;
+mod process;
+
+use std::ffi::OsString;
+use std::fs::{File, TryLockError};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+pub use self::error::PrivateMongoError;
+use self::process::{has_argument, signal};
+use super::mongo::{Mongo, MongoError};
+use crate::config::MongoUrl;
+use crate::private::{Home, POLL, Unusable, open_to_lock, outliving};
+
+/// Ports that systems do not give to connections that go out, which could otherwise take the port
+/// while the server is down.
+const PORTS: std::ops::RangeInclusive<u16> = 20_000..=31_999;
+/// So often another port is tried when somebody takes one first.
+const TRIES: usize = 5;
+/// How long a user of the file may still be listed who is gone: a process that this one is just
+/// starting holds all its files for a moment.
+const LINGERING: Duration = Duration::from_millis(100);
+
+/// How the server is started and stopped. What is already running is adopted as it is.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The program; looked up in `PATH` unless it is a path. One whose name contains `secantus` is
+    /// started with that server's arguments, any other with those of `mongod`.
+    pub program: PathBuf,
+    /// More arguments, after all others.
+    pub arguments: Vec<OsString>,
+    /// How long it may take until it answers.
+    pub start_within: Duration,
+    /// How long it may take to end by itself, before it is killed.
+    pub stop_within: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            program: "mongod".into(),
+            arguments: Vec::new(),
+            start_within: Duration::from_secs(60),
+            stop_within: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A private server that answers.
+///
+/// Dropping it leaves the server running: use [`Self::stop`] for an orderly end.
+#[derive(Debug)]
+pub struct PrivateMongo {
+    place: Place,
+    url: MongoUrl,
+    server: Server,
+    stop_within: Duration,
+    /// Shares its lock as long as this lives.
+    users: File,
+    /// `None`: adopted. A child that is dropped is still reaped, by the runtime.
+    child: Option<Child>,
+}
+
+impl PrivateMongo {
+    /// Adopts the server under `data_dir`, or starts one there and waits until it answers.
+    ///
+    /// `data_dir` is created with mode 0700. `program` is `mongod` from `PATH` unless said. A
+    /// server that is started again takes its former port, unless somebody else has it by now.
+    ///
+    /// # Errors
+    /// When the directory is not usable, the program is missing or older than 6.0, or the server
+    /// ends or stays silent for 60 s.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time.
+    ///
+    /// # Cancel safety
+    /// A server that was spawned goes on starting and is adopted by the next call.
+    pub async fn start(data_dir: &Path, program: Option<&Path>) -> Result<Self, PrivateMongoError> {
+        let mut options = Options::default();
+        if let Some(program) = program {
+            program.clone_into(&mut options.program);
+        }
+        Self::start_with(data_dir, options).await
+    }
+
+    /// [`Self::start`] with other options, for tests and measurements.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    ///
+    /// # Cancel safety
+    /// As for [`Self::start`].
+    pub async fn start_with(data_dir: &Path, options: Options) -> Result<Self, PrivateMongoError> {
+        let place = Place::create(data_dir)?;
+        let _lock = place.home.lock().await?;
+        let users = place.users()?;
+        // Nobody holds it alone but whoever stops the server, under the lock.
+        users.lock_shared().map_err(Unusable::at(&place.users_path()))?;
+        let (server, child) = match place.adopt(&options).await? {
+            Some(server) => (server, None),
+            None => place
+                .spawn_until_ready(&options)
+                .await
+                .map(|(server, child)| (server, Some(child)))?,
+        };
+        tracing::info!(
+            pid = server.pid,
+            port = server.port,
+            adopted = child.is_none(),
+            "private MongoDB is ready"
+        );
+        let (url, stop_within) = (server.url(), options.stop_within);
+        Ok(Self { place, url, server, stop_within, users, child })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn url(&self) -> &MongoUrl {
+        &self.url
+    }
+
+    /// Whether it was started by this call; else it ran already.
+    #[must_use]
+    pub fn was_started(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// The server's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.server.pid
+    }
+
+    /// Leaves, and turns off the light as the last one: when no other process uses the server, it
+    /// is told to end, and killed when it has not done so within 10 s. What it acknowledged is in
+    /// its journal.
+    ///
+    /// Answers whether no server runs any more.
+    ///
+    /// # Errors
+    /// When the files cannot be used, or the server cannot be told to end. It is left running then.
+    ///
+    /// # Cancel safety
+    /// The server may run on, or end on its own.
+    pub async fn stop(self) -> Result<bool, PrivateMongoError> {
+        let Self { place, server, users, stop_within, child, .. } = self;
+        let _lock = place.home.lock().await?;
+        drop(users);
+        // Held until the end, although nobody can share it while the other lock is held.
+        let Some(_alone) = place.last_one().await? else { return Ok(false) };
+        // Somebody may have replaced the server meanwhile, and be gone now.
+        for server in place.recorded().into_iter().chain([server]) {
+            place.end(server, stop_within).await?;
+        }
+        if let Some(mut child) = child {
+            // It has ended: this takes its last word from the system.
+            let _ = tokio::time::timeout(LINGERING, child.wait()).await;
+        }
+        Ok(true)
+    }
+}
+
+/// A server as the file `server` tells of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Server {
+    pid: u32,
+    port: u16,
+}
+
+impl Server {
+    /// It is asked alone, whatever it thinks it is a member of; a lone server acknowledges what is
+    /// not in its journal yet unless it is told not to.
+    fn url(self) -> MongoUrl {
+        let port = self.port;
+        let text =
+            format!("mongodb://127.0.0.1:{port}/?directConnection=true&w=majority&journal=true");
+        MongoUrl::parse(&text).expect("a number and constants make a usable address")
+    }
+}
+
+/// What a server that should answer is found to be.
+enum Probe {
+    /// Nobody listens yet.
+    Absent,
+    /// It listens and does not answer.
+    Starting(MongoError),
+    /// It answers.
+    Ready,
+}
+
+/// The files of the server.
+#[derive(Debug)]
+struct Place {
+    home: Home,
+    data: PathBuf,
+}
+
+impl Place {
+    fn create(data_dir: &Path) -> Result<Self, PrivateMongoError> {
+        let home = Home::create(data_dir, "mongodb")?;
+        let data = home.dir.join("data");
+        std::fs::create_dir_all(&data).map_err(Unusable::at(&data))?;
+        Ok(Self { home, data })
+    }
+
+    fn users_path(&self) -> PathBuf {
+        self.home.dir.join("users")
+    }
+
+    fn users(&self) -> Result<File, Unusable> {
+        open_to_lock(&self.users_path())
+    }
+
+    /// The lock that nobody else shares; `None` when somebody does. Called under the other lock.
+    async fn last_one(&self) -> Result<Option<File>, PrivateMongoError> {
+        let users = self.users()?;
+        let started = Instant::now();
+        loop {
+            match users.try_lock() {
+                Ok(()) => return Ok(Some(users)),
+                Err(TryLockError::WouldBlock) if started.elapsed() > LINGERING => return Ok(None),
+                Err(TryLockError::WouldBlock) => sleep(POLL).await,
+                Err(TryLockError::Error(source)) => {
+                    return Err(Unusable { path: self.users_path(), source }.into());
+                }
+            }
+        }
+    }
+
+    /// The server that was started last, as far as can be read.
+    fn recorded(&self) -> Option<Server> {
+        let text = std::fs::read_to_string(self.home.dir.join("server")).ok()?;
+        let (pid, port) = text.trim().split_once(' ')?;
+        Some(Server { pid: pid.parse().ok()?, port: port.parse().ok()? })
+    }
+
+    fn record(&self, server: Server) -> Result<(), Unusable> {
+        let path = self.home.dir.join("server");
+        let new = self.home.dir.join("server.new");
+        let written = std::fs::write(&new, format!("{} {}\n", server.pid, server.port));
+        written.and_then(|()| std::fs::rename(&new, &path)).map_err(Unusable::at(&path))
+    }
+
+    /// Whether that process is the server of this directory, and not one that got its number.
+    async fn runs(&self, server: Server) -> bool {
+        has_argument(server.pid, self.data.as_os_str()).await
+    }
+
+    /// Waits until a server that runs already answers; `None` when there is none.
+    async fn adopt(&self, options: &Options) -> Result<Option<Server>, PrivateMongoError> {
+        let Some(server) = self.recorded() else { return Ok(None) };
+        let started = Instant::now();
+        let mut last = None;
+        while self.runs(server).await {
+            match probe(server, options.start_within).await? {
+                Probe::Ready => return Ok(Some(server)),
+                Probe::Starting(error) => last = Some(error),
+                Probe::Absent => {}
+            }
+            self.in_time(server, started, options, &mut last)?;
+            sleep(POLL).await;
+        }
+        Ok(None)
+    }
+
+    /// Starts a server and waits until it answers. Called under the lock.
+    async fn spawn_until_ready(
+        &self,
+        options: &Options,
+    ) -> Result<(Server, Child), PrivateMongoError> {
+        let mut wanted = self.recorded().map(|server| server.port);
+        for tries_left in (0..TRIES).rev() {
+            let port = free_port(wanted.take());
+            let logged = self.home.logged();
+            let mut child = self.spawn(port, options)?;
+            let pid = child.id().unwrap_or_default();
+            let server = Server { pid, port };
+            self.record(server)?;
+            let started = Instant::now();
+            let mut last = None;
+            loop {
+                if let Ok(Some(status)) = child.try_wait() {
+                    if tries_left > 0 && is_taken(port) {
+                        break;
+                    }
+                    let (log, tail) = (self.home.log.clone(), self.home.tail(logged));
+                    let program = options.program.clone();
+                    return Err(PrivateMongoError::Ended { program, status, log, tail });
+                }
+                match probe(server, options.start_within).await {
+                    Ok(Probe::Ready) => return Ok((server, child)),
+                    Ok(Probe::Starting(error)) => last = Some(error),
+                    Ok(Probe::Absent) => {}
+                    Err(error) => {
+                        // Too old: it is of no use to anybody.
+                        self.end(server, options.stop_within).await?;
+                        return Err(error);
+                    }
+                }
+                self.in_time(server, started, options, &mut last)?;
+                sleep(POLL).await;
+            }
+        }
+        unreachable!("the last try answers or fails")
+    }
+
+    fn spawn(&self, port: u16, options: &Options) -> Result<Child, PrivateMongoError> {
+        let (log, port) = (self.home.open_log()?, port.to_string());
+        let errors = log.try_clone().map_err(Unusable::at(&self.home.log))?;
+        let failed =
+            |source| PrivateMongoError::Program { program: options.program.clone(), source };
+        // A path stays what it is in this directory; a name is looked up in `PATH`.
+        let program = match options.program.components().count() {
+            0 | 1 => options.program.clone(),
+            _ => std::path::absolute(&options.program).map_err(failed)?,
+        };
+        let name = options.program.file_name().unwrap_or_default().to_string_lossy();
+        let mut command = Command::new(program);
+        if name.contains("secantus") {
+            command.args(["--host", "127.0.0.1", "--port", &port, "--sync-on-commit"]);
+            command.arg("--storage-path");
+        } else {
+            // Its other socket would be a file in /tmp.
+            command.args(["--bind_ip", "127.0.0.1", "--port", &port, "--nounixsocket"]);
+            command.arg("--dbpath");
+        }
+        outliving(command.arg(&self.data).args(&options.arguments))
+            // Programs look there for configuration files that are not ours.
+            .current_dir(&self.home.dir)
+            .stdout(log)
+            .stderr(errors)
+            .spawn()
+            .map_err(failed)
+    }
+
+    /// Refuses to wait any longer than the options say.
+    fn in_time(
+        &self,
+        server: Server,
+        started: Instant,
+        options: &Options,
+        last: &mut Option<MongoError>,
+    ) -> Result<(), PrivateMongoError> {
+        let within = options.start_within;
+        if started.elapsed() <= within {
+            return Ok(());
+        }
+        let (port, log) = (server.port, self.home.log.clone());
+        Err(PrivateMongoError::Silent { port, log, within, source: last.take().map(Box::new) })
+    }
+
+    /// Tells the server to end, and kills it when it does not. One that is gone is fine.
+    async fn end(&self, server: Server, within: Duration) -> Result<(), PrivateMongoError> {
+        for what in ["TERM", "KILL"] {
+            if !self.runs(server).await {
+                return Ok(());
+            }
+            signal(server.pid, what)
+                .await
+                .map_err(|source| PrivateMongoError::Signal { pid: server.pid, source })?;
+            let told = Instant::now();
+            while self.runs(server).await && told.elapsed() < within {
+                sleep(POLL).await;
+            }
+        }
+        if self.runs(server).await {
+            let source = std::io::ErrorKind::TimedOut.into();
+            return Err(PrivateMongoError::Signal { pid: server.pid, source });
+        }
+        Ok(())
+    }
+}
+
+/// Whether the server answers. An error: it does, and cannot be used.
+async fn probe(server: Server, patience: Duration) -> Result<Probe, PrivateMongoError> {
+    if TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).await.is_err() {
+        return Ok(Probe::Absent);
+    }
+    // Long enough for every step to say for itself that it takes too long.
+    let patience = patience.min(Duration::from_secs(10));
+    let asked = async {
+        let mongo = Mongo::open(&server.url(), "admin").await?;
+        let answer = async {
+            mongo.ping().await?;
+            mongo.accept(&mongo.info().await?)
+        }
+        .await;
+        mongo.close().await;
+        answer
+    };
+    match tokio::time::timeout(patience, asked).await {
+        Ok(Ok(())) => Ok(Probe::Ready),
+        Ok(Err(error @ MongoError::Version { .. })) => Err(PrivateMongoError::Version(error)),
+        Ok(Err(error)) => Ok(Probe::Starting(error)),
+        Err(_) => {
+            let (url, within) = (server.url(), patience);
+            Ok(Probe::Starting(MongoError::Silent { url, command: "ping", within, met: None }))
+        }
+    }
+}
+
+/// A port that nobody has just now: the wanted one if possible.
+fn free_port(wanted: Option<u16>) -> u16 {
+    let mut random = rand::rng();
+    let mut port = wanted.unwrap_or_else(|| random.random_range(PORTS));
+    for _ in 0..1_000 {
+        if !is_taken(port) {
+            break;
+        }
+        port = random.random_range(PORTS);
+    }
+    port
+}
+
+fn is_taken(port: u16) -> bool {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err()
+}

@@ -1,0 +1,77 @@
+//! What can go wrong with a private server, said so that an operator can mend it.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use crate::private::Unusable;
+use crate::store::mongo::MongoError;
+
+/// Why the private server could not be started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivateMongoError {
+    /// A file or directory of the server cannot be used.
+    #[error("{}: not usable for a private MongoDB: {source}; choose another data_dir or set mongodb.url", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The program is not there.
+    #[error(
+        "{program:?} cannot be run: {source}; install MongoDB (6.0 or newer), name its program in FAIRLANE_MONGOD, or set mongodb.url to a running one"
+    )]
+    Program {
+        /// What was called.
+        program: PathBuf,
+        /// Why it did not run.
+        #[source]
+        source: io::Error,
+    },
+    /// The server is too old.
+    #[error("{0}; install a newer one, name it in FAIRLANE_MONGOD, or set mongodb.url")]
+    Version(#[source] MongoError),
+    /// The server ended instead of starting.
+    #[error("{} ended while starting ({status}); the end of {}:\n{tail}", program.display(), log.display())]
+    Ended {
+        /// What was called.
+        program: PathBuf,
+        /// How.
+        status: ExitStatus,
+        /// Its log.
+        log: PathBuf,
+        /// The last lines of this start.
+        tail: String,
+    },
+    /// The server does not answer.
+    #[error("the private MongoDB on port {port} did not answer within {within:?}; see {}", log.display())]
+    Silent {
+        /// Where it should answer.
+        port: u16,
+        /// Its log.
+        log: PathBuf,
+        /// How long that took.
+        within: Duration,
+        /// The last answer, if any.
+        #[source]
+        source: Option<Box<MongoError>>,
+    },
+    /// The server cannot be told to end, or does not even when it is killed.
+    #[error("the private MongoDB, process {pid}, cannot be stopped: {source}; end it by hand")]
+    Signal {
+        /// Its process id.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl From<Unusable> for PrivateMongoError {
+    fn from(Unusable { path, source }: Unusable) -> Self {
+        Self::Directory { path, source }
+    }
+}
