@@ -147,6 +147,7 @@ async fn a_process_without_mongodb_is_degraded_and_says_so() {
     let up = async || metric(&fleet.metrics(0).await, "fairlane_mongodb_up", &[]);
     assert_eq!(up().await, Some(1.0));
 
+    mongo.is_prepared().await;
     mongo.kill9();
     eventually(LONG, "degraded", async || said(&ready().await, "degraded", "down")).await;
     assert_eq!(up().await, Some(0.0));

@@ -117,7 +117,11 @@ pub(super) async fn query(
 
 async fn tell(counters: &Counters, bot: &BotId, ids: Vec<AdId>) -> Result<Response, Problem> {
     let ads = without_repetitions(ids);
-    let totals = counters.totals(bot, &ads).await?;
+    let totals = if ads.is_empty() {
+        Totals { totals: Vec::new(), stale: false }
+    } else {
+        counters.totals(bot, &ads).await?
+    };
     Ok(([(header::CONTENT_TYPE, "application/json")], written(&ads, &totals)).into_response())
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::process::signal;
-use super::wait::holds_within;
+use super::wait::{eventually, holds_within};
 
 const START_WITHIN: Duration = Duration::from_secs(30);
 
@@ -53,6 +53,21 @@ impl MongoServer {
 
     pub(crate) fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Waits until the collections of the counters have their indexes: killed while it makes them,
+    /// this server does not start again.
+    pub(crate) async fn is_prepared(&self) {
+        let client = mongodb::Client::with_uri_str(self.url()).await.unwrap();
+        let database = client.database("fairlane");
+        for (name, indexes) in [("counters_totals", 2), ("counters_daily", 3)] {
+            let collection = database.collection::<mongodb::bson::Document>(name);
+            eventually(START_WITHIN, "the indexes are there", async || {
+                collection.list_index_names().await.is_ok_and(|names| names.len() >= indexes)
+            })
+            .await;
+        }
+        client.shutdown().await;
     }
 
     /// The power cord.
