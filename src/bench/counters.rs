@@ -4,6 +4,7 @@
 //! Before that, each ad that shall be cached is viewed once, and half of the others are put into
 //! MongoDB. The whole service, both stores and the clients share the machine.
 
+mod answer;
 mod documents;
 mod exact;
 mod load;
@@ -31,7 +32,7 @@ use super::mongo::{self, Choice};
 use super::{BenchError, Rig, cpu};
 use crate::app::App;
 use crate::clock::{Clock, SystemClock};
-use crate::config::{Config, PipelineConfig};
+use crate::config::Config;
 use crate::id::PipelineName;
 use crate::queue::Queue;
 
@@ -227,8 +228,6 @@ async fn build(rig: &Rig, database: &mongo::Database) -> Result<App, BenchError>
     config.mongodb.database.clone_from(&database.name);
     config.metrics.listen = ([127, 0, 0, 1], 0).into();
     config.http.listen = ([127, 0, 0, 1], 0).into();
-    let counters = PipelineConfig::new("counter", ["ad.viewed"]);
-    config.pipelines.entry(pipeline()).or_insert(counters);
     Ok(App::builder(config).build().await?)
 }
 
@@ -481,7 +480,7 @@ async fn flushed(
 }
 
 fn pipeline() -> PipelineName {
-    PipelineName::parse("counters").expect("a legal name")
+    PipelineName::parse(PipelineName::COUNTERS).expect("a legal name")
 }
 
 fn stuck(what: &str) -> BenchError {

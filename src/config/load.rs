@@ -124,10 +124,10 @@ pub(crate) fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
-/// The program that a private MongoDB is started with, where `FAIRLANE_MONGOD` names one.
-#[expect(clippy::disallowed_methods, reason = "environment variables are read in config only")]
+/// [`MongoConfig::program`] where nothing else of the configuration is needed.
+#[expect(clippy::disallowed_methods, reason = "it belongs to the machine, not to the settings")]
 pub(crate) fn mongod() -> Option<PathBuf> {
-    std::env::var_os("FAIRLANE_MONGOD").filter(|value| !value.is_empty()).map(PathBuf::from)
+    std::env::var_os(MONGOD).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// A file that cannot be looked at is not passed over: reading it will say why.

@@ -15,6 +15,7 @@ use crate::support::bus::{add, event, patient};
 use crate::support::config::{STREAM, config};
 use crate::support::http;
 use crate::support::instance::Instance;
+use crate::support::mongo::{self, MongoServer};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -67,7 +68,9 @@ fn bot(name: &str) -> BotId {
 async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
     let (server, url) = guarded().await;
     let url = format!("{url:?}");
-    let text = config(&server, "test", &[("redis.url", &url)]);
+    let mongo_server = MongoServer::start(mongo::Options::default());
+    let mongo = format!("{:?}", mongo_server.url());
+    let text = config(&server, "test", &[("redis.url", &url), ("mongodb.url", &mongo)]);
     let log = Log::default();
     let once = AtomicBool::new(false);
     let handler = log.handler(move |slice| std::future::ready(answer(&slice, &once)));
@@ -92,6 +95,7 @@ async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
     assert!(log.len() > 51, "retried, delayed and come back: {}", log.len());
 
     operate(&text, &queue).await;
+    count_views(&instance).await;
     let address = instance.address.to_string();
     assert_eq!(http::get(&address, "/readyz").await.0, 200);
     eventually(LONG, "it was sampled", async || {
@@ -113,6 +117,23 @@ fn run(config: &str, arguments: &[&str], input: &str) -> String {
     assert_eq!(ran.code, 0, "{arguments:?}: {ran:?}");
     assert!(!ran.out.contains(PASSWORD) && !ran.err.contains(PASSWORD), "{ran:?}");
     ran.out
+}
+
+/// An ad that is not cached, then is, is set back, and written to MongoDB.
+async fn count_views(instance: &Instance) {
+    let client = instance.client();
+    let counters = "/v1/bots/shop/counters";
+    for total in 1..=2 {
+        let answer = client.post(&format!("{counters}/x/views")).await;
+        assert_eq!(answer.json()["total"], total);
+    }
+    assert_eq!(client.post(&format!("{counters}/x/reset")).await.code, 204);
+    assert_eq!(client.get(&format!("{counters}?ids=x")).await.json()["totals"]["x"], 0);
+    eventually(LONG, "all is written", async || {
+        let pipeline = client.get("/v1/pipelines/counters").await.json();
+        pipeline["depth"] == 0
+    })
+    .await;
 }
 
 async fn operate(config: &str, queue: &Queue) {

@@ -46,6 +46,11 @@ async fn start(dir: &TempDir) -> (PrivateMongo, Guard) {
     (mongo, guard)
 }
 
+/// Another user of the server: whoever started it guards it.
+async fn adopt(dir: &TempDir) -> PrivateMongo {
+    PrivateMongo::start_with(dir.path(), options()).await.unwrap()
+}
+
 async fn client(mongo: &PrivateMongo) -> Client {
     Client::with_uri_str(mongo.url().expose()).await.unwrap()
 }
@@ -80,7 +85,7 @@ async fn a_private_server_acknowledges_by_majority_and_keeps_its_files_to_itself
 async fn the_last_one_out_stops_the_server_and_its_data_and_port_are_still_there() {
     let dir = tempfile::tempdir().unwrap();
     let (first, _guard) = start(&dir).await;
-    let (second, _) = start(&dir).await;
+    let second = adopt(&dir).await;
     let (pid, url) = (first.pid(), first.url().clone());
     assert_eq!((second.pid(), second.url()), (pid, &url));
     assert!(!second.was_started());
@@ -106,7 +111,7 @@ async fn a_server_survives_its_starter_and_is_stopped_by_whoever_adopted_it() {
     let (starter, _guard) = start(&dir).await;
     let pid = starter.pid();
     drop(starter);
-    let (adopter, _) = start(&dir).await;
+    let adopter = adopt(&dir).await;
     assert_eq!(adopter.pid(), pid);
     assert!(adopter.stop().await.unwrap());
     assert!(holds_within(Duration::from_secs(5), || !alive(pid)));

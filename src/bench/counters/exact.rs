@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::load::{unexpected, whole};
+use super::answer::{unexpected, whole};
 use super::plan::{Ads, ad_name, bot_name};
 use crate::bench::BenchError;
 

@@ -19,6 +19,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::answer::{Asked, Tally, whole};
 use super::exact::Ledger;
 use super::plan::{Requests, Schedule, What};
 use crate::bench::latency::waits;
@@ -27,8 +28,6 @@ use crate::clock::micros;
 
 /// A request is answered within this time, or never.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How much of an unexpected answer is shown.
-const SHOWN_BYTES: usize = 400;
 
 /// What is sent, and when.
 #[derive(Debug)]
@@ -173,13 +172,6 @@ struct Sent {
     late: Histogram<u64>,
     waited: u64,
     views: usize,
-}
-
-/// A request under way.
-#[derive(Debug)]
-struct Asked {
-    due: Duration,
-    what: What,
 }
 
 /// One connection.
@@ -370,114 +362,11 @@ async fn listen(
     }
 }
 
-/// Length of the first answer, head and body, once it is all there.
-pub(super) fn whole(answer: &[u8]) -> io::Result<Option<usize>> {
-    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else {
-        return Ok(None);
-    };
-    let mut lines = answer[..end].split(|byte| *byte == b'\n');
-    let length = lines.find_map(|line| {
-        let (name, value) = line.split_at_checked(b"content-length:".len())?;
-        name.eq_ignore_ascii_case(b"content-length:").then_some(value)
-    });
-    let length = length.and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok());
-    let Some(length) = length else {
-        return Err(unexpected("an answer without content-length", answer));
-    };
-    let all = (end + 4).saturating_add(length);
-    Ok((answer.len() >= all).then_some(all))
-}
-
-pub(super) fn unexpected(what: &str, answer: &[u8]) -> io::Error {
-    let shown = &answer[..answer.len().min(SHOWN_BYTES)];
-    io::Error::other(format!("{what}: {}", String::from_utf8_lossy(shown)))
-}
-
-/// What was answered.
-struct Tally {
-    reads: Histogram<u64>,
-    views: Histogram<u64>,
-    last: Duration,
-    ledger: Ledger,
-    nulls: u64,
-    errors: u64,
-    first_error: Option<String>,
-}
-
-impl Tally {
-    fn new(ads: usize) -> Self {
-        Self {
-            reads: waits(),
-            views: waits(),
-            last: Duration::ZERO,
-            ledger: Ledger::new(ads),
-            nulls: 0,
-            errors: 0,
-            first_error: None,
-        }
-    }
-
-    fn note(
-        &mut self,
-        asked: &Asked,
-        answer: &[u8],
-        now: Duration,
-        measured: bool,
-        views: &Requests,
-    ) {
-        self.last = self.last.max(now);
-        if !answer.starts_with(b"HTTP/1.1 200 ") {
-            // What was refused was not counted; of a failure nobody knows.
-            let refused = answer.starts_with(b"HTTP/1.1 4");
-            let said = unexpected("answered", answer).to_string();
-            return if refused { self.blame(&said) } else { self.lose(asked, views, &said) };
-        }
-        // No id holds that word.
-        let unknown = answer.windows(4).any(|window| window == b"null");
-        self.nulls += u64::from(unknown);
-        let waits = match asked.what {
-            What::Read(_) => &mut self.reads,
-            What::View(number) => {
-                self.ledger.acknowledge(views.ad(number));
-                &mut self.views
-            }
-        };
-        if measured {
-            waits.saturating_record(micros(now.saturating_sub(asked.due)).max(1));
-        }
-    }
-
-    /// A request of which it is unknown what came of it.
-    fn lose(&mut self, asked: &Asked, views: &Requests, why: &str) {
-        if let What::View(number) = asked.what {
-            self.ledger.doubt(views.ad(number));
-        }
-        self.blame(why);
-    }
-
-    fn blame(&mut self, why: &str) {
-        self.errors += 1;
-        self.first_error.get_or_insert_with(|| why.to_owned());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_answer_is_whole_when_its_body_is() {
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nx: y\r\n\r\n{\"total\":12}";
-        for length in 0..answer.len() {
-            assert_eq!(whole(&answer[..length]).unwrap(), None, "{length}");
-        }
-        let more = [&answer[..], b"HTTP/1.1 200"].concat();
-        assert_eq!(whole(&more).unwrap(), Some(answer.len()));
-        let error = whole(b"HTTP/1.1 200 OK\r\nx: y\r\n\r\n").unwrap_err().to_string();
-        assert!(error.starts_with("an answer without content-length: HTTP/1.1 200 OK"), "{error}");
-    }
-
-    /// Answers `count` requests of a connection, each after a while.
+    /// Answers the requests of each connection, every one after a while.
     fn serve(listener: std::net::TcpListener, after: Duration, answers: &'static [&'static str]) {
         use std::io::{Read as _, Write as _};
         for stream in listener.incoming() {

@@ -1,9 +1,11 @@
 //! A whole instance inside the test, where a test wants to look into the handler.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fairlane::app::{App, AppError, Roles};
+use fairlane::clock::{SharedClock, SystemClock};
 use fairlane::config::Config;
 use fairlane::handler::Handler;
 use fairlane::id::PipelineName;
@@ -32,9 +34,19 @@ impl Instance {
 
     /// The same with only some of the roles.
     pub(crate) async fn start_as(roles: Roles, config: &str, handler: impl Handler) -> Self {
+        Self::start_at(Arc::new(SystemClock), roles, config, handler).await
+    }
+
+    /// The same on another clock.
+    pub(crate) async fn start_at(
+        clock: SharedClock,
+        roles: Roles,
+        config: &str,
+        handler: impl Handler,
+    ) -> Self {
         let config = Config::from_toml(config, "the test").unwrap();
         let names: Vec<PipelineName> = config.pipelines.keys().cloned().collect();
-        let app = App::builder(config).roles(roles).handler("recorder", handler);
+        let app = App::builder(config).clock(clock).roles(roles).handler("recorder", handler);
         let app = app.build().await.unwrap();
         let address = app.metrics_address().unwrap();
         let http = app.http_address().unwrap();

@@ -86,6 +86,16 @@ impl Drop for WorkerProcess {
 pub(crate) fn signal(id: u32, name: &str) {
     let status = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status();
     assert!(status.unwrap().success(), "kill -{name} {id}");
+    if name == "STOP" {
+        // One of its threads has to take the signal before all of them stop, and on a busy machine
+        // that one waits for its turn.
+        let state = ["-o", "stat=", "-p", &id.to_string()].map(str::to_owned);
+        let stopped = || {
+            let output = Command::new("ps").args(&state).output().unwrap().stdout;
+            output.trim_ascii_start().first().is_none_or(|state| b"Tt".contains(state))
+        };
+        assert!(holds_within(Duration::from_secs(10), stopped), "{id} goes on after SIGSTOP");
+    }
 }
 
 /// A variable that a test gave to a worker process.

@@ -1,6 +1,7 @@
-//! A bad network in front of Redis: cut, slow, silent, or losing exactly one reply.
+//! A bad network in front of a server: cut, slow, silent, or holding and losing single messages.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
+use std::marker::PhantomData;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,8 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+
+use super::trap::{Caught, Deed, Matcher, Trap, Traps};
 
 /// What becomes of bytes on their way, in both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,13 +28,46 @@ pub(crate) enum Mode {
     Refuse,
 }
 
+/// How messages are told apart, and replies find their commands.
+pub(crate) trait Protocol: Send + Sync + 'static {
+    /// The length of the first whole message.
+    fn frame(bytes: &[u8]) -> Option<usize>;
+
+    /// A number of this command, the `nth` (from 0) of its connection.
+    fn number(command: &[u8], nth: u64) -> u64;
+
+    /// The number of the command that this answers, being the `nth` (from 0) that answers one.
+    /// `None`: it answers none.
+    fn answers(reply: &[u8], nth: u64) -> Option<u64>;
+}
+
+/// What Redis speaks: replies come in the order of the commands.
+#[derive(Debug)]
+pub(crate) struct Resp;
+
+impl Protocol for Resp {
+    fn frame(bytes: &[u8]) -> Option<usize> {
+        frame(bytes)
+    }
+
+    fn number(_: &[u8], nth: u64) -> u64 {
+        nth
+    }
+
+    fn answers(reply: &[u8], nth: u64) -> Option<u64> {
+        // A push answers no command.
+        (reply[0] != b'>').then_some(nth)
+    }
+}
+
 /// Runs until dropped.
 #[derive(Debug)]
-pub(crate) struct Proxy {
-    address: SocketAddr,
+pub(crate) struct Proxy<P = Resp> {
+    pub(super) address: SocketAddr,
     shared: Arc<Shared>,
     /// Aborted, and with it every connection, when the proxy is dropped.
     _accepting: JoinSet<()>,
+    protocol: PhantomData<P>,
 }
 
 #[derive(Debug)]
@@ -40,37 +76,45 @@ struct Shared {
     mode: watch::Sender<Mode>,
     /// Counts the cuts: a connection ends when the number moves.
     cuts: watch::Sender<u64>,
-    swallows: Mutex<Vec<Swallow>>,
+    traps: Traps,
+    swallows: Mutex<Vec<Trap>>,
     replies: AtomicU64,
     swallowed: AtomicU64,
 }
 
-#[derive(Debug)]
-struct Swallow {
-    needle: Vec<u8>,
-    /// How many matching commands are still to be let through.
-    after: u32,
-}
-
 impl Proxy {
     pub(crate) async fn start(upstream: SocketAddr) -> Self {
+        Self::before(upstream).await
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// Lets the `nth` command (from 1) that contains these bytes through, but not its reply: the
+    /// connection ends there. The command was executed and nobody knows.
+    pub(crate) fn swallow(&self, needle: impl Into<Vec<u8>>, nth: u32) {
+        let trap = self.trap(holds([needle.into()]), nth, Deed::LoseReply);
+        self.shared.swallows.lock().unwrap().push(trap);
+    }
+}
+
+impl<P: Protocol> Proxy<P> {
+    pub(super) async fn before(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             upstream,
             mode: watch::Sender::default(),
             cuts: watch::Sender::default(),
+            traps: Traps::default(),
             swallows: Mutex::default(),
             replies: AtomicU64::default(),
             swallowed: AtomicU64::default(),
         });
         let mut accepting = JoinSet::new();
-        accepting.spawn(accept(listener, Arc::clone(&shared)));
-        Self { address, shared, _accepting: accepting }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("redis://{}", self.address)
+        accepting.spawn(accept::<P>(listener, Arc::clone(&shared)));
+        Self { address, shared, _accepting: accepting, protocol: PhantomData }
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -82,11 +126,9 @@ impl Proxy {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Lets the `nth` command (from 1) that contains these bytes through, but not its reply: the
-    /// connection ends there. The command was executed and nobody knows.
-    pub(crate) fn swallow(&self, needle: impl Into<Vec<u8>>, nth: u32) {
-        let swallow = Swallow { needle: needle.into(), after: nth - 1 };
-        self.shared.swallows.lock().unwrap().push(swallow);
+    /// Waits for the `nth` (from 1) command that `is_meant`.
+    pub(crate) fn trap(&self, is_meant: Matcher, nth: u32, deed: Deed) -> Trap {
+        self.shared.traps.set(is_meant, nth, deed)
     }
 
     /// Replies handed to clients so far.
@@ -100,22 +142,13 @@ impl Proxy {
     }
 }
 
-impl Shared {
-    /// Whether the reply to this command is to be lost.
-    fn is_doomed(&self, command: &[u8]) -> bool {
-        let mut swallows = self.swallows.lock().unwrap();
-        let mut doomed = false;
-        swallows.retain_mut(|swallow| {
-            if doomed || !contains(command, &swallow.needle) {
-                return true;
-            }
-            doomed = swallow.after == 0;
-            swallow.after = swallow.after.saturating_sub(1);
-            !doomed
-        });
-        doomed
-    }
+/// Means commands that contain all of these.
+pub(crate) fn holds<const N: usize>(needles: [impl Into<Vec<u8>>; N]) -> Matcher {
+    let needles = needles.map(Into::into);
+    Box::new(move |command| needles.iter().all(|needle| contains(command, needle)))
+}
 
+impl Shared {
     /// Waits as the mode says.
     async fn pass(&self) {
         let mut mode = self.mode.subscribe();
@@ -128,80 +161,107 @@ impl Shared {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept<P: Protocol>(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     loop {
         let Ok((client, _)) = listener.accept().await else { return };
         while connections.try_join_next().is_some() {}
         if *shared.mode.borrow() != Mode::Refuse {
-            connections.spawn(serve(client, Arc::clone(&shared)));
+            connections.spawn(serve::<P>(client, Arc::clone(&shared)));
         }
     }
 }
 
-/// Ends when either side ends, the connection is cut, or a reply is swallowed.
-async fn serve(client: TcpStream, shared: Arc<Shared>) {
+/// Caught commands that were handed on, by their numbers.
+type UnderWay = Mutex<HashMap<u64, Caught>>;
+
+/// Ends when either side ends, the connection is cut, or a reply is lost.
+async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
     let mut cuts = shared.cuts.subscribe();
     let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
     let _ = client.set_nodelay(true).and(server.set_nodelay(true));
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
-    // For each command under way, whether its reply is to be lost.
-    let doomed = Mutex::new(VecDeque::new());
+    let under_way = UnderWay::default();
     tokio::select! {
         biased;
         _ = cuts.changed() => {}
-        () = commands(client_reads, server_writes, &shared, &doomed) => {}
-        () = replies(server_reads, client_writes, &shared, &doomed) => {}
+        () = commands::<P>(client_reads, server_writes, &shared, &under_way) => {}
+        () = replies::<P>(server_reads, client_writes, &shared, &under_way) => {}
     }
 }
 
-async fn commands(
+async fn commands<P: Protocol>(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     shared: &Shared,
-    doomed: &Mutex<VecDeque<bool>>,
+    under_way: &UnderWay,
 ) {
     let mut buffer = Vec::new();
+    let mut count = 0;
     while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
-        while let Some(length) = frame(&buffer) {
+        while let Some(length) = P::frame(&buffer) {
             shared.pass().await;
-            doomed.lock().unwrap().push_back(shared.is_doomed(&buffer[..length]));
+            let caught = shared.traps.catch(&buffer[..length]);
+            let held = caught.clone().filter(|caught| caught.deed == Deed::HoldCommand);
+            if let Some(caught) = caught {
+                under_way.lock().unwrap().insert(P::number(&buffer, count), caught);
+            }
+            count += 1;
+            if let Some(held) = &held
+                && !held.held().await
+            {
+                return;
+            }
             if to.write_all(&buffer[..length]).await.is_err() {
                 return;
+            }
+            if let Some(held) = held {
+                // Its client may be gone: the end of the connection must not overtake it.
+                held.is_answered().await;
             }
             buffer.drain(..length);
         }
     }
 }
 
-async fn replies(
+async fn replies<P: Protocol>(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     shared: &Shared,
-    doomed: &Mutex<VecDeque<bool>>,
+    under_way: &UnderWay,
 ) {
     let mut buffer = Vec::new();
+    let mut count = 0;
     while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
-        while let Some(length) = frame(&buffer) {
+        while let Some(length) = P::frame(&buffer) {
             shared.pass().await;
-            // A push answers no command.
-            let answers = buffer[0] != b'>';
-            if answers && doomed.lock().unwrap().pop_front() == Some(true) {
-                shared.swallowed.fetch_add(1, Ordering::Relaxed);
-                return;
+            let answered = P::answers(&buffer, count);
+            let caught = answered.and_then(|number| under_way.lock().unwrap().remove(&number));
+            match &caught {
+                Some(caught) if caught.deed == Deed::LoseReply => {
+                    shared.swallowed.fetch_add(1, Ordering::Relaxed);
+                    return caught.spring();
+                }
+                Some(caught) if caught.deed == Deed::HoldReply && !caught.held().await => return,
+                Some(caught) => caught.answered(),
+                None => {}
             }
             if to.write_all(&buffer[..length]).await.is_err() {
                 return;
             }
-            shared.replies.fetch_add(u64::from(answers), Ordering::Relaxed);
+            if let Some(caught) = caught {
+                caught.spring();
+            }
+            shared.replies.fetch_add(u64::from(answered.is_some()), Ordering::Relaxed);
+            count += u64::from(answered.is_some());
             buffer.drain(..length);
         }
     }
 }
 
 fn contains(bytes: &[u8], needle: &[u8]) -> bool {
-    bytes.windows(needle.len()).any(|window| window == needle)
+    needle.is_empty() || bytes.windows(needle.len()).any(|window| window == needle)
 }
 
 /// The length of the first whole RESP value, RESP 2 or 3; an inline command counts as a line.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::process::signal;
 use super::wait::{eventually, holds_within};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlane");
@@ -71,6 +72,18 @@ impl Served {
 
     pub(crate) fn metrics(&self) -> String {
         self.address("metrics")
+    }
+
+    pub(crate) fn sigstop(&self) {
+        signal(self.child.id(), "STOP");
+    }
+
+    pub(crate) fn sigcont(&self) {
+        signal(self.child.id(), "CONT");
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     pub(crate) fn kill9(&mut self) {

@@ -1,0 +1,33 @@
+//! A clock in the hand of the test.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fairlane::clock::Clock;
+
+/// Seconds since 1970.
+#[derive(Debug)]
+pub(crate) struct Hand(AtomicU64);
+
+impl Hand {
+    /// It stands at a moment, written as in `2026-11-20T12:00:00Z`.
+    pub(crate) fn at(time: &str) -> Self {
+        Self(AtomicU64::new(seconds(time)))
+    }
+
+    /// Moves it.
+    pub(crate) fn set(&self, time: &str) {
+        self.0.store(seconds(time), Ordering::Relaxed);
+    }
+}
+
+impl Clock for Hand {
+    fn now(&self) -> Duration {
+        Duration::from_secs(self.0.load(Ordering::Relaxed))
+    }
+}
+
+fn seconds(time: &str) -> u64 {
+    let time: jiff::Timestamp = time.parse().unwrap();
+    time.as_second().try_into().unwrap()
+}

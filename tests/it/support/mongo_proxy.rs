@@ -1,0 +1,200 @@
+//! A bad network in front of MongoDB.
+
+use std::net::SocketAddr;
+
+use mongodb::bson::{RawBsonRef, RawDocument};
+
+use super::proxy::{Protocol, Proxy};
+use super::trap::Matcher;
+
+/// What MongoDB speaks: each reply names its command.
+#[derive(Debug)]
+pub(crate) struct OpMsg;
+
+/// Runs until dropped.
+pub(crate) type MongoProxy = Proxy<OpMsg>;
+
+const HEADER: usize = 16;
+const OP_MSG: u32 = 2013;
+
+impl Protocol for OpMsg {
+    fn frame(bytes: &[u8]) -> Option<usize> {
+        let length = word(bytes, 0)? as usize;
+        assert!(length >= HEADER, "a message of {length} bytes");
+        (length <= bytes.len()).then_some(length)
+    }
+
+    fn number(command: &[u8], _: u64) -> u64 {
+        word(command, 4).unwrap().into()
+    }
+
+    fn answers(reply: &[u8], _: u64) -> Option<u64> {
+        word(reply, 8).map(u64::from)
+    }
+}
+
+impl MongoProxy {
+    pub(crate) async fn start_before(upstream: SocketAddr) -> Self {
+        Self::before(upstream).await
+    }
+
+    /// The server names itself to its clients, who would go there without the proxy: told to
+    /// connect directly, they do not.
+    pub(crate) fn mongo_url(&self) -> String {
+        format!("mongodb://{}/?directConnection=true", self.address)
+    }
+}
+
+/// Means a command on a collection.
+pub(crate) fn on(command: &'static str, collection: &'static str) -> Matcher {
+    Box::new(move |message| name(message).is_some_and(|found| found == (command, collection)))
+}
+
+/// Means a command on any of the collections whose names begin like this.
+pub(crate) fn on_any(command: &'static str, beginning: &'static str) -> Matcher {
+    Box::new(move |message| {
+        name(message).is_some_and(|found| found.0 == command && found.1.starts_with(beginning))
+    })
+}
+
+/// The first key of the command and what it says: for most, the collection.
+fn name(message: &[u8]) -> Option<(&str, &str)> {
+    // Only old greetings are anything else.
+    if word(message, 12)? != OP_MSG || message.get(HEADER + 4) != Some(&0) {
+        return None;
+    }
+    let body = &message[HEADER + 5..];
+    let body = RawDocument::from_bytes(body.get(..word(body, 0)? as usize)?).ok()?;
+    let (key, value) = body.iter().next()?.ok()?;
+    match value {
+        RawBsonRef::String(value) => Some((key.as_str(), value)),
+        _ => Some((key.as_str(), "")),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use mongodb::Client;
+    use mongodb::bson::{Document, doc};
+
+    use super::*;
+    use crate::support::mongo::{MongoServer, Options};
+    use crate::support::proxy::Mode;
+    use crate::support::trap::Deed;
+    use crate::support::wait::eventually;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    struct Bench {
+        server: MongoServer,
+        proxy: MongoProxy,
+        client: Client,
+    }
+
+    impl Bench {
+        async fn start() -> Self {
+            let server = MongoServer::start(Options::default());
+            let proxy = MongoProxy::start_before(server.address()).await;
+            let client = Client::with_uri_str(proxy.mongo_url()).await.unwrap();
+            Self { server, proxy, client }
+        }
+
+        async fn insert(&self, collection: &str) -> bool {
+            insert(&self.client, collection).await
+        }
+
+        /// Without the proxy.
+        async fn count(&self, collection: &str) -> u64 {
+            let client = Client::with_uri_str(self.server.url()).await.unwrap();
+            let collection = client.database("test").collection::<Document>(collection);
+            collection.count_documents(doc! {}).await.unwrap()
+        }
+    }
+
+    /// A raw command: the driver repeats others by itself.
+    async fn insert(client: &Client, collection: &str) -> bool {
+        let command = doc! { "insert": collection, "documents": [{ "x": 1 }] };
+        client.database("test").run_command(command).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn commands_are_told_apart_by_their_name_and_collection() {
+        let bench = Bench::start().await;
+        let trap = bench.proxy.trap(on("insert", "b"), 2, Deed::LoseReply);
+        for (collection, answered) in
+            [("b", true), ("a", true), ("a", true), ("b", false), ("b", true)]
+        {
+            assert_eq!(bench.insert(collection).await, answered, "{collection}");
+        }
+        assert!(trap.springs(LONG).await);
+        assert_eq!((bench.count("b").await, bench.proxy.swallowed()), (3, 1), "it was executed");
+    }
+
+    #[tokio::test]
+    async fn a_held_command_is_executed_once_it_is_released_though_its_client_is_gone() {
+        let bench = Bench::start().await;
+        let trap = bench.proxy.trap(on_any("insert", "h"), 1, Deed::HoldCommand);
+        let patience = Duration::from_millis(200);
+        let client = Client::with_uri_str(bench.proxy.mongo_url()).await.unwrap();
+        let unanswered = tokio::time::timeout(patience, insert(&client, "held")).await;
+        assert!(unanswered.is_err() && trap.sprung());
+        drop(client);
+        assert_eq!(bench.count("held").await, 0);
+        assert!(trap.goes_through(LONG).await);
+        assert_eq!(bench.count("held").await, 1);
+    }
+
+    #[tokio::test]
+    async fn a_dropped_trap_takes_the_held_command_with_it() {
+        let bench = Bench::start().await;
+        let trap = bench.proxy.trap(on("insert", "held"), 1, Deed::HoldCommand);
+        let inserted = async { bench.insert("held").await };
+        let dropped = async {
+            assert!(trap.springs(LONG).await);
+            drop(trap);
+        };
+        let (inserted, ()) = tokio::join!(inserted, dropped);
+        assert!(!inserted);
+        assert_eq!(bench.count("held").await, 0);
+    }
+
+    #[tokio::test]
+    async fn a_held_reply_arrives_after_the_command_was_executed() {
+        let bench = Bench::start().await;
+        let trap = bench.proxy.trap(on("insert", "held"), 1, Deed::HoldReply);
+        let watch = bench.proxy.trap(on("insert", "seen"), 1, Deed::Watch);
+        let inserted = async { bench.insert("held").await };
+        let released = async {
+            assert!(trap.springs(LONG).await);
+            assert_eq!(bench.count("held").await, 1);
+            assert!(!watch.sprung());
+            assert!(bench.insert("seen").await && watch.springs(LONG).await);
+            trap.release();
+        };
+        let (inserted, ()) = tokio::join!(inserted, released);
+        assert!(inserted);
+    }
+
+    #[tokio::test]
+    async fn a_server_behind_it_can_be_cut_off_slowed_down_and_refused() {
+        let bench = Bench::start().await;
+        assert!(bench.insert("a").await);
+        let delay = Duration::from_millis(50);
+        bench.proxy.set(Mode::Delay(delay));
+        let started = Instant::now();
+        assert!(bench.insert("a").await && started.elapsed() >= 2 * delay);
+        bench.proxy.set(Mode::Refuse);
+        bench.proxy.cut();
+        let options = format!("{}&serverSelectionTimeoutMS=300", bench.proxy.mongo_url());
+        let other = Client::with_uri_str(options).await.unwrap();
+        assert!(!insert(&other, "a").await);
+        bench.proxy.set(Mode::Pass);
+        eventually(LONG, "it answers again", async || insert(&other, "a").await).await;
+    }
+}
