@@ -47,7 +47,11 @@ impl Counters {
     }
 
     /// The totals of up to 1,000 ads; 0 for one that was never counted.
-    pub(crate) async fn totals(&self, bot: &BotId, ads: &[AdId]) -> Result<Totals, CountersError> {
+    pub(crate) async fn totals(
+        &self,
+        bot: &BotId,
+        ads: &[AdId],
+    ) -> Result<Totals, CountersError> {
         unimplemented!("{bot} {ads:?}")
     }
 

@@ -291,13 +291,11 @@ impl Mongo {
         within: Duration,
         answer: impl Future<Output = mongodb::error::Result<T>>,
     ) -> Result<T, MongoError> {
-        match tokio::time::timeout(within, answer).await {
-            Ok(answer) => answer.map_err(|source| self.failed(command, source)),
-            Err(_) => {
-                let (url, met) = (self.url.clone(), self.what_was_met());
-                Err(MongoError::Silent { url, command, within, met })
-            }
-        }
+        let Ok(answer) = tokio::time::timeout(within, answer).await else {
+            let (url, met) = (self.url.clone(), self.what_was_met());
+            return Err(MongoError::Silent { url, command, within, met });
+        };
+        answer.map_err(|source| self.failed(command, source))
     }
 
     fn failed(&self, command: &'static str, source: mongodb::error::Error) -> MongoError {

@@ -18,6 +18,8 @@ use crate::store::mongo::MongoError;
 
 type Ended<O> = Result<Arc<O>, MongoError>;
 type Group<O> = Shared<BoxFuture<'static, Ended<O>>>;
+/// A group that others keep alive, or nobody.
+type WeakGroup<O> = WeakShared<BoxFuture<'static, Ended<O>>>;
 type Run<I, O> = dyn Fn(Vec<I>) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
 /// What is asked; `None` once it is under way.
 type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
@@ -46,7 +48,7 @@ struct Inner<I, O> {
 
 /// No reference in it keeps a group alive.
 struct State<I, O> {
-    gathering: Option<(Items<I>, WeakShared<BoxFuture<'static, Ended<O>>>)>,
+    gathering: Option<(Items<I>, WeakGroup<O>)>,
     failure: Option<Failure<O>>,
 }
 
@@ -55,7 +57,7 @@ struct Failure<O> {
     at: Instant,
     error: MongoError,
     /// Tries whether it has passed.
-    probe: Option<WeakShared<BoxFuture<'static, Ended<O>>>>,
+    probe: Option<WeakGroup<O>>,
 }
 
 impl<I, O> Clone for Groups<I, O> {

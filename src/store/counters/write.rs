@@ -94,18 +94,18 @@ impl Writer {
         for last in (1..=TRIES).map(|tried| tried == TRIES) {
             let updates: RawArrayBuf =
                 waiting.iter().map(|(_, statement)| statement.clone()).collect();
-            let updated = self.mongo.update(self.collection, updates, ordered).await?;
+            let reply = self.mongo.update(self.collection, updates, ordered).await?;
             let place = |index: usize| {
                 waiting.get(index).map(|(place, _)| *place).ok_or_else(|| {
                     self.mongo.not_understood("update", "places of statements that were sent")
                 })
             };
-            done.changed += updated.modified + updated.upserted.len();
-            for index in updated.upserted {
+            done.changed += reply.modified + reply.upserted.len();
+            for index in reply.upserted {
                 done.created.insert(place(index)?);
             }
             let mut again = Vec::new();
-            for refused in updated.refused {
+            for refused in reply.refused {
                 let place = place(refused.index)?;
                 if last || !refused.met_another {
                     done.refused.push((place, refused.error));

@@ -1,7 +1,9 @@
 //! One `update` command of many statements, acknowledged by a majority. The driver's own bulk
 //! needs a server of version 8, and its bare command looks at nothing in the reply.
 
-use mongodb::bson::{Document, RawArrayBuf, RawDocumentBuf, deserialize_from_document, rawdoc};
+use mongodb::bson::{
+    Document, RawArrayBuf, RawDocumentBuf, cstr, deserialize_from_document, rawdoc,
+};
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
 use super::error::{DUPLICATE_KEY, WRITE_CONFLICT};
@@ -87,10 +89,11 @@ impl Mongo {
 
     fn majority(&self) -> RawDocumentBuf {
         let within = i64::try_from(MAJORITY_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
-        match self.client.write_concern().and_then(|concern| concern.journal) {
-            Some(true) => rawdoc! { "w": "majority", "wtimeout": within, "j": true },
-            _ => rawdoc! { "w": "majority", "wtimeout": within },
+        let mut majority = rawdoc! { "w": "majority", "wtimeout": within };
+        if self.client.write_concern().and_then(|concern| concern.journal) == Some(true) {
+            majority.append(cstr!("j"), true);
         }
+        majority
     }
 }
 
