@@ -27,6 +27,9 @@ use crate::view::{self, AdId, Deed};
 /// none waits 3 s, seldom enough that many views share a write.
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// Most replacements of a slice: each is a statement for every month that it sets, in order.
+const REPLACEMENTS_MAX: usize = 50;
+
 /// How old a view must be before it is written. Shared with who finds out how Redis persists.
 #[derive(Debug, Clone)]
 pub(crate) struct MinAge(Arc<AtomicU64>);
@@ -82,9 +85,9 @@ impl CounterHandler {
         Ok(self.write(slice, ripe).await?.rest_after(wait.max(AGAIN)))
     }
 
-    /// Writes the first `count` events.
+    /// Writes the first `count` events, or as many as have [`REPLACEMENTS_MAX`] replacements.
     async fn write(&self, slice: &Slice, count: usize) -> Result<Outcomes, Failure> {
-        let Merged { changes, refused } = merge(&slice.events[..count]);
+        let Merged { changes, refused, count } = merge(&slice.events[..count]);
         if !changes.is_empty() {
             let started = Instant::now();
             let applying = self.store.apply(&slice.bot, changes);
@@ -127,13 +130,20 @@ struct Merged {
     changes: Vec<Change>,
     /// Events that count nothing, and why.
     refused: Vec<(usize, String)>,
+    /// How many events those are.
+    count: usize,
 }
 
 fn merge(events: &[Delivery]) -> Merged {
     let mut merged = Merged::default();
     // Where the last change of an ad is.
     let mut places: HashMap<AdId, usize> = HashMap::new();
+    let mut replacements = 0;
     for (at, Delivery { sequence, event }) in events.iter().enumerate() {
+        if replacements == REPLACEMENTS_MAX {
+            break;
+        }
+        merged.count = at + 1;
         let record = match view::read(event) {
             Ok(record) => record,
             Err(error) => {
@@ -154,6 +164,7 @@ fn merge(events: &[Delivery]) -> Merged {
                 changes.push(Change { ad: record.ad, effect: Effect::Add(vec![added]) });
             }
             Deed::Replace(with) => {
+                replacements += 1;
                 places.insert(record.ad.clone(), changes.len());
                 changes.push(Change { ad: record.ad, effect: Effect::Replace(*sequence, with) });
             }
@@ -213,6 +224,15 @@ mod tests {
                 change("x", Effect::Add(vec![added(4, 1, DAY)])),
             ]
         );
+    }
+
+    #[test]
+    fn a_slice_has_so_many_replacements_and_the_rest_is_handed_out_again() {
+        let event = view::replacement(&bot(), &ad("x"), &Replacement::default());
+        let replaced = Delivery { sequence: Sequence::new(1), event };
+        let merged = merge(&vec![replaced; REPLACEMENTS_MAX + 1]);
+        assert_eq!((merged.count, merged.changes.len()), (REPLACEMENTS_MAX, REPLACEMENTS_MAX));
+        assert_eq!(merge(&[viewed(1, "x", 1, DAY)]).count, 1);
     }
 
     #[test]

@@ -270,13 +270,24 @@ async fn a_write_whose_reply_was_lost_is_repeated_and_counts_once() {
             view.count(|| node.client()).await;
             *expected.entry(view.ad).or_default() += view.n;
         }
+        if collection.ends_with('_') {
+            // Of two commands at once, the second is given up with the first: its reply may find
+            // nobody to be lost to.
+            stores.settles(&node.client(), &expected, LONG).await;
+            let mut sprung = 0;
+            for trap in &traps {
+                sprung += u64::from(trap.springs(Duration::ZERO).await);
+            }
+            assert!(sprung > 0, "replies of both collections are lost");
+            continue;
+        }
         for trap in &traps {
             assert!(trap.springs(LONG).await, "a reply of {collection} is lost");
         }
         lost += traps.len() as u64;
         stores.settles(&node.client(), &expected, LONG).await;
     }
-    assert_eq!(node.mongo.swallowed(), lost);
+    assert!(node.mongo.swallowed() > lost);
 }
 
 #[tokio::test]

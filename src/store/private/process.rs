@@ -42,7 +42,9 @@ mod tests {
         let argument = OsStr::new("600.0625");
         let mut child = Command::new("sleep").arg(argument).kill_on_drop(true).spawn().unwrap();
         let pid = child.id().unwrap();
-        assert!(has_argument(pid, argument).await);
+        // The system shows no arguments while it is still taking the program up.
+        let shown = async { while !has_argument(pid, argument).await {} };
+        tokio::time::timeout(std::time::Duration::from_secs(10), shown).await.unwrap();
         assert!(!has_argument(pid, OsStr::new("601")).await);
         signal(pid, "TERM").await.unwrap();
         assert!(!child.wait().await.unwrap().success());
