@@ -273,6 +273,7 @@ impl App {
     ///
     /// # Errors
     /// When the private Redis cannot be stopped.
+    #[expect(clippy::too_many_lines, reason = "starts and stops every part, one after the other")]
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
         let App { config, roles, clock, target, private, links, plans, lease_key, .. } = self;
         let counting = self.counting;

@@ -197,8 +197,8 @@ impl Counters {
                     Known::Replaced => None,
                     Known::Queued(0) => Some(stored.total),
                     Known::Queued(queued) => match &progress {
-                        Some((acked, head))
-                            if *acked == book.acked
+                        Some((completed, head))
+                            if *completed == book.acked
                                 && head.is_none_or(|head| head > stored.sequence) =>
                         {
                             Some(stored.total + queued)

@@ -256,11 +256,12 @@ impl From<StoreError> for CliError {
 
 fn of_app(error: &AppError) -> Exit {
     match error {
-        AppError::Mongo(MongoError::Options { .. }) => Exit::Usage,
         AppError::PrivateRedis(_)
         | AppError::PrivateMongo(_)
         | AppError::Store(_)
-        | AppError::Mongo(_) => Exit::Unavailable,
+        | AppError::Mongo(
+            MongoError::Away { .. } | MongoError::Lookup { .. } | MongoError::Silent { .. },
+        ) => Exit::Unavailable,
         AppError::Bind(_) | AppError::Outbound(_) | AppError::LeaseKey => Exit::Failed,
         AppError::Config(_)
         | AppError::Handler { .. }
@@ -268,6 +269,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Filter { .. }
         | AppError::Shards { .. }
         | AppError::Auth(_)
+        | AppError::Mongo(_)
         | AppError::RedisUrl(_) => Exit::Usage,
     }
 }

@@ -229,7 +229,9 @@ async fn a_process_starts_without_mongodb_and_counts() {
     assert_eq!(client.get("/readyz").await.code, 200, "degraded is not away");
     stores.mongo.restart(mongo::Options::default());
     stores.settles(&client, &expected, LONG).await;
-    let indexes = stores.indexes("counters_daily").await;
-    assert!(indexes.len() > 1, "only {indexes:?} were made when it came");
+    eventually(LONG, "the indexes are made when it came", async || {
+        stores.indexes("counters_daily").await.len() > 1
+    })
+    .await;
     assert!(served.is_running());
 }

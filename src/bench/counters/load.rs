@@ -107,7 +107,7 @@ impl Load {
             let ended = cpu::of_this_thread();
             let took = hall.origin.elapsed();
             stop.cancel();
-            let received = receiver.join().map_err(|_| io::Error::from(ErrorKind::Other))?;
+            let answers = receiver.join().map_err(|_| io::Error::from(ErrorKind::Other))?;
             let mut tally = std::mem::replace(&mut *hall.tally(), Tally::new(0));
             for line in lines {
                 if let Some(asked) = line.take() {
@@ -116,7 +116,7 @@ impl Load {
             }
             let own = ended.zip(begun).map(|(ended, begun)| ended.saturating_sub(begun));
             Ok(Outcome {
-                cpu: own.zip(received).map(|(sender, receiver)| sender + receiver),
+                cpu: own.zip(answers).map(|(sender, receiver)| sender + receiver),
                 measured: tally.last.saturating_sub(self.warm_up),
                 reads: tally.reads,
                 views: tally.views,
@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     /// Answers the requests of each connection, every one after a while.
-    fn serve(listener: std::net::TcpListener, after: Duration, answers: &'static [&'static str]) {
+    fn serve(listener: &std::net::TcpListener, after: Duration, answers: &'static [&'static str]) {
         use std::io::{Read as _, Write as _};
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -393,7 +393,7 @@ mod tests {
     ) -> Outcome {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        thread::spawn(move || serve(listener, after, answers));
+        thread::spawn(move || serve(&listener, after, answers));
         let ads = super::super::plan::Ads::new(4, 2, 1.0);
         let mut random = rand::rng();
         let load = Load {
