@@ -1,8 +1,8 @@
 //! Counting views.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::id::{BotId, Sequence};
 use fairlane::keyspace::scripts::{
     Claimed, Counted, Counting, Enqueue, Enqueued, IncrementIfExists, Mode, Recover, Replace,
@@ -23,8 +23,7 @@ fn ad(id: &str) -> AdId {
 
 /// The real time: keys of the cache run out by it.
 fn now() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    i64::try_from(now.as_micros()).unwrap()
+    i64::try_from(SystemClock.now().as_micros()).unwrap()
 }
 
 /// A shard of the counters, with what a bot's book says.
@@ -185,7 +184,7 @@ fn a_replacement_sets_the_total_at_once_and_is_not_told_without_it() {
     counters.complete(&claimed, 2, Mode::Release, &[("x", 5, 1)]);
     let acked = match counters.view("x", 1) {
         Viewed::Ask(acked) => acked,
-        other => panic!("{other:?}"),
+        counted @ Viewed::Counted(_) => panic!("{counted:?}"),
     };
     let s: u64 = acked.parse().unwrap();
     assert_eq!(counters.call("x", 1, Some((&acked, Some((30, s))))), total(33));

@@ -211,8 +211,8 @@ impl Operation {
         ];
         let mut path = self.template.clone();
         for (at, name) in self.query.iter().enumerate() {
-            let mark = if at == 0 { '?' } else { '&' };
-            path.push_str(&format!("{mark}{name}={{{name}}}"));
+            let mark = if at == 0 { "?" } else { "&" };
+            path.extend([mark, name.as_str(), "={", name.as_str(), "}"]);
         }
         for (name, value) in values.iter().chain(&defaults) {
             path = path.replace(&format!("{{{name}}}"), value);
