@@ -74,11 +74,16 @@ impl Place {
     }
 
     fn run(&self, arguments: &[&str]) -> Ran {
+        self.run_with(arguments, &[])
+    }
+
+    fn run_with(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Ran {
         let output = Command::new(env!("CARGO_BIN_EXE_fairlane"))
             .arg("check")
             .args(arguments)
             .current_dir(self.0.path())
             .env_remove("RUST_LOG")
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .output()
             .unwrap();
@@ -474,4 +479,27 @@ async fn every_primary_of_a_cluster_is_looked_at() {
             "nothing is copied or handled while Redis is away; start that Redis",
         ],
     );
+}
+
+#[tokio::test]
+async fn what_the_counters_would_run_on_is_told() {
+    let redis = redis();
+    let elsewhere = check(&redis, &[]);
+    let lines = ["ok mongodb not used (mongodb.url is empty)"];
+    elsewhere.expect(0, &["ok pipeline counters does not run: it needs mongodb.url", lines[0]]);
+
+    let off = [("pipelines.counters.enabled", "false")];
+    check(&redis, &off).expect(0, &lines);
+    assert!(!check(&redis, &off).says("ok pipeline counters"));
+
+    let place = Place::new("", &[]);
+    let counts = "ok pipeline counters runs where a private MongoDB can be started: see mongodb";
+    let missing = "ok mongodb not used: /nowhere/mongod cannot be started (No such file";
+    place.run_with(&[], &[("FAIRLANE_MONGOD", "/nowhere/mongod")]).expect(0, &[counts, missing]);
+    let there = "ok mongodb a private one beside the private Redis: /bin/true";
+    place.run_with(&[], &[("FAIRLANE_MONGOD", "/bin/true")]).expect(0, &[counts, there]);
+
+    let url = format!("mongodb://127.0.0.1:{}", free_port());
+    let away = check(&redis, &[("mongodb.url", &format!("{url:?}"))]);
+    away.expect(69, &["ok pipeline counters handler counter, events ad.viewed", "fail mongodb"]);
 }

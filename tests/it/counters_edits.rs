@@ -149,6 +149,7 @@ async fn a_frozen_consumer_does_not_bring_back_what_was_forgotten_meanwhile() {
     for trap in &traps {
         assert!(trap.springs(LONG).await);
     }
+    eventually(LONG, "all are queued", async || stores.depth().await == 200).await;
     frozen.served.sigstop();
     let other = Node::start(&stores, &[]).await;
     for ad in &ads {

@@ -56,11 +56,11 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// The pipeline that counts views has no MongoDB of its own.
+/// The pipeline that counts views is without `mongodb.url`.
 fn uncounted(config: &Config) -> Finding {
     let found = match config.redis.url {
         Some(_) => "does not run: it needs mongodb.url",
-        None => "needs a private MongoDB: `mongod`, or the program that FAIRLANE_MONGOD names",
+        None => "runs where a private MongoDB can be started: see mongodb",
     };
     Finding::ok(format!("pipeline {}", PipelineName::COUNTERS), found)
 }

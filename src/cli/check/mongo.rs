@@ -1,6 +1,11 @@
 //! MongoDB: is it there, is it the right one, may we write, and does a write survive a failover?
 
-use super::{Exit, Finding, clock};
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::process::Command;
+
+use super::{ANSWER, Exit, Finding, clock};
 use crate::cli::output::count;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::Config;
@@ -10,7 +15,7 @@ const CHECK: &str = "mongodb";
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
     let Some(url) = &config.mongodb.url else {
-        return vec![Finding::ok(CHECK, "not used (mongodb.url is empty)")];
+        return vec![Finding::ok(CHECK, private(config).await)];
     };
     let mongo = match Mongo::open(url, &config.mongodb.database).await {
         Ok(mongo) => mongo,
@@ -19,6 +24,26 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
     let findings = ask(&mongo, &config.mongodb.database).await;
     mongo.close().await;
     findings
+}
+
+/// What there is without a URL.
+async fn private(config: &Config) -> String {
+    let counts = config.pipelines.iter().any(|(name, p)| name.counts_views() && p.enabled);
+    if config.redis.url.is_some() || !counts {
+        return "not used (mongodb.url is empty)".to_owned();
+    }
+    let program = config.mongodb.program.as_deref().unwrap_or(Path::new("mongod"));
+    let mut asked = Command::new(program);
+    asked.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let program = program.display();
+    match asked.kill_on_drop(true).spawn() {
+        Ok(mut child) => {
+            // Whatever it answers, it can be started.
+            let _ = tokio::time::timeout(ANSWER, child.wait()).await;
+            format!("a private one beside the private Redis: {program}")
+        }
+        Err(error) => format!("not used: {program} cannot be started ({error})"),
+    }
 }
 
 async fn ask(mongo: &Mongo, database: &str) -> Vec<Finding> {

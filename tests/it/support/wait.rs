@@ -3,18 +3,26 @@
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(5);
+/// A question that takes so much longer than the wait is never answered.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// Returns once the condition holds.
 ///
 /// # Panics
-/// When it does not within the timeout.
+/// When it does not within the timeout, or when nobody knows half a minute after it.
 pub(crate) async fn eventually(
     timeout: Duration,
     description: &str,
     mut condition: impl AsyncFnMut() -> bool,
 ) {
     let started = Instant::now();
-    while !condition().await {
+    loop {
+        let answers = timeout.saturating_sub(started.elapsed()) + ANSWER;
+        match tokio::time::timeout(answers, condition()).await {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(_) => panic!("no answer within {:?}: {description}", started.elapsed()),
+        }
         assert!(started.elapsed() < timeout, "not within {timeout:?}: {description}");
         tokio::time::sleep(POLL).await;
     }
