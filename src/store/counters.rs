@@ -31,6 +31,7 @@ use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, st
 use jiff::civil::Date;
 use mongodb::bson::doc;
 use mongodb::options::IndexOptions;
+use tokio::sync::OnceCell;
 
 use self::groups::{Groups, Rules};
 use self::read::{Pages, Totals};
@@ -100,6 +101,8 @@ pub struct CounterStore {
     reads: Groups<Arc<str>, Totals>,
     totals: Groups<Statement, Refusals>,
     daily: Groups<Statement, Refusals>,
+    /// Set once [`CounterStore::prepare`] was tried.
+    prepared: Arc<OnceCell<()>>,
 }
 
 impl CounterStore {
@@ -113,7 +116,7 @@ impl CounterStore {
             Groups::new(WRITES, move |statements| writer.clone().write(statements).boxed())
         };
         let (totals, daily) = (writes(TOTALS), writes(DAILY));
-        Self { mongo, reads, totals, daily }
+        Self { mongo, reads, totals, daily, prepared: Arc::default() }
     }
 
     /// Creates the indexes. May be repeated. Takes at most 15 s; where there is much to index, the
@@ -132,6 +135,15 @@ impl CounterStore {
         }
         let options = IndexOptions::builder().name("export".to_owned()).build();
         self.mongo.index(DAILY, doc! { "bot": 1, "month": 1, "_id": 1 }, options).await
+    }
+
+    /// Documents do not come before the indexes of their collection, unless those are refused.
+    async fn prepared(&self) -> Result<(), MongoError> {
+        let first = async || match self.prepare().await {
+            Err(away @ (MongoError::Away { .. } | MongoError::Lookup { .. })) => Err(away),
+            Ok(()) | Err(_) => Ok(()),
+        };
+        self.prepared.get_or_try_init(first).await.map(drop)
     }
 
     /// What is stored of these ads; those that are missing were never counted. Calls made at the
@@ -176,6 +188,7 @@ impl CounterStore {
     /// # Cancel safety
     /// As after an error.
     pub async fn apply(&self, bot: &BotId, changes: Vec<Change>) -> Result<(), MongoError> {
+        self.prepared().await?;
         let Plan { totals, daily } = Plan::new(bot, changes);
         tokio::try_join!(written(&self.totals, totals), written(&self.daily, daily))?;
         Ok(())

@@ -142,7 +142,8 @@ async fn a_frozen_consumer_does_not_bring_back_what_was_forgotten_meanwhile() {
     let frozen = Node::start(&stores, &[]).await;
     let ads = [ad("known"), ad("new")];
     stores.publish(&views(&ads[0], 10)).await;
-    eventually(LONG, "it is flushed", async || !stores.stored().await.1.is_empty()).await;
+    let known = Sums::from([(ads[0].clone(), 10)]);
+    stores.settles(&frozen.client(), &known, LONG).await;
     let traps =
         [TOTALS, DAILY].map(|name| frozen.mongo.trap(on("update", name), 1, Deed::HoldCommand));
     stores.publish(&[views(&ads[0], 100), views(&ads[1], 100)].concat()).await;

@@ -160,8 +160,6 @@ impl Node {
         let mongo = MongoProxy::start_before(stores.mongo.address()).await;
         let config = stores.config(&redis.url(), &mongo.mongo_url(), settings);
         let served = Served::start(&config).await;
-        // The server can hang for good when documents come while their collection is made.
-        stores.mongo.is_prepared().await;
         Self { redis, mongo, served, config }
     }
 
