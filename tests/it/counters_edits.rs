@@ -86,7 +86,10 @@ async fn an_edit_amid_queued_views_and_a_flush_in_flight_leaves_exactly_the_newe
         eventually(LONG, "they are counted", async || total(&node.client(), &ad).await == Some(50))
             .await;
         eventually(LONG, "they are flushed", async || stores.depth().await == 0).await;
-        let traps = [&node, &other].map(|n| n.mongo.trap(on("update", held), 1, Deed::HoldCommand));
+        // More than one each: a flush that is tried again is held as well.
+        let held =
+            || [&node, &other].map(|n| n.mongo.trap(on("update", held), 1, Deed::HoldCommand));
+        let traps: Vec<Trap> = (0..20).flat_map(|_| held()).collect();
         stores.publish(&views(&ad, 1_000)).await;
         eventually(LONG, "a flush is held", async || traps.iter().any(Trap::sprung)).await;
         eventually(LONG, "the rest is queued", async || stores.depth().await == 1_000).await;
