@@ -18,10 +18,11 @@ pub(crate) async fn eventually(
     let started = Instant::now();
     loop {
         let answers = timeout.saturating_sub(started.elapsed()) + ANSWER;
-        match tokio::time::timeout(answers, condition()).await {
-            Ok(true) => return,
-            Ok(false) => {}
-            Err(_) => panic!("no answer within {:?}: {description}", started.elapsed()),
+        let Ok(holds) = tokio::time::timeout(answers, condition()).await else {
+            panic!("no answer within {:?}: {description}", started.elapsed());
+        };
+        if holds {
+            return;
         }
         assert!(started.elapsed() < timeout, "not within {timeout:?}: {description}");
         tokio::time::sleep(POLL).await;
