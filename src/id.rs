@@ -95,6 +95,15 @@ impl PipelineName {
     /// The built-in pipeline that counts views.
     pub const COUNTERS: &str = "counters";
 
+    /// The built-in pipeline of delayed notifications.
+    pub const NOTIFICATIONS: &str = "notifications";
+
+    /// Whether it is [`Self::NOTIFICATIONS`].
+    #[must_use]
+    pub fn notifies(&self) -> bool {
+        self.as_str() == Self::NOTIFICATIONS
+    }
+
     /// Whether it is [`Self::COUNTERS`].
     #[must_use]
     pub fn counts_views(&self) -> bool {
@@ -221,6 +230,11 @@ impl Shard {
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
+    }
+
+    /// The shard of this number, which may be beyond those that there are.
+    pub(crate) fn from_digits(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|number| *number < ShardCount::MAX).map(Self)
     }
 }
 
@@ -352,8 +366,7 @@ impl std::str::FromStr for LetterId {
     fn from_str(text: &str) -> Result<Self, LetterIdError> {
         let parse = || {
             let (shard, entry) = text.split_once('.')?;
-            let shard = shard.parse().ok().filter(|shard| *shard < ShardCount::MAX)?;
-            Some(Self { shard: Shard(shard), entry: entry.parse().ok()? })
+            Some(Self { shard: Shard::from_digits(shard)?, entry: entry.parse().ok()? })
         };
         parse().ok_or_else(|| LetterIdError(text.chars().take(100).collect()))
     }

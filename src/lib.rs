@@ -15,7 +15,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`id`], [`event`], [`view`], [`clock`] | the base: parsed ids, the event and its wire forms, views of ads, time |
+//! | [`id`], [`event`], [`view`], [`notification`], [`clock`] | the base: parsed ids, the event and its wire forms, views of ads, delayed notifications, time |
 //! | [`keyspace`] | Redis: connections, THE key table, one typed call per `lua/*.lua` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
 //! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document |
@@ -94,6 +94,7 @@ pub mod id;
 pub mod keyspace;
 pub mod lifecycle;
 pub mod metrics;
+pub mod notification;
 pub mod outbound;
 pub mod pool;
 pub mod presence;

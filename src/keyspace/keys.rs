@@ -22,9 +22,15 @@
 //! | `fl:{p:s}:unflushed:<bot>` | hash | counters: `v<ad>` views queued, `r<ad>` replacements queued |
 //! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | counters: ad → `run\|total` cached; two generations of a day |
 //! | `fl:{p:s}:acked:<bot>` | string, TTL | counters: highest sequence completed |
+//! | `fl:{p:s}:n:<id>` | hash | notifications: the record, kept a week after its end |
+//! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | notifications: when the user got the last one and was online last, which one is being sent |
+//! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
+//! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | notifications: which one has the caller's key |
+//! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | notifications: `type\|outcome` → how many |
 //! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
+//! | `fl:notification-types` | set | the types with a place of their own in the statistics, at most about 50 |
 //! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities |
 //! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
@@ -33,8 +39,11 @@
 //! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
+use std::time::Duration;
+
 use super::topology::slot_of;
 use crate::id::{BotId, PipelineName, Shard};
+use crate::notification::NotificationId;
 
 /// Bus entries that could not be read go here.
 pub const INVALID: &str = "fairlane:invalid";
@@ -44,6 +53,8 @@ pub const PIPELINES: &str = "fl:pipelines";
 pub const SHARDS: &str = "fl:shards";
 /// The key that signs lease capabilities.
 pub const LEASE_KEY: &str = "fl:lease-key";
+/// The types of notifications with a place of their own in the statistics.
+pub const KINDS: &str = "fl:notification-types";
 /// What the running processes say of themselves.
 pub const PROCESSES: &str = "fl:processes";
 /// The lock of the process that samples shared values.
@@ -204,6 +215,49 @@ impl ShardKeys {
     #[must_use]
     pub fn book(&self, bot: &BotId) -> [String; 4] {
         ["unflushed:", "total:0:", "total:1:", "acked:"].map(|name| self.of_bot(name, bot))
+    }
+
+    /// The record of a notification.
+    #[must_use]
+    pub fn notification(&self, id: NotificationId) -> String {
+        format!("{}n:{id}", self.prefix)
+    }
+
+    /// What is known of the user of a bot that notifications go to.
+    #[must_use]
+    pub fn user(&self, bot: &BotId, uid: &str) -> String {
+        self.of_bot("user:", bot) + "\n" + uid
+    }
+
+    /// The notifications that wait for a user.
+    #[must_use]
+    pub fn online(&self, bot: &BotId, uid: &str) -> String {
+        self.of_bot("online:", bot) + "\n" + uid
+    }
+
+    /// The notification that has a caller's key.
+    #[must_use]
+    pub fn notification_key(&self, bot: &BotId, key: &str) -> String {
+        self.of_bot("key:", bot) + "\n" + key
+    }
+
+    /// The statistics of the day and of the hour of a time since 1970.
+    #[must_use]
+    pub fn stats(&self, now: Duration) -> [String; 2] {
+        let hours = now.as_secs() / 3_600;
+        [self.stats_of_day(hours / 24), self.stats_of_hour(hours)]
+    }
+
+    /// The statistics of a day, by its number since 1970.
+    #[must_use]
+    pub fn stats_of_day(&self, day: u64) -> String {
+        format!("{}stats:day:{day}", self.prefix)
+    }
+
+    /// The statistics of an hour, by its number since 1970.
+    #[must_use]
+    pub fn stats_of_hour(&self, hour: u64) -> String {
+        format!("{}stats:hour:{hour}", self.prefix)
     }
 
     fn of_bot(&self, name: &str, bot: &BotId) -> String {

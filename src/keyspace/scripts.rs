@@ -5,6 +5,7 @@
 
 mod copy;
 mod lease;
+mod notify;
 mod operate;
 mod views;
 
@@ -17,6 +18,9 @@ pub use self::lease::{
     Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
     Verdict,
 };
+pub use self::notify::{
+    Amend, Amendment, Begin, Finish, Finished, Judged, Release, Schedule, Scheduled, Throttle,
+};
 pub use self::operate::{
     Beat, Head, Heads, Hold, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,
 };
@@ -25,8 +29,8 @@ pub use self::views::{
 };
 use super::reply::{Reply, ReplyError};
 
-/// A script as it is loaded: its first line, `lua/shared.lua` and `lua/views.lua` where it needs
-/// them, its body.
+/// A script as it is loaded: its first line, `lua/shared.lua` and `lua/views.lua` or
+/// `lua/notifications.lua` where it needs them, its body.
 pub(super) struct Script {
     pub(super) code: String,
     sha: String,
@@ -50,6 +54,8 @@ scripts! {
     redrive "redrive" QUEUES, revoke "revoke" QUEUES, recover "recover" QUEUES,
     increment_if_exists "increment_if_exists" VIEWS, upsert "upsert" VIEWS,
     replace "replace" VIEWS, recount "recount" VIEWS,
+    schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
+    release "release" NOTES,
     hold "hold" ALONE, trim "trim" ALONE, heads "heads" ALONE, beat "beat" ALONE,
 }
 
@@ -57,6 +63,7 @@ scripts! {
 const ALONE: &[&str] = &[];
 const QUEUES: &[&str] = &[include_str!("../../lua/shared.lua")];
 const VIEWS: &[&str] = &[QUEUES[0], include_str!("../../lua/views.lua")];
+const NOTES: &[&str] = &[QUEUES[0], include_str!("../../lua/notifications.lua")];
 
 impl Script {
     #[expect(clippy::disallowed_methods, reason = "the one place that knows scripts")]

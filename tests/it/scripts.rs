@@ -3,6 +3,7 @@
 mod bounds;
 mod delays;
 mod hygiene;
+mod notifications;
 mod servers;
 mod views;
 

@@ -5,15 +5,19 @@ use std::time::Duration;
 
 use fairlane::id::{BotId, Offset, Sequence};
 use fairlane::keyspace::scripts::{
-    Beat, Call, Claim, Complete, Completion, Counting, Enqueue, Enqueued, Exception, Fate, Heads,
-    Hold, IncrementIfExists, Mode, Pause, Promote, Purge, Push, Recount, Recover, Redrive, Replace,
-    Resume, Revoke, Trim, Upsert, Verdict, Views,
+    Amend, Amendment, Beat, Begin, Call, Claim, Complete, Completion, Counting, Enqueue, Enqueued,
+    Exception, Fate, Finish, Heads, Hold, IncrementIfExists, Mode, Pause, Promote, Purge, Push,
+    Recount, Recover, Redrive, Release, Replace, Resume, Revoke, Schedule, Throttle, Trim, Upsert,
+    Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
+use fairlane::notification::Ending;
 use fairlane::view::AdId;
 use redis::{Arg, Cmd, Commands, Value};
 
-use super::{LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion, dead, keys};
+use super::{
+    LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion, dead, keys, notifications,
+};
 use crate::support::redis::{Options, RedisServer};
 
 /// Ids that would be patterns, hash tags, numbers, separated parts, keys or code elsewhere.
@@ -192,6 +196,11 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let ad = &AdId::parse("x").unwrap();
     let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
     let views = Views { counting, n: 1, event: b"1", idempotency: None };
+    let (now, hold, id) = (Duration::ZERO, Duration::from_secs(1), notifications::id());
+    let new = &notifications::new("a", "u", 0);
+    let throttle = &Throttle { threshold: hold, by_kind: Vec::new(), defers: false };
+    let begun = [(id, "u", Sequence::new(1))];
+    let endings = &[(notifications::begun(id), Ending::Sent)];
     vec![
         named(&Enqueue {
             keys,
@@ -228,6 +237,11 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             counts: None,
             event: b"1",
         }),
+        named(&Schedule { keys, now, id, new, label: "none", known: None }),
+        named(&Begin { keys, now, bot: a, hold, throttle, dead_max: 1, events: &begun }),
+        named(&Finish { keys, now, dead_max: 1, remember: hold, endings }),
+        named(&Amend { keys, now, id, bot: a, uid: "u", amendment: Amendment::Cancel }),
+        named(&Release { keys, now, bot: a, uid: "u", threshold: hold }),
     ]
 }
 
@@ -261,7 +275,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 19);
+    assert_eq!(calls.len(), 24);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

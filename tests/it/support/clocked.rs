@@ -39,6 +39,7 @@ impl Clocked {
             shared = shared.replace(real, &ours);
         }
         shared.push_str(include_str!("../../../lua/views.lua"));
+        shared.push_str(include_str!("../../../lua/notifications.lua"));
         let sources = sources!(
             "enqueue",
             "push",
@@ -55,7 +56,12 @@ impl Clocked {
             "increment_if_exists",
             "upsert",
             "replace",
-            "recount"
+            "recount",
+            "schedule",
+            "begin",
+            "finish",
+            "amend",
+            "release"
         );
         let hashes = sources.map(|(name, file)| {
             assert!(!file.contains("'TIME'") && !file.contains("'PUBLISH'"), "{name}: in shared");

@@ -1,0 +1,33 @@
+#!lua
+-- amend: cancels a notification, or moves its due time and with it the time when it expires.
+--
+-- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>
+-- ARGV  id, 'cancel' | 'move', due (ms since 1970, 0: by the delay), delay ms
+-- Reply 'OK', or its state, in which it cannot be amended; '' when there is no such notification
+-- Cost  up to 10 commands
+assert(#KEYS == 15 and #ARGV == 4, 'amend: wrong number of arguments')
+local note = note_at(14, ARGV[1])
+if not note then
+  return ''
+end
+if ENDED[note.state] or note.state == 'sending' then
+  return note.state
+end
+local waits = call('ZSCORE', KEYS[15], note.id)
+if ARGV[2] == 'cancel' then
+  call('ZREM', KEYS[15], note.id)
+  finish(note, 'cancelled', 'on request')
+else
+  local due = tonumber(ARGV[3])
+  if due == 0 then due = NOW_MS + tonumber(ARGV[4]) + 1 end
+  local expires = due + note.expires - note.due
+  call('HSET', note.key, 'due', due, 'expires', expires)
+  if waits then
+    call('ZADD', KEYS[15], due, note.id)
+    arm(note, expires)
+  else
+    arm(note, due)
+  end
+end
+armed()
+return 'OK'

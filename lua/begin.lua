@@ -1,0 +1,93 @@
+#!lua
+-- begin: judges notifications whose events are handled, and begins to send those that may be sent.
+--
+-- One that is begun falls due again after `hold`, as a safety net, and has its user for itself
+-- until then. Only finish.lua with its token (the sequence of the event) ends the send.
+--
+-- KEYS  the thirteen of notifications.lua, then per event: n:<id>, user:<bot> <uid>,
+--       online:<bot> <uid>
+-- ARGV  hold ms, max dead letters, throttled ones ('drop' | 'defer'), threshold ms, number of types
+--       with another, per such type: name, threshold ms; then per event: id, sequence
+-- Reply {dead letters removed, per event: 0, or {id, token, bot, uid, type, label, url, method,
+--       body, recheck, due, expires, attempts}}
+-- Cost  3 commands + up to 9 an event
+assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
+local hold, dead_max, defers = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == 'defer'
+local thresholds, first = {}, 6 + 2 * tonumber(ARGV[5])
+for at = 6, first - 2, 2 do
+  thresholds[ARGV[at]] = tonumber(ARGV[at + 1])
+end
+assert(#ARGV == first - 1 + 2 * (#KEYS - 13) / 3, 'begin: wrong number of arguments')
+local reply = {0}
+
+-- Whether it may be sent now; else it was ended, or falls due later.
+local function may_send(note, user, online, waits)
+  if note.due > NOW_MS and not waits then
+    arm(note, note.due) -- it was moved while its event was queued
+    return false
+  end
+  if NOW_MS >= note.expires then
+    call('ZREM', online, note.id)
+    if note.attempts > 0 then
+      reply[1] = reply[1] + give_up(note, 'not sent before it expired', dead_max)
+    else
+      finish(note, 'expired', 'its time passed before it could be sent')
+    end
+    return false
+  end
+  if waits then
+    arm(note, note.expires) -- the same
+    return false
+  end
+  if note.uid == '' then
+    return true
+  end
+  local known = call('HMGET', user, 'sent', 'by', 'until')
+  if known[2] and known[2] ~= note.id and tonumber(known[3]) > NOW_MS then
+    arm(note, NOW_MS + 1000)
+    return false
+  end
+  local threshold = thresholds[note.type] or tonumber(ARGV[4])
+  local free = known[1] and tonumber(known[1]) + threshold or 0
+  if note.online == '1' or free <= NOW_MS then
+    return true
+  end
+  if defers and free < note.expires then
+    arm(note, free)
+  else
+    finish(note, 'throttled', 'the user got another one less than '
+      .. digits(threshold / 1000) .. ' s before')
+  end
+  return false
+end
+
+for i = 1, (#KEYS - 13) / 3 do
+  local at, id, sequence = 11 + 3 * i, ARGV[first + 2 * i - 2], tonumber(ARGV[first + 2 * i - 1])
+  local note, user = note_at(at, id), KEYS[at + 1]
+  reply[i + 1] = 0
+  if note and sequence > note.s and (not ENDED[note.state] or note.state == 'dead') then
+    if note.state == 'dead' then -- somebody redrove it
+      note.attempts, note.expires = 0, NOW_MS + math.max(0, note.expires - note.due)
+      call('HSET', note.key, 'attempts', 0, 'expires', note.expires)
+      call('HDEL', note.key, 'ended', 'reason')
+      call('PERSIST', note.key)
+    end
+    local waits = note.state == 'waiting' and call('ZSCORE', KEYS[at + 2], id)
+    call('HSET', note.key, 's', sequence, 'state', waits and 'waiting' or 'scheduled')
+    if may_send(note, user, KEYS[at + 2], waits) then
+      arm(note, NOW_MS + hold)
+      call('HSET', note.key, 'state', 'sending', 'attempts', note.attempts + 1)
+      if note.uid ~= '' then
+        call('HSET', user, 'by', id, 'until', NOW_MS + hold)
+        if call('PTTL', user) < hold then call('PEXPIRE', user, hold) end
+      end
+      local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck')
+      reply[i + 1] = {
+        id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '', what[2] or '', what[3] or '',
+        what[4] or '', digits(note.due), digits(note.expires), digits(note.attempts + 1),
+      }
+    end
+  end
+end
+armed()
+return reply

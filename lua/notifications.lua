@@ -1,0 +1,87 @@
+-- Shared by the scripts of notifications: placed behind shared.lua when it is loaded.
+--
+-- These scripts declare first, behind the eight of shared.lua:
+--   KEYS[9]  due    sorted set  id -> when it falls due (ms); `promote` queues what does
+--   KEYS[10] later  hash        id -> bot and event
+--   KEYS[11] dlq    stream      dead letters
+--   KEYS[12] stats  hash        of this day: type|outcome -> how many
+--   KEYS[13] stats  hash        of this hour
+--
+-- A notification is a record, n:<id>, a hash of
+--   state     scheduled, waiting (for its user), sending; or how it ended: sent, refused, throttled,
+--             expired, dead, cancelled
+--   bot, uid (may be empty), type, label (of the statistics), url, method, body, recheck
+--   due, expires, created, ended (ms)    online (1: it waits for its user)
+--   attempts  sends that were begun      s  the event that was acted on last: its sequence
+--   reason    why it ended, or why the last attempt failed
+-- and, until it has ended, an entry in `due`, or an event in the queue of its bot, or both. The
+-- event holds no more than the id. One whose sequence is not above `s` was acted on before and
+-- means nothing; so events may come twice, late, and for what has ended.
+--
+-- user:<bot> <uid> is a hash: sent, online (ms, the last of each), by and until (the notification
+-- that is being sent to the user, and until when it has the user for itself).
+local DUE, LATER, DLQ, DAY, HOUR = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+local KEPT_MS, DAY_SECONDS, HOUR_SECONDS = 604800000, 34560000, 691200
+local ENDED = {
+  sent = true, refused = true, throttled = true, expired = true, dead = true, cancelled = true,
+}
+local due_before, due_first -- the lowest due time before, and what was armed since
+
+-- A record, or nil. `at` is the number of its key.
+local function note_at(at, id)
+  local names = {'state', 'bot', 'uid', 'type', 'label', 'due', 'expires', 'online', 'attempts', 's'}
+  local note = {key = KEYS[at], id = id}
+  for i, value in ipairs(call('HMGET', KEYS[at], unpack(names))) do
+    note[names[i]] = value
+  end
+  if not note.state then
+    return nil
+  end
+  for _, name in ipairs({'due', 'expires', 'attempts', 's'}) do
+    note[name] = tonumber(note[name] or 0)
+  end
+  return note
+end
+
+-- Its event as MessagePack: id, source, type, subject, and four that it has not.
+local function event_of(note)
+  local pack = cmsgpack.pack
+  return '\152' .. pack(note.id) .. pack('fairlane') .. pack('notification.due')
+    .. (note.uid == '' and '\192' or pack(note.uid)) .. '\192\192\192\192'
+end
+
+-- Has it fall due at `time` (ms), instead of when it did.
+local function arm(note, time)
+  if not due_first then due_before = lowest(DUE) end
+  call('ZADD', DUE, time, note.id)
+  call('HSET', LATER, note.id, #note.bot .. ':' .. note.bot .. event_of(note))
+  due_first = math.min(due_first or time, time)
+end
+
+-- Tells the schedulers what was armed. The last thing that a script does.
+local function armed()
+  wake('due', due_before, due_first)
+end
+
+local function tally(note, outcome)
+  local field = note.label .. '|' .. outcome
+  if call('HINCRBY', DAY, field, 1) == 1 then call('EXPIRE', DAY, DAY_SECONDS) end
+  if call('HINCRBY', HOUR, field, 1) == 1 then call('EXPIRE', HOUR, HOUR_SECONDS) end
+end
+
+-- Ends it. The record stays for a week.
+local function finish(note, state, reason)
+  call('ZREM', DUE, note.id)
+  call('HDEL', LATER, note.id)
+  call('HSET', note.key, 'state', state, 'ended', NOW_MS, 'reason', reason)
+  call('PEXPIRE', note.key, KEPT_MS)
+  tally(note, state)
+end
+
+-- Ends it among the dead letters; answers how many of the oldest had to go. Redriven, it begins anew.
+local function give_up(note, reason, dead_max)
+  local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, NOW_US)
+  call('HSET', META, 'seq', sequence)
+  finish(note, 'dead', reason)
+  return bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason, note.attempts)
+end

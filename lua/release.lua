@@ -1,0 +1,23 @@
+#!lua
+-- release: a user is online. The notification that waits longest for that is due now, unless
+-- another one was released less than the threshold before.
+--
+-- KEYS  the thirteen of notifications.lua, [14] online:<bot> <uid>, [15] user:<bot> <uid>
+-- ARGV  bot, uid, threshold ms
+-- Reply 1, or 0 when none waits that is due, or it is too soon
+-- Cost  up to 10 commands
+assert(#KEYS == 15 and #ARGV == 3, 'release: wrong number of arguments')
+local threshold = tonumber(ARGV[3])
+local last = tonumber(call('HGET', KEYS[15], 'online') or 0)
+local id = call('ZRANGE', KEYS[14], '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, 1)[1]
+if not id or NOW_MS - last < threshold then
+  return 0
+end
+call('ZREM', KEYS[14], id)
+call('HSET', KEYS[15], 'online', NOW_MS)
+if call('PTTL', KEYS[15]) < threshold then
+  call('PEXPIRE', KEYS[15], math.max(1, threshold))
+end
+arm({id = id, bot = ARGV[1], uid = ARGV[2]}, NOW_MS)
+armed()
+return 1

@@ -1,0 +1,332 @@
+//! Notifications: `schedule`, `begin`, `finish`, `amend`, `release`.
+
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::{Call, Index, evalsha};
+use crate::clock::millis;
+use crate::id::{BotId, Sequence};
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::reply::{Reply, ReplyError};
+use crate::notification::{Begun, Duplicates, Ending, NewNotification, NotificationId, When};
+
+/// Keys that every one of them declares.
+const KEYS: usize = 13;
+
+fn begin(script: Index, keys: &ShardKeys, more: usize, now: Duration) -> Cmd {
+    let mut cmd = evalsha(script, KEYS + more);
+    cmd.arg(&keys.base).arg(&keys.due).arg(&keys.later).arg(&keys.dlq).arg(&keys.stats(now));
+    cmd
+}
+
+/// `lua/schedule.lua`.
+#[derive(Debug)]
+pub struct Schedule<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The time, for the statistics.
+    pub now: Duration,
+    /// Its id.
+    pub id: NotificationId,
+    /// What to accept.
+    pub new: &'a NewNotification,
+    /// Its type in the statistics.
+    pub label: &'a str,
+    /// Which notification has the key.
+    pub known: Option<NotificationId>,
+}
+
+/// What [`Schedule`] answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheduled {
+    /// Accepted; due at this time, ms since 1970.
+    Ok(u64),
+    /// The one that has the key stays, due at this time.
+    Duplicate(u64),
+    /// Another one has the key by now.
+    Again,
+}
+
+impl Call for Schedule<'_> {
+    type Reply = Scheduled;
+    const NAME: &'static str = "schedule";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, new, .. } = self;
+        let more = if new.key.is_some() { 4 } else { 2 };
+        let mut cmd = begin(Index::schedule, keys, more, self.now);
+        let record = keys.notification(self.id);
+        cmd.arg(&record).arg(keys.online(&new.bot, &new.uid));
+        if let Some((key, _)) = &new.key {
+            cmd.arg(keys.notification_key(&new.bot, key));
+            cmd.arg(self.known.map_or(record, |known| keys.notification(known)));
+        }
+        let (at_ms, delay_ms) = new.when.parts();
+        cmd.arg(self.id.to_string()).arg(new.bot.as_str()).arg(&new.uid).arg(&new.kind);
+        cmd.arg(self.label).arg(at_ms).arg(delay_ms).arg(millis(new.expires_in));
+        cmd.arg(u8::from(new.waits));
+        cmd.arg(match &new.key {
+            None => "",
+            Some((_, Duplicates::Ignore)) => "ignore",
+            Some((_, Duplicates::Replace)) => "replace",
+        });
+        cmd.arg(self.known.map_or_else(String::new, |known| known.to_string()));
+        let key = new.key.as_ref().map_or("", |(key, _)| key);
+        let more = [("method", &*new.method), ("body", &new.body), ("recheck", &new.recheck)];
+        cmd.arg("url").arg(&new.url);
+        for (name, value) in more.into_iter().chain([("key", key)]) {
+            // A million of them wait in memory.
+            if !value.is_empty() {
+                cmd.arg(name).arg(value);
+            }
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Scheduled, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        match &*reply.text()? {
+            "OK" => Ok(Scheduled::Ok(reply.number()?)),
+            "DUP" => Ok(Scheduled::Duplicate(reply.number()?)),
+            "AGAIN" => Ok(Scheduled::Again),
+            other => Err(ReplyError::unexpected("a status", other)),
+        }
+    }
+}
+
+/// How often a user gets a notification.
+#[derive(Debug, Clone)]
+pub struct Throttle {
+    /// At least so long after the last one.
+    pub threshold: Duration,
+    /// The same for single types.
+    pub by_kind: Vec<(String, Duration)>,
+    /// One that comes too soon is sent later; else it is dropped.
+    pub defers: bool,
+}
+
+impl Throttle {
+    /// How long a user's last time matters.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        self.by_kind.iter().map(|(_, time)| *time).chain([self.threshold]).max().unwrap_or_default()
+    }
+}
+
+/// `lua/begin.lua`.
+#[derive(Debug)]
+pub struct Begin<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The time, for the statistics.
+    pub now: Duration,
+    /// Whose.
+    pub bot: &'a BotId,
+    /// A send that nobody ends comes again after this.
+    pub hold: Duration,
+    /// How often a user gets one.
+    pub throttle: &'a Throttle,
+    /// Most dead letters of the shard.
+    pub dead_max: u64,
+    /// What is queued: notification, user, sequence of the event.
+    pub events: &'a [(NotificationId, &'a str, Sequence)],
+}
+
+/// What [`Begin`] answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judged {
+    /// Old dead letters that had to go.
+    pub letters_removed: u64,
+    /// What is to be sent.
+    pub begun: Vec<Begun>,
+}
+
+impl Call for Begin<'_> {
+    type Reply = Judged;
+    const NAME: &'static str = "begin";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, bot, throttle, events, .. } = self;
+        let mut cmd = begin(Index::begin, keys, 3 * events.len(), self.now);
+        for (id, uid, _) in *events {
+            cmd.arg(keys.notification(*id)).arg(keys.user(bot, uid)).arg(keys.online(bot, uid));
+        }
+        cmd.arg(millis(self.hold)).arg(self.dead_max);
+        cmd.arg(if throttle.defers { "defer" } else { "drop" }).arg(millis(throttle.threshold));
+        cmd.arg(throttle.by_kind.len());
+        for (kind, threshold) in &throttle.by_kind {
+            cmd.arg(kind).arg(millis(*threshold));
+        }
+        for (id, _, sequence) in *events {
+            cmd.arg(id.to_string()).arg(sequence.get());
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Judged, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let letters_removed = reply.number()?;
+        let mut begun = Vec::new();
+        while let Some(event) = reply.next() {
+            if let Value::Array(_) = event {
+                begun.push(sent(&mut Reply::new(event)?)?);
+            }
+        }
+        Ok(Judged { letters_removed, begun })
+    }
+}
+
+fn sent(reply: &mut Reply) -> Result<Begun, ReplyError> {
+    Ok(Begun {
+        id: reply.parsed()?,
+        token: reply.number()?,
+        bot: reply.parsed()?,
+        uid: reply.text()?,
+        kind: reply.text()?,
+        label: reply.text()?,
+        url: reply.text()?,
+        method: reply.text()?,
+        body: reply.text()?,
+        recheck: reply.text()?,
+        due_ms: reply.number()?,
+        expires_ms: reply.number()?,
+        attempts: reply.number()?,
+    })
+}
+
+/// `lua/finish.lua`.
+#[derive(Debug)]
+pub struct Finish<'a> {
+    /// The shard of the bots.
+    pub keys: &'a ShardKeys,
+    /// The time, for the statistics.
+    pub now: Duration,
+    /// Most dead letters of the shard.
+    pub dead_max: u64,
+    /// How long a user's last time matters.
+    pub remember: Duration,
+    /// The sends, and how they ended.
+    pub endings: &'a [(Begun, Ending)],
+}
+
+/// What [`Finish`] answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// Old dead letters that had to go.
+    pub letters_removed: u64,
+    /// Per send how it is now, as the statistics call it; `None`: it was taken for lost before.
+    pub outcomes: Vec<Option<String>>,
+}
+
+impl Call for Finish<'_> {
+    type Reply = Finished;
+    const NAME: &'static str = "finish";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, endings, .. } = self;
+        let mut cmd = begin(Index::finish, keys, 2 * endings.len(), self.now);
+        for (begun, _) in *endings {
+            cmd.arg(keys.notification(begun.id)).arg(keys.user(&begun.bot, &begun.uid));
+        }
+        cmd.arg(self.dead_max).arg(millis(self.remember));
+        for (begun, ending) in *endings {
+            let (outcome, pause, reason) = ending.parts();
+            cmd.arg(begun.id.to_string()).arg(begun.token).arg(outcome);
+            cmd.arg(millis(pause)).arg(reason);
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Finished, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let letters_removed = reply.number()?;
+        let mut outcomes = Vec::with_capacity(reply.len());
+        for _ in 0..reply.len() {
+            outcomes.push(Some(reply.text()?).filter(|outcome| outcome != "STALE"));
+        }
+        Ok(Finished { letters_removed, outcomes })
+    }
+}
+
+/// What is changed of a notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amendment {
+    /// It is not sent.
+    Cancel,
+    /// It falls due then.
+    Move(When),
+}
+
+/// `lua/amend.lua`.
+#[derive(Debug)]
+pub struct Amend<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The time, for the statistics.
+    pub now: Duration,
+    /// Which.
+    pub id: NotificationId,
+    /// Whose.
+    pub bot: &'a BotId,
+    /// For which user.
+    pub uid: &'a str,
+    /// How.
+    pub amendment: Amendment,
+}
+
+impl Call for Amend<'_> {
+    /// `OK`, its state when that forbids it, or nothing when there is no such notification.
+    type Reply = String;
+    const NAME: &'static str = "amend";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, id, bot, uid, .. } = self;
+        let mut cmd = begin(Index::amend, keys, 2, self.now);
+        cmd.arg(keys.notification(*id)).arg(keys.online(bot, uid)).arg(id.to_string());
+        match self.amendment {
+            Amendment::Cancel => cmd.arg("cancel").arg(0).arg(0),
+            Amendment::Move(when) => {
+                let (at_ms, delay_ms) = when.parts();
+                cmd.arg("move").arg(at_ms).arg(delay_ms)
+            }
+        };
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<String, ReplyError> {
+        Reply::single(value)?.text()
+    }
+}
+
+/// `lua/release.lua`. Answers whether one was released.
+#[derive(Debug)]
+pub struct Release<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The time, for the statistics.
+    pub now: Duration,
+    /// Whose.
+    pub bot: &'a BotId,
+    /// Who is online.
+    pub uid: &'a str,
+    /// At least so long after the last one.
+    pub threshold: Duration,
+}
+
+impl Call for Release<'_> {
+    type Reply = bool;
+    const NAME: &'static str = "release";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, bot, uid, .. } = self;
+        let mut cmd = begin(Index::release, keys, 2, self.now);
+        cmd.arg(keys.online(bot, uid)).arg(keys.user(bot, uid));
+        cmd.arg(bot.as_str()).arg(uid).arg(millis(self.threshold));
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<bool, ReplyError> {
+        Ok(Reply::single(value)?.number::<i64>()? == 1)
+    }
+}

@@ -1,0 +1,304 @@
+//! Delayed notifications: their ids, and what one says.
+//!
+//! A notification calls a URL at its time. It belongs to a bot and, usually, to a user of that bot.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize, Serializer};
+use uuid::Uuid;
+
+use crate::id::{BotId, Shard, ShardCount};
+
+/// Longest id of a user, in bytes.
+pub const UID_MAX_BYTES: usize = 256;
+/// Longest type, in bytes.
+pub const KIND_MAX_BYTES: usize = 64;
+/// Longest `key`, in bytes.
+pub const KEY_MAX_BYTES: usize = 255;
+/// Longest body that is sent, in bytes.
+pub const BODY_MAX_BYTES: usize = 64 * 1024;
+/// Longest delay and longest `expires_in`: a year.
+pub const DELAY_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
+/// The type of a notification that names none.
+pub const NO_KIND: &str = "none";
+/// The type in the statistics of those that have no place of their own.
+pub const OTHER_KINDS: &str = "other";
+
+/// The id of a notification: `<shard>.<32 hexadecimal digits>`, so it is found without its bot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NotificationId {
+    shard: Shard,
+    unique: Uuid,
+}
+
+impl NotificationId {
+    /// A new one, of a bot in this shard.
+    #[must_use]
+    pub fn new(shard: Shard) -> Self {
+        Self { shard, unique: Uuid::now_v7() }
+    }
+
+    /// The shard of its bot; `None` when there is no such shard.
+    #[must_use]
+    pub fn shard(self, shards: ShardCount) -> Option<Shard> {
+        (self.shard.index() < usize::from(shards.get())).then_some(self.shard)
+    }
+}
+
+impl fmt::Display for NotificationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.shard, self.unique.simple())
+    }
+}
+
+impl fmt::Debug for NotificationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for NotificationId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A text that is no id of a notification.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not the id of a notification, which looks like 3.0192f1b0c1d27c3e8f00112233445566"
+)]
+pub struct NotificationIdError(String);
+
+impl FromStr for NotificationId {
+    type Err = NotificationIdError;
+
+    fn from_str(text: &str) -> Result<Self, NotificationIdError> {
+        let parse = || {
+            let (shard, unique) = text.split_once('.')?;
+            let unique = Uuid::try_parse(unique).ok()?;
+            let id = Self { shard: Shard::from_digits(shard)?, unique };
+            // One notification has one name.
+            (id.to_string() == text).then_some(id)
+        };
+        parse().ok_or_else(|| NotificationIdError(text.chars().take(100).collect()))
+    }
+}
+
+impl<'de> Deserialize<'de> for NotificationId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// When a notification falls due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// So long after Redis has it.
+    After(Duration),
+    /// At this time, since 1970.
+    At(Duration),
+}
+
+impl When {
+    /// The time in ms since 1970 or 0, and the delay in ms. Rounded up: never early.
+    pub(crate) fn parts(self) -> (u64, u64) {
+        let up = |time: Duration| {
+            crate::clock::millis(time) + u64::from(time.subsec_nanos() % 1_000_000 > 0)
+        };
+        match self {
+            Self::After(delay) => (0, up(delay)),
+            Self::At(time) => (up(time).max(1), 0),
+        }
+    }
+}
+
+/// What is done when another notification of the bot has the key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Duplicates {
+    /// It stays, and the new one is not accepted.
+    #[default]
+    Ignore,
+    /// It is cancelled.
+    Replace,
+}
+
+/// A notification to accept.
+#[derive(Debug, Clone)]
+pub struct NewNotification {
+    /// Whose.
+    pub bot: BotId,
+    /// For which user; empty for none.
+    pub uid: String,
+    /// What it is called in the statistics and by the thresholds.
+    pub kind: String,
+    /// When it falls due.
+    pub when: When,
+    /// It is given up so long after that.
+    pub expires_in: Duration,
+    /// Whether it waits, once due, until the user is online.
+    pub waits: bool,
+    /// The URL that is called.
+    pub url: String,
+    /// The method.
+    pub method: String,
+    /// The body.
+    pub body: String,
+    /// This URL must answer `ok` before each attempt; empty for none.
+    pub recheck: String,
+    /// A name of the caller's for it, and what is done when it is taken.
+    pub key: Option<(String, Duplicates)>,
+}
+
+/// How a notification is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It falls due, or is due.
+    Scheduled,
+    /// It waits until its user is online.
+    Waiting,
+    /// It is being sent.
+    Sending,
+    /// The receiver has it.
+    Sent,
+    /// The recheck did not want it sent.
+    Refused,
+    /// The user had got another one shortly before.
+    Throttled,
+    /// Its time passed before it could be sent.
+    Expired,
+    /// It was given up after attempts.
+    Dead,
+    /// Somebody cancelled or replaced it.
+    Cancelled,
+}
+
+/// A notification as it is kept, times in ms since 1970.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its id.
+    pub id: NotificationId,
+    /// Whose.
+    pub bot: BotId,
+    /// For which user; empty for none.
+    pub uid: String,
+    /// Its type.
+    pub kind: String,
+    /// How it is.
+    pub state: State,
+    /// When it is or was due.
+    pub due_ms: u64,
+    /// When it is given up.
+    pub expires_ms: u64,
+    /// When it was accepted.
+    pub created_ms: u64,
+    /// When it ended.
+    pub ended_ms: Option<u64>,
+    /// When it is looked at next.
+    pub next_ms: Option<u64>,
+    /// Whether it waits for its user.
+    pub waits: bool,
+    /// How often it was begun to send.
+    pub attempts: u32,
+    /// Why it ended, or why the last attempt failed.
+    pub reason: String,
+    /// The URL that is called.
+    pub url: String,
+}
+
+/// A send that was begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Begun {
+    /// Which.
+    pub id: NotificationId,
+    /// Ends this send and no other.
+    pub token: u64,
+    /// Whose.
+    pub bot: BotId,
+    /// For which user; empty for none.
+    pub uid: String,
+    /// Its type.
+    pub kind: String,
+    /// Its type in the statistics.
+    pub label: String,
+    /// The URL to call.
+    pub url: String,
+    /// The method.
+    pub method: String,
+    /// The body.
+    pub body: String,
+    /// To be asked before; empty for none.
+    pub recheck: String,
+    /// When it was due, ms since 1970.
+    pub due_ms: u64,
+    /// When it is given up, ms since 1970.
+    pub expires_ms: u64,
+    /// 1 for the first.
+    pub attempts: u32,
+}
+
+/// How a send ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// The receiver has it.
+    Sent,
+    /// The recheck does not want it sent.
+    Refused(String),
+    /// It failed; again after this long.
+    Retry(Duration, String),
+    /// It was not tried; again after this long.
+    Postpone(Duration, String),
+    /// It failed for good.
+    Dead(String),
+}
+
+impl Ending {
+    /// The word of `lua/finish.lua`, the pause and the reason.
+    pub(crate) fn parts(&self) -> (&'static str, Duration, &str) {
+        match self {
+            Self::Sent => ("sent", Duration::ZERO, ""),
+            Self::Refused(reason) => ("refused", Duration::ZERO, reason),
+            Self::Retry(pause, reason) => ("retry", *pause, reason),
+            Self::Postpone(pause, reason) => ("postpone", *pause, reason),
+            Self::Dead(reason) => ("dead", Duration::ZERO, reason),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_back_and_has_one_name_only() {
+        let shards = ShardCount::new(16).unwrap();
+        for shard in shards.shards() {
+            let id = NotificationId::new(shard);
+            let text = id.to_string();
+            assert_eq!(text.parse(), Ok(id));
+            assert_eq!(id.shard(shards), Some(shard));
+            for other in [text.to_uppercase(), format!("0{text}"), format!("+{text}")] {
+                assert!(other == text || other.parse::<NotificationId>().is_err(), "{other}");
+            }
+        }
+        let beyond = format!("16.{}", Uuid::now_v7().simple()).parse::<NotificationId>().unwrap();
+        assert_eq!(beyond.shard(shards), None);
+        for text in ["", "3", "3.", ".x", "3.x", "-1.0192f1b0c1d27c3e8f00112233445566"] {
+            assert!(text.parse::<NotificationId>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_rounded_up() {
+        let parts = |nanos| When::After(Duration::from_nanos(nanos)).parts();
+        assert_eq!((parts(0), parts(1), parts(1_000_000)), ((0, 0), (0, 1), (0, 1)));
+        assert_eq!(parts(1_000_001), (0, 2));
+        assert_eq!(When::At(Duration::ZERO).parts(), (1, 0));
+        assert_eq!(When::At(Duration::from_micros(1_500)).parts(), (2, 0));
+    }
+}

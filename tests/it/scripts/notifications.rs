@@ -1,0 +1,458 @@
+//! Notifications.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::event::Event;
+use fairlane::id::{BotId, Sequence, ShardCount};
+use fairlane::keyspace::scripts::{
+    Amend, Amendment, Begin, Finish, Promote, Redrive, Release, Schedule, Scheduled, Throttle,
+};
+use fairlane::notification::{Begun, Duplicates, Ending, NewNotification, NotificationId, When};
+use redis::Commands;
+
+use super::{SLICE_US, Shard, bot};
+
+const HOLD: Duration = Duration::from_secs(25);
+const HALF_HOUR: Duration = Duration::from_secs(1_800);
+const SECOND: i64 = 1_000_000;
+const DAY: Duration = Duration::from_secs(86_400);
+
+pub(super) fn id() -> NotificationId {
+    NotificationId::new(ShardCount::new(1).unwrap().shards().next().unwrap())
+}
+
+pub(super) fn new(of: &str, uid: &str, delay_ms: u64) -> NewNotification {
+    NewNotification {
+        bot: bot(of),
+        uid: uid.to_owned(),
+        kind: "none".to_owned(),
+        when: When::After(Duration::from_millis(delay_ms)),
+        expires_in: DAY,
+        waits: false,
+        url: "https://example.com/x".to_owned(),
+        method: "POST".to_owned(),
+        body: "{}".to_owned(),
+        recheck: String::new(),
+        key: None,
+    }
+}
+
+pub(super) fn begun(id: NotificationId) -> Begun {
+    Begun {
+        id,
+        token: 1,
+        bot: bot("a"),
+        uid: "u".to_owned(),
+        kind: "none".to_owned(),
+        label: "none".to_owned(),
+        url: String::new(),
+        method: String::new(),
+        body: String::new(),
+        recheck: String::new(),
+        due_ms: 0,
+        expires_ms: 0,
+        attempts: 1,
+    }
+}
+
+/// A shard of notifications, and its time in µs.
+struct Notes {
+    shard: Shard,
+    now: i64,
+    throttle: Throttle,
+}
+
+impl Notes {
+    fn new() -> Self {
+        // What runs out does so by the real time.
+        let now = i64::try_from(SystemClock.now().as_micros()).unwrap();
+        let throttle = Throttle { threshold: HALF_HOUR, by_kind: Vec::new(), defers: false };
+        Self { shard: Shard::of("notifications"), now, throttle }
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_micros(self.now.unsigned_abs())
+    }
+
+    fn pass(&mut self, seconds: i64) {
+        self.now += seconds * SECOND;
+    }
+
+    fn schedule(&mut self, new: &NewNotification) -> NotificationId {
+        let (id, scheduled) = self.schedule_over(new, None);
+        assert!(matches!(scheduled, Scheduled::Ok(_)), "{scheduled:?}");
+        id
+    }
+
+    fn schedule_over(
+        &mut self,
+        new: &NewNotification,
+        known: Option<NotificationId>,
+    ) -> (NotificationId, Scheduled) {
+        let (keys, now, id) = (&self.shard.keys.clone(), self.time(), id());
+        let call = Schedule { keys, now, id, new, label: &new.kind, known };
+        (id, self.shard.call(self.now, &call))
+    }
+
+    /// Queues what is due; answers how many that were.
+    fn promote(&mut self) -> u64 {
+        let keys = &self.shard.keys.clone();
+        let due: Vec<String> = self.shard.clocked.plain().zrange(&keys.due, 0, -1).unwrap();
+        let mut events = Vec::new();
+        for id in due {
+            let later: Vec<u8> = self.shard.clocked.plain().hget(&keys.later, &id).unwrap();
+            let text = String::from_utf8_lossy(&later).into_owned();
+            let (length, rest) = text.split_once(':').unwrap();
+            events.push((id, bot(&rest[..length.parse().unwrap()])));
+        }
+        if events.is_empty() {
+            return 0;
+        }
+        self.shard.call(self.now, &Promote { keys, slice_us: SLICE_US, events: &events }).moved
+    }
+
+    fn queued(&mut self, of: &BotId) -> Vec<(Sequence, Event)> {
+        let key = self.shard.keys.queue(of);
+        let records: Vec<Vec<u8>> = self.shard.clocked.plain().lrange(key, 0, -1).unwrap();
+        records.iter().map(|record| Event::decode(record, of).unwrap()).collect()
+    }
+
+    /// Handles what is queued, but the queue keeps it, as after a crash.
+    fn handle(&mut self, of: &str) -> Vec<Begun> {
+        let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot(of));
+        let queued = self.queued(bot);
+        let events: Vec<(NotificationId, &str, Sequence)> = queued
+            .iter()
+            .map(|(sequence, event)| {
+                assert_eq!((event.kind(), event.source()), ("notification.due", "fairlane"));
+                (event.id().parse().unwrap(), event.subject().unwrap_or_default(), *sequence)
+            })
+            .collect();
+        if events.is_empty() {
+            return Vec::new();
+        }
+        let throttle = &self.throttle;
+        let call = Begin { keys, now, bot, hold: HOLD, throttle, dead_max: 100, events: &events };
+        self.shard.call(self.now, &call).begun
+    }
+
+    fn forget_queue(&mut self, of: &str) {
+        let key = self.shard.keys.queue(&bot(of));
+        let () = self.shard.clocked.plain().del(key).unwrap();
+    }
+
+    /// Queues what is due and handles it.
+    fn step(&mut self, of: &str) -> Vec<Begun> {
+        self.promote();
+        let begun = self.handle(of);
+        self.forget_queue(of);
+        begun
+    }
+
+    fn finish(&mut self, begun: &Begun, ending: Ending) -> Option<String> {
+        let (keys, now) = (&self.shard.keys.clone(), self.time());
+        let endings = &[(begun.clone(), ending)];
+        let call = Finish { keys, now, dead_max: 100, remember: HALF_HOUR, endings };
+        self.shard.call(self.now, &call).outcomes.pop().unwrap()
+    }
+
+    fn amend(&mut self, id: NotificationId, uid: &str, amendment: Amendment) -> String {
+        let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
+        self.shard.call(self.now, &Amend { keys, now, id, bot, uid, amendment })
+    }
+
+    fn online(&mut self, uid: &str) -> bool {
+        let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
+        let threshold = Duration::from_secs(10);
+        self.shard.call(self.now, &Release { keys, now, bot, uid, threshold })
+    }
+
+    fn state(&mut self, id: NotificationId) -> String {
+        let key = self.shard.keys.notification(id);
+        self.shard.clocked.plain().hget(key, "state").unwrap()
+    }
+
+    /// Notifications that fall due some time.
+    fn armed(&mut self) -> usize {
+        let (due, later) = (self.shard.keys.due.clone(), self.shard.keys.later.clone());
+        let armed: usize = self.shard.clocked.plain().zcard(due).unwrap();
+        assert_eq!(armed, self.shard.clocked.plain().hlen::<_, usize>(later).unwrap());
+        armed
+    }
+
+    fn stats(&mut self) -> BTreeMap<String, u64> {
+        let [day, hour] = self.shard.keys.stats(self.time());
+        let of_day: BTreeMap<String, u64> = self.shard.clocked.plain().hgetall(day).unwrap();
+        let of_hour: BTreeMap<String, u64> = self.shard.clocked.plain().hgetall(hour).unwrap();
+        assert!(of_hour.iter().all(|(name, n)| of_day[name] >= *n));
+        of_day
+    }
+}
+
+fn counted(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    pairs.iter().map(|(outcome, n)| (format!("none|{outcome}"), *n)).collect()
+}
+
+#[test]
+fn a_notification_is_received_due_sent_and_counted_never_early() {
+    let mut notes = Notes::new();
+    let sent = notes.schedule(&new("b", "u", 1_000));
+    notes.pass(1);
+    assert_eq!(notes.promote(), 0, "within the millisecond that had begun");
+    notes.now += 1_000;
+    let begun = notes.step("b");
+    assert_eq!(begun.len(), 1);
+    let first = &begun[0];
+    assert_eq!((first.id, first.attempts, &*first.url), (sent, 1, "https://example.com/x"));
+    assert_eq!((&*first.method, &*first.body, &*first.recheck), ("POST", "{}", ""));
+    assert_eq!(first.expires_ms - first.due_ms, 86_400_000);
+    assert_eq!((notes.state(sent), notes.armed()), ("sending".to_owned(), 1));
+    assert_eq!(notes.finish(first, Ending::Sent), Some("sent".to_owned()));
+    assert_eq!((notes.state(sent), notes.armed()), ("sent".to_owned(), 0));
+    assert_eq!(notes.finish(first, Ending::Sent), None, "once only");
+    assert_eq!(notes.stats(), counted(&[("received", 1), ("sent", 1)]));
+    let key = notes.shard.keys.notification(sent);
+    let left: i64 = notes.shard.clocked.plain().ttl(key).unwrap();
+    assert!((604_700..=604_800).contains(&left), "{left}");
+}
+
+#[test]
+fn an_event_that_comes_again_after_a_crash_begins_nothing_twice() {
+    let mut notes = Notes::new();
+    let note = notes.schedule(&new("b", "u", 0));
+    notes.promote();
+    let begun = notes.handle("b");
+    assert_eq!(begun.len(), 1);
+    assert_eq!(notes.handle("b"), [], "the send is under way");
+    assert_eq!(notes.finish(&begun[0], Ending::Dead("410".into())), Some("dead".into()));
+    assert_eq!(notes.handle("b"), [], "nor is a dead one brought back by it");
+    assert_eq!(notes.state(note), "dead");
+}
+
+#[test]
+fn what_a_killed_process_was_sending_comes_due_again_and_its_late_answer_means_nothing() {
+    let mut notes = Notes::new();
+    let note = notes.schedule(&new("b", "u", 0));
+    let lost = notes.step("b").remove(0);
+    notes.pass(24);
+    assert_eq!(notes.step("b"), []);
+    notes.pass(2);
+    let again = notes.step("b").remove(0);
+    assert_eq!((again.id, again.attempts), (note, 2));
+    assert!(again.token > lost.token);
+    for ending in [Ending::Sent, Ending::Dead("x".into()), Ending::Refused("x".into())] {
+        assert_eq!(notes.finish(&lost, ending), None);
+    }
+    assert_eq!((notes.state(note), notes.armed()), ("sending".to_owned(), 1));
+    assert_eq!(notes.finish(&again, Ending::Sent), Some("sent".into()));
+    assert_eq!(notes.stats(), counted(&[("received", 1), ("sent", 1)]));
+}
+
+#[test]
+fn a_user_gets_one_at_a_time_and_the_others_are_dropped_once_it_is_sent() {
+    let mut notes = Notes::new();
+    for _ in 0..50 {
+        notes.schedule(&new("b", "u", 0));
+    }
+    // Neither another user nor nobody is throttled by it.
+    notes.schedule(&new("b", "v", 0));
+    notes.schedule(&new("b", "", 0));
+    notes.schedule(&new("b", "", 0));
+    let begun = notes.step("b");
+    assert_eq!(begun.len(), 4);
+    assert_eq!(notes.step("b"), [], "the user is taken");
+    notes.pass(1);
+    assert_eq!(notes.step("b"), [], "and still is");
+    for begun in &begun {
+        assert_eq!(notes.finish(begun, Ending::Sent), Some("sent".into()));
+    }
+    notes.pass(1);
+    assert_eq!(notes.step("b"), []);
+    assert_eq!(notes.armed(), 0);
+    let expected = counted(&[("received", 53), ("sent", 4), ("throttled", 49)]);
+    assert_eq!(notes.stats(), expected);
+    notes.schedule(&new("b", "u", 1_795_000));
+    notes.pass(1_799);
+    assert_eq!(notes.step("b").len(), 1, "half an hour later");
+}
+
+#[test]
+fn a_failed_send_frees_its_user_for_another_one() {
+    let mut notes = Notes::new();
+    let (first, second) = (notes.schedule(&new("b", "u", 0)), notes.schedule(&new("b", "u", 0)));
+    let begun = notes.step("b");
+    let (begun, other) = (&begun[0], if begun[0].id == first { second } else { first });
+    let retry = Ending::Retry(Duration::from_secs(5), "500".into());
+    assert_eq!(notes.finish(begun, retry), Some("retry".into()));
+    notes.pass(1);
+    let next = notes.step("b");
+    assert_eq!(next.iter().map(|begun| begun.id).collect::<Vec<_>>(), [other]);
+    assert_eq!(notes.finish(&next[0], Ending::Sent), Some("sent".into()));
+    notes.pass(5);
+    assert_eq!(notes.step("b"), [], "the first one comes too soon now");
+    assert_eq!(notes.state(begun.id), "throttled");
+}
+
+#[test]
+fn a_type_may_have_a_threshold_of_its_own_and_throttled_ones_may_be_deferred() {
+    let mut notes = Notes::new();
+    notes.throttle.by_kind = vec![("urgent".to_owned(), Duration::ZERO)];
+    notes.throttle.defers = true;
+    notes.schedule(&new("b", "u", 0));
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Sent);
+    let later = notes.schedule(&new("b", "u", 0));
+    notes.schedule(&NewNotification { kind: "urgent".to_owned(), ..new("b", "u", 0) });
+    let urgent = notes.step("b");
+    assert_eq!(urgent.iter().map(|begun| &*begun.kind).collect::<Vec<_>>(), ["urgent"]);
+    notes.finish(&urgent[0], Ending::Sent);
+    assert_eq!(notes.state(later), "scheduled");
+    notes.pass(1_799);
+    assert_eq!(notes.step("b"), []);
+    notes.pass(2);
+    assert_eq!(notes.step("b").remove(0).id, later);
+}
+
+#[test]
+fn a_retry_counts_a_postponement_does_not_and_both_end_where_it_expires() {
+    let mut notes = Notes::new();
+    let short = NewNotification { expires_in: Duration::from_secs(60), ..new("b", "u", 0) };
+    let note = notes.schedule(&short);
+    let seconds = Duration::from_secs;
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Postpone(seconds(2), "busy".into()));
+    notes.pass(3);
+    let begun = notes.step("b").remove(0);
+    assert_eq!(begun.attempts, 1);
+    notes.finish(&begun, Ending::Retry(seconds(20), "500".into()));
+    notes.pass(19);
+    assert_eq!(notes.step("b"), []);
+    notes.pass(2);
+    let begun = notes.step("b").remove(0);
+    assert_eq!(begun.attempts, 2);
+    let late = Ending::Retry(seconds(40), "the receiver answered 500".into());
+    assert_eq!(notes.finish(&begun, late), Some("dead".into()));
+    assert_eq!((notes.state(note), notes.armed()), ("dead".to_owned(), 0));
+    assert_eq!(notes.stats(), counted(&[("received", 1), ("retried", 1), ("dead", 1)]));
+
+    // Redriven, it begins anew.
+    let (keys, letter) = (&notes.shard.keys.clone(), notes.shard.letters()[0]);
+    let redrive = Redrive { keys, id: letter, bot: &bot("b"), slice_us: SLICE_US };
+    assert!(notes.shard.call(notes.now, &redrive));
+    let begun = notes.step("b").remove(0);
+    assert_eq!((begun.id, begun.attempts), (note, 1));
+    assert_eq!(notes.finish(&begun, Ending::Sent), Some("sent".into()));
+}
+
+#[test]
+fn one_whose_time_passed_before_any_attempt_has_expired() {
+    let mut notes = Notes::new();
+    let short = NewNotification { expires_in: Duration::from_secs(60), ..new("b", "u", 0) };
+    let note = notes.schedule(&short);
+    notes.pass(61);
+    assert_eq!(notes.step("b"), []);
+    assert_eq!((notes.state(note), notes.armed()), ("expired".to_owned(), 0));
+    assert_eq!(notes.stats(), counted(&[("received", 1), ("expired", 1)]));
+}
+
+#[test]
+fn one_that_waits_for_its_user_is_released_when_due_one_a_call_oldest_first() {
+    let mut notes = Notes::new();
+    let waits = |delay_ms| NewNotification { waits: true, ..new("b", "u", delay_ms) };
+    let (late, early) = (notes.schedule(&waits(5_000)), notes.schedule(&waits(1_000)));
+    assert!(!notes.online("u"), "neither is due");
+    notes.pass(60);
+    assert_eq!(notes.step("b"), []);
+    assert!(!notes.online("v"));
+    assert!(notes.online("u"));
+    assert!(!notes.online("u"), "too soon after the last one");
+    let begun = notes.step("b");
+    assert_eq!(begun.iter().map(|begun| begun.id).collect::<Vec<_>>(), [early]);
+    notes.finish(&begun[0], Ending::Sent);
+    notes.pass(11);
+    assert!(notes.online("u"), "the half hour is not asked");
+    assert_eq!(notes.step("b").remove(0).id, late);
+    assert!(!notes.online("u"));
+}
+
+#[test]
+fn one_that_waits_in_vain_expires() {
+    let mut notes = Notes::new();
+    let expires_in = Duration::from_secs(60);
+    let note = notes.schedule(&NewNotification { waits: true, expires_in, ..new("b", "u", 0) });
+    notes.pass(61);
+    assert_eq!(notes.step("b"), []);
+    assert_eq!((notes.state(note), notes.armed()), ("expired".to_owned(), 0));
+    assert!(!notes.online("u"));
+}
+
+#[test]
+fn one_is_cancelled_or_moved_until_it_is_being_sent_also_when_its_event_is_queued() {
+    let mut notes = Notes::new();
+    let (cancelled, moved) = (notes.schedule(&new("b", "u", 0)), notes.schedule(&new("b", "v", 0)));
+    notes.promote();
+    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), "OK");
+    let hour = When::After(Duration::from_secs(3_600));
+    assert_eq!(notes.amend(moved, "v", Amendment::Move(hour)), "OK");
+    assert_eq!(notes.handle("b"), []);
+    notes.forget_queue("b");
+    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), "cancelled");
+    notes.pass(3_601);
+    let begun = notes.step("b").remove(0);
+    assert_eq!(begun.id, moved);
+    assert_eq!(begun.expires_ms - begun.due_ms, 86_400_000, "it expires later too");
+    assert_eq!(notes.amend(moved, "v", Amendment::Cancel), "sending");
+    assert_eq!(notes.amend(id(), "v", Amendment::Cancel), "");
+
+    let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
+    assert_eq!(notes.amend(waits, "w", Amendment::Move(hour)), "OK");
+    assert!(!notes.online("w"), "it is not due any more");
+    assert_eq!(notes.amend(waits, "w", Amendment::Cancel), "OK");
+    notes.pass(3_601);
+    assert!(!notes.online("w"));
+}
+
+#[test]
+fn a_key_is_taken_once_and_kept_or_replaced() {
+    let mut notes = Notes::new();
+    let keyed = |duplicates| NewNotification {
+        key: Some(("k".to_owned(), duplicates)),
+        ..new("b", "u", 60_000)
+    };
+    let first = notes.schedule(&keyed(Duplicates::Ignore));
+    let due = notes.schedule_over(&keyed(Duplicates::Ignore), Some(first)).1;
+    assert!(matches!(due, Scheduled::Duplicate(_)), "{due:?}");
+    let unknown = notes.schedule_over(&keyed(Duplicates::Ignore), None).1;
+    assert_eq!(unknown, Scheduled::Again, "somebody took it in between");
+    let (second, scheduled) = notes.schedule_over(&keyed(Duplicates::Replace), Some(first));
+    assert!(matches!(scheduled, Scheduled::Ok(_)), "{scheduled:?}");
+    assert_eq!((notes.state(first), notes.armed()), ("cancelled".to_owned(), 1));
+    notes.pass(61);
+    let begun = notes.step("b").remove(0);
+    assert_eq!(begun.id, second);
+    notes.finish(&begun, Ending::Sent);
+    let (third, scheduled) = notes.schedule_over(&keyed(Duplicates::Ignore), Some(second));
+    assert!(matches!(scheduled, Scheduled::Ok(_)), "what has ended keeps no key: {scheduled:?}");
+    assert_eq!(notes.state(third), "scheduled");
+}
+
+#[test]
+fn hostile_users_and_types_stay_apart() {
+    let mut notes = Notes::new();
+    let uids = ["*", "{}", "a b", "1|2", "日本", "'", "\\", "%s", &"x".repeat(256)];
+    for uid in uids {
+        notes.schedule(&NewNotification { kind: format!("|{uid}|"), ..new("b", uid, 0) });
+    }
+    let begun = notes.step("b");
+    assert_eq!(begun.iter().map(|begun| &*begun.uid).collect::<Vec<_>>(), uids);
+    for begun in &begun {
+        assert_eq!(begun.kind, format!("|{}|", begun.uid));
+        assert_eq!(notes.finish(begun, Ending::Sent), Some("sent".into()));
+    }
+    let stats = notes.stats();
+    for uid in uids {
+        assert_eq!(stats[&format!("|{uid}||sent")], 1);
+    }
+}
