@@ -107,7 +107,7 @@ impl When {
     /// The time in ms since 1970 or 0, and the delay in ms. Rounded up: never early.
     pub(crate) fn parts(self) -> (u64, u64) {
         let up = |time: Duration| {
-            crate::clock::millis(time) + u64::from(time.subsec_nanos() % 1_000_000 > 0)
+            crate::clock::millis(time) + u64::from(!time.subsec_nanos().is_multiple_of(1_000_000))
         };
         match self {
             Self::After(delay) => (0, up(delay)),
