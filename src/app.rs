@@ -31,6 +31,7 @@ use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{CounterMetrics, PipelineMetrics};
+use crate::notifications::Notifications;
 use crate::outbound::OutboundSetupError;
 use crate::pool::open::OpenLeases;
 use crate::presence::{self};
@@ -269,6 +270,15 @@ impl App {
         Some(plan.queue(&self.config, &self.links.admin))
     }
 
+    /// The delayed notifications, to accept and look at; `None` without their pipeline.
+    #[must_use]
+    pub fn notifications(&self) -> Option<Notifications> {
+        let plan = self.plans.iter().find(|plan| plan.name.notifies())?;
+        let queue = plan.queue(&self.config, &self.links.views);
+        let threshold = self.config.notifications.online_threshold;
+        Some(Notifications::new(queue, Arc::clone(&self.clock), threshold))
+    }
+
     /// Runs until `shutdown` stops it and everything that was begun has ended.
     ///
     /// # Errors
@@ -347,7 +357,8 @@ impl App {
                 views: plan.name.counts_views().then(CounterMetrics::new),
                 keep_dead: plan.config.dead.keep,
             });
-            if roles.ingest {
+            // Nothing of the bus is a notification.
+            if roles.ingest && !plan.name.notifies() {
                 fanout.push(plan.route(queue.over(Arc::clone(&links.ingest))));
             }
             listening.push((queue, ears));

@@ -24,6 +24,7 @@
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
 //! | [`store`] | the durable stores: MongoDB |
 //! | [`handler`] | `trait Handler` and the built-in ones |
+//! | [`notifications`] | delayed notifications: accepted, released, sent; the circuit breaker |
 //! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
 //! | [`presence`] | what the running processes say of themselves: rates, workers |
@@ -95,6 +96,7 @@ pub mod keyspace;
 pub mod lifecycle;
 pub mod metrics;
 pub mod notification;
+pub mod notifications;
 pub mod outbound;
 pub mod pool;
 pub mod presence;

@@ -79,6 +79,8 @@ table! {
     COUNTERS_UNFLUSHED_OLDEST "counters_unflushed_oldest_seconds" Gauge "Age of the oldest of them";
     COUNTERS_CACHE_HITS "counters_cache_hits_total" Counter "Totals that the cache in Redis told";
     COUNTERS_CACHE_MISSES "counters_cache_misses_total" Counter "Totals that MongoDB had to be asked for";
+    NOTIFICATIONS "notifications_total" Counter "Sends of notifications that ended, by type (the first 50; else other) and outcome: sent, refused, retried, dead";
+    NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from when a notification was due to its first send";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent where none is used";
@@ -351,6 +353,30 @@ impl CounterMetrics {
             gauge.set(0.0);
         }
         metrics
+    }
+}
+
+/// Metrics of the notifications.
+#[derive(Clone)]
+pub(crate) struct NotificationMetrics {
+    /// From due to the first send.
+    pub(crate) lateness: Histogram,
+}
+
+impl NotificationMetrics {
+    /// The handles, at 0.
+    pub(crate) fn new() -> Self {
+        for outcome in ["sent", "refused", "retried", "dead"] {
+            let kind = crate::notification::NO_KIND;
+            counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).absolute(0);
+        }
+        Self { lateness: histogram!(NOTIFICATIONS_LATENESS) }
+    }
+
+    /// A send of a type of the statistics ended.
+    pub(crate) fn count(kind: &str, outcome: &str) {
+        let (kind, outcome) = (kind.to_owned(), outcome.to_owned());
+        counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).increment(1);
     }
 }
 

@@ -9,14 +9,18 @@ use tracing::{info, warn};
 
 use super::{App, AppError, Roles};
 use crate::clock::SharedClock;
-use crate::config::{Config, PipelineConfig, Start};
+use crate::config::{Config, OnThrottle, PipelineConfig, Start};
 use crate::fanout::{Filter, Glob, OncePerMinute, Route};
-use crate::handler::{AnyHandler, CounterHandler, Environment, Handler, MinAge, PushHandler};
+use crate::handler::{
+    AnyHandler, CounterHandler, Environment, Handler, MinAge, NotifyHandler, PushHandler,
+};
 use crate::id::PipelineName;
 use crate::keyspace::private::PrivateRedis;
+use crate::keyspace::scripts::Throttle;
 use crate::keyspace::{Link, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, CounterMetrics, PipelineMetrics};
+use crate::notifications::{Sender, Sending};
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
 use crate::pool::open::OpenPipeline;
 use crate::pool::retry::Backoff;
@@ -84,7 +88,7 @@ impl Builder {
         for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
             plans.push(self.plan(name, config, outbound.as_ref(), &counting)?);
         }
-        if plans.is_empty() {
+        if plans.iter().all(|plan| plan.name.notifies()) {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
         let certificates = self.config.redis.certificates()?;
@@ -159,11 +163,13 @@ impl Builder {
         Counting { mongo: mongo.ok(), store, views, min_age: MinAge::new() }
     }
 
-    /// What push handlers call with; `None` without one.
+    /// What push handlers and notifications call with; `None` without any.
     fn outbound(&self) -> Result<Option<Outbound>, AppError> {
-        let is_push = |pipeline: &&PipelineConfig| pipeline.enabled && self.is_push(pipeline);
-        let pipelines = self.config.pipelines.values().filter(is_push);
-        let Some(shortest) = pipelines.map(|pipeline| pipeline.handler_timeout).min() else {
+        let calls = |(name, pipeline): &(&PipelineName, &PipelineConfig)| {
+            pipeline.enabled && (self.is_push(pipeline) || name.notifies())
+        };
+        let pipelines = self.config.pipelines.iter().filter(calls);
+        let Some(shortest) = pipelines.map(|(_, pipeline)| pipeline.handler_timeout).min() else {
             return Ok(None);
         };
         let callbacks = &self.config.callbacks;
@@ -192,6 +198,9 @@ impl Builder {
             let (store, min_age) = (store.clone(), counting.min_age.clone());
             return Ok(Arc::new(CounterHandler::new(store, min_age, config.handler_timeout)));
         }
+        if name.notifies() {
+            return Ok(Arc::new(NotifyHandler::default()));
+        }
         if let Some(outbound) = outbound
             && self.is_push(config)
         {
@@ -218,6 +227,23 @@ impl Builder {
         })
     }
 
+    /// What sends notifications, for their pipeline.
+    fn sending(&self, name: &PipelineName, outbound: Option<&Outbound>) -> Option<Sending> {
+        let outbound = outbound.filter(|_| name.notifies())?.clone();
+        let (config, secrets) = (&self.config.notifications, &self.config.callbacks.secrets);
+        if secrets.is_empty() {
+            warn!(
+                "notifications are not signed, so the receivers cannot know who calls; set callbacks.secrets"
+            );
+        }
+        let throttle = Throttle {
+            threshold: config.user_poll_threshold,
+            by_kind: config.type_thresholds.clone(),
+            defers: config.on_throttle == OnThrottle::Defer,
+        };
+        Some(Sending { outbound, secrets: secrets.clone(), throttle })
+    }
+
     fn plan(
         &self,
         name: &PipelineName,
@@ -236,6 +262,7 @@ impl Builder {
             handler,
             filter,
             views: counting.views.clone(),
+            sending: self.sending(name, outbound),
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
@@ -257,6 +284,8 @@ pub(super) struct Plan {
     pub(super) handler: Arc<dyn AnyHandler>,
     pub(super) filter: Option<Filter>,
     pub(super) views: ViewSettings,
+    /// Of the pipeline of the notifications.
+    pub(super) sending: Option<Sending>,
     pub(super) meter: Arc<Meter>,
 }
 
@@ -315,6 +344,10 @@ impl Plan {
         lease_key: &LeaseKey,
         shutdown: &Shutdown,
     ) -> Pool {
+        if let Some(sending) = self.sending.clone() {
+            let (queue, clock) = (queue.clone(), Arc::clone(clock));
+            self.handler.send_with(Sender::new(queue, sending, clock, shutdown.clone()));
+        }
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
         let work = Work {
             handler: Arc::clone(&self.handler),

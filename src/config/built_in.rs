@@ -6,9 +6,14 @@ use crate::id::PipelineName;
 /// The handler of [`PipelineName::COUNTERS`], which no other pipeline may have.
 pub const COUNTER: &str = "counter";
 
+/// The handler of [`PipelineName::NOTIFICATIONS`], which no other pipeline may have.
+pub const NOTIFY: &str = "notify";
+
 /// Their names, and their defaults over those of every pipeline.
-pub(super) const BUILT_IN: [(&str, &str); 1] =
-    [(PipelineName::COUNTERS, include_str!("counters.toml"))];
+pub(super) const BUILT_IN: [(&str, &str); 2] = [
+    (PipelineName::COUNTERS, include_str!("counters.toml")),
+    (PipelineName::NOTIFICATIONS, include_str!("notifications.toml")),
+];
 
 /// Whether a pipeline of this name exists without being written.
 #[must_use]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
-use super::built_in::COUNTER;
+use super::built_in::{COUNTER, NOTIFY};
 use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
@@ -26,6 +26,7 @@ const NETS_MAX: usize = 1_000;
 /// Each one makes every call longer.
 const SECRETS_MAX: usize = 8;
 const HOSTS_MAX: usize = 100;
+const THRESHOLDS_MAX: usize = 100;
 const TOKENS_MAX: usize = 1_000;
 const TOKEN_BOTS_MAX: usize = 1_000;
 const NAME_MAX_BYTES: usize = 1_024;
@@ -92,8 +93,9 @@ impl Config {
         self.check_top().err().or_else(|| {
             self.pipelines.iter().find_map(|(name, pipeline)| {
                 let prefix = format!("pipelines.{name}.");
-                check_pipeline(pipeline, &prefix, self.shutdown_grace)
+                check_pipeline(name, pipeline, &prefix, self.shutdown_grace)
                     .and_then(|()| check_counting(name, pipeline, &prefix))
+                    .and_then(|()| check_notifying(name, pipeline, &prefix))
                     .err()
             })
         })
@@ -128,6 +130,7 @@ impl Config {
         at_most("callbacks.secrets", callbacks.secrets.len(), SECRETS_MAX)?;
         let per_host = callbacks.max_per_host.get() as u64;
         number("callbacks.max_per_host", per_host, (1, limits::PER_HOST))?;
+        self.check_notifications()?;
         number("counters.cached_ads", self.counters.cached_ads, limits::CACHED_ADS)?;
         // Port 0 means any free port, so two of them do not collide.
         if self.http.listen == self.metrics.listen && self.http.listen.port() != 0 {
@@ -183,6 +186,24 @@ impl Config {
 }
 
 impl Config {
+    fn check_notifications(&self) -> Result<(), Fault> {
+        const KEY: &str = "notifications.type_thresholds";
+        let notifications = &self.notifications;
+        let times = Duration::ZERO..=TEN_YEARS;
+        let threshold = notifications.user_poll_threshold;
+        within("notifications.user_poll_threshold", threshold, times.clone())?;
+        within("notifications.online_threshold", notifications.online_threshold, times.clone())?;
+        at_most(KEY, notifications.type_thresholds.len(), THRESHOLDS_MAX)?;
+        let mut seen = BTreeSet::new();
+        for (kind, threshold) in &notifications.type_thresholds {
+            within(KEY, *threshold, times.clone())?;
+            if !seen.insert(kind) {
+                return Err(Fault::new(KEY, format!("names {kind:?} twice; name each type once")));
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the files can be used, and are of use.
     fn check_certificates(&self) -> Result<(), Fault> {
         let redis = &self.redis;
@@ -209,13 +230,18 @@ impl Config {
     }
 }
 
-fn check_pipeline(p: &PipelineConfig, prefix: &str, grace: Duration) -> Result<(), Fault> {
+fn check_pipeline(
+    name: &PipelineName,
+    p: &PipelineConfig,
+    prefix: &str,
+    grace: Duration,
+) -> Result<(), Fault> {
     let key = |name: &str| format!("{prefix}{name}");
     if p.handler.is_empty() {
         return Err(Fault::new(key("handler"), "is not set; name a handler, such as \"log\""));
     }
     names(&key("events"), &p.events, EVENTS_MAX, "type glob")?;
-    if p.enabled && p.events.is_empty() {
+    if p.enabled && p.events.is_empty() && !name.notifies() {
         let remedy =
             "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
         return Err(Fault::new(key("events"), format!("is empty; {remedy}")));
@@ -282,6 +308,38 @@ fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Resu
     if attempts != limits::ATTEMPTS {
         let problem = format!("is {attempts}: a view that is given up would be lost; remove it");
         return refused("max_attempts", problem);
+    }
+    Ok(())
+}
+
+/// A notification that was accepted is sent, or ends in one of the ways that are counted: its event
+/// may not get lost on the way.
+fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
+    let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
+    let notifies = p.handler == NOTIFY;
+    let built_in = PipelineName::NOTIFICATIONS;
+    if !name.notifies() {
+        let problem = format!(
+            "is {NOTIFY:?}, which only the built-in pipeline {built_in:?} may have: what is due is put there; tune [pipelines.{built_in}], or name another handler"
+        );
+        return if notifies { refused("handler", problem) } else { Ok(()) };
+    }
+    if !notifies {
+        let problem = format!(
+            "is {:?}: what is due would not be sent, which {NOTIFY:?} alone does; remove it, and give the other handler a pipeline of another name",
+            p.handler
+        );
+        return refused("handler", problem);
+    }
+    if !p.events.is_empty() {
+        let problem = "is not empty: no event of the bus is a notification; remove it";
+        return refused("events", problem.to_owned());
+    }
+    if let Some(age) = p.max_age {
+        let age = format_duration(age);
+        let problem =
+            format!("is {age}: a notification has a time of its own, expires_in; remove it");
+        return refused("max_age", problem);
     }
     Ok(())
 }

@@ -35,15 +35,6 @@ pub enum ConfigError {
         /// The nearest known key, or where to look.
         remedy: String,
     },
-    /// The key belongs to a part of Fairlane that this version does not have. To ignore it would
-    /// be dangerous: it may be what protects something.
-    #[error("{at}: {what} is not supported by this version; remove it")]
-    Unsupported {
-        /// Where.
-        at: Origin,
-        /// The section or key.
-        what: String,
-    },
     /// The value is of another type than the key's default.
     #[error("{at}: {key} must be {expected}, not {found}")]
     WrongType {

@@ -22,10 +22,6 @@ const PIPELINES: &str = "pipelines";
 /// Lists of tables: the key of the list, and the keys of each table with their defaults.
 const TABLES: [(&str, &str); 1] = [("auth.tokens", TOKEN_TOML)];
 
-/// Sections of later versions. Ignored silently, what protects something would leave a door open
-/// that its author believes to be shut.
-const LATER_SECTIONS: [&str; 1] = ["notifications"];
-
 /// A value of one of the types that settings have.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
@@ -384,10 +380,6 @@ impl Schema {
 
     fn find(&self, path: &[String], at: &Origin) -> Result<Known<'_>, ConfigError> {
         let (head, defaults, inner) = match path {
-            [first, ..] if LATER_SECTIONS.contains(&first.as_str()) => {
-                let what = format!("section [{first}]");
-                return Err(ConfigError::Unsupported { at: at.clone(), what });
-            }
             [first] | [first, _] if first == PIPELINES => return Ok(Known::Table),
             [first, _, _, ..] if first == PIPELINES => {
                 (path[..2].join(".") + ".", &self.pipeline, &path[2..])

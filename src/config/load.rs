@@ -17,8 +17,8 @@ use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
     AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, CountersConfig,
-    DeadConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl, OnOverflow, PipelineConfig,
-    RedisConfig, RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
+    DeadConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl, NotificationsConfig, OnOverflow,
+    OnThrottle, PipelineConfig, RedisConfig, RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
 };
 use ipnet::IpNet;
 use jiff::tz::TimeZone;
@@ -200,6 +200,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         http: HttpConfig { listen: top.address("http.listen")?, hosts: top.list("http.hosts") },
         callbacks: callbacks(&top)?,
         counters: counters(&top)?,
+        notifications: notifications(&top)?,
         metrics: MetricsConfig { listen: top.address("metrics.listen")? },
         auth: AuthConfig { tokens, allow_anonymous: top.flag("auth.allow_anonymous") },
         pipelines,
@@ -287,6 +288,29 @@ fn counters(top: &Reader<'_>) -> Result<CountersConfig, ConfigError> {
     })?;
     let cached_ads = top.number("counters.cached_ads", limits::CACHED_ADS)?;
     Ok(CountersConfig { time_zone, cached_ads })
+}
+
+fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {
+    const KEY: &str = "notifications.type_thresholds";
+    let threshold = |text: String| {
+        let parsed = text.split_once('=').and_then(|(kind, time)| {
+            let kind = kind.trim().to_owned();
+            Some((kind, humantime::parse_duration(time.trim()).ok()?))
+        });
+        parsed.filter(|(kind, _)| !kind.is_empty()).ok_or_else(|| {
+            let remedy = "write TYPE = DURATION, such as \"digest = 1d\"";
+            top.invalid(KEY, format_args!("holds {text:?}; {remedy}"))
+        })
+    };
+    Ok(NotificationsConfig {
+        user_poll_threshold: top.duration("notifications.user_poll_threshold")?,
+        type_thresholds: top.list(KEY).into_iter().map(threshold).collect::<Result<_, _>>()?,
+        on_throttle: top.choice(
+            "notifications.on_throttle",
+            &[("drop", OnThrottle::Drop), ("defer", OnThrottle::Defer)],
+        )?,
+        online_threshold: top.duration("notifications.online_threshold")?,
+    })
 }
 
 fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {

@@ -20,7 +20,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use built_in::{COUNTER, is_built_in};
+pub use built_in::{COUNTER, NOTIFY, is_built_in};
 pub use error::{ConfigError, Origin};
 pub(crate) use load::{mongod, no_colour};
 pub(crate) use mongo_url::server as mongo_server;
@@ -60,6 +60,8 @@ pub struct Config {
     pub callbacks: CallbacksConfig,
     /// The section `[counters]`.
     pub counters: CountersConfig,
+    /// The section `[notifications]`.
+    pub notifications: NotificationsConfig,
     /// The section `[metrics]`.
     pub metrics: MetricsConfig,
     /// The section `[auth]`.
@@ -118,6 +120,29 @@ pub struct CountersConfig {
     pub time_zone: TimeZone,
     /// Most ads of a bot whose totals are cached, in each of two generations: 1,000 to 10,000,000.
     pub cached_ads: u64,
+}
+
+/// Delayed notifications.
+#[derive(Debug, Clone)]
+pub struct NotificationsConfig {
+    /// A user gets the next one this long after the last one. At most 3,650 days.
+    pub user_poll_threshold: Duration,
+    /// The same for single types: at most 100, each once.
+    pub type_thresholds: Vec<(String, Duration)>,
+    /// What is done with one that comes too soon.
+    pub on_throttle: OnThrottle,
+    /// A user that is online gets the next one that waited for it this long after the last one. At
+    /// most 3,650 days.
+    pub online_threshold: Duration,
+}
+
+/// What is done with a notification that comes too soon after the last one of its user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnThrottle {
+    /// It ends, and is counted.
+    Drop,
+    /// It is sent when it may be.
+    Defer,
 }
 
 /// Where events come from.
@@ -421,7 +446,15 @@ mod tests {
         assert_eq!(config.counters.cached_ads, 100_000);
         assert_eq!(config.mongodb.program, None);
         let names: Vec<_> = config.pipelines.keys().map(PipelineName::as_str).collect();
-        assert_eq!(names, ["counters"]);
+        assert_eq!(names, ["counters", "notifications"]);
+        let notifications = &config.notifications;
+        assert_eq!(notifications.user_poll_threshold, Duration::from_secs(1_800));
+        assert_eq!(notifications.type_thresholds, []);
+        assert_eq!(notifications.on_throttle, OnThrottle::Drop);
+        assert_eq!(notifications.online_threshold, Duration::from_secs(10));
+        let notifications = &config.pipelines[&PipelineName::parse("notifications").unwrap()];
+        assert!(!notifications.enabled && notifications.events.is_empty());
+        assert_eq!(notifications.handler, "notify");
 
         let counters = &config.pipelines[&PipelineName::parse("counters").unwrap()];
         assert!(counters.enabled);

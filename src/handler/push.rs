@@ -13,7 +13,6 @@
 
 use std::time::Duration;
 
-use httpdate::parse_http_date;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -21,16 +20,10 @@ use tokio::time::Instant;
 use super::{Answer, AnyHandler, Environment, Failure, Handling, Outcomes, Slice};
 use crate::event::Event;
 use crate::id::{BotId, PipelineName};
+use crate::outbound::answer::excerpt;
 use crate::outbound::sign::{self, Secret};
-use crate::outbound::{
-    self, CheckedUrl, HeaderMap, HeaderName, HeaderValue, Method, Outbound, OutboundError, Request,
-    StatusCode,
-};
+use crate::outbound::{self, CheckedUrl, Method, Outbound, OutboundError, Request, StatusCode};
 
-/// A receiver may ask for pauses up to this.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
-/// So much of an answer goes into the reason of a failure, in bytes.
-const EXCERPT: usize = 200;
 /// Our own timeout comes before the worker's, which knows less: by a twentieth, at most this.
 const EARLIER: Duration = Duration::from_millis(250);
 
@@ -82,7 +75,9 @@ impl PushHandler {
         };
         let body = serde_json::to_vec(&body)
             .map_err(|error| Failure::unknown(format!("the events are no JSON: {error}")))?;
-        let headers = self.headers(&slice.bot, environment.clock.now(), &body);
+        let id = uuid::Uuid::now_v7().to_string();
+        let now = environment.clock.now();
+        let headers = sign::headers(&self.secrets, &slice.bot, &id, now, &body, sign::JSON);
         let request = Request {
             method: Method::POST,
             url: &self.url,
@@ -96,25 +91,6 @@ impl PushHandler {
             Ok(answer) => judge(&answer, slice.events.len(), environment.clock.now()),
             Err(error) => Err(self.unanswered(&error)),
         }
-    }
-
-    fn headers(&self, bot: &BotId, now: Duration, body: &[u8]) -> HeaderMap {
-        let id = uuid::Uuid::now_v7().to_string();
-        let keys: Vec<Secret> = self.secrets.iter().map(|secret| secret.of_bot(bot)).collect();
-        let signature = sign::sign(&keys, &id, now.as_secs(), body);
-        let mut headers = HeaderMap::new();
-        let mut put = |name: &'static str, value: String| {
-            let value = HeaderValue::try_from(value);
-            // Ids, numbers and base64: always legal.
-            headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
-        };
-        put("content-type", "application/json".to_owned());
-        put(sign::ID, id);
-        put(sign::TIMESTAMP, now.as_secs().to_string());
-        if !keys.is_empty() {
-            put(sign::SIGNATURE, signature);
-        }
-        headers
     }
 
     fn unanswered(&self, error: &OutboundError) -> Failure {
@@ -154,12 +130,12 @@ fn judge(answer: &outbound::Answer, n: usize, now: Duration) -> Result<Answer, F
         StatusCode::ACCEPTED => Ok(Answer::Accepted),
         StatusCode::OK | StatusCode::NO_CONTENT => acknowledged(answer, n),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            match retry_after(&answer.headers, now) {
-                Some(pause) => Err(Failure::unavailable(0, refusal(answer)).retry_after(pause)),
-                None => Err(Failure::unknown(refusal(answer))),
+            match answer.retry_after(now) {
+                Some(pause) => Err(Failure::unavailable(0, answer.refusal()).retry_after(pause)),
+                None => Err(Failure::unknown(answer.refusal())),
             }
         }
-        _ => Err(Failure::unknown(refusal(answer))),
+        _ => Err(Failure::unknown(answer.refusal())),
     }
 }
 
@@ -187,41 +163,10 @@ pub(crate) fn acknowledgement(count: usize, n: usize) -> String {
     format!("the receiver acknowledged {count} of {n} events")
 }
 
-fn refusal(answer: &outbound::Answer) -> String {
-    let mut text = format!("the receiver answered {}", answer.status.as_u16());
-    if answer.status.is_redirection() {
-        text.push_str(", and redirects are not followed");
-    }
-    let said = excerpt(&answer.body);
-    if !said.is_empty() {
-        text.push_str(": ");
-        text.push_str(&said);
-    }
-    text
-}
-
-/// The beginning of what came back, on one line.
-fn excerpt(body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&body[..body.len().min(EXCERPT)]);
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    text.trim().to_owned()
-}
-
-/// Seconds or a date, at most a day.
-fn retry_after(headers: &HeaderMap, now: Duration) -> Option<Duration> {
-    let text = headers.get("retry-after")?.to_str().ok()?.trim();
-    let pause = if let Ok(seconds) = text.parse() {
-        Duration::from_secs(seconds)
-    } else {
-        let at = parse_http_date(text).ok()?.duration_since(std::time::UNIX_EPOCH);
-        at.unwrap_or_default().saturating_sub(now)
-    };
-    Some(pause.min(RETRY_AFTER_MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbound::HeaderMap;
 
     const NOW: Duration = Duration::from_secs(1_445_412_000);
 

@@ -6,6 +6,7 @@
 //! again. Tenants' and operators' calls never share a connection.
 
 mod address;
+pub(crate) mod answer;
 mod hosts;
 mod resolve;
 pub mod sign;

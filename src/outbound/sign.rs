@@ -6,11 +6,13 @@
 //! secret signs, so that secrets can be changed one after the other.
 
 use std::fmt;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use sha2::Sha256;
 
 use crate::id::BotId;
@@ -21,6 +23,9 @@ pub const ID: &str = "webhook-id";
 pub const TIMESTAMP: &str = "webhook-timestamp";
 /// The header with the signatures.
 pub const SIGNATURE: &str = "webhook-signature";
+
+/// The media type of JSON.
+pub const JSON: &str = "application/json";
 
 const PREFIX: &str = "whsec_";
 /// Shortest and longest secret, in bytes, by the specification.
@@ -102,6 +107,36 @@ pub fn sign(keys: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
         format!("v1,{}", STANDARD.encode(mac))
     });
     signatures.collect::<Vec<_>>().join(" ")
+}
+
+/// The headers of a signed request for `bot`, at `now` since 1970. Without secrets it is not
+/// signed. An empty `media` is left out.
+#[must_use]
+pub fn headers(
+    secrets: &[Secret],
+    bot: &BotId,
+    id: &str,
+    now: Duration,
+    body: &[u8],
+    media: &'static str,
+) -> HeaderMap {
+    let keys: Vec<Secret> = secrets.iter().map(|secret| secret.of_bot(bot)).collect();
+    let signature = sign(&keys, id, now.as_secs(), body);
+    let mut headers = HeaderMap::new();
+    let mut put = |name: &'static str, value: String| {
+        let value = HeaderValue::try_from(value);
+        // Ids, numbers and base64: always legal.
+        headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
+    };
+    if !media.is_empty() {
+        put("content-type", media.to_owned());
+    }
+    put(ID, id.to_owned());
+    put(TIMESTAMP, now.as_secs().to_string());
+    if !keys.is_empty() {
+        put(SIGNATURE, signature);
+    }
+    headers
 }
 
 #[cfg(test)]

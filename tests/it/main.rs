@@ -28,6 +28,7 @@ mod lifecycle;
 mod limits;
 mod listing;
 mod model;
+mod notifications;
 mod order;
 mod outbound;
 mod outcomes;

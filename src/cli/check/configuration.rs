@@ -2,13 +2,13 @@
 
 use super::{Exit, Finding};
 use crate::cli::output::count;
-use crate::config::{COUNTER, Config, ConfigError, PipelineConfig};
+use crate::config::{COUNTER, Config, ConfigError, NOTIFY, PipelineConfig};
 use crate::fanout::Filter;
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
 
 /// The handlers of the program itself.
-const BUILT_IN: [&str; 3] = [COUNTER, "log", PUSH];
+const BUILT_IN: [&str; 4] = [COUNTER, "log", NOTIFY, PUSH];
 /// The one that sends slices to [`PipelineConfig::url`].
 const PUSH: &str = "push";
 
@@ -117,6 +117,9 @@ fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
             "`fairlane serve` does not start with it",
             "run this pipeline with the program that registers the handler, or correct its name",
         );
+    }
+    if handler == NOTIFY {
+        return Finding::ok(check, "sends delayed notifications");
     }
     Finding::ok(check, format!("handler {handler}, events {events}{filtered}"))
 }

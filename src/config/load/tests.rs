@@ -283,15 +283,49 @@ fn a_mongodb_that_cannot_be_used_is_refused_without_quoting_it() {
 }
 
 #[test]
-fn sections_of_later_versions_are_refused_rather_than_ignored() {
-    let message = "f.toml:2: section [notifications] is not supported by this version; remove it";
-    assert_eq!(refusal("\n[notifications]\nx = 1"), message);
-    assert_eq!(refusal("\nnotifications.x = 1"), message);
-    let error = with_environment("", &[("FAIRLANE__NOTIFICATIONS__KEY", "secret")]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "environment variable FAIRLANE__NOTIFICATIONS__KEY: section [notifications] is not supported by this version; remove it"
-    );
+fn settings_of_notifications_are_read_and_their_faults_named() {
+    let text = "[notifications]\nuser_poll_threshold = \"1h\"\non_throttle = \"defer\"\n\
+                type_thresholds = [\"receipt=0s\", \"daily news = 1d\"]\nonline_threshold = \"0s\"";
+    let config = Config::from_toml(text, "f.toml").unwrap().notifications;
+    assert_eq!(config.user_poll_threshold, Duration::from_secs(3_600));
+    assert_eq!(config.on_throttle, OnThrottle::Defer);
+    assert_eq!(config.online_threshold, Duration::ZERO);
+    let expected = [("receipt", Duration::ZERO), ("daily news", Duration::from_secs(86_400))]
+        .map(|(kind, time)| (kind.to_owned(), time));
+    assert_eq!(config.type_thresholds, expected);
+    let table = [
+        (
+            "notifications.type_thresholds = [\"x\"]",
+            r#"f.toml:1: notifications.type_thresholds holds "x"; write TYPE = DURATION, such as "digest = 1d""#,
+        ),
+        (
+            "notifications.type_thresholds = [\"x=1\"]",
+            r#"f.toml:1: notifications.type_thresholds holds "x=1"; write TYPE = DURATION, such as "digest = 1d""#,
+        ),
+        (
+            "notifications.type_thresholds = [\"x=1s\", \"x = 2s\"]",
+            r#"f.toml:1: notifications.type_thresholds names "x" twice; name each type once"#,
+        ),
+        (
+            "pipelines.notifications.handler = \"log\"",
+            r#"f.toml:1: pipelines.notifications.handler is "log": what is due would not be sent, which "notify" alone does; remove it, and give the other handler a pipeline of another name"#,
+        ),
+        (
+            "pipelines.x.handler = \"notify\"\npipelines.x.events = [\"*\"]",
+            r#"f.toml:1: pipelines.x.handler is "notify", which only the built-in pipeline "notifications" may have: what is due is put there; tune [pipelines.notifications], or name another handler"#,
+        ),
+        (
+            "pipelines.notifications.events = [\"*\"]",
+            "f.toml:1: pipelines.notifications.events is not empty: no event of the bus is a notification; remove it",
+        ),
+        (
+            "pipelines.notifications.max_age = \"1h\"",
+            "f.toml:1: pipelines.notifications.max_age is 1h: a notification has a time of its own, expires_in; remove it",
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
 }
 
 #[test]

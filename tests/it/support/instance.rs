@@ -10,6 +10,7 @@ use fairlane::config::Config;
 use fairlane::handler::Handler;
 use fairlane::id::PipelineName;
 use fairlane::lifecycle::Shutdown;
+use fairlane::notifications::Notifications;
 use fairlane::queue::Queue;
 use tokio::task::JoinSet;
 
@@ -22,6 +23,7 @@ pub(crate) struct Instance {
     /// Where it serves HTTP, if that is among its roles.
     http: Option<SocketAddr>,
     queues: Vec<Queue>,
+    notifications: Option<Notifications>,
     shutdown: Shutdown,
     running: JoinSet<Result<(), AppError>>,
 }
@@ -51,14 +53,19 @@ impl Instance {
         let address = app.metrics_address().unwrap();
         let http = app.http_address().unwrap();
         let queues = names.iter().filter_map(|name| app.queue(name)).collect();
+        let notifications = app.notifications();
         let shutdown = Shutdown::new();
         let mut running = JoinSet::new();
         running.spawn(app.run(shutdown.clone()));
-        Self { address, http, queues, shutdown, running }
+        Self { address, http, queues, notifications, shutdown, running }
     }
 
     pub(crate) fn queue(&self, pipeline: &str) -> &Queue {
         self.queues.iter().find(|queue| queue.name().as_str() == pipeline).unwrap()
+    }
+
+    pub(crate) fn notifications(&self) -> &Notifications {
+        self.notifications.as_ref().expect("their pipeline is enabled")
     }
 
     /// Speaks to its HTTP interface.

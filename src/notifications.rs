@@ -1,0 +1,113 @@
+//! Delayed notifications: accepted, looked up, moved, cancelled, released; and sent when due.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `send.rs` | one send: the recheck, the call, what its answer means, when it is tried again |
+//! | `sender.rs` | all sends of a process: outside the leases, so that no destination holds a bot |
+//! | `gate.rs` | whether a host gets another request now; the circuit breaker |
+
+mod gate;
+mod send;
+mod sender;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub(crate) use self::sender::{Sender, Sending};
+use crate::clock::SharedClock;
+use crate::id::BotId;
+use crate::keyspace::StoreError;
+use crate::keyspace::scripts::Amendment;
+use crate::notification::{Kept, NewNotification, NotificationId, OTHER_KINDS, State};
+use crate::queue::{Queue, Span, Stats};
+
+/// The notifications of every bot. Cheap to clone.
+#[derive(Clone)]
+pub struct Notifications {
+    queue: Queue,
+    clock: SharedClock,
+    online_threshold: Duration,
+    /// Types that are known to have a place of their own in the statistics.
+    labels: Arc<Mutex<HashSet<String>>>,
+}
+
+impl std::fmt::Debug for Notifications {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notifications").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+impl Notifications {
+    /// Those of the pipeline of `queue`. A user that was online gets the next one
+    /// `online_threshold` later at the earliest.
+    #[must_use]
+    pub fn new(queue: Queue, clock: SharedClock, online_threshold: Duration) -> Self {
+        Self { queue, clock, online_threshold, labels: Arc::default() }
+    }
+
+    /// Accepts a notification: once this answers, it will be sent. With a key it answers the id of
+    /// the one that has it.
+    ///
+    /// The URLs are judged when they are called; who takes them from strangers judges them before.
+    ///
+    /// # Errors
+    /// With [`StoreError::Unknown`] it may or may not be accepted: only a call with the same key is
+    /// safe.
+    pub async fn accept(&self, new: &NewNotification) -> Result<NotificationId, StoreError> {
+        let label = self.label(&new.kind).await?;
+        self.queue.schedule(new, &label, self.clock.now()).await
+    }
+
+    async fn label(&self, kind: &str) -> Result<String, StoreError> {
+        let labels = || self.labels.lock().unwrap_or_else(PoisonError::into_inner);
+        if labels().contains(kind) {
+            return Ok(kind.to_owned());
+        }
+        let label = self.queue.label(kind).await?;
+        // The set is full then, and every new type would fill it here.
+        if label != OTHER_KINDS {
+            labels().insert(label.clone());
+        }
+        Ok(label)
+    }
+
+    /// A notification, up to a week after its end.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn find(&self, id: NotificationId) -> Result<Option<Kept>, StoreError> {
+        self.queue.notification(id).await
+    }
+
+    /// Cancels or moves a notification that was found. `None`: done. Else its state, which forbids
+    /// it, or `Some(None)` when it is gone.
+    ///
+    /// # Errors
+    /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
+    pub async fn amend(
+        &self,
+        kept: &Kept,
+        amendment: Amendment,
+    ) -> Result<Option<Option<State>>, StoreError> {
+        self.queue.amend(kept, amendment, self.clock.now()).await
+    }
+
+    /// A user is online: the notification that waits longest for that is sent, if it is due.
+    /// Answers how many were queued: 0 or 1.
+    ///
+    /// # Errors
+    /// With [`StoreError::Unknown`] one may or may not be released.
+    pub async fn online(&self, bot: &BotId, uid: &str) -> Result<u64, StoreError> {
+        let now = self.clock.now();
+        self.queue.release_online(bot, uid, self.online_threshold, now).await.map(u64::from)
+    }
+
+    /// The statistics of a day or an hour.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn stats(&self, span: Span) -> Result<Stats, StoreError> {
+        self.queue.notification_stats(span).await
+    }
+}

@@ -1,0 +1,285 @@
+//! Whether a host gets another request now: so many at once, and a circuit breaker.
+//!
+//! A host that fails [`FAILURES`] times in a row is left alone for a while, twice as long each time;
+//! then one request probes it. What is not let through is told when to come again, spread by how
+//! fast the host answers, so that ten thousand that wait for one host do not all come at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Failures in a row that open the breaker.
+pub(crate) const FAILURES: u32 = 5;
+/// How long it is open first, and at most.
+pub(crate) const OPEN_FIRST: Duration = Duration::from_secs(5);
+pub(crate) const OPEN_MAX: Duration = Duration::from_secs(60);
+/// Nobody is told to come again sooner, or because of the spread later.
+const AGAIN_MIN: Duration = Duration::from_millis(50);
+const AGAIN_MAX: Duration = Duration::from_secs(30);
+/// Hosts that nobody called for so long are forgotten.
+const FORGET: Duration = Duration::from_secs(600);
+/// How much a new duration counts in the average.
+const WEIGHT: u32 = 8;
+
+type Host = (String, u16);
+
+/// The gates of all hosts of a process.
+#[derive(Debug)]
+pub(crate) struct Gates {
+    max: usize,
+    hosts: Mutex<HashMap<Host, Gate>>,
+}
+
+#[derive(Debug)]
+struct Gate {
+    under_way: usize,
+    failures: u32,
+    /// Until then nothing goes through.
+    open_until: Option<Instant>,
+    open_for: Duration,
+    probing: bool,
+    /// How long a request takes.
+    average: Duration,
+    /// When the next one that was turned away may come again.
+    next: Instant,
+    used: Instant,
+}
+
+impl Gate {
+    fn new(now: Instant) -> Self {
+        Self {
+            under_way: 0,
+            failures: 0,
+            open_until: None,
+            open_for: Duration::ZERO,
+            probing: false,
+            average: Duration::from_millis(20),
+            next: now,
+            used: now,
+        }
+    }
+}
+
+/// What a request is told.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// Go, and say how it went.
+    Go(Pass),
+    /// The breaker is open; come again after this.
+    Open(Duration),
+    /// Enough are under way; come again after this.
+    Full(Duration),
+}
+
+impl Gates {
+    /// Each host gets `max` at once.
+    pub(crate) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, hosts: Mutex::default() })
+    }
+
+    /// Asks for a request to `host`.
+    pub(crate) fn ask(self: &Arc<Self>, host: &str, port: u16, now: Instant) -> Told {
+        let key = (host.to_owned(), port);
+        let mut hosts = self.lock();
+        if !hosts.contains_key(&key) {
+            hosts.retain(|_, gate| {
+                gate.under_way > 0 || now.saturating_duration_since(gate.used) < FORGET
+            });
+        }
+        let gate = hosts.entry(key.clone()).or_insert_with(|| Gate::new(now));
+        gate.used = now;
+        let mut turned_away = |after: Instant| {
+            let step = gate.average / u32::try_from(self.max).unwrap_or(u32::MAX).max(1);
+            let earliest = after + AGAIN_MIN;
+            gate.next = gate.next.max(earliest).min(earliest + AGAIN_MAX) + step;
+            gate.next.saturating_duration_since(now)
+        };
+        match gate.open_until {
+            Some(until) if now < until => return Told::Open(turned_away(until)),
+            Some(_) if gate.probing => return Told::Open(turned_away(now + OPEN_FIRST)),
+            None if gate.under_way >= self.max => return Told::Full(turned_away(now)),
+            _ => {}
+        }
+        let probes = gate.open_until.is_some();
+        gate.probing = probes;
+        gate.under_way += 1;
+        Told::Go(Pass { gates: Arc::clone(self), key, began: now, probes, said: false })
+    }
+
+    /// Hosts whose breakers are open, with the failures in a row.
+    #[cfg(test)]
+    pub(crate) fn open(&self, now: Instant) -> Vec<(String, u32)> {
+        let hosts = self.lock();
+        let open = hosts
+            .iter()
+            .filter(|(_, gate)| gate.probing || gate.open_until.is_some_and(|until| now < until));
+        open.map(|((host, port), gate)| (format!("{host}:{port}"), gate.failures)).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Host, Gate>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn said(&self, pass: &Pass, now: Instant, answered: Option<bool>) {
+        let mut hosts = self.lock();
+        let Some(gate) = hosts.get_mut(&pass.key) else { return };
+        gate.under_way = gate.under_way.saturating_sub(1);
+        gate.probing &= !pass.probes;
+        let Some(answered) = answered else { return };
+        let took = now.saturating_duration_since(pass.began);
+        gate.average = (gate.average * (WEIGHT - 1) + took) / WEIGHT;
+        if answered {
+            (gate.failures, gate.open_until, gate.open_for) = (0, None, Duration::ZERO);
+            if pass.probes {
+                // Those that were told to wait for long wait for nothing; new ones need not.
+                gate.next = now;
+            }
+            return;
+        }
+        gate.failures += 1;
+        // One of many that were begun before it opened says nothing new.
+        let is_open = gate.open_until.is_some_and(|until| now < until);
+        if gate.failures >= FAILURES && !is_open {
+            gate.open_for = (gate.open_for * 2).clamp(OPEN_FIRST, OPEN_MAX);
+            gate.open_until = Some(now + gate.open_for);
+        }
+    }
+}
+
+/// A request that was let through. Dropped without a word, as when it is cancelled, it says nothing
+/// about the host.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    gates: Arc<Gates>,
+    key: Host,
+    began: Instant,
+    probes: bool,
+    said: bool,
+}
+
+impl Pass {
+    /// Whether the host works: it answered, and not that it cannot.
+    pub(crate) fn say(mut self, answered: bool, now: Instant) {
+        self.said = true;
+        self.gates.said(&self, now, Some(answered));
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if !self.said {
+            self.gates.said(self, self.began, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn go(gates: &Arc<Gates>, now: Instant) -> Pass {
+        match gates.ask("a", 80, now) {
+            Told::Go(pass) => pass,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn opened(gates: &Arc<Gates>, now: Instant) -> Option<Duration> {
+        match gates.ask("a", 80, now) {
+            Told::Open(after) => Some(after),
+            _ => None,
+        }
+    }
+
+    fn fail(gates: &Arc<Gates>, times: u32, now: Instant) {
+        for _ in 0..times {
+            go(gates, now).say(false, now);
+        }
+    }
+
+    #[test]
+    fn a_host_gets_so_many_at_once_and_the_others_are_spread() {
+        let (gates, now) = (Gates::new(2), Instant::now());
+        let passes = [go(&gates, now), go(&gates, now)];
+        let mut last = Duration::ZERO;
+        for _ in 0..100 {
+            let Told::Full(after) = gates.ask("a", 80, now) else { panic!("a third one") };
+            assert!(after > last && after >= AGAIN_MIN);
+            last = after;
+        }
+        assert!(last > Duration::from_secs(1) && last < Duration::from_millis(1_100));
+        assert!(matches!(gates.ask("a", 81, now), Told::Go(_)), "another one's");
+        drop(passes);
+        assert!(matches!(gates.ask("a", 80, now), Told::Go(_)));
+    }
+
+    #[test]
+    fn five_failures_in_a_row_open_the_breaker_and_one_success_between_does_not() {
+        let (gates, now) = (Gates::new(16), Instant::now());
+        fail(&gates, FAILURES - 1, now);
+        go(&gates, now).say(true, now);
+        fail(&gates, FAILURES - 1, now);
+        assert_eq!(gates.open(now), []);
+        fail(&gates, 1, now);
+        assert_eq!(gates.open(now), [("a:80".to_owned(), FAILURES)]);
+        let after = opened(&gates, now).unwrap();
+        assert!(after >= OPEN_FIRST && after < OPEN_FIRST + Duration::from_secs(1), "{after:?}");
+    }
+
+    #[test]
+    fn one_request_probes_and_what_it_says_decides() {
+        let (gates, mut now) = (Gates::new(16), Instant::now());
+        fail(&gates, FAILURES, now);
+        let mut open_for = OPEN_FIRST;
+        for _ in 0..6 {
+            assert!(opened(&gates, now + open_for.mul_f64(0.999)).is_some());
+            now += open_for;
+            let probe = go(&gates, now);
+            assert!(opened(&gates, now).is_some(), "one at a time");
+            probe.say(false, now);
+            open_for = (open_for * 2).min(OPEN_MAX);
+        }
+        assert_eq!(open_for, OPEN_MAX);
+        now += OPEN_MAX;
+        go(&gates, now).say(true, now);
+        let passes: Vec<Pass> = (0..16).map(|_| go(&gates, now)).collect();
+        drop(passes);
+        fail(&gates, FAILURES, now);
+        now += OPEN_FIRST;
+        assert!(opened(&gates, now).is_none(), "it begins with the first pause again");
+    }
+
+    #[test]
+    fn a_cancelled_request_says_nothing_and_a_cancelled_probe_lets_another_one_try() {
+        let (gates, mut now) = (Gates::new(1), Instant::now());
+        drop(go(&gates, now));
+        fail(&gates, FAILURES, now);
+        now += OPEN_FIRST;
+        drop(go(&gates, now));
+        go(&gates, now).say(true, now);
+        assert_eq!(gates.open(now), []);
+    }
+
+    #[test]
+    fn those_begun_before_it_opened_do_not_prolong_it() {
+        let (gates, now) = (Gates::new(16), Instant::now());
+        let passes: Vec<Pass> = (0..16).map(|_| go(&gates, now)).collect();
+        for pass in passes {
+            pass.say(false, now);
+        }
+        assert!(opened(&gates, now + OPEN_FIRST).is_none());
+    }
+
+    #[test]
+    fn hosts_that_nobody_calls_are_forgotten() {
+        let (gates, mut now) = (Gates::new(1), Instant::now());
+        for port in 0..100 {
+            drop(gates.ask("a", port, now));
+        }
+        now += FORGET;
+        drop(gates.ask("b", 80, now));
+        assert_eq!(gates.lock().len(), 1);
+    }
+}

@@ -1,0 +1,254 @@
+//! One send: the recheck, the call, what the answer means, and when it is tried again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng as _;
+use tokio::time::Instant;
+
+use super::gate::{Gates, Told};
+use crate::notification::{Begun, Ending};
+use crate::outbound::sign::{self, Secret};
+use crate::outbound::{
+    Answer, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
+};
+
+/// The recheck answers within this.
+const RECHECK: Duration = Duration::from_secs(5);
+/// The receiver answers within this.
+const SEND: Duration = Duration::from_secs(15);
+/// A send is over within this, unless the process stops.
+pub(super) const LONGEST: Duration = Duration::from_secs(20);
+/// Longest answer of a recheck that can be `ok`, in bytes.
+const OK_MAX_BYTES: usize = 64;
+/// Pauses before the attempts after the first; the last one repeats.
+const PAUSES: [Duration; 7] = [
+    Duration::from_secs(5),
+    Duration::from_secs(30),
+    Duration::from_secs(2 * 60),
+    Duration::from_secs(10 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(2 * 3_600),
+    Duration::from_secs(6 * 3_600),
+];
+/// By so much they are lengthened or shortened, at random.
+const JITTER: f64 = 0.2;
+/// Nobody had a place at the host although its gate was open: others call it too.
+const CROWDED: Duration = Duration::from_millis(200);
+
+/// What sends need.
+#[derive(Debug)]
+pub(super) struct Calls {
+    pub(super) outbound: Outbound,
+    pub(super) gates: Arc<Gates>,
+    pub(super) secrets: Vec<Secret>,
+}
+
+impl Calls {
+    /// Sends a notification, at `now` since 1970.
+    pub(super) async fn send(&self, begun: &Begun, now: Duration) -> Ending {
+        match self.try_send(begun, now).await {
+            Ok(()) => Ending::Sent,
+            Err(ending) => ending,
+        }
+    }
+
+    async fn try_send(&self, begun: &Begun, now: Duration) -> Result<(), Ending> {
+        let url = self.url(&begun.url)?;
+        if !begun.recheck.is_empty() {
+            let recheck = self.url(&begun.recheck)?;
+            let call = (Method::GET, HeaderMap::new(), Vec::new());
+            let answer = self.call(begun, &recheck, call, RECHECK).await?;
+            rechecked(&answer, begun.attempts, now)?;
+        }
+        let method = begun
+            .method
+            .parse()
+            .map_err(|_| Ending::Dead(format!("{:?} is no method of HTTP", begun.method)))?;
+        let body = begun.body.clone().into_bytes();
+        let (id, media) = (begun.id.to_string(), media(&body));
+        let headers = sign::headers(&self.secrets, &begun.bot, &id, now, &body, media);
+        let answer = self.call(begun, &url, (method, headers, body), SEND).await?;
+        sent(&answer, begun.attempts, now)
+    }
+
+    /// The rules may have become stricter since it was accepted.
+    fn url(&self, text: &str) -> Result<CheckedUrl, Ending> {
+        CheckedUrl::parse(text, self.outbound.tenants())
+            .map_err(|error| Ending::Dead(format!("the URL cannot be used: {error}")))
+    }
+
+    async fn call(
+        &self,
+        begun: &Begun,
+        url: &CheckedUrl,
+        (method, headers, body): (Method, HeaderMap, Vec<u8>),
+        within: Duration,
+    ) -> Result<Answer, Ending> {
+        let now = Instant::now();
+        let pass = match self.gates.ask(url.host(), url.port(), now) {
+            Told::Go(pass) => pass,
+            Told::Open(after) => {
+                let reason =
+                    format!("{} failed too often and is left alone for a while", url.host());
+                return Err(Ending::Postpone(after, reason));
+            }
+            Told::Full(after) => {
+                let reason = format!("{} has all the requests that it gets at once", url.host());
+                return Err(Ending::Postpone(after, reason));
+            }
+        };
+        let (deadline, tell_deadline) = (now + within, false);
+        let request = Request {
+            method,
+            url,
+            headers,
+            body,
+            deadline,
+            place_by: now + CROWDED,
+            tell_deadline,
+        };
+        let answer = self.outbound.call(request).await;
+        match answer {
+            Ok(answer) => {
+                pass.say(!answer.status.is_server_error(), Instant::now());
+                Ok(answer)
+            }
+            Err(error @ OutboundError::Refused(_)) => Err(Ending::Dead(error.to_string())),
+            Err(error @ OutboundError::Busy { .. }) => {
+                Err(Ending::Postpone(CROWDED, error.to_string()))
+            }
+            Err(error) => {
+                pass.say(false, Instant::now());
+                let reason = match error {
+                    OutboundError::TimedOut => format!("no answer within {} s", within.as_secs()),
+                    error => error.to_string(),
+                };
+                Err(Ending::Retry(pause(begun.attempts), reason))
+            }
+        }
+    }
+}
+
+/// A body says what it is only by what it looks like.
+fn media(body: &[u8]) -> &'static str {
+    if body.is_empty() {
+        ""
+    } else if serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
+        sign::JSON
+    } else {
+        "text/plain; charset=utf-8"
+    }
+}
+
+/// What the answer of a recheck means.
+fn rechecked(answer: &Answer, attempts: u32, now: Duration) -> Result<(), Ending> {
+    let status = answer.status;
+    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+        return Err(again(answer, attempts, now, "the recheck: "));
+    }
+    let is_ok = status.is_success()
+        && !answer.cut
+        && answer.body.len() <= OK_MAX_BYTES
+        && answer.body.trim_ascii().eq_ignore_ascii_case(b"ok");
+    if is_ok { Ok(()) } else { Err(Ending::Refused(format!("the recheck: {}", answer.refusal()))) }
+}
+
+/// What the answer of the receiver means.
+fn sent(answer: &Answer, attempts: u32, now: Duration) -> Result<(), Ending> {
+    match answer.status {
+        status if status.is_success() => Ok(()),
+        StatusCode::GONE => Err(Ending::Dead(answer.refusal())),
+        _ => Err(again(answer, attempts, now, "")),
+    }
+}
+
+fn again(answer: &Answer, attempts: u32, now: Duration, what: &str) -> Ending {
+    let asked = answer.retry_after(now).unwrap_or_default();
+    Ending::Retry(pause(attempts).max(asked), format!("{what}{}", answer.refusal()))
+}
+
+/// The pause after so many attempts.
+fn pause(attempts: u32) -> Duration {
+    let at = usize::try_from(attempts.saturating_sub(1)).unwrap_or(usize::MAX);
+    let pause = PAUSES[at.min(PAUSES.len() - 1)];
+    pause.mul_f64(rand::rng().random_range(1.0 - JITTER..=1.0 + JITTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1_800_000_000);
+
+    fn answer(status: u16, body: &str) -> Answer {
+        Answer {
+            status: StatusCode::from_u16(status).unwrap(),
+            headers: HeaderMap::new(),
+            body: body.as_bytes().to_vec(),
+            cut: false,
+        }
+    }
+
+    #[test]
+    fn a_recheck_says_ok_in_any_case_and_nothing_else() {
+        for ok in ["ok", "OK", "Ok\n", "\r\n oK \t"] {
+            assert_eq!(rechecked(&answer(200, ok), 1, NOW), Ok(()), "{ok:?}");
+        }
+        let padded = format!("ok{}", " ".repeat(63));
+        for no in ["", "Error", "ok!", "o k", "\"ok\"", &padded] {
+            let ending = rechecked(&answer(200, no), 1, NOW).unwrap_err();
+            assert!(matches!(ending, Ending::Refused(_)), "{no:?}: {ending:?}");
+        }
+        for status in [201, 204, 301, 400, 404, 410, 500, 503, 429] {
+            let ending = rechecked(&answer(status, "ok"), 1, NOW);
+            match status {
+                201 | 204 => assert_eq!(ending, Ok(())),
+                429 | 500.. => assert!(matches!(ending, Err(Ending::Retry(..))), "{status}"),
+                _ => assert!(matches!(ending, Err(Ending::Refused(_))), "{status}"),
+            }
+        }
+        let mut cut = answer(200, "ok");
+        cut.cut = true;
+        assert!(matches!(rechecked(&cut, 1, NOW), Err(Ending::Refused(_))));
+    }
+
+    #[test]
+    fn any_success_is_sent_gone_is_final_and_the_rest_is_tried_again() {
+        for status in [200, 201, 202, 204, 299] {
+            assert_eq!(sent(&answer(status, ""), 1, NOW), Ok(()));
+        }
+        assert!(matches!(sent(&answer(410, ""), 1, NOW), Err(Ending::Dead(_))));
+        for status in [301, 302, 400, 401, 404, 408, 429, 500, 502, 503] {
+            let ending = sent(&answer(status, "why"), 1, NOW).unwrap_err();
+            let Ending::Retry(pause, reason) = ending else { panic!("{status}: {ending:?}") };
+            assert!((4.0..=6.0).contains(&pause.as_secs_f64()), "{pause:?}");
+            assert!(reason.contains(&status.to_string()) && reason.contains("why"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_by_the_table_and_are_at_least_what_the_receiver_asks() {
+        for (attempts, seconds) in
+            [(1, 5), (2, 30), (3, 120), (4, 600), (5, 1_800), (6, 7_200), (7, 21_600), (99, 21_600)]
+        {
+            let seconds = f64::from(seconds);
+            for _ in 0..100 {
+                let pause = pause(attempts).as_secs_f64();
+                assert!((seconds * 0.8..=seconds * 1.2).contains(&pause), "{attempts}: {pause}");
+            }
+        }
+        let mut busy = answer(503, "");
+        busy.headers.insert("retry-after", "77".parse().unwrap());
+        let Err(Ending::Retry(pause, _)) = sent(&busy, 1, NOW) else { panic!("a retry") };
+        assert_eq!(pause, Duration::from_secs(77));
+    }
+
+    #[test]
+    fn a_body_is_json_if_it_reads_as_such() {
+        for (body, expected) in [("", ""), ("{\"a\":1}", sign::JSON), ("[]", sign::JSON)] {
+            assert_eq!(media(body.as_bytes()), expected);
+        }
+        assert_eq!(media(b"a=1&b=2"), "text/plain; charset=utf-8");
+    }
+}

@@ -1,0 +1,185 @@
+//! All sends of a process.
+//!
+//! A slice of events only starts sends; they run outside the lease, so a slow destination holds
+//! nobody. One that is never ended, because its process was killed, falls due again by itself after
+//! [`HOLD`]; until then nobody else sends it, and later nobody believes the old one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng as _;
+use tokio::sync::Semaphore;
+use tracing::warn;
+
+use super::gate::Gates;
+use super::send::{Calls, LONGEST};
+use crate::clock::{SharedClock, millis};
+use crate::event::Event;
+use crate::handler::{Failure, Slice};
+use crate::id::Sequence;
+use crate::keyspace::StoreError;
+use crate::keyspace::scripts::Throttle;
+use crate::lifecycle::Shutdown;
+use crate::metrics::NotificationMetrics;
+use crate::notification::{Begun, Ending, NotificationId};
+use crate::outbound::Outbound;
+use crate::outbound::sign::Secret;
+use crate::queue::Queue;
+
+/// A send that is not ended by then comes due again.
+const HOLD: Duration = Duration::from_secs(25);
+/// Sends of a process at once.
+const SENDS_MAX: usize = 1_000;
+/// Sends of a process that one host gets at once.
+const PER_HOST: usize = 16;
+/// Events that are judged by one call.
+const JUDGED_MAX: usize = 100;
+/// With no place free, a notification comes again after about this.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Between two tries to tell Redis how a send ended.
+const TELL_AGAIN: Duration = Duration::from_millis(200);
+
+/// What sends are made with.
+#[derive(Debug, Clone)]
+pub(crate) struct Sending {
+    pub(crate) outbound: Outbound,
+    /// Each one signs.
+    pub(crate) secrets: Vec<Secret>,
+    /// How often a user gets a notification.
+    pub(crate) throttle: Throttle,
+}
+
+/// Sends what is due. Clones share everything.
+#[derive(Clone)]
+pub(crate) struct Sender(Arc<Inner>);
+
+struct Inner {
+    queue: Queue,
+    calls: Calls,
+    throttle: Throttle,
+    clock: SharedClock,
+    places: Arc<Semaphore>,
+    shutdown: Shutdown,
+    metrics: NotificationMetrics,
+}
+
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sender").field("calls", &self.0.calls).finish_non_exhaustive()
+    }
+}
+
+impl Sender {
+    pub(crate) fn new(
+        queue: Queue,
+        sending: Sending,
+        clock: SharedClock,
+        shutdown: Shutdown,
+    ) -> Self {
+        let Sending { outbound, secrets, throttle } = sending;
+        let calls = Calls { outbound, gates: Gates::new(PER_HOST), secrets };
+        let (places, metrics) = (Arc::new(Semaphore::new(SENDS_MAX)), NotificationMetrics::new());
+        Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
+    }
+
+    /// Judges the notifications of a slice and starts to send those that may be sent.
+    pub(crate) async fn start(&self, slice: &Slice) -> Result<(), Failure> {
+        let mut begun = 0;
+        let parsed = slice.events.iter().map(|delivery| {
+            let event = &delivery.event;
+            Ok((named(event)?, event.subject().unwrap_or_default(), delivery.sequence))
+        });
+        let parsed: Vec<Result<(NotificationId, &str, Sequence), String>> = parsed.collect();
+        for part in parsed.chunks(JUDGED_MAX) {
+            let good: Vec<_> =
+                part.iter().map_while(|event| event.as_ref().ok().copied()).collect();
+            self.begin(slice, &good).await.map_err(|error| {
+                Failure::unavailable(begun, format!("notifications cannot be judged: {error}"))
+            })?;
+            begun += good.len();
+            if let Some(Err(reason)) = part.get(good.len()) {
+                return Err(Failure::permanent(begun, reason));
+            }
+        }
+        Ok(())
+    }
+
+    async fn begin(
+        &self,
+        slice: &Slice,
+        events: &[(NotificationId, &str, Sequence)],
+    ) -> Result<(), StoreError> {
+        if events.is_empty() {
+            return Ok(());
+        }
+        let Inner { queue, throttle, clock, .. } = &*self.0;
+        let judged = queue.begin_sends(&slice.bot, events, throttle, HOLD, clock.now()).await?;
+        for begun in judged.begun {
+            let sender = self.clone();
+            self.0.shutdown.spawn(async move { sender.run(begun).await });
+        }
+        Ok(())
+    }
+
+    /// Sends one and tells Redis how it ended. Cut off by the hard stop it comes due again.
+    async fn run(&self, begun: Begun) {
+        let inner = &*self.0;
+        let ended = async {
+            let place = inner.places.try_acquire();
+            let ending = if place.is_ok() {
+                let now = inner.clock.now();
+                if begun.attempts == 1 {
+                    let late = millis(now).saturating_sub(begun.due_ms);
+                    inner.metrics.lateness.record(Duration::from_millis(late).as_secs_f64());
+                }
+                inner.calls.send(&begun, now).await
+            } else {
+                let pause = AGAIN.mul_f64(rand::rng().random_range(0.5..1.5));
+                let reason = format!("the process has {SENDS_MAX} sends under way");
+                Ending::Postpone(pause, reason)
+            };
+            self.tell(begun, ending).await;
+        };
+        tokio::select! {
+            biased;
+            () = inner.shutdown.hard.cancelled() => {}
+            () = ended => {}
+        }
+    }
+
+    /// Repeats until Redis has it, or has taken the send for lost.
+    async fn tell(&self, begun: Begun, ending: Ending) {
+        let inner = &*self.0;
+        let Some(shard) = begun.id.shard(inner.queue.shard_count()) else { return };
+        let (label, remember) = (begun.label.clone(), inner.throttle.longest());
+        let endings = [(begun, ending)];
+        let until = tokio::time::Instant::now() + HOLD.saturating_sub(LONGEST);
+        loop {
+            let now = inner.clock.now();
+            match inner.queue.finish_sends(shard, &endings, remember, now).await {
+                Ok(finished) => {
+                    let outcome = finished.outcomes.into_iter().flatten().next();
+                    match outcome.as_deref() {
+                        None | Some("postpone") => {}
+                        Some("retry") => NotificationMetrics::count(&label, "retried"),
+                        Some(ended) => NotificationMetrics::count(&label, ended),
+                    }
+                    return;
+                }
+                Err(error) if tokio::time::Instant::now() > until => {
+                    warn!(notification = %endings[0].0.id, %error,
+                        "cannot tell how a notification was sent; it comes due again");
+                    return;
+                }
+                Err(_) => tokio::time::sleep(TELL_AGAIN).await,
+            }
+        }
+    }
+}
+
+/// The notification that an event stands for.
+fn named(event: &Event) -> Result<NotificationId, String> {
+    event.id().parse().map_err(|_| {
+        format!("the event {:?} is no notification; send it by /send_delayed", event.id())
+    })
+}

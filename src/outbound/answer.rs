@@ -1,0 +1,51 @@
+//! What an answer says beside its status.
+
+use std::time::Duration;
+
+use httpdate::parse_http_date;
+
+use super::Answer;
+
+/// A receiver may ask for pauses up to this.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
+/// So much of an answer goes into the reason of a failure, in bytes.
+const EXCERPT: usize = 200;
+
+impl Answer {
+    /// The reason of a failure that this answer is.
+    #[must_use]
+    pub fn refusal(&self) -> String {
+        let mut text = format!("the receiver answered {}", self.status.as_u16());
+        if self.status.is_redirection() {
+            text.push_str(", and redirects are not followed");
+        }
+        let said = excerpt(&self.body);
+        if !said.is_empty() {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        text
+    }
+
+    /// The pause that the header `retry-after` asks for: seconds or a date, at most a day. `now`
+    /// since 1970.
+    #[must_use]
+    pub fn retry_after(&self, now: Duration) -> Option<Duration> {
+        let text = self.headers.get("retry-after")?.to_str().ok()?.trim();
+        let pause = if let Ok(seconds) = text.parse() {
+            Duration::from_secs(seconds)
+        } else {
+            let at = parse_http_date(text).ok()?.duration_since(std::time::UNIX_EPOCH);
+            at.unwrap_or_default().saturating_sub(now)
+        };
+        Some(pause.min(RETRY_AFTER_MAX))
+    }
+}
+
+/// The beginning of what came back, on one line.
+#[must_use]
+pub(crate) fn excerpt(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(EXCERPT)]);
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    text.trim().to_owned()
+}
