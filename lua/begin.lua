@@ -70,7 +70,7 @@ for i = 1, (#KEYS - 13) / 3 do
       note.attempts, note.expires = 0, NOW_MS + math.max(0, note.expires - note.due)
       call('HSET', note.key, 'attempts', 0, 'expires', note.expires)
       call('HDEL', note.key, 'ended', 'reason')
-      call('PERSIST', note.key)
+      call('PEXPIRE', note.key, note.expires - NOW_MS + KEPT_MS)
     end
     local waits = note.state == 'waiting' and call('ZSCORE', KEYS[at + 2], id)
     call('HSET', note.key, 's', sequence, 'state', waits and 'waiting' or 'scheduled')

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::problem::{Kind, Problem};
-use crate::config::PipelineConfig;
+use crate::config::{PipelineConfig, is_built_in};
 use crate::id::{PipelineName, ShardCount};
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::{Link, Reply, StoreError};
@@ -60,7 +60,10 @@ impl Queues {
 
     /// Their names.
     pub(crate) async fn names(&self) -> Result<BTreeSet<PipelineName>, StoreError> {
-        let mut names: BTreeSet<_> = self.configured.keys().cloned().collect();
+        // What is built in and off was asked for by nobody.
+        let asked =
+            self.configured.iter().filter(|(name, config)| config.enabled || !is_built_in(name));
+        let mut names: BTreeSet<_> = asked.map(|(name, _)| name.clone()).collect();
         let misread = |source| self.link.misread("HKEYS", source);
         let known = self.link.command("HKEYS", redis::Cmd::hkeys(keys::PIPELINES)).await?;
         let known = match known {

@@ -8,7 +8,8 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::id::BotId;
-use fairlane::queue::{PushOptions, Queue};
+use fairlane::notification::{NewNotification, State, When};
+use fairlane::queue::{PushOptions, Queue, Span};
 
 use crate::cli::run_in;
 use crate::support::bus::{add, event, patient};
@@ -16,6 +17,7 @@ use crate::support::config::{STREAM, config};
 use crate::support::http;
 use crate::support::instance::Instance;
 use crate::support::mongo::{self, MongoServer};
+use crate::support::receiver::Receiver;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -70,7 +72,13 @@ async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
     let url = format!("{url:?}");
     let mongo_server = MongoServer::start(mongo::Options::default());
     let mongo = format!("{:?}", mongo_server.url());
-    let text = config(&server, "test", &[("redis.url", &url), ("mongodb.url", &mongo)]);
+    let settings = [
+        ("redis.url", &*url),
+        ("mongodb.url", &mongo),
+        ("pipelines.notifications.enabled", "true"),
+        ("callbacks.allow_nets", "[\"127.0.0.1\"]"),
+    ];
+    let text = config(&server, "test", &settings);
     let log = Log::default();
     let once = AtomicBool::new(false);
     let handler = log.handler(move |slice| std::future::ready(answer(&slice, &once)));
@@ -96,6 +104,7 @@ async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
 
     operate(&text, &queue).await;
     count_views(&instance).await;
+    notify(&instance).await;
     let address = instance.address.to_string();
     assert_eq!(http::get(&address, "/readyz").await.0, 200);
     eventually(LONG, "it was sampled", async || {
@@ -134,6 +143,33 @@ async fn count_views(instance: &Instance) {
         pipeline["depth"] == 0
     })
     .await;
+}
+
+/// A notification that is sent, looked up and counted.
+async fn notify(instance: &Instance) {
+    let receiver = Receiver::content().await;
+    let notifications = instance.notifications();
+    let new = NewNotification {
+        bot: bot("shop"),
+        uid: "user".to_owned(),
+        kind: "none".to_owned(),
+        when: When::After(Duration::ZERO),
+        expires_in: LONG,
+        waits: false,
+        url: receiver.url(),
+        method: "GET".to_owned(),
+        body: String::new(),
+        recheck: String::new(),
+        key: None,
+    };
+    let id = notifications.accept(&new).await.unwrap();
+    eventually(LONG, "it is sent", async || {
+        notifications.find(id).await.unwrap().is_some_and(|kept| kept.state == State::Sent)
+    })
+    .await;
+    assert_eq!(notifications.online(&bot("shop"), "user").await.unwrap(), 0);
+    let day = Span::Day(SystemClock.now().as_secs() / 86_400);
+    notifications.stats(day).await.unwrap();
 }
 
 async fn operate(config: &str, queue: &Queue) {

@@ -59,7 +59,8 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
 async fn every_metric_is_there_and_counters_begin_at_zero() {
     // Where nobody listens: the series is there only where a MongoDB is configured.
     let away = format!("\"mongodb://127.0.0.1:{}\"", free_port());
-    let mut fleet = Fleet::new(Options::default(), 5, &[("mongodb.url", &away)]);
+    let settings = [("mongodb.url", &*away), ("pipelines.notifications.enabled", "true")];
+    let mut fleet = Fleet::new(Options::default(), 5, &settings);
     fleet.start(1).await;
     let mut text = String::new();
     let absent = |text: &str| -> Vec<_> {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::app::Roles;
 use fairlane::clock::{Clock as _, SystemClock};
@@ -410,4 +410,62 @@ async fn what_a_process_was_sending_when_it_was_cut_off_is_sent_by_another_one()
     let calls = receiver.calls();
     let names: BTreeSet<&String> = calls.iter().map(|call| &call.headers["webhook-id"]).collect();
     assert_eq!((calls.len(), names.len()), (32, 16), "again, and by the same ids");
+}
+
+/// Sends so many, due evenly over this time or all at once, and tells how late they were.
+async fn measure(count: u64, over: Duration) {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let receiver = Receiver::content().await;
+    let lead = Duration::from_secs(6);
+    let due = SystemClock.now() + lead;
+    let news = (0..count).map(|at| {
+        let share =
+            f64::from(u32::try_from(at).unwrap()) / f64::from(u32::try_from(count).unwrap());
+        NewNotification {
+            bot: bot(&format!("bot-{}", at % 100)),
+            when: When::At(due + over.mul_f64(share)),
+            ..to(format!("{}?{at}", receiver.url()))
+        }
+    });
+    let news: Vec<NewNotification> = news.collect();
+    let began = Instant::now();
+    for part in news.chunks(64) {
+        join_all(part.iter().map(|new| accept(&instance, new))).await;
+    }
+    let accepted = began.elapsed();
+    let wanted = usize::try_from(count).unwrap();
+    eventually(LONG * 3, "all are sent", async || receiver.called() >= wanted).await;
+    let dues: BTreeMap<String, Duration> = news
+        .iter()
+        .map(|new| {
+            let When::At(due) = new.when else { unreachable!() };
+            (format!("GET /hook?{} HTTP/1.1", new.url.rsplit_once('?').unwrap().1), due)
+        })
+        .collect();
+    let calls = receiver.calls();
+    assert!(calls.iter().all(|call| call.at >= dues[&call.line]), "none is early");
+    let mut late: Vec<Duration> =
+        calls.iter().map(|call| call.at.saturating_sub(dues[&call.line])).collect();
+    late.sort_unstable();
+    println!(
+        "{count} over {over:?}: accepted {:.0}/s; late p50 {:?}, p99 {:?}, most {:?}; requests {}",
+        f64::from(u32::try_from(count).unwrap()) / accepted.as_secs_f64(),
+        late[late.len() / 2],
+        late[late.len() * 99 / 100],
+        late[late.len() - 1],
+        calls.len(),
+    );
+}
+
+#[tokio::test]
+#[ignore = "a measurement; `cargo test --test it -- --ignored --nocapture how_late`"]
+async fn how_late_ten_thousand_over_a_minute_are() {
+    measure(10_000, LONG).await;
+}
+
+#[tokio::test]
+#[ignore = "a measurement; `cargo test --test it -- --ignored --nocapture how_late`"]
+async fn how_late_ten_thousand_at_once_are() {
+    measure(10_000, Duration::ZERO).await;
 }
