@@ -88,7 +88,7 @@ impl Builder {
         for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
             plans.push(self.plan(name, config, outbound.as_ref(), &counting)?);
         }
-        if plans.iter().all(|plan| plan.name.notifies()) {
+        if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
         let certificates = self.config.redis.certificates()?;

@@ -9,6 +9,7 @@ pub mod fairness;
 pub mod http;
 pub mod latency;
 pub mod mongo;
+pub mod notifications;
 pub mod pipeline;
 
 use std::path::PathBuf;

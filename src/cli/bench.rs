@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::error::CliError;
 use super::output::Output;
-use crate::bench::{counters, fairness, http, latency, mongo, pipeline};
+use crate::bench::{counters, fairness, http, latency, mongo, notifications, pipeline};
 use crate::config::{self, MongoUrl};
 
 const EXAMPLES: &str = "\
@@ -18,7 +18,8 @@ Examples:
   fairlane bench pipeline
   fairlane bench latency --rate 5000 --seconds 10
   fairlane bench fairness --json
-  fairlane bench counters --seconds 10";
+  fairlane bench counters --seconds 10
+  fairlane bench notifications --seconds 10";
 const PIPELINE_EXAMPLES: &str = "\
 Examples:
   fairlane bench pipeline
@@ -37,6 +38,11 @@ const HTTP_EXAMPLES: &str = "\
 Examples:
   fairlane bench http
   fairlane bench http --batch 1 --connections 32 --json";
+
+const NOTIFICATIONS_EXAMPLES: &str = "\
+Examples:
+  fairlane bench notifications
+  fairlane bench notifications --seconds 10 --idle 1000000 --json";
 
 const COUNTERS_EXAMPLES: &str = "\
 Examples:
@@ -120,6 +126,22 @@ pub enum Scenario {
     /// Reading totals and counting views over HTTP, at steady rates; then each ad is checked.
     #[command(after_help = COUNTERS_EXAMPLES)]
     Counters(CountersArgs),
+    /// How late notifications are sent: over a time, then all in the same instant.
+    #[command(after_help = NOTIFICATIONS_EXAMPLES)]
+    Notifications {
+        /// How many notifications each time.
+        #[arg(long, value_name = "N", default_value = "10000")]
+        notifications: NonZeroU32,
+        /// They fall due evenly over this time.
+        #[arg(long, value_name = "S", default_value = "60")]
+        seconds: NonZeroU32,
+        /// How many bots they are spread over.
+        #[arg(long, value_name = "N", default_value = "100")]
+        bots: NonZeroU32,
+        /// So many more are scheduled for tomorrow.
+        #[arg(long, value_name = "N", default_value = "0")]
+        idle: u32,
+    },
     /// What quiet bots notice of busy ones.
     #[command(after_help = FAIRNESS_EXAMPLES)]
     Fairness {
@@ -260,6 +282,17 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             progress.clear();
             print(args.json, &report)?;
             judge(&counters, &report)
+        }
+        Scenario::Notifications { notifications, seconds, bots, idle } => {
+            let options = notifications::Options {
+                notifications: notifications.get().into(),
+                seconds: seconds.get().into(),
+                bots: bots.get().into(),
+                idle: idle.into(),
+            };
+            let report = notifications::run(options, watch).await?;
+            progress.clear();
+            print(args.json, &report)
         }
         Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {
             let options = fairness::Options {
