@@ -18,8 +18,7 @@ if ARGV[2] == 'cancel' then
   call('ZREM', KEYS[15], note.id)
   finish(note, 'cancelled', 'on request')
 else
-  local due = tonumber(ARGV[3])
-  if due == 0 then due = NOW_MS + tonumber(ARGV[4]) + 1 end
+  local due = due_at(tonumber(ARGV[3]), tonumber(ARGV[4]))
   local expires = due + note.expires - note.due
   call('HSET', note.key, 'due', due, 'expires', expires)
   if waits then

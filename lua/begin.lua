@@ -36,7 +36,7 @@ local function may_send(note, user, online, waits)
     return false
   end
   if waits then
-    arm(note, note.expires) -- the same
+    arm(note, note.expires) -- it was moved, and its expiry with it
     return false
   end
   if note.uid == '' then
@@ -83,8 +83,9 @@ for i = 1, (#KEYS - 13) / 3 do
       end
       local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck')
       reply[i + 1] = {
-        id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '', what[2] or '', what[3] or '',
-        what[4] or '', digits(note.due), digits(note.expires), digits(note.attempts + 1),
+        id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '',
+        what[2] or '', what[3] or '', what[4] or '', digits(note.due), digits(note.expires),
+        digits(note.attempts + 1),
       }
     end
   end

@@ -50,6 +50,13 @@ local function event_of(note)
     .. (note.uid == '' and '\192' or pack(note.uid)) .. '\192\192\192\192'
 end
 
+-- When something falls due: at `at` (ms) or, where that is 0, so long after now. Never early: the
+-- millisecond that has begun counts as none.
+local function due_at(at, delay)
+  if at > 0 then return at end
+  return NOW_MS + delay + (delay > 0 and 1 or 0)
+end
+
 -- Has it fall due at `time` (ms), instead of when it did.
 local function arm(note, time)
   if not due_first then due_before = lowest(DUE) end

@@ -6,23 +6,19 @@
 -- notification has it: `ignore` keeps that one unless it has ended, `replace` cancels it.
 --
 -- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and with a key:
---       [16] key:<bot> <key> (string: id), [17] n:<id that has the key> (or again KEYS[14])
+--       [16] key:<bot> <key> (string: id), [17] n:<id that has the key> and [18] its
+--       online:<bot> <uid> (or again KEYS[14] and KEYS[15])
 -- ARGV  id, bot, uid, type, label, due (ms since 1970, 0: by the delay), delay ms, expires after
 --       (ms from the due time), online (1 or 0), duplicates ('ignore' | 'replace' | ''), the id that
 --       has the key or '', then names and values of what else the record has
 -- Reply {'OK', due (ms)} | {'DUP', due of the one that has the key} | {'AGAIN'}: another one has the
 --       key by now
 -- Cost  11 commands, with a key up to 11 more
-assert((#KEYS == 15 or #KEYS == 17) and #ARGV >= 11 and #ARGV % 2 == 1,
+assert((#KEYS == 15 or #KEYS == 18) and #ARGV >= 11 and #ARGV % 2 == 1,
   'schedule: wrong number of arguments')
 local note = {id = ARGV[1], bot = ARGV[2], uid = ARGV[3], type = ARGV[4], label = ARGV[5],
   key = KEYS[14], attempts = 0}
-local due, waits, other = tonumber(ARGV[6]), ARGV[9] == '1', ARGV[11]
-if due == 0 then
-  due = NOW_MS + tonumber(ARGV[7])
-  -- Never early: the millisecond that has begun counts as none.
-  if tonumber(ARGV[7]) > 0 then due = due + 1 end
-end
+local due, waits, other = due_at(tonumber(ARGV[6]), tonumber(ARGV[7])), ARGV[9] == '1', ARGV[11]
 local expires = due + tonumber(ARGV[8])
 if KEYS[16] then
   if (call('GET', KEYS[16]) or '') ~= other then
@@ -33,7 +29,7 @@ if KEYS[16] then
     if ARGV[10] == 'ignore' then
       return {'DUP', known.due}
     end
-    call('ZREM', KEYS[15], other)
+    call('ZREM', KEYS[18], other)
     finish(known, 'cancelled', 'replaced by ' .. note.id)
   end
   call('SET', KEYS[16], note.id, 'PX', math.max(1, expires - NOW_MS) + KEPT_MS)

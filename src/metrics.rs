@@ -356,6 +356,18 @@ impl CounterMetrics {
     }
 }
 
+impl Default for CounterMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for CounterMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CounterMetrics")
+    }
+}
+
 /// Metrics of the notifications.
 #[derive(Clone)]
 pub(crate) struct NotificationMetrics {
@@ -377,18 +389,6 @@ impl NotificationMetrics {
     pub(crate) fn count(kind: &str, outcome: &str) {
         let (kind, outcome) = (kind.to_owned(), outcome.to_owned());
         counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).increment(1);
-    }
-}
-
-impl Default for CounterMetrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl std::fmt::Debug for CounterMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CounterMetrics")
     }
 }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::id::{BotId, Shard, ShardCount};
+use crate::outbound::URL_MAX_BYTES;
 
 /// Longest id of a user, in bytes.
 pub const UID_MAX_BYTES: usize = 256;
@@ -154,6 +155,72 @@ pub struct NewNotification {
     pub key: Option<(String, Duplicates)>,
 }
 
+/// A setting of a notification that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{parameter} {problem}")]
+pub struct Unusable {
+    /// Which, as callers write it.
+    pub parameter: &'static str,
+    /// What is wrong, and what helps.
+    pub problem: String,
+}
+
+impl NewNotification {
+    /// Checks the bounds; not the URLs, which depend on who asks.
+    ///
+    /// # Errors
+    /// With the first that is not kept.
+    pub fn check(&self) -> Result<(), Unusable> {
+        let unusable = |parameter, problem| Err(Unusable { parameter, problem });
+        let key = self.key.as_ref().map_or("-", |(key, _)| key);
+        for (parameter, text, most) in [
+            ("uid", &*self.uid, UID_MAX_BYTES),
+            ("type", &self.kind, KIND_MAX_BYTES),
+            ("key", key, KEY_MAX_BYTES),
+            ("method", &self.method, KIND_MAX_BYTES),
+            ("url", &self.url, URL_MAX_BYTES),
+            ("recheck_url", &self.recheck, URL_MAX_BYTES),
+            ("body", &self.body, BODY_MAX_BYTES),
+        ] {
+            if text.len() > most {
+                return unusable(
+                    parameter,
+                    format!("has {} bytes; at most {most} are allowed", text.len()),
+                );
+            }
+            if parameter != "body" && text.chars().any(char::is_control) {
+                return unusable(parameter, "holds a control character; remove it".to_owned());
+            }
+        }
+        for (parameter, text) in
+            [("url", &*self.url), ("type", &self.kind), ("key", key), ("method", &self.method)]
+        {
+            if text.is_empty() {
+                return unusable(parameter, "is empty".to_owned());
+            }
+        }
+        if self.waits && self.uid.is_empty() {
+            return unusable(
+                "uid",
+                "is empty; name the user whose being online it waits for".to_owned(),
+            );
+        }
+        let delay = match self.when {
+            When::After(delay) => delay,
+            When::At(_) => Duration::ZERO,
+        };
+        for (parameter, time) in [("delay", delay), ("expires_in", self.expires_in)] {
+            if time > DELAY_MAX {
+                return unusable(
+                    parameter,
+                    format!("is more than {} days", DELAY_MAX.as_secs() / 86_400),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
 /// How a notification is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -176,6 +243,14 @@ pub enum State {
     Dead,
     /// Somebody cancelled or replaced it.
     Cancelled,
+}
+
+impl FromStr for State {
+    type Err = serde::de::value::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::deserialize(serde::de::IntoDeserializer::into_deserializer(text))
+    }
 }
 
 /// A notification as it is kept, times in ms since 1970.
@@ -290,6 +365,46 @@ mod tests {
         assert_eq!(beyond.shard(shards), None);
         for text in ["", "3", "3.", ".x", "3.x", "-1.0192f1b0c1d27c3e8f00112233445566"] {
             assert!(text.parse::<NotificationId>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_beyond_a_bound_is_refused_by_the_name_callers_know() {
+        let new = NewNotification {
+            bot: BotId::parse("b").unwrap(),
+            uid: "u".repeat(UID_MAX_BYTES),
+            kind: "k".repeat(KIND_MAX_BYTES),
+            when: When::After(DELAY_MAX),
+            expires_in: DELAY_MAX,
+            waits: true,
+            url: "u".repeat(URL_MAX_BYTES),
+            method: "GET".to_owned(),
+            body: "\n".repeat(BODY_MAX_BYTES),
+            recheck: String::new(),
+            key: Some(("k".repeat(KEY_MAX_BYTES), Duplicates::Ignore)),
+        };
+        assert_eq!(new.check(), Ok(()));
+        let key = |text: String| Some((text, Duplicates::Ignore));
+        let more = |text: &str| format!("{text}x");
+        let late = DELAY_MAX + Duration::from_millis(1);
+        for (parameter, wrong) in [
+            ("uid", NewNotification { uid: more(&new.uid), ..new.clone() }),
+            ("uid", NewNotification { uid: String::new(), ..new.clone() }),
+            ("uid", NewNotification { uid: "a\nb".to_owned(), ..new.clone() }),
+            ("type", NewNotification { kind: more(&new.kind), ..new.clone() }),
+            ("type", NewNotification { kind: String::new(), ..new.clone() }),
+            ("delay", NewNotification { when: When::After(late), ..new.clone() }),
+            ("expires_in", NewNotification { expires_in: late, ..new.clone() }),
+            ("url", NewNotification { url: more(&new.url), ..new.clone() }),
+            ("url", NewNotification { url: String::new(), ..new.clone() }),
+            ("recheck_url", NewNotification { recheck: more(&new.url), ..new.clone() }),
+            ("method", NewNotification { method: String::new(), ..new.clone() }),
+            ("body", NewNotification { body: more(&new.body), ..new.clone() }),
+            ("key", NewNotification { key: key("k".repeat(KEY_MAX_BYTES + 1)), ..new.clone() }),
+            ("key", NewNotification { key: key(String::new()), ..new.clone() }),
+        ] {
+            let error = wrong.check().unwrap_err();
+            assert_eq!(error.parameter, parameter, "{error}");
         }
     }
 

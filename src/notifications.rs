@@ -18,8 +18,8 @@ pub(crate) use self::sender::{Sender, Sending};
 use crate::clock::SharedClock;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
-use crate::keyspace::scripts::Amendment;
-use crate::notification::{Kept, NewNotification, NotificationId, OTHER_KINDS, State};
+use crate::keyspace::scripts::{Amended, Amendment};
+use crate::notification::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
 use crate::queue::{Queue, Span, Stats};
 
 /// The notifications of every bot. Cheap to clone.
@@ -38,6 +38,17 @@ impl std::fmt::Debug for Notifications {
     }
 }
 
+/// Why a notification is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// It is beyond the bounds.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// Redis does not answer or refuses.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
 impl Notifications {
     /// Those of the pipeline of `queue`. A user that was online gets the next one
     /// `online_threshold` later at the earliest.
@@ -53,10 +64,11 @@ impl Notifications {
     ///
     /// # Errors
     /// With [`StoreError::Unknown`] it may or may not be accepted: only a call with the same key is
-    /// safe.
-    pub async fn accept(&self, new: &NewNotification) -> Result<NotificationId, StoreError> {
+    /// safe. What is beyond the bounds is not accepted.
+    pub async fn accept(&self, new: &NewNotification) -> Result<NotificationId, AcceptError> {
+        new.check()?;
         let label = self.label(&new.kind).await?;
-        self.queue.schedule(new, &label, self.clock.now()).await
+        Ok(self.queue.schedule(new, &label, self.clock.now()).await?)
     }
 
     async fn label(&self, kind: &str) -> Result<String, StoreError> {
@@ -80,16 +92,11 @@ impl Notifications {
         self.queue.notification(id).await
     }
 
-    /// Cancels or moves a notification that was found. `None`: done. Else its state, which forbids
-    /// it, or `Some(None)` when it is gone.
+    /// Cancels or moves a notification that was found.
     ///
     /// # Errors
     /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
-    pub async fn amend(
-        &self,
-        kept: &Kept,
-        amendment: Amendment,
-    ) -> Result<Option<Option<State>>, StoreError> {
+    pub async fn amend(&self, kept: &Kept, amendment: Amendment) -> Result<Amended, StoreError> {
         self.queue.amend(kept, amendment, self.clock.now()).await
     }
 

@@ -193,13 +193,14 @@ impl Builder {
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
         counting: &Counting,
-    ) -> Result<Arc<dyn AnyHandler>, AppError> {
+    ) -> Result<Handles, AppError> {
+        if let Some(outbound) = outbound.filter(|_| name.notifies()) {
+            return Ok(Handles::Notifications(self.sending(outbound)));
+        }
         if let (true, Ok(store)) = (name.counts_views(), &counting.store) {
             let (store, min_age) = (store.clone(), counting.min_age.clone());
-            return Ok(Arc::new(CounterHandler::new(store, min_age, config.handler_timeout)));
-        }
-        if name.notifies() {
-            return Ok(Arc::new(NotifyHandler::default()));
+            let handler = CounterHandler::new(store, min_age, config.handler_timeout);
+            return Ok(Handles::Events(Arc::new(handler)));
         }
         if let Some(outbound) = outbound
             && self.is_push(config)
@@ -213,9 +214,11 @@ impl Builder {
                     "pushes are not signed, so the receiver cannot know who calls; set callbacks.secrets");
             }
             let (outbound, timeout) = (outbound.clone(), config.handler_timeout);
-            return Ok(Arc::new(PushHandler::new(outbound, url, secrets, timeout)));
+            let handler = PushHandler::new(outbound, url, secrets, timeout);
+            return Ok(Handles::Events(Arc::new(handler)));
         }
-        self.handlers.get(&config.handler).map(Arc::clone).ok_or_else(|| {
+        let handler = self.handlers.get(&config.handler).map(Arc::clone).map(Handles::Events);
+        handler.ok_or_else(|| {
             let known: BTreeSet<_> =
                 self.handlers.keys().map(String::as_str).chain([PUSH]).collect();
             let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
@@ -227,9 +230,8 @@ impl Builder {
         })
     }
 
-    /// What sends notifications, for their pipeline.
-    fn sending(&self, name: &PipelineName, outbound: Option<&Outbound>) -> Option<Sending> {
-        let outbound = outbound.filter(|_| name.notifies())?.clone();
+    /// What sends notifications.
+    fn sending(&self, outbound: &Outbound) -> Sending {
         let (config, secrets) = (&self.config.notifications, &self.config.callbacks.secrets);
         if secrets.is_empty() {
             warn!(
@@ -241,7 +243,7 @@ impl Builder {
             by_kind: config.type_thresholds.clone(),
             defers: config.on_throttle == OnThrottle::Defer,
         };
-        Some(Sending { outbound, secrets: secrets.clone(), throttle })
+        Sending { outbound: outbound.clone(), secrets: secrets.clone(), throttle }
     }
 
     fn plan(
@@ -262,7 +264,6 @@ impl Builder {
             handler,
             filter,
             views: counting.views.clone(),
-            sending: self.sending(name, outbound),
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
@@ -277,15 +278,21 @@ pub(super) struct Counting {
     pub(super) min_age: MinAge,
 }
 
+/// What handles the events of a pipeline.
+enum Handles {
+    /// This.
+    Events(Arc<dyn AnyHandler>),
+    /// What sends notifications, once there are queues that it can end them in.
+    Notifications(Sending),
+}
+
 /// A pipeline, checked.
 pub(super) struct Plan {
     pub(super) name: PipelineName,
     pub(super) config: PipelineConfig,
-    pub(super) handler: Arc<dyn AnyHandler>,
+    handler: Handles,
     pub(super) filter: Option<Filter>,
     pub(super) views: ViewSettings,
-    /// Of the pipeline of the notifications.
-    pub(super) sending: Option<Sending>,
     pub(super) meter: Arc<Meter>,
 }
 
@@ -319,10 +326,9 @@ impl Plan {
             handler_timeout: config.handler_timeout,
             workers: Bounds { min: config.workers.min.get(), max: config.workers.max.get() },
             // A view is never given up for the failures of others.
-            max_attempts: if self.handler.keeps_books() {
-                u32::MAX
-            } else {
-                config.max_attempts.get()
+            max_attempts: match &self.handler {
+                Handles::Events(handler) if handler.keeps_books() => u32::MAX,
+                _ => config.max_attempts.get(),
             },
             backoff: Backoff {
                 initial: config.backoff.initial,
@@ -344,13 +350,17 @@ impl Plan {
         lease_key: &LeaseKey,
         shutdown: &Shutdown,
     ) -> Pool {
-        if let Some(sending) = self.sending.clone() {
-            let (queue, clock) = (queue.clone(), Arc::clone(clock));
-            self.handler.send_with(Sender::new(queue, sending, clock, shutdown.clone()));
-        }
+        let handler: Arc<dyn AnyHandler> = match &self.handler {
+            Handles::Events(handler) => Arc::clone(handler),
+            Handles::Notifications(sending) => {
+                let (queue, clock) = (queue.clone(), Arc::clone(clock));
+                let sender = Sender::new(queue, sending.clone(), clock, shutdown.clone());
+                Arc::new(NotifyHandler(sender))
+            }
+        };
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
         let work = Work {
-            handler: Arc::clone(&self.handler),
+            handler,
             environment,
             lease_key: lease_key.clone(),
             meter: Arc::clone(&self.meter),

@@ -32,7 +32,6 @@ use super::mongo::{self, Choice};
 use super::{BenchError, Rig, cpu};
 use crate::app::App;
 use crate::clock::{Clock, SystemClock};
-use crate::config::Config;
 use crate::id::PipelineName;
 use crate::queue::Queue;
 
@@ -222,12 +221,9 @@ async fn measure(
 
 /// The whole service with its counters and nothing else.
 async fn build(rig: &Rig, database: &mongo::Database) -> Result<App, BenchError> {
-    let mut config = Config::default();
-    config.redis.url = Some(rig.url.clone());
+    let mut config = rig.config();
     config.mongodb.url = Some(database.url.clone());
     config.mongodb.database.clone_from(&database.name);
-    config.metrics.listen = ([127, 0, 0, 1], 0).into();
-    config.http.listen = ([127, 0, 0, 1], 0).into();
     Ok(App::builder(config).build().await?)
 }
 

@@ -29,6 +29,7 @@ use crate::id::{BotId, IdError, PipelineName};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
+use crate::notifications::AcceptError;
 use crate::queue::FAIR_SLICE_US;
 use crate::store::mongo::MongoError;
 use crate::store::private::PrivateMongoError;
@@ -62,6 +63,8 @@ pub enum BenchError {
     Stuck(Duration, String),
     #[error("a request of the bench failed: {0}")]
     Http(#[source] std::io::Error),
+    #[error(transparent)]
+    Notification(#[from] AcceptError),
     #[error(transparent)]
     PrivateMongo(#[from] PrivateMongoError),
     #[error(transparent)]
@@ -103,6 +106,16 @@ impl Rig {
         Ok(Self { directory, redis: Some(redis), database: None, target, url, link })
     }
 
+    /// The default configuration on this Redis, with free ports.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        let mut config = Config::default();
+        config.redis.url = Some(self.url.clone());
+        config.metrics.listen = ([127, 0, 0, 1], 0).into();
+        config.http.listen = ([127, 0, 0, 1], 0).into();
+        config
+    }
+
     /// An instance of the service with one pipeline `bench` for `handler`.
     ///
     /// # Errors
@@ -118,11 +131,8 @@ impl Rig {
         let max = std::num::NonZero::new(workers).unwrap_or(std::num::NonZero::<usize>::MIN);
         pipeline.workers = WorkersConfig { min: max, max };
         change(&mut pipeline);
-        let mut config = Config::default();
-        config.redis.url = Some(self.url.clone());
+        let mut config = self.config();
         config.bus.streams = vec![STREAM.to_owned()];
-        config.metrics.listen = ([127, 0, 0, 1], 0).into();
-        config.http.listen = ([127, 0, 0, 1], 0).into();
         config.pipelines.insert(pipeline_name(), pipeline);
         let app = App::builder(config).handler("bench", handler);
         Ok(app.roles(crate::app::Roles { http: false, ..crate::app::Roles::ALL }).build().await?)

@@ -18,7 +18,6 @@ use super::latency::{quantile_ms, waits};
 use super::{BenchError, Rig, drained};
 use crate::app::App;
 use crate::clock::{Clock as _, SystemClock, micros, millis};
-use crate::config::Config;
 use crate::id::{BotId, PipelineName};
 use crate::notification::{NO_KIND, NewNotification, When};
 use crate::notifications::Notifications;
@@ -162,9 +161,7 @@ async fn measure(
 
 /// An instance that sends notifications and nothing else.
 async fn app(rig: &Rig) -> Result<App, BenchError> {
-    let mut config = Config::default();
-    config.redis.url = Some(rig.url.clone());
-    config.metrics.listen = ([127, 0, 0, 1], 0).into();
+    let mut config = rig.config();
     config.callbacks.allow_nets = vec![std::net::IpAddr::from([127, 0, 0, 1]).into()];
     // Signing is a part of sending.
     config.callbacks.secrets = vec![Secret::parse(SECRET).map_err(std::io::Error::other)?];

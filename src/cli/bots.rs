@@ -291,8 +291,10 @@ async fn change(
                 said(bot, if changed { "is released" } else { "was neither leased nor parked" })
             })
         }
-        Action::Purge { .. } if !queue.may_purge() => Err(CliError::PurgeViews),
         Action::Purge { bot } => {
+            if let Some(kept) = queue.kept_from_purge() {
+                return Err(kept.into());
+            }
             let events = queue.purge(bot).await?;
             output.show(&Done { events: Some(events), ..done(bot) }, |_| {
                 said(bot, &format!("is purged: deleted {}", count(events, "event")))

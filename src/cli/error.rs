@@ -8,6 +8,7 @@ use crate::config::{ConfigError, MongoUrlError};
 use crate::id::{LetterId, PipelineName};
 use crate::keyspace::StoreError;
 use crate::keyspace::private::PrivateRedisError;
+use crate::queue::KeptFromPurge;
 use crate::store::mongo::MongoError;
 use crate::telemetry::TelemetryError;
 
@@ -91,11 +92,9 @@ pub enum CliError {
         "callbacks.secrets is empty, so calls are not signed; add one: `echo whsec_$(openssl rand -base64 32)`"
     )]
     NoSecret,
-    /// Views are not deleted.
-    #[error(
-        "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it (POST /v1/bots/BOT/counters/AD/reset)"
-    )]
-    PurgeViews,
+    /// These events are not deleted.
+    #[error(transparent)]
+    Purge(#[from] KeptFromPurge),
     /// Nobody said yes.
     #[error("nothing was done: {0} needs a confirmation; add --yes")]
     NotConfirmed(&'static str),
@@ -207,7 +206,7 @@ impl CliError {
             | Self::WhichPipeline { .. }
             | Self::NoPipeline
             | Self::NotConfirmed(_)
-            | Self::PurgeViews
+            | Self::Purge(_)
             | Self::InputMissing { .. }
             | Self::NoStream
             | Self::NoSecret

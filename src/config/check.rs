@@ -271,23 +271,35 @@ fn check_pipeline(
     Ok(())
 }
 
+/// Keeps a built-in pipeline and its handler together: answers whether this is the pipeline. `why`
+/// says what would go wrong with its handler elsewhere, and what with another handler here.
+fn reserved(
+    (name, p, prefix): (&PipelineName, &PipelineConfig, &str),
+    (built_in, handler): (&str, &str),
+    [elsewhere, otherwise]: [&str; 2],
+) -> Result<bool, Fault> {
+    let refused = |problem| Err(Fault::new(format!("{prefix}handler"), problem));
+    match (name.as_str() == built_in, p.handler == handler) {
+        (false, true) => refused(format!(
+            "is {handler:?}, which only the built-in pipeline {built_in:?} may have: {elsewhere}; tune [pipelines.{built_in}], or name another handler"
+        )),
+        (true, false) => refused(format!(
+            "is {:?}: {otherwise}; remove it, or set enabled = false, and give the other handler a pipeline of another name",
+            p.handler
+        )),
+        (is_built_in, _) => Ok(is_built_in),
+    }
+}
+
 /// A view that was accepted is counted, whatever happens: nothing may drop it on the way.
 fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
     let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
-    let counts = p.handler == COUNTER;
-    let built_in = PipelineName::COUNTERS;
-    if !name.counts_views() {
-        let problem = format!(
-            "is {COUNTER:?}, which only the built-in pipeline {built_in:?} may have: the views that arrive are put there, and those elsewhere would be lost; tune [pipelines.{built_in}], or name another handler"
-        );
-        return if counts { refused("handler", problem) } else { Ok(()) };
-    }
-    if !counts {
-        let problem = format!(
-            "is {:?}: the views would be lost, which {COUNTER:?} alone counts; remove it, or set enabled = false, and give the other handler a pipeline of another name",
-            p.handler
-        );
-        return refused("handler", problem);
+    let why = [
+        "the views that arrive are put there, and those elsewhere would be lost",
+        "the views would be lost, which \"counter\" alone counts",
+    ];
+    if !reserved((name, p, prefix), (PipelineName::COUNTERS, COUNTER), why)? {
+        return Ok(());
     }
     if let Some(most) = p.max_queue {
         return refused(
@@ -316,20 +328,10 @@ fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Resu
 /// may not get lost on the way.
 fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
     let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
-    let notifies = p.handler == NOTIFY;
-    let built_in = PipelineName::NOTIFICATIONS;
-    if !name.notifies() {
-        let problem = format!(
-            "is {NOTIFY:?}, which only the built-in pipeline {built_in:?} may have: what is due is put there; tune [pipelines.{built_in}], or name another handler"
-        );
-        return if notifies { refused("handler", problem) } else { Ok(()) };
-    }
-    if !notifies {
-        let problem = format!(
-            "is {:?}: what is due would not be sent, which {NOTIFY:?} alone does; remove it, and give the other handler a pipeline of another name",
-            p.handler
-        );
-        return refused("handler", problem);
+    let why =
+        ["what is due is put there", "what is due would not be sent, which \"notify\" alone does"];
+    if !reserved((name, p, prefix), (PipelineName::NOTIFICATIONS, NOTIFY), why)? {
+        return Ok(());
     }
     if !p.events.is_empty() {
         let problem = "is not empty: no event of the bus is a notification; remove it";

@@ -21,7 +21,6 @@ pub(crate) use self::push::{PushHandler, acknowledgement};
 use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::id::{BotId, Fence, PipelineName, Sequence};
-use crate::notifications::Sender;
 
 /// What a handler may use. Each instance of the service has its own.
 #[derive(Clone)]
@@ -239,11 +238,6 @@ pub(crate) trait AnyHandler: Send + Sync + 'static {
     /// once as a slice may have, and none is ever given up for having failed.
     fn keeps_books(&self) -> bool {
         false
-    }
-
-    /// Gives the handler of notifications what sends them.
-    fn send_with(&self, sender: Sender) {
-        drop(sender);
     }
 
     fn committed(&self, slice: &Slice, settled: usize);

@@ -18,7 +18,7 @@ use super::page::{self, Limit};
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotCursor, BotOrder, BotView, Queue, QueuedEvent};
+use crate::queue::{BotCursor, BotOrder, BotView, KeptFromPurge, Queue, QueuedEvent};
 
 /// Bots of a page, and events of a bot, at most.
 const LIMIT_MAX: u32 = 1_000;
@@ -274,9 +274,12 @@ async fn purge(
     NoBody: NoBody,
 ) -> Result<Json<Purged>, Problem> {
     let queue = path.queue(&api, &caller).await?;
-    if !queue.may_purge() {
-        let detail = "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it";
-        return Err(Problem::new(Kind::KeepsViews, detail));
+    if let Some(kept) = queue.kept_from_purge() {
+        let kind = match kept {
+            KeptFromPurge::Views => Kind::KeepsViews,
+            KeptFromPurge::Notifications => Kind::KeepsNotifications,
+        };
+        return Err(Problem::new(kind, kept.to_string()));
     }
     let purged = queue.purge(&path.bot).await?;
     caller.did("purge", &path.pipeline, Some(&path.bot));

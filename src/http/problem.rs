@@ -51,6 +51,8 @@ pub(crate) enum Kind {
     LeaseGone,
     /// The queue holds views.
     KeepsViews,
+    /// The queue holds notifications.
+    KeepsNotifications,
     /// More is acknowledged than the slice has.
     AckTooHigh,
     /// The path has no such method.
@@ -91,6 +93,9 @@ impl Kind {
             Self::NoCounters => (S::NOT_FOUND, "no-counters", "The counters do not run here"),
             Self::LeaseGone => (S::CONFLICT, "lease-gone", "The lease is gone"),
             Self::KeepsViews => (S::CONFLICT, "keeps-views", "Views are not purged"),
+            Self::KeepsNotifications => {
+                (S::CONFLICT, "keeps-notifications", "Notifications are not purged")
+            }
             Self::AckTooHigh => (S::UNPROCESSABLE_ENTITY, "ack-too-high", "Too much acknowledged"),
             Self::Method => (S::METHOD_NOT_ALLOWED, "method", "Method not allowed"),
             Self::BodyTooSlow => (S::REQUEST_TIMEOUT, "body-too-slow", "The body is too slow"),

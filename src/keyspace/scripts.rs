@@ -19,7 +19,8 @@ pub use self::lease::{
     Verdict,
 };
 pub use self::notify::{
-    Amend, Amendment, Begin, Finish, Finished, Judged, Release, Schedule, Scheduled, Throttle,
+    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Schedule, Scheduled,
+    Throttle,
 };
 pub use self::operate::{
     Beat, Head, Heads, Hold, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,

@@ -128,11 +128,13 @@ impl Sender {
             let place = inner.places.try_acquire();
             let ending = if place.is_ok() {
                 let now = inner.clock.now();
-                if begun.attempts == 1 {
+                let ending = inner.calls.send(&begun, now).await;
+                // What is put off is not sent yet, and its next try is its first one again.
+                if begun.attempts == 1 && !matches!(ending, Ending::Postpone(..)) {
                     let late = millis(now).saturating_sub(begun.due_ms);
                     inner.metrics.lateness.record(Duration::from_millis(late).as_secs_f64());
                 }
-                inner.calls.send(&begun, now).await
+                ending
             } else {
                 let pause = AGAIN.mul_f64(rand::rng().random_range(0.5..1.5));
                 let reason = format!("the process has {SENDS_MAX} sends under way");

@@ -56,6 +56,21 @@ pub(crate) const FAIR_SLICE_US: u64 = 10_000;
 /// Most delayed events moved by one call.
 pub const PROMOTE_BATCH: usize = 100;
 
+/// Why the events of a pipeline are not purged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeptFromPurge {
+    /// One collection of MongoDB may have them, and the other would never get them.
+    #[error(
+        "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it (POST /v1/bots/BOT/counters/AD/reset)"
+    )]
+    Views,
+    /// Their records would stay, and never fall due again.
+    #[error(
+        "notifications are not purged: what is queued is sent at once or ends as it should; cancel single ones before they are due"
+    )]
+    Notifications,
+}
+
 /// The queues of one pipeline, over one link. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Queue {
@@ -222,7 +237,7 @@ impl Queue {
     }
 
     /// Deletes the queue of a bot and answers how many events that were. A running lease is
-    /// revoked. Not for views, which their totals count already: [`Self::may_purge`].
+    /// revoked. Not for all: [`Self::kept_from_purge`].
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
@@ -230,11 +245,16 @@ impl Queue {
         self.link.call(&Purge { keys: self.keys_of(bot), bot }).await
     }
 
-    /// Whether events may be deleted. Views may not: some may be in one collection of MongoDB
-    /// already, and the other would never get them.
+    /// Why events of this pipeline may not be deleted, if so.
     #[must_use]
-    pub fn may_purge(&self) -> bool {
-        !self.name.counts_views()
+    pub fn kept_from_purge(&self) -> Option<KeptFromPurge> {
+        if self.name.counts_views() {
+            Some(KeptFromPurge::Views)
+        } else if self.name.notifies() {
+            Some(KeptFromPurge::Notifications)
+        } else {
+            None
+        }
     }
 
     /// Breaks the lease or park of a bot. Answers whether there was one.

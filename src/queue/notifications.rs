@@ -8,12 +8,11 @@ use redis::{Pipeline, Value};
 use super::Queue;
 use crate::id::{BotId, Sequence, Shard};
 use crate::keyspace::scripts::{
-    Amend, Amendment, Begin, Finish, Finished, Judged, Release, Schedule, Scheduled, Throttle,
+    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Schedule, Scheduled,
+    Throttle,
 };
 use crate::keyspace::{Reply, ReplyError, StoreError, keys};
-use crate::notification::{
-    Begun, Ending, Kept, NewNotification, NotificationId, OTHER_KINDS, State,
-};
+use crate::notification::{Begun, Ending, Kept, NewNotification, NotificationId, OTHER_KINDS};
 
 /// Types with a place of their own in the statistics; what comes later is `other`.
 pub const KINDS_MAX: usize = 50;
@@ -39,10 +38,11 @@ impl Queue {
                 Some((key, _)) => self.who_has(&new.bot, key).await?,
                 None => None,
             };
+            let id_of_known = known.as_ref().map(|(id, _)| *id);
             let schedule = Schedule { keys, now, id, new, label, known };
             match self.link().call(&schedule).await? {
                 Scheduled::Ok(_) => return Ok(id),
-                Scheduled::Duplicate(_) => return Ok(known.unwrap_or(id)),
+                Scheduled::Duplicate(_) => return Ok(id_of_known.unwrap_or(id)),
                 Scheduled::Again if tries < KEY_TRIES => tries += 1,
                 Scheduled::Again => {
                     let error = ReplyError::unexpected("a key that is not taken all the time", "");
@@ -52,14 +52,25 @@ impl Queue {
         }
     }
 
-    async fn who_has(&self, bot: &BotId, key: &str) -> Result<Option<NotificationId>, StoreError> {
-        let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("GET").arg(self.keys_of(bot).notification_key(bot, key));
-        let mut values = self.link().run_checked("GET", &pipe).await?;
-        let value = values.pop().unwrap_or(Value::Nil);
-        let id = Reply::single(value).and_then(|mut reply| reply.text());
-        let id = id.map_err(|error| self.link().misread("GET", error))?;
-        Ok(id.parse().ok())
+    /// The notification that has a key, and for which user it is.
+    async fn who_has(
+        &self,
+        bot: &BotId,
+        key: &str,
+    ) -> Result<Option<(NotificationId, String)>, StoreError> {
+        let keys = self.keys_of(bot);
+        let get = redis::Cmd::get(keys.notification_key(bot, key));
+        let id = self.text("GET", get).await?;
+        let Ok(id) = id.parse() else { return Ok(None) };
+        let uid = redis::Cmd::hget(keys.notification(id), "uid");
+        Ok(Some((id, self.text("HGET", uid).await?)))
+    }
+
+    /// The answer of one command; empty for nothing.
+    async fn text(&self, name: &'static str, command: redis::Cmd) -> Result<String, StoreError> {
+        let value = self.link().command(name, command).await?;
+        let text = Reply::single(value).and_then(|mut reply| reply.text());
+        text.map_err(|error| self.link().misread(name, error))
     }
 
     /// Judges the notifications whose events are handled; answers those that are to be sent.
@@ -93,8 +104,7 @@ impl Queue {
         self.link().call(&Finish { keys, now, dead_max, remember, endings }).await
     }
 
-    /// Cancels or moves a notification that was looked up. Answers `None` when it is done, else its
-    /// state, in which that is not possible, or that there is none.
+    /// Cancels or moves a notification that was looked up.
     ///
     /// # Errors
     /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
@@ -103,16 +113,9 @@ impl Queue {
         kept: &Kept,
         amendment: Amendment,
         now: Duration,
-    ) -> Result<Option<Option<State>>, StoreError> {
+    ) -> Result<Amended, StoreError> {
         let (keys, id, bot, uid) = (self.keys_of(&kept.bot), kept.id, &kept.bot, &*kept.uid);
-        let answer = self.link().call(&Amend { keys, now, id, bot, uid, amendment }).await?;
-        match &*answer {
-            "OK" => Ok(None),
-            "" => Ok(Some(None)),
-            text => state(text)
-                .map(|state| Some(Some(state)))
-                .map_err(|error| self.link().misread("amend", error)),
-        }
+        self.link().call(&Amend { keys, now, id, bot, uid, amendment }).await
     }
 
     /// Releases the notification that has waited longest for a user, if it is due and the last one
@@ -150,15 +153,15 @@ impl Queue {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn notification_stats(&self, span: Span) -> Result<Stats, StoreError> {
-        let mut stats = Stats::new();
+        let mut pipe = Pipeline::with_capacity(self.shards().len());
         for keys in self.shards().iter() {
-            let mut pipe = Pipeline::with_capacity(1);
             pipe.cmd("HGETALL").arg(match span {
                 Span::Day(day) => keys.stats_of_day(day),
                 Span::Hour(hour) => keys.stats_of_hour(hour),
             });
-            let values = self.link().run_checked("HGETALL", &pipe).await?;
-            let value = values.into_iter().next().unwrap_or(Value::Nil);
+        }
+        let mut stats = Stats::new();
+        for value in self.link().run_checked("HGETALL", &pipe).await? {
             add(&mut stats, value).map_err(|error| self.link().misread("HGETALL", error))?;
         }
         Ok(stats)
@@ -209,13 +212,6 @@ const FIELDS: &[&str] = &[
     "reason", "url",
 ];
 
-fn state(text: &str) -> Result<State, ReplyError> {
-    use serde::de::value::{Error, StrDeserializer};
-    use serde::de::{Deserialize as _, IntoDeserializer as _};
-    let text: StrDeserializer<'_, Error> = text.into_deserializer();
-    State::deserialize(text).map_err(|error| ReplyError::unexpected("a state", &error.to_string()))
-}
-
 fn kept(id: NotificationId, values: Vec<Value>) -> Result<Option<Kept>, ReplyError> {
     let mut values = values.into_iter();
     let mut next = || values.next().unwrap_or(Value::Nil);
@@ -226,7 +222,7 @@ fn kept(id: NotificationId, values: Vec<Value>) -> Result<Option<Kept>, ReplyErr
     }
     Ok(Some(Kept {
         id,
-        state: state(&text)?,
+        state: text.parse().map_err(|_| ReplyError::unexpected("a state", &text))?,
         bot: fields.parsed()?,
         uid: fields.text()?,
         kind: fields.text()?,

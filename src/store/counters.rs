@@ -134,7 +134,10 @@ impl CounterStore {
             self.mongo.index(collection, doc! { "gone": 1 }, options).await?;
         }
         let options = IndexOptions::builder().name("export".to_owned()).build();
-        self.mongo.index(DAILY, doc! { "bot": 1, "month": 1, "_id": 1 }, options).await
+        self.mongo.index(DAILY, doc! { "bot": 1, "month": 1, "_id": 1 }, options).await?;
+        // Refused while the first write is doing the same.
+        let _ = self.prepared.set(());
+        Ok(())
     }
 
     /// Documents do not come before the indexes of their collection, unless those are refused.

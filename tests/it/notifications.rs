@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairlane::app::Roles;
+use fairlane::bench;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::id::BotId;
-use fairlane::keyspace::scripts::Amendment;
+use fairlane::keyspace::scripts::{Amended, Amendment};
 use fairlane::notification::{Kept, NewNotification, NotificationId, State, When};
 use fairlane::outbound::{HeaderName, HeaderValue};
 use fairlane::queue::Span;
 use futures_util::future::join_all;
 use standardwebhooks::Webhook;
+use tokio::sync::Semaphore;
 
 use crate::support::config::configs;
 use crate::support::instance::Instance;
@@ -47,6 +49,20 @@ impl Rig {
     async fn start(&self) -> Instance {
         Instance::start(&self.config, Log::default().content()).await
     }
+}
+
+/// A receiver that answers once its gate is closed.
+async fn gated() -> (Arc<Semaphore>, Receiver) {
+    let gate = Arc::new(Semaphore::new(0));
+    let shut = Arc::clone(&gate);
+    let answer = move |_| {
+        let shut = Arc::clone(&shut);
+        async move {
+            drop(shut.acquire().await);
+            Reply::new(200, "")
+        }
+    };
+    (gate, Receiver::start(answer).await)
 }
 
 fn bot(text: &str) -> BotId {
@@ -184,13 +200,11 @@ async fn two_thousand_over_two_seconds_are_all_sent_and_none_early_by_two_proces
 async fn fifty_at_once_for_one_user_make_exactly_one_request() {
     let rig = Rig::new(&[]);
     let (first, second) = (rig.start().await, rig.start().await);
-    let receiver = Receiver::start(async |_| {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        Reply::new(200, "")
-    })
-    .await;
+    let (gate, receiver) = gated().await;
     let new = of("one", receiver.url());
     join_all((0..50).map(|at| accept(if at % 2 == 0 { &first } else { &second }, &new))).await;
+    eventually(LONG, "one is being sent", async || receiver.called() > 0).await;
+    gate.close();
     let all = counted(&[("received", 50), ("sent", 1), ("throttled", 49)]);
     eventually(LONG, "all have ended", async || stats(&first).await == all).await;
     assert_eq!(receiver.called(), 1);
@@ -276,7 +290,7 @@ async fn no_connection_is_made_to_what_is_not_public_and_no_redirect_is_followed
         let ended = ends(&instance, id, State::Dead).await;
         assert!(ended.reason.contains("not public"), "{host}: {ended:?}");
     }
-    for url in ["ftp://example.com/", "http://user@127.0.0.1/", "nonsense", ""] {
+    for url in ["ftp://example.com/", "http://user@127.0.0.1/", "nonsense"] {
         ends(&instance, accept(&instance, &to(url)).await, State::Dead).await;
     }
     let elsewhere = format!("http://127.0.0.2:{port}/");
@@ -300,11 +314,7 @@ async fn destinations_that_hang_or_are_dead_hold_nobody_of_the_same_bot() {
     let quick = Receiver::content().await;
     let mut hanging = Vec::new();
     for _ in 0..3 {
-        let hangs = async |_| {
-            tokio::time::sleep(LONG).await;
-            Reply::Nothing
-        };
-        hanging.push(Receiver::start(hangs).await);
+        hanging.push(Receiver::start(async |_| std::future::pending().await).await);
     }
     // Nobody listens there.
     let dead = format!("http://127.0.0.1:{}/", crate::support::redis::free_port());
@@ -356,6 +366,19 @@ async fn one_that_waits_for_its_user_is_sent_when_the_user_is_online() {
 }
 
 #[tokio::test]
+async fn a_purge_of_notifications_is_refused_and_takes_none() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let receiver = Receiver::content().await;
+    let later = When::After(Duration::from_millis(500));
+    let id = accept(&instance, &NewNotification { when: later, ..to(receiver.url()) }).await;
+    let path = "/v1/pipelines/notifications/bots/shop/queue";
+    let answer = instance.client().send("DELETE", path, &[], b"").await;
+    assert_eq!((answer.code, answer.problem().as_str()), (409, "keeps-notifications"));
+    ends(&instance, id, State::Sent).await;
+}
+
+#[tokio::test]
 async fn one_that_is_cancelled_or_moved_is_not_sent_then() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
@@ -365,44 +388,33 @@ async fn one_that_is_cancelled_or_moved_is_not_sent_then() {
     let (cancelled, moved) = (accept(&instance, &soon).await, accept(&instance, &soon).await);
     let now = kept(&instance, cancelled).await;
     let amend = instance.notifications().amend(&now, Amendment::Cancel).await.unwrap();
-    assert_eq!(amend, None);
+    assert_eq!(amend, Amended::Done);
     let far = Amendment::Move(When::After(Duration::from_secs(3_600)));
     let now = kept(&instance, moved).await;
-    assert_eq!(instance.notifications().amend(&now, far).await.unwrap(), None);
+    assert_eq!(instance.notifications().amend(&now, far).await.unwrap(), Amended::Done);
     let soon = Amendment::Move(When::After(Duration::from_millis(800)));
     let last = accept(&instance, &to(receiver.url())).await;
     ends(&instance, last, State::Sent).await;
-    assert_eq!(instance.notifications().amend(&now, soon).await.unwrap(), None);
+    assert_eq!(instance.notifications().amend(&now, soon).await.unwrap(), Amended::Done);
     ends(&instance, moved, State::Sent).await;
     assert_eq!(receiver.called(), 2);
     let now = kept(&instance, cancelled).await;
     assert_eq!(now.state, State::Cancelled);
     let refused = instance.notifications().amend(&now, Amendment::Cancel).await.unwrap();
-    assert_eq!(refused, Some(Some(State::Cancelled)));
+    assert_eq!(refused, Amended::Not(State::Cancelled));
 }
 
 #[tokio::test]
 async fn what_a_process_was_sending_when_it_was_cut_off_is_sent_by_another_one() {
     let rig = Rig::new(&[]);
     let lost = Instance::start_as(Roles::ALL, &rig.config, Log::default().content()).await;
-    let stuck = Arc::new(tokio::sync::Semaphore::new(0));
-    let gate = Arc::clone(&stuck);
-    let receiver = Receiver::start(move |call| {
-        let gate = Arc::clone(&gate);
-        async move {
-            if call.number < 20 {
-                drop(gate.acquire().await);
-            }
-            Reply::new(200, "")
-        }
-    })
-    .await;
+    let (gate, receiver) = gated().await;
     let news: Vec<NewNotification> =
         (0..16).map(|at| of(&format!("user-{at}"), receiver.url())).collect();
     let ids = join_all(news.iter().map(|new| accept(&lost, new))).await;
     eventually(LONG, "all are being sent", async || receiver.called() == 16).await;
     drop(lost);
-    stuck.close();
+    gate.close();
     let other = rig.start().await;
     for id in ids {
         assert_eq!(ends(&other, id, State::Sent).await.attempts, 2);
@@ -412,60 +424,11 @@ async fn what_a_process_was_sending_when_it_was_cut_off_is_sent_by_another_one()
     assert_eq!((calls.len(), names.len()), (32, 16), "again, and by the same ids");
 }
 
-/// Sends so many, due evenly over this time or all at once, and tells how late they were.
-async fn measure(count: u64, over: Duration) {
-    let rig = Rig::new(&[]);
-    let instance = rig.start().await;
-    let receiver = Receiver::content().await;
-    let lead = Duration::from_secs(6);
-    let due = SystemClock.now() + lead;
-    let news = (0..count).map(|at| {
-        let share =
-            f64::from(u32::try_from(at).unwrap()) / f64::from(u32::try_from(count).unwrap());
-        NewNotification {
-            bot: bot(&format!("bot-{}", at % 100)),
-            when: When::At(due + over.mul_f64(share)),
-            ..to(format!("{}?{at}", receiver.url()))
-        }
-    });
-    let news: Vec<NewNotification> = news.collect();
-    let began = Instant::now();
-    for part in news.chunks(64) {
-        join_all(part.iter().map(|new| accept(&instance, new))).await;
-    }
-    let accepted = began.elapsed();
-    let wanted = usize::try_from(count).unwrap();
-    eventually(LONG * 3, "all are sent", async || receiver.called() >= wanted).await;
-    let dues: BTreeMap<String, Duration> = news
-        .iter()
-        .map(|new| {
-            let When::At(due) = new.when else { unreachable!() };
-            (format!("GET /hook?{} HTTP/1.1", new.url.rsplit_once('?').unwrap().1), due)
-        })
-        .collect();
-    let calls = receiver.calls();
-    assert!(calls.iter().all(|call| call.at >= dues[&call.line]), "none is early");
-    let mut late: Vec<Duration> =
-        calls.iter().map(|call| call.at.saturating_sub(dues[&call.line])).collect();
-    late.sort_unstable();
-    println!(
-        "{count} over {over:?}: accepted {:.0}/s; late p50 {:?}, p99 {:?}, most {:?}; requests {}",
-        f64::from(u32::try_from(count).unwrap()) / accepted.as_secs_f64(),
-        late[late.len() / 2],
-        late[late.len() * 99 / 100],
-        late[late.len() - 1],
-        calls.len(),
-    );
-}
-
 #[tokio::test]
-#[ignore = "a measurement; `cargo test --test it -- --ignored --nocapture how_late`"]
-async fn how_late_ten_thousand_over_a_minute_are() {
-    measure(10_000, LONG).await;
-}
-
-#[tokio::test]
-#[ignore = "a measurement; `cargo test --test it -- --ignored --nocapture how_late`"]
-async fn how_late_ten_thousand_at_once_are() {
-    measure(10_000, Duration::ZERO).await;
+async fn the_bench_finds_none_early_and_none_twice() {
+    let options =
+        bench::notifications::Options { notifications: 500, seconds: 1, bots: 10, idle: 50 };
+    let report = bench::notifications::run(options, |_, _| {}).await.unwrap();
+    assert_eq!((report.notifications, report.early, report.repeated), (500, 0, 0), "{report:?}");
+    assert!(report.p50_ms <= report.p99_ms && report.p99_ms <= report.max_ms, "{report:?}");
 }

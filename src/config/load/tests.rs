@@ -308,7 +308,7 @@ fn settings_of_notifications_are_read_and_their_faults_named() {
         ),
         (
             "pipelines.notifications.handler = \"log\"",
-            r#"f.toml:1: pipelines.notifications.handler is "log": what is due would not be sent, which "notify" alone does; remove it, and give the other handler a pipeline of another name"#,
+            r#"f.toml:1: pipelines.notifications.handler is "log": what is due would not be sent, which "notify" alone does; remove it, or set enabled = false, and give the other handler a pipeline of another name"#,
         ),
         (
             "pipelines.x.handler = \"notify\"\npipelines.x.events = [\"*\"]",

@@ -9,7 +9,9 @@ use crate::clock::millis;
 use crate::id::{BotId, Sequence};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::reply::{Reply, ReplyError};
-use crate::notification::{Begun, Duplicates, Ending, NewNotification, NotificationId, When};
+use crate::notification::{
+    Begun, Duplicates, Ending, NewNotification, NotificationId, State, When,
+};
 
 /// Keys that every one of them declares.
 const KEYS: usize = 13;
@@ -33,8 +35,8 @@ pub struct Schedule<'a> {
     pub new: &'a NewNotification,
     /// Its type in the statistics.
     pub label: &'a str,
-    /// Which notification has the key.
-    pub known: Option<NotificationId>,
+    /// Which notification has the key, and for which user it is.
+    pub known: Option<(NotificationId, String)>,
 }
 
 /// What [`Schedule`] answers.
@@ -54,13 +56,14 @@ impl Call for Schedule<'_> {
 
     fn command(&self) -> Cmd {
         let Self { keys, new, .. } = self;
-        let more = if new.key.is_some() { 4 } else { 2 };
+        let more = if new.key.is_some() { 5 } else { 2 };
         let mut cmd = begin(Index::schedule, keys, more, self.now);
-        let record = keys.notification(self.id);
-        cmd.arg(&record).arg(keys.online(&new.bot, &new.uid));
+        cmd.arg(keys.notification(self.id)).arg(keys.online(&new.bot, &new.uid));
         if let Some((key, _)) = &new.key {
+            let (known, uid) =
+                self.known.as_ref().map_or((self.id, &new.uid), |(id, uid)| (*id, uid));
             cmd.arg(keys.notification_key(&new.bot, key));
-            cmd.arg(self.known.map_or(record, |known| keys.notification(known)));
+            cmd.arg(keys.notification(known)).arg(keys.online(&new.bot, uid));
         }
         let (at_ms, delay_ms) = new.when.parts();
         cmd.arg(self.id.to_string()).arg(new.bot.as_str()).arg(&new.uid).arg(&new.kind);
@@ -71,7 +74,7 @@ impl Call for Schedule<'_> {
             Some((_, Duplicates::Ignore)) => "ignore",
             Some((_, Duplicates::Replace)) => "replace",
         });
-        cmd.arg(self.known.map_or_else(String::new, |known| known.to_string()));
+        cmd.arg(self.known.as_ref().map_or_else(String::new, |(known, _)| known.to_string()));
         let key = new.key.as_ref().map_or("", |(key, _)| key);
         let more = [("method", &*new.method), ("body", &new.body), ("recheck", &new.recheck)];
         cmd.arg("url").arg(&new.url);
@@ -258,6 +261,17 @@ pub enum Amendment {
     Move(When),
 }
 
+/// What [`Amend`] answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amended {
+    /// It is changed.
+    Done,
+    /// It is in this state, which forbids it.
+    Not(State),
+    /// There is no such notification.
+    Gone,
+}
+
 /// `lua/amend.lua`.
 #[derive(Debug)]
 pub struct Amend<'a> {
@@ -276,8 +290,7 @@ pub struct Amend<'a> {
 }
 
 impl Call for Amend<'_> {
-    /// `OK`, its state when that forbids it, or nothing when there is no such notification.
-    type Reply = String;
+    type Reply = Amended;
     const NAME: &'static str = "amend";
 
     fn command(&self) -> Cmd {
@@ -294,8 +307,15 @@ impl Call for Amend<'_> {
         cmd
     }
 
-    fn reply(value: Value) -> Result<String, ReplyError> {
-        Reply::single(value)?.text()
+    fn reply(value: Value) -> Result<Amended, ReplyError> {
+        match &*Reply::single(value)?.text()? {
+            "OK" => Ok(Amended::Done),
+            "" => Ok(Amended::Gone),
+            state => {
+                let unexpected = |_| ReplyError::unexpected("a state", state);
+                state.parse().map(Amended::Not).map_err(unexpected)
+            }
+        }
     }
 }
 

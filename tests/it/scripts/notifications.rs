@@ -7,9 +7,12 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::id::{BotId, Sequence, ShardCount};
 use fairlane::keyspace::scripts::{
-    Amend, Amendment, Begin, Finish, Promote, Redrive, Release, Schedule, Scheduled, Throttle,
+    Amend, Amended, Amendment, Begin, Finish, Promote, Redrive, Release, Schedule, Scheduled,
+    Throttle,
 };
-use fairlane::notification::{Begun, Duplicates, Ending, NewNotification, NotificationId, When};
+use fairlane::notification::{
+    Begun, Duplicates, Ending, NewNotification, NotificationId, State, When,
+};
 use redis::Commands;
 
 use super::{SLICE_US, Shard, bot};
@@ -89,8 +92,9 @@ impl Notes {
     fn schedule_over(
         &mut self,
         new: &NewNotification,
-        known: Option<NotificationId>,
+        known: Option<(NotificationId, &str)>,
     ) -> (NotificationId, Scheduled) {
+        let known = known.map(|(id, uid)| (id, uid.to_owned()));
         let (keys, now, id) = (&self.shard.keys.clone(), self.time(), id());
         let call = Schedule { keys, now, id, new, label: &new.kind, known };
         (id, self.shard.call(self.now, &call))
@@ -158,7 +162,7 @@ impl Notes {
         self.shard.call(self.now, &call).outcomes.pop().unwrap()
     }
 
-    fn amend(&mut self, id: NotificationId, uid: &str, amendment: Amendment) -> String {
+    fn amend(&mut self, id: NotificationId, uid: &str, amendment: Amendment) -> Amended {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
         self.shard.call(self.now, &Amend { keys, now, id, bot, uid, amendment })
     }
@@ -393,23 +397,23 @@ fn one_is_cancelled_or_moved_until_it_is_being_sent_also_when_its_event_is_queue
     let mut notes = Notes::new();
     let (cancelled, moved) = (notes.schedule(&new("b", "u", 0)), notes.schedule(&new("b", "v", 0)));
     notes.promote();
-    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), "OK");
+    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), Amended::Done);
     let hour = When::After(Duration::from_secs(3_600));
-    assert_eq!(notes.amend(moved, "v", Amendment::Move(hour)), "OK");
+    assert_eq!(notes.amend(moved, "v", Amendment::Move(hour)), Amended::Done);
     assert_eq!(notes.handle("b"), []);
     notes.forget_queue("b");
-    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), "cancelled");
+    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), Amended::Not(State::Cancelled));
     notes.pass(3_601);
     let begun = notes.step("b").remove(0);
     assert_eq!(begun.id, moved);
     assert_eq!(begun.expires_ms - begun.due_ms, 86_400_000, "it expires later too");
-    assert_eq!(notes.amend(moved, "v", Amendment::Cancel), "sending");
-    assert_eq!(notes.amend(id(), "v", Amendment::Cancel), "");
+    assert_eq!(notes.amend(moved, "v", Amendment::Cancel), Amended::Not(State::Sending));
+    assert_eq!(notes.amend(id(), "v", Amendment::Cancel), Amended::Gone);
 
     let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
-    assert_eq!(notes.amend(waits, "w", Amendment::Move(hour)), "OK");
+    assert_eq!(notes.amend(waits, "w", Amendment::Move(hour)), Amended::Done);
     assert!(!notes.online("w"), "it is not due any more");
-    assert_eq!(notes.amend(waits, "w", Amendment::Cancel), "OK");
+    assert_eq!(notes.amend(waits, "w", Amendment::Cancel), Amended::Done);
     notes.pass(3_601);
     assert!(!notes.online("w"));
 }
@@ -422,20 +426,35 @@ fn a_key_is_taken_once_and_kept_or_replaced() {
         ..new("b", "u", 60_000)
     };
     let first = notes.schedule(&keyed(Duplicates::Ignore));
-    let due = notes.schedule_over(&keyed(Duplicates::Ignore), Some(first)).1;
+    let due = notes.schedule_over(&keyed(Duplicates::Ignore), Some((first, "u"))).1;
     assert!(matches!(due, Scheduled::Duplicate(_)), "{due:?}");
     let unknown = notes.schedule_over(&keyed(Duplicates::Ignore), None).1;
     assert_eq!(unknown, Scheduled::Again, "somebody took it in between");
-    let (second, scheduled) = notes.schedule_over(&keyed(Duplicates::Replace), Some(first));
+    let (second, scheduled) = notes.schedule_over(&keyed(Duplicates::Replace), Some((first, "u")));
     assert!(matches!(scheduled, Scheduled::Ok(_)), "{scheduled:?}");
     assert_eq!((notes.state(first), notes.armed()), ("cancelled".to_owned(), 1));
     notes.pass(61);
     let begun = notes.step("b").remove(0);
     assert_eq!(begun.id, second);
     notes.finish(&begun, Ending::Sent);
-    let (third, scheduled) = notes.schedule_over(&keyed(Duplicates::Ignore), Some(second));
+    let (third, scheduled) = notes.schedule_over(&keyed(Duplicates::Ignore), Some((second, "u")));
     assert!(matches!(scheduled, Scheduled::Ok(_)), "what has ended keeps no key: {scheduled:?}");
     assert_eq!(notes.state(third), "scheduled");
+}
+
+#[test]
+fn one_that_waits_and_is_replaced_by_one_for_another_user_waits_no_more() {
+    let mut notes = Notes::new();
+    let waits = |uid: &str| NewNotification {
+        waits: true,
+        key: Some(("k".to_owned(), Duplicates::Replace)),
+        ..new("b", uid, 0)
+    };
+    let first = notes.schedule(&waits("old"));
+    let (_, scheduled) = notes.schedule_over(&waits("new"), Some((first, "old")));
+    assert!(matches!(scheduled, Scheduled::Ok(_)), "{scheduled:?}");
+    assert_eq!(notes.state(first), "cancelled");
+    assert_eq!((notes.online("old"), notes.online("new")), (false, true));
 }
 
 #[test]
