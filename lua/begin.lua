@@ -8,8 +8,9 @@
 --       online:<bot> <uid>
 -- ARGV  hold ms, max dead letters, throttled ones ('drop' | 'defer'), threshold ms, number of types
 --       with another, per such type: name, threshold ms; then per event: id, sequence
--- Reply {dead letters removed, per event: 0, or {id, token, bot, uid, type, label, url, method,
---       body, recheck, due, expires, attempts}}
+-- Reply {dead letters removed, per event: 0, or how it ended: {outcome, label}, or what is to be
+--       sent: {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
+--       attempts}}
 -- Cost  3 commands + up to 9 an event
 assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
 local hold, dead_max, defers = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == 'defer'
@@ -20,7 +21,7 @@ end
 assert(#ARGV == first - 1 + 2 * (#KEYS - 13) / 3, 'begin: wrong number of arguments')
 local reply = {0}
 
--- Whether it may be sent now; else it was ended, or falls due later.
+-- Whether it may be sent now; else it falls due later, or how it ended.
 local function may_send(note, user, online, waits)
   if note.due > NOW_MS and not waits then
     arm(note, note.due) -- it was moved while its event was queued
@@ -30,10 +31,10 @@ local function may_send(note, user, online, waits)
     call('ZREM', online, note.id)
     if note.attempts > 0 then
       reply[1] = reply[1] + give_up(note, 'not sent before it expired', dead_max)
-    else
-      finish(note, 'expired', 'its time passed before it could be sent')
+      return false, 'dead'
     end
-    return false
+    finish(note, 'expired', 'its time passed before it could be sent')
+    return false, 'expired'
   end
   if waits then
     arm(note, note.expires) -- it was moved, and its expiry with it
@@ -54,11 +55,11 @@ local function may_send(note, user, online, waits)
   end
   if defers and free < note.expires then
     arm(note, free)
-  else
-    finish(note, 'throttled', 'the user got another one less than '
-      .. digits(threshold / 1000) .. ' s before')
+    return false
   end
-  return false
+  finish(note, 'throttled', 'the user got another one less than '
+    .. digits(threshold / 1000) .. ' s before')
+  return false, 'throttled'
 end
 
 for i = 1, (#KEYS - 13) / 3 do
@@ -74,7 +75,10 @@ for i = 1, (#KEYS - 13) / 3 do
     end
     local waits = note.state == 'waiting' and call('ZSCORE', KEYS[at + 2], id)
     call('HSET', note.key, 's', sequence, 'state', waits and 'waiting' or 'scheduled')
-    if may_send(note, user, KEYS[at + 2], waits) then
+    local may, outcome = may_send(note, user, KEYS[at + 2], waits)
+    if outcome then
+      reply[i + 1] = {outcome, note.label}
+    elseif may then
       arm(note, NOW_MS + hold)
       call('HSET', note.key, 'state', 'sending', 'attempts', note.attempts + 1)
       if note.uid ~= '' then

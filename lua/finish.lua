@@ -11,16 +11,16 @@
 --
 -- KEYS  the thirteen of notifications.lua, then per send: n:<id>, user:<bot> <uid>
 -- ARGV  max dead letters, how long a user's last time is kept (ms), then per send: id, token,
---       outcome, ms, reason
+--       outcome, ms, reason, how late it was ('late<at most so many ms>') or ''
 -- Reply {dead letters removed, per send: 'STALE', or how it is now: 'sent', 'refused', 'retry',
 --       'postpone', 'dead'}
--- Cost  2 commands + up to 11 a send
-assert(#KEYS > 13 and (#KEYS - 13) % 2 == 0 and #ARGV == 2 + 5 * (#KEYS - 13) / 2,
+-- Cost  2 commands + up to 15 a send
+assert(#KEYS > 13 and (#KEYS - 13) % 2 == 0 and #ARGV == 2 + 6 * (#KEYS - 13) / 2,
   'finish: wrong number of arguments')
 local dead_max, kept = tonumber(ARGV[1]), tonumber(ARGV[2])
 local reply = {0}
 for i = 1, (#KEYS - 13) / 2 do
-  local at, arg = 12 + 2 * i, 5 * i - 2
+  local at, arg = 12 + 2 * i, 6 * i - 3
   local id, token, outcome, ms, reason =
     ARGV[arg], tonumber(ARGV[arg + 1]), ARGV[arg + 2], tonumber(ARGV[arg + 3]), ARGV[arg + 4]
   local note, user = note_at(at, id), KEYS[at + 1]
@@ -50,6 +50,7 @@ for i = 1, (#KEYS - 13) / 2 do
     else
       finish(note, outcome, reason)
     end
+    if ARGV[arg + 5] ~= '' then tally(note, ARGV[arg + 5]) end
     reply[i + 1] = outcome
   end
 end

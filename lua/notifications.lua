@@ -4,7 +4,8 @@
 --   KEYS[9]  due    sorted set  id -> when it falls due (ms); `promote` queues what does
 --   KEYS[10] later  hash        id -> bot and event
 --   KEYS[11] dlq    stream      dead letters
---   KEYS[12] stats  hash        of this day: type|outcome -> how many
+--   KEYS[12] stats  hash        of this day: type|outcome -> how many, type|late<ms> -> how many
+--                               were first sent at most so late, and later than the step before
 --   KEYS[13] stats  hash        of this hour
 --
 -- A notification is a record, n:<id>, a hash of

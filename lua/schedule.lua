@@ -11,15 +11,15 @@
 -- ARGV  id, bot, uid, type, label, due (ms since 1970, 0: by the delay), delay ms, expires after
 --       (ms from the due time), online (1 or 0), duplicates ('ignore' | 'replace' | ''), the id that
 --       has the key or '', then names and values of what else the record has
--- Reply {'OK', due (ms)} | {'DUP', due of the one that has the key} | {'AGAIN'}: another one has the
---       key by now
+-- Reply {'OK', due (ms), label of the one that was replaced or ''} | {'DUP', due of the one that has
+--       the key} | {'AGAIN'}: another one has the key by now
 -- Cost  11 commands, with a key up to 11 more
 assert((#KEYS == 15 or #KEYS == 18) and #ARGV >= 11 and #ARGV % 2 == 1,
   'schedule: wrong number of arguments')
 local note = {id = ARGV[1], bot = ARGV[2], uid = ARGV[3], type = ARGV[4], label = ARGV[5],
   key = KEYS[14], attempts = 0}
 local due, waits, other = due_at(tonumber(ARGV[6]), tonumber(ARGV[7])), ARGV[9] == '1', ARGV[11]
-local expires = due + tonumber(ARGV[8])
+local expires, replaced = due + tonumber(ARGV[8]), ''
 if KEYS[16] then
   if (call('GET', KEYS[16]) or '') ~= other then
     return {'AGAIN'}
@@ -31,6 +31,7 @@ if KEYS[16] then
     end
     call('ZREM', KEYS[18], other)
     finish(known, 'cancelled', 'replaced by ' .. note.id)
+    replaced = known.label
   end
   call('SET', KEYS[16], note.id, 'PX', math.max(1, expires - NOW_MS) + KEPT_MS)
 end
@@ -45,4 +46,4 @@ else
 end
 tally(note, 'received')
 armed()
-return {'OK', due}
+return {'OK', due, replaced}

@@ -30,9 +30,9 @@ use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
 use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
-use crate::metrics::{CounterMetrics, PipelineMetrics};
-use crate::notifications::Notifications;
-use crate::outbound::OutboundSetupError;
+use crate::metrics::{CounterMetrics, DueMetrics, PipelineMetrics};
+use crate::notifications::{Notifications, audit};
+use crate::outbound::{OutboundSetupError, Policy};
 use crate::pool::open::OpenLeases;
 use crate::presence::{self};
 use crate::queue::capability::{KEY_BYTES, LeaseKey};
@@ -285,6 +285,7 @@ impl App {
     /// When the private Redis cannot be stopped.
     #[expect(clippy::too_many_lines, reason = "starts and stops every part, one after the other")]
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
+        let notifications = self.notifications();
         let App { config, roles, clock, target, private, links, plans, lease_key, .. } = self;
         let counting = self.counting;
         // Health is answered until the very end, so it has a stop of its own.
@@ -318,6 +319,8 @@ impl App {
                 leases,
                 counters,
                 exports: Exports::default(),
+                notifications,
+                targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             };
             servers.spawn(http::serve(listener, http::routes(api, health.clone()), stop.clone()));
         }
@@ -327,7 +330,8 @@ impl App {
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
         let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
         let now = clock.now();
-        shutdown.spawn(presence::run(meters, &roles.names(), link, now, shutdown.clone()));
+        let gates = plans.iter().find_map(Plan::gates).filter(|_| roles.work);
+        shutdown.spawn(presence::run(meters, gates, &roles.names(), link, now, shutdown.clone()));
         if let Ok(store) = &counting.store {
             shutdown.spawn(upkeep::prepare(store.clone(), shutdown.clone()));
             let (link, min_age) = (Arc::clone(&links.admin), counting.min_age.clone());
@@ -343,6 +347,10 @@ impl App {
                 let board = DueBoard::new(&queue);
                 ears.push(Box::new(DueEar(Arc::clone(&board))));
                 let clock = Arc::clone(&clock);
+                if plan.name.notifies() {
+                    let (link, clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
+                    shutdown.spawn(audit::at_start(queue.clone(), link, clock, shutdown.clone()));
+                }
                 shutdown.spawn(schedule::run(queue.clone(), board, clock, shutdown.clone()));
             }
             if roles.work {
@@ -355,6 +363,7 @@ impl App {
                 queue: queue.clone(),
                 metrics: PipelineMetrics::new(&plan.name),
                 views: plan.name.counts_views().then(CounterMetrics::new),
+                due: plan.name.notifies().then(DueMetrics::new),
                 keep_dead: plan.config.dead.keep,
             });
             // Nothing of the bus is a notification.

@@ -38,3 +38,22 @@ pub fn millis(duration: Duration) -> u64 {
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
+
+/// Milliseconds since 1970 as people and programs write a time (RFC 3339), in UTC.
+#[must_use]
+pub fn rfc3339(millis: u64) -> String {
+    let time = i64::try_from(millis).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    time.unwrap_or(jiff::Timestamp::MAX).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_written_in_utc_with_its_milliseconds() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(1_795_000_000_250), "2026-11-18T11:06:40.25Z");
+        assert!(rfc3339(u64::MAX).starts_with("9999-"));
+    }
+}

@@ -79,8 +79,11 @@ table! {
     COUNTERS_UNFLUSHED_OLDEST "counters_unflushed_oldest_seconds" Gauge "Age of the oldest of them";
     COUNTERS_CACHE_HITS "counters_cache_hits_total" Counter "Totals that the cache in Redis told";
     COUNTERS_CACHE_MISSES "counters_cache_misses_total" Counter "Totals that MongoDB had to be asked for";
-    NOTIFICATIONS "notifications_total" Counter "Sends of notifications that ended, by type (the first 50; else other) and outcome: sent, refused, retried, dead";
+    NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or how they ended: sent, refused, throttled, expired, dead, cancelled";
     NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from when a notification was due to its first send";
+    NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications that have a due time: scheduled, waiting, to be sent again, being sent";
+    NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "For how long the first of them has been due";
+    BREAKER_OPEN "breaker_open" Gauge "1 while a host that failed is left alone, by host (the first 20; how many of the others as other)";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent where none is used";
@@ -378,10 +381,11 @@ pub(crate) struct NotificationMetrics {
 impl NotificationMetrics {
     /// The handles, at 0.
     pub(crate) fn new() -> Self {
-        for outcome in ["sent", "refused", "retried", "dead"] {
+        for outcome in crate::notification::OUTCOMES {
             let kind = crate::notification::NO_KIND;
             counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).absolute(0);
         }
+        breaker_open("other", 0);
         Self { lateness: histogram!(NOTIFICATIONS_LATENESS) }
     }
 
@@ -390,6 +394,30 @@ impl NotificationMetrics {
         let (kind, outcome) = (kind.to_owned(), outcome.to_owned());
         counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).increment(1);
     }
+}
+
+/// Of the due times, for the one process that samples.
+#[derive(Clone)]
+pub(crate) struct DueMetrics {
+    pub(crate) due: Gauge,
+    pub(crate) overdue: Gauge,
+}
+
+impl DueMetrics {
+    /// The handles, at 0.
+    pub(crate) fn new() -> Self {
+        let metrics =
+            Self { due: gauge!(NOTIFICATIONS_DUE), overdue: gauge!(NOTIFICATIONS_OVERDUE) };
+        metrics.due.set(0.0);
+        metrics.overdue.set(0.0);
+        metrics
+    }
+}
+
+/// So many breakers of a host, or of the hosts without a name of their own, are open.
+#[expect(clippy::cast_precision_loss, reason = "a count of hosts")]
+pub(crate) fn breaker_open(host: &str, open: usize) {
+    gauge!(BREAKER_OPEN, "host" => host.to_owned()).set(open as f64);
 }
 
 #[cfg(test)]

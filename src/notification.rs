@@ -166,11 +166,11 @@ pub struct Unusable {
 }
 
 impl NewNotification {
-    /// Checks the bounds; not the URLs, which depend on who asks.
+    /// Checks the bounds, at `now` since 1970; not the URLs, which depend on who asks.
     ///
     /// # Errors
     /// With the first that is not kept.
-    pub fn check(&self) -> Result<(), Unusable> {
+    pub fn check(&self, now: Duration) -> Result<(), Unusable> {
         let unusable = |parameter, problem| Err(Unusable { parameter, problem });
         let key = self.key.as_ref().map_or("-", |(key, _)| key);
         for (parameter, text, most) in [
@@ -205,21 +205,27 @@ impl NewNotification {
                 "is empty; name the user whose being online it waits for".to_owned(),
             );
         }
-        let delay = match self.when {
-            When::After(delay) => delay,
-            When::At(_) => Duration::ZERO,
+        let (parameter, delay) = match self.when {
+            When::After(delay) => ("delay", delay),
+            When::At(time) => ("at", time.saturating_sub(now)),
         };
-        for (parameter, time) in [("delay", delay), ("expires_in", self.expires_in)] {
+        for (parameter, time) in [(parameter, delay), ("expires_in", self.expires_in)] {
             if time > DELAY_MAX {
-                return unusable(
-                    parameter,
-                    format!("is more than {} days", DELAY_MAX.as_secs() / 86_400),
-                );
+                let days = DELAY_MAX.as_secs() / 86_400;
+                return unusable(parameter, format!("is more than {days} days"));
             }
+        }
+        if self.expires_in.is_zero() {
+            let problem = "is 0, so that it would have expired when it is due";
+            return unusable("expires_in", problem.to_owned());
         }
         Ok(())
     }
 }
+
+/// What is counted of notifications: that one was received or tried again, and how it ended.
+pub const OUTCOMES: [&str; 8] =
+    ["received", "sent", "refused", "throttled", "expired", "retried", "dead", "cancelled"];
 
 /// How a notification is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -243,6 +249,12 @@ pub enum State {
     Dead,
     /// Somebody cancelled or replaced it.
     Cancelled,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 impl FromStr for State {
@@ -284,6 +296,8 @@ pub struct Kept {
     pub reason: String,
     /// The URL that is called.
     pub url: String,
+    /// Its type in the statistics.
+    pub label: String,
 }
 
 /// A send that was begun.
@@ -345,6 +359,32 @@ impl Ending {
     }
 }
 
+/// A send that ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Which.
+    pub begun: Begun,
+    /// How.
+    pub ending: Ending,
+    /// From the due time to this send, where it was the first one.
+    pub late: Option<Duration>,
+}
+
+/// The steps by which lateness is counted, in ms: each counts what is later than the one before.
+pub const LATE_STEPS: [u64; 25] = [
+    1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 1_000, 2_000, 5_000, 10_000,
+    30_000, 60_000, 600_000, 3_600_000, 86_400_000,
+];
+
+/// The step that a lateness counts in; the last one takes what is later too.
+#[must_use]
+pub fn late_step(late: Duration) -> u64 {
+    let millis =
+        crate::clock::millis(late) + u64::from(!late.subsec_micros().is_multiple_of(1_000));
+    let at = LATE_STEPS.partition_point(|&step| step < millis);
+    LATE_STEPS[at.min(LATE_STEPS.len() - 1)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,7 +423,8 @@ mod tests {
             recheck: String::new(),
             key: Some(("k".repeat(KEY_MAX_BYTES), Duplicates::Ignore)),
         };
-        assert_eq!(new.check(), Ok(()));
+        let now = Duration::from_secs(1_800_000_000);
+        assert_eq!(new.check(now), Ok(()));
         let key = |text: String| Some((text, Duplicates::Ignore));
         let more = |text: &str| format!("{text}x");
         let late = DELAY_MAX + Duration::from_millis(1);
@@ -394,7 +435,9 @@ mod tests {
             ("type", NewNotification { kind: more(&new.kind), ..new.clone() }),
             ("type", NewNotification { kind: String::new(), ..new.clone() }),
             ("delay", NewNotification { when: When::After(late), ..new.clone() }),
+            ("at", NewNotification { when: When::At(now + late), ..new.clone() }),
             ("expires_in", NewNotification { expires_in: late, ..new.clone() }),
+            ("expires_in", NewNotification { expires_in: Duration::ZERO, ..new.clone() }),
             ("url", NewNotification { url: more(&new.url), ..new.clone() }),
             ("url", NewNotification { url: String::new(), ..new.clone() }),
             ("recheck_url", NewNotification { recheck: more(&new.url), ..new.clone() }),
@@ -403,9 +446,25 @@ mod tests {
             ("key", NewNotification { key: key("k".repeat(KEY_MAX_BYTES + 1)), ..new.clone() }),
             ("key", NewNotification { key: key(String::new()), ..new.clone() }),
         ] {
-            let error = wrong.check().unwrap_err();
+            let error = wrong.check(now).unwrap_err();
             assert_eq!(error.parameter, parameter, "{error}");
         }
+    }
+
+    #[test]
+    fn lateness_counts_in_the_step_that_is_not_below_it() {
+        for (late_us, step) in [
+            (0, 1),
+            (1_000, 1),
+            (1_001, 2),
+            (20_000, 20),
+            (20_001, 30),
+            (86_400_000_000, 86_400_000),
+            (u64::MAX, 86_400_000),
+        ] {
+            assert_eq!(late_step(Duration::from_micros(late_us)), step, "{late_us} us");
+        }
+        assert!(LATE_STEPS.is_sorted());
     }
 
     #[test]

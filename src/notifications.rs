@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `send.rs` | one send: the recheck, the call, what its answer means, when it is tried again |
 //! | `sender.rs` | all sends of a process: outside the leases, so that no destination holds a bot |
+//! | `audit.rs` | finds notifications that are in no structure |
 //! | `gate.rs` | whether a host gets another request now; the circuit breaker |
 
+pub(crate) mod audit;
 mod gate;
 mod send;
 mod sender;
@@ -14,13 +16,16 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub(crate) use self::sender::{Sender, Sending};
+pub use self::audit::Audit;
+pub(crate) use self::gate::{Breaker, Gates};
+pub(crate) use self::sender::{PER_HOST, Sender, Sending};
 use crate::clock::SharedClock;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
 use crate::keyspace::scripts::{Amended, Amendment};
+use crate::metrics::NotificationMetrics;
 use crate::notification::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
-use crate::queue::{Queue, Span, Stats};
+use crate::queue::{Accepted, Queue, Span, Stats};
 
 /// The notifications of every bot. Cheap to clone.
 #[derive(Clone)]
@@ -57,18 +62,30 @@ impl Notifications {
         Self { queue, clock, online_threshold, labels: Arc::default() }
     }
 
-    /// Accepts a notification: once this answers, it will be sent. With a key it answers the id of
-    /// the one that has it.
+    /// Their queues.
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Accepts a notification: once this answers, it will be sent; unless one that has its key stays.
     ///
     /// The URLs are judged when they are called; who takes them from strangers judges them before.
     ///
     /// # Errors
     /// With [`StoreError::Unknown`] it may or may not be accepted: only a call with the same key is
     /// safe. What is beyond the bounds is not accepted.
-    pub async fn accept(&self, new: &NewNotification) -> Result<NotificationId, AcceptError> {
-        new.check()?;
+    pub async fn accept(&self, new: &NewNotification) -> Result<Accepted, AcceptError> {
+        let now = self.clock.now();
+        new.check(now)?;
         let label = self.label(&new.kind).await?;
-        Ok(self.queue.schedule(new, &label, self.clock.now()).await?)
+        let accepted = self.queue.schedule(new, &label, now).await?;
+        if let Some(label) = &accepted.cancelled {
+            NotificationMetrics::count(label, "cancelled");
+        }
+        if accepted.is_new {
+            NotificationMetrics::count(&label, "received");
+        }
+        Ok(accepted)
     }
 
     async fn label(&self, kind: &str) -> Result<String, StoreError> {
@@ -97,7 +114,11 @@ impl Notifications {
     /// # Errors
     /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
     pub async fn amend(&self, kept: &Kept, amendment: Amendment) -> Result<Amended, StoreError> {
-        self.queue.amend(kept, amendment, self.clock.now()).await
+        let amended = self.queue.amend(kept, amendment, self.clock.now()).await?;
+        if (amendment, amended) == (Amendment::Cancel, Amended::Done) {
+            NotificationMetrics::count(&kept.label, "cancelled");
+        }
+        Ok(amended)
     }
 
     /// A user is online: the notification that waits longest for that is sent, if it is due.
@@ -110,11 +131,19 @@ impl Notifications {
         self.queue.release_online(bot, uid, self.online_threshold, now).await.map(u64::from)
     }
 
-    /// The statistics of a day or an hour.
+    /// Looks for notifications that are in no structure, and has them fall due again.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses. What was restored stays so; it can be repeated.
+    pub async fn audit(&self) -> Result<Audit, StoreError> {
+        audit::audit(&self.queue, &self.clock).await
+    }
+
+    /// The statistics of days or hours, in their order.
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
-    pub async fn stats(&self, span: Span) -> Result<Stats, StoreError> {
-        self.queue.notification_stats(span).await
+    pub async fn stats(&self, spans: &[Span]) -> Result<Vec<Stats>, StoreError> {
+        self.queue.notification_stats(spans).await
     }
 }

@@ -17,6 +17,7 @@ use crate::id::PipelineName;
 use crate::keyspace::scripts::Beat;
 use crate::keyspace::{Link, StoreError, keys};
 use crate::lifecycle::Shutdown;
+use crate::notifications::{Breaker, Gates};
 
 /// Between two notes; rates are means over this time.
 const BEAT: Duration = Duration::from_secs(5);
@@ -24,6 +25,9 @@ const BEAT: Duration = Duration::from_secs(5);
 const SILENT: Duration = Duration::from_secs(16);
 /// At the end, to say so.
 const GOODBYE: Duration = Duration::from_millis(500);
+
+/// Hosts that a process tells of.
+const BREAKERS_MAX: usize = 20;
 
 /// Counts what one process does for one pipeline.
 #[derive(Debug, Default)]
@@ -72,6 +76,9 @@ pub struct Process {
     pub started_ms: u64,
     /// Its pipelines.
     pub pipelines: BTreeMap<PipelineName, Pace>,
+    /// Hosts that get no notifications from it for a while: at most 20, the worst first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub breakers: Vec<Breaker>,
 }
 
 /// The processes that were heard within the last 16 s, by host and start.
@@ -125,6 +132,7 @@ impl Meter {
 /// Notes what this process does until the soft stop, and that it goes. `started` since 1970.
 pub(crate) fn run(
     meters: BTreeMap<PipelineName, Arc<Meter>>,
+    gates: Option<Arc<Gates>>,
     roles: &[&str],
     link: Arc<Link>,
     started: Duration,
@@ -138,13 +146,14 @@ pub(crate) fn run(
         roles: roles.iter().map(|&role| role.to_owned()).collect(),
         started_ms: millis(started),
         pipelines: BTreeMap::new(),
+        breakers: Vec::new(),
     };
-    beat(process, meters, link, shutdown)
+    beat(process, (meters, gates), link, shutdown)
 }
 
 async fn beat(
     mut process: Process,
-    meters: BTreeMap<PipelineName, Arc<Meter>>,
+    (meters, gates): (BTreeMap<PipelineName, Arc<Meter>>, Option<Arc<Gates>>),
     link: Arc<Link>,
     shutdown: Shutdown,
 ) {
@@ -158,6 +167,10 @@ async fn beat(
             let (pace, counted) = meter.pace(before, seconds);
             last.insert(name.clone(), counted);
             process.pipelines.insert(name.clone(), pace);
+        }
+        if let Some(gates) = &gates {
+            process.breakers = gates.open(noted);
+            process.breakers.truncate(BREAKERS_MAX);
         }
         let says = serde_json::to_string(&process).unwrap_or_default();
         let beat =
@@ -204,6 +217,7 @@ mod tests {
             roles: Vec::new(),
             started_ms: 0,
             pipelines,
+            breakers: Vec::new(),
         };
         let all = [
             process([(name.clone(), pace_of(1.5))].into()),

@@ -20,7 +20,7 @@ use crate::keyspace::scripts::Throttle;
 use crate::keyspace::{Link, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, CounterMetrics, PipelineMetrics};
-use crate::notifications::{Sender, Sending};
+use crate::notifications::{Gates, PER_HOST, Sender, Sending};
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
 use crate::pool::open::OpenPipeline;
 use crate::pool::retry::Backoff;
@@ -243,7 +243,8 @@ impl Builder {
             by_kind: config.type_thresholds.clone(),
             defers: config.on_throttle == OnThrottle::Defer,
         };
-        Sending { outbound: outbound.clone(), secrets: secrets.clone(), throttle }
+        let gates = Gates::new(PER_HOST, config.host_rate);
+        Sending { outbound: outbound.clone(), secrets: secrets.clone(), throttle, gates }
     }
 
     fn plan(
@@ -297,6 +298,14 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// What decides whether a host gets another notification.
+    pub(super) fn gates(&self) -> Option<Arc<Gates>> {
+        match &self.handler {
+            Handles::Events(_) => None,
+            Handles::Notifications(sending) => Some(Arc::clone(&sending.gates)),
+        }
+    }
+
     pub(super) fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
         let shards = config.redis.shards;
         let limits = queue::limits(&self.config, shards);

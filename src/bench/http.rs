@@ -5,6 +5,7 @@
 //! next. Client, server and Redis share the machine.
 
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -180,38 +181,63 @@ fn request(host: &str, events: &[Vec<u8>]) -> Vec<u8> {
 
 /// Sends so many requests, one after the other. Answers how long each took, in microseconds.
 async fn post(
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     requests: Vec<Vec<u8>>,
     first: usize,
     count: usize,
 ) -> Result<Histogram<u64>, BenchError> {
-    let mut stream = TcpStream::connect(address).await.map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
-    let (mut took, mut answer) = (waits(), Vec::new());
+    let (mut took, mut connection) = (waits(), Connection::open(address).await?);
     for request in requests.iter().cycle().skip(first).take(count) {
         let sent = Instant::now();
-        stream.write_all(request).await.map_err(failed)?;
-        answer.clear();
-        while !is_whole(&answer) {
-            if stream.read_buf(&mut answer).await.map_err(failed)? == 0 {
-                return Err(failed(ErrorKind::UnexpectedEof.into()));
-            }
-        }
-        if !answer.starts_with(b"HTTP/1.1 202 ") {
-            let said = String::from_utf8_lossy(&answer).into_owned();
-            return Err(failed(std::io::Error::other(said)));
-        }
+        connection.send(request, b"HTTP/1.1 202 ").await?;
         took.saturating_record(crate::clock::micros(sent.elapsed()).max(1));
     }
     Ok(took)
 }
 
-fn failed(error: std::io::Error) -> BenchError {
+pub(super) fn failed(error: std::io::Error) -> BenchError {
     BenchError::Http(error)
 }
 
-/// Whether the answer has come, which is one small JSON object.
+/// A connection that is kept open, for the least client there can be.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    answer: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) async fn open(address: SocketAddr) -> Result<Self, BenchError> {
+        let stream = TcpStream::connect(address).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        Ok(Self { stream, answer: Vec::new() })
+    }
+
+    /// Sends a request and waits for the whole answer, which must begin like this.
+    pub(super) async fn send(&mut self, request: &[u8], good: &[u8]) -> Result<(), BenchError> {
+        let Self { stream, answer } = self;
+        stream.write_all(request).await.map_err(failed)?;
+        answer.clear();
+        while !is_whole(answer) {
+            if stream.read_buf(answer).await.map_err(failed)? == 0 {
+                return Err(failed(ErrorKind::UnexpectedEof.into()));
+            }
+        }
+        if !answer.starts_with(good) {
+            let said = String::from_utf8_lossy(answer).into_owned();
+            return Err(failed(std::io::Error::other(said)));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the answer has come, by the length that it tells.
 fn is_whole(answer: &[u8]) -> bool {
-    let end = answer.windows(4).position(|window| window == b"\r\n\r\n");
-    end.is_some_and(|end| answer[end..].ends_with(b"}"))
+    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else {
+        return false;
+    };
+    let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let length = length.and_then(|length| length.trim().parse().ok()).unwrap_or(0);
+    answer.len() - end - 4 >= length
 }

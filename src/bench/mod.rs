@@ -204,6 +204,13 @@ impl Rig {
         Ok(field("used_cpu_user_main_thread") + field("used_cpu_sys_main_thread"))
     }
 
+    /// Commands so far, those of scripts among them.
+    async fn all_commands(&self) -> Result<u64, BenchError> {
+        let info = self.info("stats").await?;
+        let count = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
+        Ok(count.and_then(|count| count.trim().parse().ok()).unwrap_or(0))
+    }
+
     /// Calls per command so far: on the wire, and inside Redis with those of scripts.
     async fn commands(&self) -> Result<Commands, BenchError> {
         let info = self.info("commandstats").await?;

@@ -1,6 +1,9 @@
 //! `fairlane bench notifications`: how late notifications are sent, to a receiver that answers at
-//! once; first evenly over a time, then all in the same instant.
+//! once: evenly over a time, all in the same instant, and beside hosts that are dead or hang; and
+//! what it costs to wait.
 
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,17 +11,20 @@ use std::time::Duration;
 use axum::extract::{Path, State};
 use axum::routing::get;
 use futures_util::StreamExt as _;
+use futures_util::future::try_join_all;
 use futures_util::stream;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::http::{Connection, failed};
 use super::latency::{quantile_ms, waits};
-use super::{BenchError, Rig, drained};
+use super::{BenchError, Rig, cpu, drained};
 use crate::app::App;
-use crate::clock::{Clock as _, SystemClock, micros, millis};
-use crate::id::{BotId, PipelineName};
+use crate::clock::{Clock as _, SystemClock, micros, millis, rfc3339};
+use crate::id::BotId;
 use crate::notification::{NO_KIND, NewNotification, When};
 use crate::notifications::Notifications;
 use crate::outbound::sign::Secret;
@@ -28,12 +34,16 @@ use crate::outbound::sign::Secret;
 pub struct Options {
     /// Notifications of each part.
     pub notifications: u64,
-    /// The first part falls due evenly over this.
+    /// They fall due evenly over this, but for those that are all due at once.
     pub seconds: u64,
     /// Tenants.
     pub bots: u64,
     /// More that are scheduled for tomorrow.
     pub idle: u64,
+    /// More that are for a host that is dead, in a part of their own, beside others of one bot.
+    pub dead: u64,
+    /// Hosts that never answer, in that same part, each with a hundred notifications.
+    pub hanging: u64,
 }
 
 /// What came out. Lateness is from the due time to the arrival at the receiver.
@@ -42,7 +52,7 @@ pub struct Options {
 pub struct Report {
     pub notifications: u64,
     pub seconds: u64,
-    /// Accepted, one call each, 64 at once.
+    /// Accepted by `/send_delayed`, over 32 connections.
     pub per_second: f64,
     /// Arrived before they were due.
     pub early: u64,
@@ -54,8 +64,31 @@ pub struct Report {
     /// Arrived more than once.
     pub repeated: u64,
     pub idle: u64,
+    /// While these wait and nothing is due: commands that Redis runs, those of scripts among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_commands_per_second: Option<f64>,
+    /// The same while: processor time of this process, of one core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_cpu_percent: Option<f64>,
+    pub dead: u64,
+    pub hanging: u64,
+    /// Of the others beside those for dead and hanging hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside_p50_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside_p99_ms: Option<f64>,
+    /// Requests that the hanging hosts got.
+    pub hanging_requests: u64,
 }
 
+/// Connections that accept by HTTP.
+const CONNECTIONS: u64 = 32;
+/// Nothing is due for this long, while its cost is measured.
+const REST: Duration = Duration::from_secs(30);
+/// What was begun before is over by then.
+const SETTLE: Duration = Duration::from_secs(5);
+/// Notifications for each host that hangs.
+const FOR_HANGING: u64 = 100;
 /// Accepted at once.
 const AT_ONCE: usize = 64;
 /// The first one is due so long after the last one was accepted.
@@ -76,6 +109,16 @@ impl Arrivals {
     fn new() -> Arc<Self> {
         let late = Mutex::new(waits());
         Arc::new(Self { late, early: AtomicU64::new(0), count: AtomicU64::new(0) })
+    }
+
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// How late those were that arrived since the last time.
+    fn take(&self) -> Histogram<u64> {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *late, waits())
     }
 
     fn arrived(&self, due_us: u64) {
@@ -107,43 +150,42 @@ async fn measure(
     mut watch: impl FnMut(&'static str, u64),
 ) -> Result<Report, BenchError> {
     let arrivals = Arrivals::new();
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-    let url = format!("http://{}", listener.local_addr()?);
-    let receive = async |State(arrivals): State<Arc<Arrivals>>, Path(due_us): Path<u64>| {
-        arrivals.arrived(due_us);
-    };
-    let receiver =
-        axum::Router::new().route("/{due}", get(receive)).with_state(Arc::clone(&arrivals));
-    let mut receiving = tokio::task::JoinSet::new();
-    receiving.spawn(async move { axum::serve(listener, receiver).await });
-
-    let app = app(rig).await?;
+    let receiver = Receiver::start(&arrivals).await?;
+    let (app, hanging) = (app(rig).await?, hang(options.hanging).await?);
     let Some(notifications) = app.notifications() else {
-        unreachable!("their pipeline was enabled above")
+        unreachable!("their pipeline is enabled")
     };
+    let door = app.http_address()?.ok_or_else(|| failed(ErrorKind::AddrNotAvailable.into()))?;
     let running = Rig::spawn(app);
+    let accepting = Accepting { notifications, door, bots: options.bots, url: receiver.url() };
     let tomorrow = SystemClock.now() + Duration::from_secs(86_400);
-    let accepting = Accepting { notifications, bots: options.bots, url };
     let idle = Part { count: options.idle, from: tomorrow, over: Duration::ZERO };
     accepting.accept(idle, &mut watch).await?;
+    let cost = if options.idle > 0 { Some(cost_of_waiting(rig, &mut watch).await?) } else { None };
 
     let (count, over) = (options.notifications, Duration::from_secs(options.seconds));
     let accepted_in = Duration::from_secs(1 + count / 2_000);
-    let from = SystemClock.now() + accepted_in + LEAD;
+    let from = || SystemClock.now() + accepted_in + LEAD;
     let begun = Instant::now();
-    accepting.accept(Part { count, from, over }, &mut watch).await?;
+    watch("accepting by HTTP", 0);
+    accepting.accept_by_http(Part { count, from: from(), over }).await?;
     let per_second = count as f64 / begun.elapsed().as_secs_f64();
-    let arrived = || arrivals.count.load(Ordering::Relaxed);
-    drained(arrived, count, |n| watch("sending", n)).await?;
-    let late = std::mem::replace(
-        &mut *arrivals.late.lock().unwrap_or_else(PoisonError::into_inner),
-        waits(),
-    );
+    drained(|| arrivals.count(), count, |n| watch("sending", n)).await?;
+    let late = arrivals.take();
 
-    let from = SystemClock.now() + accepted_in + LEAD;
-    accepting.accept(Part { count, from, over: Duration::ZERO }, &mut watch).await?;
-    drained(arrived, 2 * count, |n| watch("sending at once", n - count)).await?;
-    let at_once = arrivals.late.lock().unwrap_or_else(PoisonError::into_inner).max();
+    accepting.accept(Part { count, from: from(), over: Duration::ZERO }, &mut watch).await?;
+    drained(|| arrivals.count(), 2 * count, |n| watch("sending at once", n - count)).await?;
+    let at_once = arrivals.take().max();
+
+    let (mut all, mut beside) = (2 * count, None);
+    if options.dead + options.hanging > 0 {
+        accepting.accept_for_the_dead(options.dead, &hanging, &mut watch).await?;
+        let one = Accepting { bots: 1, ..accepting };
+        one.accept(Part { count, from: SystemClock.now() + LEAD, over }, &mut watch).await?;
+        all += count;
+        drained(|| arrivals.count(), all, |n| watch("sending beside", n - 2 * count)).await?;
+        beside = Some(arrivals.take());
+    }
     running.stop().await?;
     Ok(Report {
         notifications: count,
@@ -154,9 +196,93 @@ async fn measure(
         p99_ms: quantile_ms(&late, 0.99),
         max_ms: quantile_ms(&late, 1.0),
         at_once_seconds: at_once as f64 / 1e6,
-        repeated: arrived().saturating_sub(2 * count),
+        repeated: arrivals.count().saturating_sub(all),
         idle: options.idle,
+        idle_commands_per_second: cost.map(|cost| cost.commands_per_second),
+        idle_cpu_percent: cost.and_then(|cost| cost.cpu_percent),
+        dead: options.dead,
+        hanging: options.hanging,
+        beside_p50_ms: beside.as_ref().map(|late| quantile_ms(late, 0.5)),
+        beside_p99_ms: beside.as_ref().map(|late| quantile_ms(late, 0.99)),
+        hanging_requests: hanging.iter().map(|host| host.requests.load(Ordering::Relaxed)).sum(),
     })
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    commands_per_second: f64,
+    cpu_percent: Option<f64>,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn cost_of_waiting(
+    rig: &Rig,
+    watch: &mut impl FnMut(&'static str, u64),
+) -> Result<Cost, BenchError> {
+    watch("waiting", 0);
+    tokio::time::sleep(SETTLE).await;
+    let own = || cpu::of_process(std::process::id());
+    let (begun, before, commands) = (Instant::now(), own(), rig.all_commands().await?);
+    tokio::time::sleep(REST).await;
+    // The question itself is one.
+    let commands = rig.all_commands().await?.saturating_sub(commands + 1);
+    let seconds = begun.elapsed().as_secs_f64();
+    let used = before.zip(own()).map(|(before, after)| after.saturating_sub(before));
+    Ok(Cost {
+        commands_per_second: commands as f64 / seconds,
+        cpu_percent: used.map(|used| used.as_secs_f64() / seconds * 100.0),
+    })
+}
+
+/// Takes notifications and answers at once, until dropped.
+struct Receiver {
+    address: SocketAddr,
+    _running: JoinSet<()>,
+}
+
+impl Receiver {
+    async fn start(arrivals: &Arc<Arrivals>) -> Result<Self, BenchError> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let address = listener.local_addr()?;
+        let receive = async |State(arrivals): State<Arc<Arrivals>>, Path(due_us): Path<u64>| {
+            arrivals.arrived(due_us);
+        };
+        let router =
+            axum::Router::new().route("/{due}", get(receive)).with_state(Arc::clone(arrivals));
+        let mut running = JoinSet::new();
+        // It ends when it is dropped, and not before.
+        running.spawn(async move { drop(axum::serve(listener, router).await) });
+        Ok(Self { address, _running: running })
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// A host that takes requests and never answers.
+struct Hanging {
+    address: SocketAddr,
+    requests: Arc<AtomicU64>,
+    _running: JoinSet<()>,
+}
+
+async fn hang(hosts: u64) -> Result<Vec<Hanging>, BenchError> {
+    let mut hanging = Vec::new();
+    for _ in 0..hosts {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let (address, requests) = (listener.local_addr()?, Arc::new(AtomicU64::new(0)));
+        let (counted, mut running) = (Arc::clone(&requests), JoinSet::new());
+        running.spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::Relaxed);
+                open.push(stream);
+            }
+        });
+        hanging.push(Hanging { address, requests, _running: running });
+    }
+    Ok(hanging)
 }
 
 /// An instance that sends notifications and nothing else.
@@ -166,14 +292,7 @@ async fn app(rig: &Rig) -> Result<App, BenchError> {
     // Signing is a part of sending.
     config.callbacks.secrets = vec![Secret::parse(SECRET).map_err(std::io::Error::other)?];
     config.pipelines.retain(|name, _| name.notifies());
-    if let Some(pipeline) = PipelineName::parse(PipelineName::NOTIFICATIONS)
-        .ok()
-        .and_then(|name| config.pipelines.get_mut(&name))
-    {
-        pipeline.enabled = true;
-    }
-    let roles = crate::app::Roles { http: false, ..crate::app::Roles::ALL };
-    Ok(App::builder(config).roles(roles).build().await?)
+    Ok(App::builder(config).build().await?)
 }
 
 /// Some notifications, due evenly over a time.
@@ -187,6 +306,7 @@ struct Part {
 /// What accepts notifications, and where they go to.
 struct Accepting {
     notifications: Notifications,
+    door: SocketAddr,
     bots: u64,
     url: String,
 }
@@ -197,11 +317,51 @@ impl Accepting {
         part: Part,
         watch: &mut impl FnMut(&'static str, u64),
     ) -> Result<(), BenchError> {
-        let one = |n: u64| async move {
-            let new = self.new_one(part, n)?;
+        let all = (0..part.count).map(|n| {
+            let due = part.due(n);
+            (self.bot(n), When::At(due), format!("{}/{}", self.url, micros(due)))
+        });
+        self.accept_all(all, watch).await
+    }
+
+    /// Of one bot, all due now: for a host where nobody listens, and for hosts that hang.
+    async fn accept_for_the_dead(
+        &self,
+        dead: u64,
+        hanging: &[Hanging],
+        watch: &mut impl FnMut(&'static str, u64),
+    ) -> Result<(), BenchError> {
+        let free = TcpListener::bind(("127.0.0.1", 0)).await?.local_addr()?;
+        let of_dead = (0..dead).map(|_| free);
+        let of_hanging = (0..FOR_HANGING).flat_map(|_| hanging.iter().map(|host| host.address));
+        let now = When::After(Duration::ZERO);
+        let all =
+            of_hanging.chain(of_dead).map(|host| (self.bot(0), now, format!("http://{host}/")));
+        self.accept_all(all, watch).await
+    }
+
+    async fn accept_all(
+        &self,
+        all: impl Iterator<Item = (String, When, String)>,
+        watch: &mut impl FnMut(&'static str, u64),
+    ) -> Result<(), BenchError> {
+        let one = |(bot, when, url): (String, When, String)| async move {
+            let new = NewNotification {
+                bot: BotId::parse(&bot)?,
+                uid: String::new(),
+                kind: NO_KIND.to_owned(),
+                when,
+                expires_in: Duration::from_secs(3_600),
+                waits: false,
+                url,
+                method: "GET".to_owned(),
+                body: String::new(),
+                recheck: String::new(),
+                key: None,
+            };
             Ok::<_, BenchError>(self.notifications.accept(&new).await?)
         };
-        let mut accepted = stream::iter(0..part.count).map(one).buffer_unordered(AT_ONCE);
+        let mut accepted = stream::iter(all).map(one).buffer_unordered(AT_ONCE);
         let mut n = 0;
         while let Some(id) = accepted.next().await {
             id?;
@@ -211,23 +371,33 @@ impl Accepting {
         Ok(())
     }
 
+    async fn accept_by_http(&self, part: Part) -> Result<(), BenchError> {
+        let host = self.door;
+        let clients = (0..CONNECTIONS).map(|client| async move {
+            let mut connection = Connection::open(host).await?;
+            for n in (client..part.count).step_by(usize::try_from(CONNECTIONS).unwrap_or(1)) {
+                let (due, bot, url) = (part.due(n), self.bot(n), &self.url);
+                let (at, us) = (rfc3339(millis(due)), micros(due));
+                let request = format!(
+                    "GET /send_delayed?bot={bot}&at={at}&url={url}/{us} HTTP/1.1\r\nhost: {host}\r\n\r\n"
+                );
+                connection.send(request.as_bytes(), b"HTTP/1.1 200 ").await?;
+            }
+            Ok::<_, BenchError>(())
+        });
+        try_join_all(clients).await.map(drop)
+    }
+
+    fn bot(&self, n: u64) -> String {
+        format!("bot-{}", n % self.bots)
+    }
+}
+
+impl Part {
+    /// When the `n`th is due: whole milliseconds, as Redis has them.
     #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
-    fn new_one(&self, part: Part, n: u64) -> Result<NewNotification, BenchError> {
-        // Whole milliseconds, as Redis has them.
-        let due = part.from + part.over.mul_f64(n as f64 / part.count as f64);
-        let due = Duration::from_millis(millis(due));
-        Ok(NewNotification {
-            bot: BotId::parse(&format!("bot-{}", n % self.bots))?,
-            uid: String::new(),
-            kind: NO_KIND.to_owned(),
-            when: When::At(due),
-            expires_in: Duration::from_secs(3_600),
-            waits: false,
-            url: format!("{}/{}", self.url, micros(due)),
-            method: "GET".to_owned(),
-            body: String::new(),
-            recheck: String::new(),
-            key: None,
-        })
+    fn due(&self, n: u64) -> Duration {
+        let due = self.from + self.over.mul_f64(n as f64 / self.count as f64);
+        Duration::from_millis(millis(due))
     }
 }

@@ -42,7 +42,8 @@ Examples:
 const NOTIFICATIONS_EXAMPLES: &str = "\
 Examples:
   fairlane bench notifications
-  fairlane bench notifications --seconds 10 --idle 1000000 --json";
+  fairlane bench notifications --seconds 10 --idle 1000000 --json
+  fairlane bench notifications --seconds 10 --notifications 2000 --dead 10000 --hanging 5";
 
 const COUNTERS_EXAMPLES: &str = "\
 Examples:
@@ -126,7 +127,7 @@ pub enum Scenario {
     /// Reading totals and counting views over HTTP, at steady rates; then each ad is checked.
     #[command(after_help = COUNTERS_EXAMPLES)]
     Counters(CountersArgs),
-    /// How late notifications are sent: over a time, then all in the same instant.
+    /// How late notifications are sent: over a time, all at once, beside hosts that are dead.
     #[command(after_help = NOTIFICATIONS_EXAMPLES)]
     Notifications {
         /// How many notifications each time.
@@ -141,6 +142,12 @@ pub enum Scenario {
         /// So many more are scheduled for tomorrow.
         #[arg(long, value_name = "N", default_value = "0")]
         idle: u32,
+        /// So many more are for a host that is dead, all of one bot, in a third part.
+        #[arg(long, value_name = "N", default_value = "0")]
+        dead: u32,
+        /// So many hosts of that part never answer; each has a hundred notifications.
+        #[arg(long, value_name = "N", default_value = "0")]
+        hanging: u32,
     },
     /// What quiet bots notice of busy ones.
     #[command(after_help = FAIRNESS_EXAMPLES)]
@@ -283,12 +290,14 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             print(args.json, &report)?;
             judge(&counters, &report)
         }
-        Scenario::Notifications { notifications, seconds, bots, idle } => {
+        Scenario::Notifications { notifications, seconds, bots, idle, dead, hanging } => {
             let options = notifications::Options {
                 notifications: notifications.get().into(),
                 seconds: seconds.get().into(),
                 bots: bots.get().into(),
                 idle: idle.into(),
+                dead: dead.into(),
+                hanging: hanging.into(),
             };
             let report = notifications::run(options, watch).await?;
             progress.clear();

@@ -1,9 +1,10 @@
 //! `fairlane check`: asks everything that Fairlane needs, and says what each answer means.
 //!
 //! Every probe runs, whatever the others find; those that do not depend on each other run at the
-//! same time, and each is bounded by seconds. Nothing is changed: what rights are tried on is
-//! removed again.
+//! same time, and each is bounded by seconds, the audit aside. Nothing is changed, but by the audit:
+//! what rights are tried on is removed again.
 
+mod audit;
 mod bus;
 mod configuration;
 mod machine;
@@ -36,6 +37,7 @@ const EXAMPLES: &str = "\
 Examples:
   fairlane check
   fairlane check --config /etc/fairlane/fairlane.toml
+  fairlane check --audit
   fairlane check --json | jq '.[] | select(.state != \"ok\")'
 
 Exit codes: 0 nothing failed, 1 something failed, 64 the configuration is wrong, 69 something that
@@ -48,6 +50,9 @@ pub(super) struct CheckArgs {
     /// Print a JSON list instead of a table.
     #[arg(long)]
     json: bool,
+    /// Look at every notification too, and schedule again what is in no structure.
+    #[arg(long)]
+    audit: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -113,7 +118,7 @@ pub(super) async fn check(
     args: &CheckArgs,
 ) -> Result<(), CliError> {
     let findings = match config {
-        Ok(config) => Box::pin(examine(&config)).await,
+        Ok(config) => Box::pin(examine(&config, args.audit)).await,
         Err(error) => vec![configuration::refused(&error)],
     };
     let output = Output::new(args.json);
@@ -125,7 +130,7 @@ pub(super) async fn check(
     }
 }
 
-async fn examine(config: &Config) -> Vec<Finding> {
+async fn examine(config: &Config, audits: bool) -> Vec<Finding> {
     let progress = Progress::begin();
     let (redis, mongo, targets, machine) = tokio::join!(
         progress.step("Redis", redis::check(config)),
@@ -133,8 +138,14 @@ async fn examine(config: &Config) -> Vec<Finding> {
         progress.step("push targets", target::check(config)),
         progress.step("this machine", machine::check(config)),
     );
+    let audit = if audits {
+        progress.step("every notification", audit::check(config)).await
+    } else {
+        Vec::new()
+    };
     progress.0.finish_and_clear();
-    [configuration::check(config), redis, mongo, targets, machine].into_iter().flatten().collect()
+    let found = [configuration::check(config), redis, mongo, targets, machine, audit];
+    found.into_iter().flatten().collect()
 }
 
 /// What is still being waited for, on a terminal only.

@@ -48,6 +48,7 @@ pub(super) mod limits {
     pub(in super::super) const PER_HOST: u64 = 1_024;
     /// With the lower one.
     pub(in super::super) const CACHED_ADS: (u64, u64) = (1_000, 10_000_000);
+    pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);
 }
 
 /// What is wrong. The first key names it; the cause may be any of them.
@@ -193,6 +194,7 @@ impl Config {
         let threshold = notifications.user_poll_threshold;
         within("notifications.user_poll_threshold", threshold, times.clone())?;
         within("notifications.online_threshold", notifications.online_threshold, times.clone())?;
+        number("notifications.host_rate", notifications.host_rate, limits::HOST_RATE)?;
         at_most(KEY, notifications.type_thresholds.len(), THRESHOLDS_MAX)?;
         let mut seen = BTreeSet::new();
         for (kind, threshold) in &notifications.type_thresholds {

@@ -310,6 +310,7 @@ fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {
             &[("drop", OnThrottle::Drop), ("defer", OnThrottle::Defer)],
         )?,
         online_threshold: top.duration("notifications.online_threshold")?,
+        host_rate: top.number("notifications.host_rate", limits::HOST_RATE)?,
     })
 }
 

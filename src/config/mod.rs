@@ -134,6 +134,9 @@ pub struct NotificationsConfig {
     /// A user that is online gets the next one that waited for it this long after the last one. At
     /// most 3,650 days.
     pub online_threshold: Duration,
+    /// Requests that one host and port gets from this process in a second; 0: no bound. At most
+    /// 1,000,000.
+    pub host_rate: u64,
 }
 
 /// What is done with a notification that comes too soon after the last one of its user.
@@ -452,8 +455,9 @@ mod tests {
         assert_eq!(notifications.type_thresholds, []);
         assert_eq!(notifications.on_throttle, OnThrottle::Drop);
         assert_eq!(notifications.online_threshold, Duration::from_secs(10));
+        assert_eq!(notifications.host_rate, 2_000);
         let notifications = &config.pipelines[&PipelineName::parse("notifications").unwrap()];
-        assert!(!notifications.enabled && notifications.events.is_empty());
+        assert!(notifications.enabled && notifications.events.is_empty());
         assert_eq!(notifications.handler, "notify");
 
         let counters = &config.pipelines[&PipelineName::parse("counters").unwrap()];

@@ -5,6 +5,9 @@
 //! another site could make a browser send is refused: a foreign `Host` (DNS rebinding), a foreign
 //! `Origin` (CSRF).
 //!
+//! A browser sends its token in a cookie ([`Access::COOKIE`]), which counts only if a page of this
+//! very server sent the request.
+//!
 //! Tokens are kept as SHA-256 only and compared with all of them in constant time. They and what
 //! was sent in their place are never logged.
 
@@ -19,6 +22,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use tracing::{info, warn};
@@ -35,6 +40,8 @@ const TOKEN_MIN_BYTES: usize = 16;
 const TOKEN_MAX_BYTES: usize = 4_096;
 /// What the log calls a caller without a token.
 const ANONYMOUS: &str = "anonymous";
+/// So long a browser keeps a token.
+pub(super) const COOKIE_HOURS: u32 = 12;
 
 /// Why the tokens cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +107,9 @@ struct Rights {
 }
 
 impl Access {
+    /// The cookie that has a browser's token.
+    pub(super) const COOKIE: &str = "fairlane-token";
+
     /// Reads the files of the tokens.
     pub(crate) fn open(config: &Config) -> Result<Self, AuthError> {
         let mut tokens: Vec<([u8; 32], Caller)> = Vec::new();
@@ -119,21 +129,53 @@ impl Access {
         })
     }
 
+    /// Whether anybody is asked for one.
+    pub(super) fn has_tokens(&self) -> bool {
+        !self.tokens.is_empty()
+    }
+
+    /// The caller of a request, if it has the scope.
+    pub(super) fn admit(&self, request: &Request, scope: Scope) -> Result<Caller, Problem> {
+        let caller = self.caller(request.uri(), request.headers())?;
+        caller.check_scope(scope)?;
+        Ok(caller.clone())
+    }
+
+    /// What a browser is given for a token that is known: the name and value of a cookie.
+    pub(super) fn cookie(&self, token: &str) -> Option<String> {
+        self.known(token.as_bytes())?;
+        Some(format!("{}={}", Self::COOKIE, BASE64_URL_SAFE_NO_PAD.encode(token)))
+    }
+
     /// Who sent a request.
-    fn caller(&self, headers: &HeaderMap) -> Result<&Caller, Problem> {
+    fn caller(&self, uri: &Uri, headers: &HeaderMap) -> Result<&Caller, Problem> {
         if self.tokens.is_empty() {
             return Ok(&self.anonymous);
         }
         let token = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, token) = value.as_bytes().split_at_checked(7)?;
-            scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+            scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii().to_vec())
         });
+        let token = match token {
+            None => kept(uri, headers)?,
+            token => token,
+        };
         let Some(token) = token else {
             let detail = "send a token in the header `Authorization: Bearer …`";
             let problem = Problem::new(Kind::Unauthorized, detail);
             let challenge = HeaderValue::from_static("Bearer realm=\"fairlane\"");
             return Err(problem.header(header::WWW_AUTHENTICATE, challenge));
         };
+        self.known(&token).ok_or_else(|| {
+            let problem = Problem::new(Kind::Unauthorized, "the token is not known here");
+            let challenge = "Bearer realm=\"fairlane\", error=\"invalid_token\"";
+            let challenge = HeaderValue::from_static(challenge);
+            problem.header(header::WWW_AUTHENTICATE, challenge)
+        })
+    }
+
+    /// Whose token it is.
+    fn known(&self, token: &[u8]) -> Option<&Caller> {
         let digest: [u8; 32] = Sha256::digest(token).into();
         // All are compared, so that the time says nothing about which was nearly met.
         let (mut found, mut place) = (Choice::from(0), 0_u64);
@@ -143,15 +185,7 @@ impl Access {
             found |= equal;
         }
         let place = usize::try_from(place).unwrap_or(usize::MAX);
-        match self.tokens.get(place) {
-            Some((_, caller)) if found.into() => Ok(caller),
-            _ => {
-                let problem = Problem::new(Kind::Unauthorized, "the token is not known here");
-                let challenge = "Bearer realm=\"fairlane\", error=\"invalid_token\"";
-                let challenge = HeaderValue::from_static(challenge);
-                Err(problem.header(header::WWW_AUTHENTICATE, challenge))
-            }
-        }
+        self.tokens.get(place).filter(|_| found.into()).map(|(_, caller)| caller)
     }
 
     /// Refuses what a page of another site can make a browser send.
@@ -159,21 +193,15 @@ impl Access {
         if !self.tokens.is_empty() {
             return Ok(());
         }
-        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("(not text)"));
-        let authority = uri.authority().map(axum::http::uri::Authority::as_str);
-        let host = authority.or(text(&header::HOST)).unwrap_or_default();
+        let host = host(uri, headers);
         if !self.is_known(host) {
             let detail = format!(
                 "{host:?} is no name of this server; call it by its address or localhost, add the name to http.hosts, or set up auth.tokens"
             );
             return Err(Problem::new(Kind::UnknownHost, detail));
         }
-        let same = |origin: &str| {
-            let rest = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
-            rest.is_some_and(|rest| rest.eq_ignore_ascii_case(host))
-        };
-        let foreign = text(&header::ORIGIN).is_some_and(|origin| !same(origin));
-        if foreign || text(&FETCH_SITE).is_some_and(|site| site == "cross-site") {
+        let elsewhere = text(headers, &FETCH_SITE).is_some_and(|site| site == "cross-site");
+        if elsewhere || is_foreign(host, headers) {
             let detail = "a page of another site sent this, which only auth.tokens make safe";
             return Err(Problem::new(Kind::CrossSite, detail));
         }
@@ -189,6 +217,50 @@ impl Access {
             || name.ends_with(".localhost")
             || self.hosts.iter().any(|known| known == name)
     }
+}
+
+/// The token that a browser keeps. Other sites' pages may make it send what it keeps, if it is
+/// an old one: then it is not listened to.
+fn kept(uri: &Uri, headers: &HeaderMap) -> Result<Option<Vec<u8>>, Problem> {
+    let mut cookies = headers.get_all(header::COOKIE).iter();
+    let cookie = cookies.find_map(|value| {
+        let mut pairs = value.to_str().ok()?.split(';');
+        pairs.find_map(|pair| pair.trim().strip_prefix(Access::COOKIE)?.strip_prefix('='))
+    });
+    let Some(token) = cookie.and_then(|text| BASE64_URL_SAFE_NO_PAD.decode(text).ok()) else {
+        return Ok(None);
+    };
+    refuse_foreign(uri, headers)?;
+    Ok(Some(token))
+}
+
+/// Refuses what a page that is not of this server sent.
+pub(super) fn refuse_foreign(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+    let ours = ["same-origin", "none"];
+    let elsewhere = text(headers, &FETCH_SITE).is_some_and(|site| !ours.contains(&site));
+    if elsewhere || is_foreign(host(uri, headers), headers) {
+        let detail = "a page of another site sent this; open the page of this server";
+        return Err(Problem::new(Kind::CrossSite, detail));
+    }
+    Ok(())
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<&'a str> {
+    headers.get(name).map(|value| value.to_str().unwrap_or("(not text)"))
+}
+
+/// The name that the server was called by.
+fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
+    let authority = uri.authority().map(axum::http::uri::Authority::as_str);
+    authority.or(text(headers, &header::HOST)).unwrap_or_default()
+}
+
+/// Whether the page that sent it is of another server than `host`.
+fn is_foreign(host: &str, headers: &HeaderMap) -> bool {
+    text(headers, &header::ORIGIN).is_some_and(|origin| {
+        let rest = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
+        rest.is_none_or(|rest| !rest.eq_ignore_ascii_case(host))
+    })
 }
 
 const FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
@@ -242,7 +314,12 @@ impl Caller {
         }))
     }
 
-    fn check_scope(&self, scope: Scope) -> Result<(), Problem> {
+    /// Whether a token was asked for.
+    pub(super) fn has_token(&self) -> bool {
+        self.0.name != ANONYMOUS
+    }
+
+    pub(super) fn check_scope(&self, scope: Scope) -> Result<(), Problem> {
         if self.0.scopes.contains(&scope) {
             return Ok(());
         }
@@ -305,9 +382,7 @@ pub(super) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let caller = access.caller(request.headers());
-    let caller = caller.and_then(|caller| caller.check_scope(scope).map(|()| caller.clone()));
-    match caller {
+    match access.admit(&request, scope) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await

@@ -27,6 +27,7 @@ const SCHEME: &str = "token";
         (name = "bots", description = "One bot of a pipeline: its queue, its lease, its share"),
         (name = "dead letters", description = "Events that gave up"),
         (name = "counters", description = "Views of ads: totals at once, days within seconds"),
+        (name = "notifications", description = "A URL is called later: at its time, once, if it is still wanted"),
         (name = "leases", description = "For receivers of push handlers that answered 202"),
         (name = "health", description = "For orchestrators and load balancers"),
     )
@@ -132,7 +133,7 @@ pub(super) struct Deleting;
 
 impl IntoResponses for Deleting {
     fn responses() -> Responses {
-        problems(&[(409, "The pipeline counts views, which are not deleted")])
+        problems(&[(409, "The pipeline keeps views or notifications, which are not deleted")])
     }
 }
 
@@ -163,6 +164,31 @@ impl IntoResponses for OfStoredCounters {
             "MongoDB is away, or another export runs; Retry-After tells when to come again",
         )]));
         responses
+    }
+}
+
+/// What a route of the notifications may answer besides.
+pub(super) struct OfNotifications;
+
+impl IntoResponses for OfNotifications {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "A parameter cannot be used; `errors` names it"),
+            (404, "Notifications do not run here; `detail` says why"),
+        ])
+    }
+}
+
+/// What a route of one notification may answer besides.
+pub(super) struct OfNotification;
+
+impl IntoResponses for OfNotification {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "A parameter cannot be used; `errors` names it"),
+            (404, "There is no such notification, or they do not run here; `detail` says which"),
+            (409, "It is being sent or has ended. Nothing was changed"),
+        ])
     }
 }
 

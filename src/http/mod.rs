@@ -3,10 +3,12 @@
 //! | routes | access |
 //! |---|---|
 //! | `/healthz`, `/readyz` | everybody |
-//! | `/`, `/docs`, `/openapi.json` | everybody, but no other site's page |
+//! | `/`, `/docs`, `/openapi.json`, `/login`, `/style.css` | everybody, but no other site's page |
+//! | `/notifications` | scope `read`, by a browser that keeps its token; what it changes: `operate` |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish`, for the bot |
 //! | `POST /v1/bots/…/counters/query` | scope `read`, for the bot |
+//! | `/send_delayed`, `/user_online`, `DELETE` and `PATCH /v1/notifications/…` | scope `publish`, for the bot |
 //! | `/v1/leases/…` | who has the lease's capability; no other site's page |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
 //! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
@@ -27,7 +29,10 @@ mod extract;
 mod health;
 mod leases;
 mod listen;
+mod notifications;
 mod page;
+mod pages;
+mod parameters;
 mod pipelines;
 mod problem;
 mod queues;
@@ -53,6 +58,8 @@ use crate::config::Scope;
 use crate::counters::Counters;
 use crate::keyspace::Link;
 use crate::metrics;
+use crate::notifications::Notifications;
+use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
 
 /// What the routes work with.
@@ -70,6 +77,10 @@ pub(crate) struct Api {
     /// Views of ads; or why they are not counted here, for callers.
     pub(crate) counters: Result<Counters, String>,
     pub(crate) exports: Exports,
+    /// `None`: they do not run here.
+    pub(crate) notifications: Option<Notifications>,
+    /// Where URLs that come in by requests may lead to.
+    pub(crate) targets: Policy,
 }
 
 /// The routes of `http.listen`.
@@ -77,11 +88,13 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let api = Arc::new(api);
     let access = Arc::clone(&api.access);
     let guarded = |scope, routes| guarded(&access, scope, routes);
-    let publishing = events::publishing().merge(counters::publishing());
+    let publishing =
+        events::publishing().merge(counters::publishing()).merge(notifications::publishing());
     let reading = pipelines::reading()
         .merge(bots::reading())
         .merge(dead::reading())
-        .merge(counters::reading());
+        .merge(counters::reading())
+        .merge(notifications::reading());
     let operating = pipelines::operating()
         .merge(bots::operating())
         .merge(dead::operating())
@@ -91,11 +104,13 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
         .merge(guarded(Scope::Read, reading))
         .merge(guarded(Scope::Operate, operating))
         .merge(capable(leases::completing()));
+    let pages = pages::routes(Arc::clone(&api), &access);
     let (served, mut document) = served.with_state(api).split_for_parts();
     let (health, of_health) = health::routes(health).split_for_parts();
     document.merge(of_health);
     let routes = served
         .merge(docs::routes(document))
+        .merge(pages)
         .route("/", routing::get(async || Redirect::temporary("/docs/")))
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers call by any name.
@@ -149,7 +164,9 @@ async fn observe(request: Request, next: Next) -> Response {
     let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
     metrics::http_request(route, status.as_u16(), begun.elapsed());
     let kind = response.headers().get(header::CONTENT_TYPE);
-    let told = kind.is_some_and(|kind| kind == PROBLEM_JSON || kind == "application/json");
+    let told = kind.is_some_and(|kind| {
+        kind == PROBLEM_JSON || kind == "application/json" || kind == "text/html; charset=utf-8"
+    });
     if told || !(status.is_client_error() || status.is_server_error()) {
         return response;
     }

@@ -47,6 +47,12 @@ pub(crate) enum Kind {
     NoLease,
     /// Views are not counted here.
     NoCounters,
+    /// Notifications do not run here.
+    NoNotifications,
+    /// There is no such notification.
+    NoNotification,
+    /// The notification is being sent or has ended.
+    NotificationOver,
     /// The lease ended or ran out.
     LeaseGone,
     /// The queue holds views.
@@ -91,6 +97,13 @@ impl Kind {
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
             Self::NoCounters => (S::NOT_FOUND, "no-counters", "The counters do not run here"),
+            Self::NoNotifications => {
+                (S::NOT_FOUND, "no-notifications", "Notifications do not run here")
+            }
+            Self::NoNotification => (S::NOT_FOUND, "no-notification", "No such notification"),
+            Self::NotificationOver => {
+                (S::CONFLICT, "notification-over", "The notification cannot be changed any more")
+            }
             Self::LeaseGone => (S::CONFLICT, "lease-gone", "The lease is gone"),
             Self::KeepsViews => (S::CONFLICT, "keeps-views", "Views are not purged"),
             Self::KeepsNotifications => {
@@ -163,6 +176,21 @@ impl Problem {
         let detail = detail.into();
         let problem = Self::new(Kind::InvalidRequest, format!("{field}: {detail}"));
         problem.errors(vec![Flaw { index: None, field: Some(field.to_owned()), detail }])
+    }
+
+    /// The status of the answer.
+    pub(crate) fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// What is wrong, in a few words.
+    pub(crate) fn title(&self) -> &'static str {
+        self.title
+    }
+
+    /// What is wrong with this request, and what helps.
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
     }
 
     /// A problem that has no type of its own.
@@ -273,7 +301,7 @@ impl From<LeaseError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status = self.status();
         let headers = std::mem::take(&mut self.headers);
         // Texts and numbers always encode.
         let body = serde_json::to_vec(&self).unwrap_or_default();

@@ -33,6 +33,7 @@
 //! | `fl:notification-types` | set | the types with a place of their own in the statistics, at most about 50 |
 //! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities |
 //! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
+//! | `fl:auditor` | string, TTL | who looks for notifications that are in no structure |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
@@ -57,6 +58,8 @@ pub const LEASE_KEY: &str = "fl:lease-key";
 pub const KINDS: &str = "fl:notification-types";
 /// What the running processes say of themselves.
 pub const PROCESSES: &str = "fl:processes";
+/// The lock of the process that looks for lost notifications.
+pub const AUDITOR: &str = "fl:auditor";
 /// The lock of the process that samples shared values.
 pub const SAMPLER: &str = "fl:sampler";
 
@@ -84,6 +87,19 @@ pub fn check(number: u32, id: &str) -> String {
 pub fn pattern(pipeline: &PipelineName) -> String {
     // No character of a pipeline's name has a meaning in a pattern, nor have braces.
     format!("fl:{{{pipeline}:*}}:*")
+}
+
+/// The pattern of the records of notifications of `pipeline`.
+#[must_use]
+pub fn records(pipeline: &PipelineName) -> String {
+    format!("fl:{{{pipeline}:*}}:n:*")
+}
+
+/// The notification whose record `key` is.
+#[must_use]
+pub fn notification_of(key: &[u8]) -> Option<NotificationId> {
+    let (_, rest) = std::str::from_utf8(key).ok()?.split_once('}')?;
+    rest.strip_prefix(":n:")?.parse().ok()
 }
 
 /// Whether `key` is one of the keys of `pipeline`.

@@ -19,8 +19,8 @@ pub use self::lease::{
     Verdict,
 };
 pub use self::notify::{
-    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Schedule, Scheduled,
-    Throttle,
+    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
+    Scheduled, Throttle,
 };
 pub use self::operate::{
     Beat, Head, Heads, Hold, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,
@@ -56,7 +56,7 @@ scripts! {
     increment_if_exists "increment_if_exists" VIEWS, upsert "upsert" VIEWS,
     replace "replace" VIEWS, recount "recount" VIEWS,
     schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
-    release "release" NOTES,
+    release "release" NOTES, restore "restore" NOTES,
     hold "hold" ALONE, trim "trim" ALONE, heads "heads" ALONE, beat "beat" ALONE,
 }
 

@@ -1,14 +1,18 @@
-//! Whether a host gets another request now: so many at once, and a circuit breaker.
+//! Whether a host gets another request now: so many at once, so many a second, and a circuit breaker.
 //!
 //! A host that fails [`FAILURES`] times in a row is left alone for a while, twice as long each time;
 //! then one request probes it. What is not let through is told when to come again, spread by how
 //! fast the host answers, so that ten thousand that wait for one host do not all come at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use utoipa::ToSchema;
+
+use crate::metrics;
 
 /// Failures in a row that open the breaker.
 pub(crate) const FAILURES: u32 = 5;
@@ -22,6 +26,10 @@ const AGAIN_MAX: Duration = Duration::from_secs(30);
 const FORGET: Duration = Duration::from_secs(600);
 /// How much a new duration counts in the average.
 const WEIGHT: u32 = 8;
+/// A host may be ahead of its rate by the requests of this time.
+const BURST: Duration = Duration::from_millis(100);
+/// Hosts that have a series of their own in the metrics; later ones are counted as `other`.
+const NAMED_MAX: usize = 20;
 
 type Host = (String, u16);
 
@@ -29,7 +37,22 @@ type Host = (String, u16);
 #[derive(Debug)]
 pub(crate) struct Gates {
     max: usize,
+    /// From one request of a host to the next.
+    interval: Duration,
     hosts: Mutex<HashMap<Host, Gate>>,
+    /// Hosts whose breakers have a series of their own.
+    named: Mutex<HashSet<Host>>,
+}
+
+/// A host that is left alone because it failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Breaker {
+    /// The host and its port.
+    pub host: String,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Until it is tried again; 0: now.
+    pub seconds: u64,
 }
 
 #[derive(Debug)]
@@ -42,6 +65,8 @@ struct Gate {
     probing: bool,
     /// How long a request takes.
     average: Duration,
+    /// When the next request would be due, were they spread evenly over time.
+    even: Instant,
     /// When the next one that was turned away may come again.
     next: Instant,
     used: Instant,
@@ -56,6 +81,7 @@ impl Gate {
             open_for: Duration::ZERO,
             probing: false,
             average: Duration::from_millis(20),
+            even: now,
             next: now,
             used: now,
         }
@@ -69,14 +95,16 @@ pub(crate) enum Told {
     Go(Pass),
     /// The breaker is open; come again after this.
     Open(Duration),
-    /// Enough are under way; come again after this.
+    /// Enough are under way, or were made just now; come again after this.
     Full(Duration),
 }
 
 impl Gates {
-    /// Each host gets `max` at once.
-    pub(crate) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, hosts: Mutex::default() })
+    /// Each host gets `max` at once and `rate` a second; 0: no such bound.
+    pub(crate) fn new(max: usize, rate: u64) -> Arc<Self> {
+        let interval =
+            Duration::from_nanos(1_000_000_000_u64.checked_div(rate).unwrap_or_default());
+        Arc::new(Self { max, interval, hosts: Mutex::default(), named: Mutex::default() })
     }
 
     /// Asks for a request to `host`.
@@ -84,14 +112,19 @@ impl Gates {
         let key = (host.to_owned(), port);
         let mut hosts = self.lock();
         if !hosts.contains_key(&key) {
-            hosts.retain(|_, gate| {
-                gate.under_way > 0 || now.saturating_duration_since(gate.used) < FORGET
+            hosts.retain(|host, gate| {
+                let used = gate.under_way > 0 || now.saturating_duration_since(gate.used) < FORGET;
+                if !used && gate.open_until.is_some() && self.has_name(host) {
+                    metrics::breaker_open(&label(host), 0);
+                }
+                used
             });
         }
         let gate = hosts.entry(key.clone()).or_insert_with(|| Gate::new(now));
         gate.used = now;
         let mut turned_away = |after: Instant| {
             let step = gate.average / u32::try_from(self.max).unwrap_or(u32::MAX).max(1);
+            let step = step.max(self.interval);
             let earliest = after + AGAIN_MIN;
             gate.next = gate.next.max(earliest).min(earliest + AGAIN_MAX) + step;
             gate.next.saturating_duration_since(now)
@@ -99,23 +132,52 @@ impl Gates {
         match gate.open_until {
             Some(until) if now < until => return Told::Open(turned_away(until)),
             Some(_) if gate.probing => return Told::Open(turned_away(now + OPEN_FIRST)),
-            None if gate.under_way >= self.max => return Told::Full(turned_away(now)),
+            None if gate.under_way >= self.max || gate.even > now + BURST => {
+                return Told::Full(turned_away(now));
+            }
             _ => {}
         }
+        gate.even = gate.even.max(now) + self.interval;
         let probes = gate.open_until.is_some();
         gate.probing = probes;
         gate.under_way += 1;
         Told::Go(Pass { gates: Arc::clone(self), key, began: now, probes, said: false })
     }
 
-    /// Hosts whose breakers are open, with the failures in a row.
-    #[cfg(test)]
-    pub(crate) fn open(&self, now: Instant) -> Vec<(String, u32)> {
+    /// Hosts that are left alone, those with the most failures first.
+    pub(crate) fn open(&self, now: Instant) -> Vec<Breaker> {
         let hosts = self.lock();
-        let open = hosts
-            .iter()
-            .filter(|(_, gate)| gate.probing || gate.open_until.is_some_and(|until| now < until));
-        open.map(|((host, port), gate)| (format!("{host}:{port}"), gate.failures)).collect()
+        let open = hosts.iter().filter_map(|(host, gate)| {
+            let until = gate.open_until?;
+            let seconds = until.saturating_duration_since(now).as_secs_f64().ceil();
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a pause")]
+            let seconds = seconds as u64;
+            Some(Breaker { host: label(host), failures: gate.failures, seconds })
+        });
+        let mut open: Vec<Breaker> = open.collect();
+        open.sort_by(|a, b| (b.failures, &a.host).cmp(&(a.failures, &b.host)));
+        open
+    }
+
+    /// Whether a host has a series of its own in the metrics; it gets one while there are some left.
+    fn has_name(&self, host: &Host) -> bool {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.len() < NAMED_MAX {
+            named.insert(host.clone());
+        }
+        named.contains(host)
+    }
+
+    /// Tells the metrics that a breaker opened or closed.
+    fn show(&self, hosts: &HashMap<Host, Gate>, host: &Host, open: bool) {
+        if self.has_name(host) {
+            metrics::breaker_open(&label(host), usize::from(open));
+        } else {
+            let others = hosts
+                .iter()
+                .filter(|(host, gate)| gate.open_until.is_some() && !self.has_name(host));
+            metrics::breaker_open("other", others.count());
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Host, Gate>> {
@@ -131,10 +193,14 @@ impl Gates {
         let took = now.saturating_duration_since(pass.began);
         gate.average = (gate.average * (WEIGHT - 1) + took) / WEIGHT;
         if answered {
+            let was_open = gate.open_until.is_some();
             (gate.failures, gate.open_until, gate.open_for) = (0, None, Duration::ZERO);
             if pass.probes {
                 // Those that were told to wait for long wait for nothing; new ones need not.
                 gate.next = now;
+            }
+            if was_open {
+                self.show(&hosts, &pass.key, false);
             }
             return;
         }
@@ -144,8 +210,14 @@ impl Gates {
         if gate.failures >= FAILURES && !is_open {
             gate.open_for = (gate.open_for * 2).clamp(OPEN_FIRST, OPEN_MAX);
             gate.open_until = Some(now + gate.open_for);
+            self.show(&hosts, &pass.key, true);
         }
     }
+}
+
+/// A host as people write it.
+fn label((host, port): &Host) -> String {
+    format!("{host}:{port}")
 }
 
 /// A request that was let through. Dropped without a word, as when it is cancelled, it says nothing
@@ -201,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_host_gets_so_many_at_once_and_the_others_are_spread() {
-        let (gates, now) = (Gates::new(2), Instant::now());
+        let (gates, now) = (Gates::new(2, 0), Instant::now());
         let passes = [go(&gates, now), go(&gates, now)];
         let mut last = Duration::ZERO;
         for _ in 0..100 {
@@ -216,21 +288,46 @@ mod tests {
     }
 
     #[test]
+    fn a_host_gets_so_many_a_second_and_some_at_once() {
+        let (gates, begun) = (Gates::new(1_000, 100), Instant::now());
+        let (mut now, mut passed, mut turned_away) = (begun, 0, 0);
+        let mut through = Vec::new();
+        for _ in 0..5_000 {
+            match gates.ask("a", 80, now) {
+                Told::Go(pass) => {
+                    pass.say(true, now);
+                    passed += 1;
+                    through.push(now);
+                }
+                Told::Full(after) => {
+                    assert!(after >= AGAIN_MIN);
+                    turned_away += 1;
+                }
+                Told::Open(after) => panic!("{after:?}"),
+            }
+            now += Duration::from_millis(1);
+        }
+        assert_eq!((passed, turned_away), (510, 4_490), "5 s of 100, and a tenth of a second more");
+        assert!(through[..11].iter().all(|&at| at < begun + Duration::from_millis(12)));
+    }
+
+    #[test]
     fn five_failures_in_a_row_open_the_breaker_and_one_success_between_does_not() {
-        let (gates, now) = (Gates::new(16), Instant::now());
+        let (gates, now) = (Gates::new(16, 0), Instant::now());
         fail(&gates, FAILURES - 1, now);
         go(&gates, now).say(true, now);
         fail(&gates, FAILURES - 1, now);
         assert_eq!(gates.open(now), []);
         fail(&gates, 1, now);
-        assert_eq!(gates.open(now), [("a:80".to_owned(), FAILURES)]);
+        let breaker = Breaker { host: "a:80".to_owned(), failures: FAILURES, seconds: 5 };
+        assert_eq!(gates.open(now), [breaker]);
         let after = opened(&gates, now).unwrap();
         assert!(after >= OPEN_FIRST && after < OPEN_FIRST + Duration::from_secs(1), "{after:?}");
     }
 
     #[test]
     fn one_request_probes_and_what_it_says_decides() {
-        let (gates, mut now) = (Gates::new(16), Instant::now());
+        let (gates, mut now) = (Gates::new(16, 0), Instant::now());
         fail(&gates, FAILURES, now);
         let mut open_for = OPEN_FIRST;
         for _ in 0..6 {
@@ -253,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_request_says_nothing_and_a_cancelled_probe_lets_another_one_try() {
-        let (gates, mut now) = (Gates::new(1), Instant::now());
+        let (gates, mut now) = (Gates::new(1, 0), Instant::now());
         drop(go(&gates, now));
         fail(&gates, FAILURES, now);
         now += OPEN_FIRST;
@@ -264,7 +361,7 @@ mod tests {
 
     #[test]
     fn those_begun_before_it_opened_do_not_prolong_it() {
-        let (gates, now) = (Gates::new(16), Instant::now());
+        let (gates, now) = (Gates::new(16, 0), Instant::now());
         let passes: Vec<Pass> = (0..16).map(|_| go(&gates, now)).collect();
         for pass in passes {
             pass.say(false, now);
@@ -274,7 +371,7 @@ mod tests {
 
     #[test]
     fn hosts_that_nobody_calls_are_forgotten() {
-        let (gates, mut now) = (Gates::new(1), Instant::now());
+        let (gates, mut now) = (Gates::new(1, 0), Instant::now());
         for port in 0..100 {
             drop(gates.ask("a", port, now));
         }

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::gate::Gates;
 use super::send::{Calls, LONGEST};
-use crate::clock::{SharedClock, millis};
+use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::handler::{Failure, Slice};
 use crate::id::Sequence;
@@ -21,7 +21,7 @@ use crate::keyspace::StoreError;
 use crate::keyspace::scripts::Throttle;
 use crate::lifecycle::Shutdown;
 use crate::metrics::NotificationMetrics;
-use crate::notification::{Begun, Ending, NotificationId};
+use crate::notification::{Begun, Ended, Ending, NotificationId};
 use crate::outbound::Outbound;
 use crate::outbound::sign::Secret;
 use crate::queue::Queue;
@@ -31,7 +31,7 @@ const HOLD: Duration = Duration::from_secs(25);
 /// Sends of a process at once.
 const SENDS_MAX: usize = 1_000;
 /// Sends of a process that one host gets at once.
-const PER_HOST: usize = 16;
+pub(crate) const PER_HOST: usize = 16;
 /// Events that are judged by one call.
 const JUDGED_MAX: usize = 100;
 /// With no place free, a notification comes again after about this.
@@ -47,6 +47,8 @@ pub(crate) struct Sending {
     pub(crate) secrets: Vec<Secret>,
     /// How often a user gets a notification.
     pub(crate) throttle: Throttle,
+    /// Whether a host gets another request.
+    pub(crate) gates: Arc<Gates>,
 }
 
 /// Sends what is due. Clones share everything.
@@ -76,8 +78,8 @@ impl Sender {
         clock: SharedClock,
         shutdown: Shutdown,
     ) -> Self {
-        let Sending { outbound, secrets, throttle } = sending;
-        let calls = Calls { outbound, gates: Gates::new(PER_HOST), secrets };
+        let Sending { outbound, secrets, throttle, gates } = sending;
+        let calls = Calls { outbound, gates, secrets };
         let (places, metrics) = (Arc::new(Semaphore::new(SENDS_MAX)), NotificationMetrics::new());
         Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
     }
@@ -114,6 +116,9 @@ impl Sender {
         }
         let Inner { queue, throttle, clock, .. } = &*self.0;
         let judged = queue.begin_sends(&slice.bot, events, throttle, HOLD, clock.now()).await?;
+        for (outcome, label) in judged.ended {
+            NotificationMetrics::count(&label, &outcome);
+        }
         for begun in judged.begun {
             let sender = self.clone();
             self.0.shutdown.spawn(async move { sender.run(begun).await });
@@ -126,21 +131,21 @@ impl Sender {
         let inner = &*self.0;
         let ended = async {
             let place = inner.places.try_acquire();
+            let now = inner.clock.now();
             let ending = if place.is_ok() {
-                let now = inner.clock.now();
-                let ending = inner.calls.send(&begun, now).await;
-                // What is put off is not sent yet, and its next try is its first one again.
-                if begun.attempts == 1 && !matches!(ending, Ending::Postpone(..)) {
-                    let late = millis(now).saturating_sub(begun.due_ms);
-                    inner.metrics.lateness.record(Duration::from_millis(late).as_secs_f64());
-                }
-                ending
+                inner.calls.send(&begun, now).await
             } else {
                 let pause = AGAIN.mul_f64(rand::rng().random_range(0.5..1.5));
                 let reason = format!("the process has {SENDS_MAX} sends under way");
                 Ending::Postpone(pause, reason)
             };
-            self.tell(begun, ending).await;
+            // What is put off is not sent yet, and its next try is its first one again.
+            let is_first = begun.attempts == 1 && !matches!(ending, Ending::Postpone(..));
+            let late = is_first.then(|| now.saturating_sub(Duration::from_millis(begun.due_ms)));
+            if let Some(late) = late {
+                inner.metrics.lateness.record(late.as_secs_f64());
+            }
+            self.tell(Ended { begun, ending, late }).await;
         };
         tokio::select! {
             biased;
@@ -150,11 +155,11 @@ impl Sender {
     }
 
     /// Repeats until Redis has it, or has taken the send for lost.
-    async fn tell(&self, begun: Begun, ending: Ending) {
+    async fn tell(&self, ended: Ended) {
         let inner = &*self.0;
-        let Some(shard) = begun.id.shard(inner.queue.shard_count()) else { return };
-        let (label, remember) = (begun.label.clone(), inner.throttle.longest());
-        let endings = [(begun, ending)];
+        let Some(shard) = ended.begun.id.shard(inner.queue.shard_count()) else { return };
+        let (label, remember) = (ended.begun.label.clone(), inner.throttle.longest());
+        let endings = [ended];
         let until = tokio::time::Instant::now() + HOLD.saturating_sub(LONGEST);
         loop {
             let now = inner.clock.now();
@@ -169,7 +174,7 @@ impl Sender {
                     return;
                 }
                 Err(error) if tokio::time::Instant::now() > until => {
-                    warn!(notification = %endings[0].0.id, %error,
+                    warn!(notification = %endings[0].begun.id, %error,
                         "cannot tell how a notification was sent; it comes due again");
                     return;
                 }

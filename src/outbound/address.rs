@@ -154,12 +154,22 @@ impl CheckedUrl {
 
     /// Judges the address, where the host is one: such a host is never resolved.
     pub(super) fn judge(&self, policy: &Policy) -> Result<(), AddressRefused> {
+        let refused = |address| Err(AddressRefused { host: self.host().to_owned(), address });
         match self.literal() {
-            Some(address) if !policy.allows(address) => {
-                Err(AddressRefused { host: self.host().to_owned(), address })
+            Some(address) if !policy.allows(address) => refused(address),
+            // It is this machine's, whoever resolves it (RFC 6761, 6.3).
+            None if self.is_localhost() => {
+                let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
+                let allowed = loopback.iter().any(|address| policy.allows(*address));
+                if allowed { Ok(()) } else { refused(loopback[0]) }
             }
             _ => Ok(()),
         }
+    }
+
+    fn is_localhost(&self) -> bool {
+        let name = self.host().strip_suffix('.').unwrap_or(self.host());
+        name == "localhost" || name.ends_with(".localhost")
     }
 
     /// The address, where the host is one.

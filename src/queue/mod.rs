@@ -34,7 +34,7 @@ pub use self::dead::DeadLetter;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
 pub use self::list::{BotCursor, BotOrder, BotPage};
-pub use self::notifications::{KINDS_MAX, Span, Stats};
+pub use self::notifications::{Accepted, KINDS_MAX, Span, Stats, Tally};
 pub use self::views::{Book, IDEMPOTENCY_WINDOW, Known, NewViews, ViewSettings};
 use crate::config::{OnOverflow, PipelineConfig};
 use crate::event::Event;

@@ -1,26 +1,41 @@
 //! Delayed notifications: what the scripts of their pipeline do.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
 
 use super::Queue;
+use crate::clock::millis;
+use crate::event::Event;
 use crate::id::{BotId, Sequence, Shard};
 use crate::keyspace::scripts::{
-    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Schedule, Scheduled,
-    Throttle,
+    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
+    Scheduled, Throttle,
 };
 use crate::keyspace::{Reply, ReplyError, StoreError, keys};
-use crate::notification::{Begun, Ending, Kept, NewNotification, NotificationId, OTHER_KINDS};
+use crate::notification::{Ended, Kept, NewNotification, NotificationId, OTHER_KINDS};
 
 /// Types with a place of their own in the statistics; what comes later is `other`.
 pub const KINDS_MAX: usize = 50;
+/// Queued events that are looked at by one command.
+const QUEUED_PAGE: isize = 1_000;
 /// Somebody else may take a key between looking and taking.
 const KEY_TRIES: usize = 10;
 
+/// What came of accepting a notification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// Its id, or that of the one that has its key and stays.
+    pub id: NotificationId,
+    /// Whether it is accepted, and not the same as another one.
+    pub is_new: bool,
+    /// The type in the statistics of the one that it replaced.
+    pub(crate) cancelled: Option<String>,
+}
+
 impl Queue {
-    /// Accepts a notification. Answers its id, or with a key the id of the one that keeps it.
+    /// Accepts a notification, unless one that has its key stays.
     ///
     /// # Errors
     /// With [`StoreError::Unknown`] it may or may not be accepted: only a call with the same key is
@@ -30,7 +45,7 @@ impl Queue {
         new: &NewNotification,
         label: &str,
         now: Duration,
-    ) -> Result<NotificationId, StoreError> {
+    ) -> Result<Accepted, StoreError> {
         let (keys, id) = (self.keys_of(&new.bot), NotificationId::new(self.shard_of(&new.bot)));
         let mut tries = 0;
         loop {
@@ -41,8 +56,13 @@ impl Queue {
             let id_of_known = known.as_ref().map(|(id, _)| *id);
             let schedule = Schedule { keys, now, id, new, label, known };
             match self.link().call(&schedule).await? {
-                Scheduled::Ok(_) => return Ok(id),
-                Scheduled::Duplicate(_) => return Ok(id_of_known.unwrap_or(id)),
+                Scheduled::Ok { cancelled, .. } => {
+                    return Ok(Accepted { id, is_new: true, cancelled });
+                }
+                Scheduled::Duplicate(_) => {
+                    let id = id_of_known.unwrap_or(id);
+                    return Ok(Accepted { id, is_new: false, cancelled: None });
+                }
                 Scheduled::Again if tries < KEY_TRIES => tries += 1,
                 Scheduled::Again => {
                     let error = ReplyError::unexpected("a key that is not taken all the time", "");
@@ -96,7 +116,7 @@ impl Queue {
     pub async fn finish_sends(
         &self,
         shard: Shard,
-        endings: &[(Begun, Ending)],
+        endings: &[Ended],
         remember: Duration,
         now: Duration,
     ) -> Result<Finished, StoreError> {
@@ -148,23 +168,126 @@ impl Queue {
         kept(id, values).map_err(|source| self.link().misread("HMGET", source))
     }
 
-    /// The statistics of days or hours, by their number since 1970: per type and outcome how many.
+    /// Those of the notifications that have not ended and have no due time: their events are queued,
+    /// or they are lost.
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
-    pub async fn notification_stats(&self, span: Span) -> Result<Stats, StoreError> {
-        let mut pipe = Pipeline::with_capacity(self.shards().len());
+    pub(crate) async fn without_due_time(
+        &self,
+        ids: &[NotificationId],
+    ) -> Result<Vec<Suspect>, StoreError> {
+        let shards = |id: &NotificationId| Some((*id, id.shard(self.shard_count())?));
+        let ids: Vec<(NotificationId, Shard)> = ids.iter().filter_map(shards).collect();
+        let mut pipe = Pipeline::with_capacity(3 * ids.len());
+        for (id, shard) in &ids {
+            let keys = self.keys(*shard);
+            // What was acted on last comes first: whoever acts on it later changes that.
+            pipe.cmd("HMGET").arg(keys.notification(*id)).arg(&["bot", "uid", "s", "ended"]);
+            pipe.cmd("ZSCORE").arg(&keys.due).arg(id.to_string());
+            pipe.cmd("HEXISTS").arg(&keys.later).arg(id.to_string());
+        }
+        let values = self.link().run_checked("HMGET", &pipe).await?;
+        let mut found = Vec::new();
+        for ((id, _), facts) in ids.iter().zip(values.chunks(3)) {
+            let [record, due, later] = facts else { break };
+            let has_time =
+                *due != Value::Nil && matches!(later, Value::Int(1) | Value::Boolean(true));
+            if !has_time {
+                let suspect = suspect(*id, record.clone());
+                found.extend(suspect.map_err(|error| self.link().misread("HMGET", error))?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The ids of all events in the queue of a bot.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub(crate) async fn queued_ids(&self, bot: &BotId) -> Result<HashSet<String>, StoreError> {
+        let key = self.keys_of(bot).queue(bot);
+        let mut ids = HashSet::new();
+        // From the tail, where new ones come, to the head, where old ones go: none moves past.
+        let mut last = -1_isize;
+        loop {
+            let range = redis::Cmd::lrange(&key, last - QUEUED_PAGE + 1, last);
+            let value = self.link().command("LRANGE", range).await?;
+            let misread = |error| self.link().misread("LRANGE", error);
+            let mut page = Reply::new(value).map_err(misread)?;
+            let count = page.len();
+            for _ in 0..count {
+                let record = page.bytes().map_err(misread)?.unwrap_or_default();
+                if let Ok((_, event)) = Event::decode(&record, bot) {
+                    ids.insert(event.id().to_owned());
+                }
+            }
+            if count == 0 {
+                return Ok(ids);
+            }
+            last -= QUEUED_PAGE;
+        }
+    }
+
+    /// Has a notification fall due that was found nowhere. Answers whether that was so.
+    ///
+    /// # Errors
+    /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
+    pub(crate) async fn restore(&self, lost: &Suspect, now: Duration) -> Result<bool, StoreError> {
+        let Suspect { id, bot, uid, sequence } = lost;
+        let (keys, id, sequence) = (self.keys_of(bot), *id, *sequence);
+        self.link().call(&Restore { keys, now, id, bot, uid, sequence }).await
+    }
+
+    /// The statistics of days or hours, in their order.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn notification_stats(&self, spans: &[Span]) -> Result<Vec<Stats>, StoreError> {
+        let mut pipe = Pipeline::with_capacity(spans.len() * self.shards().len());
+        for span in spans {
+            for keys in self.shards().iter() {
+                pipe.cmd("HGETALL").arg(match *span {
+                    Span::Day(day) => keys.stats_of_day(day),
+                    Span::Hour(hour) => keys.stats_of_hour(hour),
+                });
+            }
+        }
+        let mut all = vec![Stats::new(); spans.len()];
+        let values = self.link().run_checked("HGETALL", &pipe).await?;
+        for (at, value) in values.into_iter().enumerate() {
+            add(&mut all[at / self.shards().len()], value)
+                .map_err(|error| self.link().misread("HGETALL", error))?;
+        }
+        Ok(all)
+    }
+
+    /// How many notifications have a due time, and for how long the first of them has been due, in
+    /// ms.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn due(&self, now: Duration) -> Result<(u64, u64), StoreError> {
+        let mut pipe = Pipeline::with_capacity(2 * self.shards().len());
         for keys in self.shards().iter() {
-            pipe.cmd("HGETALL").arg(match span {
-                Span::Day(day) => keys.stats_of_day(day),
-                Span::Hour(hour) => keys.stats_of_hour(hour),
-            });
+            pipe.cmd("ZCARD").arg(&keys.due);
+            pipe.cmd("ZRANGE").arg(&keys.due).arg(0).arg(0).arg("WITHSCORES");
         }
-        let mut stats = Stats::new();
-        for value in self.link().run_checked("HGETALL", &pipe).await? {
-            add(&mut stats, value).map_err(|error| self.link().misread("HGETALL", error))?;
+        let values = self.link().run_checked("ZRANGE", &pipe).await?;
+        let (mut count, mut overdue_ms) = (0, 0);
+        let mut values = values.into_iter();
+        let misread = |error| self.link().misread("ZRANGE", error);
+        while let (Some(card), Some(first)) = (values.next(), values.next()) {
+            count +=
+                Reply::single(card).and_then(|mut reply| reply.number::<u64>()).map_err(misread)?;
+            let mut first = Reply::new(first).map_err(misread)?;
+            if first.next().is_some() {
+                let due = first.score().map_err(misread)?;
+                let due = due.and_then(|due| u64::try_from(due).ok()).unwrap_or(u64::MAX);
+                overdue_ms = overdue_ms.max(millis(now).saturating_sub(due));
+            }
         }
-        Ok(stats)
+        Ok((count, overdue_ms))
     }
 
     /// The place of a type in the statistics: its own for the first [`KINDS_MAX`], `other` later.
@@ -204,13 +327,89 @@ pub enum Span {
     Hour(u64),
 }
 
-/// Per type and outcome how many.
-pub type Stats = HashMap<String, HashMap<String, u64>>;
+/// What was counted, by type.
+pub type Stats = BTreeMap<String, Tally>;
+
+/// What was counted of one type.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How often each thing happened: `received`, `retried`, or how a notification ended.
+    pub outcomes: BTreeMap<String, u64>,
+    /// How many were first sent how late: by the steps of
+    /// [`LATE_STEPS`](crate::notification::LATE_STEPS), each later than the step before.
+    pub late: BTreeMap<u64, u64>,
+}
+
+impl Tally {
+    /// Adds another one.
+    pub fn add(&mut self, other: &Self) {
+        for (outcome, n) in &other.outcomes {
+            *self.outcomes.entry(outcome.clone()).or_default() += n;
+        }
+        for (step, n) in &other.late {
+            *self.late.entry(*step).or_default() += n;
+        }
+    }
+
+    /// What several make together.
+    #[must_use]
+    pub fn sum<'a>(tallies: impl Iterator<Item = &'a Self>) -> Self {
+        let mut sum = Self::default();
+        for tally in tallies {
+            sum.add(tally);
+        }
+        sum
+    }
+
+    /// How often that happened.
+    #[must_use]
+    pub fn count(&self, outcome: &str) -> u64 {
+        self.outcomes.get(outcome).copied().unwrap_or_default()
+    }
+
+    /// This share of them, such as 0.99, was at most so late, in ms; `None` when nothing was sent.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of a count"
+    )]
+    pub fn late_ms(&self, share: f64) -> Option<u64> {
+        let all: u64 = self.late.values().sum();
+        let mut left = ((all as f64 * share).ceil() as u64).max(1);
+        self.late.iter().find_map(|(&step, &n)| {
+            let found = n >= left;
+            left = left.saturating_sub(n);
+            found.then_some(step)
+        })
+    }
+}
 
 const FIELDS: &[&str] = &[
     "state", "bot", "uid", "type", "due", "expires", "created", "ended", "online", "attempts",
-    "reason", "url",
+    "reason", "url", "label",
 ];
+
+/// What may be lost.
+#[derive(Debug)]
+pub(crate) struct Suspect {
+    pub(crate) id: NotificationId,
+    pub(crate) bot: BotId,
+    uid: String,
+    /// The event that was acted on last, when it was looked at.
+    sequence: u64,
+}
+
+/// `None`: it has ended, or is gone.
+fn suspect(id: NotificationId, record: Value) -> Result<Option<Suspect>, ReplyError> {
+    let mut fields = Reply::new(record)?;
+    let (bot, uid) = (fields.text()?, fields.text()?);
+    let (sequence, ended) = (fields.optional::<u64>()?, fields.optional::<u64>()?);
+    let Some(sequence) = sequence.filter(|_| ended.is_none()) else { return Ok(None) };
+    let bot = bot.parse().map_err(|_| ReplyError::unexpected("a bot", &bot))?;
+    Ok(Some(Suspect { id, bot, uid, sequence }))
+}
 
 fn kept(id: NotificationId, values: Vec<Value>) -> Result<Option<Kept>, ReplyError> {
     let mut values = values.into_iter();
@@ -234,6 +433,7 @@ fn kept(id: NotificationId, values: Vec<Value>) -> Result<Option<Kept>, ReplyErr
         attempts: fields.number()?,
         reason: fields.text()?,
         url: fields.text()?,
+        label: fields.text()?,
         next_ms: next_due.score()?.and_then(|score| u64::try_from(score).ok()),
     }))
 }
@@ -251,7 +451,11 @@ fn add(stats: &mut Stats, value: Value) -> Result<(), ReplyError> {
         let (kind, outcome) = name
             .rsplit_once('|')
             .ok_or_else(|| ReplyError::unexpected("a type and an outcome", &name))?;
-        *stats.entry(kind.to_owned()).or_default().entry(outcome.to_owned()).or_default() += n;
+        let tally = stats.entry(kind.to_owned()).or_default();
+        match outcome.strip_prefix("late").and_then(|step| step.parse().ok()) {
+            Some(step) => *tally.late.entry(step).or_default() += n,
+            None => *tally.outcomes.entry(outcome.to_owned()).or_default() += n,
+        }
     }
     Ok(())
 }

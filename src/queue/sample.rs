@@ -17,7 +17,7 @@ use crate::id::Shard;
 use crate::keyspace::scripts::Hold;
 use crate::keyspace::{Link, ServerInfo, StoreError, keys};
 use crate::lifecycle::Shutdown;
-use crate::metrics::{self, CounterMetrics, PipelineMetrics};
+use crate::metrics::{self, CounterMetrics, DueMetrics, PipelineMetrics};
 
 const ACTIVE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
@@ -32,6 +32,8 @@ pub(crate) struct Sampled {
     pub(crate) keep_dead: Duration,
     /// Of the pipeline that counts views.
     pub(crate) views: Option<CounterMetrics>,
+    /// Of the pipeline of the notifications.
+    pub(crate) due: Option<DueMetrics>,
 }
 
 /// Counts what is heard: a sign of life.
@@ -85,10 +87,15 @@ pub(crate) async fn run(
                 return Ok(false);
             }
             let mut quiet = true;
-            for Sampled { queue, metrics, views, keep_dead } in &pipelines {
+            for Sampled { queue, metrics, views, due, keep_dead } in &pipelines {
                 let view = queue.view(clock.now()).await?;
                 quiet &= view.depth == 0 && view.leased + view.parked == 0;
                 show(metrics, views.as_ref(), &view);
+                if let Some(due) = due {
+                    let (count, overdue_ms) = queue.due(clock.now()).await?;
+                    quiet &= overdue_ms == 0;
+                    show_due(due, count, overdue_ms);
+                }
                 if now >= expire {
                     let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
                     metrics.letters_removed.increment(removed);
@@ -109,6 +116,9 @@ pub(crate) async fn run(
                 due = now + ACTIVE * 3;
                 for sampled in &pipelines {
                     show(&sampled.metrics, sampled.views.as_ref(), &PipelineView::default());
+                    if let Some(due) = &sampled.due {
+                        show_due(due, 0, 0);
+                    }
                 }
                 metrics::redis_memory(0, 0);
             }
@@ -135,6 +145,12 @@ fn show(metrics: &PipelineMetrics, views: Option<&CounterMetrics>, view: &Pipeli
         views.unflushed.set(view.depth as f64);
         views.unflushed_oldest.set(view.oldest_age_ms as f64 / 1_000.0);
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
+fn show_due(metrics: &DueMetrics, count: u64, overdue_ms: u64) {
+    metrics.due.set(count as f64);
+    metrics.overdue.set(overdue_ms as f64 / 1_000.0);
 }
 
 /// Used and maximum memory of the server, bytes; of a cluster, of the fullest primary.

@@ -162,14 +162,14 @@ async fn notify(instance: &Instance) {
         recheck: String::new(),
         key: None,
     };
-    let id = notifications.accept(&new).await.unwrap();
+    let id = notifications.accept(&new).await.unwrap().id;
     eventually(LONG, "it is sent", async || {
         notifications.find(id).await.unwrap().is_some_and(|kept| kept.state == State::Sent)
     })
     .await;
     assert_eq!(notifications.online(&bot("shop"), "user").await.unwrap(), 0);
     let day = Span::Day(SystemClock.now().as_secs() / 86_400);
-    notifications.stats(day).await.unwrap();
+    notifications.stats(&[day]).await.unwrap();
 }
 
 async fn operate(config: &str, queue: &Queue) {

@@ -2,6 +2,9 @@
 
 use std::process::{Command, Output};
 
+use fairlane::notification::State;
+
+use crate::support::notifying::{Rig, ends, kept};
 use crate::support::push::{LONG, pushing};
 use crate::support::receivers::{ExampleReceiver, example, is_there};
 use crate::support::redis::{Options, RedisServer};
@@ -9,6 +12,8 @@ use crate::support::served::{PROGRAM, Served};
 use crate::support::wait::eventually;
 
 const SECRETS: (&str, &str) = ("callbacks.secrets", "[\"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"]");
+
+const NEXT: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
 /// What `fairlane secret` prints.
 fn secret_of(bot: &str) -> String {
@@ -92,4 +97,38 @@ async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_php() {
     let receiver = ExampleReceiver::php(&secret_of("shop"));
     let process = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
     both_arrive(&server, &process, &receiver).await;
+}
+
+#[tokio::test]
+async fn a_notification_reaches_receivers_in_three_languages_that_believe_its_signature_alone() {
+    let secrets = format!("[{}, {:?}]", &SECRETS.1[1..SECRETS.1.len() - 1], NEXT);
+    let rig = Rig::new(&[("callbacks.secrets", &secrets)]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    for interpreter in ["python3", "php", "node"] {
+        if !is_there(interpreter) {
+            println!("not shown: there is no {interpreter}");
+            continue;
+        }
+        // While one secret takes the place of the other, a receiver knows one of them.
+        let receiver = ExampleReceiver::notified(interpreter, &secret_of("shop"));
+        let send = async |bot: &str, url: &str| {
+            let path = format!(
+                "/send_delayed?delay=0&bot={bot}&method=POST&body=Gr%C3%BC%C3%9Fe&url={url}"
+            );
+            let answer = client.get(&path).await;
+            answer.header("x-event-id").expect("it is accepted").parse().unwrap()
+        };
+        let id = send("shop", &format!("{}/remind", receiver.url)).await;
+        ends(&instance, id, State::Sent).await;
+        assert!(receiver.log().contains(&format!("{id} POST /remind Grüße")), "{}", receiver.log());
+        // Signed with the key of another bot.
+        let other = send("other", &format!("{}/other", receiver.url)).await;
+        eventually(LONG, "it is refused", async || {
+            kept(&instance, other).await.reason.contains("answered 401")
+        })
+        .await;
+        assert!(!receiver.log().contains("/other"), "{}", receiver.log());
+    }
+    instance.stop().await;
 }

@@ -40,6 +40,9 @@ fn the_tour_can_be_followed_word_for_word() {
     // The tour's own ports may be in use on this machine; everything else runs as it is printed.
     let script = blocks.join("\n").replace("localhost:9464", &format!("localhost:{metrics}"));
     let script = script.replace("localhost:8080", &format!("localhost:{http}"));
+    let script = script.replace("9000", &free_port().to_string());
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    std::os::unix::fs::symlink(examples, directory.path().join("examples")).expect("a link");
     let program = Path::new(env!("CARGO_BIN_EXE_fairlane"));
     let path = program.parent().expect("a directory").display();
     let script = format!(
@@ -65,6 +68,7 @@ fn the_tour_can_be_followed_word_for_word() {
         "{\"accepted\":1}{\"accepted\":2}{\"accepted\":1}",
         r#"{"accepted":1}{"type":"urn:fairlane:problem:forbidden""#,
         r#""detail":"token \"shop\" has no scope \"read\"""#,
+        r#"POST /remind {"text":"Hello, Ann"}"#,
     ] {
         assert!(shown.contains(expected), "{expected:?} is missing in:\n{shown}");
     }

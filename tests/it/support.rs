@@ -11,6 +11,7 @@ pub(crate) mod http;
 pub(crate) mod instance;
 pub(crate) mod mongo;
 pub(crate) mod mongo_proxy;
+pub(crate) mod notifying;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod push;

@@ -10,7 +10,7 @@ use crate::id::{BotId, Sequence};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::reply::{Reply, ReplyError};
 use crate::notification::{
-    Begun, Duplicates, Ending, NewNotification, NotificationId, State, When,
+    Begun, Duplicates, Ended, NewNotification, NotificationId, State, When, late_step,
 };
 
 /// Keys that every one of them declares.
@@ -40,10 +40,15 @@ pub struct Schedule<'a> {
 }
 
 /// What [`Schedule`] answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scheduled {
-    /// Accepted; due at this time, ms since 1970.
-    Ok(u64),
+    /// Accepted.
+    Ok {
+        /// When it is due, ms since 1970.
+        due_ms: u64,
+        /// The type in the statistics of the one that it replaced.
+        cancelled: Option<String>,
+    },
     /// The one that has the key stays, due at this time.
     Duplicate(u64),
     /// Another one has the key by now.
@@ -90,7 +95,11 @@ impl Call for Schedule<'_> {
     fn reply(value: Value) -> Result<Scheduled, ReplyError> {
         let mut reply = Reply::new(value)?;
         match &*reply.text()? {
-            "OK" => Ok(Scheduled::Ok(reply.number()?)),
+            "OK" => {
+                let due_ms = reply.number()?;
+                let cancelled = Some(reply.text()?).filter(|label| !label.is_empty());
+                Ok(Scheduled::Ok { due_ms, cancelled })
+            }
             "DUP" => Ok(Scheduled::Duplicate(reply.number()?)),
             "AGAIN" => Ok(Scheduled::Again),
             other => Err(ReplyError::unexpected("a status", other)),
@@ -143,6 +152,8 @@ pub struct Judged {
     pub letters_removed: u64,
     /// What is to be sent.
     pub begun: Vec<Begun>,
+    /// How others ended, and their types in the statistics.
+    pub ended: Vec<(String, String)>,
 }
 
 impl Call for Begin<'_> {
@@ -170,13 +181,18 @@ impl Call for Begin<'_> {
     fn reply(value: Value) -> Result<Judged, ReplyError> {
         let mut reply = Reply::new(value)?;
         let letters_removed = reply.number()?;
-        let mut begun = Vec::new();
+        let (mut begun, mut ended) = (Vec::new(), Vec::new());
         while let Some(event) = reply.next() {
             if let Value::Array(_) = event {
-                begun.push(sent(&mut Reply::new(event)?)?);
+                let mut reply = Reply::new(event)?;
+                if reply.len() == 2 {
+                    ended.push((reply.text()?, reply.text()?));
+                } else {
+                    begun.push(sent(&mut reply)?);
+                }
             }
         }
-        Ok(Judged { letters_removed, begun })
+        Ok(Judged { letters_removed, begun, ended })
     }
 }
 
@@ -210,7 +226,7 @@ pub struct Finish<'a> {
     /// How long a user's last time matters.
     pub remember: Duration,
     /// The sends, and how they ended.
-    pub endings: &'a [(Begun, Ending)],
+    pub endings: &'a [Ended],
 }
 
 /// What [`Finish`] answers.
@@ -229,14 +245,15 @@ impl Call for Finish<'_> {
     fn command(&self) -> Cmd {
         let Self { keys, endings, .. } = self;
         let mut cmd = begin(Index::finish, keys, 2 * endings.len(), self.now);
-        for (begun, _) in *endings {
+        for Ended { begun, .. } in *endings {
             cmd.arg(keys.notification(begun.id)).arg(keys.user(&begun.bot, &begun.uid));
         }
         cmd.arg(self.dead_max).arg(millis(self.remember));
-        for (begun, ending) in *endings {
+        for Ended { begun, ending, late } in *endings {
             let (outcome, pause, reason) = ending.parts();
             cmd.arg(begun.id.to_string()).arg(begun.token).arg(outcome);
             cmd.arg(millis(pause)).arg(reason);
+            cmd.arg(late.map(|late| format!("late{}", late_step(late))).unwrap_or_default());
         }
         cmd
     }
@@ -343,6 +360,40 @@ impl Call for Release<'_> {
         let mut cmd = begin(Index::release, keys, 2, self.now);
         cmd.arg(keys.online(bot, uid)).arg(keys.user(bot, uid));
         cmd.arg(bot.as_str()).arg(uid).arg(millis(self.threshold));
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<bool, ReplyError> {
+        Ok(Reply::single(value)?.number::<i64>()? == 1)
+    }
+}
+
+/// `lua/restore.lua`. Answers whether it was lost.
+#[derive(Debug)]
+pub struct Restore<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The time, for the statistics.
+    pub now: Duration,
+    /// Which.
+    pub id: NotificationId,
+    /// Whose.
+    pub bot: &'a BotId,
+    /// For which user.
+    pub uid: &'a str,
+    /// The event that was acted on last, when it was looked at.
+    pub sequence: u64,
+}
+
+impl Call for Restore<'_> {
+    type Reply = bool;
+    const NAME: &'static str = "restore";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, id, bot, uid, .. } = self;
+        let mut cmd = begin(Index::restore, keys, 2, self.now);
+        cmd.arg(keys.notification(*id)).arg(keys.online(bot, uid));
+        cmd.arg(id.to_string()).arg(self.sequence);
         cmd
     }
 

@@ -244,12 +244,24 @@ fn the_operators_own_url_may_be_internal_and_nothing_else() {
 
 #[test]
 fn a_name_is_judged_when_it_is_connected_to() {
-    for text in ["http://localhost/", "https://Example.COM:8443/a?b", "http://metadata.internal."] {
+    for text in ["http://localhosts/", "https://Example.COM:8443/a?b", "http://metadata.internal."]
+    {
         let url = parse(text).unwrap();
         assert_eq!(url.literal(), None, "{text}");
     }
     assert_eq!(parse("https://Example.COM/").unwrap().host(), "example.com");
     assert_eq!(parse("https://Example.COM/").unwrap().port(), 443);
+}
+
+#[test]
+fn what_is_this_machine_by_its_name_alone_is_refused_unless_the_loopback_is_allowed() {
+    for host in ["localhost", "LOCALHOST", "localhost.", "a.localhost", "a.b.localhost."] {
+        let text = format!("http://{host}:8080/");
+        assert!(matches!(parse(&text), Err(UrlError::Address(_))), "{text}");
+        let nets: Arc<[IpNet]> = Arc::new(["127.0.0.0/8".parse().unwrap()]);
+        assert!(CheckedUrl::parse(&text, &Policy::Tenant(nets)).is_ok(), "{text}");
+        assert!(CheckedUrl::parse(&text, &Policy::Operator).is_ok(), "{text}");
+    }
 }
 
 /// A v4 address with a special purpose.

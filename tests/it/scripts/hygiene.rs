@@ -7,11 +7,11 @@ use fairlane::id::{BotId, Offset, Sequence};
 use fairlane::keyspace::scripts::{
     Amend, Amendment, Beat, Begin, Call, Claim, Complete, Completion, Counting, Enqueue, Enqueued,
     Exception, Fate, Finish, Heads, Hold, IncrementIfExists, Mode, Pause, Promote, Purge, Push,
-    Recount, Recover, Redrive, Release, Replace, Resume, Revoke, Schedule, Throttle, Trim, Upsert,
-    Verdict, Views,
+    Recount, Recover, Redrive, Release, Replace, Restore, Resume, Revoke, Schedule, Throttle, Trim,
+    Upsert, Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
-use fairlane::notification::Ending;
+use fairlane::notification::{Ended, Ending};
 use fairlane::view::AdId;
 use redis::{Arg, Cmd, Commands, Value};
 
@@ -200,7 +200,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let new = &notifications::new("a", "u", 0);
     let throttle = &Throttle { threshold: hold, by_kind: Vec::new(), defers: false };
     let begun = [(id, "u", Sequence::new(1))];
-    let endings = &[(notifications::begun(id), Ending::Sent)];
+    let endings = &[Ended { begun: notifications::begun(id), ending: Ending::Sent, late: None }];
     vec![
         named(&Enqueue {
             keys,
@@ -242,6 +242,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Finish { keys, now, dead_max: 1, remember: hold, endings }),
         named(&Amend { keys, now, id, bot: a, uid: "u", amendment: Amendment::Cancel }),
         named(&Release { keys, now, bot: a, uid: "u", threshold: hold }),
+        named(&Restore { keys, now, id, bot: a, uid: "u", sequence: 0 }),
     ]
 }
 
@@ -275,7 +276,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 24);
+    assert_eq!(calls.len(), 25);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

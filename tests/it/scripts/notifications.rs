@@ -7,11 +7,11 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::id::{BotId, Sequence, ShardCount};
 use fairlane::keyspace::scripts::{
-    Amend, Amended, Amendment, Begin, Finish, Promote, Redrive, Release, Schedule, Scheduled,
-    Throttle,
+    Amend, Amended, Amendment, Begin, Finish, Promote, Redrive, Release, Restore, Schedule,
+    Scheduled, Throttle,
 };
 use fairlane::notification::{
-    Begun, Duplicates, Ending, NewNotification, NotificationId, State, When,
+    Begun, Duplicates, Ended, Ending, NewNotification, NotificationId, State, When,
 };
 use redis::Commands;
 
@@ -65,6 +65,8 @@ struct Notes {
     shard: Shard,
     now: i64,
     throttle: Throttle,
+    /// How late every send is said to be.
+    late: Option<Duration>,
 }
 
 impl Notes {
@@ -72,7 +74,7 @@ impl Notes {
         // What runs out does so by the real time.
         let now = i64::try_from(SystemClock.now().as_micros()).unwrap();
         let throttle = Throttle { threshold: HALF_HOUR, by_kind: Vec::new(), defers: false };
-        Self { shard: Shard::of("notifications"), now, throttle }
+        Self { shard: Shard::of("notifications"), now, throttle, late: None }
     }
 
     fn time(&self) -> Duration {
@@ -85,7 +87,7 @@ impl Notes {
 
     fn schedule(&mut self, new: &NewNotification) -> NotificationId {
         let (id, scheduled) = self.schedule_over(new, None);
-        assert!(matches!(scheduled, Scheduled::Ok(_)), "{scheduled:?}");
+        assert!(matches!(scheduled, Scheduled::Ok { .. }), "{scheduled:?}");
         id
     }
 
@@ -157,7 +159,7 @@ impl Notes {
 
     fn finish(&mut self, begun: &Begun, ending: Ending) -> Option<String> {
         let (keys, now) = (&self.shard.keys.clone(), self.time());
-        let endings = &[(begun.clone(), ending)];
+        let endings = &[Ended { begun: begun.clone(), ending, late: self.late }];
         let call = Finish { keys, now, dead_max: 100, remember: HALF_HOUR, endings };
         self.shard.call(self.now, &call).outcomes.pop().unwrap()
     }
@@ -171,6 +173,11 @@ impl Notes {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
         let threshold = Duration::from_secs(10);
         self.shard.call(self.now, &Release { keys, now, bot, uid, threshold })
+    }
+
+    fn restore(&mut self, id: NotificationId, uid: &str, sequence: u64) -> bool {
+        let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
+        self.shard.call(self.now, &Restore { keys, now, id, bot, uid, sequence })
     }
 
     fn state(&mut self, id: NotificationId) -> String {
@@ -208,6 +215,7 @@ fn a_notification_is_received_due_sent_and_counted_never_early() {
     notes.now += 1_000;
     let begun = notes.step("b");
     assert_eq!(begun.len(), 1);
+    notes.late = Some(Duration::from_micros(1_001));
     let first = &begun[0];
     assert_eq!((first.id, first.attempts, &*first.url), (sent, 1, "https://example.com/x"));
     assert_eq!((&*first.method, &*first.body, &*first.recheck), ("POST", "{}", ""));
@@ -216,7 +224,8 @@ fn a_notification_is_received_due_sent_and_counted_never_early() {
     assert_eq!(notes.finish(first, Ending::Sent), Some("sent".to_owned()));
     assert_eq!((notes.state(sent), notes.armed()), ("sent".to_owned(), 0));
     assert_eq!(notes.finish(first, Ending::Sent), None, "once only");
-    assert_eq!(notes.stats(), counted(&[("received", 1), ("sent", 1)]));
+    let expected = counted(&[("late2", 1), ("received", 1), ("sent", 1)]);
+    assert_eq!(notes.stats(), expected, "nor is how late it was told twice");
     let key = notes.shard.keys.notification(sent);
     let left: i64 = notes.shard.clocked.plain().ttl(key).unwrap();
     assert!((604_700..=604_800).contains(&left), "{left}");
@@ -431,14 +440,17 @@ fn a_key_is_taken_once_and_kept_or_replaced() {
     let unknown = notes.schedule_over(&keyed(Duplicates::Ignore), None).1;
     assert_eq!(unknown, Scheduled::Again, "somebody took it in between");
     let (second, scheduled) = notes.schedule_over(&keyed(Duplicates::Replace), Some((first, "u")));
-    assert!(matches!(scheduled, Scheduled::Ok(_)), "{scheduled:?}");
+    assert!(matches!(scheduled, Scheduled::Ok { .. }), "{scheduled:?}");
     assert_eq!((notes.state(first), notes.armed()), ("cancelled".to_owned(), 1));
     notes.pass(61);
     let begun = notes.step("b").remove(0);
     assert_eq!(begun.id, second);
     notes.finish(&begun, Ending::Sent);
     let (third, scheduled) = notes.schedule_over(&keyed(Duplicates::Ignore), Some((second, "u")));
-    assert!(matches!(scheduled, Scheduled::Ok(_)), "what has ended keeps no key: {scheduled:?}");
+    assert!(
+        matches!(scheduled, Scheduled::Ok { .. }),
+        "what has ended keeps no key: {scheduled:?}"
+    );
     assert_eq!(notes.state(third), "scheduled");
 }
 
@@ -452,9 +464,34 @@ fn one_that_waits_and_is_replaced_by_one_for_another_user_waits_no_more() {
     };
     let first = notes.schedule(&waits("old"));
     let (_, scheduled) = notes.schedule_over(&waits("new"), Some((first, "old")));
-    assert!(matches!(scheduled, Scheduled::Ok(_)), "{scheduled:?}");
+    assert!(matches!(scheduled, Scheduled::Ok { .. }), "{scheduled:?}");
     assert_eq!(notes.state(first), "cancelled");
     assert_eq!((notes.online("old"), notes.online("new")), (false, true));
+}
+
+#[test]
+fn what_is_in_no_structure_falls_due_again_unless_it_was_acted_on_since() {
+    let mut notes = Notes::new();
+    let lost = notes.schedule(&new("b", "u", 60_000));
+    let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
+    let sent = notes.schedule(&new("b", "x", 0));
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Sent);
+    for (id, uid) in [(lost, "u"), (waits, "w"), (sent, "x"), (id(), "u")] {
+        assert!(!notes.restore(id, uid, 0), "it is armed, has ended, or is not there");
+    }
+    for key in [notes.shard.keys.due.clone(), notes.shard.keys.later.clone()] {
+        let () = notes.shard.clocked.plain().del(key).unwrap();
+    }
+    assert!(!notes.restore(lost, "u", 1), "an event was acted on since");
+    assert!(notes.restore(lost, "u", 0) && notes.restore(waits, "w", 0));
+    assert!(!notes.restore(lost, "u", 0) && !notes.restore(sent, "x", begun.token));
+    assert_eq!(notes.armed(), 2);
+    assert_eq!(notes.step("b"), [], "neither is due");
+    notes.pass(61);
+    assert_eq!(notes.step("b").iter().map(|begun| begun.id).collect::<Vec<_>>(), [lost]);
+    assert!(notes.online("w"), "it still waits");
+    assert_eq!(notes.step("b").iter().map(|begun| begun.id).collect::<Vec<_>>(), [waits]);
 }
 
 #[test]

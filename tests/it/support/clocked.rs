@@ -61,7 +61,8 @@ impl Clocked {
             "begin",
             "finish",
             "amend",
-            "release"
+            "release",
+            "restore"
         );
         let hashes = sources.map(|(name, file)| {
             assert!(!file.contains("'TIME'") && !file.contains("'PUBLISH'"), "{name}: in shared");

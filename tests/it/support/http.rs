@@ -208,6 +208,9 @@ impl Operation {
             ("ad", "ad-1"),
             ("ids", "ad-1,ad-2"),
             ("day", "2026-11-01"),
+            ("notification", "0.0192f1b0c1d27c3e8f00112233445566"),
+            ("url", "http://192.0.2.1/"),
+            ("uid", "user-1"),
         ];
         let mut path = self.template.clone();
         for (at, name) in self.query.iter().enumerate() {

@@ -72,6 +72,37 @@ impl ExampleReceiver {
         Self { child, directory, url }
     }
 
+    /// One of those that take notifications, by its interpreter, on a port that is free just now.
+    pub(crate) fn notified(interpreter: &str, secret: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let log = fs::File::create(directory.path().join("log")).unwrap();
+        let mut command = Command::new(interpreter);
+        match interpreter {
+            "php" => command.args(["-S", &address.to_string()]).arg(example("notified.php")),
+            "node" => command.arg(example("notified.mjs")).arg(address.port().to_string()),
+            _ => command.arg("-B").arg(example("notified.py")).arg(address.port().to_string()),
+        };
+        let child = command
+            .env("FAIRLANE_SECRET", secret)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let url = format!("http://{address}");
+        let listens = || std::net::TcpStream::connect(address).is_ok();
+        assert!(super::wait::holds_within(super::push::LONG, listens), "{interpreter} listens");
+        Self { child, directory, url }
+    }
+
+    /// What it wrote.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap()
+    }
+
     /// The one in PHP, on a port that is free just now.
     pub(crate) fn php(secret: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();

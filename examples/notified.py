@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Takes Fairlane's delayed notifications, and believes those that are signed.
+
+    FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" python3 notified.py 9000
+
+A notification may come again after a crash, by the same webhook-id: remember it with its effect.
+"""
+import base64
+import hashlib
+import hmac
+import os
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+TOLERANCE = 300  # seconds that a request may be old, or our clock wrong
+SECRETS = os.environ["FAIRLANE_SECRET"].split()
+
+
+def is_signed(headers, body: bytes) -> bool:
+    """Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new."""
+    name, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    if not stamp.isdigit() or abs(time.time() - int(stamp)) > TOLERANCE:
+        return False
+    text = f"{name}.{stamp}.".encode() + body
+    for secret in SECRETS:
+        key = base64.b64decode(secret.removeprefix("whsec_"))
+        ours = "v1," + base64.b64encode(hmac.digest(key, text, hashlib.sha256)).decode()
+        for given in headers.get("webhook-signature", "").split():
+            if hmac.compare_digest(ours, given):
+                return True
+    return False
+
+
+class Receiver(BaseHTTPRequestHandler):
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        good = is_signed(self.headers, body)
+        if good:
+            print(self.headers["webhook-id"], self.command, self.path, body.decode(), flush=True)
+        # 2xx: it is sent. 410: never again. Everything else: it comes again, later and later.
+        self.send_response(204 if good else 401)
+        self.end_headers()
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
+
+    def log_message(self, *_):
+        pass
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Receiver).serve_forever()

@@ -1,0 +1,257 @@
+//! Delayed notifications: accepted, looked up, moved, cancelled, released, counted.
+
+mod send;
+pub(super) mod stats;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::auth::Caller;
+use super::docs::{Bodiless, Body, OfNotification};
+use super::extract::{self, NoBody, Path};
+use super::parameters;
+use super::problem::{Kind, Problem};
+use crate::clock::rfc3339;
+use crate::id::BotId;
+use crate::keyspace::scripts::{Amended, Amendment};
+use crate::notification::{DELAY_MAX, Kept, NotificationId, When};
+use crate::notifications::{AcceptError, Notifications};
+
+/// What asks for the scope `publish`.
+pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default()
+        .routes(routes!(send::send_delayed, send::send_delayed_by_post))
+        .routes(routes!(send::user_online, send::user_online_by_post))
+        .routes(routes!(cancel, change))
+}
+
+/// What asks for the scope `read`.
+pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(show)).routes(routes!(stats::stats))
+}
+
+impl Api {
+    /// The notifications, where they run.
+    pub(super) fn notifications(&self) -> Result<&Notifications, Problem> {
+        self.notifications.as_ref().ok_or_else(|| {
+            let detail = "notifications do not run here: pipelines.notifications.enabled is false";
+            Problem::new(Kind::NoNotifications, detail)
+        })
+    }
+}
+
+impl From<AcceptError> for Problem {
+    fn from(error: AcceptError) -> Self {
+        match error {
+            AcceptError::Unusable(unusable) => {
+                Self::field(unusable.parameter, format!("it {}", unusable.problem))
+            }
+            AcceptError::Store(error) => error.into(),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct NotificationPath {
+    /// The notification: what `X-Event-Id` said.
+    #[param(value_type = String)]
+    notification: NotificationId,
+}
+
+impl NotificationPath {
+    /// The notification, if it is of a bot of the caller.
+    async fn find(&self, api: &Api, caller: &Caller) -> Result<Kept, Problem> {
+        let kept = api.notifications()?.find(self.notification).await?;
+        let kept = kept.ok_or_else(|| self.none())?;
+        caller.check_bot(&kept.bot)?;
+        Ok(kept)
+    }
+
+    fn none(&self) -> Problem {
+        let id = self.notification;
+        let detail = format!("there is no notification {id}; it is kept for 7 days after its end");
+        Problem::new(Kind::NoNotification, detail)
+    }
+}
+
+/// A notification.
+#[derive(Debug, Serialize, ToSchema)]
+struct Notification {
+    /// Its id.
+    #[schema(value_type = String, example = "3.0192f1b0c1d27c3e8f00112233445566")]
+    id: NotificationId,
+    /// Whose.
+    bot: BotId,
+    /// For which user; empty for none.
+    uid: String,
+    /// What it is called in the statistics.
+    #[serde(rename = "type")]
+    kind: String,
+    /// How it is, or how it ended.
+    state: crate::notification::State,
+    /// When it was accepted.
+    #[schema(format = DateTime)]
+    created: String,
+    /// When it is or was due.
+    #[schema(format = DateTime)]
+    due: String,
+    /// When it is given up.
+    #[schema(format = DateTime)]
+    expires: String,
+    /// When it is looked at next: to be sent, or tried again; while it waits for its user, when it
+    /// expires.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    next: Option<String>,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    ended: Option<String>,
+    /// Whether it waits for its user.
+    send_than_online: bool,
+    /// How often it was begun to send.
+    attempts: u32,
+    /// Why it ended, or why the last attempt failed.
+    reason: String,
+    /// The URL that is called.
+    url: String,
+}
+
+impl From<Kept> for Notification {
+    fn from(kept: Kept) -> Self {
+        Self {
+            id: kept.id,
+            bot: kept.bot,
+            uid: kept.uid,
+            kind: kept.kind,
+            state: kept.state,
+            created: rfc3339(kept.created_ms),
+            due: rfc3339(kept.due_ms),
+            expires: rfc3339(kept.expires_ms),
+            next: kept.next_ms.map(rfc3339),
+            ended: kept.ended_ms.map(rfc3339),
+            send_than_online: kept.waits,
+            attempts: kept.attempts,
+            reason: kept.reason,
+            url: kept.url,
+        }
+    }
+}
+
+/// Look up a notification
+///
+/// Up to 7 days after its end.
+#[utoipa::path(
+    get, path = "/v1/notifications/{notification}", tag = "notifications",
+    operation_id = "showNotification", params(NotificationPath),
+    responses((status = 200, description = "How it is", body = Notification), OfNotification)
+)]
+async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<NotificationPath>,
+) -> Result<Json<Notification>, Problem> {
+    path.find(&api, &caller).await.map(|kept| Json(kept.into()))
+}
+
+/// Cancel a notification
+///
+/// Unless it is being sent or has ended otherwise. To cancel it again changes nothing.
+#[utoipa::path(
+    delete, path = "/v1/notifications/{notification}", tag = "notifications",
+    operation_id = "cancelNotification", params(NotificationPath),
+    responses((status = 204, description = "It is cancelled"), OfNotification, Bodiless)
+)]
+async fn cancel(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<NotificationPath>,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    let kept = path.find(&api, &caller).await?;
+    match api.notifications()?.amend(&kept, Amendment::Cancel).await? {
+        Amended::Done | Amended::Not(crate::notification::State::Cancelled) => {
+            Ok(StatusCode::NO_CONTENT)
+        }
+        Amended::Not(state) => Err(over(state)),
+        Amended::Gone => Err(path.none()),
+    }
+}
+
+/// When a notification is due instead: one of the two.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Change {
+    /// So many seconds from now.
+    #[schema(minimum = 0, example = 90)]
+    delay: Option<f64>,
+    /// At this time, RFC 3339.
+    #[schema(example = "2026-11-20T09:00:00Z")]
+    at: Option<String>,
+}
+
+impl Change {
+    fn when(self, now: std::time::Duration) -> Result<When, Problem> {
+        let (when, name, delay) = match (self.delay, self.at) {
+            (Some(delay), None) => {
+                let delay = parameters::seconds(&delay.to_string())
+                    .map_err(|detail| Problem::field("delay", detail))?;
+                (When::After(delay), "delay", delay)
+            }
+            (None, Some(at)) => {
+                let at = parameters::time(&at).map_err(|detail| Problem::field("at", detail))?;
+                (When::At(at), "at", at.saturating_sub(now))
+            }
+            (None, None) => {
+                let detail = "it is missing; send delay or at, whichever says when it is due";
+                return Err(Problem::field("delay", detail));
+            }
+            (Some(_), Some(_)) => {
+                return Err(Problem::field("at", "there is delay too; send one of them"));
+            }
+        };
+        if delay > DELAY_MAX {
+            let days = DELAY_MAX.as_secs() / 86_400;
+            return Err(Problem::field(name, format!("it is more than {days} days")));
+        }
+        Ok(when)
+    }
+}
+
+/// Change when a notification is due
+///
+/// It expires as much later or sooner. Not while it is being sent, nor after its end.
+#[utoipa::path(
+    patch, path = "/v1/notifications/{notification}", tag = "notifications",
+    operation_id = "changeNotification", params(NotificationPath), request_body(content = Change),
+    responses((status = 200, description = "How it is now", body = Notification), OfNotification, Body)
+)]
+async fn change(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<NotificationPath>,
+    extract::Json(change): extract::Json<Change>,
+) -> Result<Json<Notification>, Problem> {
+    let amendment = Amendment::Move(change.when(api.clock.now())?);
+    let kept = path.find(&api, &caller).await?;
+    match api.notifications()?.amend(&kept, amendment).await? {
+        Amended::Done => path.find(&api, &caller).await.map(|kept| Json(kept.into())),
+        Amended::Not(state) => Err(over(state)),
+        Amended::Gone => Err(path.none()),
+    }
+}
+
+/// It cannot be changed any more.
+fn over(state: crate::notification::State) -> Problem {
+    let detail = format!("it is {state}; only what is scheduled or waiting can be changed");
+    Problem::new(Kind::NotificationOver, detail)
+}

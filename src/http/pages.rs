@@ -1,0 +1,163 @@
+//! Web pages for people: made here, readable without scripts, with the tokens and scopes of the
+//! routes. A browser keeps its token in a cookie that no script reads and no other site's page can
+//! send.
+
+mod login;
+mod notifications;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::{Router, routing};
+use maud::{DOCTYPE, Markup, html};
+
+use super::Api;
+use super::auth::Access;
+use super::problem::Problem;
+use crate::config::Scope;
+
+const STYLE: &str = include_str!("pages/style.css");
+/// Nothing but the style and the forms of this server.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+);
+
+/// Every page.
+pub(super) fn routes(api: Arc<Api>, access: &Arc<Access>) -> Router {
+    let guarded = |scope, routes: Router<Arc<Api>>| {
+        routes.route_layer(from_fn_with_state((Arc::clone(access), scope), guard))
+    };
+    let reading = Router::new().route("/notifications", routing::get(notifications::show));
+    let operating = Router::new()
+        .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
+        .route("/notifications/dead/redrive", routing::post(notifications::redrive_all));
+    guarded(Scope::Read, reading)
+        .merge(guarded(Scope::Operate, operating))
+        .with_state(api)
+        .merge(login::routes(Arc::clone(access)))
+        .route("/style.css", routing::get(style))
+}
+
+async fn style() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/css"), (header::CACHE_CONTROL, "max-age=300")], STYLE)
+}
+
+/// Lets those through whose token has the scope; others are asked for one.
+async fn guard(
+    State((access, scope)): State<(Arc<Access>, Scope)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match access.admit(&request, scope) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(problem) if problem.status() == StatusCode::UNAUTHORIZED => {
+            Redirect::to(&login::path(request.uri())).into_response()
+        }
+        Err(problem) => Refusal(problem).into_response(),
+    }
+}
+
+/// A problem, as a page.
+#[derive(Debug)]
+pub(super) struct Refusal(Problem);
+
+impl<E: Into<Problem>> From<E> for Refusal {
+    fn from(problem: E) -> Self {
+        Self(problem.into())
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Self(problem) = self;
+        let body = html! {
+            h1 { (problem.title()) }
+            p { (problem.detail()) }
+        };
+        (problem.status(), page(problem.title(), &body)).into_response()
+    }
+}
+
+/// A whole page.
+fn page(title: &str, body: &Markup) -> Response {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " – Fairlane" }
+                link rel="stylesheet" href="/style.css";
+            }
+            body {
+                header {
+                    a.brand href="/" { "Fairlane" }
+                    nav aria-label="Pages" {
+                        a href="/notifications" { "Notifications" }
+                        a href="/docs/" { "API" }
+                    }
+                }
+                main { (body) }
+            }
+        }
+    };
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+        // It shows what the token may see.
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    (headers, page.into_string()).into_response()
+}
+
+/// The path and query of a request, to come back to.
+fn place(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str)
+}
+
+/// 1234567 as people read it: 1,234,567.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A time in ms as people read it.
+fn spoken(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..60_000 if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
+        #[expect(clippy::cast_precision_loss, reason = "less than a minute")]
+        1_000..60_000 => format!("{:.1} s", ms as f64 / 1_000.0),
+        60_000..3_600_000 => format!("{} min", ms / 60_000),
+        3_600_000..86_400_000 => format!("{} h", ms / 3_600_000),
+        _ => format!("{} d", ms / 86_400_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_are_written_for_people() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        let times = [0, 999, 1_000, 1_500, 61_000, 7_200_000, 90_000_000];
+        assert_eq!(times.map(spoken), ["0 ms", "999 ms", "1 s", "1.5 s", "1 min", "2 h", "1 d"]);
+    }
+}

@@ -1,0 +1,375 @@
+//! The page of the notifications: what was sent and how late, hosts that are left alone, dead
+//! letters.
+
+mod chart;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::Uri;
+use axum::response::{Redirect, Response};
+use futures_util::future::join_all;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::extract::{Path, Query};
+use super::super::notifications::stats::{By, Row, tallies};
+use super::super::problem::{Kind, Problem};
+use super::{Refusal, grouped, page, place, spoken};
+use crate::clock::{millis, rfc3339};
+use crate::config::Scope;
+use crate::id::{BotId, LetterId, PipelineName};
+use crate::notification::Kept;
+use crate::notifications::Breaker;
+use crate::presence;
+use crate::queue::{DeadLetter, Queue, Stats, Tally};
+
+/// Dead letters on the page.
+const LETTERS: usize = 20;
+/// Days and hours that are shown.
+const DAYS: u64 = 14;
+const HOURS: u64 = 24;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wish {
+    by: Option<By>,
+}
+
+/// What is shown.
+struct View {
+    by: By,
+    /// With a due time, and for how many ms the first has been due.
+    due: (u64, u64),
+    /// When it begins and what was counted, the oldest first.
+    times: Vec<(String, Stats)>,
+    breakers: Vec<(String, Breaker)>,
+    letters: Vec<(DeadLetter, Option<Kept>)>,
+    now_ms: u64,
+    may_redrive: bool,
+    may_redrive_all: bool,
+}
+
+pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    uri: Uri,
+    Query(wish): Query<Wish>,
+) -> Result<Response, Refusal> {
+    let by = wish.by.unwrap_or_default();
+    let queue = queue(&api)?;
+    let mut times = tallies(&api, by, if by == By::Day { DAYS } else { HOURS }).await?;
+    times.reverse();
+    let processes = presence::processes(api.queues.link()).await?;
+    let breakers = processes.into_iter().flat_map(|process| {
+        let name = format!("{} ({})", process.host, process.pid);
+        process.breakers.into_iter().map(move |breaker| (name.clone(), breaker))
+    });
+    let wanted = |bot: &BotId| caller.covers(bot);
+    let letters = queue.list_dead_letters(None, &wanted, None, LETTERS).await?;
+    let kept = join_all(letters.iter().map(async |letter| {
+        let id = letter.event.as_ref()?.id().parse().ok()?;
+        queue.notification(id).await.ok()?
+    }));
+    let kept = kept.await;
+    let may_redrive = caller.check_scope(Scope::Operate).is_ok();
+    let view = View {
+        by,
+        due: queue.due(api.clock.now()).await?,
+        times,
+        breakers: breakers.collect(),
+        letters: letters.into_iter().zip(kept).collect(),
+        now_ms: millis(api.clock.now()),
+        may_redrive,
+        may_redrive_all: may_redrive && caller.check_all_bots().is_ok(),
+    };
+    Ok(page("Notifications", &body(&view, place(&uri), caller.has_token())))
+}
+
+fn queue(api: &Api) -> Result<Queue, Problem> {
+    Ok(api.notifications()?.queue().clone())
+}
+
+pub(super) async fn redrive(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(id): Path<LetterId>,
+) -> Result<Redirect, Refusal> {
+    let queue = queue(&api)?;
+    let gone =
+        || Problem::new(Kind::NoDeadLetter, format!("there is no dead letter {id} any more"));
+    let letter = queue.dead_letter(id).await?.ok_or_else(gone)?;
+    caller.check_bot(&letter.bot)?;
+    if !queue.redrive(&letter.bot, id).await? {
+        return Err(gone().into());
+    }
+    caller.did("redrive", queue.name(), Some(&letter.bot));
+    Ok(Redirect::to("/notifications#dead"))
+}
+
+pub(super) async fn redrive_all(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+) -> Result<Redirect, Refusal> {
+    caller.check_all_bots()?;
+    let queue = queue(&api)?;
+    queue.redrive_all(None, api.queues.time().await?).await?;
+    caller.did("redrive all", queue.name(), None);
+    Ok(Redirect::to("/notifications#dead"))
+}
+
+fn body(view: &View, place: &str, has_token: bool) -> Markup {
+    let mut types = Stats::new();
+    for (kind, tally) in view.times.iter().flat_map(|(_, stats)| stats) {
+        types.entry(kind.clone()).or_default().add(tally);
+    }
+    let all = Tally::sum(types.values());
+    html! {
+        div.title {
+            h1 { "Notifications" }
+            nav.choice aria-label="Period" {
+                (choice(view.by == By::Day, "?by=day", "14 days"))
+                (choice(view.by == By::Hour, "?by=hour", "24 hours"))
+                a href=(place) { "Refresh" }
+            }
+            @if has_token {
+                form method="post" action="/logout" { button type="submit" { "Log out" } }
+            }
+        }
+        (cards(view, &all))
+        section {
+            h2 { "Sent, by type" }
+            (chart::sent(view.by, &view.times))
+        }
+        section {
+            h2 { "By type" }
+            (table("Type", &rows(types)))
+        }
+        section {
+            h2 { @if view.by == By::Day { "By day" } @else { "By hour" } }
+            (table(if view.by == By::Day { "Day (UTC)" } else { "Hour (UTC)" }, &by_time(view)))
+        }
+        (breakers(&view.breakers))
+        (letters(view))
+    }
+}
+
+fn choice(is_on: bool, href: &str, text: &str) -> Markup {
+    html! { a href=(href) aria-current=[is_on.then_some("page")] { (text) } }
+}
+
+fn cards(view: &View, all: &Tally) -> Markup {
+    let (due, overdue_ms) = view.due;
+    let late =
+        |share| all.late_ms(share).map_or_else(|| "–".to_owned(), |ms| format!("≤ {}", spoken(ms)));
+    html! {
+        dl.cards {
+            (card("Scheduled", &grouped(due), "have a due time: to come, waiting, being sent"))
+            (card("Overdue", &if overdue_ms == 0 { "–".to_owned() } else { spoken(overdue_ms) },
+                "since the first of them was due"))
+            (card("Received", &grouped(all.count("received")), "accepted in this period"))
+            (card("Sent", &grouped(all.count("sent")), "answered with success"))
+            (card("Late, p50", &late(0.5), "from due to the first attempt"))
+            (card("Late, p99", &late(0.99), "of a hundred, one is later"))
+        }
+    }
+}
+
+fn card(name: &str, value: &str, about: &str) -> Markup {
+    html! { div { dt { (name) } dd { (value) } dd.about { (about) } } }
+}
+
+/// The types, those with the most first.
+fn rows(types: Stats) -> Vec<Row> {
+    let mut types: Vec<(String, Tally)> = types.into_iter().collect();
+    types.sort_by_key(|(kind, tally)| (std::cmp::Reverse(tally.count("received")), kind.clone()));
+    types.into_iter().map(|(kind, tally)| Row::new(String::new(), kind, &tally)).collect()
+}
+
+/// The days or hours in which there was something, the newest first.
+fn by_time(view: &View) -> Vec<Row> {
+    let some = view.times.iter().rev().filter(|(_, stats)| !stats.is_empty());
+    let rows = some.map(|(begins, stats)| {
+        Row::new(String::new(), short(view.by, begins), &Tally::sum(stats.values()))
+    });
+    rows.collect()
+}
+
+/// `2026-11-20` or `11-20 09:00` of when it begins.
+fn short(by: By, begins: &str) -> String {
+    let part = match by {
+        By::Day => begins.get(..10).map(str::to_owned),
+        By::Hour => begins.get(5..16).map(|text| text.replace('T', " ")),
+    };
+    part.unwrap_or_default()
+}
+
+fn table(first: &str, rows: &[Row]) -> Markup {
+    let late =
+        |ms: Option<u64>| ms.map_or_else(|| "–".to_owned(), |ms| format!("≤ {}", spoken(ms)));
+    html! {
+        @if rows.is_empty() {
+            p.none { "None in this period." }
+        } @else {
+            div.wide tabindex="0" role="region" aria-label=(first) {
+                table {
+                    thead {
+                        tr {
+                            th scope="col" { (first) }
+                            @for name in ["Received", "Sent", "Refused", "Throttled", "Expired", "Retried", "Dead", "Cancelled", "Late p50", "Late p99"] {
+                                th.number scope="col" { (name) }
+                            }
+                        }
+                    }
+                    tbody {
+                        @for row in rows {
+                            tr {
+                                th scope="row" { (row.kind) }
+                                @for n in [row.received, row.sent, row.refused, row.throttled, row.expired, row.retried, row.dead, row.cancelled] {
+                                    td.number.zero[n == 0] { (grouped(n)) }
+                                }
+                                td.number { (late(row.late_p50_ms)) }
+                                td.number { (late(row.late_p99_ms)) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn breakers(breakers: &[(String, Breaker)]) -> Markup {
+    html! {
+        section {
+            h2 { "Hosts that are left alone" }
+            p { "Five failures in a row open the breaker of a host: it gets nothing for 5 to 60 seconds, then one request tries it. What is for it waits; other hosts notice nothing." }
+            @if breakers.is_empty() {
+                p.none { "None." }
+            } @else {
+                table {
+                    thead { tr { th scope="col" { "Host" } th.number scope="col" { "Failures in a row" } th.number scope="col" { "Tried again in" } th scope="col" { "Process" } } }
+                    tbody {
+                        @for (process, breaker) in breakers {
+                            tr {
+                                th scope="row" { (breaker.host) }
+                                td.number { (breaker.failures) }
+                                td.number { @if breaker.seconds == 0 { "now" } @else { (breaker.seconds) " s" } }
+                                td { (process) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn letters(view: &View) -> Markup {
+    html! {
+        section #dead {
+            div.title {
+                h2 { "Dead letters" }
+                @if view.may_redrive_all && !view.letters.is_empty() {
+                    form method="post" action="/notifications/dead/redrive" {
+                        button type="submit" { "Redrive all" }
+                    }
+                }
+            }
+            @if view.letters.is_empty() {
+                p.none { "None." }
+            } @else {
+                p {
+                    "The newest " (LETTERS) "; "
+                    a href={"/v1/pipelines/" (PipelineName::NOTIFICATIONS) "/dead"} { "all of them" }
+                    ". Redriven, one is sent at once, with all its attempts and its time to expire before it."
+                }
+                div.wide tabindex="0" role="region" aria-label="Dead letters" {
+                    table {
+                        thead { tr { th scope="col" { "Died" } th scope="col" { "Bot" } th scope="col" { "Type" } th scope="col" { "URL" } th.number scope="col" { "Attempts" } th scope="col" { "Reason" } th scope="col" { "" } } }
+                        tbody { @for (letter, kept) in &view.letters { (letter_row(view, letter, kept.as_ref())) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn letter_row(view: &View, letter: &DeadLetter, kept: Option<&Kept>) -> Markup {
+    html! {
+        tr {
+            td { time datetime=(rfc3339(letter.time_ms)) title=(rfc3339(letter.time_ms)) { (spoken(view.now_ms.saturating_sub(letter.time_ms))) " ago" } }
+            td { (letter.bot) }
+            td { (kept.map_or("", |kept| &kept.kind)) }
+            td.text {
+                @if let Some(kept) = kept {
+                    a href={"/v1/notifications/" (kept.id)} { (kept.url) }
+                }
+            }
+            td.number { (letter.attempts) }
+            td.text { (letter.reason) }
+            td {
+                @if view.may_redrive {
+                    form method="post" action={"/notifications/dead/" (letter.id) "/redrive"} {
+                        button type="submit" aria-label={"Redrive " (letter.id)} { "Redrive" }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(pairs: &[(&str, u64)]) -> Tally {
+        let outcomes = pairs.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        Tally { outcomes, late: [(5, 99), (20, 1)].into() }
+    }
+
+    fn view(stats: Stats) -> View {
+        View {
+            by: By::Day,
+            due: (1_234, 0),
+            times: vec![
+                ("2026-11-19T00:00:00Z".to_owned(), Stats::new()),
+                ("2026-11-20T00:00:00Z".to_owned(), stats),
+            ],
+            breakers: vec![(
+                "host (1)".to_owned(),
+                Breaker { host: "<b>:80".to_owned(), failures: 5, seconds: 0 },
+            )],
+            letters: Vec::new(),
+            now_ms: 0,
+            may_redrive: true,
+            may_redrive_all: true,
+        }
+    }
+
+    #[test]
+    fn what_was_counted_is_shown_and_what_others_wrote_is_text() {
+        let hostile = "<script>alert(1)</script>\"'";
+        let view = view([(hostile.to_owned(), tally(&[("received", 101), ("sent", 100)]))].into());
+        let page = body(&view, "/notifications?\"x", true).into_string();
+        assert!(!page.contains("<script") && !page.contains("<b>"), "{page}");
+        assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "{page}");
+        for shown in ["<dd>1,234</dd>", "<dd>101</dd>", "<dd>≤ 5 ms</dd>", "2026-11-20", "Log out"]
+        {
+            assert!(page.contains(shown), "{shown} is missing in {page}");
+        }
+        assert!(!page.contains("2026-11-19</th>"), "a day without any has no row");
+    }
+
+    #[test]
+    fn without_anything_the_page_says_so() {
+        let mut view = view(Stats::new());
+        view.breakers.clear();
+        let page = body(&view, "/notifications", false).into_string();
+        assert_eq!(page.matches("None in this period.").count(), 3, "{page}");
+        assert_eq!(page.matches("None.").count(), 2, "{page}");
+        assert!(!page.contains("NaN") && !page.contains("Log out"), "{page}");
+    }
+}

@@ -1,0 +1,260 @@
+//! Parameters that may come in the query, in a form or in a JSON object, as callers like: for the
+//! routes that other systems call with one line.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, Request};
+use axum::http::Method;
+use reqwest::Url;
+use serde_json::Value;
+
+use super::extract::{media_type, percent_decoded, read, unsupported};
+use super::problem::{Kind, Problem};
+
+const FORM: &str = "application/x-www-form-urlencoded";
+const JSON: &str = "application/json";
+
+/// Parameters by name, each once. An empty one counts as left out, as forms send fields that nobody
+/// filled in.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Parameters(BTreeMap<String, String>);
+
+impl<S: Send + Sync> FromRequest<S> for Parameters {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        let mut all = Self::default();
+        all.add_form(parts.uri.query().unwrap_or_default(), "the query")?;
+        let body = read(&parts.headers, body).await?;
+        if body.trim_ascii().is_empty() {
+            return Ok(all);
+        }
+        if parts.method == Method::GET {
+            let detail =
+                "this request takes no body; send the parameters in the query, or use POST";
+            return Err(Problem::new(Kind::InvalidRequest, detail));
+        }
+        match media_type(&parts.headers)?.as_deref() {
+            Some(FORM) => {
+                let form = std::str::from_utf8(&body)
+                    .map_err(|_| Problem::new(Kind::InvalidRequest, "the form is not UTF-8"))?;
+                all.add_form(form, "the form")?;
+            }
+            Some(JSON) => all.add_json(&body)?,
+            other => {
+                let wanted = format!("{JSON} or {FORM}");
+                return Err(unsupported(other.unwrap_or("missing"), &wanted));
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Parameters {
+    fn add_form(&mut self, text: &str, what: &str) -> Result<(), Problem> {
+        if std::str::from_utf8(&percent_decoded(text.as_bytes())).is_err() {
+            return Err(Problem::new(Kind::InvalidRequest, format!("{what} is not UTF-8")));
+        }
+        // Only a URL's query is parsed like that by what is at hand.
+        let Ok(mut url) = Url::parse("http://parameters") else { return Ok(()) };
+        url.set_query(Some(text));
+        for (name, value) in url.query_pairs() {
+            self.add(&name, value.into_owned())?;
+        }
+        Ok(())
+    }
+
+    fn add_json(&mut self, bytes: &[u8]) -> Result<(), Problem> {
+        let fields: serde_json::Map<String, Value> =
+            serde_json::from_slice(bytes).map_err(|error| {
+                let detail = format!("the body is no JSON object: {error}");
+                Problem::new(Kind::InvalidRequest, detail)
+            })?;
+        for (name, value) in fields {
+            let text = match value {
+                Value::Null => continue,
+                Value::String(text) => text,
+                Value::Bool(_) | Value::Number(_) => value.to_string(),
+                // A body that is JSON is written as such.
+                Value::Array(_) | Value::Object(_) if name == "body" => value.to_string(),
+                Value::Array(_) | Value::Object(_) => {
+                    return Err(Problem::field(&name, "it is a list or an object; write a text"));
+                }
+            };
+            self.add(&name, text)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: &str, value: String) -> Result<(), Problem> {
+        match self.0.entry(name.to_owned()) {
+            Entry::Occupied(_) => Err(Problem::field(name, "it is there twice; send it once")),
+            Entry::Vacant(place) => {
+                place.insert(value);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a parameter out.
+    pub(super) fn take(&mut self, name: &str) -> Option<String> {
+        self.0.remove(name).filter(|value| !value.is_empty())
+    }
+
+    /// The same, with its value read by `parse`, which says what is wrong.
+    pub(super) fn read<T>(
+        &mut self,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Problem> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        parse(&value).map(Some).map_err(|detail| Problem::field(name, detail))
+    }
+
+    /// Refuses what nobody took: what a misspelt parameter asks for would not be done.
+    pub(super) fn done(self, known: &[&str]) -> Result<(), Problem> {
+        match self.0.into_keys().next() {
+            None => Ok(()),
+            Some(name) => {
+                let detail = format!("there is no such parameter; there are {}", known.join(", "));
+                Err(Problem::field(&name, detail))
+            }
+        }
+    }
+}
+
+/// A time in seconds, with fractions or without.
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+    // No sign, exponent, infinity or other ways to write what a person means by seconds.
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let seconds = text.parse::<f64>().ok().filter(|_| plain);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| format!("it is {}; write seconds, such as 90 or 0.5", shown(text)))
+}
+
+/// A point in time, since 1970.
+pub(super) fn time(text: &str) -> Result<Duration, String> {
+    let time: Option<jiff::Timestamp> = text.parse().ok();
+    let since = time.and_then(|time| Duration::try_from(time.as_duration()).ok());
+    since.ok_or_else(|| {
+        format!("it is {}; write RFC 3339, such as 2026-11-20T09:00:00Z", shown(text))
+    })
+}
+
+/// Yes or no.
+pub(super) fn flag(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
+        _ => Err(format!("it is {}; write true, 1, false or 0", shown(text))),
+    }
+}
+
+/// What was sent, not longer than a person reads.
+pub(super) fn shown(text: &str) -> String {
+    let start: String = text.chars().take(60).collect();
+    let dots = if start.len() < text.len() { "…" } else { "" };
+    format!("{start:?}{dots}")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::header;
+
+    use super::*;
+
+    async fn parsed(method: &str, uri: &str, kind: &str, body: &str) -> Result<Parameters, Value> {
+        let mut request = Request::builder().method(method).uri(uri);
+        if !kind.is_empty() {
+            request = request.header(header::CONTENT_TYPE, kind);
+        }
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        let parameters = Parameters::from_request(request, &()).await;
+        parameters.map_err(|problem| serde_json::to_value(problem).unwrap())
+    }
+
+    #[tokio::test]
+    async fn the_query_a_form_and_json_say_the_same() {
+        let wanted = [("a", "1"), ("b", "x y&ü"), ("c", "true")];
+        let wanted = Parameters(wanted.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+        let text = "a=1&b=x+y%26%C3%BC&c=true";
+        let json = r#"{"a":1,"b":"x y&ü","c":true,"d":null}"#;
+        let behind = format!("/?{text}");
+        for (method, uri, kind, body) in [
+            ("GET", &*behind, "", ""),
+            ("POST", &*behind, "", ""),
+            ("POST", "/", FORM, text),
+            ("POST", "/", "application/json; charset=utf-8", json),
+            ("POST", "/?a=1", JSON, r#"{"b":"x y&ü","c":true}"#),
+        ] {
+            let parsed = parsed(method, uri, kind, body).await;
+            assert_eq!(parsed.as_ref(), Ok(&wanted), "{method} {uri} {body}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_refused_by_its_name() {
+        for (method, uri, kind, body, field) in [
+            ("GET", "/?a=1&a=2", "", "", "a"),
+            ("POST", "/?a=1", JSON, r#"{"a":1}"#, "a"),
+            ("POST", "/", JSON, r#"{"a":[1]}"#, "a"),
+            ("POST", "/", JSON, r#"{"a":{}}"#, "a"),
+        ] {
+            let problem = parsed(method, uri, kind, body).await.unwrap_err();
+            assert_eq!(
+                (&problem["status"], &problem["errors"][0]["field"]),
+                (&400.into(), &field.into()),
+                "{problem}"
+            );
+        }
+        for (method, uri, kind, body, status) in [
+            ("GET", "/?a=%ff", "", "", 400),
+            ("GET", "/", JSON, "{}", 400),
+            ("POST", "/", JSON, "[1]", 400),
+            ("POST", "/", JSON, "{", 400),
+            ("POST", "/", FORM, "a=%ff", 400),
+            ("POST", "/", "text/plain", "a=1", 415),
+            ("POST", "/", "", "a=1", 415),
+        ] {
+            let problem = parsed(method, uri, kind, body).await.unwrap_err();
+            assert_eq!(problem["status"], status, "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_body_may_be_json_and_what_nobody_takes_is_refused() {
+        let mut parameters = Parameters::default();
+        parameters.add_json(br#"{"body":{"a":[1]},"empty":"","other":"x"}"#).unwrap();
+        assert_eq!(parameters.take("body").as_deref(), Some(r#"{"a":[1]}"#));
+        assert_eq!(parameters.take("empty"), None);
+        let problem = serde_json::to_value(parameters.done(&["body"]).unwrap_err()).unwrap();
+        assert_eq!(problem["errors"][0]["field"], "other");
+    }
+
+    #[test]
+    fn times_and_flags_are_what_people_write() {
+        assert_eq!(seconds("0"), Ok(Duration::ZERO));
+        assert_eq!(seconds("1.25"), Ok(Duration::from_millis(1_250)));
+        for wrong in
+            ["", "-1", "+1", "1e3", "inf", "NaN", "1s", " 1", "1.2.3", ".", "९", &"9".repeat(99)]
+        {
+            assert!(seconds(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!(time("1970-01-01T00:00:01.5Z"), Ok(Duration::from_millis(1_500)));
+        assert_eq!(time("1970-01-01T01:00:00+01:00"), Ok(Duration::ZERO));
+        for wrong in ["2026-11-20", "2026-11-20T09:00:00", "1969-12-31T23:59:59Z", "tomorrow", "0"]
+        {
+            assert!(time(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!(
+            ["true", "1", "false", "0"].map(flag),
+            [Ok(true), Ok(true), Ok(false), Ok(false)]
+        );
+        assert!(["yes", "True", "2", ""].iter().all(|text| flag(text).is_err()));
+    }
+}

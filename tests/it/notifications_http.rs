@@ -1,0 +1,400 @@
+//! Notifications over HTTP: with the parameters callers know, in every way they send them.
+
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::notification::{NotificationId, State};
+use serde_json::{Value, json};
+
+use crate::support::http::{Answer, Client, Operation};
+use crate::support::instance::Instance;
+use crate::support::notifying::{LONG, Rig, ends, kept};
+use crate::support::receiver::{Receiver, Reply};
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, Persistence};
+use crate::support::wait::eventually;
+
+const FORM: &str = "application/x-www-form-urlencoded";
+const JSON: &str = "application/json";
+
+/// The id of what was accepted.
+fn accepted(answer: &Answer) -> NotificationId {
+    assert_eq!((answer.code, &*answer.body), (200, &b"ok"[..]), "{answer:?}");
+    answer.header("x-event-id").expect("there is an id").parse().unwrap()
+}
+
+async fn post(client: &Client, kind: &str, body: impl AsRef<[u8]>) -> Answer {
+    client.send("POST", "/send_delayed", &[("content-type", kind)], body.as_ref()).await
+}
+
+/// Each thing that was counted of a type, by the route.
+async fn counted(client: &Client, query: &str, kind: &str) -> Value {
+    let answer = client.get(&format!("/v1/notifications/stats{query}")).await;
+    assert_eq!(answer.code, 200, "{answer:?}");
+    let stats = answer.json()["stats"].clone();
+    let row = stats.as_array().unwrap().iter().find(|row| row["type"] == kind);
+    row.cloned().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn the_sequence_of_old_is_kept_received_fetched_processed_sent() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let receiver = Receiver::start(async |_| Reply::new(200, "OK")).await;
+    let host = receiver.address;
+    let before = SystemClock.now();
+    let path = format!(
+        "/send_delayed?delay=1&url=http://{host}/hook%3Fa=1&uid=42&type=welcome&recheck_url=http://{host}/recheck&send_than_online=false"
+    );
+    // Received.
+    let id = accepted(&client.get(&path).await);
+    let told = client.get(&format!("/v1/notifications/{id}")).await.json();
+    assert_eq!(
+        (&told["state"], &told["uid"], &told["type"]),
+        (&"scheduled".into(), &"42".into(), &"welcome".into())
+    );
+    let row = counted(&client, "", "welcome").await;
+    assert_eq!((&row["received"], &row["sent"]), (&1.into(), &0.into()), "{row}");
+    // Fetched and processed when due, sent once the recheck has said ok.
+    ends(&instance, id, State::Sent).await;
+    let calls = receiver.calls();
+    let lines: Vec<&str> = calls.iter().map(|call| call.line.as_str()).collect();
+    assert_eq!(lines, ["GET /recheck HTTP/1.1", "GET /hook?a=1 HTTP/1.1"]);
+    assert!(calls.iter().all(|call| call.at >= before + Duration::from_secs(1)), "never early");
+    for by in ["?by=day", "?by=hour&last=2", ""] {
+        let row = counted(&client, by, "welcome").await;
+        let counts = ["received", "sent", "throttled", "dead"].map(|name| row[name].as_u64());
+        assert_eq!(counts, [Some(1), Some(1), Some(0), Some(0)], "{row}");
+        assert!(row["late_p99_ms"].as_u64().unwrap() < 60_000, "{row}");
+    }
+    // The user's time of the last one is set.
+    let again = accepted(&client.get(&path.replace("delay=1", "delay=0")).await);
+    let ended = ends(&instance, again, State::Throttled).await;
+    assert!(ended.reason.contains("1800 s"), "{ended:?}");
+    assert_eq!(counted(&client, "", "welcome").await["throttled"], 1);
+    assert_eq!(receiver.called(), 2);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_form_json_and_the_query_are_the_same_and_json_may_have_a_body_of_its_own() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let receiver = Receiver::content().await;
+    let (url, encoded) = (receiver.url(), receiver.url().replace(':', "%3A").replace('/', "%2F"));
+    let ids = [
+        client.get(&format!("/send_delayed?delay=0&bot=shop&url={encoded}")).await,
+        client.post(&format!("/send_delayed?delay=0&bot=shop&url={encoded}")).await,
+        post(&client, FORM, format!("delay=0.01&bot=shop&url={encoded}&body=a+b&method=put")).await,
+        post(
+            &client,
+            JSON,
+            json!({"delay": 0, "bot": "shop", "url": url, "body": {"a": [1]}}).to_string(),
+        )
+        .await,
+    ];
+    let mut calls = Vec::new();
+    for answer in &ids {
+        let id = accepted(answer);
+        assert_eq!(ends(&instance, id, State::Sent).await.bot.as_str(), "shop");
+        let call =
+            receiver.calls().into_iter().find(|call| call.headers["webhook-id"] == id.to_string());
+        let call = call.expect("it arrived");
+        let method = call.line.split(' ').next().unwrap().to_owned();
+        calls.push((method, String::from_utf8(call.body).unwrap()));
+    }
+    let expected = [("GET", ""), ("GET", ""), ("PUT", "a b"), ("POST", r#"{"a":[1]}"#)];
+    assert_eq!(calls, expected.map(|(method, body)| (method.to_owned(), body.to_owned())));
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_refused_by_its_parameter_and_nothing_is_accepted() {
+    let rig = Rig::new(&[("callbacks.allow_nets", "[]")]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let (year, long) = ("31622401", "x".repeat(3_000));
+    let good = "delay=60&url=http://93.184.216.34/";
+    for (parameter, query) in [
+        ("delay", "url=http://93.184.216.34/".to_owned()),
+        ("delay", "delay=-1&url=http://93.184.216.34/".to_owned()),
+        ("delay", "delay=soon&url=http://93.184.216.34/".to_owned()),
+        ("delay", "delay=nan&url=http://93.184.216.34/".to_owned()),
+        ("delay", format!("delay={year}&url=http://93.184.216.34/")),
+        ("delay", format!("delay=1&{good}")),
+        ("at", format!("{good}&at=2026-11-20T09:00:00Z")),
+        ("at", "at=tomorrow&url=http://93.184.216.34/".to_owned()),
+        ("at", "at=2999-01-01T00:00:00Z&url=http://93.184.216.34/".to_owned()),
+        ("url", "delay=60".to_owned()),
+        ("url", "delay=60&url=".to_owned()),
+        ("url", "delay=60&url=nonsense".to_owned()),
+        ("url", "delay=60&url=ftp://93.184.216.34/".to_owned()),
+        ("url", "delay=60&url=http://user@93.184.216.34/".to_owned()),
+        ("url", "delay=60&url=http://93.184.216.34:22/".to_owned()),
+        ("url", format!("delay=60&url=http://93.184.216.34/{long}")),
+        ("recheck_url", format!("{good}&recheck_url=http://10.0.0.1/")),
+        ("uid", format!("{good}&uid={long}")),
+        ("uid", format!("{good}&uid=a%0Ab")),
+        ("uid", format!("{good}&send_than_online=1")),
+        ("type", format!("{good}&type={}", &long[..65])),
+        ("send_than_online", format!("{good}&send_than_online=yes")),
+        ("method", format!("{good}&method=HEAD")),
+        ("body", format!("{good}&method=GET&body=x")),
+        ("key", format!("{good}&key={}", &long[..256])),
+        ("key", format!("{good}&on_duplicate=replace")),
+        ("on_duplicate", format!("{good}&key=k&on_duplicate=both")),
+        ("expires_in", format!("{good}&expires_in=0")),
+        ("expires_in", format!("{good}&expires_in={year}")),
+        ("bot", format!("{good}&bot=a%00b")),
+        ("recheckurl", format!("{good}&recheckurl=http://93.184.216.34/")),
+    ] {
+        let answer = client.get(&format!("/send_delayed?{query}")).await;
+        assert_eq!((answer.code, answer.problem().as_str()), (400, "invalid-request"), "{query}");
+        let problem = answer.json();
+        assert_eq!(problem["errors"][0]["field"], parameter, "{query}: {problem}");
+        let answer = post(&client, FORM, &query).await;
+        assert_eq!(answer.json()["errors"][0]["field"], parameter, "{query}");
+    }
+    for (parameter, path) in [
+        ("uid", "/user_online"),
+        ("uid", "/user_online?uid="),
+        ("bot", "/user_online?uid=u&bot=%00"),
+        ("id", "/user_online?uid=u&id=1"),
+    ] {
+        let answer = client.get(path).await;
+        assert_eq!(
+            (answer.code, &answer.json()["errors"][0]["field"]),
+            (400, &parameter.into()),
+            "{path}"
+        );
+    }
+    assert_eq!(client.get("/v1/notifications/stats").await.json()["stats"], json!([]));
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn no_address_inside_is_accepted_however_it_is_written() {
+    let rig = Rig::new(&[("callbacks.allow_nets", "[\"127.0.0.1\"]")]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let inside =
+        Receiver::start_at(([127, 0, 0, 2], 0).into(), async |_| Reply::new(200, "")).await;
+    let port = inside.address.port();
+    for host in [
+        "127.0.0.2",
+        "0x7f.0.0.2",
+        "0x7f000002",
+        "2130706434",
+        "0177.0.0.2",
+        "127.2",
+        "127.0.2",
+        "[::ffff:127.0.0.2]",
+        "[::ffff:7f00:2]",
+        "[64:ff9b::7f00:2]",
+        "[::1]",
+        "0.0.0.0",
+        "[::]",
+        "10.0.0.1",
+        "172.16.0.1",
+        "192.168.0.1",
+        "169.254.169.254",
+        "[fd00::1]",
+        "[fe80::1]",
+        "100.64.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "%31%32%37.0.0.2",
+        "127。0。0。2",
+    ] {
+        for parameter in ["url", "recheck_url"] {
+            let mut body = json!({"delay": 0, "url": "http://127.0.0.1/"});
+            body[parameter] = format!("http://{host}:{port}/").into();
+            let answer = post(&client, JSON, body.to_string()).await;
+            assert_eq!(answer.code, 400, "{host}: {answer:?}");
+            assert_eq!(answer.json()["errors"][0]["field"], parameter, "{host}: {answer:?}");
+        }
+    }
+    assert_eq!(inside.connections(), 0);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_notification_is_looked_up_moved_and_cancelled_by_its_id() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let receiver = Receiver::content().await;
+    let change = async |id: NotificationId, body: Value| {
+        let kind = [("content-type", JSON)];
+        client
+            .send("PATCH", &format!("/v1/notifications/{id}"), &kind, body.to_string().as_bytes())
+            .await
+    };
+    let cancel = async |id: NotificationId| {
+        client.send("DELETE", &format!("/v1/notifications/{id}"), &[], b"").await
+    };
+    let send = async |more: &str| {
+        accepted(
+            &client.get(&format!("/send_delayed?delay=3600&url={}{more}", receiver.url())).await,
+        )
+    };
+    let (moved, cancelled) = (send("").await, send("&key=k").await);
+    let told = change(moved, json!({"at": "2999-01-01T00:00:00Z"})).await;
+    assert_eq!((told.code, &told.json()["errors"][0]["field"]), (400, &"at".into()));
+    for (field, body) in [
+        ("delay", json!({})),
+        ("at", json!({"at": "x"})),
+        ("delay", json!({"delay": -1})),
+        ("at", json!({"delay": 1, "at": "2026-11-20T09:00:00Z"})),
+        ("when", json!({"when": 1})),
+    ] {
+        let told = change(moved, body.clone()).await;
+        assert_eq!((told.code, &told.json()["errors"][0]["field"]), (400, &field.into()), "{body}");
+    }
+    let due = change(moved, json!({"delay": 1_800})).await.json()["due"].clone();
+    let told = client.get(&format!("/v1/notifications/{moved}")).await.json();
+    assert_eq!((&told["due"], &told["next"]), (&due, &due));
+    assert_eq!(change(moved, json!({"delay": 0.1})).await.code, 200);
+    ends(&instance, moved, State::Sent).await;
+    for answer in [cancel(moved).await, change(moved, json!({"delay": 1})).await] {
+        assert_eq!((answer.code, answer.problem().as_str()), (409, "notification-over"));
+    }
+    // The key is taken: the answer has the id of the one that has it.
+    assert_eq!(send("&key=k").await, cancelled);
+    assert_eq!((cancel(cancelled).await.code, cancel(cancelled).await.code), (204, 204));
+    assert_eq!(kept(&instance, cancelled).await.state, State::Cancelled);
+    let (first, second) = (send("&key=k").await, send("&key=k&on_duplicate=replace").await);
+    assert!(first != cancelled && second != first, "an ended one has no key");
+    assert_eq!(kept(&instance, first).await.reason, format!("replaced by {second}"));
+    let unknown = "0.0192f1b0c1d27c3e8f00112233445566".parse().unwrap();
+    for answer in [
+        cancel(unknown).await,
+        change(unknown, json!({"delay": 1})).await,
+        client.get(&format!("/v1/notifications/{unknown}")).await,
+    ] {
+        assert_eq!((answer.code, answer.problem().as_str()), (404, "no-notification"));
+    }
+    assert_eq!(client.get("/v1/notifications/x").await.code, 400);
+    assert_eq!(receiver.called(), 1);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn what_waits_for_a_user_is_sent_when_the_user_is_online_whichever_way_that_is_told() {
+    let rig = Rig::new(&[("notifications.online_threshold", "\"0s\"")]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let receiver = Receiver::content().await;
+    let body = json!({"url": receiver.url(), "uid": "ü 1", "send_than_online": true}).to_string();
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(accepted(&post(&client, JSON, &body).await));
+    }
+    assert_eq!(client.get("/user_online?uid=other").await.json(), json!({"queued": 0}));
+    assert_eq!(client.get("/user_online?uid=%C3%BC+1&bot=shop").await.json(), json!({"queued": 0}));
+    assert_eq!(receiver.called(), 0);
+    assert_eq!(client.get("/user_online?uid=%C3%BC+1").await.json(), json!({"queued": 1}));
+    let form = [("content-type", FORM)];
+    let told = client.send("POST", "/user_online", &form, "uid=ü 1".as_bytes()).await;
+    assert_eq!(told.json(), json!({"queued": 1}));
+    let told = client.send(
+        "POST",
+        "/user_online",
+        &[("content-type", JSON)],
+        r#"{"uid":"ü 1"}"#.as_bytes(),
+    );
+    assert_eq!(told.await.json(), json!({"queued": 1}));
+    assert_eq!(client.get("/user_online?uid=%C3%BC+1").await.json(), json!({"queued": 0}));
+    for id in ids {
+        ends(&instance, id, State::Sent).await;
+    }
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_sends_sees_and_cancels_for_its_own_bots_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let token = |name: &str, scopes: &str, bots: &str| {
+        let file = directory.path().join(name);
+        std::fs::write(&file, format!("{name}-0123456789abcdef\n")).unwrap();
+        format!("{{ name = {name:?}, token_file = {file:?}, scopes = {scopes}, bots = {bots} }}")
+    };
+    let tokens = [
+        token("shop", r#"["publish"]"#, r#"["shop"]"#),
+        token("reader", r#"["read"]"#, r#"["shop"]"#),
+        token("other", r#"["publish", "read"]"#, r#"["other"]"#),
+    ];
+    let rig = Rig::new(&[("auth.tokens", &format!("[{}]", tokens.join(", ")))]);
+    let instance = rig.start().await;
+    let client = |name: &str| instance.client().with_token(&format!("{name}-0123456789abcdef"));
+    let (shop, reader, other) = (client("shop"), client("reader"), client("other"));
+    let path = "/send_delayed?delay=600&url=http://127.0.0.1/&bot=";
+    let id = accepted(&shop.get(&format!("{path}shop")).await);
+    let one = format!("/v1/notifications/{id}");
+    let codes = [
+        shop.get(&format!("{path}other")).await.code,
+        // It names no bot, so it is for the bot `default`.
+        shop.get(&path[..path.len() - 5]).await.code,
+        reader.get(&format!("{path}shop")).await.code,
+        shop.get(&one).await.code,
+        other.get(&one).await.code,
+        other.send("DELETE", &one, &[], b"").await.code,
+        other.get("/user_online?uid=u&bot=shop").await.code,
+        reader.get("/user_online?uid=u&bot=shop").await.code,
+        instance.client().get(&one).await.code,
+    ];
+    assert_eq!(codes, [403, 403, 403, 403, 403, 403, 403, 403, 401]);
+    assert_eq!(reader.get(&one).await.json()["state"], "scheduled");
+    assert_eq!(shop.get("/user_online?uid=u&bot=shop").await.code, 200);
+    assert_eq!(shop.send("DELETE", &one, &[], b"").await.code, 204);
+    assert_eq!(reader.get(&one).await.json()["state"], "cancelled");
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn where_notifications_do_not_run_every_route_says_so() {
+    let rig = Rig::new(&[("pipelines.notifications.enabled", "false")]);
+    let instance = Instance::start(&rig.config, Log::default().content()).await;
+    let client = instance.client();
+    let mut asked = 0;
+    for operation in Operation::all(&client).await {
+        let ours = ["/send_delayed", "/user_online", "/v1/notifications"];
+        if !ours.iter().any(|path| operation.template.starts_with(path)) {
+            continue;
+        }
+        let (method, template) = (operation.method.as_str(), operation.template.as_str());
+        let body = match (method, template) {
+            ("PATCH", _) => r#"{"delay":1}"#,
+            ("POST", "/send_delayed") => r#"{"delay":1,"url":"http://93.184.216.34/"}"#,
+            ("POST", _) => r#"{"uid":"u"}"#,
+            _ => "",
+        };
+        let mut path = operation.path(&[("url", "http://93.184.216.34/")]);
+        if (method, template) == ("GET", "/send_delayed") {
+            path.push_str("&delay=1");
+        }
+        let kind = [("content-type", JSON)];
+        let answer = client.send(&operation.method, &path, &kind, body.as_bytes()).await;
+        assert_eq!((answer.code, answer.problem().as_str()), (404, "no-notifications"), "{path}");
+        asked += 1;
+    }
+    assert_eq!(asked, 8);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn redis_away_is_told_and_nothing_is_said_to_be_accepted() {
+    let mut rig = Rig::on(Options { persistence: Persistence::Always, ..Options::default() }, &[]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let path = "/send_delayed?delay=60&url=http://127.0.0.1/";
+    let kept = accepted(&client.get(path).await);
+    rig.redis.kill9();
+    eventually(LONG, "it is refused", async || client.get(path).await.code == 503).await;
+    rig.redis.restart();
+    eventually(LONG, "it is accepted again", async || client.get(path).await.code == 200).await;
+    assert_eq!(client.get(&format!("/v1/notifications/{kept}")).await.json()["state"], "scheduled");
+    instance.stop().await;
+}
