@@ -30,7 +30,9 @@ local due_before, due_first -- the lowest due time before, and what was armed si
 
 -- A record, or nil. `at` is the number of its key.
 local function note_at(at, id)
-  local names = {'state', 'bot', 'uid', 'type', 'label', 'due', 'expires', 'online', 'attempts', 's'}
+  local names = {
+    'state', 'bot', 'uid', 'type', 'label', 'due', 'expires', 'created', 'online', 'attempts', 's',
+  }
   local note = {key = KEYS[at], id = id}
   for i, value in ipairs(call('HMGET', KEYS[at], unpack(names))) do
     note[names[i]] = value
@@ -38,7 +40,7 @@ local function note_at(at, id)
   if not note.state then
     return nil
   end
-  for _, name in ipairs({'due', 'expires', 'attempts', 's'}) do
+  for _, name in ipairs({'due', 'expires', 'created', 'attempts', 's'}) do
     note[name] = tonumber(note[name] or 0)
   end
   return note

@@ -3,7 +3,9 @@
 --
 -- One that waits for its user stands in the user's sorted set from its due time on, and falls due
 -- only when it is released (release.lua) or expires. With a key the caller looks up before which
--- notification has it: `ignore` keeps that one unless it has ended, `replace` cancels it.
+-- notification has it: `ignore` keeps that one unless it has ended, `replace` cancels it. One that
+-- was accepted just before is kept by `ignore` even if it has ended, unless it was cancelled: the
+-- caller repeats a request whose answer was lost.
 --
 -- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and with a key:
 --       [16] key:<bot> <key> (string: id), [17] n:<id that has the key> and [18] its
@@ -14,6 +16,7 @@
 -- Reply {'OK', due (ms), label of the one that was replaced or ''} | {'DUP', due of the one that has
 --       the key} | {'AGAIN'}: another one has the key by now
 -- Cost  11 commands, with a key up to 11 more
+local REPEAT_MS = 300000
 assert((#KEYS == 15 or #KEYS == 18) and #ARGV >= 11 and #ARGV % 2 == 1,
   'schedule: wrong number of arguments')
 local note = {id = ARGV[1], bot = ARGV[2], uid = ARGV[3], type = ARGV[4], label = ARGV[5],
@@ -25,10 +28,11 @@ if KEYS[16] then
     return {'AGAIN'}
   end
   local known = other ~= '' and note_at(17, other)
+  local repeated = known and NOW_MS - known.created < REPEAT_MS and known.state ~= 'cancelled'
+  if ARGV[10] == 'ignore' and known and (repeated or not ENDED[known.state]) then
+    return {'DUP', known.due}
+  end
   if known and not ENDED[known.state] then
-    if ARGV[10] == 'ignore' then
-      return {'DUP', known.due}
-    end
     call('ZREM', KEYS[18], other)
     finish(known, 'cancelled', 'replaced by ' .. note.id)
     replaced = known.label

@@ -121,7 +121,8 @@ impl When {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Duplicates {
-    /// It stays, and the new one is not accepted.
+    /// It stays, and the new one is not accepted. So does one that has ended, unless it was
+    /// cancelled, for five minutes after it was accepted: a request may be repeated.
     #[default]
     Ignore,
     /// It is cancelled.

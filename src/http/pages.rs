@@ -140,7 +140,8 @@ fn grouped(n: u64) -> String {
 /// A time in ms as people read it.
 fn spoken(ms: u64) -> String {
     match ms {
-        0..1_000 => format!("{ms} ms"),
+        1..1_000 => format!("{ms} ms"),
+        0 => "0 s".to_owned(),
         1_000..60_000 if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
         #[expect(clippy::cast_precision_loss, reason = "less than a minute")]
         1_000..60_000 => format!("{:.1} s", ms as f64 / 1_000.0),
@@ -158,6 +159,6 @@ mod tests {
     fn numbers_and_times_are_written_for_people() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         let times = [0, 999, 1_000, 1_500, 61_000, 7_200_000, 90_000_000];
-        assert_eq!(times.map(spoken), ["0 ms", "999 ms", "1 s", "1.5 s", "1 min", "2 h", "1 d"]);
+        assert_eq!(times.map(spoken), ["0 s", "999 ms", "1 s", "1.5 s", "1 min", "2 h", "1 d"]);
     }
 }

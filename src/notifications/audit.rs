@@ -84,6 +84,9 @@ async fn restore(
     clock: &SharedClock,
     ids: &[NotificationId],
 ) -> Result<u64, StoreError> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
     let mut lost = queue.without_due_time(ids).await?;
     // Those whose events are queued miss nothing.
     let mut queued: HashMap<BotId, HashSet<String>> = HashMap::new();

@@ -170,6 +170,7 @@ async fn notify(instance: &Instance) {
     assert_eq!(notifications.online(&bot("shop"), "user").await.unwrap(), 0);
     let day = Span::Day(SystemClock.now().as_secs() / 86_400);
     notifications.stats(&[day]).await.unwrap();
+    assert_eq!(notifications.audit().await.unwrap().records, 1);
 }
 
 async fn operate(config: &str, queue: &Queue) {

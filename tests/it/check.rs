@@ -105,6 +105,48 @@ async fn ask(server: &RedisServer, command: &[&str]) -> redis::Value {
 }
 
 #[tokio::test]
+async fn the_audit_tells_what_was_in_no_structure_and_schedules_it_again() {
+    let redis = redis();
+    let place = Place::new(&redis.url(), &[("redis.shards", "1")]);
+    let ran = place.run(&["--audit"]);
+    ran.expect(0, &["ok audit looked at 0 notifications; none was lost"]);
+    let id = "0.0192f1b0c1d27c3e8f00112233445566";
+    let record = format!("fl:{{notifications:0}}:n:{id}");
+    let fields = [
+        "state",
+        "scheduled",
+        "bot",
+        "shop",
+        "uid",
+        "",
+        "type",
+        "none",
+        "label",
+        "none",
+        "url",
+        "http://93.184.216.34/",
+        "due",
+        "4000000000000",
+        "expires",
+        "4000086400000",
+        "online",
+        "0",
+        "created",
+        "1",
+        "attempts",
+        "0",
+        "s",
+        "0",
+    ];
+    ask(&redis, &[&["HSET", &record][..], &fields].concat()).await;
+    let ran = place.run(&["--audit"]);
+    ran.expect(0, &["warn audit looked at 1 notification; 1 in no structure"]);
+    let due = ask(&redis, &["ZSCORE", "fl:{notifications:0}:due", id]).await;
+    assert_eq!(redis::from_redis_value::<f64>(due).unwrap(), 4e12);
+    place.run(&["--audit"]).expect(0, &["ok audit looked at 1 notification; none was lost"]);
+}
+
+#[tokio::test]
 async fn all_is_well_with_real_servers_and_nothing_stays_behind() {
     let (redis, mongo) = (redis(), MongoServer::start(mongo::Options::default()));
     let url = format!("{:?}", mongo.url());

@@ -383,6 +383,8 @@ async fn forget_when(rig: &Rig) {
 async fn the_audit_finds_what_is_in_no_structure_and_leaves_the_rest_alone() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
+    let found = instance.notifications().audit().await.unwrap();
+    assert_eq!((found.records, found.restored), (0, 0));
     let receiver = Receiver::content().await;
     let url = receiver.url();
     let hour = Duration::from_secs(3_600);

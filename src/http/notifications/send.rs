@@ -78,7 +78,8 @@ pub(super) struct SendDelayed {
     /// What is sent, up to 64 KiB. In JSON it may be an object or a list.
     body: Option<String>,
     /// A name of yours for it. While a notification of the bot has it, another one with it is not
-    /// accepted, or replaces it.
+    /// accepted, or replaces it. Ended ones keep it for five minutes after they were accepted, so
+    /// that a request may be repeated; cancelled ones do not.
     #[param(max_length = 255)]
     key: Option<String>,
     /// What is done when the key is taken: `ignore` (the answer has the id of the one that has it)

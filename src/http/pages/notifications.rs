@@ -300,7 +300,7 @@ fn letters(view: &View) -> Markup {
 fn letter_row(view: &View, letter: &DeadLetter, kept: Option<&Kept>) -> Markup {
     html! {
         tr {
-            td { time datetime=(rfc3339(letter.time_ms)) title=(rfc3339(letter.time_ms)) { (spoken(view.now_ms.saturating_sub(letter.time_ms))) " ago" } }
+            td.when { time datetime=(rfc3339(letter.time_ms)) title=(rfc3339(letter.time_ms)) { (spoken(view.now_ms.saturating_sub(letter.time_ms) / 1_000 * 1_000)) " ago" } }
             td { (letter.bot) }
             td { (kept.map_or("", |kept| &kept.kind)) }
             td.text {

@@ -446,6 +446,9 @@ fn a_key_is_taken_once_and_kept_or_replaced() {
     let begun = notes.step("b").remove(0);
     assert_eq!(begun.id, second);
     notes.finish(&begun, Ending::Sent);
+    let repeated = notes.schedule_over(&keyed(Duplicates::Ignore), Some((second, "u"))).1;
+    assert!(matches!(repeated, Scheduled::Duplicate(_)), "its answer may be lost: {repeated:?}");
+    notes.pass(240);
     let (third, scheduled) = notes.schedule_over(&keyed(Duplicates::Ignore), Some((second, "u")));
     assert!(
         matches!(scheduled, Scheduled::Ok { .. }),
