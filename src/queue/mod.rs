@@ -28,7 +28,7 @@ pub(crate) mod wake;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Pipeline, Value};
+use redis::Value;
 
 pub use self::dead::DeadLetter;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
@@ -287,21 +287,23 @@ impl Queue {
     /// When Redis does not answer or refuses.
     pub async fn promote(&self, shard: Shard, now: Duration) -> Result<Promoted, StoreError> {
         let keys = self.keys(shard);
-        let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("ZRANGE").arg(&keys.due).arg("-inf").arg(crate::clock::millis(now));
-        pipe.arg("BYSCORE").arg("LIMIT").arg(0).arg(PROMOTE_BATCH);
-        pipe.cmd("ZRANGE").arg(&keys.due).arg(0).arg(0).arg("WITHSCORES");
         let misread = |source| self.link.misread("ZRANGE", source);
-        let mut replies = self.link.run_checked("ZRANGE", &pipe).await?.into_iter();
-        let mut read = || Reply::new(replies.next().unwrap_or(Value::Nil)).map_err(misread);
-        let (mut due, mut next) = (read()?, read()?);
-        if due.len() == 0 {
-            next.next();
-            return Ok(Promoted { moved: 0, next_ms: next.optional().map_err(misread)? });
+        let mut first = redis::cmd("ZRANGE");
+        first.arg(&keys.due).arg(0).arg(PROMOTE_BATCH - 1).arg("WITHSCORES");
+        let first = self.link.command("ZRANGE", first).await?;
+        let mut first = Reply::new(first).map_err(misread)?;
+        let (mut ids, mut next_ms) = (Vec::new(), None);
+        while first.len() > 0 {
+            let (id, due) = (first.text().map_err(misread)?, first.score().map_err(misread)?);
+            let due = due.and_then(|due| u64::try_from(due).ok()).unwrap_or_default();
+            if due > crate::clock::millis(now) {
+                next_ms = Some(due);
+                break;
+            }
+            ids.push(id);
         }
-        let mut ids = Vec::with_capacity(due.len());
-        while due.len() > 0 {
-            ids.push(due.text().map_err(misread)?);
+        if ids.is_empty() {
+            return Ok(Promoted { moved: 0, next_ms });
         }
         let stored = redis::Cmd::hmget(&keys.later, &ids);
         let mut stored = Reply::new(self.link.command("HMGET", stored).await?).map_err(misread)?;

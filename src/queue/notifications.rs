@@ -262,24 +262,18 @@ impl Queue {
         Ok(all)
     }
 
-    /// How many notifications have a due time, and for how long the first of them has been due, in
-    /// ms.
+    /// For how long the first of those with a due time has been due, in ms.
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
-    pub async fn due(&self, now: Duration) -> Result<(u64, u64), StoreError> {
-        let mut pipe = Pipeline::with_capacity(2 * self.shards().len());
+    pub async fn overdue_ms(&self, now: Duration) -> Result<u64, StoreError> {
+        let mut pipe = Pipeline::with_capacity(self.shards().len());
         for keys in self.shards().iter() {
-            pipe.cmd("ZCARD").arg(&keys.due);
             pipe.cmd("ZRANGE").arg(&keys.due).arg(0).arg(0).arg("WITHSCORES");
         }
-        let values = self.link().run_checked("ZRANGE", &pipe).await?;
-        let (mut count, mut overdue_ms) = (0, 0);
-        let mut values = values.into_iter();
+        let mut overdue_ms = 0;
         let misread = |error| self.link().misread("ZRANGE", error);
-        while let (Some(card), Some(first)) = (values.next(), values.next()) {
-            count +=
-                Reply::single(card).and_then(|mut reply| reply.number::<u64>()).map_err(misread)?;
+        for first in self.link().run_checked("ZRANGE", &pipe).await? {
             let mut first = Reply::new(first).map_err(misread)?;
             if first.next().is_some() {
                 let due = first.score().map_err(misread)?;
@@ -287,7 +281,7 @@ impl Queue {
                 overdue_ms = overdue_ms.max(millis(now).saturating_sub(due));
             }
         }
-        Ok((count, overdue_ms))
+        Ok(overdue_ms)
     }
 
     /// The place of a type in the statistics: its own for the first [`KINDS_MAX`], `other` later.

@@ -1,7 +1,8 @@
 //! Samples the values that all processes share through Redis. One process at a time does it, under
 //! a TTL lock; the others show zero, so the values are to be shown with `max`.
 //!
-//! While nothing happens, samples are a minute apart: an idle Fairlane costs next to nothing.
+//! While nothing happens, the queues are looked at every five minutes and the memory every minute: an
+//! idle Fairlane costs next to nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +22,8 @@ use crate::metrics::{self, CounterMetrics, DueMetrics, PipelineMetrics};
 
 const ACTIVE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
+/// Empty queues of which nothing was heard are looked at this often.
+const QUIET: Duration = Duration::from_secs(300);
 /// Old dead letters are removed this often.
 const EXPIRE: Duration = Duration::from_secs(60);
 
@@ -63,6 +66,8 @@ pub(crate) async fn run(
     let token = uuid::Uuid::now_v7().to_string();
     let mut seen = u64::MAX;
     let mut due = Instant::now();
+    // When all queues were found empty, if they were.
+    let mut quiet_since: Option<Instant> = None;
     let mut expire = Instant::now();
     loop {
         tokio::select! {
@@ -76,6 +81,7 @@ pub(crate) async fn run(
         if heard == seen && now < due {
             continue;
         }
+        quiet_since = quiet_since.filter(|at| heard == seen && now.duration_since(*at) < QUIET);
         seen = heard;
         let mut round = async || -> Result<bool, StoreError> {
             let ttl_ms = millis(ACTIVE * 3);
@@ -87,14 +93,15 @@ pub(crate) async fn run(
                 return Ok(false);
             }
             let mut quiet = true;
-            for Sampled { queue, metrics, views, due, keep_dead } in &pipelines {
+            let looked_at = if quiet_since.is_none() { &*pipelines } else { &[] };
+            for Sampled { queue, metrics, views, due, keep_dead } in looked_at {
                 let view = queue.view(clock.now()).await?;
                 quiet &= view.depth == 0 && view.leased + view.parked == 0;
                 show(metrics, views.as_ref(), &view);
                 if let Some(due) = due {
-                    let (count, overdue_ms) = queue.due(clock.now()).await?;
+                    let overdue_ms = queue.overdue_ms(clock.now()).await?;
                     quiet &= overdue_ms == 0;
-                    show_due(due, count, overdue_ms);
+                    show_due(due, view.delayed, overdue_ms);
                 }
                 if now >= expire {
                     let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
@@ -107,11 +114,13 @@ pub(crate) async fn run(
             let (used, max) = memory(&link).await?;
             metrics::redis_memory(used, max);
             due = now + if quiet { IDLE } else { ACTIVE };
+            quiet_since = quiet_since.or(quiet.then_some(now));
             Ok(true)
         };
         match round().await {
             Ok(true) => metrics::redis_up(true),
             Ok(false) => {
+                quiet_since = None;
                 metrics::redis_up(true);
                 due = now + ACTIVE * 3;
                 for sampled in &pipelines {
@@ -124,6 +133,7 @@ pub(crate) async fn run(
             }
             Err(error) => {
                 debug!(%error, "cannot sample");
+                quiet_since = None;
                 metrics::redis_up(false);
                 due = now;
             }

@@ -77,7 +77,7 @@ pub(super) async fn show(
     let may_redrive = caller.check_scope(Scope::Operate).is_ok();
     let view = View {
         by,
-        due: queue.due(api.clock.now()).await?,
+        due: (queue.view(api.clock.now()).await?.delayed, queue.overdue_ms(api.clock.now()).await?),
         times,
         breakers: breakers.collect(),
         letters: letters.into_iter().zip(kept).collect(),
