@@ -1,11 +1,14 @@
 #!lua
 -- amend: cancels a notification, or moves its due time and with it the time when it expires.
 --
--- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>
+-- One that is moved falls due anew: an event of it that is queued already means nothing any more.
+--
+-- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and where it has a
+--       key: [16] key:<bot> <key>
 -- ARGV  id, 'cancel' | 'move', due (ms since 1970, 0: by the delay), delay ms
 -- Reply 'OK', or its state, in which it cannot be amended; '' when there is no such notification
--- Cost  up to 10 commands
-assert(#KEYS == 15 and #ARGV == 4, 'amend: wrong number of arguments')
+-- Cost  up to 14 commands
+assert((#KEYS == 15 or #KEYS == 16) and #ARGV == 4, 'amend: wrong number of arguments')
 local note = note_at(14, ARGV[1])
 if not note then
   return ''
@@ -20,7 +23,11 @@ if ARGV[2] == 'cancel' then
 else
   local due = due_at(tonumber(ARGV[3]), tonumber(ARGV[4]))
   local expires = due + note.expires - note.due
-  call('HSET', note.key, 'due', due, 'expires', expires)
+  call('HSET', note.key, 'due', due, 'expires', expires, 's', next_sequence())
+  call('HDEL', note.key, 'ready')
+  if KEYS[16] and call('GET', KEYS[16]) == note.id then
+    call('PEXPIRE', KEYS[16], math.max(1, expires - NOW_MS) + KEPT_MS)
+  end
   if waits then
     call('ZADD', KEYS[15], due, note.id)
     arm(note, expires)

@@ -10,7 +10,7 @@
 --       with another, per such type: name, threshold ms; then per event: id, sequence
 -- Reply {dead letters removed, per event: 0, or how it ended: {outcome, label}, or what is to be
 --       sent: {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
---       attempts}}
+--       attempts, when it could be sent, 1 if its lateness counts}}
 -- Cost  3 commands + up to 9 an event
 assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
 local hold, dead_max, defers = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == 'defer'
@@ -29,8 +29,10 @@ local function may_send(note, user, online, waits)
   end
   if NOW_MS >= note.expires then
     call('ZREM', online, note.id)
-    if note.attempts > 0 then
-      reply[1] = reply[1] + give_up(note, 'not sent before it expired', dead_max)
+    if note.attempts > 0 or (note.reason or '') ~= '' then
+      local reason = 'not sent before it expired'
+      if (note.reason or '') ~= '' then reason = reason .. '; last: ' .. note.reason end
+      reply[1] = reply[1] + give_up(note, reason, dead_max)
       return false, 'dead'
     end
     finish(note, 'expired', 'its time passed before it could be sent')
@@ -54,6 +56,7 @@ local function may_send(note, user, online, waits)
     return true
   end
   if defers and free < note.expires then
+    call('HSET', note.key, 'ready', free)
     arm(note, free)
     return false
   end
@@ -69,9 +72,10 @@ for i = 1, (#KEYS - 13) / 3 do
   if note and sequence > note.s and (not ENDED[note.state] or note.state == 'dead') then
     if note.state == 'dead' then -- somebody redrove it
       note.attempts, note.expires = 0, NOW_MS + math.max(0, note.expires - note.due)
-      call('HSET', note.key, 'attempts', 0, 'expires', note.expires)
-      call('HDEL', note.key, 'ended', 'reason')
-      call('PEXPIRE', note.key, note.expires - NOW_MS + KEPT_MS)
+      note.due, note.reason, note.ready, note.told = NOW_MS, nil, nil, nil
+      call('HSET', note.key, 'attempts', 0, 'due', note.due, 'expires', note.expires)
+      call('HDEL', note.key, 'ended', 'reason', 'ready', 'told')
+      call('PERSIST', note.key)
     end
     local waits = note.state == 'waiting' and call('ZSCORE', KEYS[at + 2], id)
     call('HSET', note.key, 's', sequence, 'state', waits and 'waiting' or 'scheduled')
@@ -89,7 +93,8 @@ for i = 1, (#KEYS - 13) / 3 do
       reply[i + 1] = {
         id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '',
         what[2] or '', what[3] or '', what[4] or '', digits(note.due), digits(note.expires),
-        digits(note.attempts + 1),
+        digits(note.attempts + 1), note.ready or digits(note.due),
+        (note.told or note.online == '1') and 0 or 1,
       }
     end
   end

@@ -50,7 +50,10 @@ for i = 1, (#KEYS - 13) / 2 do
     else
       finish(note, outcome, reason)
     end
-    if ARGV[arg + 5] ~= '' then tally(note, ARGV[arg + 5]) end
+    if ARGV[arg + 5] ~= '' and not note.told then
+      call('HSET', note.key, 'told', 1)
+      tally(note, ARGV[arg + 5])
+    end
     reply[i + 1] = outcome
   end
 end

@@ -14,7 +14,9 @@
 --   bot, uid (may be empty), type, label (of the statistics), url, method, body, recheck
 --   due, expires, created, ended (ms)    online (1: it waits for its user)
 --   attempts  sends that were begun      s  the event that was acted on last: its sequence
---   reason    why it ended, or why the last attempt failed
+--   reason    why it ended, or why the last attempt failed or was put off
+--   ready     when it could be sent, where that is later than due    told  its lateness is counted
+--   key       of the caller's
 -- and, until it has ended, an entry in `due`, or an event in the queue of its bot, or both. The
 -- event holds no more than the id. One whose sequence is not above `s` was acted on before and
 -- means nothing; so events may come twice, late, and for what has ended.
@@ -32,6 +34,7 @@ local due_before, due_first -- the lowest due time before, and what was armed si
 local function note_at(at, id)
   local names = {
     'state', 'bot', 'uid', 'type', 'label', 'due', 'expires', 'created', 'online', 'attempts', 's',
+    'reason', 'ready', 'told',
   }
   local note = {key = KEYS[at], id = id}
   for i, value in ipairs(call('HMGET', KEYS[at], unpack(names))) do
@@ -53,10 +56,10 @@ local function event_of(note)
     .. (note.uid == '' and '\192' or pack(note.uid)) .. '\192\192\192\192'
 end
 
--- When something falls due: at `at` (ms) or, where that is 0, so long after now. Never early: the
--- millisecond that has begun counts as none.
+-- When something falls due: at `at` (ms), or now where that has passed, or, where it is 0, so long
+-- after now. Never early: the millisecond that has begun counts as none.
 local function due_at(at, delay)
-  if at > 0 then return at end
+  if at > 0 then return math.max(at, NOW_MS) end
   return NOW_MS + delay + (delay > 0 and 1 or 0)
 end
 
@@ -88,10 +91,19 @@ local function finish(note, state, reason)
   tally(note, state)
 end
 
--- Ends it among the dead letters; answers how many of the oldest had to go. Redriven, it begins anew.
-local function give_up(note, reason, dead_max)
+-- The sequence of an event that is queued now.
+local function next_sequence()
   local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, NOW_US)
   call('HSET', META, 'seq', sequence)
+  return sequence
+end
+
+-- Ends it among the dead letters; answers how many of the oldest had to go. Redriven, it begins
+-- anew; no event that is queued already revives it, and the record outlives the letter.
+local function give_up(note, reason, dead_max)
+  local sequence = next_sequence()
   finish(note, 'dead', reason)
+  call('HSET', note.key, 's', sequence - 1)
+  call('PEXPIRE', note.key, KEPT_MS + 3600000)
   return bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason, note.attempts)
 end

@@ -3,7 +3,8 @@
 --
 -- One that waits for its user stands in the user's sorted set from its due time on, and falls due
 -- only when it is released (release.lua) or expires. With a key the caller looks up before which
--- notification has it: `ignore` keeps that one unless it has ended, `replace` cancels it. One that
+-- notification has it: `ignore` keeps that one unless it has ended, `replace` cancels it unless it is
+-- being sent. One that
 -- was accepted just before is kept by `ignore` even if it has ended, unless it was cancelled: the
 -- caller repeats a request whose answer was lost.
 --
@@ -32,7 +33,7 @@ if KEYS[16] then
   if ARGV[10] == 'ignore' and known and (repeated or not ENDED[known.state]) then
     return {'DUP', known.due}
   end
-  if known and not ENDED[known.state] then
+  if known and not ENDED[known.state] and known.state ~= 'sending' then
     call('ZREM', KEYS[18], other)
     finish(known, 'cancelled', 'replaced by ' .. note.id)
     replaced = known.label

@@ -82,7 +82,7 @@ table! {
     NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or how they ended: sent, refused, throttled, expired, dead, cancelled";
     NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from when a notification was due to its first send";
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications that have a due time: scheduled, waiting, to be sent again, being sent";
-    NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "For how long the first of them has been due";
+    NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "For how long the first of them has been due and not moved, or waits in a queue; what waits for its host does not count";
     BREAKER_OPEN "breaker_open" Gauge "1 while a host that failed is left alone, by host (the first 20; how many of the others as other)";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";

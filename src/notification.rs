@@ -299,6 +299,8 @@ pub struct Kept {
     pub url: String,
     /// Its type in the statistics.
     pub label: String,
+    /// The key that it was accepted with; empty for none.
+    pub key: String,
 }
 
 /// A send that was begun.
@@ -330,6 +332,11 @@ pub struct Begun {
     pub expires_ms: u64,
     /// 1 for the first.
     pub attempts: u32,
+    /// When it could be sent: when it was due, or when its user could get another one; ms since
+    /// 1970.
+    pub ready_ms: u64,
+    /// Whether nothing was told yet of how late it is. What waited for its user is not late.
+    pub counts_late: bool,
 }
 
 /// How a send ended.
@@ -372,9 +379,11 @@ pub struct Ended {
 }
 
 /// The steps by which lateness is counted, in ms: each counts what is later than the one before.
-pub const LATE_STEPS: [u64; 25] = [
-    1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 1_000, 2_000, 5_000, 10_000,
-    30_000, 60_000, 600_000, 3_600_000, 86_400_000,
+pub const LATE_STEPS: [u64; 42] = [
+    1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1_000, 1_500, 2_000,
+    3_000, 5_000, 7_000, 10_000, 15_000, 20_000, 30_000, 45_000, 60_000, 90_000, 120_000, 180_000,
+    300_000, 450_000, 600_000, 900_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000, 43_200_000,
+    86_400_000,
 ];
 
 /// The step that a lateness counts in; the last one takes what is later too.

@@ -326,6 +326,9 @@ fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Resu
     Ok(())
 }
 
+/// A notification is kept for so long after its end: `KEPT_MS` of `lua/notifications.lua`.
+const NOTIFICATION_KEPT: Duration = Duration::from_secs(7 * 86_400);
+
 /// A notification that was accepted is sent, or ends in one of the ways that are counted: its event
 /// may not get lost on the way.
 fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
@@ -344,6 +347,13 @@ fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Res
         let problem =
             format!("is {age}: a notification has a time of its own, expires_in; remove it");
         return refused("max_age", problem);
+    }
+    if p.dead.keep > NOTIFICATION_KEPT {
+        let keep = format_duration(p.dead.keep);
+        let problem = format!(
+            "is {keep}, but a notification is kept for 7 days after its end, and redriven later it could not be sent; lower it to \"7d\""
+        );
+        return refused("dead.keep", problem);
     }
     Ok(())
 }

@@ -5,8 +5,8 @@
 //! another site could make a browser send is refused: a foreign `Host` (DNS rebinding), a foreign
 //! `Origin` (CSRF).
 //!
-//! A browser sends its token in a cookie ([`Access::COOKIE`]), which counts only if a page of this
-//! very server sent the request.
+//! A browser sends its token in a cookie ([`Access::COOKIE`]). It counts for the pages and for reading
+//! alone, and not if a page of another site sent the request.
 //!
 //! Tokens are kept as SHA-256 only and compared with all of them in constant time. They and what
 //! was sent in their place are never logged.
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
@@ -134,9 +134,14 @@ impl Access {
         !self.tokens.is_empty()
     }
 
-    /// The caller of a request, if it has the scope.
-    pub(super) fn admit(&self, request: &Request, scope: Scope) -> Result<Caller, Problem> {
-        let caller = self.caller(request.uri(), request.headers())?;
+    /// The caller of a request, if it has the scope. `browses`: what a browser keeps counts too.
+    pub(super) fn admit(
+        &self,
+        request: &Request,
+        scope: Scope,
+        browses: bool,
+    ) -> Result<Caller, Problem> {
+        let caller = self.caller(request.uri(), request.headers(), browses)?;
         caller.check_scope(scope)?;
         Ok(caller.clone())
     }
@@ -148,7 +153,7 @@ impl Access {
     }
 
     /// Who sent a request.
-    fn caller(&self, uri: &Uri, headers: &HeaderMap) -> Result<&Caller, Problem> {
+    fn caller(&self, uri: &Uri, headers: &HeaderMap, browses: bool) -> Result<&Caller, Problem> {
         if self.tokens.is_empty() {
             return Ok(&self.anonymous);
         }
@@ -157,7 +162,7 @@ impl Access {
             scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii().to_vec())
         });
         let token = match token {
-            None => kept(uri, headers)?,
+            None if browses => kept(uri, headers)?,
             token => token,
         };
         let Some(token) = token else {
@@ -382,7 +387,8 @@ pub(super) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match access.admit(&request, scope) {
+    // To read is all that a link or an image of somebody else's may make a browser do.
+    match access.admit(&request, scope, scope == Scope::Read && request.method() == Method::GET) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await

@@ -187,8 +187,16 @@ impl IntoResponses for OfNotification {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
             (404, "There is no such notification, or they do not run here; `detail` says which"),
-            (409, "It is being sent or has ended. Nothing was changed"),
         ])
+    }
+}
+
+/// What a route that changes a notification may answer besides.
+pub(super) struct Amending;
+
+impl IntoResponses for Amending {
+    fn responses() -> Responses {
+        problems(&[(409, "It is being sent or has ended. Nothing was changed")])
     }
 }
 

@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 
 use super::Api;
 use super::auth::Caller;
-use super::docs::{Bodiless, Body, OfNotification};
+use super::docs::{Amending, Bodiless, Body, OfNotification};
 use super::extract::{self, NoBody, Path};
 use super::parameters;
 use super::problem::{Kind, Problem};
@@ -169,7 +169,7 @@ async fn show(
 #[utoipa::path(
     delete, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "cancelNotification", params(NotificationPath),
-    responses((status = 204, description = "It is cancelled"), OfNotification, Bodiless)
+    responses((status = 204, description = "It is cancelled"), OfNotification, Amending, Bodiless)
 )]
 async fn cancel(
     State(api): State<Arc<Api>>,
@@ -233,7 +233,7 @@ impl Change {
 #[utoipa::path(
     patch, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "changeNotification", params(NotificationPath), request_body(content = Change),
-    responses((status = 200, description = "How it is now", body = Notification), OfNotification, Body)
+    responses((status = 200, description = "How it is now", body = Notification), OfNotification, Amending, Body)
 )]
 async fn change(
     State(api): State<Arc<Api>>,

@@ -8,7 +8,7 @@ mod notifications;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Router, routing};
@@ -51,13 +51,16 @@ async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match access.admit(&request, scope) {
+    match access.admit(&request, scope, true) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
         Err(problem) if problem.status() == StatusCode::UNAUTHORIZED => {
-            Redirect::to(&login::path(request.uri())).into_response()
+            // A form cannot be sent once more after the login.
+            let is_page = request.method() == Method::GET;
+            let path = if is_page { login::path(request.uri()) } else { "/login".to_owned() };
+            Redirect::to(&path).into_response()
         }
         Err(problem) => Refusal(problem).into_response(),
     }
@@ -112,7 +115,8 @@ fn page(title: &str, body: &Markup) -> Response {
         (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+        // With `no-referrer` browsers send forms with `Origin: null`, which is refused.
+        (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
         // It shows what the token may see.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ];

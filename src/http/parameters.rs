@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fmt;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, Request};
 use axum::http::Method;
 use reqwest::Url;
-use serde_json::Value;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::extract::{media_type, percent_decoded, read, unsupported};
 use super::problem::{Kind, Problem};
@@ -68,21 +70,21 @@ impl Parameters {
     }
 
     fn add_json(&mut self, bytes: &[u8]) -> Result<(), Problem> {
-        let fields: serde_json::Map<String, Value> =
-            serde_json::from_slice(bytes).map_err(|error| {
-                let detail = format!("the body is no JSON object: {error}");
-                Problem::new(Kind::InvalidRequest, detail)
-            })?;
+        let Fields(fields) = serde_json::from_slice(bytes).map_err(|error| {
+            let detail = format!("the body is no JSON object: {error}");
+            Problem::new(Kind::InvalidRequest, detail)
+        })?;
         for (name, value) in fields {
-            let text = match value {
-                Value::Null => continue,
-                Value::String(text) => text,
-                Value::Bool(_) | Value::Number(_) => value.to_string(),
-                // A body that is JSON is written as such.
-                Value::Array(_) | Value::Object(_) if name == "body" => value.to_string(),
-                Value::Array(_) | Value::Object(_) => {
+            let raw = value.get();
+            let text = match raw.as_bytes().first() {
+                Some(b'n') => continue,
+                Some(b'"') => serde_json::from_str(raw)
+                    .map_err(|error| Problem::field(&name, format!("it is no text: {error}")))?,
+                // A body that is JSON is sent as it was written.
+                Some(b'{' | b'[') if name != "body" => {
                     return Err(Problem::field(&name, "it is a list or an object; write a text"));
                 }
+                _ => raw.to_owned(),
             };
             self.add(&name, text)?;
         }
@@ -126,6 +128,34 @@ impl Parameters {
     }
 }
 
+/// The fields of a JSON object in their order and as they were written, also if there are two of one
+/// name.
+struct Fields(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visit;
+
+        impl<'de> Visitor<'de> for Visit {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(Visit)
+    }
+}
+
 /// A time in seconds, with fractions or without.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     // No sign, exponent, infinity or other ways to write what a person means by seconds.
@@ -165,6 +195,7 @@ pub(super) fn shown(text: &str) -> String {
 mod tests {
     use axum::body::Body;
     use axum::http::header;
+    use serde_json::Value;
 
     use super::*;
 
@@ -204,6 +235,7 @@ mod tests {
             ("POST", "/?a=1", JSON, r#"{"a":1}"#, "a"),
             ("POST", "/", JSON, r#"{"a":[1]}"#, "a"),
             ("POST", "/", JSON, r#"{"a":{}}"#, "a"),
+            ("POST", "/", JSON, r#"{"a":1,"a":2}"#, "a"),
         ] {
             let problem = parsed(method, uri, kind, body).await.unwrap_err();
             assert_eq!(
@@ -229,8 +261,11 @@ mod tests {
     #[test]
     fn a_body_may_be_json_and_what_nobody_takes_is_refused() {
         let mut parameters = Parameters::default();
-        parameters.add_json(br#"{"body":{"a":[1]},"empty":"","other":"x"}"#).unwrap();
-        assert_eq!(parameters.take("body").as_deref(), Some(r#"{"a":[1]}"#));
+        let json =
+            br#"{"body":{"z": 12345678901234567890123, "a":1.10e400},"empty":"","other":"x"}"#;
+        parameters.add_json(json).unwrap();
+        let body = r#"{"z": 12345678901234567890123, "a":1.10e400}"#;
+        assert_eq!(parameters.take("body").as_deref(), Some(body), "as it was written");
         assert_eq!(parameters.take("empty"), None);
         let problem = serde_json::to_value(parameters.done(&["body"]).unwrap_err()).unwrap();
         assert_eq!(problem["errors"][0]["field"], "other");

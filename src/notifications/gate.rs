@@ -22,8 +22,12 @@ pub(crate) const OPEN_MAX: Duration = Duration::from_secs(60);
 /// Nobody is told to come again sooner, or because of the spread later.
 const AGAIN_MIN: Duration = Duration::from_millis(50);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
-/// Hosts that nobody called for so long are forgotten.
+/// Hosts that nobody called for so long are forgotten; where there are many, sooner.
 const FORGET: Duration = Duration::from_secs(600);
+const MANY: usize = 10_000;
+const FORGET_MANY: Duration = Duration::from_secs(30);
+/// Between two looks for such hosts.
+const SWEEP: Duration = Duration::from_secs(10);
 /// How much a new duration counts in the average.
 const WEIGHT: u32 = 8;
 /// A host may be ahead of its rate by the requests of this time.
@@ -42,6 +46,8 @@ pub(crate) struct Gates {
     hosts: Mutex<HashMap<Host, Gate>>,
     /// Hosts whose breakers have a series of their own.
     named: Mutex<HashSet<Host>>,
+    /// When hosts were last forgotten.
+    swept: Mutex<Option<Instant>>,
 }
 
 /// A host that is left alone because it failed.
@@ -104,7 +110,13 @@ impl Gates {
     pub(crate) fn new(max: usize, rate: u64) -> Arc<Self> {
         let interval =
             Duration::from_nanos(1_000_000_000_u64.checked_div(rate).unwrap_or_default());
-        Arc::new(Self { max, interval, hosts: Mutex::default(), named: Mutex::default() })
+        Arc::new(Self {
+            max,
+            interval,
+            hosts: Mutex::default(),
+            named: Mutex::default(),
+            swept: Mutex::default(),
+        })
     }
 
     /// Asks for a request to `host`.
@@ -112,28 +124,17 @@ impl Gates {
         let key = (host.to_owned(), port);
         let mut hosts = self.lock();
         if !hosts.contains_key(&key) {
-            hosts.retain(|host, gate| {
-                let used = gate.under_way > 0 || now.saturating_duration_since(gate.used) < FORGET;
-                if !used && gate.open_until.is_some() && self.has_name(host) {
-                    metrics::breaker_open(&label(host), 0);
-                }
-                used
-            });
+            self.sweep(&mut hosts, now);
         }
         let gate = hosts.entry(key.clone()).or_insert_with(|| Gate::new(now));
         gate.used = now;
-        let mut turned_away = |after: Instant| {
-            let step = gate.average / u32::try_from(self.max).unwrap_or(u32::MAX).max(1);
-            let step = step.max(self.interval);
-            let earliest = after + AGAIN_MIN;
-            gate.next = gate.next.max(earliest).min(earliest + AGAIN_MAX) + step;
-            gate.next.saturating_duration_since(now)
-        };
         match gate.open_until {
-            Some(until) if now < until => return Told::Open(turned_away(until)),
-            Some(_) if gate.probing => return Told::Open(turned_away(now + OPEN_FIRST)),
+            Some(until) if now < until => return Told::Open(self.turn_away(gate, until, now)),
+            Some(_) if gate.probing => {
+                return Told::Open(self.turn_away(gate, now + OPEN_FIRST, now));
+            }
             None if gate.under_way >= self.max || gate.even > now + BURST => {
-                return Told::Full(turned_away(now));
+                return Told::Full(self.turn_away(gate, now, now));
             }
             _ => {}
         }
@@ -142,6 +143,50 @@ impl Gates {
         gate.probing = probes;
         gate.under_way += 1;
         Told::Go(Pass { gates: Arc::clone(self), key, began: now, probes, said: false })
+    }
+
+    /// Forgets hosts that nobody calls any more.
+    fn sweep(&self, hosts: &mut HashMap<Host, Gate>, now: Instant) {
+        {
+            let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+            if swept.is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP) {
+                return;
+            }
+            *swept = Some(now);
+        }
+        let after = if hosts.len() > MANY { FORGET_MANY } else { FORGET };
+        let mut forgotten = Vec::new();
+        hosts.retain(|host, gate| {
+            let used = gate.under_way > 0 || now.saturating_duration_since(gate.used) < after;
+            if !used && gate.open_until.is_some() {
+                forgotten.push(host.clone());
+            }
+            used
+        });
+        for host in forgotten {
+            self.show(hosts, &host, false);
+        }
+    }
+
+    /// When to come again, if a host is left alone now. Takes no place.
+    pub(crate) fn shut(&self, host: &str, port: u16, now: Instant) -> Option<Duration> {
+        let mut hosts = self.lock();
+        let gate = hosts.get_mut(&(host.to_owned(), port))?;
+        let until = gate.open_until?;
+        match until.checked_duration_since(now) {
+            Some(left) if !left.is_zero() => Some(self.turn_away(gate, until, now)),
+            _ if gate.probing => Some(self.turn_away(gate, now + OPEN_FIRST, now)),
+            _ => None,
+        }
+    }
+
+    /// When one that is turned away may come again, spread by how fast the host answers.
+    fn turn_away(&self, gate: &mut Gate, after: Instant, now: Instant) -> Duration {
+        let step = gate.average / u32::try_from(self.max).unwrap_or(u32::MAX).max(1);
+        let step = step.max(self.interval);
+        let earliest = after + AGAIN_MIN;
+        gate.next = gate.next.max(earliest).min(earliest + AGAIN_MAX) + step;
+        gate.next.saturating_duration_since(now)
     }
 
     /// Hosts that are left alone, those with the most failures first.

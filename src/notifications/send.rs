@@ -55,9 +55,15 @@ impl Calls {
 
     async fn try_send(&self, begun: &Begun, now: Duration) -> Result<(), Ending> {
         let url = self.url(&begun.url)?;
+        let id = begun.id.to_string();
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
-            let call = (Method::GET, HeaderMap::new(), Vec::new());
+            // Nobody is asked for what cannot be sent now.
+            if let Some(after) = self.gates.shut(url.host(), url.port(), Instant::now()) {
+                return Err(Ending::Postpone(after, left_alone(&url)));
+            }
+            let headers = sign::headers(&self.secrets, &begun.bot, &id, now, b"", "");
+            let call = (Method::GET, headers, Vec::new());
             let answer = self.call(begun, &recheck, call, RECHECK).await?;
             rechecked(&answer, begun.attempts, now)?;
         }
@@ -66,7 +72,7 @@ impl Calls {
             .parse()
             .map_err(|_| Ending::Dead(format!("{:?} is no method of HTTP", begun.method)))?;
         let body = begun.body.clone().into_bytes();
-        let (id, media) = (begun.id.to_string(), media(&body));
+        let media = media(&body);
         let headers = sign::headers(&self.secrets, &begun.bot, &id, now, &body, media);
         let answer = self.call(begun, &url, (method, headers, body), SEND).await?;
         sent(&answer, begun.attempts, now)
@@ -89,12 +95,11 @@ impl Calls {
         let pass = match self.gates.ask(url.host(), url.port(), now) {
             Told::Go(pass) => pass,
             Told::Open(after) => {
-                let reason =
-                    format!("{} failed too often and is left alone for a while", url.host());
-                return Err(Ending::Postpone(after, reason));
+                return Err(Ending::Postpone(after, left_alone(url)));
             }
             Told::Full(after) => {
-                let reason = format!("{} has all the requests that it gets at once", url.host());
+                let (host, port) = (url.host(), url.port());
+                let reason = format!("{host}:{port} has all the requests that it gets for now");
                 return Err(Ending::Postpone(after, reason));
             }
         };
@@ -128,6 +133,10 @@ impl Calls {
             }
         }
     }
+}
+
+fn left_alone(url: &CheckedUrl) -> String {
+    format!("{}:{} failed too often and is left alone for a while", url.host(), url.port())
 }
 
 /// A body says what it is only by what it looks like.

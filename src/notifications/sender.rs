@@ -7,11 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::Rng as _;
-use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tracing::warn;
 
-use super::gate::Gates;
+use super::gate::{Gates, Told};
 use super::send::{Calls, LONGEST};
 use crate::clock::SharedClock;
 use crate::event::Event;
@@ -34,8 +33,8 @@ const SENDS_MAX: usize = 1_000;
 pub(crate) const PER_HOST: usize = 16;
 /// Events that are judged by one call.
 const JUDGED_MAX: usize = 100;
-/// With no place free, a notification comes again after about this.
-const AGAIN: Duration = Duration::from_millis(100);
+/// All hosts, as the gate of a process calls them.
+const EVERYWHERE: &str = "";
 /// Between two tries to tell Redis how a send ended.
 const TELL_AGAIN: Duration = Duration::from_millis(200);
 
@@ -60,7 +59,8 @@ struct Inner {
     calls: Calls,
     throttle: Throttle,
     clock: SharedClock,
-    places: Arc<Semaphore>,
+    /// For all hosts together: who finds no place comes again when there will be one.
+    places: Arc<Gates>,
     shutdown: Shutdown,
     metrics: NotificationMetrics,
 }
@@ -80,7 +80,7 @@ impl Sender {
     ) -> Self {
         let Sending { outbound, secrets, throttle, gates } = sending;
         let calls = Calls { outbound, gates, secrets };
-        let (places, metrics) = (Arc::new(Semaphore::new(SENDS_MAX)), NotificationMetrics::new());
+        let (places, metrics) = (Gates::new(SENDS_MAX, 0), NotificationMetrics::new());
         Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
     }
 
@@ -115,33 +115,41 @@ impl Sender {
             return Ok(());
         }
         let Inner { queue, throttle, clock, .. } = &*self.0;
+        let asked = Instant::now();
         let judged = queue.begin_sends(&slice.bot, events, throttle, HOLD, clock.now()).await?;
         for (outcome, label) in judged.ended {
             NotificationMetrics::count(&label, &outcome);
         }
         for begun in judged.begun {
             let sender = self.clone();
-            self.0.shutdown.spawn(async move { sender.run(begun).await });
+            self.0.shutdown.spawn(async move { sender.run(begun, asked).await });
         }
         Ok(())
     }
 
     /// Sends one and tells Redis how it ended. Cut off by the hard stop it comes due again.
-    async fn run(&self, begun: Begun) {
+    async fn run(&self, begun: Begun, asked: Instant) {
         let inner = &*self.0;
+        // The process was frozen: there is no time left before another one sends it.
+        if asked.elapsed() > HOLD.saturating_sub(LONGEST) {
+            return;
+        }
         let ended = async {
-            let place = inner.places.try_acquire();
             let now = inner.clock.now();
-            let ending = if place.is_ok() {
-                inner.calls.send(&begun, now).await
-            } else {
-                let pause = AGAIN.mul_f64(rand::rng().random_range(0.5..1.5));
-                let reason = format!("the process has {SENDS_MAX} sends under way");
-                Ending::Postpone(pause, reason)
+            let ending = match inner.places.ask(EVERYWHERE, 0, Instant::now()) {
+                Told::Go(place) => {
+                    let ending = inner.calls.send(&begun, now).await;
+                    place.say(true, Instant::now());
+                    ending
+                }
+                Told::Open(after) | Told::Full(after) => {
+                    let reason = format!("the process has {SENDS_MAX} sends under way");
+                    Ending::Postpone(after, reason)
+                }
             };
-            // What is put off is not sent yet, and its next try is its first one again.
-            let is_first = begun.attempts == 1 && !matches!(ending, Ending::Postpone(..));
-            let late = is_first.then(|| now.saturating_sub(Duration::from_millis(begun.due_ms)));
+            // What is put off is not sent yet.
+            let is_first = begun.counts_late && !matches!(ending, Ending::Postpone(..));
+            let late = is_first.then(|| now.saturating_sub(Duration::from_millis(begun.ready_ms)));
             if let Some(late) = late {
                 inner.metrics.lateness.record(late.as_secs_f64());
             }
@@ -160,7 +168,7 @@ impl Sender {
         let Some(shard) = ended.begun.id.shard(inner.queue.shard_count()) else { return };
         let (label, remember) = (ended.begun.label.clone(), inner.throttle.longest());
         let endings = [ended];
-        let until = tokio::time::Instant::now() + HOLD.saturating_sub(LONGEST);
+        let until = Instant::now() + HOLD.saturating_sub(LONGEST);
         loop {
             let now = inner.clock.now();
             match inner.queue.finish_sends(shard, &endings, remember, now).await {
@@ -173,7 +181,7 @@ impl Sender {
                     }
                     return;
                 }
-                Err(error) if tokio::time::Instant::now() > until => {
+                Err(error) if Instant::now() > until => {
                     warn!(notification = %endings[0].begun.id, %error,
                         "cannot tell how a notification was sent; it comes due again");
                     return;

@@ -28,8 +28,6 @@ pub(crate) mod wake;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
-
 pub use self::dead::DeadLetter;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};

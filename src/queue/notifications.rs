@@ -6,7 +6,6 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 
 use super::Queue;
-use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, Sequence, Shard};
 use crate::keyspace::scripts::{
@@ -20,6 +19,8 @@ use crate::notification::{Ended, Kept, NewNotification, NotificationId, OTHER_KI
 pub const KINDS_MAX: usize = 50;
 /// Queued events that are looked at by one command.
 const QUEUED_PAGE: isize = 1_000;
+/// Hashes of statistics that are read at once.
+const STATS_READ: usize = 512;
 /// Somebody else may take a key between looking and taking.
 const KEY_TRIES: usize = 10;
 
@@ -134,8 +135,9 @@ impl Queue {
         amendment: Amendment,
         now: Duration,
     ) -> Result<Amended, StoreError> {
-        let (keys, id, bot, uid) = (self.keys_of(&kept.bot), kept.id, &kept.bot, &*kept.uid);
-        self.link().call(&Amend { keys, now, id, bot, uid, amendment }).await
+        let Kept { id, bot, uid, key, .. } = kept;
+        let (keys, id) = (self.keys_of(bot), *id);
+        self.link().call(&Amend { keys, now, id, bot, uid, key, amendment }).await
     }
 
     /// Releases the notification that has waited longest for a user, if it is due and the last one
@@ -244,44 +246,47 @@ impl Queue {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn notification_stats(&self, spans: &[Span]) -> Result<Vec<Stats>, StoreError> {
-        let mut pipe = Pipeline::with_capacity(spans.len() * self.shards().len());
-        for span in spans {
-            for keys in self.shards().iter() {
-                pipe.cmd("HGETALL").arg(match *span {
-                    Span::Day(day) => keys.stats_of_day(day),
-                    Span::Hour(hour) => keys.stats_of_hour(hour),
-                });
-            }
-        }
         let mut all = vec![Stats::new(); spans.len()];
-        let values = self.link().run_checked("HGETALL", &pipe).await?;
-        for (at, value) in values.into_iter().enumerate() {
-            add(&mut all[at / self.shards().len()], value)
-                .map_err(|error| self.link().misread("HGETALL", error))?;
+        let misread = |error| self.link().misread("HGETALL", error);
+        // Some at once: as many as there may be hold the memory of many.
+        let at_once = (STATS_READ / self.shards().len()).max(1);
+        for (spans, all) in spans.chunks(at_once).zip(all.chunks_mut(at_once)) {
+            let mut pipe = Pipeline::with_capacity(spans.len() * self.shards().len());
+            for span in spans {
+                for keys in self.shards().iter() {
+                    pipe.cmd("HGETALL").arg(match *span {
+                        Span::Day(day) => keys.stats_of_day(day),
+                        Span::Hour(hour) => keys.stats_of_hour(hour),
+                    });
+                }
+            }
+            let values = self.link().run_checked("HGETALL", &pipe).await?;
+            for (at, value) in values.into_iter().enumerate() {
+                add(&mut all[at / self.shards().len()], value).map_err(misread)?;
+            }
         }
         Ok(all)
     }
 
-    /// For how long the first of those with a due time has been due, in ms.
+    /// When the first of those with a due time is due, in ms since 1970.
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
-    pub async fn overdue_ms(&self, now: Duration) -> Result<u64, StoreError> {
+    pub async fn first_due_ms(&self) -> Result<Option<u64>, StoreError> {
         let mut pipe = Pipeline::with_capacity(self.shards().len());
         for keys in self.shards().iter() {
             pipe.cmd("ZRANGE").arg(&keys.due).arg(0).arg(0).arg("WITHSCORES");
         }
-        let mut overdue_ms = 0;
+        let mut all = Vec::new();
         let misread = |error| self.link().misread("ZRANGE", error);
         for first in self.link().run_checked("ZRANGE", &pipe).await? {
             let mut first = Reply::new(first).map_err(misread)?;
             if first.next().is_some() {
                 let due = first.score().map_err(misread)?;
-                let due = due.and_then(|due| u64::try_from(due).ok()).unwrap_or(u64::MAX);
-                overdue_ms = overdue_ms.max(millis(now).saturating_sub(due));
+                all.extend(due.and_then(|due| u64::try_from(due).ok()));
             }
         }
-        Ok(overdue_ms)
+        Ok(all.into_iter().min())
     }
 
     /// The place of a type in the statistics: its own for the first [`KINDS_MAX`], `other` later.
@@ -382,7 +387,7 @@ impl Tally {
 
 const FIELDS: &[&str] = &[
     "state", "bot", "uid", "type", "due", "expires", "created", "ended", "online", "attempts",
-    "reason", "url", "label",
+    "reason", "url", "label", "key",
 ];
 
 /// What may be lost.
@@ -428,6 +433,7 @@ fn kept(id: NotificationId, values: Vec<Value>) -> Result<Option<Kept>, ReplyErr
         reason: fields.text()?,
         url: fields.text()?,
         label: fields.text()?,
+        key: fields.text()?,
         next_ms: next_due.score()?.and_then(|score| u64::try_from(score).ok()),
     }))
 }

@@ -66,8 +66,8 @@ pub(crate) async fn run(
     let token = uuid::Uuid::now_v7().to_string();
     let mut seen = u64::MAX;
     let mut due = Instant::now();
-    // When all queues were found empty, if they were.
-    let mut quiet_since: Option<Instant> = None;
+    // Until when empty queues need not be looked at, if all were found empty.
+    let mut quiet_until: Option<Instant> = None;
     let mut expire = Instant::now();
     loop {
         tokio::select! {
@@ -81,7 +81,7 @@ pub(crate) async fn run(
         if heard == seen && now < due {
             continue;
         }
-        quiet_since = quiet_since.filter(|at| heard == seen && now.duration_since(*at) < QUIET);
+        quiet_until = quiet_until.filter(|until| heard == seen && now < *until);
         seen = heard;
         let mut round = async || -> Result<bool, StoreError> {
             let ttl_ms = millis(ACTIVE * 3);
@@ -92,16 +92,22 @@ pub(crate) async fn run(
                 }
                 return Ok(false);
             }
-            let mut quiet = true;
-            let looked_at = if quiet_since.is_none() { &*pipelines } else { &[] };
+            let (mut quiet, mut rest) = (true, QUIET);
+            let looked_at = if quiet_until.is_none() { &*pipelines } else { &[] };
             for Sampled { queue, metrics, views, due, keep_dead } in looked_at {
                 let view = queue.view(clock.now()).await?;
                 quiet &= view.depth == 0 && view.leased + view.parked == 0;
                 show(metrics, views.as_ref(), &view);
                 if let Some(due) = due {
-                    let overdue_ms = queue.overdue_ms(clock.now()).await?;
-                    quiet &= overdue_ms == 0;
-                    show_due(due, view.delayed, overdue_ms);
+                    let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
+                    quiet &= first.is_none_or(|first| first > now_ms);
+                    // Nobody is heard when a time comes and no scheduler is there.
+                    let left =
+                        first.map(|first| Duration::from_millis(first.saturating_sub(now_ms)));
+                    rest = left.map_or(rest, |left| rest.min(left + ACTIVE));
+                    let overdue_ms = first.map_or(0, |first| now_ms.saturating_sub(first));
+                    // What was moved in time may still wait for a worker.
+                    show_due(due, view.delayed, overdue_ms.max(view.oldest_age_ms));
                 }
                 if now >= expire {
                     let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
@@ -114,13 +120,13 @@ pub(crate) async fn run(
             let (used, max) = memory(&link).await?;
             metrics::redis_memory(used, max);
             due = now + if quiet { IDLE } else { ACTIVE };
-            quiet_since = quiet_since.or(quiet.then_some(now));
+            quiet_until = quiet_until.or(quiet.then_some(now + rest));
             Ok(true)
         };
         match round().await {
             Ok(true) => metrics::redis_up(true),
             Ok(false) => {
-                quiet_since = None;
+                quiet_until = None;
                 metrics::redis_up(true);
                 due = now + ACTIVE * 3;
                 for sampled in &pipelines {
@@ -133,7 +139,7 @@ pub(crate) async fn run(
             }
             Err(error) => {
                 debug!(%error, "cannot sample");
-                quiet_since = None;
+                quiet_until = None;
                 metrics::redis_up(false);
                 due = now;
             }

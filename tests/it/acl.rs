@@ -168,9 +168,24 @@ async fn notify(instance: &Instance) {
     })
     .await;
     assert_eq!(notifications.online(&bot("shop"), "user").await.unwrap(), 0);
+    // One that dies at once, redriven.
+    let refused =
+        NewNotification { url: "http://127.0.0.9/".to_owned(), uid: String::new(), ..new };
+    let id = notifications.accept(&refused).await.unwrap().id;
+    let queue = instance.queue("notifications");
+    for _ in 0..2 {
+        eventually(LONG, "it is dead", async || {
+            queue.redrive_all(None, SystemClock.now()).await.unwrap() == 1
+        })
+        .await;
+    }
+    eventually(LONG, "it is dead again", async || {
+        notifications.find(id).await.unwrap().is_some_and(|kept| kept.state == State::Dead)
+    })
+    .await;
     let day = Span::Day(SystemClock.now().as_secs() / 86_400);
     notifications.stats(&[day]).await.unwrap();
-    assert_eq!(notifications.audit().await.unwrap().records, 1);
+    assert_eq!(notifications.audit().await.unwrap().records, 2);
 }
 
 async fn operate(config: &str, queue: &Queue) {

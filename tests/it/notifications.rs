@@ -51,6 +51,8 @@ async fn a_notification_is_received_rechecked_and_sent_signed_when_it_is_due() {
     for call in &calls {
         assert!(call.at >= before + Duration::from_millis(700), "never early");
     }
+    assert_eq!(calls[0].headers["webhook-id"], id.to_string(), "the recheck is signed alike");
+    assert!(calls[0].headers["webhook-signature"].starts_with("v1,"));
     let sent = &calls[1];
     assert_eq!(sent.body, r#"{"text":"ü"}"#.as_bytes());
     assert_eq!(sent.headers["content-type"], "application/json");

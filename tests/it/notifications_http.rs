@@ -157,7 +157,9 @@ async fn what_cannot_be_used_is_refused_by_its_parameter_and_nothing_is_accepted
         let answer = post(&client, FORM, &query).await;
         assert_eq!(answer.json()["errors"][0]["field"], parameter, "{query}");
     }
+    let long_user = format!("/user_online?uid={}", &long[..257]);
     for (parameter, path) in [
+        ("uid", &*long_user),
         ("uid", "/user_online"),
         ("uid", "/user_online?uid="),
         ("bot", "/user_online?uid=u&bot=%00"),
@@ -347,6 +349,7 @@ async fn a_token_sends_sees_and_cancels_for_its_own_bots_only() {
     ];
     assert_eq!(codes, [403, 403, 403, 403, 403, 403, 403, 403, 401]);
     assert_eq!(reader.get(&one).await.json()["state"], "scheduled");
+    assert_eq!(reader.get("/v1/notifications/stats").await.code, 403, "types are everybody's");
     assert_eq!(shop.get("/user_online?uid=u&bot=shop").await.code, 200);
     assert_eq!(shop.send("DELETE", &one, &[], b"").await.code, 204);
     assert_eq!(reader.get(&one).await.json()["state"], "cancelled");

@@ -77,7 +77,11 @@ async fn the_page_shows_what_was_sent_what_died_and_which_hosts_are_left_alone_a
     // By another site's page.
     let foreign = [("origin", "http://evil.example"), FORM];
     assert_eq!(client.send("POST", &redrive, &foreign, b"").await.code, 403);
-    let answer = client.send("POST", &redrive, &[FORM], b"").await;
+    assert_eq!(client.get("/notifications").await.header("referrer-policy"), Some("same-origin"));
+    // As browsers send the forms of a page that lets them tell where it is from.
+    let own = format!("http://{}", client.address);
+    let own = [("origin", &*own), ("sec-fetch-site", "same-origin"), FORM];
+    let answer = client.send("POST", &redrive, &own, b"").await;
     assert_eq!((answer.code, answer.header("location")), (303, Some("/notifications#dead")));
     // It dies once more, and is sent when all are redriven.
     eventually(LONG, "it is dead again", async || {
@@ -92,7 +96,9 @@ async fn the_page_shows_what_was_sent_what_died_and_which_hosts_are_left_alone_a
     assert!(String::from_utf8(again.body).unwrap().contains("No such dead letter"));
     assert_eq!(client.send("POST", "/notifications/dead/redrive", &[FORM], b"").await.code, 303);
     ends(&instance, dead, State::Sent).await;
-    assert_eq!(client.get("/notifications?by=week").await.code, 400);
+    let refused = client.get("/notifications?by=week").await;
+    assert_eq!(refused.code, 400);
+    assert_eq!(refused.header("content-type"), Some("text/html; charset=utf-8"));
     assert_eq!(client.get("/style.css").await.header("content-type"), Some("text/css"));
     instance.stop().await;
 }
@@ -148,7 +154,11 @@ async fn without_a_token_the_page_asks_for_one_and_keeps_it_where_no_other_site_
     let redrive = "/notifications/dead/redrive";
     assert_eq!(with("POST", redrive, &reader, &[]).await.code, 403);
     assert_eq!(with("POST", redrive, &operator, &[]).await.code, 303);
-    // A cookie counts for the routes too, but not where another site's page may have sent it.
+    for path in ["/send_delayed?delay=0&url=http://127.0.0.1/", "/user_online?uid=u"] {
+        assert_eq!(with("GET", path, &publisher, &[]).await.code, 401, "a link is enough for that");
+    }
+    assert_eq!(with("POST", "/v1/pipelines/notifications/pause", &operator, &[]).await.code, 401);
+    // A cookie reads by the routes too, but not where another site's page may have sent it.
     assert_eq!(with("GET", "/v1/pipelines", &reader, &[]).await.code, 200);
     for foreign in [
         ("origin", "http://evil.example"),
@@ -166,6 +176,8 @@ async fn without_a_token_the_page_asks_for_one_and_keeps_it_where_no_other_site_
     for wrong in ["fairlane-token=", "fairlane-token=!!", "fairlane-token=eA", "other=x"] {
         assert_eq!(with("GET", "/notifications", wrong, &[]).await.code, 303, "{wrong}");
     }
+    let expired = with("POST", redrive, "fairlane-token=eA", &[]).await;
+    assert_eq!((expired.code, expired.header("location")), (303, Some("/login")));
     let left = with("POST", "/logout", &reader, &[]).await;
     assert!(
         left.header("set-cookie").unwrap().starts_with("fairlane-token=; Max-Age=0"),

@@ -16,7 +16,7 @@ use super::super::docs::{Body, OfNotifications};
 use super::super::parameters::{self, Parameters, shown};
 use super::super::problem::Problem;
 use crate::id::BotId;
-use crate::notification::{Duplicates, NO_KIND, NewNotification, When};
+use crate::notification::{Duplicates, NO_KIND, NewNotification, UID_MAX_BYTES, When};
 use crate::outbound::{CheckedUrl, Policy};
 
 const EVENT_ID: HeaderName = HeaderName::from_static("x-event-id");
@@ -49,7 +49,7 @@ const KNOWN: [&str; 13] = [
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "says in the document what `new_notification` reads")]
 pub(super) struct SendDelayed {
-    /// The URL that is called: http or https, at a public address.
+    /// The URL that is called: http or https, at a public address or in `callbacks.allow_nets`.
     #[param(max_length = 2048, example = "https://example.com/remind")]
     url: String,
     /// When it is due, in seconds from now, with fractions or without. Either this or `at`; with
@@ -75,7 +75,9 @@ pub(super) struct SendDelayed {
     /// GET, POST, PUT, PATCH or DELETE; POST where there is a `body`, else GET.
     #[param(example = "POST")]
     method: Option<String>,
-    /// What is sent, up to 64 KiB. In JSON it may be an object or a list.
+    /// What is sent, up to 64 KiB. In JSON it may be an object or a list, which is sent as it is
+    /// written.
+    #[schema(value_type = Option<serde_json::Value>)]
     body: Option<String>,
     /// A name of yours for it. While a notification of the bot has it, another one with it is not
     /// accepted, or replaces it. Ended ones keep it for five minutes after they were accepted, so
@@ -239,6 +241,12 @@ pub(super) async fn user_online(
     let (bot, uid) = (bot(&mut parameters)?, parameters.take("uid"));
     parameters.done(&["uid", "bot"])?;
     let uid = uid.ok_or_else(|| Problem::field("uid", "it is missing; write who is online"))?;
+    if uid.len() > UID_MAX_BYTES || uid.chars().any(char::is_control) {
+        let detail = format!(
+            "it is none of 1 to {UID_MAX_BYTES} bytes without control characters, so nothing waits for it"
+        );
+        return Err(Problem::field("uid", detail));
+    }
     caller.check_bot(&bot)?;
     let queued = api.notifications()?.online(&bot, &uid).await?;
     Ok(Json(Queued { queued }))

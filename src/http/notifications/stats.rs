@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::super::Api;
+use super::super::auth::Caller;
 use super::super::docs::OfNotifications;
 use super::super::extract::Query;
 use super::super::problem::Problem;
@@ -96,7 +97,7 @@ pub(in super::super) struct Row {
     pub(in super::super) dead: u64,
     /// Cancelled or replaced.
     pub(in super::super) cancelled: u64,
-    /// Half of the first attempts were at most so late, in ms, rounded up by up to a half.
+    /// Half of the first attempts were at most so late, in ms, rounded up: by half at most below a minute, to the double at most below two hours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in super::super) late_p50_ms: Option<u64>,
     /// All but a hundredth.
@@ -126,7 +127,7 @@ impl Row {
 /// Count notifications
 ///
 /// By type and day or hour, each thing when it happened: what was received yesterday may be sent
-/// today.
+/// today. For tokens of all bots: types are what tenants call them.
 #[utoipa::path(
     get, path = "/v1/notifications/stats", tag = "notifications", operation_id = "countNotifications",
     params(StatsQuery),
@@ -134,8 +135,10 @@ impl Row {
 )]
 pub(super) async fn stats(
     State(api): State<Arc<Api>>,
+    caller: Caller,
     Query(query): Query<StatsQuery>,
 ) -> Result<Json<Statistics>, Problem> {
+    caller.check_all_bots()?;
     let by = query.by.unwrap_or_default();
     let (default, most) = by.bounds();
     let last = query.last.unwrap_or(default);

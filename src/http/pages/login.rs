@@ -39,11 +39,12 @@ struct To {
 }
 
 impl To {
-    /// A page of this server, and of no other one.
+    /// A page of this server: nothing else, some of which does more than show.
     fn path(&self) -> &str {
-        let is_ours = self.to.starts_with('/')
-            && !self.to.starts_with("//")
-            && self.to.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+        let is_ours = self.to.strip_prefix("/notifications").is_some_and(|rest| {
+            let is_page = rest.is_empty() || rest.starts_with(['?', '/']);
+            is_page && rest.bytes().all(|byte| byte.is_ascii_graphic())
+        });
         if is_ours { &self.to } else { "/notifications" }
     }
 }
@@ -102,8 +103,15 @@ mod tests {
     fn after_the_login_comes_a_page_of_this_server_only() {
         let path = |to: &str| To { to: to.to_owned() }.path().to_owned();
         assert_eq!(path("/notifications?by=hour"), "/notifications?by=hour");
-        for wrong in ["", "//evil.example/", "/\\evil.example", "https://evil.example/", "/a\r\nb"]
-        {
+        for wrong in [
+            "",
+            "//evil.example/",
+            "/\\evil.example",
+            "https://evil.example/",
+            "/notifications\r\nb",
+            "/notificationsx",
+            "/send_delayed?delay=0",
+        ] {
             assert_eq!(path(wrong), "/notifications", "{wrong:?}");
         }
         let uri = "http://h/notifications?by=hour&x=1".parse().unwrap();

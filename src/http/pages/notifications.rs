@@ -20,7 +20,7 @@ use super::super::problem::{Kind, Problem};
 use super::{Refusal, grouped, page, place, spoken};
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
-use crate::id::{BotId, LetterId, PipelineName};
+use crate::id::{LetterId, PipelineName};
 use crate::notification::Kept;
 use crate::notifications::Breaker;
 use crate::presence;
@@ -49,15 +49,17 @@ struct View {
     letters: Vec<(DeadLetter, Option<Kept>)>,
     now_ms: u64,
     may_redrive: bool,
-    may_redrive_all: bool,
 }
 
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
     uri: Uri,
-    Query(wish): Query<Wish>,
+    wish: Result<Query<Wish>, Problem>,
 ) -> Result<Response, Refusal> {
+    // Types are what tenants call them, and hosts are theirs.
+    caller.check_all_bots()?;
+    let Query(wish) = wish?;
     let by = wish.by.unwrap_or_default();
     let queue = queue(&api)?;
     let mut times = tallies(&api, by, if by == By::Day { DAYS } else { HOURS }).await?;
@@ -67,23 +69,23 @@ pub(super) async fn show(
         let name = format!("{} ({})", process.host, process.pid);
         process.breakers.into_iter().map(move |breaker| (name.clone(), breaker))
     });
-    let wanted = |bot: &BotId| caller.covers(bot);
-    let letters = queue.list_dead_letters(None, &wanted, None, LETTERS).await?;
+    let letters = queue.dead_letters(None, LETTERS).await?;
     let kept = join_all(letters.iter().map(async |letter| {
         let id = letter.event.as_ref()?.id().parse().ok()?;
         queue.notification(id).await.ok()?
     }));
     let kept = kept.await;
-    let may_redrive = caller.check_scope(Scope::Operate).is_ok();
+    let (look, now_ms) = (queue.view(api.clock.now()).await?, millis(api.clock.now()));
+    let first_due = queue.first_due_ms().await?;
+    let overdue_ms = first_due.map_or(0, |first| now_ms.saturating_sub(first));
     let view = View {
         by,
-        due: (queue.view(api.clock.now()).await?.delayed, queue.overdue_ms(api.clock.now()).await?),
+        due: (look.delayed, overdue_ms.max(look.oldest_age_ms)),
         times,
         breakers: breakers.collect(),
         letters: letters.into_iter().zip(kept).collect(),
-        now_ms: millis(api.clock.now()),
-        may_redrive,
-        may_redrive_all: may_redrive && caller.check_all_bots().is_ok(),
+        now_ms,
+        may_redrive: caller.check_scope(Scope::Operate).is_ok(),
     };
     Ok(page("Notifications", &body(&view, place(&uri), caller.has_token())))
 }
@@ -272,7 +274,7 @@ fn letters(view: &View) -> Markup {
         section #dead {
             div.title {
                 h2 { "Dead letters" }
-                @if view.may_redrive_all && !view.letters.is_empty() {
+                @if view.may_redrive && !view.letters.is_empty() {
                     form method="post" action="/notifications/dead/redrive" {
                         button type="submit" { "Redrive all" }
                     }
@@ -345,7 +347,6 @@ mod tests {
             letters: Vec::new(),
             now_ms: 0,
             may_redrive: true,
-            may_redrive_all: true,
         }
     }
 

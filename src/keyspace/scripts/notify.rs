@@ -211,6 +211,8 @@ fn sent(reply: &mut Reply) -> Result<Begun, ReplyError> {
         due_ms: reply.number()?,
         expires_ms: reply.number()?,
         attempts: reply.number()?,
+        ready_ms: reply.number()?,
+        counts_late: reply.number::<u8>()? == 1,
     })
 }
 
@@ -302,6 +304,8 @@ pub struct Amend<'a> {
     pub bot: &'a BotId,
     /// For which user.
     pub uid: &'a str,
+    /// The key that it has; empty for none.
+    pub key: &'a str,
     /// How.
     pub amendment: Amendment,
 }
@@ -311,9 +315,14 @@ impl Call for Amend<'_> {
     const NAME: &'static str = "amend";
 
     fn command(&self) -> Cmd {
-        let Self { keys, id, bot, uid, .. } = self;
-        let mut cmd = begin(Index::amend, keys, 2, self.now);
-        cmd.arg(keys.notification(*id)).arg(keys.online(bot, uid)).arg(id.to_string());
+        let Self { keys, id, bot, uid, key, .. } = self;
+        let more = if key.is_empty() { 2 } else { 3 };
+        let mut cmd = begin(Index::amend, keys, more, self.now);
+        cmd.arg(keys.notification(*id)).arg(keys.online(bot, uid));
+        if !key.is_empty() {
+            cmd.arg(keys.notification_key(bot, key));
+        }
+        cmd.arg(id.to_string());
         match self.amendment {
             Amendment::Cancel => cmd.arg("cancel").arg(0).arg(0),
             Amendment::Move(when) => {

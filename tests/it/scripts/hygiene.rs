@@ -240,7 +240,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Schedule { keys, now, id, new, label: "none", known: None }),
         named(&Begin { keys, now, bot: a, hold, throttle, dead_max: 1, events: &begun }),
         named(&Finish { keys, now, dead_max: 1, remember: hold, endings }),
-        named(&Amend { keys, now, id, bot: a, uid: "u", amendment: Amendment::Cancel }),
+        named(&Amend { keys, now, id, bot: a, uid: "u", key: "", amendment: Amendment::Cancel }),
         named(&Release { keys, now, bot: a, uid: "u", threshold: hold }),
         named(&Restore { keys, now, id, bot: a, uid: "u", sequence: 0 }),
     ]

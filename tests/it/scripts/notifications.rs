@@ -57,6 +57,8 @@ pub(super) fn begun(id: NotificationId) -> Begun {
         due_ms: 0,
         expires_ms: 0,
         attempts: 1,
+        ready_ms: 0,
+        counts_late: true,
     }
 }
 
@@ -166,7 +168,7 @@ impl Notes {
 
     fn amend(&mut self, id: NotificationId, uid: &str, amendment: Amendment) -> Amended {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
-        self.shard.call(self.now, &Amend { keys, now, id, bot, uid, amendment })
+        self.shard.call(self.now, &Amend { keys, now, id, bot, uid, key: "k", amendment })
     }
 
     fn online(&mut self, uid: &str) -> bool {
@@ -470,6 +472,103 @@ fn one_that_waits_and_is_replaced_by_one_for_another_user_waits_no_more() {
     assert!(matches!(scheduled, Scheduled::Ok { .. }), "{scheduled:?}");
     assert_eq!(notes.state(first), "cancelled");
     assert_eq!((notes.online("old"), notes.online("new")), (false, true));
+}
+
+#[test]
+fn one_that_is_moved_while_its_event_is_queued_is_sent_once() {
+    let mut notes = Notes::new();
+    let moved = notes.schedule(&new("b", "u", 0));
+    notes.promote();
+    for _ in 0..3 {
+        let now = Amendment::Move(When::After(Duration::ZERO));
+        assert_eq!(notes.amend(moved, "u", now), Amended::Done);
+        notes.promote();
+    }
+    assert_eq!(notes.queued(&bot("b")).len(), 4);
+    let begun = notes.step("b");
+    assert_eq!(begun.iter().map(|begun| begun.id).collect::<Vec<_>>(), [moved]);
+    notes.finish(&begun[0], Ending::Dead("410".into()));
+    assert_eq!(notes.step("b"), []);
+    assert_eq!(notes.state(moved), "dead");
+}
+
+#[test]
+fn a_key_is_kept_as_long_as_its_notification_however_far_it_is_moved() {
+    let mut notes = Notes::new();
+    let keyed = NewNotification {
+        key: Some(("k".to_owned(), Duplicates::Ignore)),
+        ..new("b", "u", 60_000)
+    };
+    let moved = notes.schedule(&keyed);
+    let far = Amendment::Move(When::After(100 * DAY));
+    assert_eq!(notes.amend(moved, "u", far), Amended::Done);
+    let key = notes.shard.keys.notification_key(&bot("b"), "k");
+    let left: i64 = notes.shard.clocked.plain().ttl(key).unwrap();
+    assert!(left > 107 * 86_400, "{left}");
+}
+
+#[test]
+fn one_that_is_being_sent_is_not_replaced_and_ends_by_its_answer() {
+    let mut notes = Notes::new();
+    let keyed =
+        NewNotification { key: Some(("k".to_owned(), Duplicates::Replace)), ..new("b", "u", 0) };
+    let first = notes.schedule(&keyed);
+    let begun = notes.step("b").remove(0);
+    let (second, scheduled) = notes.schedule_over(&keyed, Some((first, "u")));
+    assert!(matches!(scheduled, Scheduled::Ok { cancelled: None, .. }), "{scheduled:?}");
+    assert_eq!(notes.state(first), "sending");
+    assert_eq!(notes.finish(&begun, Ending::Sent), Some("sent".into()));
+    notes.pass(1);
+    assert_eq!(notes.step("b"), [], "the user got one");
+    assert_eq!(notes.state(second), "throttled");
+}
+
+#[test]
+fn what_was_only_put_off_until_it_expired_is_a_dead_letter() {
+    let mut notes = Notes::new();
+    let short = NewNotification { expires_in: Duration::from_secs(60), ..new("b", "u", 0) };
+    let note = notes.schedule(&short);
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Postpone(Duration::from_secs(30), "left alone".into()));
+    notes.pass(61);
+    assert_eq!(notes.step("b"), []);
+    assert_eq!(notes.state(note), "dead");
+    assert_eq!(notes.stats(), counted(&[("dead", 1), ("received", 1)]));
+}
+
+#[test]
+fn waiting_for_a_user_or_for_a_threshold_is_not_late_nor_is_what_was_told_before() {
+    let mut notes = Notes::new();
+    notes.throttle.defers = true;
+    let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
+    notes.pass(60);
+    assert!(notes.online("w"));
+    let begun = notes.step("b").remove(0);
+    assert_eq!((begun.id, begun.counts_late), (waits, false));
+    notes.finish(&begun, Ending::Sent);
+    for uid in ["u", "u"] {
+        notes.schedule(&new("b", uid, 0));
+    }
+    let first = notes.step("b").remove(0);
+    assert_eq!((first.ready_ms, first.counts_late), (first.due_ms, true));
+    notes.late = Some(Duration::from_millis(3));
+    notes.finish(&first, Ending::Sent);
+    notes.pass(1);
+    assert_eq!(notes.step("b"), []);
+    notes.pass(1_800);
+    let deferred = notes.step("b").remove(0);
+    assert_eq!(deferred.ready_ms, deferred.due_ms + 1_800_000);
+    // What a killed process was sending is late: nothing of it was told.
+    notes.pass(26);
+    let again = notes.step("b");
+    let again = again.iter().find(|begun| begun.id == deferred.id).unwrap();
+    assert_eq!((again.attempts, again.counts_late), (2, true));
+    notes.finish(again, Ending::Retry(Duration::from_secs(5), "500".into()));
+    notes.pass(6);
+    let third = notes.step("b");
+    let third = third.iter().find(|begun| begun.id == deferred.id).unwrap();
+    assert!(!third.counts_late);
+    assert_eq!(notes.stats()["none|late3"], 2);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A real server on the MongoDB wire protocol of a test's own. `.ci/setup test` installs it.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::process::signal;
+pub(crate) use super::redis::free_port;
 use super::wait::{eventually, holds_within};
 
 const START_WITHIN: Duration = Duration::from_secs(30);
@@ -154,9 +155,4 @@ pub(crate) fn program() -> PathBuf {
         program.display()
     );
     program
-}
-
-/// An address where nobody listens.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }

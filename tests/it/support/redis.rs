@@ -1,10 +1,12 @@
 //! A real `redis-server` of a test's own that can be killed, frozen and robbed of its tail.
 
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 
 use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
@@ -210,8 +212,16 @@ impl Drop for RedisServer {
     }
 }
 
+/// A port that nobody has, and that no other test of this process was told before.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    static TOLD: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        if TOLD.lock().unwrap().insert(port) {
+            return port;
+        }
+    }
 }
 
 #[cfg(test)]
