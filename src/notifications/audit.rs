@@ -3,7 +3,7 @@
 //! Every change of a notification is one script, so there should be none: not after a crash, nor
 //! after Redis lost its tail. It is for what nobody thought of, and for who edits Redis by hand.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +15,13 @@ use crate::keyspace::scripts::Hold;
 use crate::keyspace::{Link, Primary, Server, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::notification::NotificationId;
-use crate::queue::Queue;
+use crate::queue::{Queue, Suspect};
 
 /// Between two steps of the one that runs beside the work of a process: a million takes minutes,
 /// and nobody notices.
 const PACE: Duration = Duration::from_millis(50);
+/// Notifications that are looked for in the queues together: a queue that is long is read seldom.
+const SUSPECTS_MAX: usize = 50_000;
 /// Who audits says so this often at least.
 const LOCK: Duration = Duration::from_secs(30);
 /// At the end, to give the lock back.
@@ -43,6 +45,8 @@ struct Walk<'a> {
     /// Those that are not done, and how far the last of them is.
     primaries: Vec<Primary>,
     cursor: u64,
+    /// Those without a due time that were not looked for in the queues yet.
+    suspects: Vec<Suspect>,
     found: Audit,
 }
 
@@ -50,7 +54,8 @@ impl<'a> Walk<'a> {
     async fn begin(queue: &'a Queue, clock: &'a SharedClock) -> Result<Self, StoreError> {
         let server = Server::new(queue.link().target().clone(), ANSWER);
         let primaries = server.primaries().await?;
-        Ok(Self { queue, clock, primaries, cursor: 0, found: Audit::default() })
+        let (suspects, found) = (Vec::new(), Audit::default());
+        Ok(Self { queue, clock, primaries, cursor: 0, suspects, found })
     }
 
     /// Looks at some hundred; answers whether there are more.
@@ -60,12 +65,37 @@ impl<'a> Walk<'a> {
         let ids: Vec<NotificationId> =
             names.iter().filter_map(|name| keys::notification_of(name)).collect();
         self.found.records += ids.len() as u64;
-        self.found.restored += restore(self.queue, self.clock, &ids).await?;
+        if !ids.is_empty() {
+            self.suspects.extend(self.queue.without_due_time(&ids).await?);
+        }
         self.cursor = next;
         if next == 0 {
             self.primaries.pop();
         }
-        Ok(!self.primaries.is_empty())
+        let at_the_end = self.primaries.is_empty();
+        if at_the_end || self.suspects.len() >= SUSPECTS_MAX {
+            self.judge().await?;
+        }
+        Ok(!at_the_end)
+    }
+
+    /// Restores those whose events are in no queue. Each queue is read once for many of them.
+    async fn judge(&mut self) -> Result<(), StoreError> {
+        let mut of_bots: HashMap<BotId, Vec<Suspect>> = HashMap::new();
+        for suspect in std::mem::take(&mut self.suspects) {
+            of_bots.entry(suspect.bot.clone()).or_default().push(suspect);
+        }
+        for (bot, suspects) in of_bots {
+            let queued = self.queue.queued_ids(&bot).await?;
+            for lost in suspects.iter().filter(|one| !queued.contains(&one.id.to_string())) {
+                if self.queue.restore(lost, self.clock.now()).await? {
+                    warn!(notification = %lost.id, bot = bot.as_str(),
+                        "a notification was in no structure; it is scheduled again");
+                    self.found.restored += 1;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -77,33 +107,6 @@ pub(crate) async fn audit(queue: &Queue, clock: &SharedClock) -> Result<Audit, S
     let mut walk = Walk::begin(queue, clock).await?;
     while walk.step().await? {}
     Ok(walk.found)
-}
-
-async fn restore(
-    queue: &Queue,
-    clock: &SharedClock,
-    ids: &[NotificationId],
-) -> Result<u64, StoreError> {
-    if ids.is_empty() {
-        return Ok(0);
-    }
-    let mut lost = queue.without_due_time(ids).await?;
-    // Those whose events are queued miss nothing.
-    let mut queued: HashMap<BotId, HashSet<String>> = HashMap::new();
-    for suspect in &lost {
-        if !queued.contains_key(&suspect.bot) {
-            queued.insert(suspect.bot.clone(), queue.queued_ids(&suspect.bot).await?);
-        }
-    }
-    lost.retain(|suspect| !queued[&suspect.bot].contains(&suspect.id.to_string()));
-    let mut restored = 0;
-    for suspect in &lost {
-        if queue.restore(suspect, clock.now()).await? {
-            warn!(notification = %suspect.id, bot = suspect.bot.as_str(), "a notification was in no structure; it is scheduled again");
-            restored += 1;
-        }
-    }
-    Ok(restored)
 }
 
 /// One audit, beside other work, by one process at a time.

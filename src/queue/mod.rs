@@ -32,6 +32,7 @@ pub use self::dead::DeadLetter;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
 pub use self::list::{BotCursor, BotOrder, BotPage};
+pub(crate) use self::notifications::Suspect;
 pub use self::notifications::{Accepted, KINDS_MAX, Span, Stats, Tally};
 pub use self::views::{Book, IDEMPOTENCY_WINDOW, Known, NewViews, ViewSettings};
 use crate::config::{OnOverflow, PipelineConfig};
