@@ -213,7 +213,8 @@ impl NewNotification {
         for (parameter, time) in [(parameter, delay), ("expires_in", self.expires_in)] {
             if time > DELAY_MAX {
                 let days = DELAY_MAX.as_secs() / 86_400;
-                return unusable(parameter, format!("is more than {days} days"));
+                let ahead = if parameter == "at" { " from now" } else { "" };
+                return unusable(parameter, format!("is more than {days} days{ahead}"));
             }
         }
         if self.expires_in.is_zero() {

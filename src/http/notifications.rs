@@ -221,7 +221,7 @@ impl Change {
         };
         if delay > DELAY_MAX {
             let days = DELAY_MAX.as_secs() / 86_400;
-            return Err(Problem::field(name, format!("it is more than {days} days")));
+            return Err(Problem::field(name, format!("it is more than {days} days from now")));
         }
         Ok(when)
     }

@@ -48,7 +48,8 @@ impl<S: Send + Sync> FromRequest<S> for Parameters {
             Some(JSON) => all.add_json(&body)?,
             other => {
                 let wanted = format!("{JSON} or {FORM}");
-                return Err(unsupported(other.unwrap_or("missing"), &wanted));
+                let found = other.filter(|found| !found.is_empty());
+                return Err(unsupported(found.unwrap_or("missing"), &wanted));
             }
         }
         Ok(all)

@@ -97,7 +97,7 @@ pub enum UrlError {
 
 /// An address that a tenant's URL may not reach.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{host} is at {address}, which is not public; callbacks.allow_nets may allow its network")]
+#[error("{}, which is not public; callbacks.allow_nets may allow its network", self.place())]
 pub struct AddressRefused {
     /// As the URL names it.
     pub host: String,
@@ -112,6 +112,19 @@ pub struct AddressRefused {
 pub struct CheckedUrl {
     url: Url,
     operators: bool,
+}
+
+impl AddressRefused {
+    /// A name is somewhere; an address is.
+    fn place(&self) -> String {
+        let Self { host, address } = self;
+        let plain = host.trim_start_matches('[').trim_end_matches(']');
+        if plain == address.to_string() {
+            format!("the address is {address}")
+        } else {
+            format!("{host} is at {address}")
+        }
+    }
 }
 
 impl CheckedUrl {
