@@ -105,6 +105,22 @@ pub enum When {
 }
 
 impl When {
+    /// Checks that it is not more than [`DELAY_MAX`] ahead, at `now` since 1970.
+    ///
+    /// # Errors
+    /// Names the parameter that says it.
+    pub fn check(self, now: Duration) -> Result<(), Unusable> {
+        let (parameter, ahead) = match self {
+            Self::After(delay) => ("delay", delay),
+            Self::At(time) => ("at", time.saturating_sub(now)),
+        };
+        if ahead > DELAY_MAX {
+            let problem = format!("is more than {} days from now", days(DELAY_MAX));
+            return Err(Unusable { parameter, problem });
+        }
+        Ok(())
+    }
+
     /// The time in ms since 1970 or 0, and the delay in ms. Rounded up: never early.
     pub(crate) fn parts(self) -> (u64, u64) {
         let up = |time: Duration| {
@@ -115,6 +131,10 @@ impl When {
             Self::At(time) => (up(time).max(1), 0),
         }
     }
+}
+
+fn days(time: Duration) -> u64 {
+    time.as_secs() / 86_400
 }
 
 /// What is done when another notification of the bot has the key.
@@ -206,16 +226,9 @@ impl NewNotification {
                 "is empty; name the user whose being online it waits for".to_owned(),
             );
         }
-        let (parameter, delay) = match self.when {
-            When::After(delay) => ("delay", delay),
-            When::At(time) => ("at", time.saturating_sub(now)),
-        };
-        for (parameter, time) in [(parameter, delay), ("expires_in", self.expires_in)] {
-            if time > DELAY_MAX {
-                let days = DELAY_MAX.as_secs() / 86_400;
-                let ahead = if parameter == "at" { " from now" } else { "" };
-                return unusable(parameter, format!("is more than {days} days{ahead}"));
-            }
+        self.when.check(now)?;
+        if self.expires_in > DELAY_MAX {
+            return unusable("expires_in", format!("is more than {} days", days(DELAY_MAX)));
         }
         if self.expires_in.is_zero() {
             let problem = "is 0, so that it would have expired when it is due";

@@ -4,6 +4,7 @@ mod send;
 pub(super) mod stats;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -22,7 +23,7 @@ use super::problem::{Kind, Problem};
 use crate::clock::rfc3339;
 use crate::id::BotId;
 use crate::keyspace::scripts::{Amended, Amendment};
-use crate::notification::{DELAY_MAX, Kept, NotificationId, When};
+use crate::notification::{Kept, NotificationId, State as Stage, When};
 use crate::notifications::{AcceptError, Notifications};
 
 /// What asks for the scope `publish`.
@@ -97,7 +98,7 @@ struct Notification {
     #[serde(rename = "type")]
     kind: String,
     /// How it is, or how it ended.
-    state: crate::notification::State,
+    state: Stage,
     /// When it was accepted.
     #[schema(format = DateTime)]
     created: String,
@@ -179,9 +180,7 @@ async fn cancel(
 ) -> Result<StatusCode, Problem> {
     let kept = path.find(&api, &caller).await?;
     match api.notifications()?.amend(&kept, Amendment::Cancel).await? {
-        Amended::Done | Amended::Not(crate::notification::State::Cancelled) => {
-            Ok(StatusCode::NO_CONTENT)
-        }
+        Amended::Done | Amended::Not(Stage::Cancelled) => Ok(StatusCode::NO_CONTENT),
         Amended::Not(state) => Err(over(state)),
         Amended::Gone => Err(path.none()),
     }
@@ -200,31 +199,28 @@ struct Change {
 }
 
 impl Change {
-    fn when(self, now: std::time::Duration) -> Result<When, Problem> {
-        let (when, name, delay) = match (self.delay, self.at) {
-            (Some(delay), None) => {
-                let delay = parameters::seconds(&delay.to_string())
-                    .map_err(|detail| Problem::field("delay", detail))?;
-                (When::After(delay), "delay", delay)
-            }
-            (None, Some(at)) => {
-                let at = parameters::time(&at).map_err(|detail| Problem::field("at", detail))?;
-                (When::At(at), "at", at.saturating_sub(now))
-            }
-            (None, None) => {
-                let detail = "it is missing; send delay or at, whichever says when it is due";
-                return Err(Problem::field("delay", detail));
-            }
-            (Some(_), Some(_)) => {
-                return Err(Problem::field("at", "there is delay too; send one of them"));
-            }
-        };
-        if delay > DELAY_MAX {
-            let days = DELAY_MAX.as_secs() / 86_400;
-            return Err(Problem::field(name, format!("it is more than {days} days from now")));
-        }
+    fn when(self, now: Duration) -> Result<When, Problem> {
+        let refused = |name| move |detail| Problem::field(name, detail);
+        let delay = self.delay.map(|delay| parameters::seconds(&delay.to_string()));
+        let delay = delay.transpose().map_err(refused("delay"))?;
+        let at = self.at.map(|at| parameters::time(&at)).transpose().map_err(refused("at"))?;
+        let when = either(delay, at)?.ok_or_else(|| {
+            Problem::field(
+                "delay",
+                "it is missing; send delay or at, whichever says when it is due",
+            )
+        })?;
+        when.check(now).map_err(AcceptError::from)?;
         Ok(when)
     }
+}
+
+/// When a notification is due: by its delay or its time, not both.
+fn either(delay: Option<Duration>, at: Option<Duration>) -> Result<Option<When>, Problem> {
+    if delay.is_some() && at.is_some() {
+        return Err(Problem::field("at", "there is delay too; send one of them"));
+    }
+    Ok(delay.map(When::After).or(at.map(When::At)))
 }
 
 /// Change when a notification is due
@@ -251,7 +247,7 @@ async fn change(
 }
 
 /// It cannot be changed any more.
-fn over(state: crate::notification::State) -> Problem {
+fn over(state: Stage) -> Problem {
     let detail = format!("it is {state}; only what is scheduled or waiting can be changed");
     Problem::new(Kind::NotificationOver, detail)
 }

@@ -36,6 +36,11 @@ impl Reply {
         }
     }
 
+    /// The whole reply is 1 for yes, or another number.
+    pub(crate) fn yes(value: Value) -> Result<bool, ReplyError> {
+        Ok(Self::single(value)?.number::<i64>()? == 1)
+    }
+
     /// A reply of one element that is no array.
     pub(crate) fn single(value: Value) -> Result<Self, ReplyError> {
         Self::new(Value::Array(vec![value]))

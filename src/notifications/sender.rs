@@ -139,7 +139,10 @@ impl Sender {
             let ending = match inner.places.ask(EVERYWHERE, 0, Instant::now()) {
                 Told::Go(place) => {
                     let ending = inner.calls.send(&begun, now).await;
-                    place.say(true, Instant::now());
+                    // What was put off says nothing about how long a place is taken.
+                    if !matches!(ending, Ending::Postpone(..)) {
+                        place.say(true, Instant::now());
+                    }
                     ending
                 }
                 Told::Open(after) | Told::Full(after) => {

@@ -15,6 +15,7 @@ use super::super::auth::Caller;
 use super::super::docs::{Body, OfNotifications};
 use super::super::parameters::{self, Parameters, shown};
 use super::super::problem::Problem;
+use super::either;
 use crate::id::BotId;
 use crate::notification::{Duplicates, NO_KIND, NewNotification, UID_MAX_BYTES, When};
 use crate::outbound::{CheckedUrl, Policy};
@@ -151,18 +152,14 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
         |name: &str, remedy: &str| Problem::field(name, format!("it is missing; {remedy}"));
     let (bot, uid) = (bot(&mut given)?, given.take("uid").unwrap_or_default());
     let waits = given.read("send_than_online", parameters::flag)?.unwrap_or_default();
-    let delay = given.read("delay", parameters::seconds)?.map(When::After);
-    let at = given.read("at", parameters::time)?.map(When::At);
-    let when = match (delay, at) {
-        (Some(_), Some(_)) => {
-            return Err(Problem::field("at", "there is delay too; send one of them"));
-        }
-        (None, None) if waits => When::After(Duration::ZERO),
-        (None, None) => {
+    let delay = given.read("delay", parameters::seconds)?;
+    let when = match either(delay, given.read("at", parameters::time)?)? {
+        Some(when) => when,
+        None if waits => When::After(Duration::ZERO),
+        None => {
             let remedy = "write after how many seconds it is due, or when with at";
             return Err(missing("delay", remedy));
         }
-        (delay, at) => delay.or(at).unwrap_or(When::After(Duration::ZERO)),
     };
     let target = given.read("url", url)?;
     let target = target.ok_or_else(|| missing("url", "write the URL that is to be called"))?;

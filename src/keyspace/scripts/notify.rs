@@ -373,7 +373,7 @@ impl Call for Release<'_> {
     }
 
     fn reply(value: Value) -> Result<bool, ReplyError> {
-        Ok(Reply::single(value)?.number::<i64>()? == 1)
+        Reply::yes(value)
     }
 }
 
@@ -407,6 +407,6 @@ impl Call for Restore<'_> {
     }
 
     fn reply(value: Value) -> Result<bool, ReplyError> {
-        Ok(Reply::single(value)?.number::<i64>()? == 1)
+        Reply::yes(value)
     }
 }

@@ -115,7 +115,7 @@ impl Call for Resume<'_> {
     }
 
     fn reply(value: Value) -> Result<bool, ReplyError> {
-        Ok(Reply::single(value)?.number::<i64>()? == 1)
+        Reply::yes(value)
     }
 }
 
@@ -141,7 +141,7 @@ impl Call for Hold<'_> {
     }
 
     fn reply(value: Value) -> Result<bool, ReplyError> {
-        Ok(Reply::single(value)?.number::<i64>()? == 1)
+        Reply::yes(value)
     }
 }
 
