@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fairlane::event::Event;
-use fairlane::fanout::{Filter, Glob};
+use fairlane::filter::{Facts, Filter, Glob, Sees};
 use fairlane::id::{BotId, ShardCount};
 use fairlane::pool::scale::{Load, wanted};
 
@@ -30,13 +30,17 @@ fn events(criterion: &mut Criterion) {
 fn matching(criterion: &mut Criterion) {
     let event = Event::from_json(JSON.as_bytes()).expect("an event");
     let glob = Glob::new("tag.*");
-    let filter = Filter::compile(r#"event.data.tag == "vip" && event.data.price > 10.0"#)
-        .expect("a legal filter");
+    let filter =
+        Filter::compile(r#"event.data.tag == "vip" && event.data.price > 10.0"#, Sees::Event)
+            .expect("a legal filter");
     let shards = ShardCount::new(16).expect("a legal count");
     let mut group = criterion.benchmark_group("fanout");
     group.throughput(Throughput::Elements(1));
     group.bench_function("glob", |bench| bench.iter(|| glob.matches(black_box("tag.applied"))));
-    group.bench_function("filter", |bench| bench.iter(|| filter.matches(black_box(&event))));
+    let of = |event| Facts::of(event).expect("facts");
+    group.bench_function("facts", |bench| bench.iter(|| of(black_box(&event))));
+    let facts = of(&event);
+    group.bench_function("filter", |bench| bench.iter(|| filter.matches(black_box(&facts))));
     group.bench_function("shard", |bench| bench.iter(|| black_box(event.bot()).shard(shards)));
     group.finish();
 }

@@ -8,8 +8,6 @@
 //!    Each carries the shard's chain of offsets, so the shard itself notices a repeated or lost
 //!    call.
 
-mod pattern;
-
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +19,9 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-pub use self::pattern::{FILTER_MAX_BYTES, FILTER_MAX_DEPTH, Filter, FilterError, Glob};
 use crate::bus::Entry;
 use crate::event::Event;
+use crate::filter::{Facts, Filter, Glob};
 use crate::id::{BotId, Offset, Shard};
 use crate::keyspace::scripts::{Counted, Enqueue, Enqueued, Queued};
 use crate::keyspace::{Link, Reply, StoreError};
@@ -323,7 +321,8 @@ fn position(link: &Link, answers: [Result<Value, StoreError>; 2]) -> Result<Offs
 impl Route {
     fn takes(&self, event: &Event) -> bool {
         let Some(filter) = &self.filter else { return true };
-        filter.matches(event).unwrap_or_else(|error| {
+        let matches = Facts::of(event).and_then(|facts| filter.matches(&facts));
+        matches.unwrap_or_else(|error| {
             self.metrics.filter_errors.increment(1);
             if self.warned.take() {
                 warn!(pipeline = %self.queue.name(), id = event.id(), %error,

@@ -15,7 +15,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`id`], [`event`], [`view`], [`notification`], [`clock`] | the base: parsed ids, the event and its wire forms, views of ads, delayed notifications, time |
+//! | [`id`], [`event`], [`filter`], [`view`], [`notification`], [`clock`] | the base: parsed ids, the event and its wire forms, globs and CEL, views of ads, delayed notifications, time |
 //! | [`keyspace`] | Redis: connections, THE key table, one typed call per `lua/*.lua` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
 //! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document |
@@ -88,6 +88,7 @@ mod counters;
 pub mod demo;
 pub mod event;
 pub mod fanout;
+pub mod filter;
 pub mod handler;
 pub mod history;
 mod http;

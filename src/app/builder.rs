@@ -10,7 +10,8 @@ use tracing::{info, warn};
 use super::{App, AppError, Roles};
 use crate::clock::SharedClock;
 use crate::config::{Config, OnThrottle, PipelineConfig, Start};
-use crate::fanout::{Filter, Glob, OncePerMinute, Route};
+use crate::fanout::{OncePerMinute, Route};
+use crate::filter::{Filter, Glob, Sees};
 use crate::handler::{
     AnyHandler, CounterHandler, Environment, Handler, MinAge, NotifyHandler, PushHandler,
 };
@@ -255,7 +256,8 @@ impl Builder {
         counting: &Counting,
     ) -> Result<Plan, AppError> {
         let handler = self.handler_of(name, config, outbound, counting)?;
-        let filter = config.filter.as_deref().map(Filter::compile).transpose();
+        let filter =
+            config.filter.as_deref().map(|text| Filter::compile(text, Sees::Event)).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
         let max = if self.roles.work { config.workers.max.get() } else { 0 };

@@ -30,7 +30,7 @@ use tracing::{info, warn};
 
 use super::problem::{Kind, Problem};
 use crate::config::{Config, Scope, TokenConfig};
-use crate::fanout::Glob;
+use crate::filter::Glob;
 use crate::id::{BotId, PipelineName};
 use crate::view::AdId;
 

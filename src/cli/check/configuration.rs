@@ -3,7 +3,7 @@
 use super::{Exit, Finding};
 use crate::cli::output::count;
 use crate::config::{COUNTER, Config, ConfigError, NOTIFY, PipelineConfig};
-use crate::fanout::Filter;
+use crate::filter::{Filter, Sees};
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
 
@@ -90,7 +90,9 @@ fn check_secrets(config: &Config) -> Finding {
 
 fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
     let check = format!("pipeline {name}");
-    if let Some(Err(error)) = pipeline.filter.as_deref().map(Filter::compile) {
+    if let Some(Err(error)) =
+        pipeline.filter.as_deref().map(|text| Filter::compile(text, Sees::Event))
+    {
         return Finding::fail(
             check,
             error.to_string(),
