@@ -1,12 +1,13 @@
 #!lua
 -- redrive: puts one dead letter back into its bot's queue, in order: before the first event with
--- a higher sequence. Revokes a running lease, whose holder counted from another head.
+-- a higher sequence; or at the end with a new sequence, where who handles it passes over what is not
+-- above the last. Revokes a running lease, whose holder counted from another head.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] q:<bot>
--- ARGV  id of the dead letter, bot, slice µs
+-- ARGV  id of the dead letter, bot, slice µs, renew (1 or 0)
 -- Reply 1, or 0 when there is no such dead letter of this bot
 -- Cost  about 13 commands, more behind many events that were redriven before
-assert(#KEYS == 10 and #ARGV == 3, 'redrive: wrong number of arguments')
+assert(#KEYS == 10 and #ARGV == 4, 'redrive: wrong number of arguments')
 local DLQ, QUEUE, id, bot = KEYS[9], KEYS[10], ARGV[1], ARGV[2]
 local letter = call('XRANGE', DLQ, id, id)[1]
 if not letter then
@@ -21,8 +22,14 @@ if fields.bot ~= bot then
 end
 -- Sequences are big-endian, so their bytes compare as the numbers do.
 local mine, before, from = string.sub(fields.record, 4, 11), nil, 0
+local renews = ARGV[4] == '1'
+if renews then
+  local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, NOW_US)
+  call('HSET', META, 'seq', sequence)
+  fields.record = record(sequence, string.sub(fields.record, 12))
+end
 repeat
-  local heads = call('LRANGE', QUEUE, from, from + 63)
+  local heads = renews and {} or call('LRANGE', QUEUE, from, from + 63)
   for _, head in ipairs(heads) do
     if string.sub(head, 4, 11) > mine then
       before = head

@@ -6,13 +6,13 @@
 -- notification has it: `ignore` keeps that one unless it has ended, `replace` cancels it unless it is
 -- being sent. One that
 -- was accepted just before is kept by `ignore` even if it has ended, unless it was cancelled: the
--- caller repeats a request whose answer was lost.
+-- caller repeats a request whose answer was lost. `once` keeps it as long as it is known.
 --
 -- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and with a key:
 --       [16] key:<bot> <key> (string: id), [17] n:<id that has the key> and [18] its
 --       online:<bot> <uid> (or again KEYS[14] and KEYS[15])
 -- ARGV  id, bot, uid, type, label, due (ms since 1970, 0: by the delay), delay ms, expires after
---       (ms from the due time), online (1 or 0), duplicates ('ignore' | 'replace' | ''), the id that
+--       (ms from the due time), online (1 or 0), duplicates ('ignore' | 'replace' | 'once' | ''), the id that
 --       has the key or '', then names and values of what else the record has
 -- Reply {'OK', due (ms), label of the one that was replaced or ''} | {'DUP', due of the one that has
 --       the key} | {'AGAIN'}: another one has the key by now
@@ -30,7 +30,8 @@ if KEYS[16] then
   end
   local known = other ~= '' and note_at(17, other)
   local repeated = known and NOW_MS - known.created < REPEAT_MS and known.state ~= 'cancelled'
-  if ARGV[10] == 'ignore' and known and (repeated or not ENDED[known.state]) then
+  if known and (ARGV[10] == 'once'
+      or ARGV[10] == 'ignore' and (repeated or not ENDED[known.state])) then
     return {'DUP', known.due}
   end
   if known and not ENDED[known.state] and known.state ~= 'sending' then

@@ -10,7 +10,8 @@
 --   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress
 --   KEYS[6] fin     sorted set bot -> last virtual finish (µs), only while ahead of the clock
 --   KEYS[7] paused  set        bots that an operator stopped
---   KEYS[8] wake    channel    'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one falls
+--   KEYS[8] wake    channel    'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one falls;
+--                           'rules <bot>' when those change
 --
 -- Numbers: everything stays below 2^53. Numbers handed to redis.call keep all digits; numbers
 -- joined into a text do not, hence digits().

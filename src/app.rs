@@ -16,7 +16,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 pub use self::builder::Builder;
-use self::builder::{Counting, Plan};
+use self::builder::{Plan, Stores};
+use crate::automation::effects::Effects;
+use crate::automation::stats::{self, RuleNotes};
+use crate::automation::{self, Editor, RulesEar};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::clock::{SharedClock, SystemClock, millis};
@@ -165,7 +168,7 @@ pub struct App {
     links: Links,
     plans: Vec<Plan>,
     lease_key: LeaseKey,
-    counting: Counting,
+    stores: Stores,
     metrics_listener: TcpListener,
     http_door: Option<(TcpListener, Access)>,
 }
@@ -205,7 +208,7 @@ impl App {
         builder: Builder,
         plans: Vec<Plan>,
         target: Target,
-        counting: Counting,
+        stores: Stores,
     ) -> Result<Self, AppError> {
         let Builder { config, roles, clock, .. } = builder;
         let shards = config.redis.shards;
@@ -236,7 +239,7 @@ impl App {
             links,
             plans,
             lease_key,
-            counting,
+            stores,
             metrics_listener,
             http_door,
         })
@@ -288,12 +291,12 @@ impl App {
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
         let notifications = self.notifications();
         let App { config, roles, clock, target, private, links, plans, lease_key, .. } = self;
-        let counting = self.counting;
+        let stores = self.stores;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
         let health = Health {
             link: Arc::clone(&links.admin),
-            mongodb: watch::begin(counting.mongo.clone(), &shutdown),
+            mongodb: watch::begin(stores.mongo.clone(), &shutdown),
             stopping: shutdown.soft.clone(),
         };
         if let Ok(address) = self.metrics_listener.local_addr() {
@@ -306,9 +309,10 @@ impl App {
         if let Some((listener, access)) = self.http_door {
             let open = |plan: &Plan| plan.open(plan.queue(&config, &links.admin));
             let leases = OpenLeases::new(&lease_key, &clock, plans.iter().map(open));
-            let counters = counters(&counting, &plans, &config, &links.views);
+            let counters = counters(&stores, &plans, &config, &links.views);
+            let automations = editor(&stores, &plans, &config, &links.admin);
             let admin = Arc::clone(&links.admin);
-            let (shards, views) = (config.redis.shards, counting.views.clone());
+            let (shards, views) = (config.redis.shards, stores.views.clone());
             let pipelines = config.pipelines.clone();
             let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
             let api = Api {
@@ -319,8 +323,9 @@ impl App {
                 access: Arc::new(access),
                 leases,
                 counters,
+                automations,
                 exports: Exports::default(),
-                notifications,
+                notifications: notifications.clone(),
                 targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             };
             servers.spawn(http::serve(listener, http::routes(api, health.clone()), stop.clone()));
@@ -333,11 +338,12 @@ impl App {
         let now = clock.now();
         let gates = plans.iter().find_map(Plan::gates).filter(|_| roles.work);
         shutdown.spawn(presence::run(meters, gates, &roles.names(), link, now, shutdown.clone()));
-        if let Ok(store) = &counting.store {
+        if let Ok(store) = &stores.counters {
             shutdown.spawn(upkeep::prepare(store.clone(), shutdown.clone()));
-            let (link, min_age) = (Arc::clone(&links.admin), counting.min_age.clone());
+            let (link, min_age) = (Arc::clone(&links.admin), stores.min_age.clone());
             shutdown.spawn(upkeep::watch_persistence(link, min_age, shutdown.clone()));
         }
+        let views = counters(&stores, &plans, &config, &links.views);
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -354,9 +360,27 @@ impl App {
                 }
                 shutdown.spawn(schedule::run(queue.clone(), board, clock, shutdown.clone()));
             }
+            if let Some(automations) = plan.automations().filter(|_| roles.work || roles.ingest) {
+                ears.push(Box::new(RulesEar(automations.clone())));
+                shutdown.spawn(automation::watch::run(automations.clone(), shutdown.clone()));
+            }
             if roles.work {
-                let pool =
-                    plan.pool(queue.over(Arc::clone(&links.pool)), &clock, &lease_key, &shutdown);
+                let effects = |queue: Queue| {
+                    let notes = Arc::new(RuleNotes::new(Arc::clone(&clock)));
+                    let adding = stats::run(Arc::clone(&notes), queue.clone(), shutdown.clone());
+                    shutdown.spawn(adding);
+                    Effects {
+                        bus: Arc::clone(&links.pool),
+                        stream: config.bus.streams.first().cloned().unwrap_or_default(),
+                        queue,
+                        notifications: notifications.clone(),
+                        counters: views.clone(),
+                        clock: Arc::clone(&clock),
+                        notes,
+                    }
+                };
+                let queue = queue.over(Arc::clone(&links.pool));
+                let pool = plan.pool(queue, &clock, &lease_key, effects, &shutdown);
                 ears.push(pool.listener());
                 shutdown.spawn(pool.run());
             }
@@ -382,7 +406,7 @@ impl App {
         }
 
         let redis = private.map(|redis| supervise::redis(redis, &config, &links.admin, &shutdown));
-        let mongo = self.private_mongo.zip(counting.mongo.clone());
+        let mongo = self.private_mongo.zip(stores.mongo.clone());
         let mongo =
             mongo.map(|(private, mongo)| supervise::mongo(private, &config, mongo, &shutdown));
         let (redis, mongo) = (OptionFuture::from(redis), OptionFuture::from(mongo));
@@ -393,7 +417,7 @@ impl App {
         // A client that stalls in mid-request must not keep the process.
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
-        if let Some(mongo) = counting.mongo {
+        if let Some(mongo) = stores.mongo {
             mongo.close().await;
         }
         // Our connections must be gone before the last one out turns off the light.
@@ -454,15 +478,28 @@ async fn register(
 
 /// What counts views, or why nothing does.
 fn counters(
-    counting: &Counting,
+    stores: &Stores,
     plans: &[Plan],
     config: &Config,
     link: &Arc<Link>,
 ) -> Result<Counters, String> {
-    let store = counting.store.clone()?;
+    let store = stores.counters.clone()?;
     let plan = plans.iter().find(|plan| plan.name.counts_views());
     let plan = plan.ok_or_else(|| "pipelines.counters is not enabled".to_owned())?;
     Ok(Counters::new(plan.queue(config, link), store))
+}
+
+/// What changes rules, or why nobody evaluates them.
+fn editor(
+    stores: &Stores,
+    plans: &[Plan],
+    config: &Config,
+    link: &Arc<Link>,
+) -> Result<Editor, String> {
+    let automations = stores.automations.clone()?;
+    let plan = plans.iter().find(|plan| plan.name.automates());
+    let plan = plan.ok_or_else(|| "pipelines.automations is not enabled".to_owned())?;
+    Ok(Editor::new(automations, plan.queue(config, link)))
 }
 
 /// Starts a reader per bus stream.

@@ -1,7 +1,7 @@
 //! Fan-out: from a batch of bus entries to a copy in the queue of its bot, in every pipeline that
 //! matches.
 //!
-//! 1. Match: by type (globs), then by the pipeline's filter.
+//! 1. Match: by type (globs), for rules by what the bot has rules for, then by the pipeline's filter.
 //! 2. Encode once.
 //! 3. Group by pipeline, shard and bot.
 //! 4. One bounded `enqueue` call per up to 500 events of a shard, all in one write per pipeline.
@@ -19,6 +19,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use crate::automation::Subscriptions;
 use crate::bus::Entry;
 use crate::event::Event;
 use crate::filter::{Facts, Filter, Glob};
@@ -46,6 +47,8 @@ pub struct Route {
     pub types: Vec<Glob>,
     /// What it takes of them.
     pub filter: Option<Filter>,
+    /// Of these, only what a bot has rules for; where rules are evaluated.
+    pub(crate) subscriptions: Option<Arc<Subscriptions>>,
     /// Whether it begins at the first entry of a stream that it never read; else at the next.
     pub from_earliest: bool,
     /// The metrics of the pipeline that counts views, if this is it.
@@ -188,6 +191,13 @@ impl Fanout {
         Self { routes }
     }
 
+    /// Waits until it is known which bots have rules, but not longer than `within`: then everything
+    /// that may concern a rule is copied.
+    pub(crate) async fn ready(&self, within: Duration) {
+        let rules = self.routes.iter().filter_map(|route| route.subscriptions.as_ref());
+        let _ = tokio::time::timeout(within, join_all(rules.map(|rules| rules.loaded()))).await;
+    }
+
     /// Whether there is any pipeline.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -320,6 +330,9 @@ fn position(link: &Link, answers: [Result<Value, StoreError>; 2]) -> Result<Offs
 
 impl Route {
     fn takes(&self, event: &Event) -> bool {
+        if !self.subscriptions.as_ref().is_none_or(|rules| rules.wants(event)) {
+            return false;
+        }
         let Some(filter) = &self.filter else { return true };
         let matches = Facts::of(event).and_then(|facts| filter.matches(&facts));
         matches.unwrap_or_else(|error| {

@@ -4,11 +4,12 @@
 //! An expression comes from a configuration or from a tenant. Its text, its depth and its macros
 //! are bounded when it is compiled; what it may cost on one event is bounded before it runs.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
-use cel::common::ast::{EntryExpr, Expr, IdedExpr, SourceInfo};
+use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo};
 use cel::{Context, Env, ExecutionError, Program};
 use serde_json::{Value as Json, json};
 
@@ -26,7 +27,14 @@ pub const FILTER_MAX_ADDITIONS: usize = 16;
 /// them where the event is large.
 pub const FILTER_MAX_STEPS: u64 = 1_000_000;
 /// An event of so many bytes makes each step twice as dear.
-const BYTES_OF_A_STEP: u64 = 256;
+const BYTES_OF_A_STEP: u64 = 64;
+/// What all filters on one event may cost together, in steps.
+const EVENT_MAX_STEPS: u64 = 2_000_000;
+/// Longest regular expression, in bytes, and largest once compiled.
+const REGEX_MAX_BYTES: usize = 256;
+const REGEX_MAX_SIZE: usize = 64 << 10;
+/// A regular expression is compiled each time.
+const REGEX_STEPS: u64 = 1_000;
 /// The parser goes as deep as the text is long.
 const PARSER_STACK: usize = 64 << 20;
 /// Types, which have no value but can be compared with.
@@ -125,6 +133,16 @@ pub enum FilterError {
     /// More additions than [`FILTER_MAX_ADDITIONS`].
     #[error("the filter has {0} additions; at most {FILTER_MAX_ADDITIONS} are allowed")]
     Additions(usize),
+    /// Lists could grow with every macro.
+    #[error(
+        "the filter makes lists out of lists: no map stands within another, and no macro goes over a map that adds or writes lists"
+    )]
+    Grows,
+    /// A regular expression that is no text, too long or too large.
+    #[error(
+        "the filter has a regular expression that is not a text of at most {REGEX_MAX_BYTES} bytes, or matches too much; write a shorter one"
+    )]
+    Regex,
     /// Not CEL.
     #[error("the filter is not valid CEL: {at}: {problem}")]
     Syntax {
@@ -205,6 +223,8 @@ pub struct Facts {
     bytes: u64,
     /// Entries of the longest list or map in them.
     longest: u64,
+    /// Steps that filters were given so far.
+    spent: Cell<u64>,
 }
 
 impl fmt::Debug for Facts {
@@ -227,7 +247,7 @@ impl Facts {
     fn new(event: Json) -> Result<Self, FilterError> {
         static LIBRARY: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
         let context = Context::with_env(Arc::clone(&LIBRARY));
-        let mut facts = Self { context, bytes: 0, longest: 0 };
+        let mut facts = Self { context, bytes: 0, longest: 0, spent: Cell::new(0) };
         facts.add("event", event)?;
         Ok(facts)
     }
@@ -266,7 +286,7 @@ fn size(value: &Json) -> (u64, u64) {
                 all(bytes + key.len() as u64, size(value), most)
             })
         }
-        Json::Null | Json::Bool(_) | Json::Number(_) => (8, 0),
+        Json::Null | Json::Bool(_) | Json::Number(_) => (1, 0),
     }
 }
 
@@ -280,22 +300,17 @@ impl Filter {
         if text.len() > FILTER_MAX_BYTES {
             return Err(FilterError::TooLong(text.len()));
         }
-        let mut depth = 0_usize;
-        for byte in text.bytes() {
-            match byte {
-                b'(' | b'[' | b'{' => depth += 1,
-                b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            if depth > FILTER_MAX_DEPTH {
-                return Err(FilterError::TooDeep);
-            }
+        if written_depth(text) > FILTER_MAX_DEPTH {
+            return Err(FilterError::TooDeep);
         }
         let filter = on_a_deep_stack(|| Self::parse(text, sees))?;
         // What is wrong for every event is refused now: an answer that is no yes or no, an unknown
         // function. What a sample event merely lacks is not held against it.
         let mut sample = Facts::new(json!({ "type": "", "botid": "", "data": {} }))?;
         sample.set_subscriber(json!({ "id": "", "tags": [] }))?;
+        if filter.shape.steps(&sample) > FILTER_MAX_STEPS {
+            return Err(FilterError::TooDear(filter.shape.steps(&sample)));
+        }
         match filter.answer(&sample) {
             Err(Refusal::Unknown(name)) => {
                 let offset = text.find(&name).map_or(0, |at| text[..at].chars().count());
@@ -330,6 +345,7 @@ impl Filter {
             sees,
             names: Vec::new(),
             shape: Shape::default(),
+            in_map: false,
         };
         walk.visit(program.expression(), 1, 0)?;
         let shape = walk.shape;
@@ -346,9 +362,11 @@ impl Filter {
     /// long.
     pub fn matches(&self, facts: &Facts) -> Result<bool, FilterError> {
         let steps = self.shape.steps(facts);
-        if steps > FILTER_MAX_STEPS {
+        let spent = facts.spent.get().saturating_add(steps);
+        if steps > FILTER_MAX_STEPS || spent > EVENT_MAX_STEPS {
             return Err(FilterError::TooDear(steps));
         }
+        facts.spent.set(spent);
         match self.answer(facts) {
             Ok(cel::Value::Bool(answer)) => Ok(answer),
             Ok(other) => Err(FilterError::NotBoolean(shown(&other))),
@@ -384,6 +402,34 @@ fn shown(value: &cel::Value) -> String {
     let text = format!("{value:?}");
     let cut: String = text.chars().take(100).collect();
     if cut.len() < text.len() { cut + "…" } else { cut }
+}
+
+/// How deep brackets are nested, or signs stand before each other, which the parser folds. What is
+/// in quotes does not count.
+fn written_depth(text: &str) -> usize {
+    let (mut brackets, mut signs, mut deepest) = (0_usize, 0_usize, 0);
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' | b'\'' => {
+                while let Some(inner) = bytes.next().filter(|inner| *inner != byte) {
+                    if inner == b'\\' {
+                        bytes.next();
+                    }
+                }
+            }
+            b'(' | b'[' | b'{' => brackets += 1,
+            b')' | b']' | b'}' => brackets = brackets.saturating_sub(1),
+            _ => {}
+        }
+        signs = match byte {
+            b'!' | b'-' => signs + 1,
+            byte if byte.is_ascii_whitespace() => signs,
+            _ => 0,
+        };
+        deepest = deepest.max(brackets).max(signs);
+    }
+    deepest
 }
 
 /// Runs what recurses as deep as a text is long.
@@ -427,6 +473,71 @@ struct Walk<'a> {
     /// What macros have named around here.
     names: Vec<String>,
     shape: Shape,
+    /// In what a `map` makes of each entry.
+    in_map: bool,
+}
+
+/// Whether a macro makes new entries: `map`.
+fn is_map(over: &ComprehensionExpr) -> bool {
+    // What `filter` adds is the entry itself.
+    adds_of(&over.loop_step.expr)
+        .is_some_and(|added| !matches!(&added.expr, Expr::Ident(name) if *name == over.iter_var))
+        && matches!(over.accu_init.expr, Expr::List(_))
+}
+
+/// What a macro adds to the list that it gathers, each time.
+fn adds_of(step: &Expr) -> Option<&IdedExpr> {
+    let Expr::Call(call) = step else { return None };
+    match &*call.func_name {
+        "_+_" => match call.args.get(1).map(|added| &added.expr) {
+            Some(Expr::List(list)) => list.elements.first(),
+            _ => None,
+        },
+        "_?_:_" => call.args.get(1).and_then(|then| adds_of(&then.expr)),
+        _ => None,
+    }
+}
+
+/// Whether there is a `map` in it whose entries may be larger than what it goes over.
+fn grows(expr: &Expr) -> bool {
+    let any = |parts: &[IdedExpr]| parts.iter().any(|part| grows(&part.expr));
+    match expr {
+        Expr::Select(select) => grows(&select.operand.expr),
+        Expr::Call(call) => {
+            any(&call.args) || call.target.as_ref().is_some_and(|target| grows(&target.expr))
+        }
+        Expr::List(list) => any(&list.elements),
+        Expr::Comprehension(over) => {
+            let made = adds_of(&over.loop_step.expr).map(|added| &added.expr);
+            (is_map(over) && made.is_some_and(makes_more)) || grows(&over.iter_range.expr)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a value is put together.
+fn makes_more(expr: &Expr) -> bool {
+    match expr {
+        Expr::Select(select) => makes_more(&select.operand.expr),
+        Expr::Call(call) => {
+            call.func_name == "_+_"
+                || call.args.iter().any(|part| makes_more(&part.expr))
+                || call.target.as_ref().is_some_and(|target| makes_more(&target.expr))
+        }
+        Expr::List(_) | Expr::Map(_) | Expr::Struct(_) | Expr::Comprehension(_) => true,
+        _ => false,
+    }
+}
+
+fn check_regex(pattern: Option<&IdedExpr>) -> Result<(), FilterError> {
+    let Some(Expr::Literal(LiteralValue::String(text))) = pattern.map(|pattern| &pattern.expr)
+    else {
+        return Err(FilterError::Regex);
+    };
+    let text = text.inner();
+    let fits = text.len() <= REGEX_MAX_BYTES
+        && regex::RegexBuilder::new(text).size_limit(REGEX_MAX_SIZE).build().is_ok();
+    if fits { Ok(()) } else { Err(FilterError::Regex) }
 }
 
 impl Walk<'_> {
@@ -441,6 +552,10 @@ impl Walk<'_> {
             Expr::Ident(name) => self.name(node, name),
             Expr::Select(select) => self.visit(&select.operand, deeper, macros),
             Expr::Call(call) => {
+                if call.func_name == "matches" {
+                    check_regex(call.args.last())?;
+                    self.shape.nodes[macros] += REGEX_STEPS;
+                }
                 self.shape.additions += usize::from(call.func_name == "_+_");
                 let target = call.target.as_deref();
                 target.into_iter().chain(&call.args).try_for_each(|part| {
@@ -466,7 +581,13 @@ impl Walk<'_> {
                 if macros == FILTER_MAX_MACROS {
                     return Err(FilterError::Macros);
                 }
+                let is_map = is_map(over);
+                if is_map && self.in_map || grows(&over.iter_range.expr) {
+                    return Err(FilterError::Grows);
+                }
                 self.visit(&over.iter_range, deeper, macros)?;
+                let within = self.in_map;
+                self.in_map |= is_map;
                 self.visit(&over.accu_init, deeper, macros)?;
                 let known = self.names.len();
                 self.names.extend([over.iter_var.clone(), over.accu_var.clone()]);
@@ -480,6 +601,7 @@ impl Walk<'_> {
                     self.shape.additions = self.shape.additions.max(additions + 1) - 1;
                 }
                 self.names.truncate(known);
+                self.in_map = within;
                 Ok(())
             }
         }
@@ -586,7 +708,7 @@ mod tests {
             (many("(", 500) + "true" + &many(")", 500), "deeper than 32"),
             (many("!", 500) + "true", "deeper than 32"),
             (many("-", 501) + "1 == 1", "deeper than 32"),
-            (many("true ? ", 500) + "true" + &many(" : true", 500), "deeper than 32"),
+            (many("true ? true : ", 60) + "true", "deeper than 32"),
             ("event".to_owned() + &many(".a", 500), "deeper than 32"),
             (many("1 * ", 500) + "1 == 1", "deeper than 32"),
             (many("1 == ", 500) + "1", "deeper than 32"),
@@ -626,11 +748,13 @@ mod tests {
     fn what_people_write_is_within_the_bounds() {
         let tags = (0..60).map(|tag| format!("event.data.tag == \"t{tag}\""));
         compiled(&tags.collect::<Vec<_>>().join(" || "));
+        compiled("event.data.orders.map(o, o.price).exists(p, p > 10)");
         for text in [
             "event.data.tags.exists(tag, tag == \"vip\")",
             "event.data.orders.exists(o, o.lines.all(l, l.price * 1.2 > 3.0 && l.name.startsWith(\"x\")))",
             "event.data.tags.filter(t, t != \"a\").map(t, t + \"b\").size() > 0",
             "type(event.data.x) == int",
+            "event.data.text == \"((((((((((((((((((((((((((((((((((((((((((((((((((\"",
             "event.data.mail.matches(\"^[^@]+@example[.]com$\")",
             "subscriber.tags.exists_one(t, t in [\"a\", \"b\"]) ? true : has(subscriber.age)",
         ] {
@@ -639,12 +763,37 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_whose_values_could_grow_without_end_is_refused() {
+        let chain = |of: &str, map: &str| format!("{of}{}.size() == 1", map.repeat(8));
+        for (text, part) in [
+            (chain("[1]", ".map(a,[a,a,a,a])"), "lists out of lists"),
+            (chain("event.data.l", ".map(a,a+a)"), "lists out of lists"),
+            (chain("[1]", ".map(a,{'x':a,'y':a})"), "lists out of lists"),
+            ("[1].map(a, [1].map(b, [a, b])).size() == 1".to_owned(), "lists out of lists"),
+            ("[[1].map(a,[a,a])].exists(x, true)".to_owned(), "lists out of lists"),
+            ("event.data.x.matches(event.data.y)".to_owned(), "regular expression"),
+            (r#"event.data.x.matches("(\\w{200}){50}")"#.to_owned(), "regular expression"),
+        ] {
+            let error = Filter::compile(&text, Sees::Subscriber).unwrap_err().to_string();
+            assert!(error.contains(part), "{text:.60}: {error}");
+        }
+    }
+
+    #[test]
+    fn all_filters_on_an_event_have_a_bound_together() {
+        let facts = facts(&format!("{{\"l\":{:?}}}", vec![1; 300]));
+        let filter = compiled("event.data.l.all(a, a == 1)");
+        let ran = (0..1_000).take_while(|_| filter.matches(&facts).is_ok()).count();
+        assert!((10..900).contains(&ran), "{ran} ran");
+    }
+
+    #[test]
     fn a_filter_that_would_take_long_on_an_event_is_not_run() {
         let list = |n: usize| format!("{{\"l\":{:?}}}", vec![1; n]);
         let one = compiled("event.data.l.all(a, a == 1)");
         assert!(one.matches(&facts(&list(1_000))).unwrap());
         let two = compiled("event.data.l.all(a, event.data.l.all(b, a == b))");
-        assert!(two.matches(&facts(&list(100))).unwrap());
+        assert!(two.matches(&facts(&list(50))).unwrap());
         assert!(matches!(two.matches(&facts(&list(1_000))), Err(FilterError::TooDear(_))));
         assert!(matches!(one.matches(&facts(&list(100_000))), Err(FilterError::TooDear(_))));
     }

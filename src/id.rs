@@ -14,6 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const BOT_ID_MAX_BYTES: usize = 256;
 /// Longest pipeline name, in bytes.
 pub const PIPELINE_NAME_MAX_BYTES: usize = 64;
+/// Longest rule id, in bytes.
+pub const RULE_ID_MAX_BYTES: usize = 64;
 
 /// Why a piece of text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -98,6 +100,15 @@ impl PipelineName {
     /// The built-in pipeline of delayed notifications.
     pub const NOTIFICATIONS: &str = "notifications";
 
+    /// The built-in pipeline of the bots' rules.
+    pub const AUTOMATIONS: &str = "automations";
+
+    /// Whether it is [`Self::AUTOMATIONS`].
+    #[must_use]
+    pub fn automates(&self) -> bool {
+        self.as_str() == Self::AUTOMATIONS
+    }
+
     /// Whether it is [`Self::NOTIFICATIONS`].
     #[must_use]
     pub fn notifies(&self) -> bool {
@@ -161,6 +172,47 @@ impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Parsed<T> {
     }
 }
 
+/// The id of a bot's rule: 1 to 64 of `A-Z a-z 0-9 _ . -`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId(Arc<str>);
+
+impl RuleId {
+    /// Checks the bounds and takes a copy.
+    ///
+    /// # Errors
+    /// When the text is empty, too long or holds any other character.
+    pub fn parse(text: &str) -> Result<Self, IdError> {
+        const WHAT: &str = "rule id";
+        check_length(WHAT, text, RULE_ID_MAX_BYTES)?;
+        // What a URL cannot name, and what is a route of its own.
+        if matches!(text, "." | ".." | "test") {
+            let allowed = "neither \".\" nor \"..\" nor \"test\" is a rule id";
+            let found = text.chars().next().unwrap_or('.');
+            return Err(IdError::Forbidden { what: WHAT, found, at: 0, allowed });
+        }
+        match text.char_indices().find(|&(_, c)| !is_plain(c)) {
+            Some((at, found)) => Err(IdError::Forbidden {
+                what: WHAT,
+                found,
+                at,
+                allowed: "it has A-Z, a-z, 0-9, '_', '.' and '-'",
+            }),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// The text of the id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Whether a character may be in the names of rules, tags and fields.
+pub(crate) fn is_plain(character: char) -> bool {
+    character.is_ascii_alphanumeric() || matches!(character, '_' | '.' | '-')
+}
+
 macro_rules! text_id {
     ($type:ty) => {
         impl fmt::Display for $type {
@@ -193,6 +245,7 @@ macro_rules! text_id {
 }
 text_id!(BotId);
 text_id!(PipelineName);
+text_id!(RuleId);
 
 /// How many shards the data is cut into: 1 to 1,024, fixed when the data is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -399,6 +452,13 @@ text_schema!(
     PIPELINE_NAME_MAX_BYTES,
     "billing",
     "A pipeline: a-z, 0-9, '-' and '_', beginning with a letter or digit"
+);
+text_schema!(
+    RuleId,
+    "RuleId",
+    RULE_ID_MAX_BYTES,
+    "10-welcome",
+    "A rule of a bot: A-Z, a-z, 0-9, '_', '.' and '-'; rules apply in the order of their ids"
 );
 text_schema!(LetterId, "LetterId", 48, "3.1763640000000-0", "A dead letter: `<shard>.<ms>-<seq>`");
 

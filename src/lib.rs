@@ -24,6 +24,7 @@
 //! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
 //! | [`store`] | the durable stores: MongoDB |
 //! | [`handler`] | `trait Handler` and the built-in ones |
+//! | [`automation`] | rules of bots: what they say, what they decide, what is done then |
 //! | [`notifications`] | delayed notifications: accepted, released, sent; the circuit breaker |
 //! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
@@ -76,6 +77,7 @@
 //! ```
 
 pub mod app;
+pub mod automation;
 #[doc(hidden)]
 pub mod bench;
 pub mod bus;

@@ -79,6 +79,10 @@ table! {
     COUNTERS_UNFLUSHED_OLDEST "counters_unflushed_oldest_seconds" Gauge "Age of the oldest of them";
     COUNTERS_CACHE_HITS "counters_cache_hits_total" Counter "Totals that the cache in Redis told";
     COUNTERS_CACHE_MISSES "counters_cache_misses_total" Counter "Totals that MongoDB had to be asked for";
+    AUTOMATION_MATCHES "automation_matches_total" Counter "Times a rule matched an event";
+    AUTOMATION_ACTIONS "automation_actions_total" Counter "Actions that rules decided, by action";
+    AUTOMATION_ERRORS "automation_errors_total" Counter "Filters that could not be evaluated, actions that cannot be done, events that cannot be applied to a profile";
+    AUTOMATION_DOUBTFUL "automation_doubtful_total" Counter "Events copied because it was not known for sure whether the bot has a rule for them";
     NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or how they ended: sent, refused, throttled, expired, dead, cancelled";
     NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from when a notification was due to its first send";
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications that have a due time: scheduled, waiting, to be sent again, being sent";
@@ -133,6 +137,14 @@ pub fn install() -> &'static PrometheusHandle {
         gauge!(REDIS_UP).set(0.0);
         handle
     })
+}
+
+/// Events that this process has read from a bus stream.
+pub(crate) fn bus_events(stream: &str) -> u64 {
+    let series = format!("{BUS_EVENTS}{{stream=\"{stream}\"}} ");
+    let text = render();
+    let count = text.lines().find_map(|line| line.strip_prefix(&series)?.trim().parse().ok());
+    count.unwrap_or(0)
 }
 
 /// The exposition text of this process.
@@ -368,6 +380,43 @@ impl Default for CounterMetrics {
 impl std::fmt::Debug for CounterMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("CounterMetrics")
+    }
+}
+
+/// Metrics of the automations.
+#[derive(Clone)]
+pub(crate) struct AutomationMetrics {
+    pub(crate) matches: Counter,
+    pub(crate) errors: Counter,
+    pub(crate) doubtful: Counter,
+}
+
+impl AutomationMetrics {
+    /// The handles, at 0.
+    pub(crate) fn new() -> Self {
+        for action in crate::automation::rule::Action::NAMES {
+            counter!(AUTOMATION_ACTIONS, "action" => action).absolute(0);
+        }
+        let metrics = Self {
+            matches: counter!(AUTOMATION_MATCHES),
+            errors: counter!(AUTOMATION_ERRORS),
+            doubtful: counter!(AUTOMATION_DOUBTFUL),
+        };
+        for counter in [&metrics.matches, &metrics.errors, &metrics.doubtful] {
+            counter.absolute(0);
+        }
+        metrics
+    }
+
+    /// A rule decided an action.
+    pub(crate) fn action(action: &'static str) {
+        counter!(AUTOMATION_ACTIONS, "action" => action).increment(1);
+    }
+}
+
+impl std::fmt::Debug for AutomationMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AutomationMetrics")
     }
 }
 

@@ -147,6 +147,10 @@ pub enum Duplicates {
     Ignore,
     /// It is cancelled.
     Replace,
+    /// It stays, and the new one is not accepted, as long as the old one is known: until a week
+    /// after its end.
+    #[serde(skip)]
+    Once,
 }
 
 /// A notification to accept.

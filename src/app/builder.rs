@@ -8,12 +8,15 @@ use futures_util::future::OptionFuture;
 use tracing::{info, warn};
 
 use super::{App, AppError, Roles};
+use crate::automation::Automations;
+use crate::automation::effects::Effects;
 use crate::clock::SharedClock;
 use crate::config::{Config, OnThrottle, PipelineConfig, Start};
 use crate::fanout::{OncePerMinute, Route};
 use crate::filter::{Filter, Glob, Sees};
 use crate::handler::{
-    AnyHandler, CounterHandler, Environment, Handler, MinAge, NotifyHandler, PushHandler,
+    AnyHandler, AutomationHandler, CounterHandler, Environment, Handler, MinAge, NotifyHandler,
+    PushHandler,
 };
 use crate::id::PipelineName;
 use crate::keyspace::private::PrivateRedis;
@@ -83,11 +86,11 @@ impl Builder {
         self.config.check()?;
         metrics::install();
         let (mongo, private_mongo) = self.mongo().await?;
-        let counting = self.counting(mongo);
+        let stores = self.stores(mongo);
         let outbound = self.outbound()?;
         let mut plans = Vec::new();
         for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
-            plans.push(self.plan(name, config, outbound.as_ref(), &counting)?);
+            plans.push(self.plan(name, config, outbound.as_ref(), &stores)?);
         }
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
@@ -102,7 +105,7 @@ impl Builder {
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
-        match App::assemble(self, plans, target, counting).await {
+        match App::assemble(self, plans, target, stores).await {
             Ok(app) => Ok(App { private, private_mongo, ..app }),
             Err(error) => {
                 if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {
@@ -125,10 +128,12 @@ impl Builder {
         if let Some(url) = &config.mongodb.url {
             return Ok((Ok(Mongo::open(url, database).await?), None));
         }
-        let counts =
-            config.pipelines.iter().any(|(name, pipeline)| name.counts_views() && pipeline.enabled);
-        if !counts {
-            return Ok((Err("pipelines.counters.enabled is false".to_owned()), None));
+        let needs = |(name, pipeline): (&PipelineName, &PipelineConfig)| {
+            (name.counts_views() || name.automates()) && pipeline.enabled
+        };
+        if !config.pipelines.iter().any(needs) {
+            let reason = "neither pipelines.counters nor pipelines.automations is enabled";
+            return Ok((Err(reason.to_owned()), None));
         }
         if config.redis.url.is_some() {
             return Ok((Err("mongodb.url is not set".to_owned()), None));
@@ -142,26 +147,34 @@ impl Builder {
         }
     }
 
-    /// What counts views; without it, the pipeline that would is left out.
-    fn counting(&mut self, mongo: Result<Mongo, String>) -> Counting {
+    /// What is kept in MongoDB; without it, the pipelines that keep something there are left out.
+    fn stores(&mut self, mongo: Result<Mongo, String>) -> Stores {
         let calendar =
             Calendar::new(Arc::clone(&self.clock), self.config.counters.time_zone.clone());
         let views = ViewSettings { calendar, cached_ads: self.config.counters.cached_ads };
-        let is_enabled = |(name, config): (&PipelineName, &PipelineConfig)| {
-            name.counts_views() && config.enabled
-        };
-        let store = match &mongo {
-            _ if !self.config.pipelines.iter().any(is_enabled) => {
-                Err("pipelines.counters.enabled is false".to_owned())
-            }
-            Ok(mongo) => Ok(CounterStore::new(mongo.clone())),
-            Err(reason) => Err(reason.clone()),
-        };
-        if let Err(reason) = &store {
+        let counters = self.kept(&mongo, PipelineName::COUNTERS).map(CounterStore::new);
+        if let Err(reason) = &counters {
             info!(reason, "views are not counted");
             self.config.pipelines.retain(|name, _| !name.counts_views());
         }
-        Counting { mongo: mongo.ok(), store, views, min_age: MinAge::new() }
+        let automations = self.kept(&mongo, PipelineName::AUTOMATIONS);
+        let automations = automations.map(|mongo| Automations::new(&mongo));
+        if let Err(reason) = &automations {
+            info!(reason, "rules of bots are not evaluated");
+            self.config.pipelines.retain(|name, _| !name.automates());
+        }
+        Stores { mongo: mongo.ok(), counters, automations, views, min_age: MinAge::new() }
+    }
+
+    /// The MongoDB for a pipeline, or why it does not run.
+    fn kept(&self, mongo: &Result<Mongo, String>, pipeline: &str) -> Result<Mongo, String> {
+        let is_enabled = |(name, config): (&PipelineName, &PipelineConfig)| {
+            name.as_str() == pipeline && config.enabled
+        };
+        if !self.config.pipelines.iter().any(is_enabled) {
+            return Err(format!("pipelines.{pipeline}.enabled is false"));
+        }
+        mongo.clone()
     }
 
     /// What push handlers and notifications call with; `None` without any.
@@ -193,13 +206,16 @@ impl Builder {
         name: &PipelineName,
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
-        counting: &Counting,
+        stores: &Stores,
     ) -> Result<Handles, AppError> {
         if let Some(outbound) = outbound.filter(|_| name.notifies()) {
             return Ok(Handles::Notifications(self.sending(outbound)));
         }
-        if let (true, Ok(store)) = (name.counts_views(), &counting.store) {
-            let (store, min_age) = (store.clone(), counting.min_age.clone());
+        if let (true, Ok(automations)) = (name.automates(), &stores.automations) {
+            return Ok(Handles::Rules(automations.clone()));
+        }
+        if let (true, Ok(store)) = (name.counts_views(), &stores.counters) {
+            let (store, min_age) = (store.clone(), stores.min_age.clone());
             let handler = CounterHandler::new(store, min_age, config.handler_timeout);
             return Ok(Handles::Events(Arc::new(handler)));
         }
@@ -253,9 +269,9 @@ impl Builder {
         name: &PipelineName,
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
-        counting: &Counting,
+        stores: &Stores,
     ) -> Result<Plan, AppError> {
-        let handler = self.handler_of(name, config, outbound, counting)?;
+        let handler = self.handler_of(name, config, outbound, stores)?;
         let filter =
             config.filter.as_deref().map(|text| Filter::compile(text, Sees::Event)).transpose();
         let filter =
@@ -266,17 +282,19 @@ impl Builder {
             config: config.clone(),
             handler,
             filter,
-            views: counting.views.clone(),
+            views: stores.views.clone(),
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
 }
 
-/// What counts views.
-pub(super) struct Counting {
+/// What is kept in MongoDB.
+pub(super) struct Stores {
     pub(super) mongo: Option<Mongo>,
-    /// Or why nothing does, for callers.
-    pub(super) store: Result<CounterStore, String>,
+    /// Or why views are not counted, for callers.
+    pub(super) counters: Result<CounterStore, String>,
+    /// Or why no rules are evaluated, for callers.
+    pub(super) automations: Result<Automations, String>,
     pub(super) views: ViewSettings,
     pub(super) min_age: MinAge,
 }
@@ -287,6 +305,8 @@ enum Handles {
     Events(Arc<dyn AnyHandler>),
     /// What sends notifications, once there are queues that it can end them in.
     Notifications(Sending),
+    /// What evaluates rules, once there is where their actions can take place.
+    Rules(Automations),
 }
 
 /// A pipeline, checked.
@@ -303,8 +323,16 @@ impl Plan {
     /// What decides whether a host gets another notification.
     pub(super) fn gates(&self) -> Option<Arc<Gates>> {
         match &self.handler {
-            Handles::Events(_) => None,
             Handles::Notifications(sending) => Some(Arc::clone(&sending.gates)),
+            Handles::Events(_) | Handles::Rules(_) => None,
+        }
+    }
+
+    /// The rules that it evaluates.
+    pub(super) fn automations(&self) -> Option<&Automations> {
+        match &self.handler {
+            Handles::Rules(automations) => Some(automations),
+            Handles::Events(_) | Handles::Notifications(_) => None,
         }
     }
 
@@ -317,6 +345,7 @@ impl Plan {
 
     pub(super) fn route(self, queue: Queue) -> Route {
         Route {
+            subscriptions: self.automations().map(|rules| Arc::clone(rules.subscriptions())),
             metrics: PipelineMetrics::new(&self.name),
             meter: self.meter,
             warned: OncePerMinute::default(),
@@ -359,10 +388,14 @@ impl Plan {
         queue: Queue,
         clock: &SharedClock,
         lease_key: &LeaseKey,
+        effects: impl FnOnce(Queue) -> Effects,
         shutdown: &Shutdown,
     ) -> Pool {
         let handler: Arc<dyn AnyHandler> = match &self.handler {
             Handles::Events(handler) => Arc::clone(handler),
+            Handles::Rules(automations) => {
+                Arc::new(AutomationHandler::new(automations.clone(), effects(queue.clone())))
+            }
             Handles::Notifications(sending) => {
                 let (queue, clock) = (queue.clone(), Arc::clone(clock));
                 let sender = Sender::new(queue, sending.clone(), clock, shutdown.clone());

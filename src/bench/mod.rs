@@ -3,6 +3,7 @@
 //! Machines are shared and noisy: every figure is to be read beside the pipelined
 //! `redis-benchmark` of the same run, and as the median of several.
 
+pub mod automations;
 pub mod counters;
 mod cpu;
 pub mod fairness;
@@ -33,6 +34,7 @@ use crate::notifications::AcceptError;
 use crate::queue::FAIR_SLICE_US;
 use crate::store::mongo::MongoError;
 use crate::store::private::PrivateMongoError;
+use crate::store::subscribers::SUBSCRIBERS;
 
 /// The stream that benches publish to.
 const STREAM: &str = "fairlane:events";
@@ -180,6 +182,31 @@ impl Rig {
     /// Empties the stream.
     async fn forget(&self) -> Result<(), BenchError> {
         Ok(self.link.command("UNLINK", redis::Cmd::unlink(STREAM)).await.map(drop)?)
+    }
+
+    /// Has the bus read from its beginning again, by queues that are empty; nothing may run.
+    async fn forget_positions(&self) -> Result<(), BenchError> {
+        let mut cursor = 0_u64;
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg("fl:*").arg("COUNT").arg(10_000);
+            let found = self.link.command("SCAN", scan).await?;
+            let (next, keys): (u64, Vec<String>) = redis::from_redis_value(found)
+                .map_err(|error| BenchError::Address(error.into()))?;
+            if !keys.is_empty() {
+                self.link.command("UNLINK", redis::Cmd::unlink(keys)).await?;
+            }
+            cursor = next;
+            if cursor == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has every event decided on anew.
+    async fn forget_profiles(&self, database: &mongo::Database) -> Result<(), BenchError> {
+        let profiles = database.documents().collection::<mongodb::bson::Document>(SUBSCRIBERS);
+        profiles.drop().await.map_err(BenchError::Documents)
     }
 
     async fn info(&self, section: &str) -> Result<String, BenchError> {

@@ -40,7 +40,7 @@ const LOCK_TTL: Duration = Duration::from_secs(4);
 const LOCK_RENEW: Duration = Duration::from_millis(1_300);
 /// Entries of a first read, and the bounds of later ones.
 const BATCH_FIRST: usize = 256;
-const BATCH_MAX: usize = 2_048;
+const BATCH_MAX: usize = 4_096;
 /// About this many bytes are read at once.
 const BATCH_BYTES: usize = 8 << 20;
 const CHECKPOINT: Duration = Duration::from_secs(1);
@@ -48,6 +48,9 @@ const TRIM: Duration = Duration::from_secs(5);
 /// Missing shards are looked for after this long, and each time later up to the last.
 const MISSING_FIRST: Duration = Duration::from_secs(1);
 const MISSING_LAST: Duration = Duration::from_secs(4);
+
+/// The bots that have rules are read before the first batch, for so long at most.
+const RULES_WITHIN: Duration = Duration::from_secs(2);
 
 /// How a stream is kept.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +84,11 @@ pub(crate) async fn run<S: Source>(
         first_end: OnceLock::new(),
         patience: MISSING_FIRST,
     };
+    tokio::select! {
+        biased;
+        () = shutdown.soft.cancelled() => return,
+        () = reader.fanout.ready(RULES_WITHIN) => {}
+    }
     loop {
         tokio::select! {
             biased;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 
 use super::{Entry, EntryError, Extent, InvalidEntry, Source};
+use crate::automation::decide::DUE;
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::Offset;
@@ -164,6 +165,8 @@ fn event(mut fields: Reply) -> Result<Result<Event, InvalidEntry>, ReplyError> {
                 continue;
             }
         };
+        // What waits for its time is in a queue; nothing of the bus is told to be that.
+        let decoded = decoded.map(|event| event.with_extension(DUE, None));
         return Ok(decoded.map_err(|error| InvalidEntry {
             error: error.into(),
             raw: value[..value.len().min(RAW_MAX)].to_vec(),

@@ -10,7 +10,9 @@ use serde_json::Value;
 
 use super::error::CliError;
 use super::output::Output;
-use crate::bench::{counters, fairness, http, latency, mongo, notifications, pipeline};
+use crate::bench::{
+    automations, counters, fairness, http, latency, mongo, notifications, pipeline,
+};
 use crate::config::{self, MongoUrl};
 
 const EXAMPLES: &str = "\
@@ -24,7 +26,8 @@ const PIPELINE_EXAMPLES: &str = "\
 Examples:
   fairlane bench pipeline
   fairlane bench pipeline --bots 500000 --events 500000 --json
-  fairlane bench pipeline --verify";
+  fairlane bench pipeline --verify
+  FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane bench pipeline --handler automation";
 const LATENCY_EXAMPLES: &str = "\
 Examples:
   fairlane bench latency
@@ -73,18 +76,31 @@ pub enum Scenario {
     /// Throughput: from the bus through the queues to a handler that does nothing.
     #[command(after_help = PIPELINE_EXAMPLES)]
     Pipeline {
-        /// How many bots the events are spread over.
-        #[arg(long, value_name = "N", default_value = "50000")]
-        bots: NonZeroU32,
+        /// What handles the events.
+        #[arg(long, value_enum, default_value_t = Handled::Check)]
+        handler: Handled,
+        /// How many bots the events are spread over; 50000 if left out, with rules 1000.
+        #[arg(long, value_name = "N")]
+        bots: Option<NonZeroU32>,
         /// How many events.
         #[arg(long, value_name = "N", default_value = "500000")]
         events: NonZeroU32,
-        /// Size of an event on the bus.
+        /// Size of an event on the bus; with rules about 200.
         #[arg(long, value_name = "BYTES", default_value = "200")]
         bytes: NonZeroU32,
         /// Most workers.
         #[arg(long, value_name = "N", default_value = "64")]
         workers: NonZeroU32,
+        /// Rules of a bot.
+        #[arg(long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rules: u32,
+        /// Share of the events that a rule matches.
+        #[arg(long, value_name = "0..1", default_value = "0.05", value_parser = share)]
+        matching: f64,
+        /// Where rules and profiles go, into a database that is dropped at the end. Without it, a
+        /// server is started: mongod, or the program that `FAIRLANE_MONGOD` names.
+        #[arg(long, value_name = "URL")]
+        mongodb: Option<String>,
         /// Fail when an event is lost or handled out of order (both are always counted).
         #[arg(long)]
         verify: bool,
@@ -176,6 +192,15 @@ pub enum Scenario {
     },
 }
 
+/// What handles the events of `fairlane bench pipeline`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Handled {
+    /// Only checks their order.
+    Check,
+    /// Rules of their bots, in MongoDB.
+    Automation,
+}
+
 /// Arguments of `fairlane bench counters`.
 #[derive(Debug, Args)]
 pub struct CountersArgs {
@@ -218,10 +243,7 @@ pub struct CountersArgs {
 impl CountersArgs {
     fn options(&self) -> Result<counters::Options, CliError> {
         let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-        let mongo = match &self.mongodb {
-            Some(url) => mongo::Choice::Url(MongoUrl::parse(url)?),
-            None => mongo::Choice::Private(config::mongod()),
-        };
+        let mongo = choice(self.mongodb.as_deref())?;
         Ok(counters::Options {
             rate: self.rate.into(),
             views: self.views.into(),
@@ -237,20 +259,53 @@ impl CountersArgs {
     }
 }
 
+/// The MongoDB at this address, or a private one.
+fn choice(url: Option<&str>) -> Result<mongo::Choice, CliError> {
+    Ok(match url {
+        Some(url) => mongo::Choice::Url(MongoUrl::parse(url)?),
+        None => mongo::Choice::Private(config::mongod()),
+    })
+}
+
 fn share(text: &str) -> Result<f64, &'static str> {
     let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
     share.ok_or("write a number from 0 to 1")
 }
 
 /// Measures.
+#[expect(clippy::too_many_lines, reason = "from the arguments of each scenario to its options")]
 pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
     let size = |number: NonZeroU32| usize::try_from(number.get()).unwrap_or(usize::MAX);
     let progress = Progress::new();
     let watch = |stage: &'static str, count: u64| progress.show(stage, count);
     match args.scenario {
-        Scenario::Pipeline { bots, events, bytes, workers, verify } => {
+        Scenario::Pipeline {
+            handler: Handled::Automation,
+            bots,
+            events,
+            workers,
+            rules,
+            matching,
+            mongodb,
+            verify,
+            ..
+        } => {
+            let options = automations::Options {
+                bots: bots.map_or(1_000, size),
+                events: size(events),
+                rules: usize::try_from(rules).unwrap_or(usize::MAX),
+                matching,
+                workers: size(workers),
+                mongo: choice(mongodb.as_deref())?,
+            };
+            let report = Box::pin(automations::run(options, watch)).await?;
+            progress.clear();
+            print(args.json, &report)?;
+            faultless(verify, report.lost, report.repeated)
+        }
+        Scenario::Pipeline { bots, events, bytes, workers, verify, .. } => {
             let options = pipeline::Options {
-                bots: size(bots),
+                bots: bots.map_or(50_000, size),
                 events: size(events),
                 bytes: size(bytes),
                 workers: size(workers),

@@ -3,6 +3,9 @@
 
 use crate::id::PipelineName;
 
+/// The handler of [`PipelineName::AUTOMATIONS`], which no other pipeline may have.
+pub const AUTOMATION: &str = "automation";
+
 /// The handler of [`PipelineName::COUNTERS`], which no other pipeline may have.
 pub const COUNTER: &str = "counter";
 
@@ -10,7 +13,8 @@ pub const COUNTER: &str = "counter";
 pub const NOTIFY: &str = "notify";
 
 /// Their names, and their defaults over those of every pipeline.
-pub(super) const BUILT_IN: [(&str, &str); 2] = [
+pub(super) const BUILT_IN: [(&str, &str); 3] = [
+    (PipelineName::AUTOMATIONS, include_str!("automations.toml")),
     (PipelineName::COUNTERS, include_str!("counters.toml")),
     (PipelineName::NOTIFICATIONS, include_str!("notifications.toml")),
 ];

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
-use super::built_in::{COUNTER, NOTIFY};
+use super::built_in::{AUTOMATION, COUNTER, NOTIFY};
 use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
@@ -95,6 +95,7 @@ impl Config {
             self.pipelines.iter().find_map(|(name, pipeline)| {
                 let prefix = format!("pipelines.{name}.");
                 check_pipeline(name, pipeline, &prefix, self.shutdown_grace)
+                    .and_then(|()| check_automating(name, pipeline, &prefix))
                     .and_then(|()| check_counting(name, pipeline, &prefix))
                     .and_then(|()| check_notifying(name, pipeline, &prefix))
                     .err()
@@ -324,6 +325,15 @@ fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Resu
         return refused("max_attempts", problem);
     }
     Ok(())
+}
+
+/// Only one pipeline evaluates rules.
+fn check_automating(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
+    let why = [
+        "the fan-out copies there what bots have rules for",
+        "no rule would be evaluated, which \"automation\" alone does",
+    ];
+    reserved((name, p, prefix), (PipelineName::AUTOMATIONS, AUTOMATION), why).map(drop)
 }
 
 /// A notification is kept for so long after its end: `KEPT_MS` of `lua/notifications.lua`.

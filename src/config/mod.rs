@@ -20,7 +20,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use built_in::{COUNTER, NOTIFY, is_built_in};
+pub use built_in::{AUTOMATION, COUNTER, NOTIFY, is_built_in};
 pub use error::{ConfigError, Origin};
 pub(crate) use load::{mongod, no_colour};
 pub(crate) use mongo_url::server as mongo_server;
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(config.counters.cached_ads, 100_000);
         assert_eq!(config.mongodb.program, None);
         let names: Vec<_> = config.pipelines.keys().map(PipelineName::as_str).collect();
-        assert_eq!(names, ["counters", "notifications"]);
+        assert_eq!(names, ["automations", "counters", "notifications"]);
         let notifications = &config.notifications;
         assert_eq!(notifications.user_poll_threshold, Duration::from_secs(1_800));
         assert_eq!(notifications.type_thresholds, []);

@@ -1,6 +1,7 @@
 //! What is done with a slice. A handler decides *whether* an event is done; the retry policy
 //! (`pool::retry`) decides *when* it is tried again, and the worker commits the outcomes.
 
+mod automation;
 mod counter;
 mod log;
 mod notify;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
+pub(crate) use self::automation::AutomationHandler;
 pub(crate) use self::counter::{CounterHandler, MinAge};
 pub use self::log::LogHandler;
 pub(crate) use self::notify::NotifyHandler;

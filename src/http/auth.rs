@@ -31,7 +31,7 @@ use tracing::{info, warn};
 use super::problem::{Kind, Problem};
 use crate::config::{Config, Scope, TokenConfig};
 use crate::filter::Glob;
-use crate::id::{BotId, PipelineName};
+use crate::id::{BotId, PipelineName, RuleId};
 use crate::view::AdId;
 
 /// Shortest token, in bytes.
@@ -362,6 +362,12 @@ impl Caller {
     pub(crate) fn did(&self, action: &'static str, pipeline: &PipelineName, bot: Option<&BotId>) {
         let (token, bot) = (&self.0.name, bot.map(BotId::as_str));
         info!(token, action, %pipeline, bot, "an operator acted");
+    }
+
+    /// Writes down what an operator did to a rule.
+    pub(crate) fn did_to_rule(&self, action: &'static str, bot: &BotId, rule: &RuleId) {
+        let (token, bot) = (&self.0.name, bot.as_str());
+        info!(token, action, pipeline = PipelineName::AUTOMATIONS, bot, %rule, "an operator acted");
     }
 
     /// Writes down what an operator did to the counter of an ad.

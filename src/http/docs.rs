@@ -27,6 +27,7 @@ const SCHEME: &str = "token";
         (name = "bots", description = "One bot of a pipeline: its queue, its lease, its share"),
         (name = "dead letters", description = "Events that gave up"),
         (name = "counters", description = "Views of ads: totals at once, days within seconds"),
+        (name = "automations", description = "Rules of a bot: what is done on which events, for whom; and the profiles that they see"),
         (name = "notifications", description = "A URL is called later: at its time, once, if it is still wanted"),
         (name = "leases", description = "For receivers of push handlers that answered 202"),
         (name = "health", description = "For orchestrators and load balancers"),
@@ -164,6 +165,28 @@ impl IntoResponses for OfStoredCounters {
             "MongoDB is away, or another export runs; Retry-After tells when to come again",
         )]));
         responses
+    }
+}
+
+/// What a route of the automations may answer besides.
+pub(super) struct OfAutomations;
+
+impl IntoResponses for OfAutomations {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "A parameter cannot be used; `errors` names it"),
+            (404, "There is no such thing, or rules are not evaluated here; `detail` says which"),
+            (503, "Redis or MongoDB is away; Retry-After tells when to come again"),
+        ])
+    }
+}
+
+/// What a route that changes a rule may answer besides.
+pub(super) struct OfVersion;
+
+impl IntoResponses for OfVersion {
+    fn responses() -> Responses {
+        problems(&[(412, "The rule is not the one of If-Match, or there is one: nothing changed")])
     }
 }
 

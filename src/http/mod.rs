@@ -4,10 +4,13 @@
 //! |---|---|
 //! | `/healthz`, `/readyz` | everybody |
 //! | `/`, `/docs`, `/openapi.json`, `/login`, `/style.css` | everybody, but no other site's page |
+//! | `/bots/…` | scope `read`, for the bot, by a browser that keeps its token |
 //! | `/notifications` | scope `read`, by a browser that keeps its token; what it changes: `operate` |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish`, for the bot |
 //! | `POST /v1/bots/…/counters/query` | scope `read`, for the bot |
+//! | `PUT /v1/bots/…/subscribers/…` | scope `publish`, for the bot |
+//! | `POST /v1/bots/…/automations/test` | scope `read`, for the bot |
 //! | `/send_delayed`, `/user_online`, `DELETE` and `PATCH /v1/notifications/…` | scope `publish`, for the bot |
 //! | `/v1/leases/…` | who has the lease's capability; no other site's page |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
@@ -19,6 +22,7 @@
 //! routes that are served.
 
 mod auth;
+mod automations;
 mod bots;
 mod cloudevents;
 mod counters;
@@ -53,6 +57,7 @@ pub(crate) use self::health::Health;
 pub(crate) use self::listen::{BindError, bind, serve};
 use self::problem::{Kind, PROBLEM_JSON, Problem};
 pub(crate) use self::queues::Queues;
+use crate::automation::Editor;
 use crate::clock::SharedClock;
 use crate::config::Scope;
 use crate::counters::Counters;
@@ -76,6 +81,8 @@ pub(crate) struct Api {
     pub(crate) leases: OpenLeases,
     /// Views of ads; or why they are not counted here, for callers.
     pub(crate) counters: Result<Counters, String>,
+    /// Rules and profiles; or why they are not evaluated here, for callers.
+    pub(crate) automations: Result<Editor, String>,
     pub(crate) exports: Exports,
     /// `None`: they do not run here.
     pub(crate) notifications: Option<Notifications>,
@@ -88,17 +95,21 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let api = Arc::new(api);
     let access = Arc::clone(&api.access);
     let guarded = |scope, routes| guarded(&access, scope, routes);
-    let publishing =
-        events::publishing().merge(counters::publishing()).merge(notifications::publishing());
+    let publishing = events::publishing()
+        .merge(counters::publishing())
+        .merge(notifications::publishing())
+        .merge(automations::publishing());
     let reading = pipelines::reading()
         .merge(bots::reading())
         .merge(dead::reading())
         .merge(counters::reading())
-        .merge(notifications::reading());
+        .merge(notifications::reading())
+        .merge(automations::reading());
     let operating = pipelines::operating()
         .merge(bots::operating())
         .merge(dead::operating())
-        .merge(counters::operating());
+        .merge(counters::operating())
+        .merge(automations::operating());
     let served = docs::begin()
         .merge(guarded(Scope::Publish, publishing))
         .merge(guarded(Scope::Read, reading))

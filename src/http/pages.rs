@@ -2,6 +2,7 @@
 //! routes. A browser keeps its token in a cookie that no script reads and no other site's page can
 //! send.
 
+mod bot;
 mod login;
 mod notifications;
 
@@ -30,7 +31,10 @@ pub(super) fn routes(api: Arc<Api>, access: &Arc<Access>) -> Router {
     let guarded = |scope, routes: Router<Arc<Api>>| {
         routes.route_layer(from_fn_with_state((Arc::clone(access), scope), guard))
     };
-    let reading = Router::new().route("/notifications", routing::get(notifications::show));
+    let reading = Router::new()
+        .route("/bots", routing::get(bot::ask))
+        .route("/bots/{bot}", routing::get(bot::show))
+        .route("/notifications", routing::get(notifications::show));
     let operating = Router::new()
         .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
         .route("/notifications/dead/redrive", routing::post(notifications::redrive_all));
@@ -103,6 +107,7 @@ fn page(title: &str, body: &Markup) -> Response {
                 header {
                     a.brand href="/" { "Fairlane" }
                     nav aria-label="Pages" {
+                        a href="/bots" { "Bots" }
                         a href="/notifications" { "Notifications" }
                         a href="/docs/" { "API" }
                     }

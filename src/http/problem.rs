@@ -47,6 +47,16 @@ pub(crate) enum Kind {
     NoLease,
     /// Views are not counted here.
     NoCounters,
+    /// Rules are not evaluated here.
+    NoAutomations,
+    /// There is no such rule.
+    NoRule,
+    /// Nothing is known of this subscriber.
+    NoSubscriber,
+    /// The rule is not the one that the caller knows.
+    RuleChanged,
+    /// The bot has as many rules as a bot may have.
+    TooManyRules,
     /// Notifications do not run here.
     NoNotifications,
     /// There is no such notification.
@@ -97,6 +107,11 @@ impl Kind {
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
             Self::NoCounters => (S::NOT_FOUND, "no-counters", "The counters do not run here"),
+            Self::NoAutomations => (S::NOT_FOUND, "no-automations", "Rules are not evaluated here"),
+            Self::NoRule => (S::NOT_FOUND, "no-rule", "No such rule"),
+            Self::NoSubscriber => (S::NOT_FOUND, "no-subscriber", "No such subscriber"),
+            Self::RuleChanged => (S::PRECONDITION_FAILED, "rule-changed", "Another version"),
+            Self::TooManyRules => (S::CONFLICT, "too-many-rules", "Too many rules"),
             Self::NoNotifications => {
                 (S::NOT_FOUND, "no-notifications", "Notifications do not run here")
             }

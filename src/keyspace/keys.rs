@@ -22,6 +22,7 @@
 //! | `fl:{p:s}:unflushed:<bot>` | hash | counters: `v<ad>` views queued, `r<ad>` replacements queued |
 //! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | counters: ad → `run\|total` cached; two generations of a day |
 //! | `fl:{p:s}:acked:<bot>` | string, TTL | counters: highest sequence completed |
+//! | `fl:{p:s}:rules:<bot>` | hash | automations: `m<rule>` how often it matched, `a<rule>` its actions, `e<rule>` its errors, `l<rule>` the last one |
 //! | `fl:{p:s}:n:<id>` | hash | notifications: the record, kept a week after its end |
 //! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | notifications: when the user got the last one and was online last, which one is being sent |
 //! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
@@ -36,6 +37,7 @@
 //! | `fl:auditor` | string, TTL | who looks for notifications that are in no structure |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
+//! | `fl:{<stream>}:seen:<id>` | string, TTL | what rules put on the bus |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
 //! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
@@ -73,6 +75,12 @@ pub fn reader(stream: &str) -> String {
 #[must_use]
 pub fn read(stream: &str) -> String {
     format!("fl:{{{stream}}}:read")
+}
+
+/// What remembers that a rule put the event `id` on `stream`.
+#[must_use]
+pub fn seen(stream: &str, id: &str) -> String {
+    format!("fl:{{{stream}}}:seen:{id}")
 }
 
 /// A key to try rights on. `number` decides its slot, `id` keeps two that try apart.
@@ -121,6 +129,7 @@ pub struct ShardKeys {
     prefix: String,
     slot: u16,
     books: bool,
+    renews: bool,
     /// The eight keys that every queue script declares first, in the order of `lua/shared.lua`.
     pub base: [String; 8],
     /// Weights.
@@ -150,6 +159,7 @@ impl ShardKeys {
             later: key("later"),
             slot: slot_of(prefix.as_bytes()),
             books: pipeline.counts_views(),
+            renews: pipeline.automates(),
             prefix,
         }
     }
@@ -231,6 +241,18 @@ impl ShardKeys {
     #[must_use]
     pub fn book(&self, bot: &BotId) -> [String; 4] {
         ["unflushed:", "total:0:", "total:1:", "acked:"].map(|name| self.of_bot(name, bot))
+    }
+
+    /// Whether what comes back gets a new sequence: what is not above the last is passed over.
+    #[must_use]
+    pub fn renews(&self) -> bool {
+        self.renews
+    }
+
+    /// What happened to the rules of one bot.
+    #[must_use]
+    pub fn rules(&self, bot: &BotId) -> String {
+        self.of_bot("rules:", bot)
     }
 
     /// The record of a notification.

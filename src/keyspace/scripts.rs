@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Value};
 
-pub use self::copy::{Enqueue, Enqueued, Promote, Promoted, Push, Pushed};
+pub use self::copy::{Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed};
 pub use self::lease::{
     Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
     Verdict,
@@ -57,7 +57,7 @@ scripts! {
     replace "replace" VIEWS, recount "recount" VIEWS,
     schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
     release "release" NOTES, restore "restore" NOTES,
-    hold "hold" ALONE, trim "trim" ALONE, heads "heads" ALONE, beat "beat" ALONE,
+    emit "emit" ALONE, hold "hold" ALONE, trim "trim" ALONE, heads "heads" ALONE, beat "beat" ALONE,
 }
 
 /// What is placed before the body of a script.

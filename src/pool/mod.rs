@@ -316,11 +316,11 @@ fn by_holder(shared: &Shared, asks: Vec<Ask>) -> impl Iterator<Item = Vec<Ask>> 
 struct Ear(Arc<Board>);
 
 impl Listener for Ear {
-    fn heard(&self, shard: Shard, wake: Wake) {
-        match wake {
+    fn heard(&self, shard: Shard, wake: &Wake) {
+        match *wake {
             Wake::Ready(score) => self.0.heard(shard, score),
             Wake::Deadline(deadline_ms) => self.0.heard_deadline(shard, deadline_ms),
-            Wake::Due(_) => {}
+            Wake::Due(_) | Wake::Rules(_) => {}
         }
     }
 

@@ -14,6 +14,7 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
 //! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
 
+mod automations;
 pub(crate) mod capability;
 mod dead;
 mod inspect;
@@ -28,6 +29,7 @@ pub(crate) mod wake;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::automations::{LastError, RuleStats};
 pub use self::dead::DeadLetter;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};

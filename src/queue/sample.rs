@@ -46,7 +46,7 @@ pub(crate) struct Activity(AtomicU64);
 pub(crate) struct ActivityEar(pub(crate) Arc<Activity>);
 
 impl Listener for ActivityEar {
-    fn heard(&self, _: Shard, _: Wake) {
+    fn heard(&self, _: Shard, _: &Wake) {
         self.0.0.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -62,8 +62,8 @@ impl DueBoard {
 pub(crate) struct DueEar(pub(crate) Arc<DueBoard>);
 
 impl Listener for DueEar {
-    fn heard(&self, shard: Shard, wake: Wake) {
-        if let Wake::Due(due_ms) = wake {
+    fn heard(&self, shard: Shard, wake: &Wake) {
+        if let Wake::Due(due_ms) = *wake {
             self.0.lower(shard, due_ms);
         }
     }

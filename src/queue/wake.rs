@@ -11,7 +11,7 @@ use redis::Value;
 use tracing::{debug, warn};
 
 use super::Queue;
-use crate::id::Shard;
+use crate::id::{BotId, Shard};
 use crate::keyspace::{StoreError, Target, parse_score};
 use crate::lifecycle::Shutdown;
 
@@ -20,7 +20,7 @@ const RECONNECT: Duration = Duration::from_millis(250);
 const ALIVE: Duration = Duration::from_secs(2);
 
 /// What a shard published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Wake {
     /// Its lowest score fell to this.
     Ready(i64),
@@ -28,11 +28,19 @@ pub(crate) enum Wake {
     Deadline(u64),
     /// Its next delayed event is due at this time, ms since 1970.
     Due(u64),
+    /// The rules of a bot change, or have changed.
+    Rules(BotId),
 }
 
 impl Wake {
+    /// What a message that rules of a bot change begins with.
+    pub(crate) const RULES: &str = "rules";
+
     fn parse(payload: &str) -> Option<Self> {
         let (what, number) = payload.split_once(' ')?;
+        if what == Self::RULES {
+            return BotId::parse(number).ok().map(Self::Rules);
+        }
         let number = parse_score(number)?;
         match what {
             "ready" => Some(Self::Ready(number)),
@@ -46,7 +54,7 @@ impl Wake {
 /// Who hears what the shards of one pipeline publish.
 pub(crate) trait Listener: Send + Sync + 'static {
     /// A shard published something.
-    fn heard(&self, shard: Shard, wake: Wake);
+    fn heard(&self, shard: Shard, wake: &Wake);
     /// Something may have been missed.
     fn missed(&self);
 }
@@ -102,7 +110,7 @@ async fn session(
             let Some(&(index, shard)) = channels.get(message.get_channel_name()) else { continue };
             let payload = String::from_utf8_lossy(message.get_payload_bytes());
             if let Some(wake) = Wake::parse(&payload) {
-                pipelines[index].1.iter().for_each(|listener| listener.heard(shard, wake));
+                pipelines[index].1.iter().for_each(|listener| listener.heard(shard, &wake));
             } else {
                 debug!(%payload, "an unknown message on a wake channel");
             }
@@ -137,6 +145,8 @@ mod tests {
             ("deadline 1700000000000", Some(Wake::Deadline(1_700_000_000_000))),
             ("due 5", Some(Wake::Due(5))),
             ("due -5", None),
+            ("rules a b|c", Some(Wake::Rules(BotId::parse("a b|c").unwrap()))),
+            ("rules ", None),
             ("ready", None),
             ("hello 5", None),
             ("", None),

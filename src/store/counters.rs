@@ -17,7 +17,6 @@
 //! | `groups.rs` | calls made at the same time share commands |
 //! | `read.rs` | what is found, and the pages of an export |
 
-mod groups;
 mod read;
 mod statement;
 mod write;
@@ -33,10 +32,10 @@ use mongodb::bson::doc;
 use mongodb::options::IndexOptions;
 use tokio::sync::OnceCell;
 
-use self::groups::{Groups, Rules};
 use self::read::{Pages, Totals};
 use self::statement::{Plan, Statement, Statements};
 use self::write::{Refusals, Writer};
+use super::groups::{Groups, Rules};
 use super::mongo::{Mongo, MongoError};
 use crate::id::{BotId, Sequence};
 use crate::view::{AdId, Replacement};

@@ -2,13 +2,13 @@
 
 use super::{Exit, Finding};
 use crate::cli::output::count;
-use crate::config::{COUNTER, Config, ConfigError, NOTIFY, PipelineConfig};
+use crate::config::{AUTOMATION, COUNTER, Config, ConfigError, NOTIFY, PipelineConfig};
 use crate::filter::{Filter, Sees};
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
 
 /// The handlers of the program itself.
-const BUILT_IN: [&str; 4] = [COUNTER, "log", NOTIFY, PUSH];
+const BUILT_IN: [&str; 5] = [AUTOMATION, COUNTER, "log", NOTIFY, PUSH];
 /// The one that sends slices to [`PipelineConfig::url`].
 const PUSH: &str = "push";
 
@@ -35,8 +35,8 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("configuration", format!("{from}; {redis}"))];
     let mut handled = false;
     for (name, pipeline) in config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled) {
-        if name.counts_views() && config.mongodb.url.is_none() {
-            findings.push(uncounted(config));
+        if (name.counts_views() || name.automates()) && config.mongodb.url.is_none() {
+            findings.push(without_mongodb(name, config));
         } else {
             findings.push(check_pipeline(name, pipeline));
             handled = true;
@@ -56,13 +56,13 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// The pipeline that counts views is without `mongodb.url`.
-fn uncounted(config: &Config) -> Finding {
+/// A pipeline that keeps something in MongoDB is without `mongodb.url`.
+fn without_mongodb(name: &PipelineName, config: &Config) -> Finding {
     let found = match config.redis.url {
         Some(_) => "does not run: it needs mongodb.url",
         None => "runs where a private MongoDB can be started: see mongodb",
     };
-    Finding::ok(format!("pipeline {}", PipelineName::COUNTERS), found)
+    Finding::ok(format!("pipeline {name}"), found)
 }
 
 /// The pipelines that push, and where to.
@@ -118,6 +118,12 @@ fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
             format!("handler {handler} is not built in ({})", BUILT_IN.join(", ")),
             "`fairlane serve` does not start with it",
             "run this pipeline with the program that registers the handler, or correct its name",
+        );
+    }
+    if handler == AUTOMATION {
+        return Finding::ok(
+            check,
+            format!("evaluates the rules of bots, events {events}{filtered}"),
         );
     }
     if handler == NOTIFY {

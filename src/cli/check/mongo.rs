@@ -8,7 +8,8 @@ use tokio::process::Command;
 use super::{ANSWER, Exit, Finding, clock};
 use crate::cli::output::count;
 use crate::clock::{Clock as _, SystemClock};
-use crate::config::Config;
+use crate::config::{Config, PipelineConfig};
+use crate::id::PipelineName;
 use crate::store::mongo::{Acknowledged, Mongo, MongoError, MongoInfo, Topology};
 
 const CHECK: &str = "mongodb";
@@ -28,8 +29,10 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
 
 /// What there is without a URL.
 async fn private(config: &Config) -> String {
-    let counts = config.pipelines.iter().any(|(name, p)| name.counts_views() && p.enabled);
-    if config.redis.url.is_some() || !counts {
+    let keeps = |(name, p): (&PipelineName, &PipelineConfig)| {
+        (name.counts_views() || name.automates()) && p.enabled
+    };
+    if config.redis.url.is_some() || !config.pipelines.iter().any(keeps) {
         return "not used (mongodb.url is empty)".to_owned();
     }
     let program = config.mongodb.program.as_deref().unwrap_or(Path::new("mongod"));

@@ -41,9 +41,11 @@ struct To {
 impl To {
     /// A page of this server: nothing else, some of which does more than show.
     fn path(&self) -> &str {
-        let is_ours = self.to.strip_prefix("/notifications").is_some_and(|rest| {
-            let is_page = rest.is_empty() || rest.starts_with(['?', '/']);
-            is_page && rest.bytes().all(|byte| byte.is_ascii_graphic())
+        let is_ours = ["/notifications", "/bots"].iter().any(|page| {
+            self.to.strip_prefix(page).is_some_and(|rest| {
+                let is_page = rest.is_empty() || rest.starts_with(['?', '/']);
+                is_page && rest.bytes().all(|byte| byte.is_ascii_graphic())
+            })
         });
         if is_ours { &self.to } else { "/notifications" }
     }
@@ -103,6 +105,7 @@ mod tests {
     fn after_the_login_comes_a_page_of_this_server_only() {
         let path = |to: &str| To { to: to.to_owned() }.path().to_owned();
         assert_eq!(path("/notifications?by=hour"), "/notifications?by=hour");
+        assert_eq!(path("/bots/a%20b?subscriber=u"), "/bots/a%20b?subscriber=u");
         for wrong in [
             "",
             "//evil.example/",

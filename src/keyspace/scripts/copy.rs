@@ -1,10 +1,11 @@
-//! The ways into the queues: `enqueue` from the bus, `push` from elsewhere, `promote` when due.
+//! The ways into the queues: `enqueue` from the bus, `push` from elsewhere, `promote` when due; and
+//! `emit`, the way back onto the bus.
 
 use redis::{Cmd, Value};
 
 use super::{Call, Counted, Index, Limits, Queued, evalsha};
 use crate::id::{BotId, Offset, Sequence};
-use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::reply::{Reply, ReplyError};
 
 /// `lua/enqueue.lua`.
@@ -184,5 +185,38 @@ impl Call for Promote<'_> {
     fn reply(value: Value) -> Result<Promoted, ReplyError> {
         let mut reply = Reply::new(value)?;
         Ok(Promoted { moved: reply.number()?, next_ms: reply.optional()? })
+    }
+}
+
+/// `lua/emit.lua`. Answers how many were put there now.
+#[derive(Debug)]
+pub struct Emit<'a> {
+    /// The bus stream.
+    pub stream: &'a str,
+    /// For how long the ids are remembered, ms.
+    pub window_ms: u64,
+    /// Ids and events in JSON, in order.
+    pub events: &'a [(String, Vec<u8>)],
+}
+
+impl Call for Emit<'_> {
+    type Reply = u64;
+    const NAME: &'static str = "emit";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::emit, 1 + self.events.len());
+        cmd.arg(self.stream);
+        for (id, _) in self.events {
+            cmd.arg(keys::seen(self.stream, id));
+        }
+        cmd.arg(self.window_ms);
+        for (_, event) in self.events {
+            cmd.arg(event);
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<u64, ReplyError> {
+        Reply::single(value)?.number()
     }
 }

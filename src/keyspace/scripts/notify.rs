@@ -78,6 +78,7 @@ impl Call for Schedule<'_> {
             None => "",
             Some((_, Duplicates::Ignore)) => "ignore",
             Some((_, Duplicates::Replace)) => "replace",
+            Some((_, Duplicates::Once)) => "once",
         });
         cmd.arg(self.known.as_ref().map_or_else(String::new, |(known, _)| known.to_string()));
         let key = new.key.as_ref().map_or("", |(key, _)| key);

@@ -58,6 +58,7 @@ bot_call! {
     |self, cmd| {
         cmd.arg(&self.keys.dlq).arg(self.keys.queue(self.bot));
         cmd.arg(self.id.to_string()).arg(self.bot.as_str()).arg(self.slice_us);
+        cmd.arg(u8::from(self.keys.renews()));
     }, |n| { n == 1 },
     { /// The dead letter.
       id: Offset,

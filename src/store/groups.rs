@@ -26,18 +26,18 @@ type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
 
 /// How things are done together.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rules {
+pub(in crate::store) struct Rules {
     /// Most items of a group, unless one member alone brings more.
-    pub(super) items_max: usize,
+    pub(in crate::store) items_max: usize,
     /// Most groups under way.
-    pub(super) under_way: usize,
+    pub(in crate::store) under_way: usize,
     /// So long after a failure everyone fails at once, and then until one that tries ends well.
     /// Zero: only those fail with it who were waiting then.
-    pub(super) pause: Duration,
+    pub(in crate::store) pause: Duration,
 }
 
 /// Makes items of type `I` together, with one result for all of a group. Clones share.
-pub(super) struct Groups<I, O>(Arc<Inner<I, O>>);
+pub(in crate::store) struct Groups<I, O>(Arc<Inner<I, O>>);
 
 struct Inner<I, O> {
     rules: Rules,
@@ -78,7 +78,7 @@ where
     O: Send + Sync + 'static,
 {
     /// Groups that are done by `run`, which must be bounded in time.
-    pub(super) fn new<F>(rules: Rules, run: F) -> Self
+    pub(in crate::store) fn new<F>(rules: Rules, run: F) -> Self
     where
         F: Fn(Vec<I>) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
     {
@@ -97,13 +97,19 @@ where
     ///
     /// # Cancel safety
     /// Whether the items are done is open: with others in their group they are.
-    pub(super) async fn join(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
+    pub(in crate::store) async fn join(
+        &self,
+        items: Vec<I>,
+    ) -> Result<(Arc<O>, Range<usize>), MongoError> {
         let (group, place) = self.enter(items)?;
         Ok((group.await?, place))
     }
 
     /// [`Self::join`] in a group of their own.
-    pub(super) async fn alone(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
+    pub(in crate::store) async fn alone(
+        &self,
+        items: Vec<I>,
+    ) -> Result<(Arc<O>, Range<usize>), MongoError> {
         let place = 0..items.len();
         let (_, group) = self.begin(&mut self.0.state(), items)?;
         Ok((group.await?, place))

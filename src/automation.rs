@@ -1,0 +1,181 @@
+//! Automations: rules that bots attach to events, with filters on the event and the subscriber.
+//!
+//! # What is promised
+//!
+//! 1. The events of a bot are decided on in the order of its queue, each on the profile that the
+//!    events before it left behind. An event is decided on once, by one state of the rules.
+//! 2. What was decided is kept with the profile, in one write; then it is carried out, each action
+//!    once. Whoever repeats an event finds the decision, whatever has changed since. What remains:
+//!    an action that was carried out is remembered for an hour, so that one whose slice could not
+//!    be completed for longer, with Redis away or everything stopped, may happen again.
+//! 3. A rule that was changed decides within a second, in every process.
+//! 4. A filter that fails is no match. It is counted, and the bot goes on.
+//!
+//! # How an event goes
+//!
+//! 1. The fan-out copies what a bot has rules for, or what changes a profile it keeps
+//!    (`subscriptions`, kept up to date by `watch`).
+//! 2. `handler::automation` takes a slice: one read of profiles, the rules from the `cache`.
+//! 3. [`decide`] changes the profile and decides, event after event.
+//! 4. One write of profiles and decisions, each only as the successor of what was read: who is late
+//!    writes nothing, and reads what was decided.
+//! 5. `effects` carries out; `stats` counts. Then the slice is completed.
+
+mod cache;
+pub mod decide;
+pub(crate) mod effects;
+pub mod profile;
+pub mod rule;
+pub(crate) mod stats;
+mod subscriptions;
+pub(crate) mod watch;
+
+use std::sync::Arc;
+
+use tracing::warn;
+
+use self::cache::RuleCache;
+use self::decide::RuleSet;
+pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
+use crate::id::{BotId, RuleId};
+use crate::queue::Queue;
+use crate::store::automations::{Expected, RuleStore, WriteError};
+use crate::store::mongo::{Mongo, MongoError};
+use crate::store::subscribers::SubscriberStore;
+
+/// The rules and profiles of every bot, as one process knows them. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Automations(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: RuleStore,
+    subscribers: SubscriberStore,
+    cache: RuleCache,
+    subscriptions: Arc<Subscriptions>,
+}
+
+impl Automations {
+    pub(crate) fn new(mongo: &Mongo) -> Self {
+        let store = RuleStore::new(mongo.clone());
+        Self(Arc::new(Inner {
+            cache: RuleCache::new(store.clone()),
+            store,
+            subscribers: SubscriberStore::new(mongo.clone()),
+            subscriptions: Arc::new(Subscriptions::new()),
+        }))
+    }
+
+    pub(crate) fn store(&self) -> &RuleStore {
+        &self.0.store
+    }
+
+    pub(crate) fn subscribers(&self) -> &SubscriberStore {
+        &self.0.subscribers
+    }
+
+    pub(crate) fn subscriptions(&self) -> &Arc<Subscriptions> {
+        &self.0.subscriptions
+    }
+
+    /// The rules of a bot, to decide by.
+    ///
+    /// # Errors
+    /// When they have to be read and MongoDB does not answer.
+    pub(crate) async fn rules(&self, bot: &BotId) -> Result<Arc<RuleSet>, MongoError> {
+        self.0.cache.of(bot).await
+    }
+
+    /// The rules of a bot change, or have changed.
+    fn changes(&self, bot: &BotId) {
+        self.0.subscriptions.changes(bot);
+        self.0.cache.forget(bot);
+    }
+
+    fn forget(&self, bot: &BotId) {
+        self.0.cache.forget(bot);
+    }
+
+    fn forget_all(&self) {
+        self.0.cache.forget_all();
+    }
+}
+
+/// Changes rules so that every process hears of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Editor {
+    automations: Automations,
+    queue: Queue,
+}
+
+/// Why a rule is not changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EditError {
+    /// Redis failed: nothing was changed.
+    #[error(transparent)]
+    Redis(#[from] crate::keyspace::StoreError),
+    /// The rule is not written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl Editor {
+    pub(crate) fn new(automations: Automations, queue: Queue) -> Self {
+        Self { automations, queue }
+    }
+
+    pub(crate) fn automations(&self) -> &Automations {
+        &self.automations
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Writes a rule. Answers its version, and whether it is new.
+    ///
+    /// # Errors
+    /// When it is not as expected, or Redis or MongoDB fails; then it may be written.
+    pub(crate) async fn put(
+        &self,
+        bot: &BotId,
+        id: &RuleId,
+        rule: &rule::Rule,
+        expected: &Expected,
+    ) -> Result<(String, bool), EditError> {
+        self.edit(bot, self.automations.store().put(bot, id, rule, expected)).await
+    }
+
+    /// Deletes a rule. Answers whether there was one.
+    ///
+    /// # Errors
+    /// When it is not as expected, or Redis or MongoDB fails; then it may be deleted.
+    pub(crate) async fn delete(
+        &self,
+        bot: &BotId,
+        id: &RuleId,
+        expected: &Expected,
+    ) -> Result<bool, EditError> {
+        let deleted = self.edit(bot, self.automations.store().delete(bot, id, expected)).await?;
+        if let Err(error) = self.queue.forget_rule(bot, id).await {
+            warn!(%bot, rule = %id, %error, "the statistics of a deleted rule stay");
+        }
+        Ok(deleted)
+    }
+
+    /// Tells before: whoever cannot read what changed shall know that it does not know. And tells
+    /// after: now it can be read.
+    async fn edit<T>(
+        &self,
+        bot: &BotId,
+        write: impl Future<Output = Result<T, WriteError>>,
+    ) -> Result<T, EditError> {
+        self.queue.tell_rules(bot).await?;
+        let written = write.await;
+        self.automations.changes(bot);
+        if let Err(error) = self.queue.tell_rules(bot).await {
+            warn!(%bot, %error, "a change of rules cannot be told; others find it within a second");
+        }
+        Ok(written?)
+    }
+}

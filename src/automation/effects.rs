@@ -1,0 +1,309 @@
+//! Carries out what rules decided: each effect once, however often it is tried, by its name.
+//!
+//! | effect | what keeps it from happening twice |
+//! |---|---|
+//! | an event on the bus | `lua/emit.lua`: its name beside the stream, for an hour |
+//! | an event later | the queue's idempotency key, for an hour; then as above, by its id |
+//! | a notification, a push | the notification's key, until a week after its end |
+//! | views | the counters' idempotency key, for an hour |
+//!
+//! An hour is from the first try to the last: decisions are kept before they are carried out, so
+//! nothing but a slice that cannot be completed is repeated.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _, stream};
+use serde_json::json;
+
+use super::decide::{DUE, Deed, Effect, Note, emitted, name};
+use super::rule::{Delay, Notify, text_of};
+use super::stats::RuleNotes;
+use crate::clock::{SharedClock, millis};
+use crate::counters::{Counters, CountersError};
+use crate::event::Event;
+use crate::id::RuleId;
+use crate::keyspace::scripts::Emit;
+use crate::keyspace::{Link, StoreError};
+use crate::notification::{Duplicates, NewNotification, When};
+use crate::notifications::{AcceptError, Notifications};
+use crate::queue::{PushOptions, Queue};
+use crate::view::AdId;
+
+/// Names are remembered so long.
+const WINDOW: Duration = Duration::from_secs(3_600);
+/// Events and bytes of one script call.
+const EMIT_EVENTS: usize = 100;
+const EMIT_BYTES: usize = 256 * 1_024;
+/// Effects of a slice that are under way at once, those on the bus aside.
+const AT_ONCE: usize = 16;
+/// A notification is given up so long after it was due, if the rule does not say.
+const EXPIRES_IN: Delay = Delay(Duration::from_secs(24 * 3_600));
+/// What a push is called in the statistics of notifications.
+const PUSHED: &str = "push";
+
+/// Where effects take place.
+pub(crate) struct Effects {
+    /// The bus.
+    pub(crate) bus: Arc<Link>,
+    pub(crate) stream: String,
+    /// The queues of the rules, for what comes later.
+    pub(crate) queue: Queue,
+    /// `None`: they do not run.
+    pub(crate) notifications: Option<Notifications>,
+    /// Or why views are not counted.
+    pub(crate) counters: Result<Counters, String>,
+    pub(crate) clock: SharedClock,
+    /// What happened to the rules.
+    pub(crate) notes: Arc<RuleNotes>,
+}
+
+/// An effect of an event, or an event whose time has come.
+#[derive(Debug)]
+pub(crate) enum Task<'a> {
+    /// With how many events may follow from what it emits.
+    Effect(&'a Event, &'a Effect, u64),
+    Due(&'a Event),
+}
+
+/// What could not be done, ever.
+pub(crate) type Refused = (usize, Note);
+
+/// An effect that can be tried again.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// Of which event.
+    pub(crate) at: usize,
+    /// Nobody could be reached.
+    pub(crate) away: bool,
+    pub(crate) reason: String,
+}
+
+/// What goes to the bus.
+#[derive(Default)]
+struct Batch {
+    /// The event that the first one is of.
+    at: usize,
+    events: Vec<(String, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl std::fmt::Debug for Effects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Effects").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+impl Effects {
+    /// Carries out the tasks, each with the place of its event. What goes to the bus goes there in
+    /// order.
+    ///
+    /// # Errors
+    /// The first that failed; those after it may be done.
+    pub(crate) async fn carry_out(
+        &self,
+        tasks: &[(usize, Task<'_>)],
+    ) -> Result<Vec<Refused>, Failed> {
+        let (now, mut refused) = (self.clock.now(), Vec::new());
+        let (mut batches, mut others) = (Vec::new(), Vec::new());
+        for (at, task) in tasks {
+            match task {
+                Task::Due(event) => add(&mut batches, *at, &due(event)),
+                Task::Effect(event, effect, share) => match &effect.deed {
+                    Deed::Emit { kind, data, delay, applied } => {
+                        let what = (&**kind, data.as_ref());
+                        match emitted(event, effect, what, (*applied, *share), now + delay.0) {
+                            Err(error) => refused.push((*at, failure(effect, &error))),
+                            Ok(new) if delay.0.is_zero() => add(&mut batches, *at, &new),
+                            Ok(new) => others.push((*at, Other::Later(new, delay.0))),
+                        }
+                    }
+                    _ => others.push((*at, Other::Effect(event, effect))),
+                },
+            }
+        }
+        let emitting = async {
+            for batch in &batches {
+                self.emit(batch).await?;
+            }
+            Ok(())
+        };
+        let doing = async {
+            let each = others
+                .into_iter()
+                .map(|(at, other)| async move { (at, self.carry(other, now).await) }.boxed());
+            let mut doing = stream::iter(each.collect::<Vec<_>>()).buffered(AT_ONCE);
+            let (mut refused, mut failed) = (Vec::new(), None);
+            while let Some((at, done)) = doing.next().await {
+                match done {
+                    Ok(None) => {}
+                    Ok(Some(note)) => refused.push((at, note)),
+                    Err((away, reason)) => {
+                        failed.get_or_insert(Failed { at, away, reason });
+                    }
+                }
+            }
+            failed.map_or(Ok(refused), Err)
+        };
+        // All of them end: what is cut off is tried again for nothing.
+        let (emitted, done) = tokio::join!(emitting, doing);
+        match (emitted, done) {
+            (Ok(()), Ok(more)) => {
+                refused.extend(more);
+                Ok(refused)
+            }
+            (Err(first), Err(second)) if second.at < first.at => Err(second),
+            (Err(failed), _) | (Ok(()), Err(failed)) => Err(failed),
+        }
+    }
+
+    async fn emit(&self, batch: &Batch) -> Result<(), Failed> {
+        let emit = Emit { stream: &self.stream, window_ms: millis(WINDOW), events: &batch.events };
+        self.bus.call(&emit).await.map(drop).map_err(|error| {
+            let (away, reason) = tried(&error);
+            Failed { at: batch.at, away, reason }
+        })
+    }
+
+    /// Does it; answers why it can never be done.
+    async fn carry(&self, other: Other<'_>, now: Duration) -> Result<Option<Note>, (bool, String)> {
+        match other {
+            Other::Later(event, delay) => {
+                let bot = event.bot().clone();
+                let id = event.id().to_owned();
+                let options =
+                    PushOptions { idempotency: Some((&id, WINDOW)), due: Some(now + delay) };
+                let event = event.with_extension(DUE, Some(json!(true)));
+                let pushed = self.queue.push(&bot, std::slice::from_ref(&event), options).await;
+                pushed.map(|_| None).map_err(|error| tried(&error))
+            }
+            Other::Effect(event, effect) => match &effect.deed {
+                Deed::Emit { .. } => Ok(None),
+                Deed::Notify(notify) => {
+                    self.accept(effect, notification(event, effect, notify)).await
+                }
+                Deed::Push(push) => self.accept(effect, pushed(event, effect, &push.url)).await,
+                Deed::Count(count) => {
+                    let counters = match &self.counters {
+                        Ok(counters) => counters,
+                        Err(why) => {
+                            let why = format!("views are not counted here: {why}");
+                            return Ok(Some(failure(effect, &why)));
+                        }
+                    };
+                    let ad = match AdId::parse(&count.ad) {
+                        Ok(ad) => ad,
+                        Err(error) => return Ok(Some(failure(effect, &error))),
+                    };
+                    let key = name(event.bot(), event, effect);
+                    match counters.view(event.bot(), &ad, count.n, Some(&key)).await {
+                        Ok(_) => Ok(None),
+                        Err(CountersError::Redis(error)) => Err(tried(&error)),
+                        Err(CountersError::Mongo(error)) => Err((true, error.to_string())),
+                    }
+                }
+            },
+        }
+    }
+
+    async fn accept(
+        &self,
+        effect: &Effect,
+        new: NewNotification,
+    ) -> Result<Option<Note>, (bool, String)> {
+        let Some(notifications) = &self.notifications else {
+            let why = "notifications do not run here: pipelines.notifications.enabled is false";
+            return Ok(Some(failure(effect, &why)));
+        };
+        match notifications.accept(&new).await {
+            Ok(_) => Ok(None),
+            Err(AcceptError::Unusable(unusable)) => Ok(Some(failure(effect, &unusable))),
+            Err(AcceptError::Store(error)) => Err(tried(&error)),
+        }
+    }
+}
+
+/// What does not go to the bus now.
+enum Other<'a> {
+    Later(Event, Duration),
+    Effect(&'a Event, &'a Effect),
+}
+
+fn add(batches: &mut Vec<Batch>, at: usize, event: &Event) {
+    // Texts and JSON values always encode.
+    let json = serde_json::to_vec(event).unwrap_or_default();
+    let fits =
+        |batch: &Batch| batch.events.len() < EMIT_EVENTS && batch.bytes + json.len() <= EMIT_BYTES;
+    if !batches.last().is_some_and(fits) {
+        batches.push(Batch { at, ..Batch::default() });
+    }
+    if let Some(batch) = batches.last_mut() {
+        batch.bytes += json.len();
+        batch.events.push((event.id().to_owned(), json));
+    }
+}
+
+/// An event whose time has come, as it goes to the bus.
+fn due(event: &Event) -> Event {
+    event.clone().with_extension(DUE, None)
+}
+
+fn tried(error: &StoreError) -> (bool, String) {
+    (error.is_passing(), error.to_string())
+}
+
+fn failure(effect: &Effect, why: &dyn std::fmt::Display) -> Note {
+    let why = format!("actions[{}]: {why}", effect.action);
+    Note::Failed { rule: Some(effect.rule.clone()), why }
+}
+
+fn key(event: &Event, effect: &Effect) -> (String, Duplicates) {
+    (format!("automation {}", name(event.bot(), event, effect)), Duplicates::Once)
+}
+
+fn notification(event: &Event, effect: &Effect, notify: &Notify) -> NewNotification {
+    let method = notify.method();
+    let body = match &notify.body {
+        Some(body) => text_of(body),
+        None if matches!(&*method, "GET" | "DELETE") => String::new(),
+        None => told(event, &effect.rule),
+    };
+    NewNotification {
+        bot: event.bot().clone(),
+        uid: notify.uid.as_deref().or(event.subject()).unwrap_or_default().to_owned(),
+        kind: notify.kind.clone(),
+        when: When::After(notify.delay.0),
+        expires_in: notify.expires_in.unwrap_or(EXPIRES_IN).0,
+        waits: notify.send_than_online,
+        url: notify.url.clone(),
+        method,
+        body,
+        recheck: notify.recheck_url.clone().unwrap_or_default(),
+        key: Some(key(event, effect)),
+    }
+}
+
+/// What a receiver is told if the rule does not say.
+fn told(event: &Event, rule: &RuleId) -> String {
+    let told = json!({
+        "botid": event.bot(), "subject": event.subject(), "rule": rule, "event": event,
+    });
+    told.to_string()
+}
+
+fn pushed(event: &Event, effect: &Effect, url: &str) -> NewNotification {
+    NewNotification {
+        bot: event.bot().clone(),
+        // No user: a push is for a machine, and none is held back.
+        uid: String::new(),
+        kind: PUSHED.to_owned(),
+        when: When::After(Duration::ZERO),
+        expires_in: EXPIRES_IN.0,
+        waits: false,
+        url: url.to_owned(),
+        method: "POST".to_owned(),
+        body: serde_json::to_string(event).unwrap_or_default(),
+        recheck: String::new(),
+        key: Some(key(event, effect)),
+    }
+}

@@ -1,0 +1,356 @@
+//! Which bots want which events: what the fan-out asks for every event of the bus, so it is in
+//! memory. A million bots with rules take about 100 MB: those that want the same types share them.
+//!
+//! It may be behind what is stored. Whoever may be concerned gets a copy then: an event too many
+//! costs a slice, one too few would be lost. In doubt is
+//!
+//! * everybody, until all rules were read for the first time;
+//! * a bot, from the news that its rules change until they were read again;
+//! * everybody, when news may have been missed, until what changed was read.
+//!
+//! While MongoDB is away, what was known last is right: nobody can change a rule without it, and
+//! from whom it is not away there is news.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::sync::{Notify, watch};
+
+use super::profile;
+use crate::event::Event;
+use crate::filter::Glob;
+use crate::id::{BotId, Shard};
+use crate::metrics::AutomationMetrics;
+use crate::queue::wake::{Listener, Wake};
+use crate::store::automations::Subscribing;
+
+/// The types that a bot has rules for, those in force.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+struct Wants {
+    exact: BTreeSet<Box<str>>,
+    globs: BTreeSet<Glob>,
+    /// There are too many patterns to try them all on the way of every event.
+    all: bool,
+}
+
+/// Most patterns of a bot that are tried.
+const GLOBS_MAX: usize = 100;
+
+impl Wants {
+    fn add(&mut self, rule: &Subscribing) {
+        for kind in rule.on.iter().filter(|_| rule.enabled) {
+            if !kind.contains('*') {
+                self.exact.insert(kind.as_str().into());
+            } else if self.globs.len() < GLOBS_MAX {
+                self.globs.insert(Glob::new(kind));
+            } else {
+                self.all |= !self.globs.contains(&Glob::new(kind));
+            }
+        }
+    }
+
+    fn takes(&self, kind: &str) -> bool {
+        self.all || self.exact.contains(kind) || self.globs.iter().any(|glob| glob.matches(kind))
+    }
+}
+
+/// Which bots want which events.
+#[derive(Debug)]
+pub(crate) struct Subscriptions {
+    state: RwLock<State>,
+    /// There is news.
+    news: Notify,
+    /// All rules were read once.
+    loaded: watch::Sender<bool>,
+    metrics: AutomationMetrics,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    bots: FxHashMap<BotId, Arc<Wants>>,
+    /// What bots want, each once.
+    shared: HashSet<Arc<Wants>>,
+    /// Types that somebody wants, or wanted: most events of a bus are of none of them.
+    types: FxHashSet<Box<str>>,
+    /// Somebody wants types by a pattern, or did.
+    patterns: bool,
+    /// All rules were read once.
+    loaded: bool,
+    /// Somebody reads what changes.
+    watched: bool,
+    /// Counts the news.
+    serial: u64,
+    /// The last time that news may have been missed, until what changed was read.
+    missed: Option<u64>,
+    /// Bots whose rules change, and when the last news of that was.
+    changing: FxHashMap<BotId, u64>,
+}
+
+/// What bots want, as it is read.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted(HashMap<BotId, Wants>);
+
+impl Wanted {
+    pub(crate) fn add(&mut self, rules: Vec<Subscribing>) {
+        for rule in rules {
+            match self.0.get_mut(&rule.bot) {
+                Some(wants) => wants.add(&rule),
+                None => self.0.entry(rule.bot.clone()).or_default().add(&rule),
+            }
+        }
+    }
+}
+
+/// What is not sure.
+#[derive(Debug, Clone)]
+pub(crate) struct Doubts {
+    /// Up to this news.
+    serial: u64,
+    /// Bots whose rules change.
+    pub(crate) bots: Vec<BotId>,
+}
+
+impl Subscriptions {
+    pub(crate) fn new() -> Self {
+        let metrics = AutomationMetrics::new();
+        let (news, loaded) = (Notify::new(), watch::Sender::new(false));
+        Self { state: RwLock::default(), news, loaded, metrics }
+    }
+
+    /// Whether the bot of an event wants it, or may want it.
+    pub(crate) fn wants(&self, event: &Event) -> bool {
+        let (bot, kind) = (event.bot(), event.kind());
+        let is_kept = profile::changes_any(event);
+        let state = self.read();
+        let may_be = is_kept || state.patterns || state.types.contains(kind);
+        let known = if may_be { state.bots.get(bot) } else { None };
+        // With any rule, profiles are kept.
+        if known.is_some_and(|wants| is_kept || wants.takes(kind)) {
+            return true;
+        }
+        let doubtful = !state.loaded || state.missed.is_some() || state.changing.contains_key(bot);
+        if doubtful {
+            self.metrics.doubtful.increment(1);
+        }
+        doubtful
+    }
+
+    /// Waits until all rules were read once.
+    pub(crate) async fn loaded(&self) {
+        let mut loaded = self.loaded.subscribe();
+        // The sender is here.
+        let _ = loaded.wait_for(|loaded| *loaded).await;
+    }
+
+    /// Somebody reads what changes, from now on.
+    pub(crate) fn watched(&self) {
+        self.write().watched = true;
+    }
+
+    /// Waits for news.
+    pub(crate) async fn news(&self) {
+        self.news.notified().await;
+    }
+
+    /// The rules of a bot change, or have changed.
+    pub(crate) fn changes(&self, bot: &BotId) {
+        let mut state = self.write();
+        // Where nobody reads what changed, nobody asks either.
+        if state.watched {
+            state.serial += 1;
+            let serial = state.serial;
+            state.changing.insert(bot.clone(), serial);
+        }
+        drop(state);
+        self.news.notify_one();
+    }
+
+    /// What is not sure now: to be read, and then to be settled.
+    pub(crate) fn doubts(&self) -> Doubts {
+        let state = self.read();
+        Doubts { serial: state.serial, bots: state.changing.keys().cloned().collect() }
+    }
+
+    /// All rules were read, after the doubts.
+    pub(crate) fn replace(&self, wanted: Wanted, doubts: &Doubts) {
+        let mut fresh = State::default();
+        for (bot, wants) in wanted.0 {
+            fresh.insert(bot, wants);
+        }
+        let mut state = self.write();
+        (fresh.watched, fresh.serial, fresh.missed) = (state.watched, state.serial, state.missed);
+        fresh.changing = std::mem::take(&mut state.changing);
+        fresh.loaded = true;
+        fresh.settle(doubts);
+        std::mem::swap(&mut *state, &mut fresh);
+        // What was known before is dropped without the lock.
+        drop(state);
+        drop(fresh);
+        self.loaded.send_replace(true);
+    }
+
+    /// What changed was read, after the doubts: these are all rules of these bots.
+    pub(crate) fn update(&self, bots: &[BotId], mut wanted: Wanted, doubts: &Doubts) {
+        let mut state = self.write();
+        for bot in bots {
+            match wanted.0.remove(bot) {
+                Some(wants) => state.insert(bot.clone(), wants),
+                None => drop(state.bots.remove(bot)),
+            }
+        }
+        // What no bot wants any more.
+        if state.shared.len() > 1_000 && state.shared.len() > 2 * state.bots.len() {
+            state.shared.retain(|wants| Arc::strong_count(wants) > 1);
+        }
+        state.settle(doubts);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn insert(&mut self, bot: BotId, wants: Wants) {
+        let wants = share(&mut self.shared, wants);
+        self.patterns |= wants.all || !wants.globs.is_empty();
+        for kind in &wants.exact {
+            if !self.types.contains(kind) {
+                self.types.insert(kind.clone());
+            }
+        }
+        self.bots.insert(bot, wants);
+    }
+
+    fn settle(&mut self, doubts: &Doubts) {
+        if self.missed.is_some_and(|missed| missed <= doubts.serial) {
+            self.missed = None;
+        }
+        self.changing.retain(|_, serial| *serial > doubts.serial);
+    }
+}
+
+fn share(shared: &mut HashSet<Arc<Wants>>, wants: Wants) -> Arc<Wants> {
+    if let Some(known) = shared.get(&wants) {
+        return Arc::clone(known);
+    }
+    let wants = Arc::new(wants);
+    shared.insert(Arc::clone(&wants));
+    wants
+}
+
+/// Hears the news.
+pub(crate) struct RulesEar(pub(crate) super::Automations);
+
+impl Listener for RulesEar {
+    fn heard(&self, _: Shard, wake: &Wake) {
+        if let Wake::Rules(bot) = wake {
+            self.0.changes(bot);
+        }
+    }
+
+    fn missed(&self) {
+        let subscriptions = self.0.subscriptions();
+        let mut state = subscriptions.write();
+        state.serial += 1;
+        state.missed = Some(state.serial);
+        drop(state);
+        subscriptions.news.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bot(id: &str) -> BotId {
+        BotId::parse(id).unwrap()
+    }
+
+    fn event(id: &str, kind: &str) -> Event {
+        Event::builder(kind, &bot(id)).build().unwrap()
+    }
+
+    fn rule(id: &str, on: &[&str], enabled: bool) -> Subscribing {
+        Subscribing { bot: bot(id), on: on.iter().map(|&kind| kind.to_owned()).collect(), enabled }
+    }
+
+    fn wanted(rules: &[Subscribing]) -> Wanted {
+        let mut wanted = Wanted::default();
+        wanted.add(rules.to_vec());
+        wanted
+    }
+
+    fn loaded(rules: &[Subscribing]) -> Subscriptions {
+        let subscriptions = Subscriptions::new();
+        subscriptions.watched();
+        subscriptions.replace(wanted(rules), &subscriptions.doubts());
+        subscriptions
+    }
+
+    #[test]
+    fn a_bot_wants_what_it_has_rules_for_and_what_changes_its_profiles() {
+        let known = loaded(&[
+            rule("a", &["sale.made", "cart.*"], true),
+            rule("a", &["off"], false),
+            rule("b", &["sale.made"], false),
+        ]);
+        for (id, kind, wanted) in [
+            ("a", "sale.made", true),
+            ("a", "cart.left", true),
+            ("a", "off", false),
+            ("a", "other", false),
+            ("a", "tag.applied", true),
+            ("b", "sale.made", false),
+            ("b", "subscriber.updated", true),
+            ("c", "tag.applied", false),
+            ("c", "sale.made", false),
+        ] {
+            assert_eq!(known.wants(&event(id, kind)), wanted, "{id} {kind}");
+        }
+        let made = event("a", "tag.applied")
+            .with_extension(profile::APPLIED, Some(serde_json::Value::Bool(true)));
+        assert!(!known.wants(&made), "a change that a rule made is no news to the profile");
+    }
+
+    #[test]
+    fn in_doubt_everything_is_wanted() {
+        let fresh = Subscriptions::new();
+        assert!(fresh.wants(&event("a", "x")), "nothing was read");
+        fresh.watched();
+        fresh.replace(Wanted::default(), &fresh.doubts());
+        assert!(!fresh.wants(&event("a", "x")));
+        fresh.changes(&bot("a"));
+        assert!(fresh.wants(&event("a", "x")) && !fresh.wants(&event("b", "x")));
+        let doubts = fresh.doubts();
+        assert_eq!(doubts.bots, [bot("a")]);
+        // News that came after the question was asked.
+        fresh.changes(&bot("a"));
+        fresh.update(&[bot("a")], Wanted::default(), &doubts);
+        assert!(fresh.wants(&event("a", "x")));
+        fresh.update(&[bot("a")], wanted(&[rule("a", &["y"], true)]), &fresh.doubts());
+        assert!(!fresh.wants(&event("a", "x")) && fresh.wants(&event("a", "y")));
+        fresh.update(&[bot("a")], Wanted::default(), &fresh.doubts());
+        assert!(!fresh.wants(&event("a", "y")));
+    }
+
+    #[test]
+    fn a_bot_with_very_many_patterns_gets_everything() {
+        let patterns: Vec<String> = (0..=GLOBS_MAX).map(|n| format!("x{n}*")).collect();
+        let patterns: Vec<&str> = patterns.iter().map(String::as_str).collect();
+        assert!(!loaded(&[rule("a", &patterns[1..], true)]).wants(&event("a", "y")));
+        assert!(loaded(&[rule("a", &patterns, true)]).wants(&event("a", "y")));
+    }
+
+    #[test]
+    fn bots_that_want_the_same_share_it() {
+        let rules: Vec<_> = (0..100).map(|n| rule(&n.to_string(), &["a", "b*"], true)).collect();
+        let known = loaded(&rules);
+        assert_eq!(known.read().shared.len(), 1);
+    }
+}

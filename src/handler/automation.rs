@@ -1,0 +1,269 @@
+//! Decides by the rules of a bot, keeps what was decided, and has it carried out.
+//!
+//! 1. One read of the profiles that the slice touches; the rules come from the cache.
+//! 2. Event after event: one that is not above its profile's sequence was decided on before, and
+//!    what was decided is found beside the profile. All others are decided on now.
+//! 3. One write of profiles and decisions. Where another one wrote meanwhile, all begins anew: what
+//!    it decided counts.
+//! 4. The decisions are carried out. An action that fails holds the bot, and those that were done
+//!    are not done again.
+//!
+//! MongoDB away counts no attempt.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Delivery, Environment, Failure, Handler, Outcomes, Slice};
+use crate::automation::Automations;
+use crate::automation::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
+use crate::automation::effects::{Effects, Failed, Task};
+use crate::id::Sequence;
+use crate::store::mongo::MongoError;
+use crate::store::subscribers::{Kept, Next};
+
+/// How often it begins anew because another one wrote.
+const TRIES: u32 = 5;
+/// Most bytes of decisions of a slice, unless one event alone has more.
+const DECIDED_MAX_BYTES: usize = 4 << 20;
+/// Decisions are kept for so long after the slice that they are of, µs: a Redis that loses its
+/// tail, at most about a second of it, hands out events again whose actions it has lost.
+const KEPT_US: u64 = 5_000_000;
+/// Decisions that are kept beyond that at most, and their bytes.
+const KEPT_MAX: usize = 200;
+const KEPT_MAX_BYTES: usize = 256 << 10;
+/// A slice may decide for at least so long once it has what it needs.
+const DECIDING_MIN: Duration = Duration::from_millis(20);
+/// After an event that took longer, others are served.
+const LONG_EVENT: Duration = Duration::from_millis(5);
+
+/// The handler `automation`.
+pub(crate) struct AutomationHandler {
+    automations: Automations,
+    effects: Effects,
+}
+
+/// A slice as far as it was decided on.
+#[derive(Debug, Default)]
+struct Work {
+    /// What is to be carried out, by event.
+    decisions: Vec<Decision>,
+    /// Those that were decided now: what happened to the rules.
+    notes: Vec<(usize, Vec<Note>)>,
+    writes: Vec<Next>,
+}
+
+/// A profile under work.
+#[derive(Debug)]
+struct Subject {
+    kept: Kept,
+    /// As it was read.
+    before: Option<Sequence>,
+    dirty: bool,
+}
+
+impl AutomationHandler {
+    pub(crate) fn new(automations: Automations, effects: Effects) -> Self {
+        Self { automations, effects }
+    }
+
+    async fn decide(&self, slice: &Slice, rules: &RuleSet) -> Result<Work, Failure> {
+        let allowed = slice.deadline.saturating_duration_since(Instant::now());
+        let mut subjects = self.read(slice).await?;
+        // A store that is slow must not make slices small: they would only ask it more often.
+        let deadline = Instant::now() + allowed.max(DECIDING_MIN);
+        let mut work = Work::default();
+        let mut bytes = 0;
+        for (at, Delivery { sequence, event }) in slice.events.iter().enumerate() {
+            let begun = Instant::now();
+            if at > 0 && (begun >= deadline || bytes > DECIDED_MAX_BYTES) {
+                break;
+            }
+            let subject = subjects.get_mut(event.subject().unwrap_or_default());
+            let Some(subject) = subject.filter(|_| event.extension(DUE).is_none()) else {
+                work.decisions.push(Decision::default());
+                continue;
+            };
+            if subject.kept.sequence.is_some_and(|last| *sequence <= last) {
+                match decided_before(&subject.kept, *sequence) {
+                    Ok(decision) => work.decisions.push(decision),
+                    // What is before it is carried out first.
+                    Err(_) if at > 0 => break,
+                    Err(reason) => return Err(Failure::transient(at, reason)),
+                }
+                continue;
+            }
+            let Decided { decision, notes, changed } =
+                decide(event, &mut subject.kept.profile, rules);
+            if changed || !decision.is_nothing() {
+                subject.dirty = true;
+                subject.kept.sequence = Some(*sequence);
+            }
+            if !decision.is_nothing() {
+                // Texts and numbers always encode.
+                let text = serde_json::to_string(&decision).unwrap_or_default();
+                bytes += text.len();
+                subject.kept.decided.push((*sequence, text));
+            }
+            work.notes.push((at, notes));
+            work.decisions.push(decision);
+            // Filters of a thousand rules take their time; others are served in between.
+            if begun.elapsed() > LONG_EVENT {
+                tokio::task::yield_now().await;
+            } else {
+                tokio::task::consume_budget().await;
+            }
+        }
+        let first = slice.events.first().map_or(0, |delivery| delivery.sequence.get());
+        let written = subjects.into_iter().filter(|(_, subject)| subject.dirty);
+        work.writes = written
+            .map(|(subscriber, Subject { mut kept, before, .. })| {
+                forget(&mut kept.decided, first);
+                Next { subscriber: subscriber.to_owned(), after: before, kept }
+            })
+            .collect();
+        Ok(work)
+    }
+
+    /// The profiles of the slice: of every event, because what was decided on it before counts, by
+    /// rules that may be gone.
+    async fn read<'a>(&self, slice: &'a Slice) -> Result<HashMap<&'a str, Subject>, Failure> {
+        let mut subscribers: Vec<&str> = slice
+            .events
+            .iter()
+            .map(|delivery| &delivery.event)
+            .filter(|event| event.extension(DUE).is_none())
+            .map(|event| event.subject().unwrap_or_default())
+            .collect();
+        subscribers.sort_unstable();
+        subscribers.dedup();
+        if subscribers.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let kept = self.automations.subscribers().read(&slice.bot, &subscribers).await;
+        let kept = kept.map_err(|error| failed(&error))?;
+        let subjects = subscribers.into_iter().zip(kept).map(|(subscriber, kept)| {
+            (subscriber, Subject { before: kept.sequence, kept, dirty: false })
+        });
+        Ok(subjects.collect())
+    }
+
+    /// Carries out what was decided, and answers what becomes of the slice.
+    async fn finish(&self, slice: &Slice, work: Work) -> Result<Outcomes, Failure> {
+        let mut tasks = Vec::new();
+        for (at, (delivery, decision)) in slice.events.iter().zip(&work.decisions).enumerate() {
+            let event = &delivery.event;
+            if event.extension(DUE).is_some() {
+                tasks.push((at, Task::Due(event)));
+            }
+            let effects = decision.effects.iter();
+            let share = decision.share;
+            tasks.extend(effects.map(|effect| (at, Task::Effect(event, effect, share))));
+        }
+        let notes = &self.effects.notes;
+        let note = |at: usize, happened: Vec<Note>| {
+            notes.note(&slice.bot, slice.events[at].event.id(), happened);
+        };
+        for (at, happened) in work.notes {
+            note(at, happened);
+        }
+        let settled = if tasks.is_empty() {
+            work.decisions.len()
+        } else {
+            match self.effects.carry_out(&tasks).await {
+                Ok(refused) => {
+                    for (at, happened) in refused {
+                        note(at, vec![happened]);
+                    }
+                    work.decisions.len()
+                }
+                Err(Failed { at: 0, away: true, reason }) => {
+                    return Err(Failure::unavailable(0, reason));
+                }
+                Err(Failed { at: 0, away: false, reason }) => {
+                    return Err(Failure::transient(0, reason));
+                }
+                // The events before it are done; then it is the first.
+                Err(Failed { at, .. }) => at,
+            }
+        };
+        let dead = work.decisions.into_iter().take(settled).enumerate();
+        let dead = dead.filter_map(|(at, decision)| Some((at, decision.dead?)));
+        Ok(dead.fold(Outcomes::first(settled), |outcomes, (at, why)| outcomes.dead(at, why)))
+    }
+}
+
+impl Handler for AutomationHandler {
+    async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        for _ in 0..TRIES {
+            let rules = self.automations.rules(&slice.bot).await.map_err(|error| failed(&error))?;
+            let work = self.decide(slice, &rules).await?;
+            let subscribers = self.automations.subscribers();
+            if work.writes.is_empty()
+                || subscribers
+                    .write(&slice.bot, &work.writes)
+                    .await
+                    .map_err(|error| failed(&error))?
+            {
+                return self.finish(slice, work).await;
+            }
+        }
+        Err(Failure::transient(0, "others write the profiles of this slice all the time"))
+    }
+}
+
+/// What was decided on an event that is not above its profile's sequence.
+fn decided_before(kept: &Kept, sequence: Sequence) -> Result<Decision, String> {
+    let found = kept.decided.iter().find(|(decided, _)| *decided == sequence);
+    let Some((_, text)) = found else { return Ok(Decision::default()) };
+    serde_json::from_str(text)
+        .map_err(|error| format!("what was decided before cannot be read: {error}"))
+}
+
+/// MongoDB away counts no attempt; what it refuses does, so that no bot waits for ever.
+fn failed(error: &MongoError) -> Failure {
+    if error.is_passing() {
+        Failure::unavailable(0, error.to_string())
+    } else {
+        Failure::transient(0, error.to_string())
+    }
+}
+
+/// Drops decisions that nobody can ask for any more: `first` is the first event that is not done.
+fn forget(decided: &mut Vec<(Sequence, String)>, first: u64) {
+    decided.retain(|(sequence, _)| sequence.get() >= first.saturating_sub(KEPT_US));
+    let done = decided.partition_point(|(sequence, _)| sequence.get() < first);
+    let mut bytes = 0;
+    let fits = |(_, text): &&(Sequence, String)| {
+        bytes += text.len();
+        bytes <= KEPT_MAX_BYTES
+    };
+    let kept = decided[..done].iter().rev().take(KEPT_MAX).take_while(fits).count();
+    decided.drain(..done - kept);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decisions_are_kept_for_the_slice_and_some_seconds_and_a_bounded_number_of_them() {
+        let mut decided: Vec<_> = (0..1_000_u64)
+            .map(|n| (Sequence::new(10_000_000 + n * 10_000), String::new()))
+            .collect();
+        // The slice begins at the 900th; five seconds are 500 events.
+        let first = 10_000_000 + 900 * 10_000;
+        forget(&mut decided, first);
+        assert_eq!(decided.len(), 100 + KEPT_MAX);
+        assert_eq!(decided.last().unwrap().0.get(), 10_000_000 + 999 * 10_000);
+        for (_, text) in &mut decided {
+            *text = "x".repeat(KEPT_MAX_BYTES / 3);
+        }
+        forget(&mut decided, first);
+        assert_eq!(decided.len(), 100 + 3);
+        let later = first + 60_000_000;
+        forget(&mut decided, later);
+        assert!(decided.is_empty());
+    }
+}

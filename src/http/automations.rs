@@ -1,0 +1,383 @@
+//! The rules of a bot, and the profiles that they see.
+
+mod profiles;
+mod test;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Json, Response};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Api;
+use super::auth::Caller;
+use super::docs::{Bodiless, Body, OfAutomations, OfVersion};
+use super::extract::{self, NoBody, Path};
+use super::problem::{Kind, Problem};
+use crate::automation::rule::{Action, Rule, Unusable};
+use crate::automation::{EditError, Editor};
+use crate::clock::rfc3339;
+use crate::id::{BotId, RuleId};
+use crate::queue::RuleStats;
+use crate::store::automations::{Expected, Stored, WriteError};
+
+/// What asks for the scope `publish`.
+pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(profiles::put))
+}
+
+/// What asks for the scope `read`.
+pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default()
+        .routes(routes!(list))
+        .routes(routes!(get))
+        .routes(routes!(test::test))
+        .routes(routes!(profiles::get))
+}
+
+/// What asks for the scope `operate`.
+pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(put, delete))
+}
+
+impl Api {
+    /// The rules, where they are evaluated.
+    pub(super) fn automations(&self) -> Result<&Editor, Problem> {
+        self.automations.as_ref().map_err(|why| {
+            Problem::new(Kind::NoAutomations, format!("rules are not evaluated here: {why}"))
+        })
+    }
+
+    /// The same for a bot of the caller.
+    fn automations_of(&self, bot: &BotId, caller: &Caller) -> Result<&Editor, Problem> {
+        caller.check_bot(bot)?;
+        self.automations()
+    }
+}
+
+impl From<Unusable> for Problem {
+    fn from(unusable: Unusable) -> Self {
+        Self::field(&unusable.field, unusable.problem)
+    }
+}
+
+impl From<EditError> for Problem {
+    fn from(error: EditError) -> Self {
+        match error {
+            EditError::Redis(error) => error.into(),
+            EditError::Write(WriteError::Mongo(error)) => error.into(),
+            EditError::Write(error @ (WriteError::TooMany | WriteError::TooLarge(_))) => {
+                let detail = format!("{error}; delete one, or put several into one");
+                Self::new(Kind::TooManyRules, detail)
+            }
+            EditError::Write(WriteError::Contended) => {
+                let detail =
+                    "nothing was changed: others change the rule at the same time; come again";
+                Self::new(Kind::Busy, detail).retry_after(1)
+            }
+            EditError::Write(WriteError::Unexpected(version)) => {
+                let detail = match &version {
+                    Some(version) => format!("the rule has the version \"{version}\""),
+                    None => "there is no such rule".to_owned(),
+                };
+                let detail = format!("nothing was changed: {detail}; look at it, and try again");
+                let problem = Self::new(Kind::RuleChanged, detail);
+                match version.and_then(|version| etag(&version)) {
+                    Some(etag) => problem.header(header::ETAG, etag),
+                    None => problem,
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct BotPath {
+    /// The bot.
+    bot: BotId,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct RulePath {
+    /// The bot.
+    bot: BotId,
+    /// The rule. The rules of a bot are gone through in the order of these.
+    rule: RuleId,
+}
+
+/// What a rule may be written from: what `GET` answers is taken too.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default)]
+    name: String,
+    on: Vec<String>,
+    #[serde(default)]
+    filter: Option<String>,
+    actions: Vec<Action>,
+    enabled: Option<bool>,
+    /// What a caller read and sends back.
+    id: Option<RuleId>,
+    #[serde(rename = "stats", default)]
+    _stats: IgnoredAny,
+}
+
+impl Written {
+    fn rule(self, id: &RuleId) -> Result<Rule, Problem> {
+        if let Some(other) = self.id.filter(|other| other != id) {
+            let detail = format!("it is {:?}, and the path says {:?}", other.as_str(), id.as_str());
+            return Err(Problem::field("id", detail));
+        }
+        let Self { name, on, filter, actions, enabled, .. } = self;
+        Ok(Rule { name, on, filter, actions, enabled: enabled.unwrap_or(true) })
+    }
+}
+
+/// A rule, and what happened to it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Shown {
+    /// Its id.
+    pub(super) id: RuleId,
+    /// What it says.
+    #[serde(flatten)]
+    pub(super) rule: Rule,
+    /// What happened to it since it was made.
+    pub(super) stats: Happened,
+}
+
+/// What happened to a rule.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct Happened {
+    /// How often it matched.
+    pub(super) matched: u64,
+    /// Actions that it decided.
+    pub(super) actions: u64,
+    /// How often its filter could not be evaluated, or an action could not be done.
+    pub(super) errors: u64,
+    /// The last of these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) last_error: Option<LastError>,
+}
+
+/// The last error of a rule.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LastError {
+    /// When.
+    #[schema(format = DateTime)]
+    pub(super) at: String,
+    /// The id of the event.
+    pub(super) event: String,
+    /// What went wrong.
+    pub(super) reason: String,
+}
+
+impl From<RuleStats> for Happened {
+    fn from(stats: RuleStats) -> Self {
+        let RuleStats { matched, actions, errors, last } = stats;
+        let last_error = last.map(|last| LastError {
+            at: rfc3339(last.at_ms),
+            event: last.event,
+            reason: last.why,
+        });
+        Self { matched, actions, errors, last_error }
+    }
+}
+
+/// The rules of a bot, in the order in which they are gone through.
+#[derive(Debug, Serialize, ToSchema)]
+struct Listed {
+    /// The rules.
+    automations: Vec<Shown>,
+}
+
+/// The rules of a bot and what happened to them.
+pub(super) async fn shown(editor: &Editor, bot: &BotId) -> Result<Vec<Shown>, Problem> {
+    let stored = editor.automations().store().list(bot).await?;
+    let mut stats = editor.queue().rule_stats(bot).await?;
+    Ok(stored.into_iter().map(|stored| show(stored, &mut stats)).collect())
+}
+
+fn show(stored: Stored, stats: &mut BTreeMap<String, RuleStats>) -> Shown {
+    let happened = stats.remove(stored.id.as_str()).unwrap_or_default();
+    Shown { id: stored.id, rule: stored.rule, stats: happened.into() }
+}
+
+fn etag(version: &str) -> Option<HeaderValue> {
+    HeaderValue::from_str(&format!("\"{version}\"")).ok()
+}
+
+fn tagged(status: StatusCode, version: &str, body: impl serde::Serialize) -> Response {
+    let mut response = (status, Json(body)).into_response();
+    if let Some(etag) = etag(version) {
+        response.headers_mut().insert(header::ETAG, etag);
+    }
+    response
+}
+
+/// What `If-Match` and `If-None-Match` say.
+fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
+    let all = |name: &header::HeaderName| -> Result<Option<String>, Problem> {
+        let values: Result<Vec<&str>, _> =
+            headers.get_all(name).iter().map(HeaderValue::to_str).collect();
+        let values = values.map_err(|_| Problem::field(name.as_str(), "it is not readable"))?;
+        Ok((!values.is_empty()).then(|| values.join(",")))
+    };
+    match (all(&header::IF_MATCH)?, all(&header::IF_NONE_MATCH)?) {
+        (None, None) => Ok(Expected::Anything),
+        (Some(_), Some(_)) => {
+            Err(Problem::field("if-match", "it cannot stand beside if-none-match; leave out one"))
+        }
+        (None, Some(text)) if text.trim() == "*" => Ok(Expected::Nothing),
+        (None, Some(_)) => {
+            Err(Problem::field("if-none-match", "write *: the rule is written if there is none"))
+        }
+        (Some(text), None) if text.trim() == "*" => Ok(Expected::Something),
+        (Some(text), None) => {
+            let version = |tag: &str| {
+                let version = tag.trim().strip_prefix('"')?.strip_suffix('"')?;
+                Some(version.to_owned())
+            };
+            let versions: Option<Vec<String>> = text.split(',').map(version).collect();
+            let versions = versions.ok_or_else(|| {
+                let detail = "it holds no version; write what the header ETag of an answer said, with its quotes, or *";
+                Problem::field("if-match", detail)
+            })?;
+            Ok(Expected::Versions(versions))
+        }
+    }
+}
+
+/// Rules of a bot
+///
+/// In the order in which they are gone through, with what happened to them.
+#[utoipa::path(
+    get, path = "/v1/bots/{bot}/automations", tag = "automations", operation_id = "listAutomations",
+    params(BotPath),
+    responses((status = 200, description = "The rules", body = Listed), OfAutomations)
+)]
+async fn list(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(BotPath { bot }): Path<BotPath>,
+) -> Result<Json<Listed>, Problem> {
+    let editor = api.automations_of(&bot, &caller)?;
+    Ok(Json(Listed { automations: shown(editor, &bot).await? }))
+}
+
+/// A rule
+///
+/// With what happened to it. The header `ETag` has its version.
+#[utoipa::path(
+    get, path = "/v1/bots/{bot}/automations/{rule}", tag = "automations",
+    operation_id = "getAutomation", params(RulePath),
+    responses(
+        (status = 200, description = "The rule", body = Shown,
+            headers(("ETag" = String, description = "Its version"))),
+        OfAutomations,
+    )
+)]
+async fn get(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(RulePath { bot, rule }): Path<RulePath>,
+) -> Result<Response, Problem> {
+    let editor = api.automations_of(&bot, &caller)?;
+    let stored = editor.automations().store().get(&bot, &rule).await?;
+    let stored = stored.ok_or_else(|| none(&bot, &rule))?;
+    let mut stats = editor.queue().rule_stats(&bot).await?;
+    let version = stored.version.clone();
+    Ok(tagged(StatusCode::OK, &version, show(stored, &mut stats)))
+}
+
+fn none(bot: &BotId, rule: &RuleId) -> Problem {
+    let detail = format!("bot {:?} has no rule {:?}", bot.as_str(), rule.as_str());
+    Problem::new(Kind::NoRule, detail)
+}
+
+/// Write a rule
+///
+/// It decides within a second, in every process. With `If-Match` only the version that the caller
+/// knows is replaced; with `If-None-Match: *` only a new rule is made.
+#[utoipa::path(
+    put, path = "/v1/bots/{bot}/automations/{rule}", tag = "automations",
+    operation_id = "putAutomation",
+    params(
+        RulePath,
+        ("If-Match" = Option<String>, Header, description = "A version, or `*`: there is a rule"),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: there is none"),
+    ),
+    request_body = Rule,
+    responses(
+        (status = 201, description = "It is new", body = Rule,
+            headers(("ETag" = String, description = "Its version"))),
+        (status = 200, description = "It is changed", body = Rule,
+            headers(("ETag" = String, description = "Its version"))),
+        (status = 409, description = "The bot has 1,000 rules, or 4 MiB of them", body = Problem,
+            content_type = "application/problem+json"),
+        OfAutomations, OfVersion, Body,
+    )
+)]
+async fn put(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(RulePath { bot, rule: id }): Path<RulePath>,
+    headers: HeaderMap,
+    extract::Json(written): extract::Json<Written>,
+) -> Result<Response, Problem> {
+    let editor = api.automations_of(&bot, &caller)?;
+    let expected = expected(&headers)?;
+    let rule = written.rule(&id)?;
+    rule.check(&api.targets)?;
+    let counts = |action: &Action| matches!(action, Action::Count(_));
+    let calls = |action: &Action| matches!(action, Action::Notify(_) | Action::Push(_));
+    for (at, action) in rule.actions.iter().enumerate() {
+        let field = || format!("actions[{at}].{}", action.name());
+        if let (true, Err(why)) = (counts(action), &api.counters) {
+            return Err(Problem::field(&field(), format!("views are not counted here: {why}")));
+        }
+        if calls(action) && api.notifications.is_none() {
+            let why = "notifications do not run here: pipelines.notifications.enabled is false";
+            return Err(Problem::field(&field(), why));
+        }
+    }
+    let (version, is_new) = editor.put(&bot, &id, &rule, &expected).await?;
+    caller.did_to_rule("put rule", &bot, &id);
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok(tagged(status, &version, rule))
+}
+
+/// Delete a rule
+///
+/// It decides nothing from within a second on. What it has put off (`emit` with a `delay`,
+/// notifications) still comes.
+#[utoipa::path(
+    delete, path = "/v1/bots/{bot}/automations/{rule}", tag = "automations",
+    operation_id = "deleteAutomation",
+    params(
+        RulePath,
+        ("If-Match" = Option<String>, Header, description = "A version, or `*`"),
+    ),
+    responses((status = 204, description = "It is gone"), OfAutomations, OfVersion, Bodiless)
+)]
+async fn delete(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(RulePath { bot, rule }): Path<RulePath>,
+    headers: HeaderMap,
+    NoBody: NoBody,
+) -> Result<StatusCode, Problem> {
+    let editor = api.automations_of(&bot, &caller)?;
+    if !editor.delete(&bot, &rule, &expected(&headers)?).await? {
+        return Err(none(&bot, &rule));
+    }
+    caller.did_to_rule("delete rule", &bot, &rule);
+    Ok(StatusCode::NO_CONTENT)
+}

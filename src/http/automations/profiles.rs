@@ -1,0 +1,123 @@
+//! What is known of a subscriber.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::docs::{Body, OfAutomations};
+use super::super::extract::{self, Path};
+use super::super::problem::{Kind, Problem};
+use crate::automation::profile::{Profile, REPLACED};
+use crate::clock::rfc3339;
+use crate::event::{ATTRIBUTE_MAX_BYTES, Event};
+use crate::id::BotId;
+use crate::queue::PushOptions;
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct SubscriberPath {
+    /// The bot.
+    bot: BotId,
+    /// The subscriber: the `subject` of its events.
+    #[param(min_length = 1, max_length = 1024)]
+    subscriber: String,
+}
+
+impl SubscriberPath {
+    fn check(&self) -> Result<(), Problem> {
+        if self.subscriber.len() > ATTRIBUTE_MAX_BYTES {
+            let bytes = self.subscriber.len();
+            let detail = format!("it has {bytes} bytes; at most {ATTRIBUTE_MAX_BYTES} are allowed");
+            return Err(Problem::field("subscriber", detail));
+        }
+        Ok(())
+    }
+}
+
+/// What is known of a subscriber.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Known {
+    /// The subscriber.
+    id: String,
+    /// Its tags and fields.
+    #[serde(flatten)]
+    profile: Profile,
+    /// When the last event arrived that changed it, or on which a rule acted.
+    #[schema(format = DateTime)]
+    changed: String,
+}
+
+/// What waits in the queue of the bot.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Queued {
+    /// The id of the event that replaces the profile.
+    event: String,
+}
+
+/// A subscriber
+///
+/// What the events of the bot left behind: what filters see. Events that wait in the queue are not
+/// in it.
+#[utoipa::path(
+    get, path = "/v1/bots/{bot}/subscribers/{subscriber}", tag = "automations",
+    operation_id = "getSubscriber", params(SubscriberPath),
+    responses((status = 200, description = "The profile", body = Known), OfAutomations)
+)]
+pub(super) async fn get(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<SubscriberPath>,
+) -> Result<Json<Known>, Problem> {
+    path.check()?;
+    let SubscriberPath { bot, subscriber } = path;
+    let editor = api.automations_of(&bot, &caller)?;
+    let kept = editor.automations().subscribers().read(&bot, &[&subscriber]).await?;
+    let known = kept.into_iter().next().and_then(|kept| Some((kept.sequence?, kept.profile)));
+    let (sequence, profile) = known.ok_or_else(|| {
+        let detail = format!(
+            "nothing is known of subscriber {subscriber:?} of bot {:?}: profiles are kept from its first rule on",
+            bot.as_str()
+        );
+        Problem::new(Kind::NoSubscriber, detail)
+    })?;
+    let changed = rfc3339(sequence.get() / 1_000);
+    Ok(Json(Known { id: subscriber, profile, changed }))
+}
+
+/// Set a subscriber
+///
+/// In the place of all that is known. It goes through the queue of the bot as the event
+/// `subscriber.replaced`, so that it keeps its place among the events before and after it.
+#[utoipa::path(
+    put, path = "/v1/bots/{bot}/subscribers/{subscriber}", tag = "automations",
+    operation_id = "putSubscriber", params(SubscriberPath), request_body = Profile,
+    responses((status = 202, description = "It is queued", body = Queued), OfAutomations, Body)
+)]
+pub(super) async fn put(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(path): Path<SubscriberPath>,
+    extract::Json(profile): extract::Json<Profile>,
+) -> Result<(StatusCode, Json<Queued>), Problem> {
+    path.check()?;
+    let SubscriberPath { bot, subscriber } = path;
+    let editor = api.automations_of(&bot, &caller)?;
+    profile.check().map_err(|(field, detail)| Problem::field(&field, detail))?;
+    let unusable = |error: String| Problem::field("subscriber", error);
+    let event = Event::builder(REPLACED, &bot).subject(subscriber);
+    let event = event.data(&profile).map_err(|error| unusable(error.to_string()))?;
+    let event = event.build().map_err(|error| unusable(error.to_string()))?;
+    let id = event.id().to_owned();
+    let pushed = editor.queue().push(&bot, &[event], PushOptions::default()).await?;
+    if pushed.queued.appended == 0 {
+        let detail = "nothing was changed: the queue of the bot is full (pipelines.automations.max_queue); come again";
+        return Err(Problem::new(Kind::Full, detail).retry_after(5));
+    }
+    Ok((StatusCode::ACCEPTED, Json(Queued { event: id })))
+}

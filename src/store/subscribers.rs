@@ -1,0 +1,316 @@
+//! The profiles of subscribers: one document each, kept by the events of its bot.
+//!
+//! | field | holds |
+//! |---|---|
+//! | `_id` | bot, U+001F, subscriber; without a subscriber what is decided on events that name none |
+//! | `bot`, `id` | whose, which |
+//! | `tags`, `fields` | what is known |
+//! | `s` | the sequence of the last event that changed the document |
+//! | `decided` | what rules decided on the last events: `{s, d}`, the decision as JSON |
+//!
+//! A document is written only as the successor of what was read: whoever is late writes nothing.
+//! With what an event changes goes what was decided on it, in one write. So whoever repeats an
+//! event finds the decision, and does not decide once more on a profile, or by rules, that have
+//! changed since.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use mongodb::bson::{
+    Bson, Document, RawArrayBuf, RawDocumentBuf, deserialize_from_slice, doc, rawdoc,
+};
+use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
+use serde_json::Value as Json;
+
+use super::groups::{Groups, Rules};
+use super::mongo::{Mongo, MongoError};
+use crate::automation::profile::Profile;
+use crate::id::{BotId, Sequence};
+
+/// The collection.
+pub const SUBSCRIBERS: &str = "subscribers";
+/// Between the parts of a document's id. No id of a bot can hold it.
+const SEPARATOR: char = '\u{1f}';
+/// Most profiles of a question.
+const FIND_MAX: usize = 500;
+/// Most profiles of a command.
+const UPDATE_MAX: usize = 500;
+/// Most bytes of a command, unless one alone has more; the server takes 48 MB.
+const BYTES_MAX: usize = 8 << 20;
+/// Reading profiles takes at most this long.
+const FIND_TIMEOUT: Duration = Duration::from_secs(5);
+/// A slice waits for it and nothing else, so it may try at once after a failure.
+const READS: Rules = Rules { items_max: FIND_MAX, under_way: 2, pause: Duration::ZERO };
+const WRITES: Rules = Rules { items_max: UPDATE_MAX, under_way: 2, pause: Duration::ZERO };
+
+/// A document.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Kept {
+    /// What is known.
+    pub profile: Profile,
+    /// Of the last event that changed it; `None`: there is no document.
+    pub sequence: Option<Sequence>,
+    /// What was decided on the last events, the newest last, as JSON.
+    pub decided: Vec<(Sequence, String)>,
+}
+
+/// The next state of a document.
+#[derive(Debug, Clone)]
+pub struct Next {
+    /// Which.
+    pub subscriber: String,
+    /// The state that it follows.
+    pub after: Option<Sequence>,
+    /// Its state.
+    pub kept: Kept,
+}
+
+/// Documents by their ids; `None` for one that cannot be read.
+type Found = HashMap<String, Option<Kept>>;
+/// Whether every statement was carried out, and those that were refused for good.
+type Outcome = (bool, Vec<(usize, MongoError)>);
+
+/// The profiles of every bot. Cheap to clone; clones share their questions and writes.
+#[derive(Debug, Clone)]
+pub struct SubscriberStore {
+    mongo: Mongo,
+    reads: Groups<Arc<str>, Found>,
+    writes: Groups<RawDocumentBuf, Outcome>,
+}
+
+fn id_of(bot: &BotId, subscriber: &str) -> String {
+    format!("{bot}{SEPARATOR}{subscriber}")
+}
+
+impl SubscriberStore {
+    /// The profiles in the database of `mongo`.
+    #[must_use]
+    pub fn new(mongo: Mongo) -> Self {
+        let asked = mongo.clone();
+        let reads = Groups::new(READS, move |ids| find(asked.clone(), ids).boxed());
+        let written = mongo.clone();
+        let writes =
+            Groups::new(WRITES, move |statements| update(written.clone(), statements).boxed());
+        Self { mongo, reads, writes }
+    }
+
+    /// What is kept of these subscribers, in their order. Calls made at the same time share a
+    /// question.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn read(&self, bot: &BotId, subscribers: &[&str]) -> Result<Vec<Kept>, MongoError> {
+        let ids: Vec<Arc<str>> =
+            subscribers.iter().map(|subscriber| id_of(bot, subscriber).into()).collect();
+        let mut kept = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(FIND_MAX) {
+            let (found, _) = self.reads.join(ids.to_vec()).await?;
+            for id in ids {
+                kept.push(match found.get(&**id) {
+                    Some(Some(found)) => found.clone(),
+                    Some(None) => return Err(self.misread()),
+                    None => Kept::default(),
+                });
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Of a document that others wrote.
+    fn misread(&self) -> MongoError {
+        self.mongo.not_understood("find", "tags, fields, s and decided in subscribers")
+    }
+
+    /// Writes the next states, each if it still follows. Answers whether all are written for sure;
+    /// else some were, perhaps all, and reading tells. Returns once a majority has them. Calls made
+    /// at the same time share their writes.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time, refuses, or has no majority: some may be written.
+    ///
+    /// # Cancel safety
+    /// As after an error.
+    pub async fn write(&self, bot: &BotId, next: &[Next]) -> Result<bool, MongoError> {
+        let mut all = true;
+        let statements: Vec<RawDocumentBuf> =
+            next.iter().map(|next| statement(bot, next)).collect();
+        for statements in statements.chunks(UPDATE_MAX) {
+            let (outcome, own) = self.writes.join(statements.to_vec()).await?;
+            let (applied, refused) = &*outcome;
+            if let Some((_, error)) = refused.iter().find(|(place, _)| own.contains(place)) {
+                return Err(error.clone());
+            }
+            all &= applied;
+        }
+        Ok(all)
+    }
+}
+
+async fn find(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Found, MongoError> {
+    let options = FindOptions::builder()
+        .batch_size(u32::try_from(ids.len() + 1).unwrap_or(u32::MAX))
+        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+        .build();
+    let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
+    let found = mongo.find(SUBSCRIBERS, doc! { "_id": { "$in": ids } }, options, FIND_TIMEOUT);
+    let read = |document: RawDocumentBuf| {
+        let id = document.get_str("_id").ok()?.to_owned();
+        let document = deserialize_from_slice::<Document>(document.as_bytes()).ok();
+        Some((id, document.as_ref().and_then(kept)))
+    };
+    Ok(found.await?.into_iter().filter_map(read).collect())
+}
+
+fn kept(document: &Document) -> Option<Kept> {
+    let mut kept = Kept::default();
+    for tag in document.get_array("tags").ok()? {
+        kept.profile.tags.insert(tag.as_str()?.to_owned());
+    }
+    for (field, value) in document.get_document("fields").ok()? {
+        kept.profile.fields.insert(field.clone(), json(value)?);
+    }
+    for decided in document.get_array("decided").ok()? {
+        let decided = decided.as_document()?;
+        let text = decided.get_str("d").ok()?.to_owned();
+        kept.decided.push((sequence(decided)?, text));
+    }
+    kept.sequence = Some(sequence(document)?);
+    Some(kept)
+}
+
+fn sequence(document: &Document) -> Option<Sequence> {
+    u64::try_from(document.get_i64("s").ok()?).ok().map(Sequence::new)
+}
+
+async fn update(mongo: Mongo, statements: Vec<RawDocumentBuf>) -> Result<Outcome, MongoError> {
+    let (mut applied, mut refused) = (0, Vec::new());
+    let (mut begin, count) = (0, statements.len());
+    let mut rest = statements.into_iter().peekable();
+    while rest.peek().is_some() {
+        let (mut command, mut bytes) = (RawArrayBuf::new(), 0);
+        let mut end = begin;
+        while let Some(statement) =
+            rest.next_if(|next| end == begin || bytes + next.as_bytes().len() <= BYTES_MAX)
+        {
+            bytes += statement.as_bytes().len();
+            command.push(statement);
+            end += 1;
+        }
+        let done = mongo.update(SUBSCRIBERS, command, false).await?;
+        applied += done.modified + done.upserted.len();
+        // One that met another write did not follow any more, or can be tried again.
+        let for_good = done.refused.into_iter().filter(|refused| !refused.met_another);
+        refused.extend(for_good.map(|refused| (begin + refused.index, refused.error)));
+        begin = end;
+    }
+    Ok((applied == count, refused))
+}
+
+fn statement(bot: &BotId, next: &Next) -> RawDocumentBuf {
+    let number = |sequence: Sequence| i64::try_from(sequence.get()).unwrap_or(i64::MAX);
+    let id = id_of(bot, &next.subscriber);
+    let filter = if let Some(after) = next.after {
+        rawdoc! { "_id": id, "s": number(after) }
+    } else {
+        rawdoc! { "_id": id, "s": { "$exists": false } }
+    };
+    let tags: RawArrayBuf = next.kept.profile.tags.iter().map(String::as_str).collect();
+    let fields: Document = next
+        .kept
+        .profile
+        .fields
+        .iter()
+        .map(|(field, value)| (field.clone(), bson(value)))
+        .collect();
+    let decided: RawArrayBuf = next
+        .kept
+        .decided
+        .iter()
+        .map(|(sequence, text)| rawdoc! { "s": number(*sequence), "d": text.as_str() })
+        .collect();
+    let sequence = next.kept.sequence.map_or(0, number);
+    // Profiles hold no names that a document may not have.
+    let fields = RawDocumentBuf::try_from(&fields).expect("names without NUL always encode");
+    // In a pipeline, so that no value is taken for an operator and no name for a path.
+    let stage = rawdoc! { "$set": {
+        "bot": { "$literal": bot.as_str() }, "id": { "$literal": next.subscriber.as_str() },
+        "tags": { "$literal": tags }, "fields": { "$literal": fields },
+        "s": sequence, "decided": { "$literal": decided },
+    } };
+    rawdoc! { "q": filter, "u": [stage], "upsert": next.after.is_none() }
+}
+
+/// JSON as MongoDB keeps it. Whole numbers beyond 64 bits become fractions.
+fn bson(value: &Json) -> Bson {
+    match value {
+        Json::Null => Bson::Null,
+        Json::Bool(value) => Bson::Boolean(*value),
+        Json::Number(number) => number
+            .as_i64()
+            .map_or_else(|| Bson::Double(number.as_f64().unwrap_or_default()), Bson::Int64),
+        Json::String(text) => Bson::String(text.clone()),
+        Json::Array(list) => Bson::Array(list.iter().map(bson).collect()),
+        Json::Object(map) => {
+            Bson::Document(map.iter().map(|(key, value)| (key.clone(), bson(value))).collect())
+        }
+    }
+}
+
+/// What is kept, as JSON; also what was written by hand.
+fn json(value: &Bson) -> Option<Json> {
+    Some(match value {
+        Bson::Null => Json::Null,
+        Bson::Boolean(value) => Json::Bool(*value),
+        Bson::Int32(number) => Json::from(*number),
+        Bson::Int64(number) => Json::from(*number),
+        Bson::Double(number) => Json::from(*number),
+        Bson::String(text) => Json::String(text.clone()),
+        Bson::DateTime(time) => Json::String(time.try_to_rfc3339_string().ok()?),
+        Bson::ObjectId(id) => Json::String(id.to_hex()),
+        Bson::Array(list) => Json::Array(list.iter().map(json).collect::<Option<_>>()?),
+        Bson::Document(map) => {
+            let map: Option<BTreeMap<_, _>> =
+                map.iter().map(|(key, value)| Some((key.clone(), json(value)?))).collect();
+            Json::Object(map?.into_iter().collect())
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_profile_is_read_back_as_it_was_written() {
+        let fields = json!({
+            "a.b": 1, "big": i64::MAX, "half": 0.5, "no": null, "yes": true,
+            "$list": [1, "x", { "$set": { "a": 1 } }],
+        });
+        let mut next = Kept { sequence: Some(Sequence::new(7)), ..Kept::default() };
+        next.profile.tags.extend(["x".to_owned(), "y".to_owned()]);
+        next.profile.fields = serde_json::from_value(fields).unwrap();
+        next.decided.push((Sequence::new(6), "{}".to_owned()));
+        let bot = BotId::parse("b").unwrap();
+        let write = Next { subscriber: "u".to_owned(), after: None, kept: next.clone() };
+        let statement = statement(&bot, &write);
+        let statement: Document = deserialize_from_slice(statement.as_bytes()).unwrap();
+        assert!(statement.get_bool("upsert").unwrap());
+        let stage = statement.get_array("u").unwrap()[0].as_document().unwrap();
+        let stage = stage.get_document("$set").unwrap().iter();
+        let set: Document = stage
+            .map(|(key, value)| {
+                let literal = value.as_document().and_then(|value| value.get("$literal"));
+                (key.clone(), literal.unwrap_or(value).clone())
+            })
+            .collect();
+        assert_eq!(kept(&set).unwrap(), next);
+    }
+}
