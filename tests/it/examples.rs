@@ -4,8 +4,10 @@ use std::process::{Command, Output};
 
 use fairlane::notification::State;
 
+use crate::support::automating::{self, tag};
 use crate::support::notifying::{Rig, ends, kept};
 use crate::support::push::{LONG, pushing};
+use crate::support::receiver::Receiver;
 use crate::support::receivers::{ExampleReceiver, example, is_there};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::{PROGRAM, Served};
@@ -131,4 +133,32 @@ async fn a_notification_reaches_receivers_in_three_languages_that_believe_its_si
         assert!(!receiver.log().contains("/other"), "{}", receiver.log());
     }
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn the_welcome_flow_reminds_who_does_not_reply() {
+    if !is_there("curl") {
+        return println!("not shown: there is no curl");
+    }
+    let rig = automating::Rig::start(&[]).await;
+    let receiver = Receiver::content().await;
+    let mut script = Command::new("bash");
+    script.arg(example("welcome.sh")).args(["shop", &receiver.url(), "try"]);
+    script.env("FAIRLANE", format!("http://{}", rig.client.address)).env("DELAY", "1s");
+    // The instance answers on this thread.
+    let output = tokio::task::spawn_blocking(move || script.output().unwrap()).await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains(r#""matched":[{"rule":"10-welcome","actions":["emit"]}]"#), "{said}");
+    rig.publish(&[
+        tag("shop", "silent", "1", "new"),
+        tag("shop", "quick", "2", "new"),
+        tag("shop", "quick", "3", "replied"),
+    ])
+    .await;
+    // Two checks, and the tag of who was reminded.
+    rig.settles(3 + 3).await;
+    eventually(LONG, "the reminder", async || receiver.called() == 1).await;
+    assert_eq!(receiver.calls()[0].json()["subject"], "silent");
+    rig.instance.stop().await;
 }

@@ -43,6 +43,10 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("workers", &[("pipeline", "test"), ("state", "idle")]),
     ("workers_target", &[("pipeline", "test")]),
     ("demand_ratio", &[("pipeline", "test")]),
+    ("automation_matches_total", &[]),
+    ("automation_actions_total", &[("action", "emit")]),
+    ("automation_errors_total", &[]),
+    ("automation_doubtful_total", &[]),
     ("counters_views_total", &[]),
     ("counters_unflushed", &[]),
     ("counters_unflushed_oldest_seconds", &[]),
@@ -59,7 +63,11 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
 async fn every_metric_is_there_and_counters_begin_at_zero() {
     // Where nobody listens: the series is there only where a MongoDB is configured.
     let away = format!("\"mongodb://127.0.0.1:{}\"", free_port());
-    let settings = [("mongodb.url", &*away), ("pipelines.notifications.enabled", "true")];
+    let settings = [
+        ("mongodb.url", &*away),
+        ("pipelines.automations.enabled", "true"),
+        ("pipelines.notifications.enabled", "true"),
+    ];
     let mut fleet = Fleet::new(Options::default(), 5, &settings);
     fleet.start(1).await;
     let mut text = String::new();

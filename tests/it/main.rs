@@ -2,6 +2,9 @@
 
 mod acl;
 mod async_push;
+mod automations;
+mod automations_faults;
+mod automations_http;
 mod bus;
 mod check;
 mod cli;

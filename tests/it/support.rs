@@ -1,5 +1,6 @@
 //! Private servers, broken networks and further processes for the tests.
 
+pub(crate) mod automating;
 pub(crate) mod bus;
 pub(crate) mod clocked;
 pub(crate) mod cluster;

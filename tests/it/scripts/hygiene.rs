@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use fairlane::id::{BotId, Offset, Sequence};
 use fairlane::keyspace::scripts::{
-    Amend, Amendment, Beat, Begin, Call, Claim, Complete, Completion, Counting, Enqueue, Enqueued,
-    Exception, Fate, Finish, Heads, Hold, IncrementIfExists, Mode, Pause, Promote, Purge, Push,
-    Recount, Recover, Redrive, Release, Replace, Restore, Resume, Revoke, Schedule, Throttle, Trim,
-    Upsert, Verdict, Views,
+    Amend, Amendment, Beat, Begin, Call, Claim, Complete, Completion, Counting, Emit, Enqueue,
+    Enqueued, Exception, Fate, Finish, Heads, Hold, IncrementIfExists, Mode, Pause, Promote, Purge,
+    Push, Recount, Recover, Redrive, Release, Replace, Restore, Resume, Revoke, Schedule, Throttle,
+    Trim, Upsert, Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
 use fairlane::notification::{Ended, Ending};
@@ -199,6 +199,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let (now, hold, id) = (Duration::ZERO, Duration::from_secs(1), notifications::id());
     let new = &notifications::new("a", "u", 0);
     let throttle = &Throttle { threshold: hold, by_kind: Vec::new(), defers: false };
+    let emitted = [("1".to_owned(), b"1".to_vec())];
     let begun = [(id, "u", Sequence::new(1))];
     let endings = &[Ended { begun: notifications::begun(id), ending: Ending::Sent, late: None }];
     vec![
@@ -222,6 +223,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Revoke { keys, bot: a, slice_us }),
         named(&Recover { keys, run: "run", slice_us }),
         named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
+        named(&Emit { stream: "s", window_ms: 1, events: &emitted }),
         named(&Trim { stream: "s", keep: at }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
@@ -276,7 +278,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 25);
+    assert_eq!(calls.len(), 26);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

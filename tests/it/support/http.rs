@@ -211,6 +211,8 @@ impl Operation {
             ("notification", "0.0192f1b0c1d27c3e8f00112233445566"),
             ("url", "http://192.0.2.1/"),
             ("uid", "user-1"),
+            ("rule", "rule-1"),
+            ("subscriber", "user-1"),
         ];
         let mut path = self.template.clone();
         for (at, name) in self.query.iter().enumerate() {
