@@ -421,7 +421,7 @@ impl App {
             mongo.close().await;
         }
         // Our connections must be gone before the last one out turns off the light.
-        drop(links);
+        drop((links, views, notifications));
         if let Some(private) = private {
             if private.stop().await? {
                 info!("stopped the private Redis");
