@@ -8,7 +8,10 @@
 # FAIRLANE  where Fairlane answers (http://localhost:8080)
 # DELAY     how long it waits (10m)
 # TOKEN     a token with the scopes operate and read, where auth.tokens are set up
+# "Replied" is the tag `replied`: whoever takes replies in sets it. A URL on this machine needs
+# callbacks.allow_nets, such as ["127.0.0.0/8"].
 set -euo pipefail
+[ $# -ge 2 ] || { echo "usage: welcome.sh BOT URL [try]" >&2; exit 64; }
 bot=$1 url=$2
 fairlane=${FAIRLANE:-http://localhost:8080}
 call() { # method, path, body

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
 use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo};
+use cel::objects::{Key, Map};
 use cel::{Context, Env, ExecutionError, Program};
 use serde_json::{Value as Json, json};
 
@@ -40,6 +41,42 @@ const PARSER_STACK: usize = 64 << 20;
 /// Types, which have no value but can be compared with.
 const TYPES: [&str; 11] =
     ["bool", "bytes", "double", "dyn", "int", "list", "map", "null_type", "string", "type", "uint"];
+
+/// Functions. What has a sign for a name is an operator.
+const FUNCTIONS: [&str; 32] = [
+    "bool",
+    "bytes",
+    "contains",
+    "double",
+    "duration",
+    "dyn",
+    "endsWith",
+    "getDate",
+    "getDayOfMonth",
+    "getDayOfWeek",
+    "getDayOfYear",
+    "getFullYear",
+    "getHours",
+    "getMilliseconds",
+    "getMinutes",
+    "getMonth",
+    "getSeconds",
+    "hasValue",
+    "int",
+    "matches",
+    "max",
+    "min",
+    "or",
+    "orValue",
+    "size",
+    "startsWith",
+    "string",
+    "timestamp",
+    "type",
+    "uint",
+    "value",
+    "has",
+];
 
 /// A type pattern: `*` stands for any text, dots included; everything else for itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -138,11 +175,9 @@ pub enum FilterError {
         "the filter makes lists out of lists: no map stands within another, and no macro goes over a map that adds or writes lists"
     )]
     Grows,
-    /// A regular expression that is no text, too long or too large.
-    #[error(
-        "the filter has a regular expression that is not a text of at most {REGEX_MAX_BYTES} bytes, or matches too much; write a shorter one"
-    )]
-    Regex,
+    /// A regular expression that cannot be used.
+    #[error("the filter has a regular expression that {0}")]
+    Regex(String),
     /// Not CEL.
     #[error("the filter is not valid CEL: {at}: {problem}")]
     Syntax {
@@ -241,32 +276,48 @@ impl Facts {
     pub fn of(event: &Event) -> Result<Self, FilterError> {
         let event = serde_json::to_value(event)
             .map_err(|error| FilterError::Evaluation(error.to_string()))?;
-        Self::new(event)
+        Ok(Self::new(event))
     }
 
-    fn new(event: Json) -> Result<Self, FilterError> {
+    fn new(event: Json) -> Self {
         static LIBRARY: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
         let context = Context::with_env(Arc::clone(&LIBRARY));
         let mut facts = Self { context, bytes: 0, longest: 0, spent: Cell::new(0) };
-        facts.add("event", event)?;
-        Ok(facts)
+        facts.add("event", event);
+        facts
     }
 
     /// With the subscriber, or with what became of it.
-    ///
-    /// # Errors
-    /// Never for what came from JSON.
-    pub fn set_subscriber(&mut self, subscriber: Json) -> Result<(), FilterError> {
-        self.add("subscriber", subscriber)
+    pub fn set_subscriber(&mut self, subscriber: Json) {
+        self.add("subscriber", subscriber);
     }
 
-    fn add(&mut self, name: &str, value: Json) -> Result<(), FilterError> {
+    fn add(&mut self, name: &str, value: Json) {
         let (bytes, longest) = size(&value);
         // A subscriber that is set again counts again: that only makes it dearer.
         self.bytes += bytes;
         self.longest = self.longest.max(longest);
-        let added = self.context.add_variable(name, value);
-        added.map_err(|error| FilterError::Evaluation(error.to_string()))
+        self.context.add_variable_from_value(name, seen(value));
+    }
+}
+
+/// JSON as filters see it. Whole numbers are `int`, as those that filters write: of two types, no
+/// two numbers can be added.
+fn seen(value: Json) -> cel::Value {
+    match value {
+        Json::Null => cel::Value::Null,
+        Json::Bool(value) => cel::Value::Bool(value),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => cel::Value::Int(number),
+            (None, Some(number)) => cel::Value::UInt(number),
+            (None, None) => cel::Value::Float(number.as_f64().unwrap_or_default()),
+        },
+        Json::String(text) => cel::Value::String(Arc::new(text)),
+        Json::Array(list) => cel::Value::List(Arc::new(list.into_iter().map(seen).collect())),
+        Json::Object(map) => {
+            let entries = map.into_iter().map(|(key, value)| (Key::from(key), seen(value)));
+            cel::Value::Map(Map { map: Arc::new(entries.collect()) })
+        }
     }
 }
 
@@ -306,8 +357,8 @@ impl Filter {
         let filter = on_a_deep_stack(|| Self::parse(text, sees))?;
         // What is wrong for every event is refused now: an answer that is no yes or no, an unknown
         // function. What a sample event merely lacks is not held against it.
-        let mut sample = Facts::new(json!({ "type": "", "botid": "", "data": {} }))?;
-        sample.set_subscriber(json!({ "id": "", "tags": [] }))?;
+        let mut sample = Facts::new(json!({ "type": "", "botid": "", "data": {} }));
+        sample.set_subscriber(json!({ "id": "", "tags": [] }));
         if filter.shape.steps(&sample) > FILTER_MAX_STEPS {
             return Err(FilterError::TooDear(filter.shape.steps(&sample)));
         }
@@ -532,12 +583,25 @@ fn makes_more(expr: &Expr) -> bool {
 fn check_regex(pattern: Option<&IdedExpr>) -> Result<(), FilterError> {
     let Some(Expr::Literal(LiteralValue::String(text))) = pattern.map(|pattern| &pattern.expr)
     else {
-        return Err(FilterError::Regex);
+        let problem = "is no text; write it out, so that it is known before it runs";
+        return Err(FilterError::Regex(problem.to_owned()));
     };
     let text = text.inner();
-    let fits = text.len() <= REGEX_MAX_BYTES
-        && regex::RegexBuilder::new(text).size_limit(REGEX_MAX_SIZE).build().is_ok();
-    if fits { Ok(()) } else { Err(FilterError::Regex) }
+    let problem = if text.len() > REGEX_MAX_BYTES {
+        format!("has {} bytes; at most {REGEX_MAX_BYTES} are allowed", text.len())
+    } else {
+        match regex::RegexBuilder::new(text).size_limit(REGEX_MAX_SIZE).build() {
+            Ok(_) => return Ok(()),
+            Err(regex::Error::CompiledTooBig(_)) => {
+                "repeats too much; write a smaller one".to_owned()
+            }
+            Err(error) => {
+                let said = error.to_string();
+                format!("is not valid: {}", said.lines().last().unwrap_or_default())
+            }
+        }
+    };
+    Err(FilterError::Regex(problem))
 }
 
 impl Walk<'_> {
@@ -552,6 +616,11 @@ impl Walk<'_> {
             Expr::Ident(name) => self.name(node, name),
             Expr::Select(select) => self.visit(&select.operand, deeper, macros),
             Expr::Call(call) => {
+                let name = &*call.func_name;
+                let is_named = name.starts_with(|first: char| first.is_ascii_alphabetic());
+                if is_named && !FUNCTIONS.contains(&name) {
+                    return Err(self.unknown(node, name));
+                }
                 if call.func_name == "matches" {
                     check_regex(call.args.last())?;
                     self.shape.nodes[macros] += REGEX_STEPS;
@@ -624,9 +693,20 @@ impl Walk<'_> {
         if known {
             return Ok(());
         }
-        let offset = self.source.offset_for(node.id).map_or(0, |(start, _)| start);
-        let at = Position::of(self.text, offset as usize);
-        Err(FilterError::Unknown { name: name.to_owned(), at, known: self.sees.spoken() })
+        Err(self.unknown(node, name))
+    }
+
+    fn unknown(&self, node: &IdedExpr, name: &str) -> FilterError {
+        let begin = self.source.offset_for(node.id).map_or(0, |(start, _)| start as usize);
+        // A call is where its bracket is, a name where it begins.
+        let (before, after): (String, String) =
+            (self.text.chars().take(begin).collect(), self.text.chars().skip(begin).collect());
+        let offset = match before.rfind(name).filter(|_| !after.starts_with(name)) {
+            Some(at) => before[..at].chars().count(),
+            None => begin,
+        };
+        let at = Position::of(self.text, offset);
+        FilterError::Unknown { name: name.to_owned(), at, known: self.sees.spoken() }
     }
 }
 
@@ -680,7 +760,7 @@ mod tests {
 
     fn facts(data: &str) -> Facts {
         let mut facts = Facts::of(&event(data)).unwrap();
-        facts.set_subscriber(json!({ "id": "u", "tags": ["vip"], "age": 31 })).unwrap();
+        facts.set_subscriber(json!({ "id": "u", "tags": ["vip"], "age": 31 }));
         facts
     }
 
@@ -691,10 +771,16 @@ mod tests {
         );
         assert!(filter.matches(&facts(r#"{"price":11,"tags":["vip"]}"#)).unwrap());
         assert!(!filter.matches(&facts(r#"{"price":9,"tags":["vip"]}"#)).unwrap());
+        // Numbers of events and of filters are of one type.
+        for text in
+            ["subscriber.age + 1 == 32", "subscriber.age % 2 == 1", "subscriber.age - 40 < 0"]
+        {
+            assert!(compiled(text).matches(&facts("{}")).unwrap(), "{text}");
+        }
         let mut older = facts("{}");
         let filter = compiled("subscriber.age == 32");
         assert!(!filter.matches(&older).unwrap());
-        older.set_subscriber(json!({ "age": 32 })).unwrap();
+        older.set_subscriber(json!({ "age": 32 }));
         assert!(filter.matches(&older).unwrap());
     }
 
@@ -720,6 +806,8 @@ mod tests {
                 "names \"person\" at line 2, column 2",
             ),
             ("fetch('x')".to_owned(), "names \"fetch\" at line 1, column 1"),
+            ("subscriber.name.lower() == 'x'".to_owned(), "names \"lower\" at line 1, column 17"),
+            ("event.type == 'x' && now() > 3".to_owned(), "names \"now\" at line 1, column 22"),
             ("1 + 1".to_owned(), "must answer true or false"),
             (
                 "[1].all(a, [1].all(b, [1].all(c, true)))".to_owned(),
@@ -771,8 +859,12 @@ mod tests {
             (chain("[1]", ".map(a,{'x':a,'y':a})"), "lists out of lists"),
             ("[1].map(a, [1].map(b, [a, b])).size() == 1".to_owned(), "lists out of lists"),
             ("[[1].map(a,[a,a])].exists(x, true)".to_owned(), "lists out of lists"),
-            ("event.data.x.matches(event.data.y)".to_owned(), "regular expression"),
-            (r#"event.data.x.matches("(\\w{200}){50}")"#.to_owned(), "regular expression"),
+            ("event.data.x.matches(event.data.y)".to_owned(), "regular expression that is no text"),
+            (
+                "event.data.x.matches('(')".to_owned(),
+                "regular expression that is not valid: error: unclosed group",
+            ),
+            (r#"event.data.x.matches("(\\w{200}){50}")"#.to_owned(), "repeats too much"),
         ] {
             let error = Filter::compile(&text, Sees::Subscriber).unwrap_err().to_string();
             assert!(error.contains(part), "{text:.60}: {error}");

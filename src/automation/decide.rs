@@ -338,14 +338,14 @@ impl View<'_> {
         let facts = match &mut self.facts {
             Some(facts) => {
                 if self.stale {
-                    facts.set_subscriber(look()).map_err(|error| error.to_string())?;
+                    facts.set_subscriber(look());
                     self.stale = false;
                 }
                 facts
             }
             none => {
                 let mut facts = Facts::of(self.event).map_err(|error| error.to_string())?;
-                facts.set_subscriber(look()).map_err(|error| error.to_string())?;
+                facts.set_subscriber(look());
                 self.stale = false;
                 none.insert(facts)
             }

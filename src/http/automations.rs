@@ -143,6 +143,7 @@ impl Written {
 
 /// A rule, and what happened to it.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Automation)]
 pub(super) struct Shown {
     /// Its id.
     pub(super) id: RuleId,
@@ -155,6 +156,7 @@ pub(super) struct Shown {
 
 /// What happened to a rule.
 #[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = AutomationStats)]
 pub(super) struct Happened {
     /// How often it matched.
     pub(super) matched: u64,
@@ -169,6 +171,7 @@ pub(super) struct Happened {
 
 /// The last error of a rule.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AutomationError)]
 pub(super) struct LastError {
     /// When.
     #[schema(format = DateTime)]
@@ -193,6 +196,7 @@ impl From<RuleStats> for Happened {
 
 /// The rules of a bot, in the order in which they are gone through.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Automations)]
 struct Listed {
     /// The rules.
     automations: Vec<Shown>,

@@ -60,6 +60,20 @@ async fn a_rule_is_made_read_changed_and_deleted_by_its_version() {
     assert_eq!(send(client, "PUT", &[("if-none-match", "*")], &rule()).await.0, 201);
     let (code, _, body) = send(client, "PUT", &[("if-match", "unquoted")], &rule()).await;
     assert_eq!(code, 400, "{body}");
+    // The document tells of these answers, and not of others that are called alike.
+    let document = client.get("/openapi.json").await.json();
+    for (path, method, code, name) in [
+        ("/v1/bots/{bot}/automations/{rule}", "get", "200", "Automation"),
+        ("/v1/bots/{bot}/automations", "get", "200", "Automations"),
+        ("/v1/bots/{bot}/automations/test", "post", "200", "AutomationOutcome"),
+        ("/v1/bots/{bot}/subscribers/{subscriber}", "get", "200", "Subscriber"),
+        ("/v1/bots/{bot}/subscribers/{subscriber}", "put", "202", "QueuedProfile"),
+    ] {
+        let answer = &document["paths"][path][method]["responses"][code];
+        let schema = &answer["content"]["application/json"]["schema"]["$ref"];
+        assert_eq!(schema, &format!("#/components/schemas/{name}"), "{method} {path}");
+        assert!(document["components"]["schemas"].get(name).is_some(), "{name}");
+    }
     rig.instance.stop().await;
 }
 

@@ -42,6 +42,7 @@ impl SubscriberPath {
 
 /// What is known of a subscriber.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Subscriber)]
 pub(super) struct Known {
     /// The subscriber.
     id: String,
@@ -55,6 +56,7 @@ pub(super) struct Known {
 
 /// What waits in the queue of the bot.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = QueuedProfile)]
 pub(super) struct Queued {
     /// The id of the event that replaces the profile.
     event: String,
@@ -81,7 +83,7 @@ pub(super) async fn get(
     let known = kept.into_iter().next().and_then(|kept| Some((kept.sequence?, kept.profile)));
     let (sequence, profile) = known.ok_or_else(|| {
         let detail = format!(
-            "nothing is known of subscriber {subscriber:?} of bot {:?}: profiles are kept from its first rule on",
+            "nothing is known of subscriber {subscriber:?} of bot {:?}: profiles are kept from its first rule on, and events may still wait in its queue",
             bot.as_str()
         );
         Problem::new(Kind::NoSubscriber, detail)

@@ -24,6 +24,7 @@ use crate::store::automations::Stored;
 
 /// What is tried.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AutomationTrial)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Trial {
     /// The event. What CloudEvents asks for and is not told here is filled in, `type` aside.
@@ -37,6 +38,7 @@ pub(super) struct Trial {
 
 /// What would happen.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AutomationOutcome)]
 pub(super) struct Outcome {
     /// The rules that match, in their order.
     matched: Vec<Match>,
@@ -53,6 +55,7 @@ pub(super) struct Outcome {
 
 /// A rule that matches.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AutomationMatch)]
 struct Match {
     /// Which; `rule` for the one that was sent.
     rule: RuleId,
@@ -62,6 +65,7 @@ struct Match {
 
 /// What could not be evaluated or done.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AutomationFault)]
 struct Fault {
     /// By which rule; none: the event cannot be applied to the subscriber.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,6 +76,7 @@ struct Fault {
 
 /// What would be done.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AutomationEffect)]
 struct Done {
     /// By which rule.
     rule: RuleId,

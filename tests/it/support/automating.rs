@@ -76,7 +76,14 @@ impl Rig {
 pub(crate) async fn put(client: &Client, bot: &str, rule: &str, body: &Value) -> Answer {
     let path = format!("/v1/bots/{bot}/automations/{rule}");
     let headers = [("content-type", "application/json")];
-    client.send("PUT", &path, &headers, body.to_string().as_bytes()).await
+    let mut answer = Answer::default();
+    // A server that many tests start at once takes its time for its first indexes.
+    eventually(LONG, "MongoDB answers", async || {
+        answer = client.send("PUT", &path, &headers, body.to_string().as_bytes()).await;
+        answer.code != 503
+    })
+    .await;
+    answer
 }
 
 /// An event about a subscriber.
