@@ -305,11 +305,11 @@ impl App {
             let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
             info!(redis = %target, metrics = %address, http, ?pipelines, "fairlane is running");
         }
+        let counters = counters(&stores, &plans, &config, &links.views);
         let mut servers = tokio::task::JoinSet::new();
         if let Some((listener, access)) = self.http_door {
             let open = |plan: &Plan| plan.open(plan.queue(&config, &links.admin));
             let leases = OpenLeases::new(&lease_key, &clock, plans.iter().map(open));
-            let counters = counters(&stores, &plans, &config, &links.views);
             let automations = editor(&stores, &plans, &config, &links.admin);
             let admin = Arc::clone(&links.admin);
             let (shards, views) = (config.redis.shards, stores.views.clone());
@@ -322,7 +322,7 @@ impl App {
                 clock: Arc::clone(&clock),
                 access: Arc::new(access),
                 leases,
-                counters,
+                counters: counters.clone(),
                 automations,
                 exports: Exports::default(),
                 notifications: notifications.clone(),
@@ -343,7 +343,6 @@ impl App {
             let (link, min_age) = (Arc::clone(&links.admin), stores.min_age.clone());
             shutdown.spawn(upkeep::watch_persistence(link, min_age, shutdown.clone()));
         }
-        let views = counters(&stores, &plans, &config, &links.views);
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut fanout) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -374,7 +373,7 @@ impl App {
                         stream: config.bus.streams.first().cloned().unwrap_or_default(),
                         queue,
                         notifications: notifications.clone(),
-                        counters: views.clone(),
+                        counters: counters.clone(),
                         clock: Arc::clone(&clock),
                         notes,
                     }
@@ -421,7 +420,7 @@ impl App {
             mongo.close().await;
         }
         // Our connections must be gone before the last one out turns off the light.
-        drop((links, views, notifications));
+        drop((links, counters, notifications));
         if let Some(private) = private {
             if private.stop().await? {
                 info!("stopped the private Redis");

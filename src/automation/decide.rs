@@ -70,12 +70,6 @@ impl RuleSet {
         self.any
     }
 
-    /// Whether a rule in force is about events of this type.
-    #[must_use]
-    pub fn takes(&self, kind: &str) -> bool {
-        !self.for_type(kind).is_empty()
-    }
-
     fn for_type(&self, kind: &str) -> Arc<[usize]> {
         let mut by_type = self.by_type.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(places) = by_type.get(kind) {

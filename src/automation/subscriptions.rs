@@ -1,5 +1,5 @@
 //! Which bots want which events: what the fan-out asks for every event of the bus, so it is in
-//! memory. A million bots with rules take about 100 MB: those that want the same types share them.
+//! memory. Bots that want the same types share them.
 //!
 //! It may be behind what is stored. Whoever may be concerned gets a copy then: an event too many
 //! costs a slice, one too few would be lost. In doubt is
