@@ -1,8 +1,10 @@
 //! Parts of the hot path, one by one: `cargo bench`. The whole is measured by `fairlane bench`.
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use fairlane::admission::{Admission, Answer, Ask, Class, Operation, Settings, system_ticks};
 use fairlane::event::Event;
 use fairlane::filter::{Facts, Filter, Glob, Sees};
 use fairlane::id::{BotId, ShardCount};
@@ -51,5 +53,33 @@ fn scaling(criterion: &mut Criterion) {
     criterion.bench_function("scale/wanted", |bench| bench.iter(|| wanted(black_box(load))));
 }
 
-criterion_group!(parts, events, matching, scaling);
+fn admission(criterion: &mut Criterion) {
+    let ask = |class| Ask {
+        class,
+        operation: Operation(1),
+        continues: false,
+        caller: 7,
+        deadline: Some(Duration::from_secs(3_600)),
+    };
+    let mut group = criterion.benchmark_group("admission");
+    let free = Admission::new(Settings::default(), system_ticks());
+    group.bench_function("begin_and_end", |bench| {
+        bench.iter(|| match free.ask(black_box(&ask(Class::P2))) {
+            Answer::Begin(permit) => permit.answered(),
+            other => panic!("there is room: {other:?}"),
+        });
+    });
+    // In flight as many as may be, and waiting too.
+    let full = Admission::new(Settings::default(), system_ticks());
+    let mut held = Vec::new();
+    while !matches!(held.last(), Some(Answer::Shed(_))) {
+        held.push(full.ask(&ask(Class::P2)));
+    }
+    group.bench_function("shed", |bench| {
+        bench.iter(|| assert!(matches!(full.ask(black_box(&ask(Class::P3))), Answer::Shed(_))));
+    });
+    group.finish();
+}
+
+criterion_group!(parts, events, matching, scaling, admission);
 criterion_main!(parts);

@@ -1,6 +1,9 @@
 //! Puts the parts together. The only file that knows every one of them.
 
 mod builder;
+mod control;
+pub(crate) mod files;
+mod observe;
 mod supervise;
 
 use std::collections::HashMap;
@@ -17,6 +20,7 @@ use tracing::info;
 
 pub use self::builder::Builder;
 use self::builder::{Plan, Stores};
+pub use self::control::Control;
 use crate::automation::effects::Effects;
 use crate::automation::stats::{self, RuleNotes};
 use crate::automation::{self, Editor, RulesEar};
@@ -28,7 +32,7 @@ use crate::counters::{Counters, upkeep};
 use crate::fanout::Fanout;
 use crate::filter::FilterError;
 use crate::handler::LogHandler;
-use crate::http::{self, Access, Api, AuthError, BindError, Exports, Health, Queues};
+use crate::http::{self, Access, Api, AuthError, BindError, Exports, Health, Limits, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
@@ -115,6 +119,21 @@ pub enum AppError {
         keys::LEASE_KEY
     )]
     LeaseKey,
+    /// Fewer files may be open than there may be connections.
+    #[error(
+        "http.max_connections is {connections}, which needs {needed} open files, but this process may open {allowed}; raise the limit (LimitNOFILE in systemd, ulimit -n) or lower http.max_connections"
+    )]
+    Files {
+        /// The setting.
+        connections: usize,
+        /// For these and all else.
+        needed: u64,
+        /// The hard limit.
+        allowed: u64,
+    },
+    /// The operating system gives no thread.
+    #[error("cannot serve metrics.listen: {0}")]
+    Observe(#[from] std::io::Error),
     /// A filter cannot be used.
     #[error("pipelines.{pipeline}.filter: {source}")]
     Filter {
@@ -171,6 +190,7 @@ pub struct App {
     stores: Stores,
     metrics_listener: TcpListener,
     http_door: Option<(TcpListener, Access)>,
+    control: Control,
 }
 
 /// The connections of one instance.
@@ -211,7 +231,7 @@ impl App {
         stores: Stores,
     ) -> Result<Self, AppError> {
         let Builder { config, roles, clock, .. } = builder;
-        let shards = config.redis.shards;
+        let (shards, config_admission) = (config.redis.shards, config.admission);
         let all: Vec<ShardKeys> = plans
             .iter()
             .flat_map(|plan| shards.shards().map(|shard| ShardKeys::new(&plan.name, shard)))
@@ -222,10 +242,12 @@ impl App {
         };
         let links = Links { pool: link(), ingest: link(), views: link(), admin: link() };
         let lease_key = register(&links.admin, &config, &plans, &clock).await?;
-        let metrics_listener = http::bind("metrics.listen", config.metrics.listen).await?;
+        files::make_room(&config, roles)?;
+        let (listen, backlog) = (config.metrics.listen, config.http.backlog);
+        let metrics_listener = http::bind("metrics.listen", listen, backlog)?;
         let http_door = if roles.http {
             let access = Access::open(&config)?;
-            Some((http::bind("http.listen", config.http.listen).await?, access))
+            Some((http::bind("http.listen", config.http.listen, backlog)?, access))
         } else {
             None
         };
@@ -242,6 +264,7 @@ impl App {
             stores,
             metrics_listener,
             http_door,
+            control: Control::new(config_admission),
         })
     }
 
@@ -259,6 +282,12 @@ impl App {
     /// When the operating system does not tell.
     pub fn metrics_address(&self) -> std::io::Result<SocketAddr> {
         self.metrics_listener.local_addr()
+    }
+
+    /// What can be changed while it runs.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.control.clone()
     }
 
     /// Where Redis is.
@@ -321,6 +350,7 @@ impl App {
                 stream: config.bus.streams.first().cloned().unwrap_or_default(),
                 clock: Arc::clone(&clock),
                 access: Arc::new(access),
+                door: Arc::clone(&self.control.0),
                 leases,
                 counters: counters.clone(),
                 automations,
@@ -328,10 +358,18 @@ impl App {
                 notifications: notifications.clone(),
                 targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             };
-            servers.spawn(http::serve(listener, http::routes(api, health.clone()), stop.clone()));
+            let limits = Limits {
+                name: "http",
+                connections: config.http.max_connections,
+                per_address: config.http.max_connections_per_address,
+            };
+            let routes = http::routes(api, health.clone());
+            servers.spawn(http::serve(listener, routes, limits, stop.clone()));
         }
-        let observed = http::metrics_routes(health);
-        servers.spawn(http::serve(self.metrics_listener, observed, stop.clone()));
+        // Its own connection: what the others wait for must not make Redis seem to be away.
+        let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+        let health = Health { link: Arc::new(link), ..health };
+        let observing = observe::spawn(self.metrics_listener, health, stop.clone())?;
 
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
         let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
@@ -379,7 +417,8 @@ impl App {
                     }
                 };
                 let queue = queue.over(Arc::clone(&links.pool));
-                let pool = plan.pool(queue, &clock, &lease_key, effects, &shutdown);
+                let pool =
+                    plan.pool(queue, &clock, &lease_key, stores.mongo.as_ref(), effects, &shutdown);
                 ears.push(pool.listener());
                 shutdown.spawn(pool.run());
             }
@@ -416,6 +455,7 @@ impl App {
         // A client that stalls in mid-request must not keep the process.
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
+        let _ = tokio::time::timeout(LAST_ANSWERS, observing).await;
         if let Some(mongo) = stores.mongo {
             mongo.close().await;
         }

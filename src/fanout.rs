@@ -3,8 +3,10 @@
 //!
 //! 1. Match: by type (globs), for rules by what the bot has rules for, then by the pipeline's filter.
 //! 2. Encode once.
-//! 3. Group by pipeline, shard and bot.
-//! 4. One bounded `enqueue` call per up to 500 events of a shard, all in one write per pipeline.
+//! 3. Gather: while the bus is behind, what is wanted of several batches, since a call for many
+//!    events costs a shard much less than many calls for a few.
+//! 4. Group by pipeline, shard and bot.
+//! 5. One bounded `enqueue` call per up to 500 events of a shard, all in one write per pipeline.
 //!    Each carries the shard's chain of offsets, so the shard itself notices a repeated or lost
 //!    call.
 
@@ -35,6 +37,10 @@ use crate::view::{self, AdId};
 const CALL_EVENTS: usize = 500;
 /// Most bytes of one enqueue call; a single larger event goes alone.
 const CALL_BYTES: usize = 256 * 1_024;
+/// So many events, bytes or batches are copied before more is gathered.
+const GATHERED_EVENTS: usize = 2_000;
+const GATHERED_BYTES: usize = 4 << 20;
+const GATHERED_BATCHES: usize = 8;
 /// Event types whose matches are remembered.
 const TYPES_MAX: usize = 10_000;
 
@@ -140,7 +146,53 @@ pub struct Fanout {
     routes: Vec<Route>,
 }
 
-/// The events of one shard within a batch, in calls of bounded size.
+/// What is wanted of the batches since the last copy.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    events: Vec<Wanted>,
+    /// Per pipeline, which of these it wants.
+    wanted: Vec<Vec<usize>>,
+    /// Per pipeline that counts views, these events as it stores them.
+    stamped: Vec<Vec<Stamped>>,
+    bytes: usize,
+    batches: usize,
+    /// Entries read, and the last of them.
+    entries: u64,
+    end: Offset,
+}
+
+/// An event that some pipeline wants.
+#[derive(Debug)]
+struct Wanted {
+    offset: Offset,
+    bot: BotId,
+    /// Unless only views of it are counted.
+    encoded: Option<Vec<u8>>,
+}
+
+impl Gathered {
+    /// Whether there was no batch since the last copy.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.batches == 0
+    }
+
+    /// The last entry of these batches, and how many they had; `None` without any.
+    #[must_use]
+    pub fn covers(&self) -> Option<(Offset, u64)> {
+        (!self.is_empty()).then_some((self.end, self.entries))
+    }
+
+    /// Whether it is time to copy, although more is there.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.events.len() >= GATHERED_EVENTS
+            || self.bytes >= GATHERED_BYTES
+            || self.batches >= GATHERED_BATCHES
+    }
+}
+
+/// The events of one shard, in calls of bounded size.
 struct ShardBatch<'a> {
     shard: Shard,
     calls: Vec<CallBatch<'a>>,
@@ -246,47 +298,62 @@ impl Fanout {
         }
     }
 
-    /// Copies a batch that follows what `positions` cover, and moves them. Shards whose server does
-    /// not take theirs are missing from then on.
+    /// Adds what is wanted of a batch that follows what is gathered.
+    pub fn gather(&self, batch: &[Entry], matches: &mut Matches, gathered: &mut Gathered) {
+        let Some(last) = batch.last() else { return };
+        gathered.wanted.resize_with(self.routes.len(), Vec::new);
+        gathered.stamped.resize_with(self.routes.len(), Vec::new);
+        for Entry { offset, event } in batch {
+            let Ok(event) = event else { continue };
+            let (index, mut is_wanted, mut encoded) = (gathered.events.len(), false, None);
+            for &number in matches.of(&self.routes, event.kind()) {
+                let route = &self.routes[number];
+                if !route.takes(event) {
+                    continue;
+                }
+                is_wanted = true;
+                gathered.wanted[number].push(index);
+                if route.views.is_some() {
+                    let (event, counts) = view::arrived(event, &route.queue.views().calendar);
+                    let bytes = event.encode();
+                    gathered.bytes += bytes.len();
+                    gathered.stamped[number].push((bytes, counts));
+                } else {
+                    encoded.get_or_insert_with(|| event.encode());
+                }
+            }
+            if is_wanted {
+                gathered.bytes += encoded.as_ref().map_or(0, Vec::len);
+                let (offset, bot) = (*offset, event.bot().clone());
+                gathered.events.push(Wanted { offset, bot, encoded });
+            }
+        }
+        gathered.batches += 1;
+        gathered.entries += batch.len() as u64;
+        gathered.end = last.offset;
+    }
+
+    /// Copies what was gathered, which follows what `positions` cover, and moves them. Shards whose
+    /// server does not take theirs are missing from then on.
     ///
     /// # Errors
     /// When no server took anything, or a shard stands elsewhere: positions are to be read again.
     pub async fn copy(
         &self,
         stream: &str,
-        batch: &[Entry],
+        gathered: &Gathered,
         positions: &mut Positions,
-        matches: &mut Matches,
     ) -> Result<(), FanoutError> {
-        let Some(end) = batch.last().map(|entry| entry.offset) else { return Ok(()) };
-        let started = Instant::now();
-        let mut encoded: Vec<Option<Vec<u8>>> = Vec::with_capacity(batch.len());
-        let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.routes.len()];
-        let mut stamped: Vec<Vec<Stamped>> = vec![Vec::new(); self.routes.len()];
-        for (index, entry) in batch.iter().enumerate() {
-            let mut bytes = None;
-            if let Ok(event) = &entry.event {
-                for &route in matches.of(&self.routes, event.kind()) {
-                    if self.routes[route].takes(event) {
-                        wanted[route].push(index);
-                        if self.routes[route].views.is_some() {
-                            let calendar = &self.routes[route].queue.views().calendar;
-                            let (event, counts) = view::arrived(event, calendar);
-                            stamped[route].push((event.encode(), counts));
-                        } else {
-                            bytes.get_or_insert_with(|| event.encode());
-                        }
-                    }
-                }
-            }
-            encoded.push(bytes);
+        if gathered.events.is_empty() {
+            return Ok(());
         }
+        let started = Instant::now();
         // All pipelines at once: they share nothing but the batch.
-        let wanted = wanted.iter().zip(&stamped);
+        let wanted = gathered.wanted.iter().zip(&gathered.stamped);
         let copies = self.routes.iter().zip(wanted).zip(&mut positions.0);
         let copies = copies.map(|((route, (wanted, stamped)), positions)| {
-            let shards = route.group(batch, &encoded, wanted, stamped, positions);
-            route.enqueue(stream, end, shards, positions)
+            let shards = route.group(&gathered.events, wanted, stamped, positions);
+            route.enqueue(stream, gathered.end, shards, positions)
         });
         for copied in join_all(copies).await {
             copied?;
@@ -349,8 +416,7 @@ impl Route {
 
     fn group<'a>(
         &self,
-        batch: &[Entry],
-        encoded: &'a [Option<Vec<u8>>],
+        events: &'a [Wanted],
         wanted: &[usize],
         stamped: &'a [Stamped],
         positions: &[Option<Offset>],
@@ -358,11 +424,11 @@ impl Route {
         let mut shards: Vec<Option<ShardBatch<'a>>> = Vec::new();
         shards.resize_with(positions.len(), || None);
         for (nth, &index) in wanted.iter().enumerate() {
-            let Entry { offset, event: Ok(event) } = &batch[index] else { continue };
+            let Wanted { offset, bot, encoded } = &events[index];
             let stamped = stamped.get(nth);
-            let bytes = stamped.map(|(bytes, _)| bytes).or(encoded[index].as_ref());
+            let bytes = stamped.map(|(bytes, _)| bytes).or(encoded.as_ref());
             let Some(bytes) = bytes else { continue };
-            let shard = self.queue.shard_of(event.bot());
+            let shard = self.queue.shard_of(bot);
             if positions[shard.index()].is_none_or(|position| *offset <= position) {
                 continue; // the shard has it already, or is missing
             }
@@ -372,7 +438,7 @@ impl Route {
                 entry.calls.push(CallBatch::default());
             }
             if let Some(call) = entry.calls.last_mut() {
-                let place = call.add(event.bot(), bytes, *offset);
+                let place = call.add(bot, bytes, *offset);
                 if let Some((_, counts)) = stamped {
                     call.count(place, counts.as_ref());
                 }

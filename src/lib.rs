@@ -18,6 +18,7 @@
 //! | [`id`], [`event`], [`filter`], [`view`], [`notification`], [`clock`] | the base: parsed ids, the event and its wire forms, globs and CEL, views of ads, delayed notifications, time |
 //! | [`keyspace`] | Redis: connections, THE key table, one typed call per `lua/*.lua` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
+//! | [`admission`] | which requests are begun while more come than can be answered in time; quotas |
 //! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document |
 //! | [`fanout`] | which pipelines take an event; the copy into the queues |
 //! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
@@ -28,6 +29,7 @@
 //! | [`notifications`] | delayed notifications: accepted, released, sent; the circuit breaker |
 //! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
 //! | [`app`] | puts it together |
+//! | [`pressure`] | how slow a store is, and how much of the work that needs it should go on |
 //! | [`presence`] | what the running processes say of themselves: rates, workers |
 //! | `private` | what the private servers, Redis and MongoDB, have in common |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
@@ -76,6 +78,7 @@
 //! # }
 //! ```
 
+pub mod admission;
 pub mod app;
 pub mod automation;
 #[doc(hidden)]
@@ -103,6 +106,7 @@ pub mod notifications;
 pub mod outbound;
 pub mod pool;
 pub mod presence;
+pub mod pressure;
 mod private;
 pub mod queue;
 pub mod store;

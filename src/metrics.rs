@@ -11,6 +11,7 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
+use crate::admission::{Class, Decision, Reason};
 use crate::id::PipelineName;
 
 /// What a metric is.
@@ -69,10 +70,21 @@ table! {
     ASYNC_LEASES "async_leases" Gauge "Leases that receivers hold: answered with 202, not completed yet";
     WORKERS "workers" Gauge "Workers of this process by state: busy, idle";
     WORKERS_TARGET "workers_target" Gauge "How many workers this process wants";
+    WORKERS_SHARE "workers_share" Gauge "Share of the workers wanted that goes on: below 1 while Redis, or MongoDB where it is needed, is much slower than usual";
     DEMAND_RATIO "demand_ratio" Gauge "Workers wanted, without regard to the maximum, over the maximum";
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
     HTTP_REQUESTS "http_requests_total" Counter "HTTP requests answered, by route and status code";
     HTTP_SECONDS "http_seconds" Seconds "Time from the head of an HTTP request to the head of its answer, by route";
+    ADMISSION "admission_total" Counter "Requests by class and decision: admitted, waited (and then admitted), shed, shadow (would have been shed or have waited)";
+    SHED "shed_total" Counter "Requests refused before they were begun, by class, route and reason";
+    SHED_FALSE_POSITIVES "shed_false_positives_total" Counter "Of these, refused for want of room although the latency was good";
+    SHED_SECONDS "shed_seconds" Seconds "Time until a refusal was sent, held back ones among them";
+    INFLIGHT "inflight" Gauge "HTTP requests in flight, critical ones aside";
+    INFLIGHT_LIMIT "inflight_limit" Gauge "Most of them, as the latency allows";
+    QUEUE_WAIT_SECONDS "queue_wait_seconds" Seconds "Time that requests waited to be begun, by class";
+    HTTP_DEMAND_RATIO "http_demand_ratio" Gauge "HTTP requests asked for, served and shed, over what can be served; above 1 more processes are needed";
+    HTTP_CONNECTIONS "http_connections" Gauge "Open connections, by listener";
+    HTTP_CONNECTIONS_REFUSED "http_connections_refused_total" Counter "Connections closed at once, because one address had too many";
     COUNTERS_VIEWS "counters_views_total" Counter "Views counted, whichever way they came";
     COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time until MongoDB had a slice of views in both collections";
     COUNTERS_UNFLUSHED "counters_unflushed" Gauge "Records of views that MongoDB does not have yet";
@@ -267,6 +279,7 @@ pub struct PipelineMetrics {
     pub workers_busy: Gauge,
     pub workers_idle: Gauge,
     pub workers_target: Gauge,
+    pub workers_share: Gauge,
     pub demand_ratio: Gauge,
 }
 
@@ -310,6 +323,7 @@ impl PipelineMetrics {
             workers_busy: workers("busy"),
             workers_idle: workers("idle"),
             workers_target: level(WORKERS_TARGET),
+            workers_share: level(WORKERS_SHARE),
             demand_ratio: level(DEMAND_RATIO),
         };
         for counter in [
@@ -381,6 +395,78 @@ impl std::fmt::Debug for CounterMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("CounterMetrics")
     }
+}
+
+/// Metrics of the admission. Every series exists from the start, at 0; those of `shed_total` from
+/// the first refusal.
+#[derive(Clone)]
+pub(crate) struct AdmissionMetrics {
+    decisions: [[Counter; Decision::ALL.len()]; 4],
+    waits: [Histogram; 4],
+    pub(crate) false_positives: Counter,
+    pub(crate) in_flight: Gauge,
+    pub(crate) limit: Gauge,
+    pub(crate) demand_ratio: Gauge,
+}
+
+impl AdmissionMetrics {
+    /// The handles, at 0.
+    pub(crate) fn new() -> Self {
+        let count = |class: Class, decision: Decision| {
+            let counter =
+                counter!(ADMISSION, "class" => class.as_str(), "decision" => decision.as_str());
+            counter.absolute(0);
+            counter
+        };
+        let metrics = Self {
+            decisions: Class::ALL.map(|class| Decision::ALL.map(|decision| count(class, decision))),
+            waits: Class::ALL
+                .map(|class| histogram!(QUEUE_WAIT_SECONDS, "class" => class.as_str())),
+            false_positives: counter!(SHED_FALSE_POSITIVES),
+            in_flight: gauge!(INFLIGHT),
+            limit: gauge!(INFLIGHT_LIMIT),
+            demand_ratio: gauge!(HTTP_DEMAND_RATIO),
+        };
+        metrics.false_positives.absolute(0);
+        for gauge in [&metrics.in_flight, &metrics.limit, &metrics.demand_ratio] {
+            gauge.set(0.0);
+        }
+        metrics
+    }
+
+    pub(crate) fn decided(&self, class: Class, decision: Decision) {
+        self.decisions[class as usize][decision as usize].increment(1);
+    }
+
+    pub(crate) fn waited(&self, class: Class, waited: Duration) {
+        self.waits[class as usize].record(waited.as_secs_f64());
+    }
+}
+
+impl std::fmt::Debug for AdmissionMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AdmissionMetrics")
+    }
+}
+
+/// The refusals of one route of one class for one reason.
+pub(crate) fn shed(class: Class, route: &str, reason: Reason) -> Counter {
+    let route = route.to_owned();
+    counter!(SHED, "class" => class.as_str(), "route" => route, "reason" => reason.as_str())
+}
+
+/// Time until a refusal was sent.
+pub(crate) fn shed_seconds() -> Histogram {
+    histogram!(SHED_SECONDS)
+}
+
+/// Connections of one listener: how many are open, and how many were refused.
+pub(crate) fn connections(listener: &'static str) -> (Gauge, Counter) {
+    let gauge = gauge!(HTTP_CONNECTIONS, "listener" => listener);
+    let refused = counter!(HTTP_CONNECTIONS_REFUSED, "listener" => listener);
+    gauge.set(0.0);
+    refused.absolute(0);
+    (gauge, refused)
 }
 
 /// Metrics of the automations.

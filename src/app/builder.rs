@@ -388,6 +388,7 @@ impl Plan {
         queue: Queue,
         clock: &SharedClock,
         lease_key: &LeaseKey,
+        mongo: Option<&Mongo>,
         effects: impl FnOnce(Queue) -> Effects,
         shutdown: &Shutdown,
     ) -> Pool {
@@ -403,11 +404,17 @@ impl Plan {
             }
         };
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
+        let needs_mongo = self.name.counts_views() || self.name.automates();
         let work = Work {
             handler,
             environment,
             lease_key: lease_key.clone(),
             meter: Arc::clone(&self.meter),
+            stores: mongo
+                .filter(|_| needs_mongo)
+                .map(|mongo| Arc::clone(mongo.pressure()))
+                .into_iter()
+                .collect(),
         };
         Pool::new(queue, self.settings(), work, shutdown.clone())
     }

@@ -3,7 +3,7 @@
 //!
 //! The events are on the bus before the clock starts, bots in random order; a share of them is of
 //! the one type that the rules are about, and each of these matches one rule of its bot, which emits
-//! an event. The same bus is read three times without any rules and three times with them, one
+//! an event. The same bus is read five times without any rules and five times with them, one
 //! after the other in one run, by a process that does nothing else. Then what was copied is
 //! evaluated by a process that does nothing else; and at last one process does both at once.
 
@@ -33,7 +33,7 @@ use crate::store::automations::{AUTOMATIONS, document};
 /// The type that the rules are about.
 const WANTED: &str = "tag.applied";
 /// Times that the bus is read with rules, and without.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// Subscribers of a bot.
 const SUBSCRIBERS: usize = 50;
 

@@ -11,6 +11,7 @@ pub mod http;
 pub mod latency;
 pub mod mongo;
 pub mod notifications;
+pub mod overload;
 pub mod pipeline;
 
 use std::path::PathBuf;

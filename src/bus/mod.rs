@@ -70,11 +70,28 @@ pub struct Extent {
     pub added: u64,
 }
 
+/// Entries that are not decoded yet.
+pub trait Fetched: Send {
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// Whether there is none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The position of the last one; `None` if there is none, or it cannot be read.
+    fn last(&self) -> Option<Offset>;
+}
+
 /// One stream of the bus.
 ///
 /// The seam at which another bus (NATS, Kafka) takes the place of Redis Streams. All
 /// calls are idempotent but `put_aside`, which may repeat an entry after an error.
 pub trait Source: Send + Sync + 'static {
+    /// Entries as they came.
+    type Fetched: Fetched;
+
     /// The stream's name.
     fn name(&self) -> &str;
 
@@ -85,12 +102,18 @@ pub trait Source: Send + Sync + 'static {
     /// Entries after `after`, in order, at most `max`; waits up to `wait` for the first.
     ///
     /// Cancel safe: nothing is consumed.
-    fn read(
+    fn fetch(
         &self,
         after: Offset,
         max: usize,
         wait: Duration,
-    ) -> impl Future<Output = Result<Vec<Entry>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Self::Fetched, StoreError>> + Send;
+
+    /// What they say.
+    ///
+    /// # Errors
+    /// When it is no answer to [`Self::fetch`]. Entries that are no events are answered as such.
+    fn decode(&self, fetched: Self::Fetched) -> Result<Vec<Entry>, StoreError>;
 
     /// What the stream holds.
     fn extent(&self) -> impl Future<Output = Result<Extent, StoreError>> + Send;

@@ -3,7 +3,7 @@
 //! 1. Become the one reader (a TTL lock; another takes over when it runs out).
 //! 2. Read how far every shard is; begin at the lowest. A gap between there and the first entry
 //!    left in the stream is counted and logged as an error, never silently jumped over.
-//! 3. Read a batch while the one before is being copied.
+//! 3. Read a batch, and decode it while what is wanted of those before is being copied.
 //! 4. Once a second move idle shards forward and note the position; every few seconds trim what
 //!    everybody has.
 //!
@@ -26,9 +26,9 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::redis_stream::RedisStream;
-use super::{Entry, Extent, Source};
+use super::{Entry, Extent, Fetched as _, Source};
 use crate::clock::{SharedClock, millis};
-use crate::fanout::{Fanout, FanoutError, Matches, Positions, RESTART};
+use crate::fanout::{Fanout, FanoutError, Gathered, Matches, Positions, RESTART};
 use crate::id::Offset;
 use crate::keyspace::StoreError;
 use crate::lifecycle::Shutdown;
@@ -229,28 +229,55 @@ impl<S: Source> Reader<S> {
     /// Reads and copies until something fails.
     async fn read(&self) -> Result<(), FanoutError> {
         let mut session = self.begin().await?;
-        let mut pending: Vec<Entry> = Vec::new();
+        let (mut gathered, mut ahead) = (Gathered::default(), None);
         loop {
-            let wait = if pending.is_empty() { RedisStream::WAIT_MAX } else { Duration::ZERO };
-            let read = self.source.read(session.end, session.batch, wait);
-            let copy = self.fanout.copy(
-                self.source.name(),
-                &pending,
-                &mut session.positions,
-                &mut session.matches,
+            let (asked, fetched) = if let Some((asked, fetched)) = ahead.take() {
+                (asked, fetched?)
+            } else {
+                let asked = session.batch;
+                (asked, self.source.fetch(session.end, asked, RedisStream::WAIT_MAX).await?)
+            };
+            // While there is more, it is fetched during the work on what is here.
+            let more = fetched.last().filter(|_| fetched.len() == asked);
+            let (next, due) = (
+                session.batch,
+                if gathered.is_full() {
+                    std::mem::take(&mut gathered)
+                } else {
+                    Gathered::default()
+                },
             );
-            let (read, copied) = tokio::join!(read, copy);
+            let fetch = async {
+                let fetching = more.map(|last| self.source.fetch(last, next, Duration::ZERO));
+                Some((next, fetching?.await))
+            };
+            let decode = async { self.source.decode(fetched) };
+            let (fetching, copied, batch) =
+                tokio::join!(fetch, self.copy(&due, &mut session), decode);
+            ahead = fetching;
             copied?;
-            self.metrics.events.increment(pending.len() as u64);
-            session.copied = (session.end, session.entries);
-            pending = read?;
-            self.put_aside(&pending).await?;
-            session.advance(&pending);
-            if session.checkpointed.0.elapsed() >= CHECKPOINT || pending.is_empty() {
+            let batch = batch?;
+            self.put_aside(&batch).await?;
+            session.advance(&batch);
+            self.fanout.gather(&batch, &mut session.matches, &mut gathered);
+            // Nothing waits longer than it takes to read what is there already.
+            if more.is_none() {
+                self.copy(&std::mem::take(&mut gathered), &mut session).await?;
+            }
+            if session.checkpointed.0.elapsed() >= CHECKPOINT || batch.is_empty() {
                 self.checkpoint(&mut session).await?;
             }
             self.look_for_missing(&mut session)?;
         }
+    }
+
+    /// Copies what was gathered, all that was read since the last copy.
+    async fn copy(&self, gathered: &Gathered, session: &mut Session) -> Result<(), FanoutError> {
+        let Some((end, entries)) = gathered.covers() else { return Ok(()) };
+        self.fanout.copy(self.source.name(), gathered, &mut session.positions).await?;
+        self.metrics.events.increment(entries);
+        session.copied = (end, session.copied.1 + entries);
+        Ok(())
     }
 
     /// Ends the session when it is time to see whether shards that are missing are back.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 
-use super::{Entry, EntryError, Extent, InvalidEntry, Source};
+use super::{Entry, EntryError, Extent, Fetched, InvalidEntry, Source};
 use crate::automation::decide::DUE;
 use crate::clock::millis;
 use crate::event::Event;
@@ -56,6 +56,8 @@ impl RedisStream {
 }
 
 impl Source for RedisStream {
+    type Fetched = Raw;
+
     fn name(&self) -> &str {
         &self.name
     }
@@ -65,17 +67,16 @@ impl Source for RedisStream {
         self.link.call(&hold).await
     }
 
-    async fn read(
-        &self,
-        after: Offset,
-        max: usize,
-        wait: Duration,
-    ) -> Result<Vec<Entry>, StoreError> {
+    async fn fetch(&self, after: Offset, max: usize, wait: Duration) -> Result<Raw, StoreError> {
         let mut command = redis::cmd("XREAD");
         command.arg("COUNT").arg(max).arg("BLOCK").arg(millis(wait.min(Self::WAIT_MAX)).max(1));
         command.arg("STREAMS").arg(&self.name).arg(after.to_string());
         let value = self.blocking.command("XREAD", command).await?;
-        entries(value).map_err(self.misread("XREAD"))
+        raw(value).map_err(self.misread("XREAD"))
+    }
+
+    fn decode(&self, fetched: Raw) -> Result<Vec<Entry>, StoreError> {
+        entries(fetched).map_err(self.misread("XREAD"))
     }
 
     async fn extent(&self) -> Result<Extent, StoreError> {
@@ -133,14 +134,36 @@ impl Source for RedisStream {
     }
 }
 
-fn entries(value: Value) -> Result<Vec<Entry>, ReplyError> {
+/// The entries of one stream in the reply to `XREAD`.
+#[derive(Debug)]
+pub struct Raw(Vec<Value>);
+
+impl Fetched for Raw {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn last(&self) -> Option<Offset> {
+        let Value::Array(entry) = self.0.last()? else { return None };
+        let Value::BulkString(offset) = entry.first()? else { return None };
+        std::str::from_utf8(offset).ok()?.parse().ok()
+    }
+}
+
+fn raw(value: Value) -> Result<Raw, ReplyError> {
     let mut streams = Reply::new(value)?;
-    let Some(stream) = streams.next() else { return Ok(Vec::new()) };
+    let Some(stream) = streams.next() else { return Ok(Raw(Vec::new())) };
     let mut stream = Reply::new(stream)?;
     stream.next();
-    let mut found = Reply::new(stream.next().unwrap_or(Value::Nil))?;
+    match stream.next() {
+        Some(Value::Array(entries)) => Ok(Raw(entries)),
+        other => Err(ReplyError::unexpected("entries", &format!("{other:?}"))),
+    }
+}
+
+fn entries(Raw(found): Raw) -> Result<Vec<Entry>, ReplyError> {
     let mut entries = Vec::with_capacity(found.len());
-    while let Some(entry) = found.next() {
+    for entry in found {
         let mut entry = Reply::new(entry)?;
         let offset = entry.parsed()?;
         let fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;

@@ -1,6 +1,8 @@
 //! `fairlane bench`.
 
+use std::fmt::Write as _;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -10,6 +12,7 @@ use serde_json::Value;
 
 use super::error::CliError;
 use super::output::Output;
+use crate::bench::overload::{self, Protection, Workload};
 use crate::bench::{
     automations, counters, fairness, http, latency, mongo, notifications, pipeline,
 };
@@ -21,7 +24,8 @@ Examples:
   fairlane bench latency --rate 5000 --seconds 10
   fairlane bench fairness --json
   fairlane bench counters --seconds 10
-  fairlane bench notifications --seconds 10";
+  fairlane bench notifications --seconds 10
+  fairlane bench overload --workloads cpu,dependency";
 const PIPELINE_EXAMPLES: &str = "\
 Examples:
   fairlane bench pipeline
@@ -48,6 +52,12 @@ Examples:
   fairlane bench notifications --seconds 10 --idle 1000000 --json
   fairlane bench notifications --seconds 10 --notifications 2000 --dead 10000 --hanging 5";
 
+const OVERLOAD_EXAMPLES: &str = "\
+Examples:
+  fairlane bench overload
+  fairlane bench overload --workloads cpu,dependency --rounds 1 --json
+  fairlane bench overload --chart overload.svg";
+
 const COUNTERS_EXAMPLES: &str = "\
 Examples:
   fairlane bench counters
@@ -57,6 +67,9 @@ Examples:
 
 /// Clients that send so much later than they should are too slow to measure with.
 const LATE_MS: f64 = 2.0;
+
+/// The same for the generator of an overload.
+const LAG_MS: f64 = 5.0;
 
 /// Arguments of `fairlane bench`.
 #[derive(Debug, Args)]
@@ -104,6 +117,37 @@ pub enum Scenario {
         /// Fail when an event is lost or handled out of order (both are always counted).
         #[arg(long)]
         verify: bool,
+    },
+    /// What is answered in time when up to ten times the capacity is asked for.
+    #[command(after_help = OVERLOAD_EXAMPLES)]
+    Overload {
+        /// What requests need.
+        #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
+            default_values_t = [Workload::Cpu, Workload::Dependency, Workload::Reads])]
+        workloads: Vec<Workload>,
+        /// How long each load lasts.
+        #[arg(long, value_name = "S", default_value = "3")]
+        seconds: NonZeroU32,
+        /// How often it is all done; figures are medians.
+        #[arg(long, value_name = "N", default_value = "3")]
+        rounds: NonZeroU32,
+        /// Draw goodput and p99 over the load into this file, as SVG.
+        #[arg(long, value_name = "FILE")]
+        chart: Option<PathBuf>,
+        /// Where the views of `reads` go, into a database that is dropped at the end. Without it, a
+        /// server is started: mongod, or the program that `FAIRLANE_MONGOD` names.
+        #[arg(long, value_name = "URL")]
+        mongodb: Option<String>,
+    },
+    /// The server that `overload` asks.
+    #[command(hide = true)]
+    OverloadServer {
+        /// What requests need.
+        #[arg(long, value_enum)]
+        workload: Workload,
+        /// What stands before it.
+        #[arg(long, value_enum)]
+        protection: Protection,
     },
     /// From publishing to handling, at a steady rate.
     #[command(after_help = LATENCY_EXAMPLES)]
@@ -276,6 +320,15 @@ fn share(text: &str) -> Result<f64, &'static str> {
 #[expect(clippy::too_many_lines, reason = "from the arguments of each scenario to its options")]
 pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
     let size = |number: NonZeroU32| usize::try_from(number.get()).unwrap_or(usize::MAX);
+    if let Scenario::OverloadServer { workload, protection } = args.scenario {
+        // It has a runtime of its own, on a thread that is in none.
+        let serving = std::thread::spawn(move || overload::server::serve(workload, protection));
+        let ended = tokio::task::spawn_blocking(|| serving.join()).await;
+        return match ended {
+            Ok(Ok(served)) => Ok(served?),
+            _ => Err(CliError::BenchServer),
+        };
+    }
     let progress = Progress::new();
     let watch = |stage: &'static str, count: u64| progress.show(stage, count);
     match args.scenario {
@@ -340,7 +393,7 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             print(args.json, &report)
         }
         Scenario::Counters(counters) => {
-            let report = counters::run(counters.options()?, watch).await?;
+            let report = Box::pin(counters::run(counters.options()?, watch)).await?;
             progress.clear();
             print(args.json, &report)?;
             judge(&counters, &report)
@@ -358,6 +411,22 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             progress.clear();
             print(args.json, &report)
         }
+        Scenario::Overload { workloads, seconds, rounds, chart, mongodb } => {
+            let options = overload::Options {
+                workloads,
+                seconds: seconds.get().into(),
+                rounds: size(rounds),
+                mongo: choice(mongodb.as_deref())?,
+            };
+            let report = Box::pin(overload::run(options, watch)).await?;
+            progress.clear();
+            if let Some(path) = &chart {
+                overload::draw(&report, path)
+                    .map_err(|source| CliError::WriteChart { path: path.clone(), source })?;
+            }
+            print_overload(args.json, &report)
+        }
+        Scenario::OverloadServer { .. } => unreachable!("ended above"),
         Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {
             let options = fairness::Options {
                 busy: size(busy),
@@ -418,6 +487,61 @@ fn print(json: bool, report: &impl Serialize) -> Result<(), CliError> {
         };
         fields.map(line).collect::<Vec<_>>().join("\n")
     })
+}
+
+/// A table per workload: the figures, and the curve.
+fn print_overload(json: bool, report: &overload::Report) -> Result<(), CliError> {
+    let value = serde_json::to_value(report).map_err(CliError::Json)?;
+    Output::new(json).show(&value, |_| {
+        let mut text = String::new();
+        for figures in &report.workloads {
+            let name = serde_json::to_value(figures.workload).unwrap_or_default();
+            let _ = writeln!(text, "{}", name.as_str().unwrap_or_default());
+            let fields = serde_json::to_value(figures).unwrap_or_default();
+            let fields = fields.as_object().into_iter().flatten();
+            for (name, value) in fields.filter(|(_, value)| value.is_number()) {
+                let value = value.as_f64().unwrap_or_default();
+                let _ = writeln!(text, "  {:<24} {value:>12.3}", name.replace('_', " "));
+            }
+            let _ = writeln!(
+                text,
+                "  {:<10} {:>6} {:>12} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9}",
+                "before it", "load", "in time/s", "p99 ms", "p0", "p1", "shed", "late", "failed"
+            );
+            for point in &figures.curve {
+                let protection = serde_json::to_value(point.protection).unwrap_or_default();
+                let _ = writeln!(
+                    text,
+                    "  {:<10} {:>5}x {:>12.0} {:>8.1} {:>8.4} {:>8.4} {:>9} {:>9} {:>9}",
+                    protection.as_str().unwrap_or_default(),
+                    point.load,
+                    point.goodput_per_second,
+                    point.p99_ms,
+                    point.p0_success,
+                    point.p1_success,
+                    point.shed,
+                    point.late,
+                    point.failed
+                );
+            }
+            text.push('\n');
+        }
+        if let Some(flood) = report.flood {
+            let _ = writeln!(
+                text,
+                "beside {} connections that send slowly or nothing: p0 {:.4}, p1 {:.4}, p99 {:.1} ms",
+                flood.connections, flood.p0_success, flood.p1_success, flood.p1_p99_ms
+            );
+        }
+        text.trim_end().to_owned()
+    })?;
+    let lag = report.workloads.iter().map(|figures| figures.lag_p99_ms).fold(0.0, f64::max);
+    if lag > LAG_MS {
+        eprintln!(
+            "note: the generator could not keep up: in one run 1 % of the requests were sent {lag:.1} ms late or more; its figures say nothing, run it again on a machine with less to do"
+        );
+    }
+    Ok(())
 }
 
 /// Says on a terminal what is being done.

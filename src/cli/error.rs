@@ -1,6 +1,7 @@
 //! What a command can fail with, and the exit code that says so to scripts.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::app::AppError;
 use crate::bench::BenchError;
@@ -35,6 +36,18 @@ pub enum CliError {
     /// Logging.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
+    /// The chart of a bench.
+    #[error("cannot write the chart to {}: {source}", path.display())]
+    WriteChart {
+        /// Where to.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The server of a bench.
+    #[error("the server of the bench ended with a panic, see above")]
+    BenchServer,
     /// The private Redis.
     #[error(transparent)]
     Private(#[from] PrivateRedisError),
@@ -232,6 +245,8 @@ impl CliError {
             | Self::Input { .. }
             | Self::LinesRefused(_)
             | Self::Output(_)
+            | Self::WriteChart { .. }
+            | Self::BenchServer
             | Self::Json(_)
             | Self::Signals(_)
             | Self::Faults { .. }
@@ -261,8 +276,11 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Mongo(
             MongoError::Away { .. } | MongoError::Lookup { .. } | MongoError::Silent { .. },
         ) => Exit::Unavailable,
-        AppError::Bind(_) | AppError::Outbound(_) | AppError::LeaseKey => Exit::Failed,
+        AppError::Bind(_) | AppError::Observe(_) | AppError::Outbound(_) | AppError::LeaseKey => {
+            Exit::Failed
+        }
         AppError::Config(_)
+        | AppError::Files { .. }
         | AppError::Handler { .. }
         | AppError::PushUrl { .. }
         | AppError::Filter { .. }

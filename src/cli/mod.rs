@@ -109,7 +109,7 @@ impl Cli {
     pub async fn run(self) -> Result<(), CliError> {
         let load = || Config::load(self.global.config.as_deref());
         match self.command {
-            Command::Serve(args) => serve::serve(load()?, args).await,
+            Command::Serve(args) => Box::pin(serve::serve(load()?, args)).await,
             Command::Demo(args) => demo::demo(args).await,
             // The largest by far, and the others need not be.
             Command::Bench(args) => Box::pin(bench::bench(args)).await,

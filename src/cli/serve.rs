@@ -1,9 +1,13 @@
 //! `fairlane serve`.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
 
 use super::error::CliError;
-use crate::app::{App, Roles};
+use crate::app::{App, Control, Roles};
 use crate::config::Config;
 use crate::lifecycle::Shutdown;
 
@@ -51,6 +55,31 @@ pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliErro
     };
     let shutdown = Shutdown::new();
     shutdown.listen_for_signals(config.shutdown_grace).map_err(CliError::Signals)?;
+    let file = config.file.clone();
     let app = App::builder(config).roles(roles).build().await?;
+    shutdown.spawn(reload(file, app.control(), shutdown.clone()));
     Ok(app.run(shutdown).await?)
+}
+
+/// Reads the section `[admission]` again at every SIGHUP. Whatever else changed is heard of at the
+/// next start.
+async fn reload(file: Option<PathBuf>, control: Control, shutdown: Shutdown) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else {
+        warn!("SIGHUP cannot be listened for; [admission] is read at start only");
+        return;
+    };
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            heard = hangup.recv() => if heard.is_none() { return },
+        }
+        match Config::load(file.as_deref()) {
+            Ok(config) => {
+                control.set_admission(config.admission);
+                info!(admission = ?config.admission, "SIGHUP: read [admission] again; everything else holds from the next start");
+            }
+            Err(error) => error!(%error, "SIGHUP: nothing is changed"),
+        }
+    }
 }

@@ -48,6 +48,10 @@ pub(super) mod limits {
     pub(in super::super) const PER_HOST: u64 = 1_024;
     /// With the lower one.
     pub(in super::super) const CACHED_ADS: (u64, u64) = (1_000, 10_000_000);
+    pub(in super::super) const BACKLOG: (u64, u64) = (1, 65_535);
+    pub(in super::super) const CONNECTIONS: (u64, u64) = (16, 100_000);
+    pub(in super::super) const IN_FLIGHT: (u64, u64) = (4, 100_000);
+    pub(in super::super) const QUOTA: (u64, u64) = (0, 1_000_000);
     pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);
 }
 
@@ -141,6 +145,7 @@ impl Config {
             return Err(Fault::new("metrics.listen", problem).or("http.listen"));
         }
         names("http.hosts", &self.http.hosts, HOSTS_MAX, "name of a host")?;
+        self.check_admission()?;
         self.check_auth()
     }
 
@@ -203,6 +208,29 @@ impl Config {
             if !seen.insert(kind) {
                 return Err(Fault::new(KEY, format!("names {kind:?} twice; name each type once")));
             }
+        }
+        Ok(())
+    }
+
+    fn check_admission(&self) -> Result<(), Fault> {
+        let (http, admission) = (&self.http, &self.admission);
+        number("http.backlog", http.backlog.into(), limits::BACKLOG)?;
+        number("http.max_connections", http.max_connections as u64, limits::CONNECTIONS)?;
+        let per_address = http.max_connections_per_address;
+        if !(1..=http.max_connections).contains(&per_address) {
+            let problem = format!(
+                "is {per_address}; write 1 to {}, which is http.max_connections",
+                http.max_connections
+            );
+            let key = "http.max_connections_per_address";
+            return Err(Fault::new(key, problem).or("http.max_connections"));
+        }
+        let limit_max = admission.settings.limit_max as u64;
+        number("admission.limit_max", limit_max, limits::IN_FLIGHT)?;
+        for (whose, quota) in [("bot", admission.bot), ("token", admission.token)] {
+            let key = |what: &str| format!("admission.{whose}_{what}");
+            number(&key("rate"), quota.rate.into(), limits::QUOTA)?;
+            number(&key("in_flight"), quota.in_flight.into(), limits::QUOTA)?;
         }
         Ok(())
     }

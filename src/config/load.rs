@@ -16,13 +16,16 @@ use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
-    AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config, CountersConfig,
-    DeadConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl, NotificationsConfig, OnOverflow,
-    OnThrottle, PipelineConfig, RedisConfig, RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
+    AdmissionConfig, AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config,
+    CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl,
+    NotificationsConfig, OnOverflow, OnThrottle, PipelineConfig, RedisConfig, RedisUrl, Scope,
+    Start, TokenConfig, WorkersConfig,
 };
 use ipnet::IpNet;
 use jiff::tz::TimeZone;
 
+use crate::admission::quota::Quota;
+use crate::admission::{Class, Mode, Settings};
 use crate::id::ShardCount;
 use crate::outbound::sign::Secret;
 use crate::outbound::{CheckedUrl, Policy};
@@ -197,7 +200,8 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
             retention: top.duration("bus.retention")?,
             trim: top.flag("bus.trim"),
         },
-        http: HttpConfig { listen: top.address("http.listen")?, hosts: top.list("http.hosts") },
+        http: http(&top)?,
+        admission: admission(&top)?,
         callbacks: callbacks(&top)?,
         counters: counters(&top)?,
         notifications: notifications(&top)?,
@@ -251,6 +255,40 @@ fn url(read: &Reader<'_>) -> Result<Option<CheckedUrl>, ConfigError> {
             .map(Some)
             .map_err(|error| read.invalid("url", error)),
     }
+}
+
+fn http(top: &Reader<'_>) -> Result<HttpConfig, ConfigError> {
+    Ok(HttpConfig {
+        listen: top.address("http.listen")?,
+        hosts: top.list("http.hosts"),
+        backlog: top.count("http.backlog", limits::BACKLOG)?,
+        max_connections: top.count("http.max_connections", limits::CONNECTIONS)?,
+        max_connections_per_address: top
+            .count("http.max_connections_per_address", (1, limits::CONNECTIONS.1))?,
+    })
+}
+
+fn admission(top: &Reader<'_>) -> Result<AdmissionConfig, ConfigError> {
+    let mode = |class: Class| {
+        let modes = [
+            ("enforce", Mode::Enforce),
+            ("shadow", Mode::Shadow),
+            ("off", Mode::Off),
+            ("refuse", Mode::Refuse),
+        ];
+        top.choice(&format!("admission.{}", class.as_str()), &modes)
+    };
+    let number = |key: &str| top.count(&format!("admission.{key}"), limits::QUOTA);
+    let quota = |rate, in_flight| {
+        Ok::<_, ConfigError>(Quota { rate: number(rate)?, in_flight: number(in_flight)? })
+    };
+    let modes = [Mode::Enforce, mode(Class::P1)?, mode(Class::P2)?, mode(Class::P3)?];
+    let limit_max = top.count("admission.limit_max", limits::IN_FLIGHT)?;
+    Ok(AdmissionConfig {
+        settings: Settings { modes, limit_max },
+        bot: quota("bot_rate", "bot_in_flight")?,
+        token: quota("token_rate", "token_in_flight")?,
+    })
 }
 
 fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
@@ -406,6 +444,14 @@ impl<'a> Reader<'a> {
             .ok()
             .filter(|number| (least..=most).contains(number))
             .ok_or_else(|| self.invalid(key, format_args!("is {number}; {}", between(least, most))))
+    }
+
+    /// A number whose bounds fit its type.
+    fn count<T: TryFrom<u64>>(&self, key: &str, bounds: (u64, u64)) -> Result<T, ConfigError> {
+        let number = self.number(key, bounds)?;
+        T::try_from(number).map_err(|_| {
+            self.invalid(key, format_args!("is {number}; {}", between(bounds.0, bounds.1)))
+        })
     }
 
     fn positive<T: TryFrom<NonZeroU64>>(&self, key: &str, most: u64) -> Result<T, ConfigError> {

@@ -31,6 +31,8 @@ use built_in::BUILT_IN;
 use ipnet::IpNet;
 use jiff::tz::TimeZone;
 
+use crate::admission::Settings;
+use crate::admission::quota::Quota;
 use crate::id::{PipelineName, ShardCount};
 use crate::outbound::CheckedUrl;
 use crate::outbound::sign::Secret;
@@ -64,6 +66,8 @@ pub struct Config {
     pub notifications: NotificationsConfig,
     /// The section `[metrics]`.
     pub metrics: MetricsConfig,
+    /// The section `[admission]`.
+    pub admission: AdmissionConfig,
     /// The section `[auth]`.
     pub auth: AuthConfig,
     /// The built-in pipelines and the sections `[pipelines.NAME]`, disabled ones among them.
@@ -176,6 +180,23 @@ pub struct HttpConfig {
     /// Names under which it may be called without tokens, beside `localhost` and addresses. At
     /// most 100.
     pub hosts: Vec<String>,
+    /// Connections that wait to be accepted: 1 to 65,535.
+    pub backlog: u32,
+    /// Connections at once: 16 to 100,000.
+    pub max_connections: usize,
+    /// Connections of one address at once: 1 to [`Self::max_connections`].
+    pub max_connections_per_address: usize,
+}
+
+/// Which HTTP requests are begun while more come than can be answered in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdmissionConfig {
+    /// What is done with each class, and most requests in flight: 4 to 100,000.
+    pub settings: Settings,
+    /// What one bot has for sure, at most 1,000,000 each.
+    pub bot: Quota,
+    /// What one token has for sure, at most 1,000,000 each.
+    pub token: Quota,
 }
 
 /// Who may do what over HTTP.

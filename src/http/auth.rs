@@ -28,7 +28,9 @@ use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use tracing::{info, warn};
 
+use super::admit::Door;
 use super::problem::{Kind, Problem};
+use crate::admission::quota::Taken;
 use crate::config::{Config, Scope, TokenConfig};
 use crate::filter::Glob;
 use crate::id::{BotId, PipelineName, RuleId};
@@ -387,15 +389,39 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
+/// What a guarded route asks for.
+#[derive(Clone)]
+pub(super) struct Guard {
+    pub(super) access: Arc<Access>,
+    pub(super) door: Arc<Door>,
+    pub(super) scope: Scope,
+}
+
+impl Guard {
+    /// The caller of a request that has the scope, and whose quota is not used up. `browses`: what a
+    /// browser keeps counts too.
+    pub(super) fn admit(
+        &self,
+        request: &Request,
+        browses: bool,
+    ) -> Result<(Caller, [Option<Taken>; 2]), Problem> {
+        let caller = self.access.admit(request, self.scope, browses)?;
+        let token = caller.has_token().then_some(&*caller.0.name);
+        let charged = self.door.charge(token, request.uri())?;
+        Ok((caller, charged))
+    }
+}
+
 /// Lets requests through whose token has the scope.
 pub(super) async fn guard(
-    State((access, scope)): State<(Arc<Access>, Scope)>,
+    State(guard): State<Guard>,
     mut request: Request,
     next: Next,
 ) -> Response {
     // To read is all that a link or an image of somebody else's may make a browser do.
-    match access.admit(&request, scope, scope == Scope::Read && request.method() == Method::GET) {
-        Ok(caller) => {
+    let browses = guard.scope == Scope::Read && request.method() == Method::GET;
+    match guard.admit(&request, browses) {
+        Ok((caller, _taken)) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
         }

@@ -29,6 +29,7 @@ const SCHEME: &str = "token";
         (name = "counters", description = "Views of ads: totals at once, days within seconds"),
         (name = "automations", description = "Rules of a bot: what is done on which events, for whom; and the profiles that they see"),
         (name = "notifications", description = "A URL is called later: at its time, once, if it is still wanted"),
+        (name = "admission", description = "Which requests are begun while more come than can be answered in time"),
         (name = "leases", description = "For receivers of push handlers that answered 202"),
         (name = "health", description = "For orchestrators and load balancers"),
     )
@@ -100,10 +101,18 @@ impl IntoResponses for GuardedProblems {
         problems(&[
             (401, "No token, or an unknown one"),
             (403, "The token lacks the scope or the bot, or another site's page sent this"),
-            (413, "The body has more than 1 MiB"),
+            (413, "The body has more bytes than the route takes, 1 MiB at most"),
             (421, "Without tokens: called by a name that is not in http.hosts"),
+            (
+                429,
+                "The quota of the token or bot is used up, or it asks for much more than others do while there is not room for all; Retry-After tells when to come again",
+            ),
             (500, "A fault of the server; its log tells more"),
-            (503, "Redis is away or full; Retry-After tells when to come again"),
+            (
+                503,
+                "Redis is away or full, or more requests come than can be answered in time (x-shed-reason); Retry-After tells when to come again",
+            ),
+            (504, "The time of x-deadline-ms is over, or less than the request takes"),
         ])
     }
 }

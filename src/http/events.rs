@@ -1,5 +1,6 @@
 //! Events onto the bus.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -18,6 +19,7 @@ use super::extract;
 use super::problem::{Flaw, Kind, Problem};
 use crate::bus;
 use crate::event::Event;
+use crate::id::BotId;
 
 /// What asks for the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
@@ -70,6 +72,15 @@ async fn publish(
         let detail = format!("nothing was stored: {} events are of other bots", foreign.len());
         return Err(Problem::new(Kind::Forbidden, detail).errors(foreign));
     }
+    let mut counts = BTreeMap::<&BotId, u32>::new();
+    for bot in &events.bots {
+        *counts.entry(bot).or_default() += 1;
+    }
+    // In flight until they are published.
+    let _taken = counts
+        .into_iter()
+        .map(|(bot, count)| api.door.charge_bot(bot, count))
+        .collect::<Result<Vec<_>, _>>()?;
     bus::publish(&api.bus, &api.stream, &events.texts).await?;
     Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: events.texts.len() })))
 }

@@ -149,12 +149,17 @@ impl<S: Send + Sync> FromRequest<S> for NoBody {
 
 /// Reads a body within [`BODY_MAX`] and [`BODY_TIME`].
 pub(crate) async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
-    if announced(headers).is_some_and(|bytes| bytes > BODY_MAX as u64) {
-        return Err(too_large());
+    collect(headers, body, BODY_MAX).await
+}
+
+/// Reads a body of at most `max` bytes within [`BODY_TIME`].
+pub(super) async fn collect(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Problem> {
+    if announced(headers).is_some_and(|bytes| bytes > max as u64) {
+        return Err(too_large(max));
     }
-    match tokio::time::timeout(BODY_TIME, Limited::new(body, BODY_MAX).collect()).await {
+    match tokio::time::timeout(BODY_TIME, Limited::new(body, max).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(max)),
         Ok(Err(_)) => Err(Problem::new(
             Kind::InvalidRequest,
             "the body broke off, or its chunks are malformed",
@@ -169,7 +174,7 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Probl
 /// Refuses bodies that are announced as too large, whatever the route would do with them.
 pub(crate) async fn refuse_large(request: Request, next: Next) -> Response {
     match announced(request.headers()) {
-        Some(bytes) if bytes > BODY_MAX as u64 => too_large().into_response(),
+        Some(bytes) if bytes > BODY_MAX as u64 => too_large(BODY_MAX).into_response(),
         _ => next.run(request).await,
     }
 }
@@ -178,8 +183,8 @@ fn announced(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-fn too_large() -> Problem {
-    let detail = format!("the body has more than {BODY_MAX} bytes; send it in parts");
+fn too_large(max: usize) -> Problem {
+    let detail = format!("the body has more than {max} bytes, the most that this route takes");
     closing(Problem::new(Kind::BodyTooLarge, detail))
 }
 

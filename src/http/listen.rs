@@ -1,25 +1,49 @@
 //! Accepting connections: each has bounds in time and size before any route is asked.
+//!
+//! 1. The backlog of the operating system is bounded: beyond it, it lets no more connections come.
+//! 2. Nothing is accepted while there are [`Limits::connections`]: more wait in the backlog.
+//! 3. Beyond [`Limits::per_address`] of one address a connection is closed at once: one machine that
+//!    opens many cannot keep the others out.
+//! 4. The head of a request has [`HEAD_TIME`] to arrive, and [`HEAD_TIME_SHORT`] once half of the
+//!    connections are in use: who sends slowly, or nothing, makes room.
+//! 5. Who takes no answer for [`STALL_TIME`] is left.
+//!
+//! HTTP/1.1 alone is spoken here: one request at a time per connection, so a connection is at most
+//! one request in flight, and there are no streams to bound.
 
+use std::future::Future as _;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use rustc_hash::FxHashMap;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
+use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
+use tower::Service as _;
 use tracing::{debug, warn};
 
 use crate::fanout::OncePerMinute;
+use crate::metrics;
 
-/// Connections of one listener; more wait to be accepted.
-const CONNECTIONS_MAX: usize = 4_096;
 /// The head of a request has this long to arrive; a connection may rest as long between two.
 const HEAD_TIME: Duration = Duration::from_secs(5);
+/// The same while many connections are in use.
+const HEAD_TIME_SHORT: Duration = Duration::from_secs(1);
+/// Who takes nothing of an answer for so long is left.
+const STALL_TIME: Duration = Duration::from_secs(20);
 /// Largest head, in bytes.
 const HEAD_MAX: usize = 32 << 10;
 /// Most bytes read ahead on a connection.
@@ -27,30 +51,70 @@ const BUFFER_MAX: usize = 64 << 10;
 /// Nothing is accepted for this long when the operating system has no more to give.
 const EXHAUSTED: Duration = Duration::from_millis(500);
 
+/// What bounds a listener.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// What the metrics call it.
+    pub(crate) name: &'static str,
+    /// Connections at once.
+    pub(crate) connections: usize,
+    /// Connections of one address at once; of IPv6 a network of 64 bits.
+    pub(crate) per_address: usize,
+}
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer(pub(super) IpAddr);
+
 /// Serves `routes` until `stop`; then requests that were begun are still answered.
 ///
 /// # Cancel safety
 /// Dropping the future closes every connection.
-pub(crate) async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) {
-    let service = TowerToHyperService::new(routes.with_state::<()>(()));
-    let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
-    server.max_header_size(HEAD_MAX).max_buf_size(BUFFER_MAX);
+pub(crate) async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    limits: Limits,
+    stop: CancellationToken,
+) {
+    let routes = routes.with_state::<()>(());
+    let patient = server(HEAD_TIME);
+    let hurried = server(HEAD_TIME_SHORT);
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
-    let exhausted = OncePerMinute::default();
+    let (exhausted, refused_lately) = (OncePerMinute::default(), OncePerMinute::default());
+    let addresses = Addresses::default();
+    let (open, refused) = metrics::connections(limits.name);
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
-                Ok((stream, _)) => {
+            Some(_) = connections.join_next(), if !connections.is_empty() => {
+                open.decrement(1.0);
+            }
+            accepted = listener.accept(), if connections.len() < limits.connections => match accepted {
+                Ok((stream, peer)) => {
+                    let peer = peer.ip().to_canonical();
+                    let Some(place) = addresses.take(peer, limits.per_address) else {
+                        refused.increment(1);
+                        if refused_lately.take() {
+                            warn!(%peer, limit = limits.per_address, "too many connections of one address; more of them are closed (http.max_connections_per_address)");
+                        }
+                        continue;
+                    };
                     // An answer must not wait for the acknowledgement of the one before.
                     let _ = stream.set_nodelay(true);
-                    let serving = server.serve_connection(TokioIo::new(stream), service.clone());
-                    let serving = graceful.watch(serving);
+                    let is_full = connections.len() >= limits.connections / 2;
+                    let server = if is_full { &hurried } else { &patient };
+                    let routes = routes.clone();
+                    let service = service_fn(move |mut request: Request<Incoming>| {
+                        request.extensions_mut().insert(Peer(peer));
+                        routes.clone().call(request)
+                    });
+                    let stream = TokioIo::new(Impatient { stream, stalled: None });
+                    let serving = graceful.watch(server.serve_connection(stream, service));
+                    open.increment(1.0);
                     connections.spawn(async move {
+                        let _place = place;
                         if let Err(error) = serving.await {
                             debug!(%error, "a connection ended");
                         }
@@ -70,15 +134,145 @@ pub(crate) async fn serve(listener: TcpListener, routes: Router, stop: Cancellat
     graceful.shutdown().await;
 }
 
+fn server(head_time: Duration) -> http1::Builder {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(head_time);
+    server.max_header_size(HEAD_MAX).max_buf_size(BUFFER_MAX);
+    server
+}
+
 /// Whether one connection failed, not the listener.
 fn is_the_peers(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
+/// Connections by address.
+#[derive(Debug, Default, Clone)]
+struct Addresses(Arc<Mutex<FxHashMap<IpAddr, usize>>>);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+struct AddressPlace {
+    addresses: Addresses,
+    address: IpAddr,
+}
+
+impl Addresses {
+    fn take(&self, peer: IpAddr, max: usize) -> Option<AddressPlace> {
+        let address = network(peer);
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_default();
+        if *count >= max {
+            return None;
+        }
+        *count += 1;
+        Some(AddressPlace { addresses: self.clone(), address })
+    }
+}
+
+impl Drop for AddressPlace {
+    fn drop(&mut self) {
+        let mut counts = self.addresses.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// What counts as one address: who has an IPv6 network has all of its addresses.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+    }
+}
+
+/// A connection that ends when its peer takes nothing for [`STALL_TIME`].
+struct Impatient<S> {
+    stream: S,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Impatient<S> {
+    /// What a write came to; an error once there was no progress for too long.
+    fn judge<T>(
+        &mut self,
+        written: Poll<io::Result<T>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL_TIME)));
+        ready!(stalled.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.judge(written, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
+        self.judge(written, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
 /// Binds `address`, which the setting `key` holds.
-pub(crate) async fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, BindError> {
-    TcpListener::bind(address).await.map_err(|source| BindError { key, address, source })
+pub(crate) fn bind(
+    key: &'static str,
+    address: SocketAddr,
+    backlog: u32,
+) -> Result<TcpListener, BindError> {
+    let listen = || {
+        let socket = if address.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+        // A port whose last connections are not quite over can be used again.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(backlog)
+    };
+    listen().map_err(|source| BindError { key, address, source })
 }
 
 /// A listener that cannot be opened.
@@ -89,4 +283,43 @@ pub struct BindError {
     address: SocketAddr,
     #[source]
     source: io::Error,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_for_long_is_left_and_who_takes_a_little_is_not() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let (ours, mut theirs) = tokio::io::duplex(100);
+        let mut ours = Impatient { stream: ours, stalled: None };
+        let reading = async {
+            let mut taken = [0; 50];
+            for _ in 0..10 {
+                tokio::time::sleep(STALL_TIME / 2).await;
+                theirs.read_exact(&mut taken).await.unwrap();
+            }
+            theirs
+        };
+        let (written, theirs) = tokio::join!(ours.write_all(&[1; 600]), reading);
+        written.unwrap();
+        let error = ours.write_all(&[1; 600]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(theirs);
+    }
+
+    #[test]
+    fn an_address_has_so_many_connections_and_an_ipv6_network_counts_as_one() {
+        let addresses = Addresses::default();
+        let [one, two, far] = ["2001:db8::1", "2001:db8::2", "2001:db8:1::1"]
+            .map(|address| address.parse::<IpAddr>().unwrap());
+        let first = addresses.take(one, 2).unwrap();
+        let _second = addresses.take(two, 2).unwrap();
+        assert!(addresses.take(one, 2).is_none(), "both are of one network");
+        assert!(addresses.take(far, 2).is_some());
+        drop(first);
+        assert!(addresses.take(two, 2).is_some(), "there is room again");
+        assert_eq!(addresses.0.lock().unwrap().len(), 1, "nothing is kept of those that ended");
+    }
 }

@@ -16,11 +16,13 @@
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
 //! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
 //!
-//! A request passes, from the outside in: limits of the connection ([`listen`]), metrics, the size
-//! of the body, the site it comes from, the token ([`auth`]), the parameters ([`extract`]), the
+//! A request passes, from the outside in: limits of the connection ([`listen`]), admission and the
+//! body ([`admit`]), metrics, the site it comes from, the token ([`auth`]), the parameters ([`extract`]), the
 //! handler. Whatever refuses it answers a [`problem`]. The document ([`docs`]) is made of the very
 //! routes that are served.
 
+mod admission;
+mod admit;
 mod auth;
 mod automations;
 mod bots;
@@ -40,6 +42,7 @@ mod parameters;
 mod pipelines;
 mod problem;
 mod queues;
+mod routes;
 
 use std::sync::Arc;
 
@@ -51,12 +54,15 @@ use axum::{Router, routing};
 use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 
+pub(crate) use self::admit::{Door, QuotaSettings};
+use self::auth::Guard;
 pub(crate) use self::auth::{Access, AuthError};
 pub(crate) use self::counters::Exports;
 pub(crate) use self::health::Health;
-pub(crate) use self::listen::{BindError, bind, serve};
+pub(crate) use self::listen::{BindError, Limits, bind, serve};
 use self::problem::{Kind, PROBLEM_JSON, Problem};
 pub(crate) use self::queues::Queues;
+pub(crate) use self::routes::{ROUTES, Row};
 use crate::automation::Editor;
 use crate::clock::SharedClock;
 use crate::config::Scope;
@@ -77,6 +83,8 @@ pub(crate) struct Api {
     pub(crate) stream: String,
     pub(crate) clock: SharedClock,
     pub(crate) access: Arc<Access>,
+    /// Who is let in.
+    pub(crate) door: Arc<Door>,
     /// Leases that receivers hold.
     pub(crate) leases: OpenLeases,
     /// Views of ads; or why they are not counted here, for callers.
@@ -93,29 +101,15 @@ pub(crate) struct Api {
 /// The routes of `http.listen`.
 pub(crate) fn routes(api: Api, health: Health) -> Router {
     let api = Arc::new(api);
-    let access = Arc::clone(&api.access);
-    let guarded = |scope, routes| guarded(&access, scope, routes);
-    let publishing = events::publishing()
-        .merge(counters::publishing())
-        .merge(notifications::publishing())
-        .merge(automations::publishing());
-    let reading = pipelines::reading()
-        .merge(bots::reading())
-        .merge(dead::reading())
-        .merge(counters::reading())
-        .merge(notifications::reading())
-        .merge(automations::reading());
-    let operating = pipelines::operating()
-        .merge(bots::operating())
-        .merge(dead::operating())
-        .merge(counters::operating())
-        .merge(automations::operating());
+    let (access, door) = (Arc::clone(&api.access), Arc::clone(&api.door));
+    let guard = |scope| Guard { access: Arc::clone(&access), door: Arc::clone(&door), scope };
+    let guarded = |scope, routes| guarded(guard(scope), routes);
     let served = docs::begin()
-        .merge(guarded(Scope::Publish, publishing))
-        .merge(guarded(Scope::Read, reading))
-        .merge(guarded(Scope::Operate, operating))
+        .merge(guarded(Scope::Publish, publishing()))
+        .merge(guarded(Scope::Read, reading()))
+        .merge(guarded(Scope::Operate, operating()))
         .merge(capable(leases::completing()));
-    let pages = pages::routes(Arc::clone(&api), &access);
+    let pages = pages::routes(Arc::clone(&api), &access, guard);
     let (served, mut document) = served.with_state(api).split_for_parts();
     let (health, of_health) = health::routes(health).split_for_parts();
     document.merge(of_health);
@@ -126,7 +120,47 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers call by any name.
         .merge(health);
-    finish(routes)
+    admitted(finish(routes), door)
+}
+
+/// Routes behind admission: whoever is refused there has cost nothing yet.
+pub(crate) fn admitted(routes: Router, door: Arc<Door>) -> Router {
+    routes.layer(from_fn_with_state(door, admit::admit))
+}
+
+/// What asks for the scope `publish`.
+fn publishing() -> OpenApiRouter<Arc<Api>> {
+    events::publishing()
+        .merge(counters::publishing())
+        .merge(notifications::publishing())
+        .merge(automations::publishing())
+}
+
+/// What asks for the scope `read`.
+fn reading() -> OpenApiRouter<Arc<Api>> {
+    pipelines::reading()
+        .merge(admission::reading())
+        .merge(bots::reading())
+        .merge(dead::reading())
+        .merge(counters::reading())
+        .merge(notifications::reading())
+        .merge(automations::reading())
+}
+
+/// What asks for the scope `operate`.
+fn operating() -> OpenApiRouter<Arc<Api>> {
+    pipelines::operating()
+        .merge(bots::operating())
+        .merge(dead::operating())
+        .merge(counters::operating())
+        .merge(automations::operating())
+}
+
+/// Everything that needs no health, as it is described.
+#[cfg(test)]
+fn documented() -> utoipa::openapi::OpenApi {
+    let all = publishing().merge(reading()).merge(operating()).merge(leases::completing());
+    all.into_openapi()
 }
 
 /// The routes of `metrics.listen`.
@@ -136,13 +170,9 @@ pub(crate) fn metrics_routes(health: Health) -> Router {
 }
 
 /// Asks for a token with `scope`, and says so in the document.
-fn guarded(
-    access: &Arc<Access>,
-    scope: Scope,
-    routes: OpenApiRouter<Arc<Api>>,
-) -> OpenApiRouter<Arc<Api>> {
-    let state = (Arc::clone(access), scope);
-    let mut routes = routes.route_layer(from_fn_with_state(state, auth::guard));
+fn guarded(guard: Guard, routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
+    let scope = guard.scope;
+    let mut routes = routes.route_layer(from_fn_with_state(guard, auth::guard));
     docs::note_access(routes.get_openapi_mut(), scope);
     routes
 }

@@ -16,7 +16,7 @@ use axum::{Router, routing};
 use maud::{DOCTYPE, Markup, html};
 
 use super::Api;
-use super::auth::Access;
+use super::auth::{Access, Guard};
 use super::problem::Problem;
 use crate::config::Scope;
 
@@ -27,9 +27,13 @@ const POLICY: HeaderValue = HeaderValue::from_static(
 );
 
 /// Every page.
-pub(super) fn routes(api: Arc<Api>, access: &Arc<Access>) -> Router {
+pub(super) fn routes(
+    api: Arc<Api>,
+    access: &Arc<Access>,
+    guarding: impl Fn(Scope) -> Guard,
+) -> Router {
     let guarded = |scope, routes: Router<Arc<Api>>| {
-        routes.route_layer(from_fn_with_state((Arc::clone(access), scope), guard))
+        routes.route_layer(from_fn_with_state(guarding(scope), guard))
     };
     let reading = Router::new()
         .route("/bots", routing::get(bot::ask))
@@ -50,13 +54,9 @@ async fn style() -> impl IntoResponse {
 }
 
 /// Lets those through whose token has the scope; others are asked for one.
-async fn guard(
-    State((access, scope)): State<(Arc<Access>, Scope)>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    match access.admit(&request, scope, true) {
-        Ok(caller) => {
+async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
+    match guard.admit(&request, true) {
+        Ok((caller, _taken)) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
         }

@@ -87,6 +87,12 @@ pub(crate) enum Kind {
     MongoAway,
     /// Others are served just now.
     Busy,
+    /// More requests come than can be answered in time.
+    Overloaded,
+    /// The caller had its share, or its quota.
+    Quota,
+    /// The time that the caller gave is over, or too short.
+    Deadline,
     /// A fault of this program or of its surroundings.
     Internal,
 }
@@ -133,6 +139,9 @@ impl Kind {
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is away"),
             Self::MongoAway => (S::SERVICE_UNAVAILABLE, "mongodb-away", "MongoDB is away"),
             Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "Busy"),
+            Self::Overloaded => (S::SERVICE_UNAVAILABLE, "overloaded", "Overloaded"),
+            Self::Quota => (S::TOO_MANY_REQUESTS, "quota", "Too many requests"),
+            Self::Deadline => (S::GATEWAY_TIMEOUT, "deadline", "The deadline passed"),
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Internal error"),
         }
     }

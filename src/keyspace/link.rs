@@ -30,6 +30,10 @@ use super::scripts::Call;
 use super::target::{CONNECT_TIMEOUT, Target};
 use super::topology::Topology;
 use crate::metrics;
+use crate::pressure::Pressure;
+
+/// Up to this, a write is not slow: it may hold hundreds of commands.
+const NEVER_SLOW: Duration = Duration::from_millis(50);
 
 /// What came back for each command or call of a write.
 pub(super) type Answers<T> = Vec<Result<T, StoreError>>;
@@ -48,6 +52,8 @@ pub struct Link {
     pub(super) looking: tokio::sync::Mutex<Option<Instant>>,
     /// Commands sent, for the figures of `fairlane bench`.
     pub(super) sent: AtomicU64,
+    /// How slow the answers are.
+    pressure: Arc<Pressure>,
 }
 
 impl Link {
@@ -76,7 +82,14 @@ impl Link {
             stale: AtomicBool::new(false),
             looking: tokio::sync::Mutex::new(None),
             sent: AtomicU64::new(0),
+            pressure: Arc::new(Pressure::new(NEVER_SLOW)),
         }
+    }
+
+    /// How slow the answers are.
+    #[must_use]
+    pub fn pressure(&self) -> &Arc<Pressure> {
+        &self.pressure
     }
 
     /// A link that never runs a script, and takes servers of any version.
@@ -175,6 +188,13 @@ impl Link {
     /// # Cancel safety
     /// Dropping the future leaves open which commands ran.
     pub async fn run_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, StoreError> {
+        let sent = Instant::now();
+        let answers = self.send_each(pipe).await;
+        self.pressure.observe(sent.elapsed());
+        answers
+    }
+
+    async fn send_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, StoreError> {
         let topology = self.topology().await?;
         if self.wiring.cluster {
             return self.run_cluster(topology, pipe).await;

@@ -32,7 +32,7 @@ use tracing::{info, warn};
 
 use self::board::{Ask, Board};
 use self::commit::Commits;
-use self::retry::Backoff;
+use self::retry::{Backoff, RetryBudget};
 use self::scale::{Bounds, Load, Scaler};
 use crate::event::Event;
 use crate::handler::{AnyHandler, Environment};
@@ -42,6 +42,7 @@ use crate::keyspace::scripts::Claim;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
+use crate::pressure::Pressure;
 use crate::queue::capability::LeaseKey;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
@@ -85,6 +86,8 @@ pub(crate) struct Work {
     /// Names leases to receivers outside.
     pub(crate) lease_key: LeaseKey,
     pub(crate) meter: Arc<Meter>,
+    /// How slow the stores are that the handler needs, beside Redis.
+    pub(crate) stores: Vec<Arc<Pressure>>,
 }
 
 /// What a pool's parts share.
@@ -106,6 +109,10 @@ pub(crate) struct Shared {
     estimate: Estimate,
     /// Age of the oldest event met in the last read, µs.
     oldest_us: AtomicU64,
+    /// Attempts again that need not be slowed down.
+    retries: RetryBudget,
+    /// How slow the stores are that its handler needs, beside Redis.
+    stores: Vec<Arc<Pressure>>,
     /// Since when every slice found its target unavailable.
     unavailable_since: Mutex<Option<Instant>>,
 }
@@ -205,7 +212,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// Makes the pool and starts its committer. `link` of `queue` carries the hot path.
     pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
-        let Work { handler, environment, lease_key, meter } = work;
+        let Work { handler, environment, lease_key, meter, stores } = work;
         let metrics = PipelineMetrics::new(queue.name());
         let board = Arc::new(Board::new(queue.shard_count()));
         let dead_max = queue.limits().dead_max;
@@ -227,6 +234,8 @@ impl Pool {
             held: AtomicUsize::new(0),
             estimate: Estimate::default(),
             oldest_us: AtomicU64::new(0),
+            retries: RetryBudget::new(),
+            stores,
             unavailable_since: Mutex::new(None),
         };
         Self { shared: Arc::new(shared) }
@@ -336,7 +345,9 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let max = shared.settings.workers.max;
     let slice = shared.estimate.slice();
     let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
-    let target = scaler.target(load, now);
+    let share = share(shared);
+    let target = of_share(scaler.target(load, now), share, shared.settings.workers.min);
+    shared.metrics.workers_share.set(share);
     shared.metrics.workers_target.set(small(target));
     shared.meter.target.store(target, Ordering::Relaxed);
     let wanted = usize::try_from(scale::wanted(load)).unwrap_or(usize::MAX);
@@ -352,6 +363,24 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let room = (target + ahead).saturating_sub(held);
     // With much prefetch, a few free places are not worth a round trip while others are in use.
     if ahead >= CLAIM_WORTH && held > 0 && room < CLAIM_WORTH { 0 } else { room }
+}
+
+/// How much of the work the slowest store allows.
+fn share(shared: &Shared) -> f64 {
+    let redis = shared.queue.link().pressure();
+    let stores = shared.stores.iter().chain([redis]);
+    stores.map(|store| store.share()).fold(1.0, f64::min)
+}
+
+/// A store that slowed down is not helped by more workers that wait for it.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a count of workers, times at most 1"
+)]
+fn of_share(target: usize, share: f64, min: usize) -> usize {
+    ((target as f64 * share).ceil() as usize).max(min)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a count of workers")]

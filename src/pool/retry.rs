@@ -15,10 +15,16 @@
 //! After a failure or a lost lease events are taken one by one until as many went through as the
 //! slice had: so a poison event is found exactly, whatever the handler could tell.
 //!
+//! Attempts again have a budget, a tenth of the first attempts ([`RetryBudget`]); beyond it they are
+//! made later, so that when everything fails what is tried for the first time comes first.
+//!
 //! Backoff: `initial · 2^(attempt − 1)`, at most `max`, times `1 ± jitter` (exponential backoff
 //! with bounded jitter, so that bots that failed together do not come back together).
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// How long to wait before trying again.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,6 +64,64 @@ impl Backoff {
     }
 }
 
+/// How many attempts again a pool makes without slowing them down: a tenth of its first attempts,
+/// and some more. When all fails, what is tried for the first time is not to wait behind what is
+/// tried again.
+#[derive(Debug)]
+pub struct RetryBudget {
+    /// Attempts that are left, and when they were last counted.
+    left: Mutex<(f64, Instant)>,
+}
+
+/// Of a first attempt, so much of one again is earned.
+const RETRIES_SHARE: f64 = 0.1;
+/// And so many in a second in any case.
+const RETRIES_PER_SECOND: f64 = 10.0;
+/// Most that are saved.
+const RETRIES_MAX: f64 = 100.0;
+/// Beyond the budget, a pause is so many times as long, up to the longest one.
+const RETRIES_SLOWED: u32 = 8;
+
+impl RetryBudget {
+    /// With all of it left.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { left: Mutex::new((RETRIES_MAX, Instant::now())) }
+    }
+
+    /// So many events were tried for the first time.
+    #[expect(clippy::cast_precision_loss, reason = "events of a slice")]
+    pub fn earn(&self, events: usize) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.0 = (left.0 + events as f64 * RETRIES_SHARE).min(RETRIES_MAX);
+    }
+
+    /// Takes one attempt again; whether there was one.
+    pub fn take(&self) -> bool {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let more = (now - left.1).as_secs_f64() * RETRIES_PER_SECOND;
+        *left = ((left.0 + more).min(RETRIES_MAX), now);
+        let has = left.0 >= 1.0;
+        if has {
+            left.0 -= 1.0;
+        }
+        has
+    }
+
+    /// The pause of an attempt again beyond the budget.
+    #[must_use]
+    pub fn slowed(pause: Duration, backoff: &Backoff) -> Duration {
+        pause.saturating_mul(RETRIES_SLOWED).min(backoff.max).max(pause)
+    }
+}
+
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +150,21 @@ mod tests {
         let wish = Some(Duration::from_secs(60));
         assert_eq!(BACKOFF.delay(1, 0.5, wish), Duration::from_secs(60));
         assert_eq!(BACKOFF.delay(9, 0.5, wish), Duration::from_secs(256));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenth_of_the_first_attempts_and_ten_a_second_are_tried_again_without_slowing_down() {
+        let budget = RetryBudget::new();
+        let takes = |budget: &RetryBudget| (0..1_000).filter(|_| budget.take()).count();
+        assert_eq!(takes(&budget), 100, "what was saved");
+        budget.earn(500);
+        assert_eq!(takes(&budget), 50);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(takes(&budget), 20);
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        assert_eq!(takes(&budget), 100, "no more than that is saved");
+        let slowed = |ms| RetryBudget::slowed(Duration::from_millis(ms), &BACKOFF).as_millis();
+        assert_eq!((slowed(1_000), slowed(200_000), slowed(400_000)), (8_000, 300_000, 400_000));
     }
 
     proptest! {

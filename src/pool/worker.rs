@@ -19,6 +19,7 @@ use tracing::{Instrument as _, debug, debug_span, warn};
 
 use super::Shared;
 use super::commit::Committed;
+use super::retry::RetryBudget;
 use super::settle::{Fitness, Policy, Settlement, settle};
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
@@ -296,7 +297,10 @@ impl Worker {
         let shared = &self.shared;
         let unavailable = matches!(&answer, Err(failure) if failure.is_unavailable());
         let unavailable = shared.unavailable_for(unavailable);
-        settle(
+        if self.lease.attempts.counted() == 0 {
+            shared.retries.earn(slice.len());
+        }
+        let mut settlement = settle(
             slice,
             answer,
             Policy {
@@ -307,7 +311,14 @@ impl Worker {
                 random: rand::random(),
                 now: shared.now(),
             },
-        )
+        );
+        if let Mode::Fail { ms, .. } = &mut settlement.mode
+            && !shared.retries.take()
+        {
+            let slowed = RetryBudget::slowed(Duration::from_millis(*ms), &shared.settings.backoff);
+            *ms = crate::clock::millis(slowed);
+        }
+        settlement
     }
 
     async fn finish(

@@ -15,14 +15,18 @@ use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
 use mongodb::options::{Acknowledgment, ClientOptions, FindOptions, IndexOptions, WriteConcern};
 use mongodb::{Client, Collection, IndexModel};
+use tokio::time::Instant;
 
 pub use self::error::MongoError;
 use crate::config::{MongoUrl, mongo_server};
+use crate::pressure::Pressure;
 
 /// The oldest server that has what Fairlane needs.
 pub const OLDEST_VERSION: (u32, u32) = (6, 0);
 /// Finding a usable server takes at most this long, and connecting to one.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// Up to this, an answer is not slow: a write waits for a majority.
+const NEVER_SLOW: Duration = Duration::from_millis(100);
 /// A command takes at most this long, finding a server included.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A write reaches a majority of the servers within this time.
@@ -46,6 +50,7 @@ pub struct Mongo {
     url: MongoUrl,
     database: String,
     met: Met,
+    pressure: Arc<Pressure>,
 }
 
 impl fmt::Debug for Mongo {
@@ -135,6 +140,7 @@ impl Mongo {
             }
         };
         let met = Met::default();
+        let pressure = Arc::new(Pressure::new(NEVER_SLOW));
         options.app_name.get_or_insert_with(|| APP_NAME.to_owned());
         let at_most = |time: Option<Duration>| {
             Some(time.filter(|time| !time.is_zero()).unwrap_or(SELECTION_TIMEOUT))
@@ -147,7 +153,7 @@ impl Mongo {
         options.sdam_event_handler = Some(remember(Arc::clone(&met)));
         let client = Client::with_options(options)
             .map_err(|source| MongoError::Options { url: url.clone(), source: Box::new(source) })?;
-        Ok(Self { client, url: url.clone(), database: database.to_owned(), met })
+        Ok(Self { client, url: url.clone(), database: database.to_owned(), met, pressure })
     }
 
     /// Whether it answers, and accepts our user. Takes at most 5 s.
@@ -291,11 +297,19 @@ impl Mongo {
         within: Duration,
         answer: impl Future<Output = mongodb::error::Result<T>>,
     ) -> Result<T, MongoError> {
-        let Ok(answer) = tokio::time::timeout(within, answer).await else {
+        let sent = Instant::now();
+        let answered = tokio::time::timeout(within, answer).await;
+        self.pressure.observe(sent.elapsed());
+        let Ok(answer) = answered else {
             let (url, met) = (self.url.clone(), self.what_was_met());
             return Err(MongoError::Silent { url, command, within, met });
         };
         answer.map_err(|source| self.failed(command, source))
+    }
+
+    /// How slow the answers are.
+    pub(crate) fn pressure(&self) -> &Arc<Pressure> {
+        &self.pressure
     }
 
     fn failed(&self, command: &'static str, source: mongodb::error::Error) -> MongoError {

@@ -38,6 +38,7 @@ mod notifications_page;
 mod order;
 mod outbound;
 mod outcomes;
+mod overload;
 mod poison;
 mod presence;
 mod private_mongo;

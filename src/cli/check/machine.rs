@@ -2,14 +2,13 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::process::Command;
 
 use super::Finding;
+use crate::app::{Roles, files};
 use crate::cli::output::{count, number};
 use crate::config::Config;
 use crate::http::Access;
@@ -18,18 +17,13 @@ use crate::http::Access;
 const WHO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Its answer is read this far.
 const WHO_BYTES: u64 = 4_096;
-/// Files of a process that serves nobody yet: Redis, MongoDB, listeners, logs, the runtime.
-const FILES_AT_REST: u64 = 64;
-/// HTTP clients that should find room.
-const FILES_FOR_CLIENTS: u64 = 256;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
-    let (http, metrics, files) = tokio::join!(
+    let (http, metrics) = tokio::join!(
         check_port("http.listen", config.http.listen),
         check_port("metrics.listen", config.metrics.listen),
-        check_files(config),
     );
-    vec![http, metrics, check_access(config), files]
+    vec![http, metrics, check_access(config), check_files(config)]
 }
 
 /// Who may call the HTTP interface.
@@ -99,37 +93,25 @@ async fn is_fairlane(address: SocketAddr) -> bool {
         && ["ready", "degraded", "stopping", "unavailable"].into_iter().any(known)
 }
 
-async fn check_files(config: &Config) -> Finding {
-    let pipelines = config.pipelines.values().filter(|pipeline| pipeline.enabled);
-    let workers: u64 = pipelines.map(|pipeline| pipeline.workers.max.get() as u64).sum();
-    judge_files(open_files().await, workers)
+fn check_files(config: &Config) -> Finding {
+    judge_files(files::allowed(), files::needed(config, Roles::ALL))
 }
 
-/// The soft limit on open files that processes started from here get; `None`: there is none, or
-/// it cannot be told. The shell knows it on every Unix.
-async fn open_files() -> Option<u64> {
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "ulimit -Sn"]).stdin(Stdio::null()).stderr(Stdio::null());
-    let output = tokio::time::timeout(WHO_TIMEOUT, shell.kill_on_drop(true).output()).await;
-    String::from_utf8(output.ok()?.ok()?.stdout).ok()?.trim().parse().ok()
-}
-
-/// Every worker may hold a connection to its target.
-fn judge_files(limit: Option<u64>, workers: u64) -> Finding {
+/// The soft limit is raised at start.
+fn judge_files(limit: Option<u64>, needed: u64) -> Finding {
     let check = "open files";
-    let needed = FILES_AT_REST + FILES_FOR_CLIENTS + workers;
     let Some(limit) = limit else {
-        return Finding::ok(check, "no limit is known");
+        return Finding::ok(check, "no limit");
     };
     let found = format!("at most {}; {} may be needed", number(limit), number(needed));
     if limit >= needed {
         return Finding::ok(check, found);
     }
-    Finding::warn(
+    Finding::fail(
         check,
         found,
-        "under load, connections to Redis, targets and clients would fail",
-        "raise it before starting: `ulimit -n 65536`, or LimitNOFILE= of the service",
+        "it would not start: under load, connections to Redis, targets and clients would fail",
+        "raise it: LimitNOFILE= of the service, `ulimit -Hn`; or lower http.max_connections",
     )
 }
 
@@ -139,15 +121,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_few_files_are_a_warning() {
+    fn with_too_few_files_it_would_not_start() {
         assert_eq!(judge_files(None, 64).state, State::Ok);
-        assert_eq!(judge_files(Some(384), 64).state, State::Ok);
-        assert_eq!(judge_files(Some(383), 64).state, State::Warn);
-    }
-
-    #[tokio::test]
-    async fn the_limit_of_this_process_can_be_told() {
-        assert!(open_files().await.is_none_or(|limit| limit > 0));
+        assert_eq!(judge_files(Some(64), 64).state, State::Ok);
+        assert_eq!(judge_files(Some(63), 64).state, State::Fail);
     }
 
     #[tokio::test]

@@ -172,7 +172,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
     use tokio_util::sync::CancellationToken;
 
-    use super::super::super::listen::serve;
+    use super::super::super::listen::{Limits, serve};
     use super::*;
     use crate::keyspace::StoreError;
 
@@ -223,7 +223,8 @@ mod tests {
             stop.cancel();
             String::from_utf8(answer).unwrap()
         };
-        tokio::join!(serve(listener, routes, stop.clone()), asking).1
+        let limits = Limits { name: "test", connections: 16, per_address: 16 };
+        tokio::join!(serve(listener, routes, limits, stop.clone()), asking).1
     }
 
     #[tokio::test]

@@ -74,6 +74,12 @@ impl Served {
         self.address("metrics")
     }
 
+    /// Writes another configuration and tells it so.
+    pub(crate) fn reload(&self, config: &str) {
+        fs::write(self.directory.path().join("fairlane.toml"), config).unwrap();
+        signal(self.child.id(), "HUP");
+    }
+
     pub(crate) fn sigstop(&self) {
         signal(self.child.id(), "STOP");
     }

@@ -1,0 +1,393 @@
+//! How many requests may be in flight: a limit that follows the latency.
+//!
+//! Once per [`WINDOW`] the P90 of each operation is compared with its baseline, what it was when
+//! little was in flight. Up to [`TOLERANCE`] times that (and up to [`NEVER_SLOW`] in any case)
+//! nothing is wrong, and the limit grows by its square root if it was reached. Above, it shrinks by
+//! as much as the latency is too high (a gradient, as in Netflix's concurrency-limits).
+//!
+//! Under lasting load there is no moment with little in flight. So now and then the limit is lowered
+//! to a quarter for a moment to see what the latency is then (as BBR does for round trips): a
+//! dependency that became slow by itself is told apart from one that is overloaded.
+
+use std::time::Duration;
+
+use super::{OPERATIONS_MAX, Operation};
+
+/// The limit while nothing is known.
+const FIRST: f64 = 64.0;
+/// It never falls below this.
+const MIN: f64 = 4.0;
+/// Samples are looked at this often, at the earliest.
+const WINDOW: Duration = Duration::from_millis(50);
+/// And with so many of them at the earliest, but not later than [`WINDOW_LAST`].
+const WINDOW_SAMPLES: usize = 16;
+const WINDOW_LAST: Duration = Duration::from_secs(1);
+/// So many samples of an operation tell a P90.
+const SAMPLES_MIN: usize = 8;
+/// Most samples kept of an operation in a window.
+const SAMPLES_MAX: usize = 128;
+/// So many times the baseline is still good.
+const TOLERANCE: f64 = 2.0;
+/// The same where callers give it less time.
+const TOLERANCE_LEAST: f64 = 1.25;
+/// Nobody minds a P90 up to this, µs: it is less than the noise of a busy machine.
+const NEVER_SLOW: f64 = 5_000.0;
+/// How much of a change is made at once.
+const STEP: f64 = 0.3;
+/// Between two probes at least, and while the latency is far too high.
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBE_SOON: Duration = Duration::from_secs(1);
+/// So many windows far too slow in a row call for a probe.
+const PROBE_AFTER: u32 = 4;
+
+/// One request that was answered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sample {
+    pub(super) operation: Operation,
+    pub(super) took: Duration,
+    /// How much time its caller gave it.
+    pub(super) given: Option<Duration>,
+    /// With itself.
+    pub(super) in_flight: usize,
+}
+
+/// What a window has seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    lasted: Duration,
+    peak: usize,
+    answered: usize,
+    took: Duration,
+}
+
+/// What follows from a window.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Verdict {
+    pub(super) limit: usize,
+    /// For the lower classes.
+    pub(super) limit_low: usize,
+    /// The latency was good: whoever was refused could have been served.
+    pub(super) had_room: bool,
+    window: Window,
+    is_bound: bool,
+}
+
+impl Verdict {
+    /// What was asked for, served and `shed`, over what can be served; as many requests at once as
+    /// that takes over the limit (Little's law).
+    #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
+    pub(super) fn demand_ratio(&self, shed: u64) -> f64 {
+        let Window { lasted, answered, took, .. } = self.window;
+        let served = took.as_secs_f64() / lasted.as_secs_f64().max(0.001);
+        let asked = served * (answered as f64 + shed as f64) / (answered as f64).max(1.0);
+        // Where the limit was reached, it was all in use.
+        let capacity =
+            if self.is_bound { served.min(self.limit as f64) } else { self.limit as f64 };
+        asked / capacity.max(0.001)
+    }
+}
+
+#[derive(Debug, Default, Clone)]
+struct Latency {
+    /// Of this window, µs.
+    samples: Vec<u32>,
+    seen: usize,
+    /// P90 with little in flight, µs.
+    baseline: Option<f64>,
+    /// The time that callers give it on average, µs.
+    given: Option<f64>,
+    /// µs.
+    median: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Probe {
+    /// None is made.
+    No { last: Duration },
+    /// The limit was lowered from `from`; the first window still holds what began before.
+    Settling { from: f64 },
+    /// Now it tells.
+    Looking { from: f64 },
+}
+
+/// Finds the limit.
+#[derive(Debug)]
+pub(super) struct Limiter {
+    limit: f64,
+    limit_low: f64,
+    operations: Vec<Latency>,
+    /// Operations with samples in this window.
+    touched: Vec<Operation>,
+    begun: Option<Duration>,
+    window: Window,
+    probe: Probe,
+    slow: u32,
+}
+
+const EMPTY: Window = Window { lasted: Duration::ZERO, peak: 0, answered: 0, took: Duration::ZERO };
+
+impl Limiter {
+    #[expect(clippy::cast_precision_loss, reason = "a count of requests")]
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            limit: FIRST.min(max as f64).max(1.0),
+            limit_low: FIRST.min(max as f64).max(1.0),
+            operations: vec![Latency::default(); OPERATIONS_MAX],
+            touched: Vec::new(),
+            begun: None,
+            window: EMPTY,
+            probe: Probe::No { last: Duration::ZERO },
+            slow: 0,
+        }
+    }
+
+    /// The limit that holds now.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 1 and the maximum"
+    )]
+    pub(super) fn limit(&self) -> usize {
+        self.limit as usize
+    }
+
+    /// Takes a sample; answers the window when it is full.
+    pub(super) fn observe(&mut self, sample: Sample, now: Duration) -> Option<Window> {
+        let begun = *self.begun.get_or_insert(now);
+        let number = usize::from(sample.operation.0) % OPERATIONS_MAX;
+        let latency = &mut self.operations[number];
+        let micros = u32::try_from(sample.took.as_micros()).unwrap_or(u32::MAX);
+        if latency.seen == 0 {
+            self.touched.push(sample.operation);
+        }
+        if latency.samples.len() < SAMPLES_MAX {
+            latency.samples.push(micros);
+        } else {
+            latency.samples[latency.seen % SAMPLES_MAX] = micros;
+        }
+        latency.seen += 1;
+        if let Some(given) = sample.given {
+            let given = given.as_secs_f64() * 1e6;
+            let known = latency.given.unwrap_or(given);
+            latency.given = Some(known + 0.05 * (given - known));
+        }
+        self.window.peak = self.window.peak.max(sample.in_flight);
+        self.window.answered += 1;
+        self.window.took += sample.took;
+        let lasted = now.saturating_sub(begun);
+        let is_full = lasted >= WINDOW && self.window.answered >= WINDOW_SAMPLES;
+        (is_full || lasted >= WINDOW_LAST).then(|| {
+            self.begun = Some(now);
+            Window { lasted, ..std::mem::replace(&mut self.window, EMPTY) }
+        })
+    }
+
+    /// Draws the conclusions from a window. `median` hears what each operation usually takes, µs.
+    #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
+    pub(super) fn adjust(
+        &mut self,
+        window: &Window,
+        is_bound: bool,
+        max: usize,
+        now: Duration,
+        mut median: impl FnMut(Operation, u32),
+    ) -> Verdict {
+        let max = max as f64;
+        let little = !is_bound && (window.peak as f64) <= (self.limit / 4.0).max(1.0);
+        let is_looking = matches!(self.probe, Probe::Looking { .. });
+        let (mut ratios, mut samples) = (0.0, 0.0);
+        for operation in std::mem::take(&mut self.touched) {
+            let latency = &mut self.operations[usize::from(operation.0) % OPERATIONS_MAX];
+            let seen = std::mem::take(&mut latency.seen);
+            let Some((middle, p90)) = quantiles(&mut latency.samples) else {
+                latency.samples.clear();
+                continue;
+            };
+            latency.samples.clear();
+            let old = latency.median;
+            latency.median = if old == 0.0 { middle } else { old + 0.3 * (middle - old) };
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "µs that came from a u32"
+            )]
+            median(operation, latency.median as u32);
+            let baseline = match latency.baseline {
+                None => p90,
+                Some(_) if is_looking => p90,
+                Some(known) if little => known + 0.3 * (p90 - known),
+                Some(known) => known.min(p90),
+            };
+            latency.baseline = Some(baseline);
+            let good = (baseline * TOLERANCE).max(NEVER_SLOW);
+            // What comes after half of its deadline is late for some; but less than it takes without
+            // load cannot be had.
+            let good = latency
+                .given
+                .map_or(good, |given| good.min(given / 2.0).max(baseline * TOLERANCE_LEAST));
+            ratios += p90 / good * seen as f64;
+            samples += seen as f64;
+        }
+        let slowness = if samples > 0.0 { ratios / samples } else { 1.0 };
+        let had_room = samples > 0.0 && slowness < 1.0 && matches!(self.probe, Probe::No { .. });
+        self.slow = if slowness > 2.0 { self.slow + 1 } else { 0 };
+        match self.probe {
+            Probe::Settling { from } => self.probe = Probe::Looking { from },
+            Probe::Looking { from } => {
+                self.limit = from;
+                self.limit_low = from;
+                self.slow = 0;
+                self.probe = Probe::No { last: now };
+            }
+            Probe::No { last } => {
+                let pause = now.saturating_sub(last);
+                if is_bound
+                    && slowness > 1.0
+                    && (pause >= PROBE_EVERY || (pause >= PROBE_SOON && self.slow >= PROBE_AFTER))
+                {
+                    self.probe = Probe::Settling { from: self.limit };
+                    // Where only the first class is there, it is the one to try it on; but it is
+                    // to notice as little as possible.
+                    self.limit_low = (self.limit / 4.0).max(MIN);
+                    self.limit = (self.limit / 2.0).max(MIN);
+                } else {
+                    let gradient = (1.0 / slowness).clamp(0.5, 1.0);
+                    let growth = if is_bound { self.limit.sqrt() } else { 0.0 };
+                    let next = self.limit * gradient + growth;
+                    self.limit += STEP * (next - self.limit);
+                    self.limit_low = self.limit;
+                }
+            }
+        }
+        self.limit = self.limit.clamp(MIN.min(max), max.max(1.0));
+        self.limit_low = self.limit_low.clamp(MIN.min(max), self.limit);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as the limit")]
+        let limit_low = self.limit_low as usize;
+        Verdict { limit: self.limit(), limit_low, had_room, window: *window, is_bound }
+    }
+}
+
+/// The median and the P90, where there are enough samples.
+fn quantiles(samples: &mut [u32]) -> Option<(f64, f64)> {
+    if samples.len() < SAMPLES_MIN {
+        return None;
+    }
+    let last = samples.len() - 1;
+    let (_, p90, _) = samples.select_nth_unstable(last * 9 / 10);
+    let p90 = f64::from(*p90);
+    let (_, median, _) = samples.select_nth_unstable(last / 2);
+    Some((f64::from(*median), p90))
+}
+
+#[cfg(test)]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "small counts of a simulation"
+)]
+mod tests {
+    use super::*;
+
+    /// A server with `slots` that take `service` each, kept as full as the limit lets it be while
+    /// `offered` are there at once. Answers the limits over time.
+    fn drive(
+        limiter: &mut Limiter,
+        from: Duration,
+        slots: f64,
+        service: f64,
+        offered: f64,
+        seconds: u64,
+    ) -> (Duration, usize, usize) {
+        let (mut now, mut peak, mut low) = (from, 0, usize::MAX);
+        let end = from + Duration::from_secs(seconds);
+        while now < end {
+            let in_flight = offered.min(limiter.limit_low.floor());
+            // Little's law: what is more than the slots waits behind them.
+            let took = Duration::from_secs_f64(service * (in_flight / slots).max(1.0));
+            now += took.mul_f64(1.0 / in_flight.max(1.0));
+            let sample = Sample {
+                operation: Operation(1),
+                took,
+                given: None,
+                in_flight: in_flight as usize,
+            };
+            let is_bound = offered > limiter.limit() as f64;
+            if let Some(window) = limiter.observe(sample, now) {
+                let verdict = limiter.adjust(&window, is_bound, 1_000, now, |_, _| {});
+                if now > from + Duration::from_secs(2) && matches!(limiter.probe, Probe::No { .. })
+                {
+                    peak = peak.max(verdict.limit);
+                    low = low.min(verdict.limit);
+                }
+            }
+        }
+        (now, low, peak)
+    }
+
+    #[test]
+    fn the_limit_settles_where_the_slots_are_full_and_the_latency_is_a_small_multiple() {
+        let mut limiter = Limiter::new(1_000);
+        let (now, ..) = drive(&mut limiter, Duration::ZERO, 8.0, 0.004, 4.0, 3);
+        let (_, low, peak) = drive(&mut limiter, now, 8.0, 0.004, 10_000.0, 120);
+        assert!(low >= 8, "the slots are used: {low}");
+        assert!(peak <= 48, "and the queue behind them is short, also after minutes: {peak}");
+    }
+
+    #[test]
+    fn without_enough_load_the_limit_stays_and_nothing_is_probed() {
+        let mut limiter = Limiter::new(1_000);
+        let (_, low, peak) = drive(&mut limiter, Duration::ZERO, 8.0, 0.004, 6.0, 60);
+        assert_eq!((low, peak), (64, 64));
+    }
+
+    #[test]
+    fn a_dependency_that_becomes_ten_times_slower_keeps_its_slots_and_recovers() {
+        let mut limiter = Limiter::new(1_000);
+        let (now, ..) = drive(&mut limiter, Duration::ZERO, 8.0, 0.004, 4.0, 3);
+        let (now, ..) = drive(&mut limiter, now, 8.0, 0.004, 200.0, 20);
+        let (now, ..) = drive(&mut limiter, now, 8.0, 0.040, 200.0, 10);
+        let (now, low, peak) = drive(&mut limiter, now, 8.0, 0.040, 200.0, 30);
+        assert!(low >= 8 && peak <= 64, "slow: {low} to {peak}");
+        let (now, ..) = drive(&mut limiter, now, 8.0, 0.004, 200.0, 10);
+        let (_, low, peak) = drive(&mut limiter, now, 8.0, 0.004, 200.0, 30);
+        assert!(low >= 8 && peak <= 48, "fast again: {low} to {peak}");
+    }
+
+    #[test]
+    fn what_callers_give_less_time_than_it_takes_under_load_is_kept_shorter() {
+        let mut limiter = Limiter::new(1_000);
+        let mut now = Duration::ZERO;
+        // 8 slots of 40 ms, and callers that give it 100 ms.
+        while now < Duration::from_secs(60) {
+            let in_flight = limiter.limit_low.floor();
+            let took = Duration::from_secs_f64(0.04 * (in_flight / 8.0).max(1.0));
+            now += took.mul_f64(1.0 / in_flight);
+            let given = Some(Duration::from_millis(100));
+            let sample =
+                Sample { operation: Operation(1), took, given, in_flight: in_flight as usize };
+            if let Some(window) = limiter.observe(sample, now) {
+                limiter.adjust(&window, true, 1_000, now, |_, _| {});
+            }
+        }
+        let limit = limiter.limit();
+        assert!((8..=18).contains(&limit), "40 to 90 ms: {limit}");
+    }
+
+    #[test]
+    fn a_refusal_while_the_latency_is_good_was_a_mistake_and_the_limit_grows() {
+        let mut limiter = Limiter::new(1_000);
+        let mut now = Duration::ZERO;
+        let mut verdict = None;
+        for _ in 0..200 {
+            now += Duration::from_millis(1);
+            let took = Duration::from_millis(1);
+            let sample = Sample { operation: Operation(1), took, given: None, in_flight: 64 };
+            if let Some(window) = limiter.observe(sample, now) {
+                verdict = Some(limiter.adjust(&window, true, 1_000, now, |_, _| {}));
+            }
+        }
+        let verdict = verdict.unwrap();
+        assert!(verdict.had_room && verdict.limit > 64);
+    }
+}

@@ -1,0 +1,718 @@
+//! Admission: which requests are begun while more come than can be answered in time.
+//!
+//! 1. A request has a [`Class`]. Health and completions ([`Class::P0`]) have a bound of their own and
+//!    never compete with anything else.
+//! 2. Everything else shares one limit of requests in flight, which follows the latency ([`limit`]):
+//!    where it rises above what it is without load, fewer are begun. The lower classes may use
+//!    less of it, so that a higher one finds room at once.
+//! 3. Who finds none waits, a few milliseconds, in a room of bounded size ([`room`]): the highest
+//!    class goes first; within a class whoever came first, and whoever came last once waiting has
+//!    become the rule, since that one's caller is still there. Whoever waited too long, or must
+//!    give way to a higher class, is shed.
+//! 4. Callers that ask for much more than the others ([`share`]) rank last while there is not room
+//!    for everybody.
+//! 5. What has a deadline is not begun when it cannot be met.
+//!
+//! A decision takes well below a microsecond (`benches/parts.rs`), without a lock where it is a
+//! refusal or there is room. Time is what the caller says it is; nothing here waits, and nothing
+//! knows HTTP.
+
+mod limit;
+pub mod quota;
+mod room;
+mod share;
+mod shed;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use self::limit::{Limiter, Sample, Window};
+use self::room::Room;
+use self::share::Shares;
+pub use self::shed::{ShedCounts, Tenant};
+use crate::metrics::AdmissionMetrics;
+
+/// Requests of [`Class::P0`] in flight at once.
+pub const CRITICAL_MAX: usize = 256;
+/// What usually takes too long is tried this often all the same.
+const TRY_EVERY_US: u64 = 20_000;
+/// Most kinds of requests whose latencies are told apart.
+pub const OPERATIONS_MAX: usize = 256;
+
+/// How much it matters that a request is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Health, completions of what was begun: never shed, but bounded.
+    P0,
+    /// Somebody waits for it: views, totals, one thing looked up or changed.
+    P1,
+    /// It can be sent again: events, notifications.
+    P2,
+    /// It can wait: backfill, listings, exports.
+    P3,
+}
+
+impl Class {
+    /// All, the highest first.
+    pub const ALL: [Self; 4] = [Self::P0, Self::P1, Self::P2, Self::P3];
+
+    /// Its name in the configuration, in headers and as a label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::P0 => "p0",
+            Self::P1 => "p1",
+            Self::P2 => "p2",
+            Self::P3 => "p3",
+        }
+    }
+
+    /// Of the limit, this much at most is for the class and those below it: what is left is found
+    /// free by those above.
+    fn allowed(self, limit: usize) -> usize {
+        match self {
+            Self::P0 | Self::P1 => limit,
+            Self::P2 => (limit - limit.div_ceil(10)).max(1),
+            Self::P3 => (limit - limit.div_ceil(4)).max(1),
+        }
+    }
+
+    /// How long it may wait while waiting is the rule. The first class goes before all others, so that
+    /// its queue is a short one while it alone does not ask for too much.
+    fn target(self) -> Duration {
+        match self {
+            Self::P0 | Self::P1 => Duration::from_millis(50),
+            Self::P2 | Self::P3 => Duration::from_millis(1),
+        }
+    }
+
+    /// How long it may wait while waiting is the exception.
+    fn interval(self) -> Duration {
+        match self {
+            Self::P0 | Self::P1 => Duration::from_millis(100),
+            Self::P2 | Self::P3 => Duration::from_millis(20),
+        }
+    }
+}
+
+/// What is done with a class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Requests are shed when there is no room.
+    #[default]
+    Enforce,
+    /// What would be shed is counted and let through.
+    Shadow,
+    /// All are let through, and nothing is decided.
+    Off,
+    /// All are refused.
+    Refuse,
+}
+
+impl Mode {
+    const ALL: [Self; 4] = [Self::Enforce, Self::Shadow, Self::Off, Self::Refuse];
+}
+
+/// Why a request was not begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Reason {
+    /// No room, neither in flight nor to wait.
+    Capacity,
+    /// It waited too long.
+    Wait,
+    /// It waited, and a higher class took its place.
+    Displaced,
+    /// Its caller asks for much more than the others do, and there is not room for all.
+    Share,
+    /// Less time is left than it takes, or none.
+    Deadline,
+    /// Too many of the critical class at once.
+    Critical,
+    /// Its token or bot has a quota, which is used up.
+    Quota,
+    /// An operator switched the class off.
+    Switch,
+}
+
+impl Reason {
+    /// All.
+    pub const ALL: [Self; 8] = [
+        Self::Capacity,
+        Self::Wait,
+        Self::Displaced,
+        Self::Share,
+        Self::Deadline,
+        Self::Critical,
+        Self::Quota,
+        Self::Switch,
+    ];
+
+    /// Its name, as a label and in headers.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Capacity => "capacity",
+            Self::Wait => "wait",
+            Self::Displaced => "displaced",
+            Self::Share => "share",
+            Self::Deadline => "deadline",
+            Self::Critical => "critical",
+            Self::Quota => "quota",
+            Self::Switch => "switch",
+        }
+    }
+
+    /// Whether it was for want of room: such a refusal can have been a mistake.
+    fn is_want_of_room(self) -> bool {
+        matches!(self, Self::Capacity | Self::Wait | Self::Displaced | Self::Share)
+    }
+}
+
+/// A kind of requests that take about as long: the number of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operation(pub u16);
+
+/// A request that wants to be begun.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    /// How much it matters.
+    pub class: Class,
+    /// What it is.
+    pub operation: Operation,
+    /// It goes on with something begun before: it ranks first in its class.
+    pub continues: bool,
+    /// Who asks, as a number; 0: nobody in particular.
+    pub caller: u64,
+    /// When the answer is worth nothing any more, in the time of the admission.
+    pub deadline: Option<Duration>,
+}
+
+/// What is decided.
+#[derive(Debug)]
+pub enum Answer {
+    /// It can begin.
+    Begin(Permit),
+    /// It has to wait.
+    Wait(Place),
+    /// It is not to be begun.
+    Shed(Reason),
+}
+
+/// What can be changed while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Per class, what is done with it.
+    pub modes: [Mode; 4],
+    /// Most requests in flight, whatever their latency.
+    pub limit_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { modes: [Mode::Enforce; 4], limit_max: 1_000 }
+    }
+}
+
+/// Time since some moment, that only grows.
+pub type Ticks = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// The time of this process.
+#[must_use]
+pub fn system_ticks() -> Ticks {
+    let start = tokio::time::Instant::now();
+    Arc::new(move || start.elapsed())
+}
+
+/// Decides which requests are begun. One for everything that is served, behind an `Arc`.
+pub struct Admission {
+    ticks: Ticks,
+    modes: [AtomicU8; 4],
+    limit: AtomicUsize,
+    /// The same for the lower classes, on which it is tried what happens with less.
+    limit_low: AtomicUsize,
+    limit_max: AtomicUsize,
+    in_flight: AtomicUsize,
+    critical: AtomicUsize,
+    /// Per class.
+    waiting: [AtomicUsize; 4],
+    room: Mutex<Room<oneshot::Sender<Result<Permit, Reason>>>>,
+    limiter: Mutex<Limiter>,
+    /// Per operation, µs; 0: unknown.
+    medians: Box<[AtomicU32]>,
+    /// Per operation, when one was last tried although there seemed to be too little time, µs.
+    tried: Box<[AtomicU64]>,
+    /// Somebody found no room since the last look.
+    is_bound: AtomicBool,
+    /// Refused for want of room since the last look, and all in all.
+    shed_lately: AtomicU64,
+    shares: Shares,
+    counts: ShedCounts,
+    metrics: AdmissionMetrics,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission").field("state", &self.state()).finish_non_exhaustive()
+    }
+}
+
+/// How it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// Requests in flight, critical ones aside.
+    pub in_flight: usize,
+    /// Most of them.
+    pub limit: usize,
+    /// Critical requests in flight.
+    pub critical: usize,
+    /// Requests that wait, per class.
+    pub waiting: [usize; 4],
+}
+
+impl Admission {
+    /// With nothing in flight.
+    #[must_use]
+    pub fn new(settings: Settings, ticks: Ticks) -> Arc<Self> {
+        let limiter = Limiter::new(settings.limit_max);
+        let limit = limiter.limit();
+        let admission = Self {
+            ticks,
+            modes: Default::default(),
+            limit: AtomicUsize::new(limit),
+            limit_low: AtomicUsize::new(limit),
+            limit_max: AtomicUsize::new(settings.limit_max),
+            in_flight: AtomicUsize::new(0),
+            critical: AtomicUsize::new(0),
+            waiting: Default::default(),
+            room: Mutex::default(),
+            limiter: Mutex::new(limiter),
+            medians: (0..OPERATIONS_MAX).map(|_| AtomicU32::new(0)).collect(),
+            tried: (0..OPERATIONS_MAX).map(|_| AtomicU64::new(0)).collect(),
+            is_bound: AtomicBool::new(false),
+            shed_lately: AtomicU64::new(0),
+            shares: Shares::new(),
+            counts: ShedCounts::default(),
+            metrics: AdmissionMetrics::new(),
+        };
+        admission.metrics.limit.set(small(limit));
+        admission.apply(settings);
+        Arc::new(admission)
+    }
+
+    /// Changes what can be changed; what is in flight goes on.
+    pub fn apply(&self, settings: Settings) {
+        for (mode, new) in self.modes.iter().zip(settings.modes) {
+            mode.store(new as u8, Ordering::Relaxed);
+        }
+        self.limit_max.store(settings.limit_max, Ordering::Relaxed);
+    }
+
+    /// The time that deadlines are told in.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        (self.ticks)()
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        State {
+            in_flight: read(&self.in_flight),
+            limit: read(&self.limit),
+            critical: read(&self.critical),
+            waiting: [0, 1, 2, 3].map(|class| read(&self.waiting[class])),
+        }
+    }
+
+    /// What was shed, and whose it was.
+    #[must_use]
+    pub fn counts(&self) -> &ShedCounts {
+        &self.counts
+    }
+
+    /// Whether a request can begin.
+    #[must_use]
+    pub fn ask(self: &Arc<Self>, ask: &Ask) -> Answer {
+        let mode = self.mode(ask.class);
+        let now = self.now();
+        match mode {
+            Mode::Off => return Answer::Begin(self.force(ask, now)),
+            Mode::Refuse => return self.shed(ask, Reason::Switch),
+            Mode::Enforce | Mode::Shadow => {}
+        }
+        if ask.class == Class::P0 {
+            return self.ask_critical(ask, now, mode);
+        }
+        let is_heavy = self.shares.note(ask.caller, now);
+        let decided = self.decide(ask, is_heavy, now, mode == Mode::Shadow);
+        match (decided, mode) {
+            (Ok(answer), _) => answer,
+            (Err(_), Mode::Shadow) => {
+                self.metrics.decided(ask.class, Decision::Shadow);
+                Answer::Begin(self.force(ask, now))
+            }
+            (Err(reason), _) => self.shed(ask, reason),
+        }
+    }
+
+    fn ask_critical(self: &Arc<Self>, ask: &Ask, now: Duration, mode: Mode) -> Answer {
+        if self.critical.fetch_add(1, Ordering::Relaxed) < CRITICAL_MAX || mode == Mode::Shadow {
+            self.metrics.decided(ask.class, Decision::Admitted);
+            return Answer::Begin(self.permit(ask, now));
+        }
+        self.critical.fetch_sub(1, Ordering::Relaxed);
+        self.shed(ask, Reason::Critical)
+    }
+
+    fn decide(
+        self: &Arc<Self>,
+        ask: &Ask,
+        is_heavy: bool,
+        now: Duration,
+        is_shadow: bool,
+    ) -> Result<Answer, Reason> {
+        if let Some(deadline) = ask.deadline {
+            let is_over = deadline <= now;
+            if is_over || (deadline <= now + self.median(ask.operation) && !self.is_try(ask, now)) {
+                return Err(Reason::Deadline);
+            }
+        }
+        let rank = if is_heavy && self.is_tight() { Class::P3 } else { ask.class };
+        if self.ahead(rank) == 0 && self.take(rank) {
+            self.metrics.decided(ask.class, Decision::Admitted);
+            return Ok(Answer::Begin(self.permit(ask, now)));
+        }
+        self.is_bound.store(true, Ordering::Relaxed);
+        let no_room = if rank == ask.class { Reason::Capacity } else { Reason::Share };
+        let waiting = self.ahead(Class::P3);
+        if is_shadow || (waiting >= self.room_max() && waiting == self.ahead(rank)) {
+            return Err(no_room);
+        }
+        let (tell, told) = oneshot::channel();
+        let mut room = self.room();
+        let (serial, patience) = room.enter(*ask, rank, now, tell);
+        self.waiting[rank as usize].fetch_add(1, Ordering::SeqCst);
+        // A place may have become free since it was looked for.
+        self.hand_out(&mut room, now);
+        if room.len() > self.room_max()
+            && let Some((lowest, out)) = room.displace()
+        {
+            self.waiting[lowest as usize].fetch_sub(1, Ordering::SeqCst);
+            let _ = out.send(Err(Reason::Displaced));
+        }
+        drop(room);
+        let admission = Arc::clone(self);
+        Ok(Answer::Wait(Place { admission, ask: *ask, rank, serial, since: now, patience, told }))
+    }
+
+    /// Gives free places to those who wait.
+    fn hand_out(
+        self: &Arc<Self>,
+        room: &mut Room<oneshot::Sender<Result<Permit, Reason>>>,
+        now: Duration,
+    ) {
+        while let Some(rank) = room.first() {
+            if !self.take(rank) {
+                return;
+            }
+            let mut given = false;
+            while let Some(left) = room.leave(rank, now) {
+                self.waiting[rank as usize].fetch_sub(1, Ordering::SeqCst);
+                if left.is_late {
+                    let _ = left.tell.send(Err(Reason::Wait));
+                    continue;
+                }
+                match left.tell.send(Ok(self.permit(&left.ask, now))) {
+                    Ok(()) => {
+                        given = true;
+                        break;
+                    }
+                    // Nobody waits for it any more. It must not end here, where the room is locked.
+                    Err(Ok(permit)) => permit.forget(),
+                    Err(Err(_)) => {}
+                }
+            }
+            if !given {
+                self.in_flight.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// A request ended; `is_answered`: how long it took tells something.
+    fn end(self: &Arc<Self>, permit: &Permit, is_answered: bool) {
+        let Permit { operation, class, began, given, .. } = *permit;
+        if class == Class::P0 {
+            self.critical.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let in_flight = self.in_flight.fetch_sub(1, Ordering::SeqCst);
+        let now = self.now();
+        if is_answered {
+            // Whoever finds it taken leaves its sample to the others.
+            if let Ok(mut limiter) = self.limiter.try_lock() {
+                let took = now.saturating_sub(began);
+                let sample = Sample { operation, took, given, in_flight };
+                if let Some(window) = limiter.observe(sample, now) {
+                    self.adjust(&mut limiter, window, now);
+                }
+            }
+        }
+        if self.ahead(Class::P3) > 0 {
+            let mut room = self.room();
+            self.hand_out(&mut room, now);
+        }
+    }
+
+    fn adjust(&self, limiter: &mut Limiter, window: Window, now: Duration) {
+        let is_bound = self.is_bound.swap(false, Ordering::Relaxed);
+        let shed = self.shed_lately.swap(0, Ordering::Relaxed);
+        let max = self.limit_max.load(Ordering::Relaxed);
+        let verdict = limiter.adjust(&window, is_bound, max, now, |operation, median| {
+            self.medians[usize::from(operation.0) % OPERATIONS_MAX]
+                .store(median, Ordering::Relaxed);
+        });
+        self.limit.store(verdict.limit, Ordering::SeqCst);
+        self.limit_low.store(verdict.limit_low, Ordering::SeqCst);
+        self.metrics.limit.set(small(verdict.limit));
+        self.metrics.in_flight.set(small(self.in_flight.load(Ordering::Relaxed)));
+        if verdict.had_room {
+            self.metrics.false_positives.increment(shed);
+        }
+        self.metrics.demand_ratio.set(verdict.demand_ratio(shed));
+    }
+
+    fn shed(&self, ask: &Ask, reason: Reason) -> Answer {
+        self.refused(ask, reason);
+        Answer::Shed(reason)
+    }
+
+    /// Counts a refusal that was decided elsewhere, too.
+    pub fn refused(&self, ask: &Ask, reason: Reason) {
+        if reason.is_want_of_room() {
+            self.shed_lately.fetch_add(1, Ordering::Relaxed);
+        }
+        self.metrics.decided(ask.class, Decision::Shed);
+        self.counts.note(ask.class, reason);
+    }
+
+    /// Begins whatever is in flight.
+    fn force(self: &Arc<Self>, ask: &Ask, now: Duration) -> Permit {
+        if ask.class == Class::P0 {
+            self.critical.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.in_flight.fetch_add(1, Ordering::SeqCst);
+        }
+        self.permit(ask, now)
+    }
+
+    fn permit(self: &Arc<Self>, ask: &Ask, began: Duration) -> Permit {
+        let Ask { operation, class, deadline, .. } = *ask;
+        let given = deadline.map(|deadline| deadline.saturating_sub(began));
+        Permit { admission: Some(Arc::clone(self)), operation, class, began, given }
+    }
+
+    /// Takes a place in flight, if there is one for the rank.
+    fn take(&self, rank: Class) -> bool {
+        let limit = if rank <= Class::P1 { &self.limit } else { &self.limit_low };
+        let allowed = rank.allowed(limit.load(Ordering::SeqCst));
+        let more = |count| (count < allowed).then_some(count + 1);
+        self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
+    /// How many wait that go first, or are as good.
+    fn ahead(&self, rank: Class) -> usize {
+        self.waiting[..=rank as usize].iter().map(|count| count.load(Ordering::SeqCst)).sum()
+    }
+
+    /// Whether there is not room for everybody.
+    pub(crate) fn is_tight(&self) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        self.ahead(Class::P3) > 0 || self.in_flight.load(Ordering::Relaxed) >= limit - limit / 4
+    }
+
+    /// Most that wait: about as many as go through within the longest wait of one.
+    fn room_max(&self) -> usize {
+        self.limit.load(Ordering::Relaxed).clamp(16, 1_024)
+    }
+
+    /// Whether to try one although it usually takes too long: else nobody would ever find out that
+    /// it does not any more.
+    fn is_try(&self, ask: &Ask, now: Duration) -> bool {
+        let tried = &self.tried[usize::from(ask.operation.0) % OPERATIONS_MAX];
+        let last = tried.load(Ordering::Relaxed);
+        let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+        let is_due = now.saturating_sub(last) >= TRY_EVERY_US;
+        is_due && tried.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// How long such a request usually takes.
+    #[must_use]
+    pub fn median(&self, operation: Operation) -> Duration {
+        let median =
+            self.medians[usize::from(operation.0) % OPERATIONS_MAX].load(Ordering::Relaxed);
+        Duration::from_micros(median.into())
+    }
+
+    fn mode(&self, class: Class) -> Mode {
+        let mode = self.modes[class as usize].load(Ordering::Relaxed);
+        Mode::ALL.get(usize::from(mode)).copied().unwrap_or_default()
+    }
+
+    fn room(&self) -> MutexGuard<'_, Room<oneshot::Sender<Result<Permit, Reason>>>> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is counted of every request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Decision {
+    Admitted,
+    Waited,
+    Shed,
+    Shadow,
+}
+
+impl Decision {
+    pub(crate) const ALL: [Self; 4] = [Self::Admitted, Self::Waited, Self::Shed, Self::Shadow];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Waited => "waited",
+            Self::Shed => "shed",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+/// A request in flight, until it is dropped.
+#[derive(Debug)]
+pub struct Permit {
+    admission: Option<Arc<Admission>>,
+    operation: Operation,
+    class: Class,
+    began: Duration,
+    /// The time that its caller gave it then.
+    given: Option<Duration>,
+}
+
+impl Permit {
+    /// The request was answered: how long it took counts. One that is only dropped was given up,
+    /// and tells nothing about that.
+    pub fn answered(mut self) {
+        if let Some(admission) = self.admission.take() {
+            admission.end(&self, true);
+        }
+    }
+
+    /// What was done so far does not count: it begins now.
+    #[must_use]
+    pub fn restarted(mut self) -> Self {
+        if let Some(admission) = &self.admission {
+            self.began = admission.now();
+        }
+        self
+    }
+
+    /// Whoever calls it gives the place back.
+    fn forget(mut self) {
+        self.admission = None;
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(admission) = self.admission.take() {
+            admission.end(self, false);
+        }
+    }
+}
+
+/// A place in the room; given up when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    admission: Arc<Admission>,
+    ask: Ask,
+    rank: Class,
+    serial: u64,
+    since: Duration,
+    patience: Duration,
+    told: oneshot::Receiver<Result<Permit, Reason>>,
+}
+
+impl Place {
+    /// Longest time to wait here.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// What was decided, if it was.
+    pub fn try_answer(&mut self) -> Option<Result<Permit, Reason>> {
+        let answer = self.told.try_recv().ok()?;
+        Some(self.note(answer))
+    }
+
+    /// Waits until it can begin.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    ///
+    /// # Cancel safety
+    /// The place is given up.
+    pub async fn wait(mut self) -> Result<Permit, Reason> {
+        let answer = tokio::time::timeout(self.patience, &mut self.told).await;
+        let answer = match answer {
+            Ok(Ok(answer)) => answer,
+            // Told in the very moment that the patience ended?
+            Err(_) | Ok(Err(_)) => self.told.try_recv().unwrap_or(Err(Reason::Wait)),
+        };
+        self.note(answer)
+    }
+
+    fn note(&self, answer: Result<Permit, Reason>) -> Result<Permit, Reason> {
+        let waited = self.admission.now().saturating_sub(self.since);
+        self.admission.metrics.waited(self.ask.class, waited);
+        let reason = match answer {
+            Ok(permit)
+                if self.ask.deadline.is_some_and(|deadline| deadline <= self.admission.now()) =>
+            {
+                drop(permit);
+                Reason::Deadline
+            }
+            Ok(permit) => {
+                self.admission.metrics.decided(self.ask.class, Decision::Waited);
+                return Ok(permit);
+            }
+            Err(Reason::Wait) if self.rank != self.ask.class => Reason::Share,
+            Err(reason) => reason,
+        };
+        self.admission.refused(&self.ask, reason);
+        Err(reason)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut room = self.admission.room();
+        if room.remove(self.rank, self.serial) {
+            self.admission.waiting[self.rank as usize].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count of requests")]
+fn small(count: usize) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests;

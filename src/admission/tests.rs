@@ -1,0 +1,241 @@
+//! The core under a clock of our own: whatever is asked, given up and ended in whatever order.
+
+use proptest::prelude::*;
+
+use super::*;
+
+struct Bench {
+    clock: Arc<AtomicU64>,
+    admission: Arc<Admission>,
+    begun: Vec<(Class, Permit)>,
+    places: Vec<Place>,
+}
+
+fn bench(limit_max: usize) -> Bench {
+    let clock = Arc::new(AtomicU64::new(1_000_000));
+    let read = Arc::clone(&clock);
+    let ticks: Ticks = Arc::new(move || Duration::from_micros(read.load(Ordering::SeqCst)));
+    let settings = Settings { limit_max, ..Settings::default() };
+    let admission = Admission::new(settings, ticks);
+    Bench { clock, admission, begun: Vec::new(), places: Vec::new() }
+}
+
+fn ask(class: Class) -> Ask {
+    Ask { class, operation: Operation(class as u16), continues: false, caller: 0, deadline: None }
+}
+
+impl Bench {
+    fn pass(&self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap();
+        self.clock.fetch_add(micros, Ordering::SeqCst);
+    }
+
+    /// Asks; answers why not, where it is decided at once.
+    fn ask(&mut self, ask: &Ask) -> Option<Reason> {
+        match self.admission.ask(ask) {
+            Answer::Begin(permit) => self.begun.push((ask.class, permit)),
+            Answer::Wait(place) => self.places.push(place),
+            Answer::Shed(reason) => return Some(reason),
+        }
+        None
+    }
+
+    /// Collects what was decided of those who wait; answers who was shed.
+    fn collect(&mut self) -> Vec<(Class, Reason)> {
+        let mut shed = Vec::new();
+        for mut place in std::mem::take(&mut self.places) {
+            match place.try_answer() {
+                None => self.places.push(place),
+                Some(Ok(permit)) => self.begun.push((place.ask.class, permit)),
+                Some(Err(reason)) => shed.push((place.ask.class, reason)),
+            }
+        }
+        shed
+    }
+
+    fn begun(&self, class: Class) -> usize {
+        self.begun.iter().filter(|(of, _)| *of == class).count()
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Ask(Class, bool),
+    End(usize, bool),
+    Leave(usize),
+    Pass(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let class = prop::sample::select(&Class::ALL[..]);
+    let step = prop_oneof![
+        5 => (class, any::<bool>()).prop_map(|(class, continues)| Step::Ask(class, continues)),
+        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, answered)| Step::End(which, answered)),
+        1 => any::<usize>().prop_map(Step::Leave),
+        2 => (0_u64..30_000).prop_map(Step::Pass),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_ever_lost_or_begun_beyond_the_limit_and_nobody_waits_beside_a_free_place(
+        limit in 1_usize..12, steps in steps(),
+    ) {
+        let mut bench = bench(limit);
+        for step in steps {
+            match step {
+                Step::Ask(class, continues) => {
+                    let before = bench.admission.state();
+                    let shed = bench.ask(&Ask { continues, ..ask(class) });
+                    if shed == Some(Reason::Capacity) {
+                        let below = &before.waiting[class as usize + 1..];
+                        prop_assert!(below.iter().all(|waiting| *waiting == 0),
+                            "shed although a lower class waits: {:?}", before);
+                    }
+                    if class == Class::P0 {
+                        prop_assert_eq!(shed, None, "critical ones are never shed below their bound");
+                    }
+                }
+                Step::End(which, answered) if !bench.begun.is_empty() => {
+                    let which = which % bench.begun.len();
+                    let (_, permit) = bench.begun.swap_remove(which);
+                    if answered { permit.answered() } else { drop(permit) }
+                }
+                Step::Leave(which) if !bench.places.is_empty() => {
+                    let which = which % bench.places.len();
+                    drop(bench.places.swap_remove(which));
+                }
+                Step::Pass(micros) => bench.pass(Duration::from_micros(micros)),
+                Step::End(..) | Step::Leave(_) => {}
+            }
+            bench.collect();
+            let state = bench.admission.state();
+            prop_assert_eq!(state.critical, bench.begun(Class::P0));
+            prop_assert_eq!(state.in_flight, bench.begun.len() - state.critical);
+            prop_assert!(state.in_flight <= limit, "{:?}", state);
+            prop_assert_eq!(state.waiting.iter().sum::<usize>(), bench.places.len());
+            prop_assert!(bench.places.len() <= 16, "the room is bounded");
+            if let Some(first) = Class::ALL.into_iter().find(|class| state.waiting[*class as usize] > 0) {
+                prop_assert!(state.in_flight >= first.allowed(state.limit), "{:?}", state);
+            }
+        }
+        bench.begun.clear();
+        bench.collect();
+        bench.places.clear();
+        bench.begun.clear();
+        let state = bench.admission.state();
+        prop_assert_eq!((state.in_flight, state.critical, state.waiting), (0, 0, [0; 4]));
+    }
+}
+
+#[test]
+fn a_higher_class_takes_the_place_of_a_lower_one_that_waits_and_begins_first() {
+    let mut bench = bench(1);
+    assert_eq!(bench.ask(&ask(Class::P2)), None);
+    for _ in 0..16 {
+        assert_eq!(bench.ask(&ask(Class::P3)), None, "it waits");
+    }
+    assert_eq!(bench.ask(&ask(Class::P3)), Some(Reason::Capacity), "the room is full");
+    assert_eq!(bench.ask(&ask(Class::P1)), None, "but not for it");
+    assert_eq!(bench.collect(), [(Class::P3, Reason::Displaced)]);
+    bench.begun.clear();
+    bench.collect();
+    assert_eq!(bench.begun(Class::P1), 1);
+}
+
+#[test]
+fn what_cannot_be_answered_in_time_is_not_begun() {
+    let mut bench = bench(100);
+    for _ in 0..20 {
+        bench.ask(&ask(Class::P1));
+        bench.pass(Duration::from_millis(10));
+        bench.begun.drain(..).for_each(|(_, permit)| permit.answered());
+    }
+    assert_eq!(bench.admission.median(Operation(1)), Duration::from_millis(10));
+    let within = |bench: &Bench, ms| {
+        let deadline = Some(bench.admission.now() + Duration::from_millis(ms));
+        Ask { deadline, ..ask(Class::P1) }
+    };
+    let (early, late) = (within(&bench, 9), within(&bench, 11));
+    assert_eq!(bench.ask(&early), None, "now and then it is tried all the same");
+    assert_eq!(bench.ask(&early), Some(Reason::Deadline));
+    assert_eq!(bench.ask(&late), None);
+}
+
+#[test]
+fn a_deadline_is_looked_at_again_after_waiting() {
+    let mut bench = bench(1);
+    bench.ask(&ask(Class::P1));
+    let deadline = Some(bench.admission.now() + Duration::from_millis(5));
+    bench.ask(&Ask { deadline, ..ask(Class::P1) });
+    bench.pass(Duration::from_millis(6));
+    bench.begun.clear();
+    assert_eq!(bench.collect(), [(Class::P1, Reason::Deadline)]);
+    assert_eq!(bench.admission.state().in_flight, 0);
+}
+
+#[test]
+fn in_shadow_everything_is_let_through_and_the_switches_work_at_once() {
+    let mut bench = bench(1);
+    let with = |mode| Settings { modes: [mode; 4], limit_max: 1 };
+    bench.admission.apply(with(Mode::Shadow));
+    for _ in 0..100 {
+        assert_eq!(bench.ask(&ask(Class::P3)), None);
+    }
+    assert_eq!((bench.begun.len(), bench.places.len()), (100, 0));
+    bench.admission.apply(with(Mode::Refuse));
+    assert_eq!(bench.ask(&ask(Class::P1)), Some(Reason::Switch));
+    bench.admission.apply(with(Mode::Off));
+    assert_eq!(bench.ask(&ask(Class::P1)), None);
+    assert_eq!(bench.admission.state().in_flight, 101);
+    bench.begun.clear();
+    assert_eq!(bench.admission.state().in_flight, 0);
+}
+
+#[test]
+fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
+    let mut bench = bench(16);
+    let (mut served, mut shed) = ([0; 2], [0; 2]);
+    for round in 0..3_000_u64 {
+        // 20 callers with one request each, one with 20, every 10 ms; 25 can be served.
+        let mut callers: Vec<u64> = (2..22).collect();
+        callers.extend([1; 20]);
+        let offset = (round % 41) as usize % callers.len();
+        callers.rotate_left(offset);
+        for caller in callers {
+            let counted = round >= 300;
+            match bench.admission.ask(&Ask { caller, ..ask(Class::P2) }) {
+                Answer::Begin(permit) => {
+                    bench.begun.push((Class::P2, permit));
+                    served[usize::from(caller > 1)] += u64::from(counted);
+                }
+                Answer::Wait(place) => bench.places.push(place),
+                Answer::Shed(_) => shed[usize::from(caller > 1)] += u64::from(counted),
+            }
+            bench.pass(Duration::from_micros(250));
+            // One ends every 400 µs.
+            if bench.clock.load(Ordering::SeqCst) % 2_000 < 1_250 && !bench.begun.is_empty() {
+                drop(bench.begun.remove(0));
+            }
+            for place in std::mem::take(&mut bench.places) {
+                let (caller, mut place) = (place.ask.caller, place);
+                match place.try_answer() {
+                    None if bench.admission.now() > place.since + place.patience => {
+                        shed[usize::from(caller > 1)] += u64::from(counted);
+                    }
+                    None => bench.places.push(place),
+                    Some(Ok(permit)) => {
+                        bench.begun.push((Class::P2, permit));
+                        served[usize::from(caller > 1)] += u64::from(counted);
+                    }
+                    Some(Err(_)) => shed[usize::from(caller > 1)] += u64::from(counted),
+                }
+            }
+        }
+    }
+    #[expect(clippy::cast_precision_loss, reason = "thousands")]
+    let share = |index: usize| shed[index] as f64 / (shed[index] + served[index]) as f64;
+    assert!(share(1) < 0.01, "of the others' {:.3} was shed: {served:?} {shed:?}", share(1));
+    assert!(share(0) > 0.3, "of the heavy one's {:.3}: {served:?} {shed:?}", share(0));
+}

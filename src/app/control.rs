@@ -1,0 +1,35 @@
+//! What an operator can change while a process runs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::admission::{Admission, system_ticks};
+use crate::config::AdmissionConfig;
+use crate::http::{Door, QuotaSettings, ROUTES};
+
+/// Changes a running [`App`](super::App). Clones change the same one.
+#[derive(Clone)]
+pub struct Control(pub(super) Arc<Door>);
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Control").field(&self.0.admission).finish()
+    }
+}
+
+impl Control {
+    pub(super) fn new(config: AdmissionConfig) -> Self {
+        let admission = Admission::new(config.settings, system_ticks());
+        Self(Arc::new(Door::new(admission, quotas(config), ROUTES)))
+    }
+
+    /// Which requests are let in, from now on.
+    pub fn set_admission(&self, config: AdmissionConfig) {
+        self.0.admission.apply(config.settings);
+        self.0.set_quotas(quotas(config));
+    }
+}
+
+fn quotas(config: AdmissionConfig) -> QuotaSettings {
+    QuotaSettings { bot: config.bot, token: config.token }
+}

@@ -1,0 +1,91 @@
+//! Connections that want to use up the server: 2,000 that send a head slowly or nothing at all, from
+//! several addresses, while the critical classes go on.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpSocket;
+use tokio::task::JoinSet;
+
+use super::super::BenchError;
+use super::load::{self, Phase, quantile_ms};
+use super::{Bench, Flood, P0_RATE, Protection, Served, Workload, requests};
+
+/// Connections of the flood at once.
+const CONNECTIONS: usize = 2_000;
+/// From so many addresses of the loopback.
+const ADDRESSES: usize = 4;
+
+pub(super) async fn measure() -> Result<Flood, BenchError> {
+    more_files();
+    let server = Served::start(Workload::Dependency, Protection::Admission)?;
+    let address = server.address;
+    let flood = std::thread::Builder::new().name("flood".to_owned());
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let flood = flood.spawn(move || {
+        super::pin(1);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let mut connections = JoinSet::new();
+            for number in 0..CONNECTIONS {
+                connections.spawn(hold(address, number));
+            }
+            let _ = stopped.await;
+            connections.shutdown().await;
+        });
+        Ok::<(), std::io::Error>(())
+    })?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let deadline = Duration::from_millis(100);
+    let bench = Bench { requests: requests(deadline), deadline, capacity: 1_000.0, seed: 1 };
+    let phase = Phase { lasts: Duration::from_secs(5), rates: [P0_RATE, 500.0, 0.0, 0.0] };
+    let outcome = load::send(1, bench.load(address, vec![phase])).await?;
+    drop(stop);
+    match flood.join() {
+        Ok(ended) => ended?,
+        Err(_) => {
+            return Err(BenchError::Stuck(Duration::ZERO, "the flood ended early".to_owned()));
+        }
+    }
+    Ok(Flood {
+        connections: CONNECTIONS,
+        p0_success: outcome.success(0),
+        p1_success: outcome.success(1),
+        p1_p99_ms: quantile_ms(&outcome.classes[1].latency, 0.99),
+    })
+}
+
+/// Keeps one connection, and opens it again whenever the server ends it.
+async fn hold(address: SocketAddr, number: usize) {
+    loop {
+        let _ = slowly(address, number).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn slowly(address: SocketAddr, number: usize) -> std::io::Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    let last = u8::try_from(2 + number % ADDRESSES).unwrap_or(2);
+    socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)))?;
+    let mut stream = socket.connect(address).await?;
+    if number.is_multiple_of(2) {
+        // Nothing is sent at all; a read ends when the server has had enough.
+        stream.readable().await?;
+        return Ok(());
+    }
+    stream.write_all(b"GET /p1 HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ").await?;
+    loop {
+        stream.write_all(b"a").await?;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// As many files as connections.
+fn more_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let wanted = 8_192;
+    let current = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
+    let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
+}

@@ -1,0 +1,440 @@
+//! The generator: sends at the times of a schedule, whatever comes back.
+//!
+//! Open loop: requests come as a Poisson process and each takes a connection of its own while it
+//! lasts, as independent clients would. Latency counts from the scheduled time. A client gives up at
+//! its deadline and closes the connection; one that finds no connection free fails at once. One
+//! thread, pinned to a processor of its own.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+use tokio::time::Instant;
+
+use super::super::BenchError;
+use super::pin;
+
+/// Connections of each class, at most.
+const CONNECTIONS: [usize; 4] = [16, 256, 512, 256];
+/// Tenants that requests are of.
+pub(super) const TENANTS: usize = 100;
+/// The timeline has a figure for each of these.
+pub(super) const TICK: Duration = Duration::from_millis(100);
+
+/// A time of steady load.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Phase {
+    pub(super) lasts: Duration,
+    /// Requests per second of each class.
+    pub(super) rates: [f64; 4],
+}
+
+/// What is to be sent.
+#[derive(Debug, Clone)]
+pub(super) struct Load {
+    pub(super) address: SocketAddr,
+    pub(super) phases: Vec<Phase>,
+    /// Per class, the request of each tenant.
+    pub(super) requests: [Vec<Vec<u8>>; 4],
+    pub(super) deadline: Duration,
+    /// Times that a client tries again.
+    pub(super) retries: u32,
+    /// How many times the requests of the others tenant 0 sends.
+    pub(super) heavy: f64,
+    pub(super) seed: u64,
+}
+
+/// How the requests of one class ended.
+#[derive(Debug, Clone)]
+pub(super) struct Tally {
+    pub(super) offered: u64,
+    /// Answered with success before the deadline.
+    pub(super) good: u64,
+    /// Refused: 429, 503, 504.
+    pub(super) shed: u64,
+    /// No answer before the deadline.
+    pub(super) late: u64,
+    /// No connection, a broken one, another status.
+    pub(super) failed: u64,
+    /// Of the good ones, µs.
+    pub(super) latency: Histogram<u64>,
+}
+
+/// How it went.
+#[derive(Debug, Clone)]
+pub(super) struct Outcome {
+    pub(super) classes: [Tally; 4],
+    /// Good ones of all tenants but 0, µs; and how many of theirs were offered.
+    pub(super) others: Histogram<u64>,
+    pub(super) others_offered: u64,
+    /// Per [`TICK`]: those of that time that were answered, and the refusals sent then.
+    pub(super) timeline: Vec<(u64, u64)>,
+    pub(super) seconds: f64,
+    /// 99 % were sent at most so late, ms.
+    pub(super) lag_p99_ms: f64,
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000, 3).unwrap_or_else(|error| unreachable!("{error}"))
+}
+
+impl Outcome {
+    fn new() -> Self {
+        let tally =
+            || Tally { offered: 0, good: 0, shed: 0, late: 0, failed: 0, latency: histogram() };
+        Self {
+            classes: [tally(), tally(), tally(), tally()],
+            others: histogram(),
+            others_offered: 0,
+            timeline: Vec::new(),
+            seconds: 0.0,
+            lag_p99_ms: 0.0,
+        }
+    }
+
+    pub(super) fn sum(&self, of: impl Fn(&Tally) -> u64) -> u64 {
+        self.classes.iter().map(of).sum()
+    }
+
+    /// Answers in time per second.
+    #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+    pub(super) fn goodput(&self) -> f64 {
+        self.sum(|class| class.good) as f64 / self.seconds
+    }
+
+    /// The share of a class that was answered in time; 1 without any.
+    #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+    pub(super) fn success(&self, class: usize) -> f64 {
+        let Tally { offered, good, .. } = self.classes[class];
+        if offered == 0 { 1.0 } else { good as f64 / offered as f64 }
+    }
+
+    /// Of all that was answered in time, ms.
+    pub(super) fn p99_ms(&self) -> f64 {
+        let mut all = histogram();
+        for class in &self.classes {
+            let _ = all.add(&class.latency);
+        }
+        quantile_ms(&all, 0.99)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "µs of a bench")]
+pub(super) fn quantile_ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
+    histogram.value_at_quantile(quantile) as f64 / 1_000.0
+}
+
+/// Runs on a thread of its own, on processor `core`.
+async fn on_thread<T: Send + 'static>(
+    core: usize,
+    work: impl AsyncFnOnce() -> T + Send + 'static,
+) -> Result<T, BenchError> {
+    let (tell, told) = oneshot::channel();
+    let run = move || {
+        pin(core);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let result = runtime.map(|runtime| LocalSet::new().block_on(&runtime, work()));
+        let _ = tell.send(result);
+    };
+    std::thread::Builder::new().name("load".to_owned()).spawn(run)?;
+    match told.await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(BenchError::Stuck(Duration::ZERO, "the generator ended early".to_owned())),
+    }
+}
+
+/// Sends a load.
+pub(super) async fn send(core: usize, load: Load) -> Result<Outcome, BenchError> {
+    on_thread(core, async move || drive(load).await).await
+}
+
+/// How many requests per second come back when so many clients send one after the other.
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+pub(super) async fn saturate(
+    core: usize,
+    address: SocketAddr,
+    request: Vec<u8>,
+    clients: usize,
+    lasts: Duration,
+) -> Result<f64, BenchError> {
+    let request: Rc<[u8]> = Rc::from(request);
+    let request = request.to_vec();
+    on_thread(core, async move || {
+        let (begun, count) = (Instant::now(), Rc::new(Cell::new(0_u64)));
+        let warm = lasts / 4;
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..clients {
+            let (request, count) = (request.clone(), Rc::clone(&count));
+            tasks.spawn_local(async move {
+                let Ok(mut connection) = Connection::open(address).await else { return };
+                while begun.elapsed() < warm + lasts {
+                    if !matches!(connection.ask(&request).await, Ok(200)) {
+                        return;
+                    }
+                    if begun.elapsed() >= warm {
+                        count.set(count.get() + 1);
+                    }
+                }
+            });
+        }
+        while tasks.join_next().await.is_some() {}
+        count.get() as f64 / lasts.as_secs_f64()
+    })
+    .await
+}
+
+struct Sender {
+    load: Load,
+    idle: [RefCell<Vec<Connection>>; 4],
+    open: [Cell<usize>; 4],
+    outcome: RefCell<Outcome>,
+    begun: Instant,
+    under_way: Cell<usize>,
+}
+
+async fn drive(load: Load) -> Outcome {
+    let mut random = SmallRng::seed_from_u64(load.seed);
+    let phases = load.phases.clone();
+    let sender = Rc::new(Sender {
+        load,
+        idle: Default::default(),
+        open: Default::default(),
+        outcome: RefCell::new(Outcome::new()),
+        begun: Instant::now(),
+        under_way: Cell::new(0),
+    });
+    let (mut begin, mut lag) = (sender.begun, histogram());
+    for phase in phases {
+        let end = begin + phase.lasts;
+        let gap = |random: &mut SmallRng, rate: f64| {
+            if rate <= 0.0 {
+                return phase.lasts * 2;
+            }
+            Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / rate)
+        };
+        let mut next = phase.rates.map(|rate| begin + gap(&mut random, rate));
+        while let Some((class, at)) = next.iter().copied().enumerate().min_by_key(|(_, at)| *at) {
+            if at >= end {
+                break;
+            }
+            next[class] = at + gap(&mut random, phase.rates[class]);
+            let now = Instant::now();
+            if at > now + Duration::from_millis(2) {
+                tokio::time::sleep_until(at - Duration::from_millis(1)).await;
+            }
+            while Instant::now() < at {
+                tokio::task::yield_now().await;
+            }
+            lag.saturating_record(micros(at.elapsed()));
+            let tenant = tenant(&mut random, sender.load.heavy);
+            tokio::task::spawn_local(request(
+                Rc::clone(&sender),
+                class,
+                tenant,
+                at,
+                random.random(),
+            ));
+        }
+        begin = end;
+    }
+    // Everything ends by its deadline.
+    let patience = (sender.load.deadline + Duration::from_millis(200)) * (sender.load.retries + 1);
+    let waited = Instant::now();
+    while sender.under_way.get() > 0 && waited.elapsed() < patience {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut outcome = sender.outcome.replace(Outcome::new());
+    outcome.seconds = begin.duration_since(sender.begun).as_secs_f64();
+    outcome.lag_p99_ms = quantile_ms(&lag, 0.99);
+    outcome
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
+}
+
+/// 0 with the weight `heavy`, every other one with 1.
+fn tenant(random: &mut SmallRng, heavy: f64) -> usize {
+    #[expect(clippy::cast_precision_loss, reason = "a hundred")]
+    let others = (TENANTS - 1) as f64;
+    if random.random_bool(heavy / (heavy + others)) { 0 } else { random.random_range(1..TENANTS) }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Good(Duration),
+    Shed,
+    Late,
+    Failed,
+}
+
+async fn request(sender: Rc<Sender>, class: usize, tenant: usize, at: Instant, seed: u64) {
+    sender.under_way.set(sender.under_way.get() + 1);
+    let mut begun = at;
+    let mut end = End::Failed;
+    for attempt in 0..=sender.load.retries {
+        end = sender.attempt(class, tenant, begun).await;
+        if matches!(end, End::Shed) {
+            sender.tick(Instant::now()).1 += 1;
+        }
+        if matches!(end, End::Good(_)) || attempt == sender.load.retries {
+            break;
+        }
+        // Impatient clients, as they are: they do not ask when to come again.
+        let mut random = SmallRng::seed_from_u64(seed ^ u64::from(attempt));
+        tokio::time::sleep(Duration::from_millis(random.random_range(5..50))).await;
+        begun = Instant::now();
+    }
+    sender.note(class, tenant, at, end);
+    sender.under_way.set(sender.under_way.get() - 1);
+}
+
+impl Sender {
+    fn note(&self, class: usize, tenant: usize, at: Instant, end: End) {
+        if matches!(end, End::Good(_)) {
+            self.tick(at).0 += 1;
+        }
+        let mut outcome = self.outcome.borrow_mut();
+        if tenant > 0 {
+            outcome.others_offered += 1;
+        }
+        let tally = &mut outcome.classes[class];
+        tally.offered += 1;
+        match end {
+            End::Good(took) => {
+                tally.good += 1;
+                tally.latency.saturating_record(micros(took));
+                if tenant > 0 {
+                    outcome.others.saturating_record(micros(took));
+                }
+            }
+            End::Shed => tally.shed += 1,
+            End::Late => tally.late += 1,
+            End::Failed => tally.failed += 1,
+        }
+    }
+
+    /// The place of a moment in the timeline.
+    fn tick(&self, at: Instant) -> std::cell::RefMut<'_, (u64, u64)> {
+        let tick = (at - self.begun).as_millis() / TICK.as_millis();
+        let tick = usize::try_from(tick).unwrap_or(usize::MAX).min(100_000);
+        std::cell::RefMut::map(self.outcome.borrow_mut(), |outcome| {
+            if outcome.timeline.len() <= tick {
+                outcome.timeline.resize(tick + 1, (0, 0));
+            }
+            &mut outcome.timeline[tick]
+        })
+    }
+
+    async fn attempt(&self, class: usize, tenant: usize, begun: Instant) -> End {
+        let deadline = begun + self.load.deadline;
+        match tokio::time::timeout_at(deadline, self.exchange(class, tenant)).await {
+            Err(_) => End::Late,
+            Ok(Some(200..=299)) => End::Good(begun.elapsed()),
+            Ok(Some(429 | 503 | 504)) => End::Shed,
+            Ok(_) => End::Failed,
+        }
+    }
+
+    async fn exchange(&self, class: usize, tenant: usize) -> Option<u16> {
+        let request = &self.load.requests[class][tenant];
+        // One that the server closed while it rested is no failure.
+        for _ in 0..2 {
+            let idle = self.idle[class].borrow_mut().pop();
+            let is_new = idle.is_none();
+            let place = match &idle {
+                Some(_) => Place(&self.open[class]),
+                None if self.open[class].get() >= CONNECTIONS[class] => return None,
+                None => {
+                    self.open[class].set(self.open[class].get() + 1);
+                    Place(&self.open[class])
+                }
+            };
+            let mut connection = match idle {
+                Some(connection) => connection,
+                None => Connection::open(self.load.address).await.ok()?,
+            };
+            match connection.ask(request).await {
+                Ok(status) => {
+                    if !connection.is_closing {
+                        std::mem::forget(place);
+                        self.idle[class].borrow_mut().push(connection);
+                    }
+                    return Some(status);
+                }
+                Err(_) if is_new => return None,
+                Err(_) => {}
+            }
+        }
+        None
+    }
+}
+
+/// An open connection, counted until it is closed.
+struct Place<'a>(&'a Cell<usize>);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// One connection, and what was read of the answer.
+struct Connection {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+    is_closing: bool,
+}
+
+impl Connection {
+    async fn open(address: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: Vec::with_capacity(4_096), is_closing: false })
+    }
+
+    async fn ask(&mut self, request: &[u8]) -> std::io::Result<u16> {
+        self.stream.write_all(request).await?;
+        self.buffer.clear();
+        loop {
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            if let Some((status, whole, is_closing)) = answer(&self.buffer)
+                && self.buffer.len() >= whole
+            {
+                self.is_closing = is_closing;
+                return Ok(status);
+            }
+        }
+    }
+}
+
+/// The status of an answer, how long it is, and whether the connection ends with it.
+fn answer(bytes: &[u8]) -> Option<(u16, usize, bool)> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = std::str::from_utf8(&bytes[..end]).ok()?;
+    let status = head.get(9..12)?.parse().ok()?;
+    let field = |name: &str| {
+        head.lines().skip(1).find_map(|line| {
+            let (found, value) = line.split_once(':')?;
+            found.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    };
+    let length: usize = field("content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
+    let is_closing = field("connection").is_some_and(|text| text.eq_ignore_ascii_case("close"));
+    Some((status, end + 4 + length, is_closing))
+}
+
+/// The status of the answer to one request, over a connection of its own.
+pub(super) async fn ask_once(address: SocketAddr, request: &[u8]) -> Option<u16> {
+    Connection::open(address).await.ok()?.ask(request).await.ok()
+}

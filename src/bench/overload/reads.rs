@@ -1,0 +1,133 @@
+//! Totals of the real service: `fairlane serve` with its counters, in a process of its own.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::super::{BenchError, Rig};
+use super::load::{self, TENANTS};
+use super::{Bench, Curve, Figures, Options, Protection, Served, Workload, pin};
+
+/// Ads that a request asks for.
+const ADS: usize = 10;
+const LOADS: [f64; 6] = [0.5, 0.8, 1.0, 1.5, 2.0, 3.0];
+/// What a caller gives it.
+const DEADLINE: Duration = Duration::from_millis(50);
+
+pub(super) async fn measure(
+    options: &Options,
+    watch: &mut impl FnMut(&'static str, u64),
+) -> Result<Figures, BenchError> {
+    Rig::with_database(Some(&options.mongo), async |rig, database| {
+        let Some(database) = database else { unreachable!("one was chosen") };
+        let mongodb = (database.url.expose().to_owned(), database.name.clone());
+        let mut curve = Curve::default();
+        let requests = requests();
+        let mut bench = Bench { requests, deadline: DEADLINE, capacity: 0.0, seed: 1 };
+        for _ in 0..options.rounds {
+            let mut servers = Vec::new();
+            for protection in [Protection::Admission, Protection::None] {
+                servers.push((protection, start(rig, &mongodb, protection)?));
+            }
+            for (_, server) in &servers {
+                ready(server.address).await?;
+            }
+            if bench.capacity == 0.0 {
+                let plain = servers[1].1.address;
+                let request = bench.requests[2][1].clone();
+                let lasts = Duration::from_secs(3);
+                bench.capacity = load::saturate(1, plain, request, 48, lasts).await?;
+            }
+            let mut memory = (0, 0);
+            for load in LOADS {
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "%")]
+                watch(
+                    "reads: totals of the real service, times the capacity in %",
+                    (load * 100.0) as u64,
+                );
+                for (protection, server) in &servers {
+                    let outcome = bench.steady(server.address, load, options.seconds).await?;
+                    curve.runs.push((*protection, load, outcome));
+                    if *protection == Protection::Admission {
+                        let used = server.memory().unwrap_or_default();
+                        memory = (if load <= 1.0 { used } else { memory.0 }, used);
+                    }
+                }
+            }
+            curve.memory.push(memory);
+        }
+        Ok(curve.figures(Workload::Reads, &bench, &LOADS))
+    })
+    .await
+}
+
+fn requests() -> [Vec<Vec<u8>>; 4] {
+    let ids = (0..ADS).map(|ad| format!("ad-{ad}")).collect::<Vec<_>>().join(",");
+    let head = format!("host: 127.0.0.1\r\nx-deadline-ms: {}\r\n", DEADLINE.as_millis());
+    std::array::from_fn(|class| {
+        let request = |tenant: usize| {
+            let path = match class {
+                0 => "/healthz".to_owned(),
+                _ => format!("/v1/bots/t{tenant}/counters?ids={ids}"),
+            };
+            let lowered =
+                if class > 1 { format!("x-priority: p{class}\r\n") } else { String::new() };
+            format!("GET {path} HTTP/1.1\r\n{head}{lowered}\r\n").into_bytes()
+        };
+        (0..TENANTS).map(request).collect()
+    })
+}
+
+/// The service, on the processor of its Redis.
+fn start(
+    rig: &Rig,
+    (url, database): &(String, String),
+    protection: Protection,
+) -> Result<Served, BenchError> {
+    let free = || -> Result<SocketAddr, BenchError> {
+        Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
+    };
+    let (address, metrics) = (free()?, free()?);
+    let mode = if protection == Protection::None { "off" } else { "enforce" };
+    let path = rig.directory.join(format!("serve-{}.toml", address.port()));
+    let mut file = std::fs::File::create(&path)?;
+    writeln!(
+        file,
+        "[redis]\nurl = {:?}\n[mongodb]\nurl = {url:?}\ndatabase = {database:?}\n[http]\nlisten = \"{address}\"\nmax_connections_per_address = 4096\n[metrics]\nlisten = \"{metrics}\"\n[admission]\np1 = \"{mode}\"\np2 = \"{mode}\"\np3 = \"{mode}\"",
+        rig.url.expose(),
+    )?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["serve", "--roles", "http,work", "--config"]).arg(&path);
+    command.env("RUST_LOG", "error").stdin(Stdio::null()).stdout(Stdio::null());
+    // What a thread starts is pinned as the thread is.
+    let spawning = std::thread::spawn(move || {
+        pin(0);
+        command.spawn()
+    });
+    match spawning.join() {
+        Ok(child) => Ok(Served { child: child?, address }),
+        Err(_) => Err(BenchError::Stuck(Duration::ZERO, "no server could be started".to_owned())),
+    }
+}
+
+/// Waits until totals are told, and has each counted once.
+async fn ready(address: SocketAddr) -> Result<(), BenchError> {
+    for tenant in 0..TENANTS {
+        for ad in 0..ADS {
+            let request = format!(
+                "POST /v1/bots/t{tenant}/counters/ad-{ad}/views HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n{{\"n\":1}}"
+            );
+            let mut tries = 0;
+            while load::ask_once(address, request.as_bytes()).await != Some(200) {
+                tries += 1;
+                if tries > 200 {
+                    let what = "the service counts no view".to_owned();
+                    return Err(BenchError::Stuck(Duration::from_secs(20), what));
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! How slow a store is, compared with what it usually is; and how much of the work that needs it
+//! should go on.
+//!
+//! A store that slows down is not helped by more workers that wait for it. The share is what it
+//! usually takes, with much tolerance, over what it takes now: with a store ten times as slow, about
+//! two fifths of the workers go on. Usual is the best second of the last minute: a store that stays
+//! slow for longer is what it is, and is used as before.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// So many times the usual latency is still good.
+const TOLERANCE: f64 = 4.0;
+/// The least share.
+const LEAST: f64 = 1.0 / 16.0;
+/// How much one call moves the average.
+const STEP: f64 = 1.0 / 16.0;
+/// Seconds of which the best is the usual one.
+const SECONDS: usize = 60;
+const WHOLE: u32 = 10_000;
+
+/// How slow one store is.
+#[derive(Debug)]
+pub struct Pressure {
+    /// Up to this latency it is never slow.
+    never_slow: Duration,
+    began: Instant,
+    /// In ten thousandths.
+    share: AtomicU32,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// The average of late, s.
+    recent: Option<f64>,
+    second: u64,
+    /// The least average of this second.
+    best: f64,
+    /// The same of those before.
+    history: VecDeque<f64>,
+}
+
+impl Pressure {
+    /// A store that is not slow. Up to `never_slow` it never is.
+    #[must_use]
+    pub fn new(never_slow: Duration) -> Self {
+        let (began, share) = (Instant::now(), AtomicU32::new(WHOLE));
+        Self { never_slow, began, share, seen: Mutex::default() }
+    }
+
+    /// A call took so long.
+    pub fn observe(&self, took: Duration) {
+        self.observe_at(took, self.began.elapsed());
+    }
+
+    fn observe_at(&self, took: Duration, now: Duration) {
+        // Whoever finds it taken leaves it to the others.
+        let Ok(mut seen) = self.seen.try_lock() else { return };
+        let took = took.as_secs_f64();
+        let recent = seen.recent.map_or(took, |recent| recent + STEP * (took - recent));
+        seen.recent = Some(recent);
+        if now.as_secs() == seen.second {
+            seen.best = if seen.best == 0.0 { recent } else { seen.best.min(recent) };
+        } else {
+            if seen.best > 0.0 {
+                let best = seen.best;
+                seen.history.push_back(best);
+            }
+            if seen.history.len() > SECONDS {
+                seen.history.pop_front();
+            }
+            (seen.second, seen.best) = (now.as_secs(), recent);
+        }
+        let usual = seen.history.iter().copied().fold(seen.best, f64::min);
+        let good = (usual * TOLERANCE).max(self.never_slow.as_secs_f64());
+        let share = (good / recent.max(1e-9)).clamp(LEAST, 1.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and 1"
+        )]
+        self.share.store((share * f64::from(WHOLE)) as u32, Ordering::Relaxed);
+    }
+
+    /// How much of the work that needs the store should go on: 1/16 to 1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        f64::from(self.share.load(Ordering::Relaxed)) / f64::from(WHOLE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drive(pressure: &Pressure, from_ms: u64, took_ms: u64, seconds: u64) -> f64 {
+        for ms in (from_ms..from_ms + seconds * 1_000).step_by(10) {
+            pressure.observe_at(Duration::from_millis(took_ms), Duration::from_millis(ms));
+        }
+        pressure.share()
+    }
+
+    #[test]
+    fn a_store_ten_times_as_slow_gets_less_work_until_it_recovers() {
+        let pressure = Pressure::new(Duration::from_millis(20));
+        assert!((drive(&pressure, 0, 8, 5) - 1.0).abs() < 1e-9);
+        let slow = drive(&pressure, 5_000, 80, 5);
+        assert!((0.35..0.45).contains(&slow), "{slow}");
+        assert!((drive(&pressure, 10_000, 8, 5) - 1.0).abs() < 1e-9, "it recovered");
+    }
+
+    #[test]
+    fn what_is_quick_is_never_slow_and_what_stays_slow_is_usual_after_a_minute() {
+        let pressure = Pressure::new(Duration::from_millis(20));
+        drive(&pressure, 0, 1, 5);
+        assert!((drive(&pressure, 5_000, 15, 5) - 1.0).abs() < 1e-9);
+        assert!(drive(&pressure, 10_000, 200, 5) < 0.2);
+        assert!((drive(&pressure, 15_000, 200, 70) - 1.0).abs() < 1e-9);
+    }
+}
