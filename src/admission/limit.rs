@@ -6,7 +6,7 @@
 //! as much as the latency is too high (a gradient, as in Netflix's concurrency-limits).
 //!
 //! Under lasting load there is no moment with little in flight. So now and then the limit is lowered
-//! to a quarter for a moment to see what the latency is then (as BBR does for round trips): a
+//! to a few for a moment to see what the latency is then (as BBR does for round trips): a
 //! dependency that became slow by itself is told apart from one that is overloaded.
 
 use std::time::Duration;
@@ -122,6 +122,8 @@ pub(super) struct Limiter {
     window: Window,
     probe: Probe,
     slow: u32,
+    /// The baselines are of a moment with little in flight.
+    is_sure: bool,
 }
 
 const EMPTY: Window = Window { lasted: Duration::ZERO, peak: 0, answered: 0, took: Duration::ZERO };
@@ -138,6 +140,7 @@ impl Limiter {
             window: EMPTY,
             probe: Probe::No { last: Duration::ZERO },
             slow: 0,
+            is_sure: false,
         }
     }
 
@@ -193,7 +196,8 @@ impl Limiter {
         mut median: impl FnMut(Operation, u32),
     ) -> Verdict {
         let max = max as f64;
-        let little = !is_bound && (window.peak as f64) <= (self.limit / 4.0).max(1.0);
+        let little = !is_bound && (window.peak as f64) <= (self.limit / 16.0).max(2.0);
+        self.is_sure |= little;
         let is_looking = matches!(self.probe, Probe::Looking { .. });
         let (mut ratios, mut samples) = (0.0, 0.0);
         for operation in std::mem::take(&mut self.touched) {
@@ -234,6 +238,7 @@ impl Limiter {
         match self.probe {
             Probe::Settling { from } => self.probe = Probe::Looking { from },
             Probe::Looking { from } => {
+                self.is_sure = true;
                 self.limit = from;
                 self.limit_low = from;
                 self.slow = 0;
@@ -241,20 +246,22 @@ impl Limiter {
             }
             Probe::No { last } => {
                 let pause = now.saturating_sub(last);
-                if is_bound
-                    && slowness > 1.0
-                    && (pause >= PROBE_EVERY || (pause >= PROBE_SOON && self.slow >= PROBE_AFTER))
-                {
+                let is_due =
+                    pause >= PROBE_EVERY || (pause >= PROBE_SOON && self.slow >= PROBE_AFTER);
+                if is_bound && ((slowness > 1.0 && is_due) || !self.is_sure) {
                     self.probe = Probe::Settling { from: self.limit };
                     // Where only the first class is there, it is the one to try it on; but it is
                     // to notice as little as possible.
-                    self.limit_low = (self.limit / 4.0).max(MIN);
-                    self.limit = (self.limit / 2.0).max(MIN);
+                    self.limit_low = MIN;
+                    self.limit = (self.limit / 4.0).max(MIN);
                 } else {
                     let gradient = (1.0 / slowness).clamp(0.5, 1.0);
                     let growth = if is_bound { self.limit.sqrt() } else { 0.0 };
-                    let next = self.limit * gradient + growth;
-                    self.limit += STEP * (next - self.limit);
+                    // A limit that is far from being reached is not what makes it slow.
+                    if is_bound || window.peak as f64 * 2.0 >= self.limit {
+                        let next = self.limit * gradient + growth;
+                        self.limit += STEP * (next - self.limit);
+                    }
                     self.limit_low = self.limit;
                 }
             }
@@ -379,12 +386,14 @@ mod tests {
         let mut limiter = Limiter::new(1_000);
         let mut now = Duration::ZERO;
         let mut verdict = None;
-        for _ in 0..200 {
+        for step in 0..1_000 {
             now += Duration::from_millis(1);
             let took = Duration::from_millis(1);
-            let sample = Sample { operation: Operation(1), took, given: None, in_flight: 64 };
+            // At first there is little, so that it is known what is good.
+            let in_flight = if step < 100 { 1 } else { limiter.limit() };
+            let sample = Sample { operation: Operation(1), took, given: None, in_flight };
             if let Some(window) = limiter.observe(sample, now) {
-                verdict = Some(limiter.adjust(&window, true, 1_000, now, |_, _| {}));
+                verdict = Some(limiter.adjust(&window, step >= 100, 1_000, now, |_, _| {}));
             }
         }
         let verdict = verdict.unwrap();

@@ -71,11 +71,12 @@ impl Class {
         }
     }
 
-    /// Of the limit, this much at most is for the class and those below it: what is left is found
-    /// free by those above.
-    fn allowed(self, limit: usize) -> usize {
+    /// So many requests at most are in flight when one more of the class begins. The limit is for the
+    /// lower classes, less of it for the lowest; the first finds room above it, since it is what all
+    /// this is for: where it alone asks for too much, the limit follows.
+    fn allowed(self, limit: usize, max: usize) -> usize {
         match self {
-            Self::P0 | Self::P1 => limit,
+            Self::P0 | Self::P1 => limit.saturating_mul(2).min(max).max(1),
             Self::P2 => (limit - limit.div_ceil(10)).max(1),
             Self::P3 => (limit - limit.div_ceil(4)).max(1),
         }
@@ -521,7 +522,8 @@ impl Admission {
     /// Takes a place in flight, if there is one for the rank.
     fn take(&self, rank: Class) -> bool {
         let limit = if rank <= Class::P1 { &self.limit } else { &self.limit_low };
-        let allowed = rank.allowed(limit.load(Ordering::SeqCst));
+        let max = self.limit_max.load(Ordering::Relaxed);
+        let allowed = rank.allowed(limit.load(Ordering::SeqCst), max);
         let more = |count| (count < allowed).then_some(count + 1);
         self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }

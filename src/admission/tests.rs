@@ -117,7 +117,7 @@ proptest! {
             prop_assert_eq!(state.waiting.iter().sum::<usize>(), bench.places.len());
             prop_assert!(bench.places.len() <= 16, "the room is bounded");
             if let Some(first) = Class::ALL.into_iter().find(|class| state.waiting[*class as usize] > 0) {
-                prop_assert!(state.in_flight >= first.allowed(state.limit), "{:?}", state);
+                prop_assert!(state.in_flight >= first.allowed(state.limit, limit), "{:?}", state);
             }
         }
         bench.begun.clear();

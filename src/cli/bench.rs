@@ -125,6 +125,10 @@ pub enum Scenario {
         #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
             default_values_t = [Workload::Cpu, Workload::Dependency, Workload::Reads])]
         workloads: Vec<Workload>,
+        /// Times the capacity that is asked for, in this order; half of it to ten times of it if left
+        /// out, of reads to three times.
+        #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = load)]
+        loads: Vec<f64>,
         /// How long each load lasts.
         #[arg(long, value_name = "S", default_value = "3")]
         seconds: NonZeroU32,
@@ -311,6 +315,12 @@ fn choice(url: Option<&str>) -> Result<mongo::Choice, CliError> {
     })
 }
 
+/// How many times the capacity is asked for.
+fn load(text: &str) -> Result<f64, String> {
+    let load = text.parse::<f64>().ok().filter(|load| (0.1..=20.0).contains(load));
+    load.ok_or_else(|| "write numbers from 0.1 to 20, such as 0.5,1,10".to_owned())
+}
+
 fn share(text: &str) -> Result<f64, &'static str> {
     let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
     share.ok_or("write a number from 0 to 1")
@@ -411,9 +421,10 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             progress.clear();
             print(args.json, &report)
         }
-        Scenario::Overload { workloads, seconds, rounds, chart, mongodb } => {
+        Scenario::Overload { workloads, loads, seconds, rounds, chart, mongodb } => {
             let options = overload::Options {
                 workloads,
+                loads,
                 seconds: seconds.get().into(),
                 rounds: size(rounds),
                 mongo: choice(mongodb.as_deref())?,

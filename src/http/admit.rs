@@ -4,8 +4,9 @@
 //! 2. The deadline: `x-deadline-ms`, in milliseconds from now. Past it, or when less is left than the
 //!    route usually takes, nothing is begun; a request that misses it is given up: 504.
 //! 3. [`Admission`]: begin, wait a little, or a refusal that was made before.
-//! 4. What was let in goes to the end of the run queue, so that what arrived meanwhile is judged
-//!    before it begins: else a burst of requests that need the processor would all be let in.
+//! 4. What was let in begins one after the other, with a look at what arrived in between
+//!    ([`Door::begin`]): else requests that need the processor would keep everybody waiting, even
+//!    for a refusal.
 //! 5. The body, if there is one. While it is on its way, the request gives its place back: who sends
 //!    slowly holds nobody up.
 //!
@@ -14,9 +15,9 @@
 //!
 //! After the token is known, quotas are charged ([`Door::charge`]).
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::hash::{Hash as _, Hasher as _};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
@@ -59,7 +60,7 @@ const SLOW_BODIES: usize = 512;
 const FREE_REFUSALS: u64 = 50;
 const REFUSALS_PERIOD: Duration = Duration::from_millis(100);
 /// Longest time that a refusal is held back, and most of them at once.
-const HELD_BACK: Duration = Duration::from_millis(50);
+const HELD_BACK: Duration = Duration::from_millis(20);
 const HELD_BACK_MAX: usize = 4_096;
 
 /// Who is let in.
@@ -69,6 +70,8 @@ pub(crate) struct Door {
     routes: Routes,
     pace: Pace,
     slow_bodies: Semaphore,
+    /// Requests that may begin at once.
+    turns: Semaphore,
     /// Per reason, as it is sent.
     refusals: [Bytes; Reason::ALL.len()],
     shed_seconds: Histogram,
@@ -102,6 +105,7 @@ impl Door {
             routes: Routes::new(table),
             pace: Pace::default(),
             slow_bodies: Semaphore::new(SLOW_BODIES),
+            turns: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             refusals: Reason::ALL.map(refusal),
             shed_seconds: table::shed_seconds(),
         }
@@ -158,6 +162,24 @@ impl Door {
         }
     }
 
+    /// Begins what was let in. Under load that is done by as many at once as there are processors,
+    /// each up to where it waits for the first time; and before each, the runtime looks for what
+    /// arrived. So a request that needs the processor for long delays the judgement of others by
+    /// itself alone, not by all that were let in before it.
+    async fn begin<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
+        let turn = match self.admission.is_tight() {
+            true => self.turns.acquire().await.ok(),
+            false => None,
+        };
+        tokio::task::yield_now().await;
+        let first = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
+        drop(turn);
+        match first {
+            Poll::Ready(done) => done,
+            Poll::Pending => work.await,
+        }
+    }
+
     /// Refuses, after a while if there are many.
     async fn refuse(&self, route: &Route, ask: &Ask, request: &Seen, reason: Reason) -> Response {
         route.shed(ask.class, reason).increment(1);
@@ -166,6 +188,9 @@ impl Door {
         }
         let now = self.admission.now();
         if let Some(pause) = self.pace.pause(now) {
+            // An answer that comes too late is none: the caller would be gone, and come again.
+            let left = ask.deadline.map(|deadline| deadline.saturating_sub(now) / 4);
+            let pause = left.map_or(pause, |left| left.min(pause));
             let held = Held::new(&self.pace.held);
             if held.is_some() {
                 tokio::time::sleep(pause).await;
@@ -220,13 +245,13 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
             return door.refuse(route, &ask, &Seen { begun, bot }, reason).await;
         }
     };
-    if class != Class::P0 {
-        tokio::task::yield_now().await;
-    }
-    let answered = match deadline {
-        None => Ok(next.run(request).await),
-        Some(within) => Within::new(begun + within, next.run(request)).await,
-    };
+    let work = pin!(async {
+        match deadline {
+            None => Ok(next.run(request).await),
+            Some(within) => Within::new(begun + within, next.run(request)).await,
+        }
+    });
+    let answered = if class == Class::P0 { work.await } else { door.begin(work).await };
     if let Ok(response) = answered {
         return hold(permit, response);
     }

@@ -56,6 +56,8 @@ pub enum Protection {
 pub struct Options {
     /// What requests need.
     pub workloads: Vec<Workload>,
+    /// Times the capacity that is asked for, in this order; none: half of it to ten times of it.
+    pub loads: Vec<f64>,
     /// How long each load lasts.
     pub seconds: u64,
     /// How often it is all done.
@@ -400,6 +402,11 @@ fn requests(deadline: Duration) -> [Vec<Vec<u8>>; 4] {
     })
 }
 
+/// The loads that are asked for, or else `all`.
+fn loads(options: &Options, all: &[f64]) -> Vec<f64> {
+    if options.loads.is_empty() { all.to_vec() } else { options.loads.clone() }
+}
+
 const LOADS: [f64; 8] = [0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0];
 
 async fn synthetic(
@@ -411,6 +418,7 @@ async fn synthetic(
         Workload::Cpu => ("cpu: requests of 2 ms on the processor, times the capacity in %", 4),
         _ => ("dependency: 8 slots of 4 ms, times the capacity in %", 16),
     };
+    let loads = loads(options, &LOADS);
     let deadline = Duration::from_millis(100);
     let requests = requests(deadline);
     let plain = Served::start(workload, Protection::None)?;
@@ -428,7 +436,7 @@ async fn synthetic(
             servers.push((protection, Served::start(workload, protection)?));
         }
         let mut memory = (0, 0);
-        for load in LOADS {
+        for &load in &loads {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "%")]
             watch(stage, (load * 100.0) as u64);
             for (protection, server) in &servers {
@@ -463,7 +471,7 @@ async fn synthetic(
         others_success: some(others_success),
         slow_goodput_ratio: some(slow),
         slow_recovery_ms: some(slow_recoveries),
-        ..curve.figures(workload, &bench, &LOADS)
+        ..curve.figures(workload, &bench, &loads)
     })
 }
 

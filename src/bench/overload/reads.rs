@@ -23,7 +23,7 @@ pub(super) async fn measure(
         let Some(database) = database else { unreachable!("one was chosen") };
         let mongodb = (database.url.expose().to_owned(), database.name.clone());
         let mut curve = Curve::default();
-        let requests = requests();
+        let (requests, loads) = (requests(), super::loads(options, &LOADS));
         let mut bench = Bench { requests, deadline: DEADLINE, capacity: 0.0, seed: 1 };
         for _ in 0..options.rounds {
             let mut servers = Vec::new();
@@ -40,7 +40,7 @@ pub(super) async fn measure(
                 bench.capacity = load::saturate(1, plain, request, 48, lasts).await?;
             }
             let mut memory = (0, 0);
-            for load in LOADS {
+            for &load in &loads {
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "%")]
                 watch(
                     "reads: totals of the real service, times the capacity in %",
@@ -57,7 +57,7 @@ pub(super) async fn measure(
             }
             curve.memory.push(memory);
         }
-        Ok(curve.figures(Workload::Reads, &bench, &LOADS))
+        Ok(curve.figures(Workload::Reads, &bench, &loads))
     })
     .await
 }
