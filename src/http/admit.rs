@@ -60,7 +60,7 @@ const SLOW_BODIES: usize = 512;
 const FREE_REFUSALS: u64 = 50;
 const REFUSALS_PERIOD: Duration = Duration::from_millis(100);
 /// Longest time that a refusal is held back, and most of them at once.
-const HELD_BACK: Duration = Duration::from_millis(20);
+const HELD_BACK: Duration = Duration::from_millis(100);
 const HELD_BACK_MAX: usize = 4_096;
 
 /// Who is let in.
@@ -167,10 +167,7 @@ impl Door {
     /// arrived. So a request that needs the processor for long delays the judgement of others by
     /// itself alone, not by all that were let in before it.
     async fn begin<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
-        let turn = match self.admission.is_tight() {
-            true => self.turns.acquire().await.ok(),
-            false => None,
-        };
+        let turn = if self.admission.is_tight() { self.turns.acquire().await.ok() } else { None };
         tokio::task::yield_now().await;
         let first = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
         drop(turn);
@@ -189,7 +186,7 @@ impl Door {
         let now = self.admission.now();
         if let Some(pause) = self.pace.pause(now) {
             // An answer that comes too late is none: the caller would be gone, and come again.
-            let left = ask.deadline.map(|deadline| deadline.saturating_sub(now) / 4);
+            let left = ask.deadline.map(|deadline| deadline.saturating_sub(now) * 2 / 3);
             let pause = left.map_or(pause, |left| left.min(pause));
             let held = Held::new(&self.pace.held);
             if held.is_some() {

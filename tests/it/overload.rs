@@ -1,15 +1,20 @@
 //! More is asked for than can be answered: what is refused, how that is said, and what goes on.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::support::bus::event;
-use crate::support::config::config;
+use crate::support::bus::{add, event};
+use crate::support::config::{STREAM, config};
 use crate::support::http::{Answer, Client, get, metric};
+use crate::support::instance::{Instance, queue};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -250,4 +255,80 @@ async fn more_connections_than_files_are_refused_at_start_with_the_remedy() {
     for part in ["http.max_connections is 5000", "2048", "LimitNOFILE"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
+}
+
+/// Takes 2 ms an event, gives up on some, and counts those that come when their time is over.
+struct Slow {
+    late: Arc<AtomicU64>,
+}
+
+impl Handler for Slow {
+    async fn handle(&self, environment: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        let now = environment.clock.now();
+        let mut outcomes = Outcomes::done();
+        for (index, delivery) in slice.events.iter().enumerate() {
+            let ms: u128 = delivery.event.source().parse().unwrap();
+            // What was not over when the slice was taken; the clock is read a little later here.
+            if ms > 0 && now.as_millis() > ms + 20 {
+                self.late.fetch_add(1, Ordering::Relaxed);
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            if delivery.event.kind() == "poison" {
+                outcomes = outcomes.dead(index, "poison");
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+#[tokio::test]
+async fn of_more_events_than_can_be_handled_in_time_each_is_done_dead_expired_or_queued_and_none_handled_late()
+ {
+    const EVENTS: u64 = 6_000;
+    let server = RedisServer::start(Options::default());
+    let few =
+        [("pipelines.flooded.workers", "{ min = 1, max = 4 }"), ("pipelines.flooded.batch", "5")];
+    let config = config(&server, "flooded", &few);
+    let begin = SystemClock.now();
+    let events: Vec<String> = (0..EVENTS)
+        .map(|n| {
+            // A third ends within the first seconds, one in twenty is given up on.
+            let ends = if n % 3 == 0 { begin + Duration::from_millis(200 + n / 3) } else { Duration::ZERO };
+            let mut event = json!({
+                "specversion": "1.0", "id": n.to_string(), "source": ends.as_millis().to_string(),
+                "type": if n % 20 == 1 { "poison" } else { "e" }, "botid": format!("bot-{}", n % 50),
+            });
+            if n % 3 == 0 {
+                let ends = jiff::Timestamp::from_millisecond(ends.as_millis().try_into().unwrap());
+                event["expirytime"] = json!(ends.unwrap().to_string());
+            }
+            event.to_string()
+        })
+        .collect();
+    add(&server, STREAM, &events).await;
+    let late = Arc::new(AtomicU64::new(0));
+    let instance = Instance::start(&config, Slow { late: Arc::clone(&late) }).await;
+    let copied = async || {
+        let text = fairlane::metrics::render();
+        metric(&text, "fairlane_fanout_copies_total", &[("pipeline", "flooded")])
+    };
+    eventually(LONG, "all are copied", async || copied().await == Some(6_000.0)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    instance.stop().await;
+
+    let text = fairlane::metrics::render();
+    let ended = |outcome: &str| {
+        let labels = [("pipeline", "flooded"), ("outcome", outcome)];
+        metric(&text, "fairlane_events_total", &labels).unwrap()
+    };
+    let (done, dead, expired) = (ended("done"), ended("dead"), ended("expired"));
+    let queue = queue(&config, "flooded").await;
+    let view = queue.view(SystemClock.now()).await.unwrap();
+    #[expect(clippy::cast_precision_loss, reason = "thousands")]
+    let (queued, letters) = (view.depth as f64, view.dead as f64);
+    let all = format!("{done} done, {dead} dead, {expired} expired, {queued} queued");
+    assert!((done + dead + expired + queued - 6_000.0).abs() < 0.5, "{all}");
+    assert!((letters - dead - expired).abs() < 0.5, "{letters} letters: {all}");
+    assert!(done > 0.0 && dead > 0.0 && expired > 0.0 && queued > 0.0, "{all}");
+    assert_eq!(late.load(Ordering::Relaxed), 0, "of {all}");
 }

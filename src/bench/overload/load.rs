@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use super::super::BenchError;
 use super::pin;
 
-/// Connections of each class, at most.
-const CONNECTIONS: [usize; 4] = [16, 256, 512, 256];
+/// Connections of each class, at most: what a few clients with the usual pools have.
+const CONNECTIONS: [usize; 4] = [16, 256, 192, 64];
 /// Tenants that requests are of.
 pub(super) const TENANTS: usize = 100;
 /// The timeline has a figure for each of these.

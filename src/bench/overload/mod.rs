@@ -247,6 +247,20 @@ pub(super) fn pin(core: usize) {
     let _ = sched_setaffinity(None, &set);
 }
 
+/// Pins all threads of a process to a processor.
+fn pin_process(pid: u32, core: usize) {
+    use rustix::process::Pid;
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    let mut set = CpuSet::new();
+    set.set(core);
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    for thread in threads {
+        let id = thread.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
+        // Where that is not allowed, it is measured without.
+        let _ = sched_setaffinity(id, &set);
+    }
+}
+
 /// What is the same for every load on one workload.
 struct Bench {
     requests: [Vec<Vec<u8>>; 4],

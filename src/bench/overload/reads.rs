@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::{BenchError, Rig};
 use super::load::{self, TENANTS};
-use super::{Bench, Curve, Figures, Options, Protection, Served, Workload, pin};
+use super::{Bench, Curve, Figures, Options, Protection, Served, Workload, pin, pin_process};
 
 /// Ads that a request asks for.
 const ADS: usize = 10;
@@ -22,6 +22,13 @@ pub(super) async fn measure(
     Rig::with_database(Some(&options.mongo), async |rig, database| {
         let Some(database) = database else { unreachable!("one was chosen") };
         let mongodb = (database.url.expose().to_owned(), database.name.clone());
+        // The processor of the generator is for it alone.
+        let redis = rig.info("server").await?;
+        let redis = redis.lines().find_map(|line| line.strip_prefix("process_id:"));
+        let redis = redis.and_then(|pid| pid.trim().parse().ok());
+        for pid in redis.into_iter().chain(database.pid()) {
+            pin_process(pid, 0);
+        }
         let mut curve = Curve::default();
         let (requests, loads) = (requests(), super::loads(options, &LOADS));
         let mut bench = Bench { requests, deadline: DEADLINE, capacity: 0.0, seed: 1 };
