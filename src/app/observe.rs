@@ -30,6 +30,8 @@ pub(super) fn spawn(
                 Err(error) => tracing::error!(%error, "cannot serve metrics.listen"),
             }
         });
+        // Its connections are closed before anybody hears that it ended.
+        drop(runtime);
         drop(ended);
     };
     std::thread::Builder::new().name("fairlane-health".to_owned()).spawn(serve)?;

@@ -74,7 +74,9 @@ pub(super) fn note_capability(document: &mut OpenApi) {
         operation.security = Some(vec![SecurityRequirement::default()]);
         let mut responses = GuardedProblems::responses();
         responses.remove("401");
-        operation.responses.responses.extend(responses);
+        for (code, response) in responses {
+            operation.responses.responses.entry(code).or_insert(response);
+        }
     }
 }
 
@@ -99,8 +101,10 @@ struct GuardedProblems;
 impl IntoResponses for GuardedProblems {
     fn responses() -> Responses {
         problems(&[
+            (400, "A parameter, a header or the body cannot be used; `errors` names it"),
             (401, "No token, or an unknown one"),
             (403, "The token lacks the scope or the bot, or another site's page sent this"),
+            (408, "The body did not arrive within 10 s"),
             (413, "The body has more bytes than the route takes, 1 MiB at most"),
             (421, "Without tokens: called by a name that is not in http.hosts"),
             (
@@ -112,6 +116,20 @@ impl IntoResponses for GuardedProblems {
                 503,
                 "Redis is away or full, or more requests come than can be answered in time (x-shed-reason); Retry-After tells when to come again",
             ),
+            (504, "The time of x-deadline-ms is over, or less than the request takes"),
+        ])
+    }
+}
+
+/// What a route that nobody has to have a token for may answer besides.
+pub(super) struct Open;
+
+impl IntoResponses for Open {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "A header cannot be used; `errors` names it"),
+            (408, "The body did not arrive within 10 s"),
+            (413, "The body has more bytes than the route takes"),
             (504, "The time of x-deadline-ms is over, or less than the request takes"),
         ])
     }

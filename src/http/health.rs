@@ -12,6 +12,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::docs::Open;
+use super::problem::Problem;
 use crate::keyspace::Link;
 use crate::store::watch::Reachable;
 
@@ -97,7 +99,11 @@ impl IntoResponse for Readiness {
 /// Says that the process runs and answers, whatever its dependencies do.
 #[utoipa::path(
     get, path = "/healthz", tag = "health", security(()),
-    responses((status = 200, description = "It runs", body = str, content_type = "text/plain"))
+    responses(
+        (status = 200, description = "It runs", body = str, content_type = "text/plain"),
+        (status = 503, description = "Too many of these at once", body = Problem, content_type = "application/problem+json"),
+        Open,
+    )
 )]
 async fn alive() -> &'static str {
     "ok\n"
@@ -111,6 +117,7 @@ async fn alive() -> &'static str {
     responses(
         (status = 200, description = "Ready, or degraded: all but one dependency", body = Readiness),
         (status = 503, description = "Redis is away, or the process is stopping", body = Readiness),
+        Open,
     )
 )]
 async fn ready(State(health): State<Health>) -> Readiness {

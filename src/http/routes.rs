@@ -117,7 +117,12 @@ impl Routes {
         let mut places: FxHashMap<_, Vec<_>> = HashMap::with_hasher(FxBuildHasher);
         for (method, template, class, body_max) in table {
             places.entry(*template).or_default().push((*method, all.len()));
-            all.push(Route::new(all.len(), template, *class, *body_max));
+            let route = Route::new(all.len(), template, *class, *body_max);
+            // There from the start, at 0.
+            for reason in [Reason::Capacity, Reason::Wait] {
+                route.shed(*class, reason).absolute(0);
+            }
+            all.push(route);
         }
         Self { all, places }
     }

@@ -286,8 +286,7 @@ async fn of_more_events_than_can_be_handled_in_time_each_is_done_dead_expired_or
  {
     const EVENTS: u64 = 6_000;
     let server = RedisServer::start(Options::default());
-    let few =
-        [("pipelines.flooded.workers", "{ min = 1, max = 4 }"), ("pipelines.flooded.batch", "5")];
+    let few = [("pipelines.flooded.workers.max", "4"), ("pipelines.flooded.batch", "5")];
     let config = config(&server, "flooded", &few);
     let begin = SystemClock.now();
     let events: Vec<String> = (0..EVENTS)
