@@ -2,14 +2,14 @@
 //!
 //! 1. A request has a [`Class`]. Health and completions ([`Class::P0`]) have a bound of their own and
 //!    never compete with anything else.
-//! 2. Everything else shares one limit of requests in flight, which follows the latency ([`limit`]):
+//! 2. Everything else shares one limit of requests in flight, which follows the latency (`limit`):
 //!    where it rises above what it is without load, fewer are begun. The lower classes may use
 //!    less of it, so that a higher one finds room at once.
-//! 3. Who finds none waits, a few milliseconds, in a room of bounded size ([`room`]): the highest
+//! 3. Who finds none waits, a few milliseconds, in a room of bounded size (`room`): the highest
 //!    class goes first; within a class whoever came first, and whoever came last once waiting has
 //!    become the rule, since that one's caller is still there. Whoever waited too long, or must
 //!    give way to a higher class, is shed.
-//! 4. Callers that ask for much more than the others ([`share`]) rank last while there is not room
+//! 4. Callers that ask for much more than the others (`share`) rank last while there is not room
 //!    for everybody.
 //! 5. What has a deadline is not begun when it cannot be met.
 //!

@@ -1,6 +1,6 @@
 //! `fairlane bench overload`: what is answered in time when far more is asked for than can be.
 //!
-//! A server in a process of its own, pinned to one processor; the generator ([`load`]) pinned to
+//! A server in a process of its own, pinned to one processor; the generator (`load`) pinned to
 //! another. Capacity is measured first. Then the load goes from half of it to ten times of it, the
 //! critical classes held at half, against the admission of this program, against none, and against
 //! `tower`'s concurrency limit with load shedding, one after the other in every round.
