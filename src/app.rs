@@ -368,7 +368,10 @@ impl App {
         }
         // Its own connection: what the others wait for must not make Redis seem to be away.
         let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
-        let health = Health { link: Arc::new(link), ..health };
+        let Health { link: admin, mongodb, stopping } = health;
+        // It would keep Redis from being stopped.
+        drop(admin);
+        let health = Health { link: Arc::new(link), mongodb, stopping };
         let observing = observe::spawn(self.metrics_listener, health, stop.clone())?;
 
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));

@@ -152,6 +152,9 @@ pub enum Scenario {
         /// What stands before it.
         #[arg(long, value_enum)]
         protection: Protection,
+        /// Rounds of the loop that a request needs the processor for.
+        #[arg(long)]
+        rounds: u64,
     },
     /// From publishing to handling, at a steady rate.
     #[command(after_help = LATENCY_EXAMPLES)]
@@ -330,9 +333,10 @@ fn share(text: &str) -> Result<f64, &'static str> {
 #[expect(clippy::too_many_lines, reason = "from the arguments of each scenario to its options")]
 pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
     let size = |number: NonZeroU32| usize::try_from(number.get()).unwrap_or(usize::MAX);
-    if let Scenario::OverloadServer { workload, protection } = args.scenario {
+    if let Scenario::OverloadServer { workload, protection, rounds } = args.scenario {
         // It has a runtime of its own, on a thread that is in none.
-        let serving = std::thread::spawn(move || overload::server::serve(workload, protection));
+        let serving =
+            std::thread::spawn(move || overload::server::serve(workload, protection, rounds));
         let ended = tokio::task::spawn_blocking(|| serving.join()).await;
         return match ended {
             Ok(Ok(served)) => Ok(served?),

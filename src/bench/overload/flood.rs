@@ -19,7 +19,7 @@ const ADDRESSES: usize = 4;
 
 pub(super) async fn measure() -> Result<Flood, BenchError> {
     more_files();
-    let server = Served::start(Workload::Dependency, Protection::Admission)?;
+    let server = Served::start(Workload::Dependency, Protection::Admission, 1)?;
     let address = server.address;
     let flood = std::thread::Builder::new().name("flood".to_owned());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

@@ -181,7 +181,8 @@ struct Served {
 
 impl Served {
     /// Starts the server of a workload.
-    fn start(workload: Workload, protection: Protection) -> Result<Self, BenchError> {
+    fn start(workload: Workload, protection: Protection, rounds: u64) -> Result<Self, BenchError> {
+        let rounds = rounds.to_string();
         let name = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
         let arguments = [
             "bench",
@@ -190,6 +191,8 @@ impl Served {
             &name(&workload),
             "--protection",
             &name(&protection),
+            "--rounds",
+            &rounds,
         ];
         let mut child = Command::new(std::env::current_exe()?)
             .args(arguments)
@@ -435,7 +438,8 @@ async fn synthetic(
     let loads = loads(options, &LOADS);
     let deadline = Duration::from_millis(100);
     let requests = requests(deadline);
-    let plain = Served::start(workload, Protection::None)?;
+    let work = server::calibrated();
+    let plain = Served::start(workload, Protection::None, work)?;
     let lasts = Duration::from_secs(2);
     let capacity = load::saturate(1, plain.address, requests[2][0].clone(), clients, lasts).await?;
     drop(plain);
@@ -447,7 +451,7 @@ async fn synthetic(
     for _ in 0..options.rounds {
         let mut servers = Vec::new();
         for protection in [Protection::Admission, Protection::None, Protection::Tower] {
-            servers.push((protection, Served::start(workload, protection)?));
+            servers.push((protection, Served::start(workload, protection, work)?));
         }
         let mut memory = (0, 0);
         for &load in &loads {
@@ -464,7 +468,7 @@ async fn synthetic(
         }
         curve.memory.push(memory);
         drop(servers);
-        let mut server = Served::start(workload, Protection::Admission)?;
+        let mut server = Served::start(workload, Protection::Admission, work)?;
         let step = step(&mut bench, server.address).await?;
         recoveries.push(step.0);
         recovered.push(step.1);

@@ -44,19 +44,19 @@ struct Work {
     service_ms: AtomicU64,
 }
 
-/// Serves until standard input ends; prints the address first. `slow N` on standard input makes
+/// Serves until standard input ends, with so many `rounds` of the loop a request; prints the address first. `slow N` on standard input makes
 /// the dependency take N ms.
 ///
 /// # Errors
 /// When it cannot listen.
-pub fn serve(workload: Workload, protection: Protection) -> Result<(), BenchError> {
+pub fn serve(workload: Workload, protection: Protection, rounds: u64) -> Result<(), BenchError> {
     // The threads of the runtime inherit it.
     pin(0);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let work = Arc::new(Work {
         workload,
-        rounds: calibrated(),
+        rounds,
         slots: Semaphore::new(SLOTS),
         service_ms: AtomicU64::new(SERVICE_MS),
     });
@@ -122,8 +122,8 @@ fn burn(rounds: u64) -> u64 {
         .fold(0, |hash, _| std::hint::black_box(xxhash_rust::xxh3::xxh3_64_with_seed(&block, hash)))
 }
 
-/// How many rounds take [`CPU`], when nothing disturbs.
-fn calibrated() -> u64 {
+/// How many rounds take [`CPU`], when nothing disturbs. Found once, so that all servers do the same.
+pub(super) fn calibrated() -> u64 {
     const ROUNDS: u64 = 20_000;
     let fastest = (0..20).map(|_| {
         let begun = Instant::now();
