@@ -250,7 +250,7 @@ pub struct Admission {
     tried: Box<[AtomicU64]>,
     /// Somebody found no room since the last look.
     is_bound: AtomicBool,
-    /// Refused for want of room since the last look, and all in all.
+    /// Refused for want of room since the last look.
     shed_lately: AtomicU64,
     shares: Shares,
     counts: ShedCounts,
@@ -490,17 +490,17 @@ impl Admission {
     }
 
     fn shed(&self, ask: &Ask, reason: Reason) -> Answer {
-        self.refused(ask, reason);
+        self.refused(ask.class, reason);
         Answer::Shed(reason)
     }
 
     /// Counts a refusal that was decided elsewhere, too.
-    pub fn refused(&self, ask: &Ask, reason: Reason) {
+    pub fn refused(&self, class: Class, reason: Reason) {
         if reason.is_want_of_room() {
             self.shed_lately.fetch_add(1, Ordering::Relaxed);
         }
-        self.metrics.decided(ask.class, Decision::Shed);
-        self.counts.note(ask.class, reason);
+        self.metrics.decided(class, Decision::Shed);
+        self.counts.note(class, reason);
     }
 
     /// Begins whatever is in flight.
@@ -697,7 +697,7 @@ impl Place {
             Err(Reason::Wait) if self.rank != self.ask.class => Reason::Share,
             Err(reason) => reason,
         };
-        self.admission.refused(&self.ask, reason);
+        self.admission.refused(self.ask.class, reason);
         Err(reason)
     }
 }

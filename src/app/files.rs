@@ -21,19 +21,22 @@ pub(crate) fn allowed() -> Option<u64> {
     getrlimit(Resource::Nofile).maximum
 }
 
-/// Raises the soft limit as far as it has to be.
-pub(super) fn make_room(config: &Config, roles: Roles) -> Result<(), AppError> {
-    let needed = needed(config, roles);
+/// Raises the soft limit as far as it has to be; `false`: it is not allowed so many.
+pub(crate) fn raise(needed: u64) -> bool {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
-        return Ok(());
+        return true;
     }
     let raised = Rlimit { current: Some(needed), maximum };
-    if maximum.is_none_or(|maximum| maximum >= needed)
-        && setrlimit(Resource::Nofile, raised).is_ok()
-    {
+    maximum.is_none_or(|maximum| maximum >= needed) && setrlimit(Resource::Nofile, raised).is_ok()
+}
+
+/// Sees to it that so many may be open as may be needed.
+pub(super) fn make_room(config: &Config, roles: Roles) -> Result<(), AppError> {
+    let needed = needed(config, roles);
+    if raise(needed) {
         return Ok(());
     }
     let connections = config.http.max_connections;
-    Err(AppError::Files { connections, needed, allowed: maximum.unwrap_or(u64::MAX) })
+    Err(AppError::Files { connections, needed, allowed: allowed().unwrap_or(u64::MAX) })
 }

@@ -26,6 +26,7 @@ use std::time::Duration;
 use ::metrics::Histogram;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -120,7 +121,7 @@ impl Door {
     pub(super) fn charge(
         &self,
         token: Option<&str>,
-        uri: &Uri,
+        request: &Request,
     ) -> Result<[Option<Taken>; 2], Problem> {
         let settings = *self.quotas.settings.read().unwrap_or_else(PoisonError::into_inner);
         if settings == QuotaSettings::default() {
@@ -128,19 +129,26 @@ impl Door {
         }
         let now = self.admission.now();
         let token = token.map(|token| self.quotas.tokens.take(token, 1, settings.token, now));
-        let token = self.judge(token, "token")?;
-        let bot = bot_of(uri).map(|bot| {
+        let route = self.routes.find(request.method(), request.extensions());
+        let token = self.judge(token, "token", route)?;
+        let bot = bot_of(request.uri()).map(|bot| {
             let bot = extract::percent_decoded(bot.as_bytes());
             self.quotas.bots.take(&String::from_utf8_lossy(&bot), 1, settings.bot, now)
         });
-        Ok([token, self.judge(bot, "bot")?])
+        Ok([token, self.judge(bot, "bot", route)?])
     }
 
     /// Charges a bot with `n` events.
-    pub(super) fn charge_bot(&self, bot: &BotId, n: u32) -> Result<Option<Taken>, Problem> {
+    pub(super) fn charge_bot(
+        &self,
+        bot: &BotId,
+        n: u32,
+        parts: &Parts,
+    ) -> Result<Option<Taken>, Problem> {
         let quota = self.quotas.settings.read().unwrap_or_else(PoisonError::into_inner).bot;
         let taken = self.quotas.bots.take(bot.as_str(), n, quota, self.admission.now());
-        self.judge(Some(taken), "bot")
+        let route = self.routes.find(&parts.method, &parts.extensions);
+        self.judge(Some(taken), "bot", route)
     }
 
     /// Over its quota, one is served while there is room for all.
@@ -148,11 +156,14 @@ impl Door {
         &self,
         taken: Option<Result<Option<Taken>, Exceeded>>,
         whose: &str,
+        route: &Route,
     ) -> Result<Option<Taken>, Problem> {
         match taken.transpose() {
             Ok(taken) => Ok(taken.flatten()),
             Err(_) if !self.admission.is_tight() => Ok(None),
             Err(Exceeded { retry_after }) => {
+                route.shed(route.class, Reason::Quota).increment(1);
+                self.admission.refused(route.class, Reason::Quota);
                 let detail = format!("the quota of this {whose} is used up; nothing was done");
                 let seconds = u32::try_from(retry_after.as_secs()).unwrap_or(u32::MAX);
                 let reason = HeaderValue::from_static(Reason::Quota.as_str());
@@ -253,7 +264,7 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
         return hold(permit, response);
     }
     drop(permit);
-    door.admission.refused(&ask, Reason::Deadline);
+    door.admission.refused(class, Reason::Deadline);
     route.shed(class, Reason::Deadline).increment(1);
     let detail = "the deadline passed while this was done; how far it came is not known";
     let reason = HeaderValue::from_static(Reason::Deadline.as_str());

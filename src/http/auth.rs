@@ -407,7 +407,7 @@ impl Guard {
     ) -> Result<(Caller, [Option<Taken>; 2]), Problem> {
         let caller = self.access.admit(request, self.scope, browses)?;
         let token = caller.has_token().then_some(&*caller.0.name);
-        let charged = self.door.charge(token, request.uri())?;
+        let charged = self.door.charge(token, request)?;
         Ok((caller, charged))
     }
 }

@@ -79,7 +79,7 @@ async fn publish(
     // In flight until they are published.
     let _taken = counts
         .into_iter()
-        .map(|(bot, count)| api.door.charge_bot(bot, count))
+        .map(|(bot, count)| api.door.charge_bot(bot, count, &parts))
         .collect::<Result<Vec<_>, _>>()?;
     bus::publish(&api.bus, &api.stream, &events.texts).await?;
     Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: events.texts.len() })))

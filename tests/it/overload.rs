@@ -145,7 +145,7 @@ async fn without_room_the_lower_classes_are_refused_and_health_and_operators_are
 async fn over_its_quota_a_bot_is_served_while_there_is_room_and_told_429_when_there_is_not() {
     let server = RedisServer::start(Options::default());
     let quota = [("admission.bot_rate", "1"), ("admission.limit_max", "8")];
-    let (_process, client) = start(&server, &quota).await;
+    let (process, client) = start(&server, &quota).await;
     let show = async |bot: &str| client.get(&format!("/v1/pipelines/test/bots/{bot}")).await;
     for _ in 0..5 {
         assert_eq!(show("busy").await.code, 200, "nobody else wants the room");
@@ -163,6 +163,11 @@ async fn over_its_quota_a_bot_is_served_while_there_is_room_and_told_429_when_th
     server.sigcont();
     hanging.join_all().await;
     assert_eq!(show("busy").await.code, 200);
+    let (_, text) = get(&process.metrics(), "/metrics").await;
+    for (class, route) in [("p1", "/v1/pipelines/{pipeline}/bots/{bot}"), ("p2", "/v1/events")] {
+        let labels = [("class", class), ("route", route), ("reason", "quota")];
+        assert_eq!(metric(&text, "fairlane_shed_total", &labels), Some(1.0), "{route}");
+    }
 }
 
 #[tokio::test]

@@ -11,14 +11,20 @@ use tokio::task::JoinSet;
 use super::super::BenchError;
 use super::load::{self, Phase, quantile_ms};
 use super::{Bench, Flood, P0_RATE, Protection, Served, Workload, requests};
+use crate::app::files;
 
 /// Connections of the flood at once.
 const CONNECTIONS: usize = 2_000;
+/// With the generator's own.
+const FILES: u64 = 4_096;
 /// From so many addresses of the loopback.
 const ADDRESSES: usize = 4;
 
 pub(super) async fn measure() -> Result<Flood, BenchError> {
-    more_files();
+    if !files::raise(FILES) {
+        let what = format!("a flood needs {FILES} open files; raise the limit (ulimit -Hn)");
+        return Err(BenchError::Stuck(Duration::ZERO, what));
+    }
     let server = Served::start(Workload::Dependency, Protection::Admission, 1)?;
     let address = server.address;
     let flood = std::thread::Builder::new().name("flood".to_owned());
@@ -79,13 +85,4 @@ async fn slowly(address: SocketAddr, number: usize) -> std::io::Result<()> {
         stream.write_all(b"a").await?;
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-}
-
-/// As many files as connections.
-fn more_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let wanted = 8_192;
-    let current = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
-    let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
 }

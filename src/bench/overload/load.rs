@@ -165,8 +165,6 @@ pub(super) async fn saturate(
     clients: usize,
     lasts: Duration,
 ) -> Result<f64, BenchError> {
-    let request: Rc<[u8]> = Rc::from(request);
-    let request = request.to_vec();
     on_thread(core, async move || {
         let (begun, count) = (Instant::now(), Rc::new(Cell::new(0_u64)));
         let warm = lasts / 4;

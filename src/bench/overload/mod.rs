@@ -320,6 +320,32 @@ struct Curve {
 }
 
 impl Curve {
+    /// Every load on every server, one after the other.
+    async fn sweep(
+        &mut self,
+        bench: &mut Bench,
+        servers: &[(Protection, Served)],
+        loads: &[f64],
+        seconds: u64,
+        mut watch: impl FnMut(u64),
+    ) -> Result<(), BenchError> {
+        let mut memory = (0, 0);
+        for &load in loads {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "%")]
+            watch((load * 100.0) as u64);
+            for (protection, server) in servers {
+                let outcome = bench.steady(server.address, load, seconds).await?;
+                self.runs.push((*protection, load, outcome));
+                if *protection == Protection::Admission {
+                    let used = server.memory().unwrap_or_default();
+                    memory = (if load <= 1.0 { used } else { memory.0 }, used);
+                }
+            }
+        }
+        self.memory.push(memory);
+        Ok(())
+    }
+
     fn of(&self, protection: Protection, load: f64) -> impl Iterator<Item = &Outcome> {
         let is_of =
             move |run: &&(Protection, f64, Outcome)| run.0 == protection && same(run.1, load);
@@ -453,20 +479,8 @@ async fn synthetic(
         for protection in [Protection::Admission, Protection::None, Protection::Tower] {
             servers.push((protection, Served::start(workload, protection, work)?));
         }
-        let mut memory = (0, 0);
-        for &load in &loads {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "%")]
-            watch(stage, (load * 100.0) as u64);
-            for (protection, server) in &servers {
-                let outcome = bench.steady(server.address, load, options.seconds).await?;
-                curve.runs.push((*protection, load, outcome));
-                if *protection == Protection::Admission {
-                    let used = server.memory().unwrap_or_default();
-                    memory = (if load <= 1.0 { used } else { memory.0 }, used);
-                }
-            }
-        }
-        curve.memory.push(memory);
+        let watch = |percent| watch(stage, percent);
+        curve.sweep(&mut bench, &servers, &loads, options.seconds, watch).await?;
         drop(servers);
         let mut server = Served::start(workload, Protection::Admission, work)?;
         let step = step(&mut bench, server.address).await?;

@@ -48,23 +48,9 @@ pub(super) async fn measure(
                 tokio::time::sleep(Duration::from_secs(5)).await;
                 bench.capacity = load::saturate(1, plain, request, 48, lasts).await?;
             }
-            let mut memory = (0, 0);
-            for &load in &loads {
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "%")]
-                watch(
-                    "reads: totals of the real service, times the capacity in %",
-                    (load * 100.0) as u64,
-                );
-                for (protection, server) in &servers {
-                    let outcome = bench.steady(server.address, load, options.seconds).await?;
-                    curve.runs.push((*protection, load, outcome));
-                    if *protection == Protection::Admission {
-                        let used = server.memory().unwrap_or_default();
-                        memory = (if load <= 1.0 { used } else { memory.0 }, used);
-                    }
-                }
-            }
-            curve.memory.push(memory);
+            let stage = "reads: totals of the real service, times the capacity in %";
+            let watch = |percent| watch(stage, percent);
+            curve.sweep(&mut bench, &servers, &loads, options.seconds, watch).await?;
         }
         Ok(curve.figures(Workload::Reads, &bench, &loads))
     })
