@@ -17,10 +17,15 @@
 //! in the queues and stays; the stream's last id is raised to there, so that no entry gets an id that
 //! the shards take for one they have.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, join};
 use rand::Rng;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
@@ -122,9 +127,49 @@ struct Reader<S> {
     patience: Duration,
 }
 
+/// Where the shards stand, and the last entry and number of those that were copied.
+type Copied = Result<(Positions, Option<(Offset, u64)>), FanoutError>;
+
+/// The copying beside the reading: a copy may take longer than a batch takes to be read.
+enum Copying<'a> {
+    /// None is under way, and this is where the shards stand.
+    Rests(Positions),
+    Goes(BoxFuture<'a, Copied>),
+    /// Ended, and nobody looked yet.
+    Ended(Copied),
+}
+
+impl Copying<'_> {
+    /// Ends with `work`; a copy goes on meanwhile.
+    async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            if let Self::Goes(copy) = self
+                && let Poll::Ready(copied) = copy.as_mut().poll(context)
+            {
+                *self = Self::Ended(copied);
+            }
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// Waits for the copy that is under way, notes it, and answers where the shards stand.
+    async fn ends(self, session: &mut Session) -> Result<Positions, FanoutError> {
+        let (positions, covered) = match self {
+            Self::Rests(positions) => return Ok(positions),
+            Self::Goes(copy) => copy.await?,
+            Self::Ended(copied) => copied?,
+        };
+        if let Some((end, entries)) = covered {
+            session.copied = (end, session.copied.1 + entries);
+        }
+        Ok(positions)
+    }
+}
+
 /// What one session knows.
 struct Session {
-    positions: Positions,
     matches: Matches,
     /// The last entry read.
     end: Offset,
@@ -228,7 +273,8 @@ impl<S: Source> Reader<S> {
 
     /// Reads and copies until something fails.
     async fn read(&self) -> Result<(), FanoutError> {
-        let mut session = self.begin().await?;
+        let (mut session, positions) = self.begin().await?;
+        let mut copying = Copying::Rests(positions);
         let (mut gathered, mut ahead) = (Gathered::default(), None);
         loop {
             let (asked, fetched) = if let Some((asked, fetched)) = ahead.take() {
@@ -238,51 +284,53 @@ impl<S: Source> Reader<S> {
                 (asked, self.source.fetch(session.end, asked, RedisStream::WAIT_MAX).await?)
             };
             // While there is more, it is fetched during the work on what is here.
-            let more = fetched.last().filter(|_| fetched.len() == asked);
-            let (next, due) = (
-                session.batch,
-                if gathered.is_full() {
-                    std::mem::take(&mut gathered)
-                } else {
-                    Gathered::default()
-                },
-            );
+            let (more, next) = (fetched.last().filter(|_| fetched.len() == asked), session.batch);
             let fetch = async {
                 let fetching = more.map(|last| self.source.fetch(last, next, Duration::ZERO));
                 Some((next, fetching?.await))
             };
             let decode = async { self.source.decode(fetched) };
-            let (fetching, copied, batch) =
-                tokio::join!(fetch, self.copy(&due, &mut session), decode);
+            let (fetching, batch) = copying.beside(join(fetch, decode)).await;
             ahead = fetching;
-            copied?;
             let batch = batch?;
             self.put_aside(&batch).await?;
             session.advance(&batch);
             self.fanout.gather(&batch, &mut session.matches, &mut gathered);
+            let due = session.checkpointed.0.elapsed() >= CHECKPOINT || batch.is_empty();
+            if more.is_some() && !due && !gathered.is_full() {
+                continue;
+            }
+            // Positions are known when no copy is under way.
+            let positions = copying.ends(&mut session).await?;
+            self.look_for_missing(&mut session, &positions)?;
+            copying = Copying::Goes(self.copy(std::mem::take(&mut gathered), positions).boxed());
             // Nothing waits longer than it takes to read what is there already.
-            if more.is_none() {
-                self.copy(&std::mem::take(&mut gathered), &mut session).await?;
+            if more.is_none() || due {
+                let mut positions = copying.ends(&mut session).await?;
+                if due {
+                    self.checkpoint(&mut session, &mut positions).await?;
+                }
+                copying = Copying::Rests(positions);
             }
-            if session.checkpointed.0.elapsed() >= CHECKPOINT || batch.is_empty() {
-                self.checkpoint(&mut session).await?;
-            }
-            self.look_for_missing(&mut session)?;
         }
     }
 
     /// Copies what was gathered, all that was read since the last copy.
-    async fn copy(&self, gathered: &Gathered, session: &mut Session) -> Result<(), FanoutError> {
-        let Some((end, entries)) = gathered.covers() else { return Ok(()) };
-        self.fanout.copy(self.source.name(), gathered, &mut session.positions).await?;
-        self.metrics.events.increment(entries);
-        session.copied = (end, session.copied.1 + entries);
-        Ok(())
+    async fn copy(&self, gathered: Gathered, mut positions: Positions) -> Copied {
+        let copied = self.fanout.copy(self.source.name(), &gathered, &mut positions).await;
+        if copied.is_ok() {
+            self.metrics.events.increment(gathered.covers().map_or(0, |(_, entries)| entries));
+        }
+        copied.map(|()| (positions, gathered.covers()))
     }
 
     /// Ends the session when it is time to see whether shards that are missing are back.
-    fn look_for_missing(&self, session: &mut Session) -> Result<(), FanoutError> {
-        let missing = session.positions.missing();
+    fn look_for_missing(
+        &self,
+        session: &mut Session,
+        positions: &Positions,
+    ) -> Result<(), FanoutError> {
+        let missing = positions.missing();
         if missing == 0 {
             return Ok(());
         }
@@ -290,7 +338,7 @@ impl<S: Source> Reader<S> {
         if Instant::now() < look { Ok(()) } else { Err(FanoutError::Missing(missing)) }
     }
 
-    async fn begin(&self) -> Result<Session, FanoutError> {
+    async fn begin(&self) -> Result<(Session, Positions), FanoutError> {
         let (extent, positions) = self.positions().await?;
         if let Some(highest) = positions.highest().filter(|highest| *highest > extent.last) {
             warn!(stream = self.source.name(), %highest, last = %extent.last,
@@ -306,8 +354,7 @@ impl<S: Source> Reader<S> {
                 "the stream was trimmed beyond what was read: events are missing");
         }
         let entries = entries_at(extent, start, noted);
-        Ok(Session {
-            positions,
+        let session = Session {
             matches: Matches::default(),
             end: start,
             entries,
@@ -317,7 +364,8 @@ impl<S: Source> Reader<S> {
             lag_at: Offset::default(),
             trimmed: (now, Offset::default()),
             look: None,
-        })
+        };
+        Ok((session, positions))
     }
 
     async fn put_aside(&self, batch: &[Entry]) -> Result<(), StoreError> {
@@ -338,12 +386,16 @@ impl<S: Source> Reader<S> {
     }
 
     /// Moves idle shards forward, notes the position, updates the lag, trims.
-    async fn checkpoint(&self, session: &mut Session) -> Result<(), FanoutError> {
+    async fn checkpoint(
+        &self,
+        session: &mut Session,
+        positions: &mut Positions,
+    ) -> Result<(), FanoutError> {
         let name = self.source.name();
         let (copied, entries) = session.copied;
         if copied != session.checkpointed.1 {
             // Nothing is under way here, so now all shards stand at the same place.
-            self.fanout.checkpoint(name, copied, &mut session.positions).await?;
+            self.fanout.checkpoint(name, copied, positions).await?;
             self.source.note(copied, entries).await?;
             session.checkpointed.1 = copied;
         }
@@ -361,11 +413,11 @@ impl<S: Source> Reader<S> {
         }
         session.checkpointed.0 = Instant::now();
         // What missing shards need is not known.
-        let complete = session.positions.missing() == 0;
+        let complete = positions.missing() == 0;
         if self.retention.trim && complete && session.trimmed.0.elapsed() >= TRIM {
             let old = self.clock.now().saturating_sub(self.retention.keep);
             let old = Offset { ms: millis(old), seq: 0 };
-            let keep = session.positions.lowest().unwrap_or(session.end).min(old);
+            let keep = positions.lowest().unwrap_or(session.end).min(old);
             if keep > session.trimmed.1 {
                 self.metrics.trimmed.increment(self.source.trim(keep).await?);
                 // What a consumer group still needs is tried again, even if nothing new arrives.
