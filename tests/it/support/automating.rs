@@ -1,7 +1,7 @@
 //! Processes that evaluate rules, and what they leave behind.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::app::Roles;
 use serde_json::{Value, json};
@@ -78,8 +78,10 @@ pub(crate) async fn put(client: &Client, bot: &str, rule: &str, body: &Value) ->
     let headers = [("content-type", "application/json")];
     let mut answer = Answer::default();
     // A server that many tests start at once takes its time for its first indexes.
-    eventually(LONG, "MongoDB answers", async || {
+    let started = Instant::now();
+    eventually(LONG * 2, "MongoDB answers", async || {
         answer = client.send("PUT", &path, &headers, body.to_string().as_bytes()).await;
+        assert!(answer.code != 503 || started.elapsed() < LONG, "{}", answer.problem());
         answer.code != 503
     })
     .await;
