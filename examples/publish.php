@@ -1,0 +1,45 @@
+<?php
+// Gives Fairlane an event, with nothing but PHP.
+//
+//     FAIRLANE=http://127.0.0.1:8080 php publish.php BOT TYPE [DATA]
+//
+// TOKEN in the environment is a bearer token of auth.tokens, if there are any. DATA is JSON.
+
+/** Returns once the bus has all of them, or ends with what is wrong. What was refused is none of it on
+ * the bus; after any other failure send the same again: receivers know repeated events by their ids. */
+function publish(array $events): array
+{
+    $headers = ['content-type: application/cloudevents-batch+json'];
+    if ($token = getenv('TOKEN')) {
+        $headers[] = "authorization: Bearer $token";
+    }
+    $request = stream_context_create(['http' => [
+        'method' => 'POST', 'header' => $headers, 'content' => json_encode($events),
+        'timeout' => 10, 'ignore_errors' => true,
+    ]]);
+    $url = (getenv('FAIRLANE') ?: 'http://127.0.0.1:8080') . '/v1/events';
+    for ($attempt = 0; $attempt < 5; $attempt++) {
+        $answer = @file_get_contents($url, false, $request);
+        $head = $answer === false ? [] : $http_response_header;
+        $code = (int) (explode(' ', $head[0] ?? '')[1] ?? 0);
+        if ($code === 202) {
+            return json_decode($answer, true);
+        }
+        // 429 and 503: later. Anything else says what is wrong with the events.
+        if ($code !== 0 && $code !== 429 && $code !== 503) {
+            exit("$code: $answer\n");
+        }
+        $later = preg_grep('/^retry-after:/i', $head);
+        sleep($later ? (int) explode(':', reset($later))[1] : 2 ** $attempt);
+    }
+    exit("no answer in five attempts\n");
+}
+
+if ($argc < 3 || $argc > 4) {
+    exit("php publish.php BOT TYPE [DATA]\n");
+}
+$event = [
+    'specversion' => '1.0', 'id' => bin2hex(random_bytes(16)), 'source' => 'publish.php',
+    'type' => $argv[2], 'botid' => $argv[1], 'data' => json_decode($argv[3] ?? 'null'),
+];
+echo json_encode(publish([$event])), "\n";
