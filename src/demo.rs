@@ -4,26 +4,31 @@
 //! thousands of quiet ones (Zipf). One handling in a hundred fails and is tried again in order.
 //! At the end, loss and order are checked.
 
+mod generator;
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
-use serde::{Deserialize, Serialize};
+use rand::Rng as _;
+use serde::Serialize;
 use tokio::time::Instant;
 
+pub(crate) use self::generator::Generator;
+use self::generator::Payload;
+use crate::app::Roles;
 use crate::bench::latency::{quantile_ms, waits};
-use crate::bench::{BenchError, Meter, Rig, drained, pipeline_name};
+use crate::bench::{BenchError, Meter, Rig, drained};
 use crate::clock::{Clock, SystemClock, micros};
-use crate::event::{Event, EventError};
 use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
-use crate::id::BotId;
+use crate::id::{BotId, PipelineName};
 use crate::queue::{PipelineView, Queue};
 
 /// Bots that run campaigns.
-const BUSY: usize = 5;
+pub(crate) const BUSY: usize = 5;
 /// Workers of the demo.
 const WORKERS: usize = 16;
 /// What the handler takes per event; it waits once per slice, as one call of another service would.
@@ -32,6 +37,20 @@ const HANDLING: Duration = Duration::from_micros(200);
 const CAMPAIGN_EVERY: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_millis(10);
 const REFRESH: Duration = Duration::from_millis(500);
+
+/// What the demo's pipeline is called.
+const PIPELINE: &str = "demo";
+/// Where the page is if nobody else is there, as in `fairlane serve`.
+const PAGE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+
+/// Where it can be looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Addresses {
+    /// The web page.
+    pub page: Option<SocketAddr>,
+    /// `/metrics`.
+    pub metrics: Option<SocketAddr>,
+}
 
 /// What to run.
 #[derive(Debug, Clone, Copy)]
@@ -104,13 +123,6 @@ struct Work {
 
 struct DemoHandler(Arc<Work>);
 
-#[derive(Serialize, Deserialize)]
-struct Payload {
-    sent: u64,
-    tag: String,
-    channel: String,
-}
-
 impl Handler for DemoHandler {
     async fn handle(&self, environment: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
         let count = u32::try_from(slice.events.len()).unwrap_or(u32::MAX);
@@ -145,70 +157,13 @@ fn is_busy(bot: &BotId) -> bool {
         .is_some_and(|n| n < BUSY)
 }
 
-/// Makes events: quiet bots by Zipf, campaigns for the busy ones.
-struct Generator {
-    random: SmallRng,
-    /// Cumulated Zipf weights of the quiet bots.
-    weights: Vec<f64>,
-    positions: Vec<u32>,
-}
-
-impl Generator {
-    #[expect(clippy::cast_precision_loss, reason = "a number of bots")]
-    fn new(bots: usize) -> Self {
-        let mut sum = 0.0;
-        let weights = (1..=bots.saturating_sub(BUSY).max(1))
-            .map(|rank| {
-                sum += 1.0 / rank as f64;
-                sum
-            })
-            .collect();
-        let positions = vec![0; bots.max(BUSY + 1)];
-        Self { random: SmallRng::seed_from_u64(42), weights, positions }
-    }
-
-    fn quiet(&mut self) -> usize {
-        let total = self.weights.last().copied().unwrap_or(1.0);
-        let point = self.random.random_range(0.0..total);
-        BUSY + self.weights.partition_point(|&weight| weight < point).min(self.weights.len() - 1)
-    }
-
-    fn event(&mut self, bot: usize) -> Result<Vec<u8>, BenchError> {
-        const KINDS: [(&str, &str); 5] = [
-            ("message.received", "telegram"),
-            ("tag.applied", "whatsapp"),
-            ("field.changed", "instagram"),
-            ("subscriber.created", "telegram"),
-            ("order.paid", "web"),
-        ];
-        const TAGS: [&str; 4] = ["vip", "newsletter", "trial", "cart-left"];
-        let (kind, channel) = KINDS[self.random.random_range(0..KINDS.len())];
-        let payload = Payload {
-            sent: micros(SystemClock.now()),
-            tag: TAGS[self.random.random_range(0..TAGS.len())].to_owned(),
-            channel: channel.to_owned(),
-        };
-        let id = self.positions[bot].to_string();
-        self.positions[bot] += 1;
-        let subscriber = self.random.random_range(0..10_000);
-        let event = Event::builder(kind, &BotId::parse(&format!("bot-{bot}"))?)
-            .id(id)
-            .source("demo")
-            .subject(format!("subscriber-{subscriber}"))
-            .data(&payload)
-            .map_err(EventError::Json)?
-            .build()?;
-        Ok(serde_json::to_vec(&event).map_err(EventError::Json)?)
-    }
-}
-
 /// Runs the demo. `show` is told what happens twice a second.
 ///
 /// # Errors
 /// When the private Redis fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
-    started: impl FnMut(&str),
+    started: impl FnMut(&Addresses),
     show: impl FnMut(&Look),
 ) -> Result<Summary, BenchError> {
     Rig::with(async |rig| perform(rig, options, started, show).await).await
@@ -217,7 +172,7 @@ pub async fn run(
 async fn perform(
     rig: &Rig,
     options: Options,
-    mut started: impl FnMut(&str),
+    mut started: impl FnMut(&Addresses),
     mut show: impl FnMut(&Look),
 ) -> Result<Summary, BenchError> {
     let bots = options.bots.max(BUSY + 1);
@@ -230,9 +185,16 @@ async fn perform(
         pipeline.backoff.initial = Duration::from_millis(50);
         pipeline.max_attempts = std::num::NonZero::new(1_000).unwrap_or(pipeline.max_attempts);
     };
-    let app = rig.app(WORKERS, quick, DemoHandler(Arc::clone(&work))).await?;
-    let queue = app.queue(&pipeline_name());
-    started(&app.metrics_address().map_or_else(|_| String::new(), |address| address.to_string()));
+    let name = PipelineName::parse(PIPELINE)?;
+    let app = rig
+        .app_as(&name, Roles::ALL, page_address(), WORKERS, quick, DemoHandler(Arc::clone(&work)))
+        .await?;
+    let queue = app.queue(&name);
+    let told = |address: std::io::Result<SocketAddr>| address.ok();
+    started(&Addresses {
+        page: told(app.http_address().and_then(|found| found.ok_or(ErrorKind::NotFound.into()))),
+        metrics: told(app.metrics_address()),
+    });
     let running = Rig::spawn(app);
     let begun = Instant::now();
     let mut watch = Watcher { begun, last: (begun, 0, 0), work: Arc::clone(&work), queue };
@@ -263,6 +225,12 @@ async fn perform(
     })
 }
 
+/// [`PAGE`], or a free port.
+fn page_address() -> SocketAddr {
+    let is_free = std::net::TcpListener::bind(PAGE).is_ok();
+    if is_free { PAGE } else { SocketAddr::new(PAGE.ip(), 0) }
+}
+
 /// Sends for the given time.
 async fn send(
     rig: &Rig,
@@ -271,7 +239,7 @@ async fn send(
     watch: &mut Watcher,
     show: &mut impl FnMut(&Look),
 ) -> Result<u64, BenchError> {
-    let mut generator = Generator::new(bots);
+    let mut generator = Generator::new(bots, "");
     let (mut sent, mut campaigns) = (0, 0_u32);
     let campaign = usize::try_from(options.rate.clamp(200, 20_000)).unwrap_or(200);
     let begun = watch.begun;
@@ -384,21 +352,6 @@ pub fn draw(look: &Look) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_generator_prefers_few_bots_but_reaches_many() {
-        let mut generator = Generator::new(1_000);
-        let mut met = vec![0_u32; 1_000];
-        for _ in 0..20_000 {
-            met[generator.quiet()] += 1;
-        }
-        assert!(
-            met[..BUSY].iter().all(|&count| count == 0),
-            "campaign bots send by campaigns only"
-        );
-        assert!(met[BUSY] > 20 * met[900].max(1), "{} {}", met[BUSY], met[900]);
-        assert!(met.iter().filter(|&&count| count > 0).count() > 800);
-    }
 
     #[test]
     fn figures_stay_in_their_columns_whatever_their_size() {

@@ -14,6 +14,7 @@ pub mod notifications;
 pub mod overload;
 pub mod pipeline;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use redis::{Pipeline, Value};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::app::{App, AppError};
+use crate::app::{App, AppError, Roles};
 use crate::clock::{Clock, SystemClock, micros};
 use crate::config::{Config, ConfigError, PipelineConfig, RedisUrl, WorkersConfig};
 use crate::event::{Event, EventError};
@@ -129,16 +130,34 @@ impl Rig {
         change: impl FnOnce(&mut PipelineConfig),
         handler: impl Handler,
     ) -> Result<App, BenchError> {
-        let mut pipeline = PipelineConfig::new("bench", ["*"]);
+        let roles = Roles { http: false, ..Roles::ALL };
+        let nowhere = ([127, 0, 0, 1], 0).into();
+        self.app_as(&pipeline_name(), roles, nowhere, workers, change, handler).await
+    }
+
+    /// The same with a pipeline of that name, in these roles, its pages at `http`.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub async fn app_as(
+        &self,
+        name: &PipelineName,
+        roles: Roles,
+        http: SocketAddr,
+        workers: usize,
+        change: impl FnOnce(&mut PipelineConfig),
+        handler: impl Handler,
+    ) -> Result<App, BenchError> {
+        let mut pipeline = PipelineConfig::new(name.as_str(), ["*"]);
         pipeline.start = crate::config::Start::Earliest;
         let max = std::num::NonZero::new(workers).unwrap_or(std::num::NonZero::<usize>::MIN);
         pipeline.workers = WorkersConfig { min: max, max };
         change(&mut pipeline);
         let mut config = self.config();
         config.bus.streams = vec![STREAM.to_owned()];
-        config.pipelines.insert(pipeline_name(), pipeline);
-        let app = App::builder(config).handler("bench", handler);
-        Ok(app.roles(crate::app::Roles { http: false, ..crate::app::Roles::ALL }).build().await?)
+        config.http.listen = http;
+        config.pipelines.insert(name.clone(), pipeline);
+        Ok(App::builder(config).handler(name.as_str(), handler).roles(roles).build().await?)
     }
 
     /// Starts an instance; stop it through the answer.

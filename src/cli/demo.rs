@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use clap::Args;
 
 use super::error::CliError;
-use crate::demo::{self, Look, Options, Summary};
+use crate::demo::{self, Addresses, Look, Options, Summary};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,8 +43,14 @@ pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
     ));
     let terminal = io::stdout().is_terminal();
     let mut drawn = 0;
-    let started = |address: &str| {
-        say(&format!("  metrics: curl http://{address}/metrics      stop early: Ctrl-C\n"));
+    let started = |at: &Addresses| {
+        if let Some(page) = at.page {
+            say(&format!("  Look on at    http://{page}/"));
+        }
+        if let Some(metrics) = at.metrics {
+            say(&format!("  Metrics at    http://{metrics}/metrics"));
+        }
+        say("  Stop early    Ctrl-C\n");
     };
     let show = |look: &Look| {
         let text = demo::draw(look);

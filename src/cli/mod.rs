@@ -8,6 +8,7 @@ mod config;
 mod dead;
 mod demo;
 mod error;
+mod generate;
 mod output;
 mod pipelines;
 mod publish;
@@ -67,6 +68,8 @@ enum Command {
     Demo(DemoArgs),
     /// Put events on the bus, one CloudEvent in JSON per line.
     Publish(publish::PublishArgs),
+    /// Put generated events on the bus, to see something or to try a handler.
+    Generate(generate::GenerateArgs),
     /// One screen: Redis, the bus, the pipelines, what is wrong and which command helps.
     Status(status::StatusArgs),
     /// List, pause, resume and drop pipelines.
@@ -114,6 +117,7 @@ impl Cli {
             // The largest by far, and the others need not be.
             Command::Bench(args) => Box::pin(bench::bench(args)).await,
             Command::Publish(args) => publish::publish(load()?, args).await,
+            Command::Generate(args) => generate::generate(load()?, args).await,
             Command::Status(args) => status::status(load()?, &args).await,
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,

@@ -1,0 +1,113 @@
+//! `fairlane generate`.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+use super::error::CliError;
+use super::output::{Output, count};
+use super::session::Session;
+use crate::bench::BenchError;
+use crate::bus;
+use crate::config::Config;
+use crate::demo::{BUSY, Generator};
+use crate::keyspace::Link;
+
+const TICK: Duration = Duration::from_millis(20);
+/// Most events of a tick: a machine that was suspended does not make up for it all at once.
+const TICK_MAX: usize = 10_000;
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane generate
+  fairlane generate --bots 1000 --rate 2000 --seconds 60";
+
+/// Arguments of `fairlane generate`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct GenerateArgs {
+    /// How many bots have events: bot-5, bot-6 and so on, the first most.
+    #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    bots: u32,
+    /// Events published per second.
+    #[arg(long, value_name = "EVENTS_PER_S", default_value = "500")]
+    rate: NonZeroU32,
+    /// How long; until it is stopped if left out.
+    #[arg(long, value_name = "S")]
+    seconds: Option<NonZeroU32>,
+    /// Where to; the first of bus.streams if left out.
+    #[arg(long, value_name = "STREAM")]
+    stream: Option<String>,
+    /// Print one JSON object instead of a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+struct Summary {
+    stream: String,
+    published: u64,
+}
+
+/// Puts generated events on the bus.
+pub(super) async fn generate(config: Config, args: GenerateArgs) -> Result<(), CliError> {
+    let stream = args.stream.clone().or_else(|| config.bus.streams.first().cloned());
+    let stream = stream.filter(|stream| !stream.is_empty()).ok_or(CliError::NoStream)?;
+    let output = Output::new(args.json);
+    let summary = Session::with(config, async |session| {
+        let mut terminate = signal(SignalKind::terminate()).map_err(CliError::Signals)?;
+        let mut summary = Summary { stream, published: 0 };
+        let publishing = publish(session.server.link(), &args, &mut summary);
+        // What was sent so far is told also when it is stopped.
+        tokio::select! {
+            biased;
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+            done = publishing => done?,
+        }
+        Ok(summary)
+    })
+    .await?;
+    output.show(&summary, |summary| {
+        format!("published {} to {}", count(summary.published, "event"), summary.stream)
+    })
+}
+
+async fn publish(link: &Link, args: &GenerateArgs, summary: &mut Summary) -> Result<(), CliError> {
+    let progress = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{spinner} {pos} events  {per_sec}  {elapsed}");
+    progress.set_style(style.expect("the template is constant"));
+    let bots = BUSY + usize::try_from(args.bots).unwrap_or(usize::MAX - BUSY);
+    // Receivers know repeated events by their ids, so those of each run are its own.
+    let run = format!("{}-", uuid::Uuid::now_v7().simple());
+    let mut generator = Generator::new(bots, &run);
+    let (begun, mut asked) = (Instant::now(), 0);
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        ticks.tick().await;
+        let elapsed = begun.elapsed();
+        if args.seconds.is_some_and(|seconds| elapsed.as_secs() >= seconds.get().into()) {
+            progress.finish_and_clear();
+            return Ok(());
+        }
+        let due = u128::from(args.rate.get()) * elapsed.as_millis() / 1_000;
+        let missing = usize::try_from(due.saturating_sub(asked)).unwrap_or(usize::MAX);
+        asked = due;
+        let mut batch = Vec::with_capacity(missing.min(TICK_MAX));
+        for _ in 0..missing.min(TICK_MAX) {
+            let bot = generator.quiet();
+            batch.push(generator.event(bot)?);
+        }
+        if !batch.is_empty() {
+            bus::publish(link, &summary.stream, &batch).await.map_err(BenchError::from)?;
+            summary.published += batch.len() as u64;
+            progress.set_position(summary.published);
+        }
+    }
+}
