@@ -357,6 +357,7 @@ impl App {
                 exports: Exports::default(),
                 notifications: notifications.clone(),
                 targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
+                live: http::Live::new(health.clone()),
             };
             let limits = Limits {
                 name: "http",

@@ -31,6 +31,7 @@
 //! | [`app`] | puts it together |
 //! | [`pressure`] | how slow a store is, and how much of the work that needs it should go on |
 //! | [`presence`] | what the running processes say of themselves: rates, workers |
+//! | `trend` | how the pipelines did in the last 15 minutes, for charts |
 //! | `private` | what the private servers, Redis and MongoDB, have in common |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
@@ -111,4 +112,5 @@ mod private;
 pub mod queue;
 pub mod store;
 pub mod telemetry;
+mod trend;
 pub mod view;

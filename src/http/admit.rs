@@ -365,12 +365,18 @@ fn caller(request: &Request) -> u64 {
 /// Counts how long it took when the head is there; a body that is made while it is sent holds the
 /// place until it ends.
 fn hold(permit: Permit, response: Response) -> Response {
-    if response.body().size_hint().exact().is_some() {
+    let unhurried = response.extensions().get::<Unhurried>().is_some();
+    if unhurried || response.body().size_hint().exact().is_some() {
         permit.answered();
         return response;
     }
     response.map(|body| Body::new(HeldBody { body, _permit: permit }))
 }
+
+/// Marks an answer that goes on for minutes and mostly rests: it takes no place from others. Whoever
+/// gives such answers bounds them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unhurried;
 
 struct HeldBody {
     body: Body,

@@ -321,6 +321,18 @@ impl Caller {
         }))
     }
 
+    /// One who may do everything.
+    #[cfg(test)]
+    pub(super) fn of_tests() -> Self {
+        let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
+        Self::new("tests", all, &["*".to_owned()])
+    }
+
+    /// The name of the token.
+    pub(super) fn name(&self) -> &str {
+        &self.0.name
+    }
+
     /// Whether a token was asked for.
     pub(super) fn has_token(&self) -> bool {
         self.0.name != ANONYMOUS

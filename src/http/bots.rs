@@ -41,11 +41,11 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
-struct BotPath {
+pub(super) struct BotPath {
     /// The pipeline.
-    pipeline: PipelineName,
+    pub(super) pipeline: PipelineName,
     /// The bot, percent-encoded.
-    bot: BotId,
+    pub(super) bot: BotId,
 }
 
 impl BotPath {
@@ -53,6 +53,39 @@ impl BotPath {
     async fn queue(&self, api: &Api, caller: &Caller) -> Result<Queue, Problem> {
         caller.check_bot(&self.bot)?;
         api.queues.find(&self.pipeline).await
+    }
+
+    pub(super) async fn pause(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+        self.queue(api, caller).await?.pause(Some(&self.bot)).await?;
+        caller.did("pause", &self.pipeline, Some(&self.bot));
+        Ok(())
+    }
+
+    pub(super) async fn resume(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+        self.queue(api, caller).await?.resume(Some(&self.bot)).await?;
+        caller.did("resume", &self.pipeline, Some(&self.bot));
+        Ok(())
+    }
+
+    pub(super) async fn release(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+        self.queue(api, caller).await?.revoke(&self.bot).await?;
+        caller.did("release", &self.pipeline, Some(&self.bot));
+        Ok(())
+    }
+
+    /// Answers how many events were deleted.
+    pub(super) async fn purge(&self, api: &Api, caller: &Caller) -> Result<u64, Problem> {
+        let queue = self.queue(api, caller).await?;
+        if let Some(kept) = queue.kept_from_purge() {
+            let kind = match kept {
+                KeptFromPurge::Views => Kind::KeepsViews,
+                KeptFromPurge::Notifications => Kind::KeepsNotifications,
+            };
+            return Err(Problem::new(kind, kept.to_string()));
+        }
+        let purged = queue.purge(&self.bot).await?;
+        caller.did("purge", &self.pipeline, Some(&self.bot));
+        Ok(purged)
     }
 }
 
@@ -73,12 +106,28 @@ struct ListQuery {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum Sort {
+pub(super) enum Sort {
     /// Those with most events.
     #[default]
     Depth,
     /// Those whose first event is oldest.
     Age,
+}
+
+impl Sort {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Depth => "depth",
+            Self::Age => "age",
+        }
+    }
+
+    pub(super) const fn order(self) -> BotOrder {
+        match self {
+            Self::Depth => BotOrder::Depth,
+            Self::Age => BotOrder::Age,
+        }
+    }
 }
 
 /// A page of bots.
@@ -112,13 +161,11 @@ async fn list(
         return Err(Problem::field("cursor", "it belongs to a list with another sort"));
     }
     let after = after.map(|(_, cursor)| cursor);
-    let order = match query.sort {
-        Sort::Depth => BotOrder::Depth,
-        Sort::Age => BotOrder::Age,
-    };
     let queue = api.queues.find(&path.pipeline).await?;
     let wanted = |bot: &BotId| caller.covers(bot);
-    let page = queue.list_bots(order, after.as_ref(), limit, &wanted, api.clock.now()).await?;
+    let page = queue
+        .list_bots(query.sort.order(), after.as_ref(), limit, &wanted, api.clock.now())
+        .await?;
     let cursor = page.next.map(|next| page::cursor(&(query.sort, next)));
     Ok(Json(Bots { bots: page.bots, cursor }))
 }
@@ -208,8 +255,7 @@ async fn pause(
     Path(path): Path<BotPath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    path.queue(&api, &caller).await?.pause(Some(&path.bot)).await?;
-    caller.did("pause", &path.pipeline, Some(&path.bot));
+    path.pause(&api, &caller).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -227,8 +273,7 @@ async fn resume(
     Path(path): Path<BotPath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    path.queue(&api, &caller).await?.resume(Some(&path.bot)).await?;
-    caller.did("resume", &path.pipeline, Some(&path.bot));
+    path.resume(&api, &caller).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -247,8 +292,7 @@ async fn release(
     Path(path): Path<BotPath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    path.queue(&api, &caller).await?.revoke(&path.bot).await?;
-    caller.did("release", &path.pipeline, Some(&path.bot));
+    path.release(&api, &caller).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -273,15 +317,6 @@ async fn purge(
     Path(path): Path<BotPath>,
     NoBody: NoBody,
 ) -> Result<Json<Purged>, Problem> {
-    let queue = path.queue(&api, &caller).await?;
-    if let Some(kept) = queue.kept_from_purge() {
-        let kind = match kept {
-            KeptFromPurge::Views => Kind::KeepsViews,
-            KeptFromPurge::Notifications => Kind::KeepsNotifications,
-        };
-        return Err(Problem::new(kind, kept.to_string()));
-    }
-    let purged = queue.purge(&path.bot).await?;
-    caller.did("purge", &path.pipeline, Some(&path.bot));
+    let purged = path.purge(&api, &caller).await?;
     Ok(Json(Purged { purged }))
 }

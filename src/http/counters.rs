@@ -57,7 +57,7 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 
 impl Api {
     /// The counters of a bot, if it is the caller's and they run.
-    fn counters_of(&self, bot: &BotId, caller: &Caller) -> Result<&Counters, Problem> {
+    pub(super) fn counters_of(&self, bot: &BotId, caller: &Caller) -> Result<&Counters, Problem> {
         caller.check_bot(bot)?;
         self.counters.as_ref().map_err(|reason| {
             Problem::new(Kind::NoCounters, format!("the counters do not run here: {reason}"))

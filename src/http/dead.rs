@@ -39,20 +39,44 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
-struct LetterPath {
+pub(super) struct LetterPath {
     /// The pipeline.
-    pipeline: PipelineName,
+    pub(super) pipeline: PipelineName,
     /// The dead letter.
-    id: LetterId,
+    pub(super) id: LetterId,
 }
 
 impl LetterPath {
     /// The letter and the queues of its pipeline, if it is of a bot of the caller.
-    async fn find(&self, api: &Api, caller: &Caller) -> Result<(Queue, DeadLetter), Problem> {
+    pub(super) async fn find(
+        &self,
+        api: &Api,
+        caller: &Caller,
+    ) -> Result<(Queue, DeadLetter), Problem> {
         let queue = api.queues.find(&self.pipeline).await?;
         let letter = queue.dead_letter(self.id).await?.ok_or_else(|| self.none())?;
         caller.check_bot(&letter.bot)?;
         Ok((queue, letter))
+    }
+
+    /// Puts it back at its place in the order of its bot.
+    pub(super) async fn redrive(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+        let (queue, letter) = self.find(api, caller).await?;
+        if !queue.redrive(&letter.bot, self.id).await? {
+            return Err(self.none());
+        }
+        caller.did("redrive", &self.pipeline, Some(&letter.bot));
+        Ok(())
+    }
+
+    /// Deletes it.
+    pub(super) async fn discard(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+        let (queue, letter) = self.find(api, caller).await?;
+        if !queue.drop_dead_letter(self.id).await? {
+            return Err(self.none());
+        }
+        caller.did("drop", &self.pipeline, Some(&letter.bot));
+        Ok(())
     }
 
     fn none(&self) -> Problem {
@@ -147,11 +171,7 @@ async fn redrive(
     Path(path): Path<LetterPath>,
     NoBody: NoBody,
 ) -> Result<Json<Redriven>, Problem> {
-    let (queue, letter) = path.find(&api, &caller).await?;
-    if !queue.redrive(&letter.bot, path.id).await? {
-        return Err(path.none());
-    }
-    caller.did("redrive", &path.pipeline, Some(&letter.bot));
+    path.redrive(&api, &caller).await?;
     Ok(Json(Redriven { redriven: 1 }))
 }
 
@@ -200,10 +220,6 @@ async fn discard(
     Path(path): Path<LetterPath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    let (queue, letter) = path.find(&api, &caller).await?;
-    if !queue.drop_dead_letter(path.id).await? {
-        return Err(path.none());
-    }
-    caller.did("drop", &path.pipeline, Some(&letter.bot));
+    path.discard(&api, &caller).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -3,9 +3,8 @@
 //! | routes | access |
 //! |---|---|
 //! | `/healthz`, `/readyz` | everybody |
-//! | `/`, `/docs`, `/openapi.json`, `/login`, `/style.css` | everybody, but no other site's page |
-//! | `/bots/…` | scope `read`, for the bot, by a browser that keeps its token |
-//! | `/notifications` | scope `read`, by a browser that keeps its token; what it changes: `operate` |
+//! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | everybody, but no other site's page |
+//! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, for the bot, by a browser that keeps its token; what they change: `operate` |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish`, for the bot |
 //! | `POST /v1/bots/…/counters/query` | scope `read`, for the bot |
@@ -49,7 +48,7 @@ use std::sync::Arc;
 use axum::extract::{MatchedPath, Request};
 use axum::http::header;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::response::{IntoResponse as _, Response};
 use axum::{Router, routing};
 use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
@@ -60,6 +59,7 @@ pub(crate) use self::auth::{Access, AuthError};
 pub(crate) use self::counters::Exports;
 pub(crate) use self::health::Health;
 pub(crate) use self::listen::{BindError, Limits, bind, serve};
+pub(crate) use self::pages::Live;
 use self::problem::{Kind, PROBLEM_JSON, Problem};
 pub(crate) use self::queues::Queues;
 pub(crate) use self::routes::{ROUTES, Row};
@@ -96,6 +96,8 @@ pub(crate) struct Api {
     pub(crate) notifications: Option<Notifications>,
     /// Where URLs that come in by requests may lead to.
     pub(crate) targets: Policy,
+    /// What the pages share.
+    pub(crate) live: Live,
 }
 
 /// The routes of `http.listen`.
@@ -116,7 +118,6 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let routes = served
         .merge(docs::routes(document))
         .merge(pages)
-        .route("/", routing::get(async || Redirect::temporary("/docs/")))
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers call by any name.
         .merge(health);

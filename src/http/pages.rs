@@ -3,8 +3,14 @@
 //! send.
 
 mod bot;
+mod counters;
+mod dead;
+mod lines;
+mod live;
 mod login;
 mod notifications;
+mod overview;
+mod pipeline;
 
 use std::sync::Arc;
 
@@ -15,15 +21,18 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Router, routing};
 use maud::{DOCTYPE, Markup, html};
 
+pub(crate) use self::live::Live;
 use super::Api;
 use super::auth::{Access, Guard};
 use super::problem::Problem;
 use crate::config::Scope;
 
 const STYLE: &str = include_str!("pages/style.css");
-/// Nothing but the style and the forms of this server.
+const SCRIPT: &str = include_str!("pages/live.js");
+const ICON: &str = include_str!("pages/icon.svg");
+/// Nothing but what this server serves; no script and no style in a page itself.
 const POLICY: HeaderValue = HeaderValue::from_static(
-    "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
 
 /// Every page.
@@ -36,21 +45,42 @@ pub(super) fn routes(
         routes.route_layer(from_fn_with_state(guarding(scope), guard))
     };
     let reading = Router::new()
+        .route("/", routing::get(overview::show))
+        .route("/pipelines/{pipeline}", routing::get(pipeline::show))
+        .route("/pipelines/{pipeline}/dead", routing::get(dead::list))
+        .route("/pipelines/{pipeline}/dead/{id}", routing::get(dead::show))
+        .route("/counters", routing::get(counters::show))
         .route("/bots", routing::get(bot::ask))
         .route("/bots/{bot}", routing::get(bot::show))
         .route("/notifications", routing::get(notifications::show));
     let operating = Router::new()
+        .route("/pipelines/{pipeline}/pause", routing::post(pipeline::pause))
+        .route("/pipelines/{pipeline}/resume", routing::post(pipeline::resume))
+        .route("/pipelines/{pipeline}/dead/redrive", routing::post(dead::redrive_all))
+        .route("/pipelines/{pipeline}/dead/{id}/redrive", routing::post(dead::redrive))
+        .route("/pipelines/{pipeline}/dead/{id}/drop", routing::post(dead::drop_one))
+        .route("/bots/{bot}/{pipeline}/pause", routing::post(bot::pause))
+        .route("/bots/{bot}/{pipeline}/resume", routing::post(bot::resume))
+        .route("/bots/{bot}/{pipeline}/release", routing::post(bot::release))
+        .route("/bots/{bot}/{pipeline}/purge", routing::post(bot::purge))
         .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
         .route("/notifications/dead/redrive", routing::post(notifications::redrive_all));
     guarded(Scope::Read, reading)
         .merge(guarded(Scope::Operate, operating))
         .with_state(api)
         .merge(login::routes(Arc::clone(access)))
-        .route("/style.css", routing::get(style))
+        .route("/style.css", routing::get(async || asset("text/css", STYLE)))
+        .route("/live.js", routing::get(async || asset("text/javascript", SCRIPT)))
+        .route("/icon.svg", routing::get(async || asset("image/svg+xml", ICON)))
 }
 
-async fn style() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/css"), (header::CACHE_CONTROL, "max-age=300")], STYLE)
+fn asset(kind: &'static str, text: &'static str) -> impl IntoResponse {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "max-age=300"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, text)
 }
 
 /// Lets those through whose token has the scope; others are asked for one.
@@ -93,6 +123,23 @@ impl IntoResponse for Refusal {
 
 /// A whole page.
 fn page(title: &str, body: &Markup) -> Response {
+    page_with(title, body, false)
+}
+
+/// The heading of a page.
+fn headline(text: &str, has_token: bool) -> Markup {
+    html! {
+        div.title {
+            h1 { (text) }
+            @if has_token {
+                form method="post" action="/logout" { button type="submit" { "Log out" } }
+            }
+        }
+    }
+}
+
+/// A whole page; a live one is kept up to date.
+fn page_with(title: &str, body: &Markup, live: bool) -> Response {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -102,17 +149,22 @@ fn page(title: &str, body: &Markup) -> Response {
                 meta name="color-scheme" content="light dark";
                 title { (title) " – Fairlane" }
                 link rel="stylesheet" href="/style.css";
+                link rel="icon" href="/icon.svg" type="image/svg+xml";
+                @if live { script src="/live.js" defer {} }
             }
             body {
                 header {
                     a.brand href="/" { "Fairlane" }
                     nav aria-label="Pages" {
+                        a href="/" { "Overview" }
                         a href="/bots" { "Bots" }
                         a href="/notifications" { "Notifications" }
+                        a href="/counters" { "Counters" }
                         a href="/docs/" { "API" }
                     }
+                    @if live { p #live role="status" { a href="" { "Refresh" } } }
                 }
-                main { (body) }
+                main data-live[live] { (body) }
             }
         }
     };

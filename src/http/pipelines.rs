@@ -36,6 +36,22 @@ pub(super) struct PipelinePath {
     pub(super) pipeline: PipelineName,
 }
 
+impl PipelinePath {
+    pub(super) async fn pause(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+        caller.check_all_bots()?;
+        api.queues.find(&self.pipeline).await?.pause(None).await?;
+        caller.did("pause", &self.pipeline, None);
+        Ok(())
+    }
+
+    pub(super) async fn resume(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+        caller.check_all_bots()?;
+        api.queues.find(&self.pipeline).await?.resume(None).await?;
+        caller.did("resume", &self.pipeline, None);
+        Ok(())
+    }
+}
+
 /// Pipelines.
 #[derive(Debug, Serialize, ToSchema)]
 struct Pipelines {
@@ -45,16 +61,25 @@ struct Pipelines {
 
 /// A pipeline at a glance.
 #[derive(Debug, Serialize, ToSchema)]
-struct Pipeline {
+pub(super) struct Pipeline {
     /// Its name.
-    name: PipelineName,
+    pub(super) name: PipelineName,
     /// Whether this process has it: an enabled section of its configuration.
-    enabled: bool,
+    pub(super) enabled: bool,
     #[serde(flatten)]
-    view: PipelineView,
+    pub(super) view: PipelineView,
     /// Of all processes.
     #[serde(flatten)]
-    pace: Pace,
+    pub(super) pace: Pace,
+}
+
+/// Every pipeline, by name.
+pub(super) async fn all(api: &Api, processes: &[Process]) -> Result<Vec<Pipeline>, Problem> {
+    let mut pipelines = Vec::new();
+    for name in api.queues.names().await? {
+        pipelines.push(Pipeline::look(api, name, processes).await?);
+    }
+    Ok(pipelines)
 }
 
 impl Pipeline {
@@ -74,11 +99,7 @@ impl Pipeline {
 )]
 async fn list(State(api): State<Arc<Api>>) -> Result<Json<Pipelines>, Problem> {
     let processes = presence::processes(api.queues.link()).await?;
-    let mut pipelines = Vec::new();
-    for name in api.queues.names().await? {
-        pipelines.push(Pipeline::look(&api, name, &processes).await?);
-    }
-    Ok(Json(Pipelines { pipelines }))
+    Ok(Json(Pipelines { pipelines: all(&api, &processes).await? }))
 }
 
 /// Show a pipeline
@@ -107,12 +128,10 @@ async fn show(
 async fn pause(
     State(api): State<Arc<Api>>,
     caller: Caller,
-    Path(PipelinePath { pipeline }): Path<PipelinePath>,
+    Path(path): Path<PipelinePath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    caller.check_all_bots()?;
-    api.queues.find(&pipeline).await?.pause(None).await?;
-    caller.did("pause", &pipeline, None);
+    path.pause(&api, &caller).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -127,11 +146,9 @@ async fn pause(
 async fn resume(
     State(api): State<Arc<Api>>,
     caller: Caller,
-    Path(PipelinePath { pipeline }): Path<PipelinePath>,
+    Path(path): Path<PipelinePath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    caller.check_all_bots()?;
-    api.queues.find(&pipeline).await?.resume(None).await?;
-    caller.did("resume", &pipeline, None);
+    path.resume(&api, &caller).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -36,6 +36,7 @@
 //! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
 //! | `fl:auditor` | string, TTL | who looks for notifications that are in no structure |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
+//! | `fl:trend` | list, TTL | depth, age and rates of the pipelines in the last 15 minutes, for charts |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:seen:<id>` | string, TTL | what rules put on the bus |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
@@ -64,6 +65,8 @@ pub const PROCESSES: &str = "fl:processes";
 pub const AUDITOR: &str = "fl:auditor";
 /// The lock of the process that samples shared values.
 pub const SAMPLER: &str = "fl:sampler";
+/// How the pipelines did lately.
+pub const TREND: &str = "fl:trend";
 
 /// The lock of the process that reads `stream`.
 #[must_use]

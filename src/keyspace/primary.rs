@@ -22,7 +22,7 @@ const CHECK_TTL_SECONDS: u32 = 10;
 const RECORDS: usize = 500;
 
 /// What a server says of itself.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Default)]
 pub struct ServerInfo {
     /// For example `7.0.15`.
     pub version: String,

@@ -59,6 +59,59 @@ pub struct StreamView {
     pub groups: Vec<GroupView>,
 }
 
+impl StreamView {
+    /// How a bus stream is now.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub(crate) async fn read(link: &Link, stream: &str) -> Result<Self, StoreError> {
+        type Answers = (HashMap<String, Value>, Vec<HashMap<String, Value>>, Option<u64>);
+        let kind = link.command("TYPE", redis::Cmd::key_type(stream)).await?;
+        let kind: String = link.read("TYPE", kind)?;
+        let kind = match kind.as_str() {
+            "none" => StreamKind::Absent,
+            "stream" => StreamKind::Stream,
+            _ => StreamKind::Other,
+        };
+        let reader = link.command("EXISTS", redis::Cmd::exists(keys::reader(stream))).await?;
+        let reader = link.read("EXISTS", reader)?;
+        let mut view = Self {
+            stream: stream.to_owned(),
+            kind,
+            length: 0,
+            unread: None,
+            reader,
+            groups: Vec::new(),
+        };
+        if kind != StreamKind::Stream {
+            return Ok(view);
+        }
+        let mut pipe = Pipeline::with_capacity(3);
+        pipe.cmd("XINFO").arg("STREAM").arg(stream);
+        pipe.cmd("XINFO").arg("GROUPS").arg(stream);
+        pipe.hget(keys::read(stream), "entries");
+        let values = Value::Array(link.run_checked("XINFO", &pipe).await?);
+        let (facts, groups, copied): Answers = link.read("XINFO", values)?;
+        let number = |facts: &HashMap<String, Value>, name: &str| {
+            facts.get(name).and_then(|value| redis::from_redis_value_ref::<u64>(value).ok())
+        };
+        view.length = number(&facts, "length").unwrap_or(0);
+        view.unread = copied.map(|copied| {
+            number(&facts, "entries-added").unwrap_or(view.length).saturating_sub(copied)
+        });
+        for group in groups {
+            let name = group.get("name").map(redis::from_redis_value_ref::<Vec<u8>>);
+            view.groups.push(GroupView {
+                name: String::from_utf8_lossy(&name.and_then(Result::ok).unwrap_or_default())
+                    .into_owned(),
+                pending: number(&group, "pending").unwrap_or(0),
+                lag: number(&group, "lag"),
+            });
+        }
+        Ok(view)
+    }
+}
+
 /// A consumer group of a bus stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GroupView {
@@ -165,48 +218,7 @@ impl Server {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn stream(&self, stream: &str) -> Result<StreamView, StoreError> {
-        type Answers = (HashMap<String, Value>, Vec<HashMap<String, Value>>, Option<u64>);
-        let kind: String = self.ask("TYPE", redis::Cmd::key_type(stream)).await?;
-        let kind = match kind.as_str() {
-            "none" => StreamKind::Absent,
-            "stream" => StreamKind::Stream,
-            _ => StreamKind::Other,
-        };
-        let reader = self.ask("EXISTS", redis::Cmd::exists(keys::reader(stream))).await?;
-        let mut view = StreamView {
-            stream: stream.to_owned(),
-            kind,
-            length: 0,
-            unread: None,
-            reader,
-            groups: Vec::new(),
-        };
-        if kind != StreamKind::Stream {
-            return Ok(view);
-        }
-        let mut pipe = Pipeline::with_capacity(3);
-        pipe.cmd("XINFO").arg("STREAM").arg(stream);
-        pipe.cmd("XINFO").arg("GROUPS").arg(stream);
-        pipe.hget(keys::read(stream), "entries");
-        let values = Value::Array(self.link.run_checked("XINFO", &pipe).await?);
-        let (facts, groups, copied): Answers = self.link.read("XINFO", values)?;
-        let number = |facts: &HashMap<String, Value>, name: &str| {
-            facts.get(name).and_then(|value| redis::from_redis_value_ref::<u64>(value).ok())
-        };
-        view.length = number(&facts, "length").unwrap_or(0);
-        view.unread = copied.map(|copied| {
-            number(&facts, "entries-added").unwrap_or(view.length).saturating_sub(copied)
-        });
-        for group in groups {
-            let name = group.get("name").map(redis::from_redis_value_ref::<Vec<u8>>);
-            view.groups.push(GroupView {
-                name: String::from_utf8_lossy(&name.and_then(Result::ok).unwrap_or_default())
-                    .into_owned(),
-                pending: number(&group, "pending").unwrap_or(0),
-                lag: number(&group, "lag"),
-            });
-        }
-        Ok(view)
+        StreamView::read(&self.link, stream).await
     }
 
     /// Deletes every key of a pipeline and forgets its name. Answers how many keys those were.

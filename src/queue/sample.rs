@@ -4,6 +4,7 @@
 //! While nothing happens, the queues are looked at every five minutes and the memory every minute: an
 //! idle Fairlane costs next to nothing.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::keyspace::scripts::Hold;
 use crate::keyspace::{Link, ServerInfo, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, CounterMetrics, DueMetrics, PipelineMetrics};
+use crate::presence;
+use crate::trend::{self, Point, Sample};
 
 const ACTIVE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
@@ -69,6 +72,7 @@ pub(crate) async fn run(
     // Until when empty queues need not be looked at, if all were found empty.
     let mut quiet_until: Option<Instant> = None;
     let mut expire = Instant::now();
+    let mut noted: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
@@ -94,10 +98,17 @@ pub(crate) async fn run(
             }
             let (mut quiet, mut rest) = (true, QUIET);
             let looked_at = if quiet_until.is_none() { &*pipelines } else { &[] };
+            let mut point = Point { at_ms: millis(clock.now()), pipelines: BTreeMap::new() };
             for Sampled { queue, metrics, views, due, keep_dead } in looked_at {
                 let view = queue.view(clock.now()).await?;
                 quiet &= view.depth == 0 && view.leased + view.parked == 0;
                 show(metrics, views.as_ref(), &view);
+                let sample = Sample {
+                    depth: view.depth,
+                    oldest_age_ms: view.oldest_age_ms,
+                    ..Sample::default()
+                };
+                point.pipelines.insert(queue.name().clone(), sample);
                 if let Some(due) = due {
                     let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
                     quiet &= first.is_none_or(|first| first > now_ms);
@@ -116,6 +127,17 @@ pub(crate) async fn run(
             }
             if now >= expire {
                 expire = now + EXPIRE;
+            }
+            let is_due = noted.is_none_or(|noted| now >= noted + trend::EVERY);
+            if is_due && !point.pipelines.is_empty() {
+                let processes = presence::processes(&link).await?;
+                for (name, sample) in &mut point.pipelines {
+                    let pace = presence::pace(&processes, name);
+                    sample.queued_per_second = pace.queued_per_second;
+                    sample.settled_per_second = pace.settled_per_second;
+                }
+                trend::add(&link, &point).await?;
+                noted = Some(now);
             }
             let (used, max) = memory(&link).await?;
             metrics::redis_memory(used, max);

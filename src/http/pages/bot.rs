@@ -1,9 +1,10 @@
-//! The page of a bot: its rules and what happened to them, its queues, one of its subscribers.
+//! The page of a bot: its queues and who holds them, its rules and what happened to them, one of its
+//! subscribers.
 
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::Uri;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use maud::{Markup, html};
 use reqwest::Url;
@@ -12,14 +13,19 @@ use serde::Deserialize;
 use super::super::Api;
 use super::super::auth::Caller;
 use super::super::automations::{Shown, shown};
+use super::super::bots;
 use super::super::extract::{Path, Query};
 use super::super::problem::Problem;
-use super::{Refusal, grouped, page, place};
+use super::{Refusal, grouped, headline, page, pipeline, spoken};
 use crate::automation::profile::Profile;
-use crate::clock::rfc3339;
+use crate::clock::{millis, rfc3339};
+use crate::config::Scope;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotState, BotView};
+use crate::queue::{BotState, BotView, KeptFromPurge, QueuedEvent};
 use crate::store::subscribers::Kept;
+
+/// Next events that are shown of each queue.
+const NEXT: usize = 5;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,7 +35,7 @@ pub(super) struct Asked {
     bot: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wish {
     #[serde(default)]
@@ -47,9 +53,19 @@ struct View {
     /// Or why none is evaluated.
     rules: Result<Vec<Shown>, String>,
     /// Those that are not idle.
-    queues: Vec<(PipelineName, BotView)>,
+    queues: Vec<OfBot>,
+    now_ms: u64,
+    may_operate: bool,
     /// Who was asked for, and what is known.
     subscriber: Option<(String, Option<Kept>)>,
+}
+
+/// Its queue in one pipeline.
+struct OfBot {
+    pipeline: PipelineName,
+    look: BotView,
+    next: Vec<QueuedEvent>,
+    kept: Option<KeptFromPurge>,
 }
 
 /// Asks which bot.
@@ -63,64 +79,113 @@ pub(super) async fn ask(
         return Ok(Redirect::to(&path(&bot)).into_response());
     }
     let body = html! {
-        (title("Bots", caller.has_token()))
-        p { "Rules, queues and subscribers of a bot." }
+        (headline("Bots", caller.has_token()))
+        p { "Queues, rules and subscribers of a bot." }
         (which(None))
     };
     Ok(page("Bots", &body))
 }
 
 /// Where the page of a bot is.
-fn path(bot: &BotId) -> String {
-    let Ok(mut url) = Url::parse("http://fairlane/bots") else { return "/bots".to_owned() };
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.push(bot.as_str());
+pub(super) fn path(bot: &BotId) -> String {
+    format!("/bots/{}", encoded(bot.as_str()))
+}
+
+/// A text as a part of a path or query.
+pub(super) fn encoded(text: &str) -> String {
+    let mut url = Url::parse("http://fairlane/").ok();
+    if let Some(mut segments) = url.as_mut().and_then(|url| url.path_segments_mut().ok()) {
+        segments.push(text);
     }
-    url.path().to_owned()
+    let path = url.as_ref().map(|url| url.path().trim_start_matches('/')).unwrap_or_default();
+    path.replace('&', "%26").replace('+', "%2B")
 }
 
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
-    uri: Uri,
+    headers: HeaderMap,
     Path(BotPath { bot }): Path<BotPath>,
     wish: Result<Query<Wish>, Problem>,
 ) -> Result<Response, Refusal> {
     caller.check_bot(&bot)?;
     let Query(Wish { subscriber }) = wish?;
+    let title = format!("Bot {bot}");
+    let looked_at = (Arc::clone(&api), caller, bot, subscriber);
+    let content = async |seen: Arc<(Arc<Api>, Caller, BotId, String)>| {
+        let (api, caller, bot, subscriber) = &*seen;
+        let view = look(api, caller, bot, subscriber).await?;
+        Ok(body(&view, caller.has_token()))
+    };
+    api.live.show(&headers, &title, looked_at, content).await
+}
+
+async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Result<View, Problem> {
     let (mut rules, mut known) = (Err("rules are not evaluated here".to_owned()), None);
     match api.automations() {
         Ok(editor) => {
-            rules = shown(editor, &bot).await.map_err(|problem| problem.detail().to_owned());
+            rules = shown(editor, bot).await.map_err(|problem| problem.detail().to_owned());
             if !subscriber.is_empty() {
-                let kept = editor.automations().subscribers().read(&bot, &[&subscriber]).await?;
-                known = Some((subscriber, kept.into_iter().next()));
+                let kept = editor.automations().subscribers().read(bot, &[subscriber]).await?;
+                known = Some((subscriber.to_owned(), kept.into_iter().next()));
             }
         }
         Err(problem) => rules = rules.map_err(|_| problem.detail().to_owned()),
     }
     let mut queues = Vec::new();
     let now = api.clock.now();
-    for name in api.queues.names().await? {
-        let look = api.queues.of(&name).view_bot(&bot, now).await?;
+    for pipeline in api.queues.names().await? {
+        let queue = api.queues.of(&pipeline);
+        let look = queue.view_bot(bot, now).await?;
         if look.depth > 0 || look.state != BotState::Idle {
-            queues.push((name, look));
+            let next = queue.next_events(bot, NEXT).await?;
+            queues.push(OfBot { pipeline, look, next, kept: queue.kept_from_purge() });
         }
     }
-    let view = View { bot, rules, queues, subscriber: known };
-    let name = format!("Bot {}", view.bot);
-    Ok(page(&name, &body(&view, place(&uri), caller.has_token())))
+    Ok(View {
+        bot: bot.clone(),
+        rules,
+        queues,
+        now_ms: millis(now),
+        may_operate: caller.check_scope(Scope::Operate).is_ok(),
+        subscriber: known,
+    })
 }
 
-fn title(text: &str, has_token: bool) -> Markup {
-    html! {
-        div.title {
-            h1 { (text) }
-            @if has_token {
-                form method="post" action="/logout" { button type="submit" { "Log out" } }
-            }
-        }
-    }
+pub(super) async fn pause(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.pause(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+pub(super) async fn resume(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.resume(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+pub(super) async fn release(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.release(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+pub(super) async fn purge(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.purge(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
 }
 
 /// The form that asks for a bot.
@@ -134,17 +199,18 @@ fn which(bot: Option<&BotId>) -> Markup {
     }
 }
 
-fn body(view: &View, place: &str, has_token: bool) -> Markup {
+fn body(view: &View, has_token: bool) -> Markup {
     html! {
-        (title(&format!("Bot {}", view.bot), has_token))
-        div.title { (which(Some(&view.bot))) a href=(place) { "Refresh" } }
+        (headline(&format!("Bot {}", view.bot), has_token))
+        (which(Some(&view.bot)))
+        section {
+            h2 { "Queues" }
+            @if view.queues.is_empty() { p.none { "Nothing waits." } }
+            @for of in &view.queues { (queue(view, of)) }
+        }
         section {
             h2 { "Rules" }
             (rules(&view.rules))
-        }
-        section {
-            h2 { "Queues" }
-            (queues(&view.queues))
         }
         @if view.rules.is_ok() {
             section #subscriber {
@@ -156,6 +222,94 @@ fn body(view: &View, place: &str, has_token: bool) -> Markup {
                     button type="submit" { "Show" }
                 }
                 @if let Some((id, kept)) = &view.subscriber { (known(id, kept.as_ref())) }
+            }
+        }
+    }
+}
+
+fn queue(view: &View, of: &OfBot) -> Markup {
+    let OfBot { pipeline, look, .. } = of;
+    html! {
+        div.panel data-key=(pipeline) {
+            div.title {
+                h3 { a href=(pipeline::path(pipeline)) { (pipeline) } }
+                span.off[look.state == BotState::Paused] { (state(look.state)) }
+            }
+            dl.facts {
+                div { dt { "Events" } dd { (grouped(look.depth)) } }
+                div { dt { "Oldest" } dd { (spoken(look.oldest_age_ms)) } }
+                div { dt { "Attempts" } dd { (look.attempts) } }
+                div { dt { "Weight" } dd { (look.weight) } }
+                @if let Some(fence) = look.fence { div { dt { "Fence of the lease" } dd { (fence) } } }
+                @if let Some(until) = look.until_ms {
+                    div {
+                        dt { @if look.fence.is_some() { "Lease ends in" } @else { "Tried again in" } }
+                        dd { (spoken(until.saturating_sub(view.now_ms) / 1_000 * 1_000)) }
+                    }
+                }
+            }
+            @if !of.next.is_empty() {
+                table {
+                    caption { "Next events" }
+                    thead { tr { th.number scope="col" { "Sequence" } th scope="col" { "Type" } th scope="col" { "Id" } th scope="col" { "Data" } } }
+                    tbody {
+                        @for next in &of.next {
+                            tr data-key=(next.sequence) {
+                                td.number { (next.sequence) }
+                                @match &next.event {
+                                    Some(event) => {
+                                        td { code { (event.kind()) } }
+                                        td.text { (event.id()) }
+                                        td.text { code { (event.data().map_or_else(String::new, short)) } }
+                                    }
+                                    None => { td.none colspan="3" { "its record cannot be read" } }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            @if view.may_operate { (actions(view, of)) }
+        }
+    }
+}
+
+/// The beginning of a long text.
+fn short(text: &str) -> String {
+    const CHARACTERS: usize = 120;
+    let mut shown: String = text.chars().take(CHARACTERS).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn actions(view: &View, of: &OfBot) -> Markup {
+    let OfBot { pipeline, look, kept, .. } = of;
+    let action = |name: &str| format!("{}/{pipeline}/{name}", path(&view.bot));
+    let button = |name: &str, text: &str| {
+        html! {
+            form method="post" action=(action(name)) {
+                button type="submit" aria-label={ (text) " in " (pipeline) } { (text) }
+            }
+        }
+    };
+    html! {
+        div.actions {
+            @if look.state == BotState::Paused { (button("resume", "Resume")) } @else { (button("pause", "Pause")) }
+            @match look.state {
+                BotState::Leased => (button("release", "Break the lease")),
+                BotState::Parked => (button("release", "Try now")),
+                _ => {}
+            }
+            @if kept.is_none() && look.depth > 0 {
+                details {
+                    summary { "Purge…" }
+                    form method="post" action=(action("purge")) {
+                        p { "Its " (grouped(look.depth)) " queued events are deleted for good. Delayed events and dead letters stay." }
+                        button.danger type="submit" { "Delete the queued events of " (view.bot) }
+                    }
+                }
             }
         }
     }
@@ -231,29 +385,8 @@ fn spoken_action(action: &crate::automation::rule::Action) -> String {
     format!("{} {}", action.name(), parts.join(" "))
 }
 
-fn queues(queues: &[(PipelineName, BotView)]) -> Markup {
-    html! {
-        @if queues.is_empty() {
-            p.none { "Nothing waits." }
-        } @else {
-            table {
-                thead { tr { th scope="col" { "Pipeline" } th scope="col" { "State" } th.number scope="col" { "Events" } th.number scope="col" { "Oldest" } } }
-                tbody {
-                    @for (pipeline, look) in queues {
-                        tr {
-                            th scope="row" { (pipeline) }
-                            td { (state(look.state)) }
-                            td.number { (grouped(look.depth)) }
-                            td.number { (super::spoken(look.oldest_age_ms)) }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn state(state: BotState) -> &'static str {
+/// In words.
+pub(super) fn state(state: BotState) -> &'static str {
     match state {
         BotState::Ready => "waits for a worker",
         BotState::Leased => "is handled",
@@ -309,7 +442,14 @@ mod tests {
         View {
             bot: BotId::parse("<b>&\"").unwrap(),
             rules,
-            queues: vec![(PipelineName::parse("automations").unwrap(), waiting())],
+            queues: vec![OfBot {
+                pipeline: PipelineName::parse("automations").unwrap(),
+                look: waiting(),
+                next: Vec::new(),
+                kept: None,
+            }],
+            now_ms: 0,
+            may_operate: true,
             subscriber: Some(("<i>".to_owned(), Some(kept))),
         }
     }
@@ -321,22 +461,28 @@ mod tests {
         let stats = Happened { matched: 12_345, actions: 7, errors: 1, last_error: None };
         let id = RuleId::parse("10-x").unwrap();
         let rules = vec![Shown { id, rule: serde_json::from_value(rule).unwrap(), stats }];
-        let page = body(&view(Ok(rules)), "/bots/x?\"", true).into_string();
+        let page = body(&view(Ok(rules)), true).into_string();
         for tag in ["<b>", "<u>", "<s>", "<em>", "<a>", "<i>", "<script"] {
             assert!(!page.contains(tag), "{tag}: {page}");
         }
-        for shown in
-            ["12,345", "1,234", "1 min", "emit delay=600 type=&lt;a&gt;", ">off<", "Log out"]
-        {
+        for shown in [
+            "12,345",
+            "1,234",
+            "1 min",
+            "Delete the queued events of &lt;b&gt;",
+            "emit delay=600 type=&lt;a&gt;",
+            ">off<",
+            "Log out",
+        ] {
             assert!(page.contains(shown), "{shown} is missing in {page}");
         }
     }
 
     #[test]
     fn without_rules_the_page_says_what_helps_or_why() {
-        let page = body(&view(Ok(Vec::new())), "/", false).into_string();
+        let page = body(&view(Ok(Vec::new())), false).into_string();
         assert!(page.contains("PUT /v1/bots/BOT/automations/RULE"), "{page}");
-        let page = body(&view(Err("MongoDB is away".to_owned())), "/", false).into_string();
+        let page = body(&view(Err("MongoDB is away".to_owned())), false).into_string();
         assert!(page.contains("MongoDB is away") && !page.contains("subscriber"), "{page}");
     }
 
@@ -346,6 +492,7 @@ mod tests {
             ("shop-7", "/bots/shop-7"),
             ("a/b ?#%", "/bots/a%2Fb%20%3F%23%25"),
             ("日", "/bots/%E6%97%A5"),
+            ("a&b+c", "/bots/a%26b%2Bc"),
         ] {
             assert_eq!(path(&BotId::parse(id).unwrap()), expected);
         }

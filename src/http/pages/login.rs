@@ -41,13 +41,15 @@ struct To {
 impl To {
     /// A page of this server: nothing else, some of which does more than show.
     fn path(&self) -> &str {
-        let is_ours = ["/notifications", "/bots"].iter().any(|page| {
-            self.to.strip_prefix(page).is_some_and(|rest| {
-                let is_page = rest.is_empty() || rest.starts_with(['?', '/']);
-                is_page && rest.bytes().all(|byte| byte.is_ascii_graphic())
-            })
-        });
-        if is_ours { &self.to } else { "/notifications" }
+        let is_ours =
+            ["/notifications", "/bots", "/pipelines", "/counters", "/"].iter().any(|page| {
+                self.to.strip_prefix(page).is_some_and(|rest| {
+                    let begins: &[char] = if *page == "/" { &['?'] } else { &['?', '/'] };
+                    let is_page = rest.is_empty() || rest.starts_with(begins);
+                    is_page && rest.bytes().all(|byte| byte.is_ascii_graphic())
+                })
+            });
+        if is_ours { &self.to } else { "/" }
     }
 }
 
@@ -115,7 +117,7 @@ mod tests {
             "/notificationsx",
             "/send_delayed?delay=0",
         ] {
-            assert_eq!(path(wrong), "/notifications", "{wrong:?}");
+            assert_eq!(path(wrong), "/", "{wrong:?}");
         }
         let uri = "http://h/notifications?by=hour&x=1".parse().unwrap();
         assert_eq!(super::path(&uri), "/login?to=%2Fnotifications%3Fby%3Dhour%26x%3D1");

@@ -1,0 +1,166 @@
+//! Looking up the counters of a bot: totals of ads, and the days of one.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use jiff::ToSpan as _;
+use jiff::civil::Date;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::extract::Query;
+use super::super::problem::Problem;
+use super::{Refusal, bot, grouped, headline, page};
+use crate::id::BotId;
+use crate::view::AdId;
+
+/// Ads that are looked up at once.
+const ADS: usize = 100;
+/// Days that are shown of an ad, today among them.
+const DAYS: i32 = 30;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wish {
+    #[serde(default)]
+    bot: String,
+    /// Separated by commas.
+    #[serde(default)]
+    ads: String,
+}
+
+/// What is known of the ads that were asked for.
+struct Found {
+    bot: BotId,
+    totals: Vec<(AdId, Option<u64>)>,
+    /// Of the only ad, if it is one; or why they are not known.
+    days: Option<Result<Vec<(Date, u64)>, String>>,
+}
+
+pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    wish: Result<Query<Wish>, Problem>,
+) -> Result<Response, Refusal> {
+    let Query(wish) = wish?;
+    let found = find(&api, &caller, &wish).await?;
+    Ok(page("Counters", &body(&wish, found.as_ref(), caller.has_token())))
+}
+
+async fn find(api: &Api, caller: &Caller, wish: &Wish) -> Result<Option<Found>, Problem> {
+    if wish.bot.is_empty() {
+        return Ok(None);
+    }
+    let bot = BotId::parse(&wish.bot);
+    let bot = bot.map_err(|error| Problem::field("bot", error.to_string()))?;
+    let counters = api.counters_of(&bot, caller)?;
+    let ads = wish.ads.split(',').map(str::trim).filter(|ad| !ad.is_empty()).map(AdId::parse);
+    let ads: Result<Vec<AdId>, _> = ads.collect();
+    let ads = ads.map_err(|error| Problem::field("ads", error.to_string()))?;
+    if ads.is_empty() || ads.len() > ADS {
+        let detail = format!("name 1 to {ADS} ads, separated by commas");
+        return Err(Problem::field("ads", detail));
+    }
+    let totals = counters.totals(&bot, &ads).await?.totals;
+    let days = if let [ad] = ads.as_slice() {
+        let today = counters.today();
+        let from = today.saturating_sub((DAYS - 1).days());
+        let days = counters.daily(&bot, ad, from, today).await;
+        Some(days.map_err(|error| Problem::from(error).detail().to_owned()))
+    } else {
+        None
+    };
+    Ok(Some(Found { bot, totals: ads.into_iter().zip(totals).collect(), days }))
+}
+
+fn body(wish: &Wish, found: Option<&Found>, has_token: bool) -> Markup {
+    html! {
+        (headline("Counters", has_token))
+        p { "How often ads were viewed: in all, and for a single ad by day." }
+        form.ask method="get" action="/counters" role="search" {
+            label for="bot" { "Bot" }
+            input id="bot" name="bot" required maxlength="256" value=(wish.bot);
+            label for="ads" { "Ads" }
+            input id="ads" name="ads" required maxlength="4096" value=(wish.ads) aria-describedby="many";
+            button type="submit" { "Show" }
+            span.none #many { "one, or several with commas" }
+        }
+        @if let Some(found) = found { (totals(found)) }
+        @if let Some(days) = found.and_then(|found| found.days.as_ref()) { (by_day(days)) }
+    }
+}
+
+fn totals(found: &Found) -> Markup {
+    html! {
+        section {
+            h2 { "Totals" }
+            table {
+                thead { tr { th scope="col" { "Ad" } th.number scope="col" { "Views" } } }
+                tbody {
+                    @for (ad, total) in &found.totals {
+                        tr {
+                            th.text scope="row" {
+                                a href={ "/counters?bot=" (bot::encoded(found.bot.as_str())) "&ads=" (bot::encoded(ad.as_str())) } { (ad) }
+                            }
+                            td.number {
+                                @match total {
+                                    Some(total) => (grouped(*total)),
+                                    None => "not known now: MongoDB is away",
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn by_day(days: &Result<Vec<(Date, u64)>, String>) -> Markup {
+    html! {
+        section {
+            h2 { "The last " (DAYS) " days" }
+            @match days {
+                Err(why) => p.none { (why) },
+                Ok(days) => {
+                    @let most = days.iter().map(|(_, views)| *views).max().unwrap_or(0).max(1);
+                    table.bars {
+                        thead { tr { th scope="col" { "Day" } th.number scope="col" { "Views" } th scope="col" { "" } } }
+                        tbody {
+                            @for (day, views) in days.iter().rev() {
+                                tr {
+                                    th scope="row" { (day) }
+                                    td.number.zero[*views == 0] { (grouped(*views)) }
+                                    td { meter min="0" max=(most) value=(views) aria-hidden="true" {} }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_and_days_are_shown_and_names_are_text() {
+        let found = Found {
+            bot: BotId::parse("a&b").unwrap(),
+            totals: vec![(AdId::parse("<x>").unwrap(), Some(1_234))],
+            days: Some(Ok(vec![(jiff::civil::date(2026, 11, 22), 7)])),
+        };
+        let wish = Wish { bot: "\"><b>".to_owned(), ads: "<x>".to_owned() };
+        let page = body(&wish, Some(&found), true).into_string();
+        for shown in ["1,234", "2026-11-22", "/counters?bot=a%26b&amp;ads=%3Cx%3E"] {
+            assert!(page.contains(shown), "{shown} is missing in {page}");
+        }
+        assert!(!page.contains("<x>") && !page.contains("<b>"), "{page}");
+    }
+}

@@ -1,0 +1,84 @@
+'use strict';
+// Shows every two seconds what the server says of this page. Without scripts it is the same page, and
+// its link reloads it.
+(() => {
+  const main = document.querySelector('main[data-live]');
+  const state = document.getElementById('live');
+  if (!main || !state) return;
+  const reload = state.innerHTML;
+
+  const same = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName
+    && (a.nodeType !== Node.ELEMENT_NODE || (a.id === b.id && a.dataset.key === b.dataset.key));
+
+  // Changes what differs and leaves the rest alone, so that focus, selections and what was opened
+  // or typed stay.
+  const mend = (old, fresh) => {
+    if (old.nodeType !== Node.ELEMENT_NODE) {
+      if (old.data !== fresh.data) old.data = fresh.data;
+      return;
+    }
+    for (const { name, value } of fresh.attributes) {
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    }
+    for (const { name } of [...old.attributes]) {
+      if (!fresh.hasAttribute(name) && name !== 'open') old.removeAttribute(name);
+    }
+    mendChildren(old, fresh);
+  };
+
+  const mendChildren = (old, fresh) => {
+    let at = old.firstChild;
+    for (const node of [...fresh.childNodes]) {
+      if (at && same(at, node)) {
+        mend(at, node);
+        at = at.nextSibling;
+        continue;
+      }
+      let found = node.dataset?.key ? at : null;
+      while (found && !same(found, node)) found = found.nextSibling;
+      if (found) mend(found, node);
+      old.insertBefore(found ?? node, at);
+    }
+    while (at) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
+    }
+  };
+
+  const say = (kind, text) => {
+    if (state.dataset.state === kind && state.textContent === text) return;
+    state.dataset.state = kind;
+    state.textContent = text;
+  };
+
+  let source = null;
+  const begin = () => {
+    source = new EventSource(location.href);
+    source.onmessage = (event) => {
+      const fresh = document.createElement('template');
+      fresh.innerHTML = event.data;
+      mendChildren(main, fresh.content);
+      say('on', 'live');
+    };
+    source.addEventListener('problem', (event) => say('off', `not up to date: ${event.data}`));
+    source.onerror = () => {
+      if (source?.readyState !== EventSource.CLOSED) {
+        say('off', 'not up to date: no answer; trying again');
+        return;
+      }
+      // The server refused: the token may have ended.
+      state.dataset.state = 'off';
+      state.innerHTML = reload;
+    };
+  };
+  const end = () => {
+    source?.close();
+    source = null;
+  };
+  // Nobody looks at a hidden page.
+  const look = () => (document.hidden ? end() : source ?? begin());
+  document.addEventListener('visibilitychange', look);
+  addEventListener('pagehide', end);
+  look();
+})();

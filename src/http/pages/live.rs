@@ -1,0 +1,95 @@
+//! Pages that stay up to date: the script of the page asks for the same path as a stream of
+//! server-sent events, each the content of the page as it is then.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream;
+use maud::Markup;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::Instant;
+
+use super::super::admit::Unhurried;
+use super::super::health::Health;
+use super::super::problem::{Kind, Problem};
+use super::overview::{Busiest, Overview};
+use super::{Refusal, page_with};
+
+/// Between two events.
+const EVERY: Duration = Duration::from_secs(2);
+/// A stream ends after this long, and the browser asks for another: so a token that ended does not
+/// look on for ever.
+const LIFE: Duration = Duration::from_secs(600);
+/// Streams of a process.
+const STREAMS: usize = 64;
+
+/// What the pages of a process share.
+pub(crate) struct Live {
+    pub(super) health: Health,
+    streams: Arc<Semaphore>,
+    /// However many look on, Redis is asked once.
+    pub(super) overview: Mutex<Option<(Instant, Arc<Overview>)>>,
+    /// The same, by the name of the token.
+    pub(super) busiest: Mutex<HashMap<Box<str>, (Instant, Arc<Busiest>)>>,
+}
+
+impl Live {
+    pub(crate) fn new(health: Health) -> Self {
+        let streams = Arc::new(Semaphore::new(STREAMS));
+        Self { health, streams, overview: Mutex::default(), busiest: Mutex::default() }
+    }
+
+    /// The page that `content` makes of what it looks at, or the stream of it.
+    pub(super) async fn show<S, F, Made>(
+        &self,
+        headers: &HeaderMap,
+        title: &str,
+        looked_at: S,
+        content: F,
+    ) -> Result<Response, Refusal>
+    where
+        S: Send + Sync + 'static,
+        F: Fn(Arc<S>) -> Made + Send + 'static,
+        Made: Future<Output = Result<Markup, Refusal>> + Send,
+    {
+        let looked_at = Arc::new(looked_at);
+        let streams = headers.get(header::ACCEPT).is_some_and(|kinds| kinds == "text/event-stream");
+        if !streams {
+            return Ok(page_with(title, &content(looked_at).await?, true));
+        }
+        let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
+            let detail = format!("{STREAMS} pages are being kept up to date here already");
+            return Err(Problem::new(Kind::Overloaded, detail).retry_after(10).into());
+        };
+        let (stopping, end) = (self.health.stopping.clone(), Instant::now() + LIFE);
+        let events = stream::unfold((content, permit), move |(content, permit)| {
+            let (stopping, looked_at) = (stopping.clone(), Arc::clone(&looked_at));
+            async move {
+                tokio::select! {
+                    biased;
+                    () = stopping.cancelled() => return None,
+                    () = tokio::time::sleep(EVERY) => {}
+                }
+                if Instant::now() >= end {
+                    return None;
+                }
+                let event = match content(looked_at).await {
+                    Ok(markup) => Event::default().data(markup.into_string()),
+                    Err(Refusal(problem)) => {
+                        Event::default().event("problem").data(problem.detail())
+                    }
+                };
+                Some((Ok::<_, Infallible>(event), (content, permit)))
+            }
+        });
+        let mut response = Sse::new(events).into_response();
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response.extensions_mut().insert(Unhurried);
+        Ok(response)
+    }
+}

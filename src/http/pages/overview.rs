@@ -1,0 +1,394 @@
+//! The first page: every pipeline at a glance, the busiest bots, what Fairlane runs on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use maud::{Markup, html};
+use tokio::time::Instant;
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::pipelines::{Pipeline, all};
+use super::super::problem::Problem;
+use super::lines::{Line, rounded, small};
+use super::{Refusal, bot, grouped, headline, pipeline, spoken};
+use crate::clock::millis;
+use crate::config::Scope;
+use crate::id::PipelineName;
+use crate::keyspace::{ServerInfo, StoreError, StreamView};
+use crate::presence::{self, Process};
+use crate::queue::{BotOrder, BotView};
+use crate::trend::{self, Point};
+
+/// What is shown is at most so old, however many look on.
+const FRESH: Duration = Duration::from_millis(1_500);
+/// The busiest bots are looked for this often.
+const BUSIEST_FRESH: Duration = Duration::from_secs(5);
+/// So many of them are shown.
+const BUSIEST: usize = 10;
+/// Where more bots than this wait, ranking them all for a glance is too dear.
+const RANKED_MAX: u64 = 50_000;
+/// An event that waits for longer is worth a look.
+const OLD_MS: u64 = 60_000;
+
+/// What all see.
+pub(crate) struct Overview {
+    pub(super) pipelines: Vec<Pipeline>,
+    pub(super) trend: Vec<Point>,
+    processes: Vec<Process>,
+    redis: ServerInfo,
+    /// Of what this process was told to read.
+    bus: Option<StreamView>,
+    pub(super) now_ms: u64,
+}
+
+/// The bots of a caller with most events.
+pub(crate) struct Busiest {
+    bots: Vec<(PipelineName, BotView)>,
+    /// Pipelines with too many bots to rank.
+    left_out: Vec<PipelineName>,
+}
+
+impl Api {
+    /// What all see, at most [`FRESH`] old.
+    pub(super) async fn overview(&self) -> Result<Arc<Overview>, Problem> {
+        let mut kept = self.live.overview.lock().await;
+        if let Some((at, overview)) = &*kept
+            && at.elapsed() < FRESH
+        {
+            return Ok(Arc::clone(overview));
+        }
+        let link = self.queues.link();
+        let processes = presence::processes(link).await?;
+        let overview = Arc::new(Overview {
+            pipelines: all(self, &processes).await?,
+            trend: trend::read(link).await?,
+            processes,
+            redis: fullest(link).await?,
+            bus: match self.stream.as_str() {
+                "" => None,
+                stream => Some(StreamView::read(link, stream).await?),
+            },
+            now_ms: millis(self.clock.now()),
+        });
+        *kept = Some((Instant::now(), Arc::clone(&overview)));
+        Ok(overview)
+    }
+
+    async fn busiest(&self, caller: &Caller, overview: &Overview) -> Result<Arc<Busiest>, Problem> {
+        let mut kept = self.live.busiest.lock().await;
+        if let Some((at, busiest)) = kept.get(caller.name())
+            && at.elapsed() < BUSIEST_FRESH
+        {
+            return Ok(Arc::clone(busiest));
+        }
+        let (mut bots, mut left_out) = (Vec::new(), Vec::new());
+        let wanted = |bot: &crate::id::BotId| caller.covers(bot);
+        for Pipeline { name, view, .. } in &overview.pipelines {
+            if view.ready + view.leased + view.parked + view.paused > RANKED_MAX {
+                left_out.push(name.clone());
+                continue;
+            }
+            if view.depth == 0 {
+                continue;
+            }
+            let (queue, now) = (self.queues.of(name), self.clock.now());
+            let page = queue.list_bots(BotOrder::Depth, None, BUSIEST, &wanted, now).await?;
+            bots.extend(page.bots.into_iter().map(|bot| (name.clone(), bot)));
+        }
+        bots.retain(|(_, bot)| bot.depth > 0);
+        bots.sort_by_key(|(_, bot)| std::cmp::Reverse(bot.depth));
+        bots.truncate(BUSIEST);
+        let busiest = Arc::new(Busiest { bots, left_out });
+        kept.insert(caller.name().into(), (Instant::now(), Arc::clone(&busiest)));
+        Ok(busiest)
+    }
+}
+
+/// Of a cluster, the fullest primary.
+async fn fullest(link: &crate::keyspace::Link) -> Result<ServerInfo, StoreError> {
+    let answers = link.ask_every("INFO", &redis::cmd("INFO")).await?;
+    let infos = answers.into_iter().map(|value| {
+        ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
+    });
+    Ok(infos.max_by_key(ServerInfo::fullness).unwrap_or_default())
+}
+
+pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let looked_at = (Arc::clone(&api), caller);
+    let content = async |seen: Arc<(Arc<Api>, Caller)>| {
+        let (api, caller) = &*seen;
+        let overview = api.overview().await?;
+        let busiest = api.busiest(caller, &overview).await?;
+        let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
+        Ok(body(&overview, &busiest, mongodb, caller))
+    };
+    api.live.show(&headers, "Overview", looked_at, content).await
+}
+
+/// Whether the caller may stop and start a whole pipeline.
+pub(super) fn may_stop(caller: &Caller) -> bool {
+    caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok()
+}
+
+fn body(overview: &Overview, busiest: &Busiest, mongodb: Option<bool>, caller: &Caller) -> Markup {
+    html! {
+        (headline("Overview", caller.has_token()))
+        (health(overview, mongodb))
+        section {
+            h2 { "Pipelines" }
+            (pipelines(overview))
+        }
+        section {
+            h2 { "Bots with most events" }
+            (ranking(busiest))
+        }
+        section {
+            h2 { "Processes" }
+            (processes(overview))
+        }
+    }
+}
+
+fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
+    let Overview { redis, bus, .. } = overview;
+    let used = bytes(redis.memory_used);
+    let memory = match redis.memory_max {
+        0 => format!("{used} used, no bound"),
+        max => format!("{used} of {} used", bytes(max)),
+    };
+    let full = redis.memory_max > 0 && redis.memory_used > redis.memory_max / 10 * 9;
+    html! {
+        dl.cards {
+            (card("Redis", if full { "nearly full" } else { "up" }, full, &format!("{memory}; version {}", redis.version)))
+            @match mongodb {
+                Some(true) => (card("MongoDB", "up", false, "answers")),
+                Some(false) => (card("MongoDB", "away", true, "what needs it waits; nothing is lost")),
+                None => (card("MongoDB", "–", false, "none is configured, so none is needed")),
+            }
+            @if let Some(bus) = bus {
+                @let unread = bus.unread.unwrap_or(0);
+                (card("Bus", &grouped(unread), !bus.reader, if bus.reader {
+                    "events not copied into queues yet"
+                } else {
+                    "events wait: no process reads the bus"
+                }))
+            }
+            (card("Processes", &grouped(overview.processes.len() as u64), overview.processes.is_empty(), "heard within 16 seconds"))
+        }
+    }
+}
+
+fn card(name: &str, value: &str, bad: bool, about: &str) -> Markup {
+    html! { div.bad[bad] { dt { (name) } dd { (value) } dd.about { (about) } } }
+}
+
+fn pipelines(overview: &Overview) -> Markup {
+    if overview.pipelines.is_empty() {
+        return html! {
+            p.none { "None yet. A section " code { "[pipelines.NAME]" } " in the configuration makes one." }
+        };
+    }
+    html! {
+        div.wide tabindex="0" role="region" aria-label="Pipelines" {
+            table.middle {
+                thead {
+                    tr {
+                        th scope="col" { "Pipeline" }
+                        th scope="col" { "State" }
+                        th.number scope="col" { "Events" }
+                        th scope="col" { "last 15 minutes" }
+                        th.number scope="col" { "Oldest" }
+                        th.number scope="col" { "In /s" }
+                        th.number scope="col" { "Out /s" }
+                        th scope="col" { "last 15 minutes" }
+                        th.number scope="col" { "Workers" }
+                        th.number scope="col" { "Bots waiting" }
+                        th.number scope="col" { "Dead letters" }
+                    }
+                }
+                tbody { @for pipeline in &overview.pipelines { (row(overview, pipeline)) } }
+            }
+        }
+    }
+}
+
+fn row(overview: &Overview, of: &Pipeline) -> Markup {
+    let Pipeline { name, view, pace, .. } = of;
+    #[expect(clippy::cast_precision_loss, reason = "a picture")]
+    let depth = Line::new(&overview.trend, name, overview.now_ms, |sample| sample.depth as f64);
+    let out = Line::new(&overview.trend, name, overview.now_ms, |sample| sample.settled_per_second);
+    let path = pipeline::path(name);
+    html! {
+        tr data-key=(name) {
+            th scope="row" { a href=(path) { (name) } }
+            td { (state(of)) }
+            td.number.zero[view.depth == 0] { (grouped(view.depth)) }
+            td { (small(&format!("Events queued in {name}"), &depth)) }
+            td.number.zero[view.oldest_age_ms == 0].old[view.oldest_age_ms > OLD_MS] { (spoken(view.oldest_age_ms)) }
+            td.number.zero[pace.queued_per_second == 0.0] { (rounded(pace.queued_per_second)) }
+            td.number.zero[pace.settled_per_second == 0.0] { (rounded(pace.settled_per_second)) }
+            td { (small(&format!("Events a second out of {name}"), &out)) }
+            td.number { (pace.workers_busy) " of " (pace.workers_target) }
+            td.number.zero[view.ready + view.parked == 0] { (grouped(view.ready + view.parked)) }
+            td.number.zero[view.dead == 0] {
+                @if view.dead > 0 { a href={ (path) "/dead" } { (grouped(view.dead)) } } @else { "0" }
+            }
+        }
+    }
+}
+
+/// What an operator and the configuration make of it.
+pub(super) fn state(pipeline: &Pipeline) -> Markup {
+    html! {
+        @if pipeline.view.stopped { span.off { "paused" } }
+        @else if !pipeline.enabled { span.none { "not here" } }
+        @else if pipeline.pace.workers_max == 0 { span.off { "no workers" } }
+        @else { "runs" }
+    }
+}
+
+fn ranking(busiest: &Busiest) -> Markup {
+    html! {
+        @if busiest.bots.is_empty() && busiest.left_out.is_empty() {
+            p.none { "Nothing waits." }
+        }
+        @if !busiest.bots.is_empty() {
+            table {
+                thead {
+                    tr {
+                        th scope="col" { "Bot" }
+                        th scope="col" { "Pipeline" }
+                        th.number scope="col" { "Events" }
+                        th.number scope="col" { "Oldest" }
+                        th scope="col" { "State" }
+                    }
+                }
+                tbody {
+                    @for (pipeline, look) in &busiest.bots {
+                        tr data-key={ (pipeline) "/" (look.bot) } {
+                            th.text scope="row" { a href=(bot::path(&look.bot)) { (look.bot) } }
+                            td { a href=(super::pipeline::path(pipeline)) { (pipeline) } }
+                            td.number { (grouped(look.depth)) }
+                            td.number { (spoken(look.oldest_age_ms)) }
+                            td { (bot::state(look.state)) }
+                        }
+                    }
+                }
+            }
+        }
+        @for name in &busiest.left_out {
+            p.none { "So many bots wait in " a href=(pipeline::path(name)) { (name) } " that they are ranked on its own page only." }
+        }
+    }
+}
+
+fn processes(overview: &Overview) -> Markup {
+    html! {
+        @if overview.processes.is_empty() {
+            p.none { "None was heard within 16 seconds." }
+        } @else {
+            div.wide tabindex="0" role="region" aria-label="Processes" {
+                table {
+                    thead {
+                        tr {
+                            th scope="col" { "Machine" }
+                            th.number scope="col" { "Process" }
+                            th scope="col" { "Roles" }
+                            th scope="col" { "Version" }
+                            th.number scope="col" { "Runs for" }
+                        }
+                    }
+                    tbody {
+                        @for process in &overview.processes {
+                            tr data-key=(process.id) {
+                                th scope="row" { (process.host) }
+                                td.number { (process.pid) }
+                                td { (process.roles.join(", ")) }
+                                td { (process.version) }
+                                td.number { (spoken(overview.now_ms.saturating_sub(process.started_ms) / 1_000 * 1_000)) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Bytes as people read them.
+fn bytes(n: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
+    let size = n as f64;
+    match n {
+        0..1_048_576 => format!("{:.0} KiB", size / 1_024.0),
+        1_048_576..1_073_741_824 => format!("{:.1} MiB", size / 1_048_576.0),
+        _ => format!("{:.1} GiB", size / 1_073_741_824.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::BotId;
+    use crate::presence::Pace;
+    use crate::queue::{BotState, PipelineView};
+
+    fn overview() -> Overview {
+        let view = PipelineView { depth: 1_234, dead: 2, ready: 3, ..PipelineView::default() };
+        let pace = Pace { settled_per_second: 12.5, workers_max: 4, ..Pace::default() };
+        let name = PipelineName::parse("shop").unwrap();
+        Overview {
+            pipelines: vec![Pipeline { name, enabled: true, view, pace }],
+            trend: Vec::new(),
+            processes: Vec::new(),
+            redis: ServerInfo { memory_used: 95, memory_max: 100, ..ServerInfo::default() },
+            bus: None,
+            now_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_pipeline_a_bot_and_what_is_wrong_are_seen_at_a_glance() {
+        let caller = Caller::of_tests();
+        let look = BotView {
+            bot: BotId::parse("<b>\"&'").unwrap(),
+            state: BotState::Paused,
+            depth: 777,
+            oldest_age_ms: 1_000,
+            fence: None,
+            until_ms: None,
+            attempts: 0,
+            weight: 1,
+        };
+        let bots = vec![(PipelineName::parse("shop").unwrap(), look)];
+        let left_out = vec![PipelineName::parse("crowd").unwrap()];
+        let page = body(&overview(), &Busiest { bots, left_out }, Some(false), &caller);
+        let page = page.into_string();
+        for shown in [
+            "1,234",
+            "777",
+            ">paused<",
+            "/pipelines/shop/dead",
+            "nearly full",
+            "away",
+            "crowd",
+            "/bots/%3Cb%3E%22&amp;'",
+        ] {
+            assert!(page.contains(shown), "{shown} is missing in {page}");
+        }
+        assert!(!page.contains("<b>"), "{page}");
+    }
+
+    #[test]
+    fn sizes_are_written_for_people() {
+        assert_eq!([512, 3 << 20, 5 << 30].map(bytes), ["0 KiB", "3.0 MiB", "5.0 GiB"]);
+    }
+}

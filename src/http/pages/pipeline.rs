@@ -1,0 +1,201 @@
+//! The page of a pipeline: how it did lately, and its bots.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{Redirect, Response};
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::bots::Sort;
+use super::super::extract::{Path, Query};
+use super::super::page;
+use super::super::pipelines::{Pipeline, PipelinePath};
+use super::super::problem::{Kind, Problem};
+use super::lines::{Line, large, rounded};
+use super::overview::{Overview, may_stop, state};
+use super::{Refusal, bot, grouped, headline, spoken};
+use crate::id::{BotId, PipelineName};
+use crate::queue::{BotCursor, BotPage};
+
+/// Bots on a page.
+const BOTS: usize = 50;
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wish {
+    #[serde(default)]
+    sort: Sort,
+    cursor: Option<String>,
+}
+
+/// Where the page of a pipeline is. A name needs no encoding.
+pub(super) fn path(name: &PipelineName) -> String {
+    format!("/pipelines/{name}")
+}
+
+pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    headers: HeaderMap,
+    Path(PipelinePath { pipeline }): Path<PipelinePath>,
+    wish: Result<Query<Wish>, Problem>,
+) -> Result<Response, Refusal> {
+    let Query(wish) = wish?;
+    api.queues.find(&pipeline).await?;
+    let title = format!("Pipeline {pipeline}");
+    let looked_at = (Arc::clone(&api), caller, pipeline, wish);
+    let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, Wish)>| {
+        let (api, caller, pipeline, wish) = &*seen;
+        let overview = api.overview().await?;
+        let gone = || Problem::new(Kind::NoPipeline, format!("pipeline {pipeline} is not known"));
+        let look =
+            overview.pipelines.iter().find(|look| look.name == *pipeline).ok_or_else(gone)?;
+        let after: Option<BotCursor> = page::after(wish.cursor.as_deref())?;
+        let wanted = |bot: &BotId| caller.covers(bot);
+        let (queue, now) = (api.queues.of(pipeline), api.clock.now());
+        let bots = queue.list_bots(wish.sort.order(), after.as_ref(), BOTS, &wanted, now).await?;
+        Ok(body(&overview, look, &bots, wish, caller))
+    };
+    api.live.show(&headers, &title, looked_at, content).await
+}
+
+pub(super) async fn pause(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<PipelinePath>,
+) -> Result<Redirect, Refusal> {
+    of.pause(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.pipeline)))
+}
+
+pub(super) async fn resume(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<PipelinePath>,
+) -> Result<Redirect, Refusal> {
+    of.resume(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.pipeline)))
+}
+
+fn body(
+    overview: &Overview,
+    look: &Pipeline,
+    bots: &BotPage,
+    wish: &Wish,
+    caller: &Caller,
+) -> Markup {
+    let Pipeline { name, view, pace, .. } = look;
+    html! {
+        (headline(&format!("Pipeline {name}"), caller.has_token()))
+        div.title {
+            p { (state(look)) }
+            @if may_stop(caller) { (switch(name, view.stopped)) }
+        }
+        dl.cards {
+            (card("Events", &grouped(view.depth), "in the queues"))
+            (card("Oldest", &spoken(view.oldest_age_ms), "age of the first event of a bot that is not paused"))
+            (card("In", &format!("{}/s", rounded(pace.queued_per_second)), "copied from the bus"))
+            (card("Out", &format!("{}/s", rounded(pace.settled_per_second)), "done, dead or delayed"))
+            (card("Workers", &format!("{} of {}", pace.workers_busy, pace.workers_target), &format!("busy, of those wanted; at most {}", pace.workers_max)))
+            (card("Delayed", &grouped(view.delayed), "come when their time has come"))
+            div {
+                dt { "Dead letters" }
+                dd { a href={ (path(name)) "/dead" } { (grouped(view.dead)) } }
+                dd.about { "gave up; they can be put back" }
+            }
+        }
+        section {
+            h2 { "Events in the queues" }
+            @let depth = line(overview, name, |sample| sample.depth);
+            (large(&format!("Events in the queues of {name}"), &[("Events", depth)]))
+        }
+        section {
+            h2 { "Events a second" }
+            @let (queued, settled) = (rate(overview, name, |sample| sample.queued_per_second), rate(overview, name, |sample| sample.settled_per_second));
+            (large(&format!("Events a second in and out of {name}"), &[("in", queued), ("out", settled)]))
+        }
+        section #bots {
+            div.title {
+                h2 { "Bots" }
+                nav.choice aria-label="Order of the bots" {
+                    (choice(wish.sort == Sort::Depth, "?sort=depth#bots", "Most events"))
+                    (choice(wish.sort == Sort::Age, "?sort=age#bots", "Oldest event"))
+                }
+            }
+            p {
+                (grouped(view.ready)) " ready, " (grouped(view.leased)) " handled now, "
+                (grouped(view.parked)) " parked (to be tried again, or for more), " (grouped(view.paused)) " paused."
+            }
+            (table(bots, wish))
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a picture")]
+fn line(overview: &Overview, name: &PipelineName, pick: fn(&crate::trend::Sample) -> u64) -> Line {
+    Line::new(&overview.trend, name, overview.now_ms, |sample| pick(sample) as f64)
+}
+
+fn rate(overview: &Overview, name: &PipelineName, pick: fn(&crate::trend::Sample) -> f64) -> Line {
+    Line::new(&overview.trend, name, overview.now_ms, pick)
+}
+
+fn card(name: &str, value: &str, about: &str) -> Markup {
+    html! { div { dt { (name) } dd { (value) } dd.about { (about) } } }
+}
+
+fn choice(is_on: bool, href: &str, text: &str) -> Markup {
+    html! { a href=(href) aria-current=[is_on.then_some("page")] { (text) } }
+}
+
+fn switch(name: &PipelineName, stopped: bool) -> Markup {
+    html! {
+        @if stopped {
+            form method="post" action={ (path(name)) "/resume" } { button type="submit" { "Resume the pipeline" } }
+        } @else {
+            form method="post" action={ (path(name)) "/pause" } { button type="submit" { "Pause the pipeline" } }
+        }
+    }
+}
+
+fn table(bots: &BotPage, wish: &Wish) -> Markup {
+    html! {
+        @if bots.bots.is_empty() {
+            p.none { "None has anything queued, is parked or paused." }
+        } @else {
+            div.wide tabindex="0" role="region" aria-label="Bots" {
+                table {
+                    thead {
+                        tr {
+                            th scope="col" { "Bot" }
+                            th scope="col" { "State" }
+                            th.number scope="col" { "Events" }
+                            th.number scope="col" { "Oldest" }
+                            th.number scope="col" { "Attempts" }
+                            th.number scope="col" { "Weight" }
+                        }
+                    }
+                    tbody {
+                        @for look in &bots.bots {
+                            tr data-key=(look.bot) {
+                                th.text scope="row" { a href=(bot::path(&look.bot)) { (look.bot) } }
+                                td { (bot::state(look.state)) }
+                                td.number { (grouped(look.depth)) }
+                                td.number { (spoken(look.oldest_age_ms)) }
+                                td.number.zero[look.attempts == 0] { (look.attempts) }
+                                td.number { (look.weight) }
+                            }
+                        }
+                    }
+                }
+            }
+            @if let Some(next) = &bots.next {
+                p { a href={ "?sort=" (wish.sort.as_str()) "&cursor=" (page::cursor(next)) "#bots" } { "Next " (BOTS) } }
+            }
+        }
+    }
+}

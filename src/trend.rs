@@ -1,0 +1,98 @@
+//! How the pipelines did in the last quarter of an hour, for the charts of the web page. Whoever
+//! samples the shared values adds a point every few seconds while there is something to tell. Nothing
+//! else depends on it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::millis;
+use crate::id::PipelineName;
+use crate::keyspace::{Link, Reply, StoreError, keys};
+
+/// What the charts show.
+pub(crate) const SPAN: Duration = Duration::from_secs(15 * 60);
+/// Between two points, at least.
+pub(crate) const EVERY: Duration = Duration::from_secs(5);
+/// So many points are kept.
+const POINTS: isize = 180;
+
+/// One pipeline at one time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "(u64, u64, f64, f64)", into = "(u64, u64, f64, f64)")]
+pub(crate) struct Sample {
+    pub(crate) depth: u64,
+    pub(crate) oldest_age_ms: u64,
+    pub(crate) queued_per_second: f64,
+    pub(crate) settled_per_second: f64,
+}
+
+impl From<(u64, u64, f64, f64)> for Sample {
+    fn from(fields: (u64, u64, f64, f64)) -> Self {
+        let (depth, oldest_age_ms, queued_per_second, settled_per_second) = fields;
+        Self { depth, oldest_age_ms, queued_per_second, settled_per_second }
+    }
+}
+
+impl From<Sample> for (u64, u64, f64, f64) {
+    fn from(sample: Sample) -> Self {
+        (sample.depth, sample.oldest_age_ms, sample.queued_per_second, sample.settled_per_second)
+    }
+}
+
+/// All pipelines at one time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Point {
+    /// Since 1970.
+    #[serde(rename = "t")]
+    pub(crate) at_ms: u64,
+    #[serde(rename = "p")]
+    pub(crate) pipelines: BTreeMap<PipelineName, Sample>,
+}
+
+/// Adds a point; the oldest go.
+///
+/// # Errors
+/// When Redis does not answer or refuses.
+pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), StoreError> {
+    // Names and numbers always encode.
+    let text = serde_json::to_string(point).unwrap_or_default();
+    let mut pipe = redis::Pipeline::with_capacity(3);
+    pipe.cmd("RPUSH").arg(keys::TREND).arg(text);
+    pipe.cmd("LTRIM").arg(keys::TREND).arg(-POINTS).arg(-1);
+    pipe.cmd("PEXPIRE").arg(keys::TREND).arg(millis(SPAN));
+    link.run_checked("RPUSH", &pipe).await.map(drop)
+}
+
+/// The points that are kept, the oldest first.
+///
+/// # Errors
+/// When Redis does not answer or refuses.
+pub(crate) async fn read(link: &Link) -> Result<Vec<Point>, StoreError> {
+    let mut command = redis::cmd("LRANGE");
+    command.arg(keys::TREND).arg(0).arg(-1);
+    let misread = |source| link.misread("LRANGE", source);
+    let mut reply = Reply::new(link.command("LRANGE", command).await?).map_err(misread)?;
+    let mut points = Vec::with_capacity(reply.len());
+    while reply.len() > 0 {
+        // Another version may write it in other words.
+        points.extend(serde_json::from_str(&reply.text().map_err(misread)?).ok());
+    }
+    Ok(points)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_is_short_and_read_back() {
+        let sample = Sample { depth: 12, oldest_age_ms: 340, ..Sample::default() };
+        let pipelines = BTreeMap::from([(PipelineName::parse("p").unwrap(), sample)]);
+        let point = Point { at_ms: 1, pipelines };
+        let text = serde_json::to_string(&point).unwrap();
+        assert_eq!(text, r#"{"t":1,"p":{"p":[12,340,0.0,0.0]}}"#);
+        assert_eq!(serde_json::from_str::<Point>(&text).unwrap(), point);
+    }
+}
