@@ -110,11 +110,10 @@ async fn what_strangers_wrote_is_text_and_runs_nothing() {
     dies(&rig.client, HOSTILE, HOSTILE, &url.replace(' ', "+")).await;
     let rule = json!({
         "name": HOSTILE, "on": [HOSTILE], "filter": "event.type == '<script>alert(2)</script>'",
-        "actions": [{ "set_tag": { "tag": HOSTILE } }], "enabled": true,
+        "actions": [{ "set_field": { "field": "said", "value": HOSTILE } }], "enabled": true,
     });
     rig.put("shop", "r", &rule).await;
-    let tag = automating::tag("shop", "anna", "1", HOSTILE);
-    rig.publish(&[tag]).await;
+    rig.publish(&[automating::field("shop", "anna", "1", "note", json!(HOSTILE))]).await;
     rig.settles(1).await;
 
     let page = Page::open(&rig.client.address).await;
@@ -128,7 +127,8 @@ async fn what_strangers_wrote_is_text_and_runs_nothing() {
     page.sees(&format!("Nothing is known of {HOSTILE}")).await;
     page.fill(css("#subscriber input"), "anna").await;
     page.follow(css("#subscriber button")).await;
-    assert!(page.text(css("#subscriber td")).await.contains(HOSTILE));
+    // As JSON writes it.
+    page.sees(&json!(HOSTILE).to_string()).await;
     let nothing = "document.querySelectorAll('main script, main img').length";
     assert_eq!(page.eval::<usize>(nothing).await, 0);
     assert_eq!(page.problems(), NONE);
