@@ -47,7 +47,8 @@ fn token(directory: &std::path::Path) -> (String, &'static str) {
     let (file, text) = (directory.join("token"), "operator-0123456789;=\"abcdef");
     std::fs::write(&file, text).unwrap();
     let scopes = r#"["read", "operate", "publish"]"#;
-    (format!("[{{ name = \"operator\", token_file = {file:?}, scopes = {scopes} }}]"), text)
+    let file = file.display();
+    (format!("[{{ name = \"operator\", token_file = \"{file}\", scopes = {scopes} }}]"), text)
 }
 
 #[tokio::test]

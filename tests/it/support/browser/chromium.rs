@@ -123,7 +123,7 @@ impl Chromium {
         match tokio::time::timeout(ANSWER, answer).await {
             Ok(Ok(answer)) => answer.map_err(|error| format!("{method}: {error}")),
             Ok(Err(_)) => panic!("Chromium has ended:\n{}", self.log()),
-            Err(_) => panic!("Chromium does not answer {method}:\n{}", self.log()),
+            Err(late) => panic!("{method}: {late}: Chromium says\n{}", self.log()),
         }
     }
 
@@ -226,7 +226,8 @@ impl Wire {
             }
             state.sent
         };
-        let mut message = json!({ "id": id, "method": method, "params": parameters });
+        let mut message = json!({ "id": id, "method": method });
+        message["params"] = parameters;
         if let Some(session) = session {
             message["sessionId"] = session.into();
         }

@@ -18,7 +18,7 @@ async fn site(pages: &'static [(&'static str, &'static str)]) -> (Receiver, Page
             None => Reply::new(404, "nothing here"),
         }
     };
-    let receiver = Receiver::start(move |call| answer(call)).await;
+    let receiver = Receiver::start(answer).await;
     let page = Page::open(&receiver.address.to_string()).await;
     (receiver, page)
 }
