@@ -5,6 +5,7 @@ mod async_push;
 mod automations;
 mod automations_faults;
 mod automations_http;
+mod browser;
 mod bus;
 mod check;
 mod cli;
