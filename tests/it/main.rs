@@ -40,6 +40,7 @@ mod order;
 mod outbound;
 mod outcomes;
 mod overload;
+mod pages;
 mod poison;
 mod presence;
 mod private_mongo;
