@@ -10,6 +10,7 @@ mod bus;
 mod check;
 mod cli;
 mod cluster;
+mod compose;
 mod counter_store;
 mod counters_edits;
 mod counters_faults;
