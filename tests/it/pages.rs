@@ -21,7 +21,7 @@ const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded")
 /// A handler that can do nothing with events of the type `broken` until `mended`.
 async fn start(server: &RedisServer, settings: &[(&str, &str)]) -> (Instance, Log) {
     let log = Log::default();
-    let handler = log.handler(|slice| {
+    let handler = log.handler(|slice| async move {
         let broken = slice.events.iter().any(|delivery| delivery.event.kind() == "broken");
         if broken { Err(Failure::permanent(0, "it is broken")) } else { Ok(Outcomes::done()) }
     });

@@ -15,6 +15,7 @@ pub(crate) mod mongo;
 pub(crate) mod mongo_proxy;
 pub(crate) mod notifying;
 pub(crate) mod process;
+pub(crate) mod prometheus;
 pub(crate) mod proxy;
 pub(crate) mod push;
 pub(crate) mod receiver;

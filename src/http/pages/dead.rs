@@ -244,17 +244,16 @@ mod tests {
 
     #[test]
     fn what_tenants_wrote_is_text() {
-        let event = serde_json::from_value(serde_json::json!({
-            "specversion": "1.0", "id": "<i>", "source": "<s>", "type": "<u>", "botid": "b",
-            "data": "</pre><script>alert(1)</script>",
-        }));
+        let bot = BotId::parse("<b>").unwrap();
+        let event = crate::event::Event::builder("<u>", &bot).id("<i>").source("<s>");
+        let event = event.data(&"</pre><script>alert(1)</script>").unwrap().build().unwrap();
         let letter = DeadLetter {
             id: "0-1-0".parse().unwrap(),
-            bot: BotId::parse("<b>").unwrap(),
+            bot,
             reason: "<em>".to_owned(),
             attempts: 3,
             time_ms: 1_000,
-            event: Some(event.unwrap()),
+            event: Some(event),
         };
         let (pipeline, caller) = (PipelineName::parse("p").unwrap(), Caller::of_tests());
         let one = shown(&pipeline, &letter, &caller).into_string();
