@@ -427,6 +427,7 @@ async fn traffic(client: &Client, stores: &Stores, receiver: &Receiver, round: u
     let url: String = url::form_urlencoded::byte_serialize(receiver.url().as_bytes()).collect();
     client.get(&format!("/send_delayed?delay=0&type=hello&url={url}")).await;
     assert_eq!(client.get("/v1/pipelines/tags/bots").await.code, 503, "its class is refused");
+    assert_eq!(client.get("/v1/pipelines/none").await.code, 404);
     client.get("/healthz").await;
 }
 

@@ -97,7 +97,7 @@ async fn a_bot_is_paused_looked_into_purged_and_resumed_with_the_mouse() {
     let page = Page::open(&client.address).await;
     page.goto("/bots/shop").await;
     page.sees("paused").await;
-    reads(&page, ".panel tbody tr:first-of-type code", "a").await;
+    reads(&page, ".panel tbody tr:first-of-type td:nth-of-type(2)", "a").await;
     assert_eq!(page.count(".panel tbody tr").await, 5, "its next events");
     // What is deleted for good is asked for first.
     page.click(css("summary")).await;

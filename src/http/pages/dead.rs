@@ -248,7 +248,7 @@ mod tests {
         let event = crate::event::Event::builder("<u>", &bot).id("<i>").source("<s>");
         let event = event.data(&"</pre><script>alert(1)</script>").unwrap().build().unwrap();
         let letter = DeadLetter {
-            id: "0-1-0".parse().unwrap(),
+            id: "0.1-0".parse().unwrap(),
             bot,
             reason: "<em>".to_owned(),
             attempts: 3,

@@ -380,7 +380,7 @@ mod tests {
             "nearly full",
             "away",
             "crowd",
-            "/bots/%3Cb%3E%22&amp;'",
+            "/bots/%3Cb%3E%22%26'",
         ] {
             assert!(page.contains(shown), "{shown} is missing in {page}");
         }
