@@ -5,10 +5,13 @@ use std::process::{Command, Output};
 use fairlane::notification::State;
 
 use crate::support::automating::{self, tag};
+use crate::support::config::config;
+use crate::support::instance::Instance;
 use crate::support::notifying::{Rig, ends, kept};
 use crate::support::push::{LONG, pushing};
 use crate::support::receiver::Receiver;
 use crate::support::receivers::{ExampleReceiver, example, is_there};
+use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::{PROGRAM, Served};
 use crate::support::wait::eventually;
@@ -99,6 +102,36 @@ async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_php() {
     let receiver = ExampleReceiver::php(&secret_of("shop"));
     let process = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
     both_arrive(&server, &process, &receiver).await;
+}
+
+#[tokio::test]
+async fn producers_in_python_and_php_put_events_on_the_bus_and_say_what_is_wrong_with_them() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let instance = Instance::start(&config(&server, "test", &[]), log.content()).await;
+    let url = format!("http://{}", instance.client().address);
+    for (interpreter, script) in [("python3", "publish.py"), ("php", "publish.php")] {
+        if !is_there(interpreter) {
+            println!("not shown: there is no {interpreter}");
+            continue;
+        }
+        let run = async |bot: &str| {
+            let mut command = tokio::process::Command::new(interpreter);
+            command.arg(format!("{}/examples/{script}", env!("CARGO_MANIFEST_DIR")));
+            command.args([bot, "order.paid", r#"{"price":12}"#]).env("FAIRLANE", &url);
+            command.output().await.unwrap()
+        };
+        let done = run(interpreter).await;
+        assert!(done.status.success(), "{script}: {}", String::from_utf8_lossy(&done.stderr));
+        eventually(LONG, "it is handled", async || {
+            log.all().iter().any(|seen| seen.bot == interpreter)
+        })
+        .await;
+        let refused = run("").await;
+        let said = [refused.stdout, refused.stderr].concat();
+        assert!(String::from_utf8_lossy(&said).contains("botid"), "{script}");
+    }
+    instance.stop().await;
 }
 
 #[tokio::test]
