@@ -347,12 +347,12 @@ async fn only_what_a_bot_has_rules_for_is_copied_and_in_doubt_everything() {
     };
     let mut probe = 100;
     eventually(LONG, "no doubt is left", async || {
-        let (copied, before) = (copies(&instance).await, read(&instance).await);
+        let (so_far, before) = (copies(&instance).await, read(&instance).await);
         probe += 1;
         let nobodys = event("none", "u", &probe.to_string(), "other", json!({}));
         publish(&stores, &[nobodys]).await;
         eventually(LONG, "it is read", async || read(&instance).await > before).await;
-        copies(&instance).await - copied < 0.5
+        copies(&instance).await - so_far < 0.5
     })
     .await;
     let before = copies(&instance).await;

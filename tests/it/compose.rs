@@ -439,17 +439,17 @@ fn the_image_is_built_from_what_is_there() {
     };
     let copies = instructions("COPY").into_iter().filter(|copy| !copy.starts_with("--from"));
     let copies: Vec<String> = copies.collect();
-    let mut copied = BTreeSet::new();
+    let mut brought = BTreeSet::new();
     for copy in &copies {
         let paths: Vec<&str> = copy.split(' ').collect();
         let (_, sources) = paths.split_last().expect("sources and a target");
         for source in sources {
             assert!(root().join(source).exists(), "{source} is not there");
             assert!(sent(source), "{source} is kept back by .dockerignore");
-            copied.insert(*source);
+            brought.insert(*source);
         }
     }
-    assert!(copied.is_superset(&BTreeSet::from(["Cargo.toml", "Cargo.lock", "lua", "src"])));
+    assert!(brought.is_superset(&BTreeSet::from(["Cargo.toml", "Cargo.lock", "lua", "src"])));
     // Cargo refuses a manifest that names a target without a path and without a file.
     let manifest: toml::Table = text("Cargo.toml").parse().expect("TOML");
     for kind in ["bench", "test", "example", "bin"] {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use fairlane::handler::{Failure, Outcomes};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::support::browser::{NONE, Page, button, css, field, link};
 use crate::support::config::config;
@@ -294,6 +296,15 @@ async fn pages_show_and_change_what_the_token_may_and_nothing_for_pages_of_other
     instance.stop().await;
 }
 
+/// Sends a request; answers the connection and how the answer begins.
+async fn begin(client: &Client, head: &str) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect(&client.address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut begun = vec![0; "HTTP/1.1 200".len()];
+    stream.read_exact(&mut begun).await.unwrap();
+    (stream, String::from_utf8(begun).unwrap())
+}
+
 #[tokio::test]
 async fn pages_kept_up_to_date_are_bounded_and_take_no_place_of_others() {
     let server = RedisServer::start(Options::default());
@@ -303,12 +314,8 @@ async fn pages_kept_up_to_date_are_bounded_and_take_no_place_of_others() {
     let head = client.head("GET", "/", &[("accept", "text/event-stream")]);
     let mut streams = Vec::new();
     for _ in 0..64 {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let mut stream = tokio::net::TcpStream::connect(&client.address).await.unwrap();
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let mut begun = vec![0; 12];
-        stream.read_exact(&mut begun).await.unwrap();
-        assert_eq!(begun, b"HTTP/1.1 200");
+        let (stream, begun) = begin(&client, &head).await;
+        assert_eq!(begun, "HTTP/1.1 200");
         streams.push(stream);
     }
     let refused = client.send("GET", "/", &[("accept", "text/event-stream")], b"").await;
@@ -318,12 +325,7 @@ async fn pages_kept_up_to_date_are_bounded_and_take_no_place_of_others() {
     assert_eq!(client.get("/").await.code, 200);
     drop(streams);
     eventually(LONG, "there is room again", async || {
-        let mut stream = tokio::net::TcpStream::connect(&client.address).await.unwrap();
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let mut begun = vec![0; 12];
-        stream.read_exact(&mut begun).await.unwrap();
-        begun == b"HTTP/1.1 200"
+        begin(&client, &head).await.1 == "HTTP/1.1 200"
     })
     .await;
     instance.stop().await;

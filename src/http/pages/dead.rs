@@ -169,7 +169,7 @@ pub(super) async fn show(
 fn shown(pipeline: &PipelineName, letter: &DeadLetter, caller: &Caller) -> Markup {
     let one = format!("{}/{}", path(pipeline), letter.id);
     // An event always encodes.
-    let event = letter.event.as_ref().map(|event| serde_json::to_string_pretty(event));
+    let event = letter.event.as_ref().map(serde_json::to_string_pretty);
     html! {
         (headline(&format!("Dead letter {}", letter.id), caller.has_token()))
         p { "Of pipeline " a href=(path(pipeline)) { (pipeline) } ", bot " a href=(bot::path(&letter.bot)) { (letter.bot) } "." }

@@ -8,7 +8,7 @@ use crate::id::PipelineName;
 use crate::trend::{EVERY, Point, SPAN, Sample};
 
 /// Where nothing was noted for longer, nothing was there to note, or nobody looked.
-const GAP_MS: u64 = 4 * EVERY.as_millis() as u64;
+const GAP_MS: u64 = 4_000 * EVERY.as_secs();
 
 /// A small one, in its own units.
 const SMALL: (f64, f64) = (150.0, 32.0);
@@ -233,6 +233,7 @@ mod tests {
             [0.0, 0.04, 3.26, 12.5, 1_234_567.0].map(rounded),
             ["0", "0.0", "3.3", "13", "1,234,567"]
         );
-        assert_eq!([0.0, 1.1, 3.0, 11.0, 501.0].map(ceiling), [1.0, 2.0, 5.0, 20.0, 1_000.0]);
+        let tops = [0.0, 1.1, 3.0, 11.0, 501.0].map(|most| rounded(ceiling(most)));
+        assert_eq!(tops, ["1", "2", "5", "20", "1,000"]);
     }
 }

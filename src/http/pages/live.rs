@@ -33,10 +33,13 @@ pub(crate) struct Live {
     pub(super) health: Health,
     streams: Arc<Semaphore>,
     /// However many look on, Redis is asked once.
-    pub(super) overview: Mutex<Option<(Instant, Arc<Overview>)>>,
+    pub(super) overview: Mutex<Option<Kept<Overview>>>,
     /// The same, by the name of the token.
-    pub(super) busiest: Mutex<HashMap<Box<str>, (Instant, Arc<Busiest>)>>,
+    pub(super) busiest: Mutex<HashMap<Box<str>, Kept<Busiest>>>,
 }
+
+/// What was found, and when.
+type Kept<T> = (Instant, Arc<T>);
 
 impl Live {
     pub(crate) fn new(health: Health) -> Self {
