@@ -157,7 +157,7 @@ impl Site<'_> {
             let traps = step.traps(&node);
             let mut caught = true;
             for trap in &traps {
-                caught &= trap.springs(Duration::from_secs(3)).await;
+                caught &= trap.springs(Duration::from_secs(5)).await;
             }
             *met.entry(step).or_default() += u32::from(caught);
             node.served.kill9();
