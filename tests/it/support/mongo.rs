@@ -1,13 +1,19 @@
 //! A real server on the MongoDB wire protocol of a test's own. `.ci/setup test` installs it.
 
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use fairlane::store::automations::AUTOMATIONS;
+use fairlane::store::counters::{DAILY, TOTALS};
+use fairlane::store::subscribers::SUBSCRIBERS;
+use mongodb::bson::doc;
 use tempfile::TempDir;
 
+use super::mongo_proxy;
 use super::process::signal;
 pub(crate) use super::redis::free_port;
 use super::wait::{eventually, holds_within};
@@ -41,6 +47,7 @@ impl MongoServer {
         for _ in 0..5 {
             server.port = free_port();
             if server.launch() {
+                server.create_collections();
                 return server;
             }
         }
@@ -61,7 +68,7 @@ impl MongoServer {
     pub(crate) async fn is_prepared(&self) {
         let client = mongodb::Client::with_uri_str(self.url()).await.unwrap();
         let database = client.database("fairlane");
-        for (name, indexes) in [("counters_totals", 2), ("counters_daily", 3)] {
+        for (name, indexes) in [(TOTALS, 2), (DAILY, 3)] {
             let collection = database.collection::<mongodb::bson::Document>(name);
             eventually(START_WITHIN, "the indexes are there", async || {
                 collection.list_index_names().await.is_ok_and(|names| names.len() >= indexes)
@@ -130,6 +137,24 @@ impl MongoServer {
             return false;
         }
         true
+    }
+
+    /// One after the other: in one of ten servers, first commands on several collections that are
+    /// not there yet wait for each other for ever, and so does whatever comes after them.
+    fn create_collections(&self) {
+        if self.options.auth {
+            return; // Nobody may, yet.
+        }
+        let mut stream = TcpStream::connect(self.address()).unwrap();
+        stream.set_read_timeout(Some(START_WITHIN)).unwrap();
+        for (number, collection) in (1..).zip([AUTOMATIONS, DAILY, SUBSCRIBERS, TOTALS]) {
+            let command = doc! { "create": collection, "$db": "fairlane" };
+            stream.write_all(&mongo_proxy::message(number, &command)).unwrap();
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).unwrap();
+            let mut answer = vec![0; u32::from_le_bytes(length) as usize - length.len()];
+            stream.read_exact(&mut answer).unwrap();
+        }
     }
 
     fn output(&self) -> String {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use mongodb::bson::{RawBsonRef, RawDocument};
+use mongodb::bson::{Document, RawBsonRef, RawDocument};
 
 use super::proxy::{Protocol, Proxy};
 use super::trap::Matcher;
@@ -43,6 +43,14 @@ impl MongoProxy {
     pub(crate) fn mongo_url(&self) -> String {
         format!("mongodb://{}/?directConnection=true", self.address)
     }
+}
+
+/// A command as it goes over the wire.
+pub(crate) fn message(number: u32, command: &Document) -> Vec<u8> {
+    let body = command.to_vec().unwrap();
+    let length = u32::try_from(HEADER + 5 + body.len()).unwrap();
+    let header = [length, number, 0, OP_MSG, 0].map(u32::to_le_bytes);
+    [header.as_flattened(), &[0], &body].concat()
 }
 
 /// Means a command on a collection.
