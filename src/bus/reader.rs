@@ -144,12 +144,14 @@ impl Copying<'_> {
     async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
+            // First what asks for the next events, or they would come behind the copy.
+            let worked = work.as_mut().poll(context);
             if let Self::Goes(copy) = self
                 && let Poll::Ready(copied) = copy.as_mut().poll(context)
             {
                 *self = Self::Ended(copied);
             }
-            work.as_mut().poll(context)
+            worked
         })
         .await
     }
@@ -289,14 +291,19 @@ impl<S: Source> Reader<S> {
                 let fetching = more.map(|last| self.source.fetch(last, next, Duration::ZERO));
                 Some((next, fetching?.await))
             };
-            let decode = async { self.source.decode(fetched) };
-            let (fetching, batch) = copying.beside(join(fetch, decode)).await;
+            let gather = async {
+                // Lets the question out first: what a task has woken last runs behind it on the
+                // same thread, and no other may take it.
+                tokio::task::yield_now().await;
+                let batch = self.source.decode(fetched)?;
+                self.put_aside(&batch).await?;
+                session.advance(&batch);
+                self.fanout.gather(&batch, &mut session.matches, &mut gathered);
+                Ok::<_, StoreError>(batch.is_empty())
+            };
+            let (fetching, nothing) = copying.beside(join(fetch, gather)).await;
             ahead = fetching;
-            let batch = batch?;
-            self.put_aside(&batch).await?;
-            session.advance(&batch);
-            self.fanout.gather(&batch, &mut session.matches, &mut gathered);
-            let due = session.checkpointed.0.elapsed() >= CHECKPOINT || batch.is_empty();
+            let due = nothing? || session.checkpointed.0.elapsed() >= CHECKPOINT;
             if more.is_some() && !due && !gathered.is_full() {
                 continue;
             }
