@@ -37,9 +37,6 @@ use crate::view::{self, AdId};
 const CALL_EVENTS: usize = 500;
 /// Most bytes of one enqueue call; a single larger event goes alone.
 const CALL_BYTES: usize = 256 * 1_024;
-/// Events that are sent to one server in one write: while it appends them, nothing else is done
-/// there, the next read of the bus among it.
-const WRITE_EVENTS: usize = 250;
 /// So many events, bytes or batches are copied before more is gathered.
 const GATHERED_EVENTS: usize = 2_000;
 const GATHERED_BYTES: usize = 4 << 20;
@@ -450,7 +447,7 @@ impl Route {
         shards.into_iter().flatten().collect()
     }
 
-    /// Sends the calls in few writes, chained per shard; the last of each shard covers up to `end`.
+    /// Sends the calls in one write, chained per shard; the last of each shard covers up to `end`.
     async fn enqueue(
         &self,
         stream: &str,
@@ -478,19 +475,7 @@ impl Route {
             return Ok(());
         }
         let (shards, calls): (Vec<Shard>, Vec<Enqueue<'_>>) = calls.into_iter().unzip();
-        let (link, mut replies, mut failed) = (self.queue.link(), Vec::new(), None);
-        // The servers of a cluster work at the same time, and who waits for one that is frozen
-        // waits once.
-        let most = if link.is_cluster() { usize::MAX } else { WRITE_EVENTS };
-        for write in writes(&calls, most) {
-            match link.call_all(write).await {
-                Ok(more) => replies.extend(more),
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
-            }
-        }
+        let replies = self.queue.link().call_all(&calls).await?;
         let mut queued = Queued::default();
         let (mut lost, mut answered) = (None, false);
         for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
@@ -539,26 +524,8 @@ impl Route {
             warn!(pipeline = %self.queue.name(), dead = queued.dead, dropped = queued.dropped,
                 "queues of bots are full (max_queue)");
         }
-        failed.map_or(Ok(()), |error| Err(error.into()))
+        Ok(())
     }
-}
-
-/// Cuts calls into runs of at most so many events; a larger call goes alone.
-fn writes<'a, 'b>(
-    calls: &'a [Enqueue<'b>],
-    most: usize,
-) -> impl Iterator<Item = &'a [Enqueue<'b>]> {
-    let mut left = calls;
-    std::iter::from_fn(move || {
-        let mut events = 0;
-        let fits = left.iter().take_while(|call| {
-            events += call.bots.iter().map(|(_, events)| events.len()).sum::<usize>();
-            events <= most
-        });
-        let (write, rest) = left.split_at(fits.count().max(1).min(left.len()));
-        left = rest;
-        (!write.is_empty()).then_some(write)
-    })
 }
 
 /// Which pipelines take which type, remembered.

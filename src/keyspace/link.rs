@@ -125,11 +125,6 @@ impl Link {
         })
     }
 
-    /// Whether several servers share the keys.
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.wiring.cluster
-    }
-
     /// Calls one script several times in one write; of the calls in one slot, a server runs them in
     /// order.
     ///
