@@ -5,6 +5,13 @@
 //
 // TOKEN in the environment is a bearer token of auth.tokens, if there are any. DATA is JSON.
 
+/** Ends with what is wrong. */
+function stop(string $why): never
+{
+    fwrite(STDERR, "$why\n");
+    exit(1);
+}
+
 /** Returns once the bus has all of them, or ends with what is wrong. What was refused is none of it on
  * the bus; after any other failure send the same again: receivers know repeated events by their ids. */
 function publish(array $events): array
@@ -27,19 +34,23 @@ function publish(array $events): array
         }
         // 429 and 503: later. Anything else says what is wrong with the events.
         if ($code !== 0 && $code !== 429 && $code !== 503) {
-            exit("$code: $answer\n");
+            stop("$code: $answer");
         }
         $later = preg_grep('/^retry-after:/i', $head);
         sleep($later ? (int) explode(':', reset($later))[1] : 2 ** $attempt);
     }
-    exit("no answer in five attempts\n");
+    stop("no answer in five attempts");
 }
 
 if ($argc < 3 || $argc > 4) {
-    exit("php publish.php BOT TYPE [DATA]\n");
+    stop("php publish.php BOT TYPE [DATA]");
+}
+$data = json_decode($argv[3] ?? 'null');
+if (json_last_error() !== JSON_ERROR_NONE) {
+    stop('DATA is not JSON: ' . json_last_error_msg());
 }
 $event = [
     'specversion' => '1.0', 'id' => bin2hex(random_bytes(16)), 'source' => 'publish.php',
-    'type' => $argv[2], 'botid' => $argv[1], 'data' => json_decode($argv[3] ?? 'null'),
+    'type' => $argv[2], 'botid' => $argv[1], 'data' => $data,
 ];
 echo json_encode(publish([$event])), "\n";

@@ -3,12 +3,14 @@
 #
 #     REDIS=redis-cli FAIRLANE=http://127.0.0.1:8080 ./publish.sh BOT TYPE [DATA]
 #
-# REDIS is how to reach the Redis of redis.url, for a private one
-# REDIS="redis-cli -s fairlane-data/redis/redis.sock". TOKEN is a bearer token of auth.tokens, if
+# REDIS is how to reach the Redis of redis.url; left out, the private one of this directory, if it has
+# one: redis-cli -s fairlane-data/redis/redis.sock. TOKEN is a bearer token of auth.tokens, if
 # there are any. DATA is JSON.
 set -euo pipefail
 bot=${1:?BOT} type=${2:?TYPE} data=${3:-null}
-redis=${REDIS:-redis-cli} fairlane=${FAIRLANE:-http://127.0.0.1:8080}
+socket=fairlane-data/redis/redis.sock
+[[ -S $socket ]] && private="redis-cli -s $socket"
+redis=${REDIS:-${private:-redis-cli}} fairlane=${FAIRLANE:-http://127.0.0.1:8080}
 
 # An event is a CloudEvent with the attribute botid. Its id must be new: receivers know repeats by it.
 event() {

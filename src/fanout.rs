@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 use redis::Value;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::automation::Subscriptions;
 use crate::bus::Entry;
@@ -276,7 +276,9 @@ impl Fanout {
             let mut values = link.run_each(&pipe).await?.into_iter();
             let step = if route.from_earliest { 1 } else { 2 };
             let mut shards = Vec::with_capacity(values.len() / step);
+            let mut is_new = false;
             while let Some(first) = values.next() {
+                is_new |= !route.from_earliest && matches!(&first, Ok(Value::Int(1)));
                 let placed = if route.from_earliest { Ok(Value::Nil) } else { first.clone() };
                 let found =
                     if route.from_earliest { first } else { values.next().unwrap_or(first) };
@@ -288,6 +290,10 @@ impl Fanout {
                     }
                     Err(error) => return Err(error),
                 });
+            }
+            if is_new && end > Offset::default() {
+                info!(pipeline = %route.queue.name(), stream, %end,
+                    "never read this stream: begins behind what is there; start = \"earliest\" takes that too");
             }
             positions.push(shards);
         }

@@ -376,9 +376,16 @@ fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, Str
                 "pipeline {name} is late: its oldest event waits {}",
                 duration(view.oldest_age_ms)
             ),
-            format!(
-                "start more `fairlane serve --roles work`, or see who waits: fairlane bots list --pipeline {name} --sort age"
-            ),
+            // Workers that have nothing to do are not too few.
+            if view.ready == 0 && view.parked > 0 {
+                format!(
+                    "its bots rest after failures: see what is wrong with its handler in the log of `fairlane serve` and by fairlane check, and who waits: fairlane bots list --pipeline {name} --sort age"
+                )
+            } else {
+                format!(
+                    "start more `fairlane serve --roles work`, or see who waits: fairlane bots list --pipeline {name} --sort age"
+                )
+            },
         );
     }
 }

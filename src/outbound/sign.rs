@@ -44,7 +44,7 @@ pub enum SecretError {
     #[error("does not begin with {PREFIX}; `echo whsec_$(openssl rand -base64 32)` makes one")]
     Prefix,
     /// Not base64.
-    #[error("is not base64 after {PREFIX}")]
+    #[error("is not base64 after {PREFIX}; `echo whsec_$(openssl rand -base64 32)` makes one")]
     Base64,
     /// Too short or too long.
     #[error("has {0} bytes; 24 to 64 are allowed")]

@@ -35,6 +35,7 @@ use self::commit::Commits;
 use self::retry::{Backoff, RetryBudget};
 use self::scale::{Bounds, Load, Scaler};
 use crate::event::Event;
+use crate::fanout::OncePerMinute;
 use crate::handler::{AnyHandler, Environment};
 use crate::id::Shard;
 use crate::keyspace::Reply;
@@ -115,6 +116,8 @@ pub(crate) struct Shared {
     stores: Vec<Arc<Pressure>>,
     /// Since when every slice found its target unavailable.
     unavailable_since: Mutex<Option<Instant>>,
+    /// When a failure that is tried again was last logged.
+    warned: OncePerMinute,
 }
 
 impl Shared {
@@ -237,6 +240,7 @@ impl Pool {
             retries: RetryBudget::new(),
             stores,
             unavailable_since: Mutex::new(None),
+            warned: OncePerMinute::new(),
         };
         Self { shared: Arc::new(shared) }
     }

@@ -330,8 +330,12 @@ impl Worker {
     ) {
         let Settlement { n, settled, mode, exceptions, tally, failure } = settlement;
         if let Some(reason) = failure {
+            let (pipeline, bot) = (self.shared.queue.name(), &self.lease.bot);
             if mode == Mode::Release {
-                warn!(reason, "an event gave up: dead letter");
+                warn!(%pipeline, %bot, reason, "an event gave up: dead letter");
+            } else if self.shared.warned.take() {
+                warn!(%pipeline, %bot, reason,
+                    "the handler failed, and is tried again; more such within a minute are only counted");
             } else {
                 debug!(reason, ?mode, "the slice is tried again");
             }

@@ -413,3 +413,41 @@ fn texts(document: &RawDocument) -> Option<Vec<String>> {
 fn new_version() -> String {
     uuid::Uuid::now_v7().simple().to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A document as the first version wrote it. Every later version must read it.
+    #[test]
+    fn a_stored_rule_is_still_read_and_one_that_cannot_be_read_concerns_everything() {
+        let actions = r#"[{"set_tag":{"tag":"vip"}},{"emit":{"type":"vip.made","delay":"10m"}}]"#;
+        let sample = doc! {
+            "_id": "b\u{1f}welcome", "bot": "b", "id": "welcome", "name": "Welcome",
+            "on": ["tag.applied", "order.*"], "enabled": true,
+            "filter": "subscriber.age > 30", "v": "0198c0de", "actions": actions,
+            "bytes": 180_i64, "changed": DateTime::from_millis(1_760_000_000_000),
+        };
+        let found = stored(&RawDocumentBuf::try_from(&sample).unwrap()).unwrap();
+        assert_eq!((found.id.as_str(), &*found.version), ("welcome", "0198c0de"));
+        let rule = json!({
+            "name": "Welcome", "on": ["tag.applied", "order.*"], "enabled": true,
+            "filter": "subscriber.age > 30",
+            "actions": serde_json::from_str::<serde_json::Value>(actions).unwrap(),
+        });
+        assert_eq!(found.rule, serde_json::from_value(rule).unwrap());
+
+        let mut spoilt = sample;
+        spoilt.remove("on");
+        let spoilt = RawDocumentBuf::try_from(&spoilt).unwrap();
+        assert_eq!(stored(&spoilt), None);
+        let everything = Subscribing {
+            bot: BotId::parse("b").unwrap(),
+            on: vec!["*".to_owned()],
+            enabled: true,
+        };
+        assert_eq!(subscribing(&spoilt), Some(everything));
+    }
+}

@@ -313,4 +313,19 @@ mod tests {
             .collect();
         assert_eq!(kept(&set).unwrap(), next);
     }
+
+    /// A document as the first version wrote it. Every later version must read it.
+    #[test]
+    fn a_stored_profile_is_still_read() {
+        let sample = doc! {
+            "_id": "b\u{1f}u", "bot": "b", "id": "u", "tags": ["x"],
+            "fields": { "age": 31_i64, "gender": "f" }, "s": 7_i64,
+            "decided": [{ "s": 6_i64, "d": "{}" }],
+        };
+        let found = kept(&sample).unwrap();
+        assert_eq!(found.sequence, Some(Sequence::new(7)));
+        assert_eq!(found.profile.tags.into_iter().collect::<Vec<_>>(), ["x"]);
+        assert_eq!(json!(found.profile.fields), json!({ "age": 31, "gender": "f" }));
+        assert_eq!(found.decided, [(Sequence::new(6), "{}".to_owned())]);
+    }
 }

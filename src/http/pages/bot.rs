@@ -249,20 +249,22 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 }
             }
             @if !of.next.is_empty() {
-                table {
-                    caption { "Next events" }
-                    thead { tr { th.number scope="col" { "Sequence" } th scope="col" { "Type" } th scope="col" { "Id" } th scope="col" { "Data" } } }
-                    tbody {
-                        @for next in &of.next {
-                            tr data-key=(next.sequence) {
-                                td.number { (next.sequence) }
-                                @match &next.event {
-                                    Some(event) => {
-                                        td { code { (event.kind()) } }
-                                        td.text { (event.id()) }
-                                        td.text { code { (event.data().map_or_else(String::new, short)) } }
+                div.wide tabindex="0" role="region" aria-label="Next events" {
+                    table {
+                        caption { "Next events" }
+                        thead { tr { th.number scope="col" { "Sequence" } th scope="col" { "Type" } th scope="col" { "Id" } th scope="col" { "Data" } } }
+                        tbody {
+                            @for next in &of.next {
+                                tr data-key=(next.sequence) {
+                                    td.number { (next.sequence) }
+                                    @match &next.event {
+                                        Some(event) => {
+                                            td { code { (event.kind()) } }
+                                            td.text { (event.id()) }
+                                            td.text { code { (event.data().map_or_else(String::new, short)) } }
+                                        }
+                                        None => { td.none colspan="3" { "its record cannot be read" } }
                                     }
-                                    None => { td.none colspan="3" { "its record cannot be read" } }
                                 }
                             }
                         }
@@ -389,8 +391,8 @@ fn spoken_action(action: &crate::automation::rule::Action) -> String {
 pub(super) fn state(state: BotState) -> &'static str {
     match state {
         BotState::Ready => "waits for a worker",
-        BotState::Leased => "is handled",
-        BotState::Parked => "waits to be tried again, or for more",
+        BotState::Leased => "being handled",
+        BotState::Parked => "rests: to be tried again, or for more",
         BotState::Paused => "paused",
         BotState::Idle => "idle",
     }

@@ -171,7 +171,7 @@ fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
             @match mongodb {
                 Some(true) => (card("MongoDB", "up", false, "answers")),
                 Some(false) => (card("MongoDB", "away", true, "what needs it waits; nothing is lost")),
-                None => (card("MongoDB", "–", false, "none is configured, so none is needed")),
+                None => (card("MongoDB", "–", false, "not in use by this process")),
             }
             @if let Some(bus) = bus {
                 @let unread = bus.unread.unwrap_or(0);

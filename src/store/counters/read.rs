@@ -198,4 +198,16 @@ mod tests {
         assert_eq!(days(day("9999-12-30"), Date::MAX).count(), 2);
         assert_eq!(days(day("2024-03-01"), day("2024-02-28")).count(), 0);
     }
+
+    /// Documents as the first version wrote them. Every later version must read them.
+    #[test]
+    fn stored_totals_and_days_are_still_read() {
+        let total = rawdoc! { "_id": "b\u{1f}ad", "total": 12_i64, "s": 7_i64 };
+        assert_eq!((number(&total, "total"), number(&total, "s")), (Some(12), Some(7)));
+        let month = rawdoc! {
+            "_id": "b\u{1f}ad\u{1f}2026-02", "bot": "b", "ad": "ad", "month": "2026-02",
+            "days": [0_i64, 5_i64, 7_i64], "s": 7_i64,
+        };
+        assert_eq!(slots(&month), Some(vec![0, 5, 7]));
+    }
 }
