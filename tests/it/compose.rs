@@ -499,13 +499,13 @@ fn the_health_check_of_the_image_tells_well_from_unwell() {
         let address = listener.local_addr().expect("an address");
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a connection");
-            let mut request = String::new();
+            let mut request = Vec::new();
             // The shell writes each line by itself; what is unread when the server leaves would
             // take the answer with it.
             for line in BufReader::new(&stream).lines() {
                 match line.expect("a request") {
                     line if line.is_empty() => break,
-                    line => request += &format!("{line}\n"),
+                    line => request.push(line),
                 }
             }
             write!(stream, "HTTP/1.1 {status}\r\n\r\n").expect("an answer");
@@ -513,7 +513,7 @@ fn the_health_check_of_the_image_tells_well_from_unwell() {
         });
         assert_eq!(run(address), well, "{status}");
         let request = server.join().expect("it answered");
-        assert!(request.starts_with("GET /healthz HTTP/1.1\n"), "{request}");
+        assert_eq!(request[0], "GET /healthz HTTP/1.1", "{request:?}");
     }
     assert!(!run((Ipv4Addr::LOCALHOST, 1).into()), "nobody listens");
 }
