@@ -90,7 +90,7 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
     let may = caller.check_scope(Scope::Operate).is_ok();
     html! {
         (headline(&format!("Dead letters of {pipeline}"), caller.has_token()))
-        p { "Events that gave up, the newest first. Put back, one is handled at its place in the order of its bot. Back to " a href=(pipeline::path(pipeline)) { "the pipeline" } "." }
+        p { "Events that were given up, the newest first. Redriven, one is handled at its place in the order of its bot. Back to " a href=(pipeline::path(pipeline)) { "the pipeline" } "." }
         div.title {
             form.ask method="get" action=(path(pipeline)) role="search" {
                 label for="bot" { "Only of bot" }
