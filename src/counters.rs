@@ -28,7 +28,6 @@ use futures_util::{Stream, StreamExt as _, TryFutureExt as _};
 use jiff::civil::Date;
 use tracing::warn;
 
-use crate::fanout::OncePerMinute;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
 use crate::keyspace::scripts::Viewed;
@@ -36,6 +35,7 @@ use crate::metrics::CounterMetrics;
 use crate::queue::{Book, Known, NewViews, Queue};
 use crate::store::counters::{CounterStore, Stored};
 use crate::store::mongo::MongoError;
+use crate::telemetry::OncePerMinute;
 use crate::view::{self, AdId, Replacement};
 
 /// A document that a flush may have changed is read again after these times: a flush takes some

@@ -11,8 +11,8 @@
 //!    call.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -31,6 +31,7 @@ use crate::keyspace::{Link, Reply, StoreError};
 use crate::metrics::{self, CounterMetrics, PipelineMetrics};
 use crate::presence::Meter;
 use crate::queue::Queue;
+use crate::telemetry::OncePerMinute;
 use crate::view::{self, AdId};
 
 /// Most events of one enqueue call.
@@ -69,27 +70,6 @@ pub struct Route {
 
 /// An event as it goes into the queue of a pipeline that counts views, and what it counts.
 type Stamped = (Vec<u8>, Option<(AdId, u64)>);
-
-/// Lets one of many log lines through.
-#[derive(Debug, Default)]
-pub struct OncePerMinute(Mutex<Option<Instant>>);
-
-impl OncePerMinute {
-    /// None was logged yet.
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    /// Whether this one may be logged.
-    pub(crate) fn take(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60));
-        if due {
-            *last = Some(Instant::now());
-        }
-        due
-    }
-}
 
 /// Why a batch could not be copied. Reading again from [`Positions::lowest`] after
 /// [`Fanout::positions`] mends both.

@@ -1,7 +1,10 @@
 //! Logging: what is logged goes to standard error, as text for people or as JSON for collectors.
 
 use std::io::{self, IsTerminal as _};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::FromEnvError;
@@ -29,6 +32,27 @@ pub enum TelemetryError {
     /// Something else logs already.
     #[error("logging was set up before: {0}")]
     Taken(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Lets one of many log lines through.
+#[derive(Debug, Default)]
+pub struct OncePerMinute(Mutex<Option<Instant>>);
+
+impl OncePerMinute {
+    /// None was logged yet.
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Whether this one may be logged.
+    pub(crate) fn take(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(60));
+        if due {
+            *last = Some(Instant::now());
+        }
+        due
+    }
 }
 
 /// Sets up logging for the whole process. `RUST_LOG` wins over `level`.

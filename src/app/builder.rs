@@ -12,7 +12,7 @@ use crate::automation::Automations;
 use crate::automation::effects::Effects;
 use crate::clock::SharedClock;
 use crate::config::{Config, OnThrottle, PipelineConfig, Start};
-use crate::fanout::{OncePerMinute, Route};
+use crate::fanout::Route;
 use crate::filter::{Filter, Glob, Sees};
 use crate::handler::{
     AnyHandler, AutomationHandler, CounterHandler, Environment, Handler, MinAge, NotifyHandler,
@@ -36,6 +36,7 @@ use crate::queue::{self, Queue, ViewSettings};
 use crate::store::counters::CounterStore;
 use crate::store::mongo::Mongo;
 use crate::store::private::PrivateMongo;
+use crate::telemetry::OncePerMinute;
 use crate::view::Calendar;
 
 /// The name of the built-in push handler.

@@ -9,11 +9,11 @@ use tracing::debug;
 
 use super::decide::Note;
 use crate::clock::{SharedClock, millis};
-use crate::fanout::OncePerMinute;
 use crate::id::{BotId, RuleId};
 use crate::lifecycle::Shutdown;
 use crate::metrics::AutomationMetrics;
 use crate::queue::{LastError, Queue, RuleStats};
+use crate::telemetry::OncePerMinute;
 
 /// How often they are added up.
 const EVERY: Duration = Duration::from_secs(1);

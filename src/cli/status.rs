@@ -371,21 +371,18 @@ fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, Str
             "nothing is lost; see whether MongoDB answers: fairlane check".to_owned(),
         );
     } else if waits && view.oldest_age_ms > OLD_MS {
+        // Workers that have nothing to do are not too few.
+        let remedy = if view.ready == 0 && view.parked > 0 {
+            "its bots rest after failures: the log of `fairlane serve` says why its handler fails, and so may fairlane check;"
+        } else {
+            "start more `fairlane serve --roles work`, or"
+        };
         add(
             format!(
                 "pipeline {name} is late: its oldest event waits {}",
                 duration(view.oldest_age_ms)
             ),
-            // Workers that have nothing to do are not too few.
-            if view.ready == 0 && view.parked > 0 {
-                format!(
-                    "its bots rest after failures: see what is wrong with its handler in the log of `fairlane serve` and by fairlane check, and who waits: fairlane bots list --pipeline {name} --sort age"
-                )
-            } else {
-                format!(
-                    "start more `fairlane serve --roles work`, or see who waits: fairlane bots list --pipeline {name} --sort age"
-                )
-            },
+            format!("{remedy} see who waits: fairlane bots list --pipeline {name} --sort age"),
         );
     }
 }
@@ -441,7 +438,7 @@ mod tests {
     #[test]
     fn each_problem_names_what_helps() {
         type Harm = fn(&mut Status);
-        let cases: [(Harm, &str); 13] = [
+        let cases: [(Harm, &str); 14] = [
             (|s| s.redis.info.eviction = "allkeys-lru".to_owned(), "maxmemory-policy noeviction"),
             (|s| s.redis.info.append_only = false, "CONFIG SET appendonly yes"),
             (|s| s.redis.info.append_ok = false, "its disk"),
@@ -453,7 +450,14 @@ mod tests {
             (|s| s.pipelines[0].view.dead = 1, "fairlane dead list --pipeline log"),
             (|s| s.pipelines[0].view.stopped = true, "fairlane pipelines resume log"),
             (|s| s.pipelines[0].view.paused = 1, "fairlane bots list --pipeline log"),
-            (|s| s.pipelines[0].view.oldest_age_ms = 60_001, "--sort age"),
+            (|s| s.pipelines[0].view.oldest_age_ms = 60_001, "start more `fairlane serve"),
+            (
+                |s| {
+                    let view = &mut s.pipelines[0].view;
+                    (view.oldest_age_ms, view.ready, view.parked) = (60_001, 0, 1);
+                },
+                "why its handler fails, and so may fairlane check; see who waits: fairlane bots list",
+            ),
             (|s| s.pipelines[0].state = PipelineState::Unconfigured, "fairlane pipelines drop log"),
         ];
         for (harm, remedy) in cases {

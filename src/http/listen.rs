@@ -35,8 +35,8 @@ use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 use tracing::{debug, warn};
 
-use crate::fanout::OncePerMinute;
 use crate::metrics;
+use crate::telemetry::OncePerMinute;
 
 /// The head of a request has this long to arrive; a connection may rest as long between two.
 const HEAD_TIME: Duration = Duration::from_secs(5);

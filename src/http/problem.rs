@@ -7,10 +7,10 @@ use tracing::{error, warn};
 use utoipa::ToSchema;
 
 use crate::counters::CountersError;
-use crate::fanout::OncePerMinute;
 use crate::keyspace::StoreError;
 use crate::pool::open::LeaseError;
 use crate::store::mongo::MongoError;
+use crate::telemetry::OncePerMinute;
 
 /// The media type of a problem.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";

@@ -35,7 +35,6 @@ use self::commit::Commits;
 use self::retry::{Backoff, RetryBudget};
 use self::scale::{Bounds, Load, Scaler};
 use crate::event::Event;
-use crate::fanout::OncePerMinute;
 use crate::handler::{AnyHandler, Environment};
 use crate::id::Shard;
 use crate::keyspace::Reply;
@@ -47,6 +46,7 @@ use crate::pressure::Pressure;
 use crate::queue::capability::LeaseKey;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
+use crate::telemetry::OncePerMinute;
 
 /// Work that may be taken ahead of the workers.
 const PREFETCH: Duration = Duration::from_millis(1);

@@ -22,8 +22,8 @@ use tracing::warn;
 
 use super::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::automation::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
-use crate::fanout::OncePerMinute;
 use crate::id::{BotId, RuleId};
+use crate::telemetry::OncePerMinute;
 
 /// The collection.
 pub const AUTOMATIONS: &str = "automations";

@@ -1,6 +1,6 @@
 //! `fairlane check`: what a person sees, against real servers that are well and unwell.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::net::{Ipv4Addr, TcpListener};
@@ -151,12 +151,7 @@ async fn all_is_well_with_real_servers_and_nothing_stays_behind() {
     let (redis, mongo) = (redis(), MongoServer::start(mongo::Options::default()));
     let url = format!("{:?}", mongo.url());
     let place = Place::new(&redis.url(), &[("mongodb.url", &url)]);
-    let client = mongodb::Client::with_uri_str(mongo.url()).await.unwrap();
-    let collections = async || {
-        let names = client.database("fairlane").list_collection_names().await.unwrap();
-        BTreeSet::from_iter(names)
-    };
-    let before = collections().await;
+    let before = mongo.collections().await;
     let ran = place.run(&[]);
     let answers = format!("ok mongodb answers at {}", mongo.url());
     ran.expect(
@@ -192,7 +187,7 @@ async fn all_is_well_with_real_servers_and_nothing_stays_behind() {
     assert!(!ran.out.contains('\u{1b}'), "no colours outside a terminal");
     let left: Vec<String> = redis::from_redis_value(ask(&redis, &["KEYS", "*"]).await).unwrap();
     assert_eq!(left, [""; 0]);
-    assert_eq!(collections().await, before);
+    assert_eq!(mongo.collections().await, before);
 
     let json: Value = serde_json::from_str(&place.run(&["--json"]).out).unwrap();
     let findings = json.as_array().unwrap();

@@ -2,7 +2,7 @@
 //! `fairlane bench fairness`; here it is enough that the parts are put together rightly.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::handler::{Outcomes, Slice};
 use fairlane::id::BotId;
@@ -84,7 +84,9 @@ pub(crate) async fn undisturbed(server: impl Served) {
         let before = log.len();
         add(&server, STREAM, &[event("quiet", "test", id)]).await;
         let done = async || log.all().iter().filter(|seen| seen.bot == "quiet").count() > id;
-        eventually(Duration::from_secs(2), "the quiet bot had its turn", done).await;
+        let asked = Instant::now();
+        eventually(LONG, "the quiet bot had its turn", done).await;
+        assert!(asked.elapsed() < Duration::from_secs(2), "it waited {:?}", asked.elapsed());
         assert!(log.len() < 20_000, "there was a backlog all the time, from {before}");
     }
     assert!(instance.queue("quiet").view(Duration::ZERO).await.unwrap().depth > 0);

@@ -1,6 +1,5 @@
 //! MongoDB: what its client says when all is well and when it is not.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use fairlane::clock::{Clock as _, SystemClock};
@@ -27,14 +26,9 @@ async fn a_server_tells_what_it_is_and_a_trial_write_leaves_nothing_behind() {
     assert!(off < Duration::from_secs(5), "its clock is ours, and differs by {off:?}");
     assert_eq!(mongo.acknowledged(), Acknowledged::ByMajority);
 
-    let client = mongodb::Client::with_uri_str(server.url()).await.unwrap();
-    let collections = async || {
-        let names = client.database("fairlane").list_collection_names().await.unwrap();
-        BTreeSet::from_iter(names)
-    };
-    let before = collections().await;
+    let before = server.collections().await;
     mongo.try_write().await.unwrap();
-    assert_eq!(collections().await, before, "nothing stays behind");
+    assert_eq!(server.collections().await, before, "nothing stays behind");
     mongo.close().await;
 }
 

@@ -1,7 +1,7 @@
 //! Processes that evaluate rules, and what they leave behind.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairlane::app::Roles;
 use serde_json::{Value, json};
@@ -77,11 +77,9 @@ pub(crate) async fn put(client: &Client, bot: &str, rule: &str, body: &Value) ->
     let path = format!("/v1/bots/{bot}/automations/{rule}");
     let headers = [("content-type", "application/json")];
     let mut answer = Answer::default();
-    // A server that many tests start at once takes its time for its first indexes.
-    let started = Instant::now();
-    eventually(LONG * 2, "MongoDB answers", async || {
+    // 503 says to come again: on a busy machine MongoDB may not answer in time.
+    eventually(LONG, "the rule is answered for", async || {
         answer = client.send("PUT", &path, &headers, body.to_string().as_bytes()).await;
-        assert!(answer.code != 503 || started.elapsed() < LONG, "{}", answer.problem());
         answer.code != 503
     })
     .await;

@@ -1,5 +1,6 @@
 //! A real server on the MongoDB wire protocol of a test's own. `.ci/setup test` installs it.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -76,6 +77,14 @@ impl MongoServer {
             .await;
         }
         client.shutdown().await;
+    }
+
+    /// What there is of Fairlane's.
+    pub(crate) async fn collections(&self) -> BTreeSet<String> {
+        let client = mongodb::Client::with_uri_str(self.url()).await.unwrap();
+        let names = client.database("fairlane").list_collection_names().await.unwrap();
+        client.shutdown().await;
+        names.into_iter().collect()
     }
 
     /// The power cord.
