@@ -190,7 +190,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Handles a slice in order.
     ///
     /// The future is dropped when the lease is lost, when `handler_timeout` passes and when a
-    /// second stop signal comes. A panic is one failed attempt.
+    /// second stop signal comes. A panic is one failed attempt. The lease is extended while the
+    /// future rests: one that blocks its thread for longer than `lease_ttl` loses it.
     ///
     /// # Errors
     /// A [`Failure`] names the event that could not be handled; those before it are done.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -155,7 +156,8 @@ impl Handler for Recorder {
         match ended {
             Ok(done) => Ok(Outcomes::first(done)),
             Err((index, Effect::Fails)) => Err(Failure::transient(index, "it always fails")),
-            Err((_, Effect::Panics)) => panic!("it always panics"),
+            // Prints nothing: finding the names of all callers would block it for too long.
+            Err((_, Effect::Panics)) => resume_unwind(Box::new("it always panics")),
             Err((_, Effect::Aborts)) => std::process::abort(),
         }
     }
