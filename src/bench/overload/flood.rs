@@ -9,7 +9,7 @@ use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
 use super::super::BenchError;
-use super::load::{self, Phase, quantile_ms};
+use super::load::{Phase, quantile_ms};
 use super::{Bench, Flood, P0_RATE, Protection, Served, Workload, requests};
 use crate::app::files;
 
@@ -44,9 +44,10 @@ pub(super) async fn measure() -> Result<Flood, BenchError> {
     })?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let deadline = Duration::from_millis(100);
-    let bench = Bench { requests: requests(deadline), deadline, capacity: 1_000.0, seed: 1 };
+    let mut bench = Bench::new(requests(deadline), deadline);
     let phase = Phase { lasts: Duration::from_secs(5), rates: [P0_RATE, 500.0, 0.0, 0.0] };
-    let outcome = load::send(1, bench.load(address, vec![phase])).await?;
+    let load = bench.load(address, vec![phase]);
+    let outcome = bench.send(&load).await?;
     drop(stop);
     match flood.join() {
         Ok(ended) => ended?,

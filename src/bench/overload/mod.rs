@@ -126,7 +126,10 @@ pub struct Figures {
     pub slow_recovery_ms: Option<f64>,
     /// Memory of the server at the highest load over that at its capacity.
     pub memory_ratio: f64,
-    /// The generator sent 99 % at most so late, in the worst run; above 5 the figures are void.
+    /// Runs that were done again because the generator itself was late in them.
+    pub void_runs: u64,
+    /// The generator sent 99 % at most so late, in the worst run that counts; above 5, no try of
+    /// three was better, and the figures are void.
     pub lag_p99_ms: f64,
     /// Every load.
     pub curve: Vec<Point>,
@@ -270,12 +273,24 @@ struct Bench {
     deadline: Duration,
     capacity: f64,
     seed: u64,
+    void_runs: u64,
+    lag_p99_ms: f64,
 }
 
 /// Health checks per second.
 const P0_RATE: f64 = 20.0;
+/// A run in which more than 1 % was sent later than this says nothing of the server, ms.
+pub const LAG_MAX_MS: f64 = 5.0;
+/// How often a run is tried that is void.
+const TRIES: u32 = 3;
+/// What is left over from a run is not part of the next.
+const REST: Duration = Duration::from_millis(500);
 
 impl Bench {
+    fn new(requests: [Vec<Vec<u8>>; 4], deadline: Duration) -> Self {
+        Self { requests, deadline, capacity: 0.0, seed: 1, void_runs: 0, lag_p99_ms: 0.0 }
+    }
+
     /// The critical classes at half of the capacity, or less where less is asked for; of the rest,
     /// 70 % is P2.
     fn rates(&self, load: f64) -> [f64; 4] {
@@ -302,12 +317,39 @@ impl Bench {
         load: f64,
         seconds: u64,
     ) -> Result<Outcome, BenchError> {
-        self.seed += 1;
         let phase = Phase { lasts: Duration::from_secs(seconds), rates: self.rates(load) };
-        let outcome = load::send(1, self.load(address, vec![phase])).await?;
-        // What is left over from it is not part of the next.
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        Ok(outcome)
+        let load = self.load(address, vec![phase]);
+        self.send(&load).await
+    }
+
+    /// Sends a load, with a schedule of its own.
+    async fn send(&mut self, load: &Load) -> Result<Outcome, BenchError> {
+        self.valid(async |seed| load::send(1, Load { seed, ..load.clone() }).await).await
+    }
+
+    /// Runs until the generator was on time, and answers the outcome of that run; of the one in
+    /// which it was the least late, when it never was.
+    async fn valid(
+        &mut self,
+        mut run: impl AsyncFnMut(u64) -> Result<Outcome, BenchError>,
+    ) -> Result<Outcome, BenchError> {
+        let mut best: Option<Outcome> = None;
+        for attempt in 1..=TRIES {
+            self.seed += 1;
+            let outcome = run(self.seed).await?;
+            tokio::time::sleep(REST).await;
+            let lag = outcome.lag_p99_ms;
+            if best.as_ref().is_none_or(|best| lag < best.lag_p99_ms) {
+                best = Some(outcome);
+            }
+            if lag <= LAG_MAX_MS {
+                break;
+            }
+            self.void_runs += u64::from(attempt < TRIES);
+        }
+        let best = best.unwrap_or_else(|| unreachable!("there was a try"));
+        self.lag_p99_ms = self.lag_p99_ms.max(best.lag_p99_ms);
+        Ok(best)
     }
 }
 
@@ -398,7 +440,6 @@ impl Curve {
             .memory
             .iter()
             .map(|(at_capacity, at_highest)| *at_highest as f64 / (*at_capacity).max(1) as f64);
-        let lags = self.runs.iter().map(|(_, _, outcome)| outcome.lag_p99_ms);
         Figures {
             workload,
             capacity_per_second: bench.capacity,
@@ -416,7 +457,8 @@ impl Curve {
             slow_goodput_ratio: None,
             slow_recovery_ms: None,
             memory_ratio: median(memory.collect()),
-            lag_p99_ms: lags.fold(0.0, f64::max),
+            void_runs: bench.void_runs,
+            lag_p99_ms: bench.lag_p99_ms,
             curve,
         }
     }
@@ -469,7 +511,7 @@ async fn synthetic(
     let lasts = Duration::from_secs(2);
     let capacity = load::saturate(1, plain.address, requests[2][0].clone(), clients, lasts).await?;
     drop(plain);
-    let mut bench = Bench { requests, deadline, capacity, seed: 1 };
+    let mut bench = Bench { capacity, ..Bench::new(requests, deadline) };
     let mut curve = Curve::default();
     let (mut recoveries, mut recovered) = (Vec::new(), Vec::new());
     let (mut others, mut others_success) = (Vec::new(), Vec::new());
@@ -522,7 +564,6 @@ fn recovery(outcome: &Outcome, from: Duration, rate: f64) -> (f64, f64) {
 
 /// Half of the capacity, ten times of it, half of it again, with clients that try again three times.
 async fn step(bench: &mut Bench, address: SocketAddr) -> Result<(f64, f64), BenchError> {
-    bench.seed += 1;
     let phase =
         |seconds, load| Phase { lasts: Duration::from_secs(seconds), rates: bench.rates(load) };
     // All of the low load may be refused here: half of it is of the lower classes.
@@ -532,8 +573,7 @@ async fn step(bench: &mut Bench, address: SocketAddr) -> Result<(f64, f64), Benc
     let phases = vec![low(2), phase(4, 10.0), low(5)];
     let rate = phases[2].rates.iter().sum();
     let load = Load { retries: 3, ..bench.load(address, phases) };
-    let outcome = load::send(1, load).await?;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let outcome = bench.send(&load).await?;
     Ok(recovery(&outcome, Duration::from_secs(6), rate))
 }
 
@@ -545,7 +585,6 @@ async fn heavy(
     address: SocketAddr,
     seconds: u64,
 ) -> Result<(f64, f64), BenchError> {
-    bench.seed += 1;
     // 99 tenants at 0.9 times the capacity, all of the class that is shed.
     let others = bench.capacity * 0.9;
     let load = |heavy: f64| {
@@ -554,10 +593,9 @@ async fn heavy(
         let phase = Phase { lasts, rates: [P0_RATE, 0.0, rate, 0.0] };
         Load { heavy, ..bench.load(address, vec![phase]) }
     };
-    let alone = load::send(1, load(1.0)).await?;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let beside = load::send(1, load(10.0)).await?;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (alone, beside) = (load(1.0), load(10.0));
+    let alone = bench.send(&alone).await?;
+    let beside = bench.send(&beside).await?;
     let p99 = |outcome: &Outcome| quantile_ms(&outcome.others, 0.99);
     let success = beside.others.len() as f64 / beside.others_offered.max(1) as f64;
     Ok((p99(&beside) / p99(&alone).max(0.001), success))
@@ -567,19 +605,21 @@ async fn heavy(
 /// could do, and how long it took until nothing was refused any more.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn slower(bench: &mut Bench, server: &mut Served) -> Result<(f64, f64), BenchError> {
-    bench.seed += 1;
     let rate = bench.capacity * 0.7;
     let phase = Phase { lasts: Duration::from_secs(16), rates: [P0_RATE, 0.0, rate, 0.0] };
     let load = bench.load(server.address, vec![phase]);
-    let sending = load::send(1, load);
-    let slowing = async {
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        server.slow(40)?;
-        tokio::time::sleep(Duration::from_secs(8)).await;
-        server.slow(4)
+    let run = async |seed| {
+        let sending = load::send(1, Load { seed, ..load.clone() });
+        let slowing = async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            server.slow(40)?;
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            server.slow(4)
+        };
+        let (outcome, slowed) = tokio::join!(sending, slowing);
+        slowed.and(outcome)
     };
-    let (outcome, slowed) = tokio::join!(sending, slowing);
-    let (outcome, ()) = (outcome?, slowed?);
+    let outcome = bench.valid(run).await?;
     // The last four seconds of it; the rest is for finding out.
     let within = outcome.timeline.get(70..110).unwrap_or_default();
     let good: u64 = within.iter().map(|(good, _)| *good).sum();

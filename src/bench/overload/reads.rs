@@ -31,7 +31,7 @@ pub(super) async fn measure(
         }
         let mut curve = Curve::default();
         let (requests, loads) = (requests(), super::loads(options, &LOADS));
-        let mut bench = Bench { requests, deadline: DEADLINE, capacity: 0.0, seed: 1 };
+        let mut bench = Bench::new(requests, DEADLINE);
         for _ in 0..options.rounds {
             let mut servers = Vec::new();
             for protection in [Protection::Admission, Protection::None] {
