@@ -43,11 +43,11 @@ use crate::notifications::{Notifications, audit};
 use crate::outbound::{OutboundSetupError, Policy};
 use crate::pool::open::OpenLeases;
 use crate::presence::{self};
-use crate::queue::capability::{KEY_BYTES, LeaseKey};
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::signing::{KEY_BYTES, SigningKey};
 use crate::store::mongo::MongoError;
 use crate::store::private::{PrivateMongo, PrivateMongoError};
 use crate::store::watch;
@@ -113,12 +113,12 @@ pub enum AppError {
     /// Nobody can be called.
     #[error(transparent)]
     Outbound(#[from] OutboundSetupError),
-    /// The key that signs lease capabilities is damaged.
+    /// The key that signs is damaged.
     #[error(
         "the key {} in Redis is damaged; delete it while no fairlane runs, and a new one is made",
-        keys::LEASE_KEY
+        keys::SIGNING_KEY
     )]
-    LeaseKey,
+    SigningKey,
     /// Fewer files may be open than there may be connections.
     #[error(
         "http.max_connections is {connections}, which needs {needed} open files, but this process may open {allowed}; raise the limit (LimitNOFILE in systemd, ulimit -n) or lower http.max_connections"
@@ -186,7 +186,7 @@ pub struct App {
     private_mongo: Option<PrivateMongo>,
     links: Links,
     plans: Vec<Plan>,
-    lease_key: LeaseKey,
+    signing_key: SigningKey,
     stores: Stores,
     metrics_listener: TcpListener,
     http_door: Option<(TcpListener, Access)>,
@@ -241,7 +241,7 @@ impl App {
             Arc::new(link)
         };
         let links = Links { pool: link(), ingest: link(), views: link(), admin: link() };
-        let lease_key = register(&links.admin, &config, &plans, &clock).await?;
+        let signing_key = register(&links.admin, &config, &plans, &clock).await?;
         files::make_room(&config, roles)?;
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
         let metrics_listener = http::bind("metrics.listen", listen, backlog)?;
@@ -260,7 +260,7 @@ impl App {
             private_mongo: None,
             links,
             plans,
-            lease_key,
+            signing_key,
             stores,
             metrics_listener,
             http_door,
@@ -319,7 +319,7 @@ impl App {
     #[expect(clippy::too_many_lines, reason = "starts and stops every part, one after the other")]
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
         let notifications = self.notifications();
-        let App { config, roles, clock, target, private, links, plans, lease_key, .. } = self;
+        let App { config, roles, clock, target, private, links, plans, signing_key, .. } = self;
         let stores = self.stores;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
@@ -338,12 +338,13 @@ impl App {
         let mut servers = tokio::task::JoinSet::new();
         if let Some((listener, access)) = self.http_door {
             let open = |plan: &Plan| plan.open(plan.queue(&config, &links.admin));
-            let leases = OpenLeases::new(&lease_key, &clock, plans.iter().map(open));
+            let leases = OpenLeases::new(&signing_key, &clock, plans.iter().map(open));
             let automations = editor(&stores, &plans, &config, &links.admin);
             let admin = Arc::clone(&links.admin);
             let (shards, views) = (config.redis.shards, stores.views.clone());
             let pipelines = config.pipelines.clone();
             let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+            self.control.0.cursors.sign_with(signing_key.clone());
             let api = Api {
                 queues: Queues::new(pipelines, shards, views, admin, RESPONSE_TIMEOUT),
                 bus: Arc::new(bus),
@@ -421,8 +422,14 @@ impl App {
                     }
                 };
                 let queue = queue.over(Arc::clone(&links.pool));
-                let pool =
-                    plan.pool(queue, &clock, &lease_key, stores.mongo.as_ref(), effects, &shutdown);
+                let pool = plan.pool(
+                    queue,
+                    &clock,
+                    &signing_key,
+                    stores.mongo.as_ref(),
+                    effects,
+                    &shutdown,
+                );
                 ears.push(pool.listener());
                 shutdown.spawn(pool.run());
             }
@@ -483,21 +490,21 @@ impl App {
     }
 }
 
-/// Fixes the number of shards and the key of lease capabilities with the first data, and notes the
-/// pipelines for operators. Answers the key.
+/// Fixes the number of shards and the key that signs with the first data, and notes the pipelines for
+/// operators. Answers the key.
 async fn register(
     link: &Link,
     config: &Config,
     plans: &[Plan],
     clock: &SharedClock,
-) -> Result<LeaseKey, AppError> {
+) -> Result<SigningKey, AppError> {
     let shards = config.redis.shards.get();
     let mut pipe = redis::Pipeline::new();
     pipe.cmd("SET").arg(keys::SHARDS).arg(shards).arg("NX");
     pipe.cmd("GET").arg(keys::SHARDS);
     let fresh: [u8; KEY_BYTES] = rand::random();
-    pipe.cmd("SET").arg(keys::LEASE_KEY).arg(&fresh[..]).arg("NX");
-    pipe.cmd("GET").arg(keys::LEASE_KEY);
+    pipe.cmd("SET").arg(keys::SIGNING_KEY).arg(&fresh[..]).arg("NX");
+    pipe.cmd("GET").arg(keys::SIGNING_KEY);
     for plan in plans {
         let first_seen = millis(clock.now());
         pipe.cmd("HSETNX").arg(keys::PIPELINES).arg(plan.name.as_str()).arg(first_seen);
@@ -512,10 +519,10 @@ async fn register(
     }
     match values.get(3) {
         Some(Value::BulkString(bytes)) => {
-            let key = bytes.as_slice().try_into().map_err(|_| AppError::LeaseKey)?;
-            Ok(LeaseKey::new(key))
+            let key = bytes.as_slice().try_into().map_err(|_| AppError::SigningKey)?;
+            Ok(SigningKey::new(key))
         }
-        _ => Err(AppError::LeaseKey),
+        _ => Err(AppError::SigningKey),
     }
 }
 

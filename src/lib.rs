@@ -110,6 +110,7 @@ pub mod presence;
 pub mod pressure;
 mod private;
 pub mod queue;
+mod signing;
 pub mod store;
 pub mod telemetry;
 mod trend;

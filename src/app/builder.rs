@@ -31,8 +31,8 @@ use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings, Work};
 use crate::presence::Meter;
-use crate::queue::capability::LeaseKey;
 use crate::queue::{self, Queue, ViewSettings};
+use crate::signing::SigningKey;
 use crate::store::counters::CounterStore;
 use crate::store::mongo::Mongo;
 use crate::store::private::PrivateMongo;
@@ -388,7 +388,7 @@ impl Plan {
         &self,
         queue: Queue,
         clock: &SharedClock,
-        lease_key: &LeaseKey,
+        signing_key: &SigningKey,
         mongo: Option<&Mongo>,
         effects: impl FnOnce(Queue) -> Effects,
         shutdown: &Shutdown,
@@ -409,7 +409,7 @@ impl Plan {
         let work = Work {
             handler,
             environment,
-            lease_key: lease_key.clone(),
+            signing_key: signing_key.clone(),
             meter: Arc::clone(&self.meter),
             stores: mongo
                 .filter(|_| needs_mongo)

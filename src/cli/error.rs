@@ -276,7 +276,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Mongo(
             MongoError::Away { .. } | MongoError::Lookup { .. } | MongoError::Silent { .. },
         ) => Exit::Unavailable,
-        AppError::Bind(_) | AppError::Observe(_) | AppError::Outbound(_) | AppError::LeaseKey => {
+        AppError::Bind(_) | AppError::Observe(_) | AppError::Outbound(_) | AppError::SigningKey => {
             Exit::Failed
         }
         AppError::Config(_)

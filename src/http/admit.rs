@@ -38,6 +38,7 @@ use tokio::time::Instant;
 
 use super::extract;
 use super::listen::Peer;
+use super::page::Cursors;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::routes::{Route, Routes, Row};
 use crate::admission::quota::{Exceeded, Quota, Quotas, Taken};
@@ -67,6 +68,7 @@ const HELD_BACK_MAX: usize = 4_096;
 /// Who is let in.
 pub(crate) struct Door {
     pub(crate) admission: Arc<Admission>,
+    pub(crate) cursors: Cursors,
     quotas: UsedQuotas,
     routes: Routes,
     pace: Pace,
@@ -102,6 +104,7 @@ impl Door {
         };
         Self {
             admission,
+            cursors: Cursors::default(),
             quotas,
             routes: Routes::new(table),
             pace: Pace::default(),
@@ -235,7 +238,7 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
     let ask = Ask {
         class,
         operation: route.operation,
-        continues: continues(request.uri()),
+        continues: door.cursors.continues(request.uri()),
         caller: caller(&request),
         deadline: deadline.map(|within| door.admission.now() + within),
     };
@@ -331,11 +334,6 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
         Problem::field("x-deadline-ms", detail)
     })?;
     Ok(Some(Duration::from_millis(ms)))
-}
-
-/// Whether a request goes on with a list. A cursor that no list gave out is refused by the route.
-fn continues(uri: &Uri) -> bool {
-    uri.query().is_some_and(|query| query.split('&').any(|pair| pair.starts_with("cursor=")))
 }
 
 /// The bot that a path or query names, as it is written there.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -14,7 +14,7 @@ use super::Api;
 use super::auth::Caller;
 use super::docs::{Bodiless, Body, Deleting, OfPipeline};
 use super::extract::{self, NoBody, Path, Query};
-use super::page::{self, Limit};
+use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
@@ -151,12 +151,14 @@ struct Bots {
 async fn list(
     State(api): State<Arc<Api>>,
     caller: Caller,
+    uri: Uri,
     Path(path): Path<PipelinePath>,
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Bots>, Problem> {
     let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
     // A cursor is a place in one order.
-    let after: Option<(Sort, BotCursor)> = page::after(query.cursor.as_deref())?;
+    let cursors = &api.door.cursors;
+    let after: Option<(Sort, BotCursor)> = cursors.read(uri.path(), query.cursor.as_deref())?;
     if after.as_ref().is_some_and(|(sort, _)| *sort != query.sort) {
         return Err(Problem::field("cursor", "it belongs to a list with another sort"));
     }
@@ -166,7 +168,7 @@ async fn list(
     let page = queue
         .list_bots(query.sort.order(), after.as_ref(), limit, &wanted, api.clock.now())
         .await?;
-    let cursor = page.next.map(|next| page::cursor(&(query.sort, next)));
+    let cursor = page.next.map(|next| cursors.write(uri.path(), &(query.sort, next)));
     Ok(Json(Bots { bots: page.bots, cursor }))
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -15,7 +15,7 @@ use super::Api;
 use super::auth::Caller;
 use super::docs::{Bodiless, OfPipeline};
 use super::extract::{NoBody, Path, Query};
-use super::page::{self, Limit};
+use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, LetterId, PipelineName};
@@ -120,11 +120,13 @@ struct DeadLetters {
 async fn list(
     State(api): State<Arc<Api>>,
     caller: Caller,
+    uri: Uri,
     Path(path): Path<PipelinePath>,
     Query(query): Query<ListQuery>,
 ) -> Result<Json<DeadLetters>, Problem> {
     let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
-    let before: Option<LetterId> = page::after(query.cursor.as_deref())?;
+    let cursors = &api.door.cursors;
+    let before: Option<LetterId> = cursors.read(uri.path(), query.cursor.as_deref())?;
     let bot = query.bot.as_ref();
     bot.map_or(Ok(()), |bot| caller.check_bot(bot))?;
     let queue = api.queues.find(&path.pipeline).await?;
@@ -132,7 +134,8 @@ async fn list(
     let mut dead_letters = queue.list_dead_letters(bot, &wanted, before, limit + 1).await?;
     let more = dead_letters.len() > limit;
     dead_letters.truncate(limit);
-    let cursor = dead_letters.last().filter(|_| more).map(|last| page::cursor(&last.id));
+    let last = dead_letters.last().filter(|_| more);
+    let cursor = last.map(|last| cursors.write(uri.path(), &last.id));
     Ok(Json(DeadLetters { dead_letters, cursor }))
 }
 

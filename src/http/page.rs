@@ -1,11 +1,13 @@
 //! Lists page by page: how many, and from where on.
 
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use std::sync::OnceLock;
+
+use axum::http::Uri;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
+use crate::signing::{Purpose, SigningKey};
 
 /// The bounds of the parameter `limit`.
 #[derive(Debug, Clone, Copy)]
@@ -28,19 +30,48 @@ impl Limit {
     }
 }
 
-/// A place in a list as the text that clients hand back.
-pub(super) fn cursor(place: &impl Serialize) -> String {
-    // Numbers and texts always encode.
-    BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(place).unwrap_or_default())
-}
+/// Gives out places in lists, and knows them again: who goes on with a list ranks before who begins
+/// one, so nobody may make such a place up, or use it for something else.
+#[derive(Debug, Default)]
+pub(crate) struct Cursors(OnceLock<SigningKey>);
 
-/// The place that [`cursor`] wrote.
-pub(super) fn after<T: DeserializeOwned>(cursor: Option<&str>) -> Result<Option<T>, Problem> {
-    let Some(cursor) = cursor else { return Ok(None) };
-    let place = BASE64_URL_SAFE_NO_PAD.decode(cursor).ok();
-    let place = place.and_then(|place| serde_json::from_slice(&place).ok());
-    let detail = "it is none that this list gave out; leave it out to begin anew";
-    place.map(Some).ok_or_else(|| Problem::field("cursor", detail))
+impl Cursors {
+    /// What the processes on one Redis agree on. Before it is set, a key of this process alone signs.
+    pub(crate) fn sign_with(&self, key: SigningKey) {
+        let _ = self.0.set(key);
+    }
+
+    fn key(&self) -> &SigningKey {
+        self.0.get_or_init(|| SigningKey::new(rand::random()))
+    }
+
+    /// A place in the list at `path` as the text that clients hand back.
+    pub(super) fn write(&self, path: &str, place: &impl Serialize) -> String {
+        // Numbers and texts always encode.
+        let payload = serde_json::to_vec(place).unwrap_or_default();
+        self.key().issue(Purpose::Cursor(path), payload)
+    }
+
+    /// The place that [`Self::write`] wrote for this path.
+    pub(super) fn read<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        cursor: Option<&str>,
+    ) -> Result<Option<T>, Problem> {
+        let Some(cursor) = cursor else { return Ok(None) };
+        let place = self.key().read(Purpose::Cursor(path), cursor);
+        let place = place.and_then(|place| serde_json::from_slice(&place).ok());
+        let detail = "it is none that this list gave out; leave it out to begin anew";
+        place.map(Some).ok_or_else(|| Problem::field("cursor", detail))
+    }
+
+    /// Whether a request goes on with a list.
+    pub(super) fn continues(&self, uri: &Uri) -> bool {
+        let cursor = uri
+            .query()
+            .and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("cursor=")));
+        cursor.is_some_and(|text| self.key().read(Purpose::Cursor(uri.path()), text).is_some())
+    }
 }
 
 #[cfg(test)]
@@ -49,12 +80,28 @@ mod tests {
 
     #[test]
     fn a_cursor_is_read_back_and_anything_else_is_refused() {
+        let cursors = Cursors::default();
         let place = ("日本".to_owned(), u64::MAX);
-        assert_eq!(after(Some(&cursor(&place))).unwrap(), Some(place));
-        assert_eq!(after::<u64>(None).unwrap(), None);
-        for wrong in ["", "!", "x", &cursor(&"text")] {
-            assert!(after::<u64>(Some(wrong)).is_err(), "{wrong}");
+        let text = cursors.write("/bots", &place);
+        assert_eq!(cursors.read("/bots", Some(&text)).unwrap(), Some(place.clone()));
+        assert_eq!(cursors.read::<u64>("/bots", None).unwrap(), None);
+        for wrong in ["", "!", "x", &cursors.write("/bots", &"text")] {
+            assert!(cursors.read::<u64>("/bots", Some(wrong)).is_err(), "{wrong}");
         }
+        assert!(cursors.read::<(String, u64)>("/dead", Some(&text)).is_err());
+    }
+
+    #[test]
+    fn only_a_place_that_was_given_out_for_this_list_goes_on_with_it() {
+        let cursors = Cursors::default();
+        let text = cursors.write("/bots", &7);
+        let continues = |uri: String| cursors.continues(&uri.parse().unwrap());
+        assert!(continues(format!("/bots?cursor={text}")));
+        assert!(continues(format!("/bots?limit=2&cursor={text}")));
+        assert!(!continues("/bots?limit=2".to_owned()) && !continues("/bots".to_owned()));
+        assert!(!continues("/bots?cursor=".to_owned()) && !continues("/bots?cursor=Nw".to_owned()));
+        assert!(!continues(format!("/events?cursor={text}")));
+        assert!(!continues(format!("/bots?cursor={}", Cursors::default().write("/bots", &7))));
     }
 
     #[test]

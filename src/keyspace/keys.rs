@@ -32,7 +32,7 @@
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
 //! | `fl:notification-types` | set | the types with a place of their own in the statistics, at most about 50 |
-//! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities |
+//! | `fl:lease-key` | string | 32 random bytes that sign what names a lease, and cursors |
 //! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
 //! | `fl:auditor` | string, TTL | who looks for notifications that are in no structure |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
@@ -55,8 +55,8 @@ pub const INVALID: &str = "fairlane:invalid";
 pub const PIPELINES: &str = "fl:pipelines";
 /// The number of shards.
 pub const SHARDS: &str = "fl:shards";
-/// The key that signs lease capabilities.
-pub const LEASE_KEY: &str = "fl:lease-key";
+/// The key that signs what names a lease, and cursors.
+pub const SIGNING_KEY: &str = "fl:lease-key";
 /// The types of notifications with a place of their own in the statistics.
 pub const KINDS: &str = "fl:notification-types";
 /// What the running processes say of themselves.

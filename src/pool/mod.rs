@@ -43,9 +43,9 @@ use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
 use crate::pressure::Pressure;
-use crate::queue::capability::LeaseKey;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
+use crate::signing::SigningKey;
 use crate::telemetry::OncePerMinute;
 
 /// Work that may be taken ahead of the workers.
@@ -85,7 +85,7 @@ pub(crate) struct Work {
     pub(crate) handler: Arc<dyn AnyHandler>,
     pub(crate) environment: Environment,
     /// Names leases to receivers outside.
-    pub(crate) lease_key: LeaseKey,
+    pub(crate) signing_key: SigningKey,
     pub(crate) meter: Arc<Meter>,
     /// How slow the stores are that the handler needs, beside Redis.
     pub(crate) stores: Vec<Arc<Pressure>>,
@@ -97,7 +97,7 @@ pub(crate) struct Shared {
     settings: Settings,
     handler: Arc<dyn AnyHandler>,
     environment: Environment,
-    lease_key: LeaseKey,
+    signing_key: SigningKey,
     metrics: PipelineMetrics,
     meter: Arc<Meter>,
     shutdown: Shutdown,
@@ -215,7 +215,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// Makes the pool and starts its committer. `link` of `queue` carries the hot path.
     pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
-        let Work { handler, environment, lease_key, meter, stores } = work;
+        let Work { handler, environment, signing_key, meter, stores } = work;
         let metrics = PipelineMetrics::new(queue.name());
         let board = Arc::new(Board::new(queue.shard_count()));
         let dead_max = queue.limits().dead_max;
@@ -227,7 +227,7 @@ impl Pool {
             settings,
             handler,
             environment,
-            lease_key,
+            signing_key,
             metrics,
             meter,
             shutdown,

@@ -27,7 +27,8 @@ use crate::keyspace::{Reply, ReplyError, StoreError};
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
 use crate::queue::Queue;
-use crate::queue::capability::{Capability, LeaseKey};
+use crate::queue::capability::Capability;
+use crate::signing::SigningKey;
 
 /// Somebody else may speak for the same lease at the same time; after so many tries it is theirs.
 const TRIES: usize = 5;
@@ -83,7 +84,7 @@ impl OpenPipeline {
 
 /// The leases that receivers outside hold.
 pub(crate) struct OpenLeases {
-    key: LeaseKey,
+    key: SigningKey,
     clock: SharedClock,
     pipelines: HashMap<PipelineName, OpenPipeline>,
 }
@@ -109,7 +110,7 @@ struct Open<'a> {
 
 impl OpenLeases {
     pub(crate) fn new(
-        key: &LeaseKey,
+        key: &SigningKey,
         clock: &SharedClock,
         pipelines: impl IntoIterator<Item = OpenPipeline>,
     ) -> Self {
@@ -193,7 +194,7 @@ impl OpenLeases {
     }
 
     fn find(&self, lease: &str) -> Result<Open<'_>, LeaseError> {
-        let capability = self.key.read(lease).ok_or(LeaseError::NoSuch)?;
+        let capability = Capability::read(&self.key, lease).ok_or(LeaseError::NoSuch)?;
         let pipeline = self.pipelines.get(&capability.pipeline).ok_or(LeaseError::NoSuch)?;
         Ok(Open { pipeline, capability })
     }

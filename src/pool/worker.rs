@@ -196,14 +196,15 @@ impl Worker {
         if !shared.handler.is_remote() {
             return String::new();
         }
-        shared.lease_key.issue(&Capability {
+        let capability = Capability {
             pipeline: shared.queue.name().clone(),
             bot: self.lease.bot.clone(),
             run: self.lease.run().to_owned(),
             fence: self.lease.fence.get(),
             n,
             ttl_ms: crate::clock::millis(shared.settings.lease_ttl),
-        })
+        };
+        capability.issue(&shared.signing_key)
     }
 
     /// Leaves the lease to the receiver, for the ttl from now. Where too many are out already,

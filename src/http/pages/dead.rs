@@ -12,7 +12,6 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::dead::LetterPath;
 use super::super::extract::{Path, Query};
-use super::super::page;
 use super::super::parameters::Parameters;
 use super::super::pipelines::PipelinePath;
 use super::super::problem::Problem;
@@ -56,7 +55,8 @@ pub(super) async fn list(
     let Query(wish) = wish?;
     let bot = wish.bot()?;
     bot.as_ref().map_or(Ok(()), |bot| caller.check_bot(bot))?;
-    let before: Option<LetterId> = page::after(wish.cursor.as_deref())?;
+    let before: Option<LetterId> =
+        api.door.cursors.read(&path(&pipeline), wish.cursor.as_deref())?;
     api.queues.find(&pipeline).await?;
     let title = format!("Dead letters of {pipeline}");
     let looked_at = (Arc::clone(&api), caller, pipeline, wish, (bot, before));
@@ -69,7 +69,9 @@ pub(super) async fn list(
         let more = letters.len() > LETTERS;
         letters.truncate(LETTERS);
         let now_ms = millis(api.clock.now());
-        Ok(listed(&Listed { pipeline, letters, more, wish, now_ms }, caller))
+        let last = letters.last().filter(|_| more);
+        let next = last.map(|last| api.door.cursors.write(&path(pipeline), &last.id));
+        Ok(listed(&Listed { pipeline, letters, next, wish, now_ms }, caller))
     };
     api.live.show(&headers, &title, looked_at, content).await
 }
@@ -80,13 +82,13 @@ type Place = (Option<BotId>, Option<LetterId>);
 struct Listed<'a> {
     pipeline: &'a PipelineName,
     letters: Vec<DeadLetter>,
-    more: bool,
+    next: Option<String>,
     wish: &'a Wish,
     now_ms: u64,
 }
 
 fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
-    let Listed { pipeline, letters, more, wish, now_ms } = view;
+    let Listed { pipeline, letters, next, wish, now_ms } = view;
     let may = caller.check_scope(Scope::Operate).is_ok();
     html! {
         (headline(&format!("Dead letters of {pipeline}"), caller.has_token()))
@@ -122,8 +124,8 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
                     tbody { @for letter in letters { (row(pipeline, letter, *now_ms, may)) } }
                 }
             }
-            @if let Some(last) = letters.last().filter(|_| *more) {
-                p { a href={ "?bot=" (bot::encoded(&wish.bot)) "&cursor=" (page::cursor(&last.id)) } { "Next " (LETTERS) } }
+            @if let Some(next) = next {
+                p { a href={ "?bot=" (bot::encoded(&wish.bot)) "&cursor=" (next) } { "Next " (LETTERS) } }
             }
         }
     }
@@ -261,7 +263,7 @@ mod tests {
         let view = Listed {
             pipeline: &pipeline,
             letters: vec![letter],
-            more: true,
+            next: Some("place".to_owned()),
             wish: &wish,
             now_ms: 61_000,
         };

@@ -12,7 +12,6 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::bots::Sort;
 use super::super::extract::{Path, Query};
-use super::super::page;
 use super::super::pipelines::{Pipeline, PipelinePath};
 use super::super::problem::{Kind, Problem};
 use super::lines::{Line, large, rounded};
@@ -54,11 +53,13 @@ pub(super) async fn show(
         let gone = || Problem::new(Kind::NoPipeline, format!("pipeline {pipeline} is not known"));
         let look =
             overview.pipelines.iter().find(|look| look.name == *pipeline).ok_or_else(gone)?;
-        let after: Option<BotCursor> = page::after(wish.cursor.as_deref())?;
+        let (cursors, path) = (&api.door.cursors, path(pipeline));
+        let after: Option<BotCursor> = cursors.read(&path, wish.cursor.as_deref())?;
         let wanted = |bot: &BotId| caller.covers(bot);
         let (queue, now) = (api.queues.of(pipeline), api.clock.now());
         let bots = queue.list_bots(wish.sort.order(), after.as_ref(), BOTS, &wanted, now).await?;
-        Ok(body(&overview, look, &bots, wish, caller))
+        let next = bots.next.as_ref().map(|next| cursors.write(&path, next));
+        Ok(body(&overview, look, (&bots, next.as_deref()), wish, caller))
     };
     api.live.show(&headers, &title, looked_at, content).await
 }
@@ -84,7 +85,7 @@ pub(super) async fn resume(
 fn body(
     overview: &Overview,
     look: &Pipeline,
-    bots: &BotPage,
+    bots: (&BotPage, Option<&str>),
     wish: &Wish,
     caller: &Caller,
 ) -> Markup {
@@ -162,7 +163,7 @@ fn switch(name: &PipelineName, stopped: bool) -> Markup {
     }
 }
 
-fn table(bots: &BotPage, wish: &Wish) -> Markup {
+fn table((bots, next): (&BotPage, Option<&str>), wish: &Wish) -> Markup {
     html! {
         @if bots.bots.is_empty() {
             p.none { "None has anything queued, is parked or paused." }
@@ -193,8 +194,8 @@ fn table(bots: &BotPage, wish: &Wish) -> Markup {
                     }
                 }
             }
-            @if let Some(next) = &bots.next {
-                p { a href={ "?sort=" (wish.sort.as_str()) "&cursor=" (page::cursor(next)) "#bots" } { "Next " (BOTS) } }
+            @if let Some(next) = next {
+                p { a href={ "?sort=" (wish.sort.as_str()) "&cursor=" (next) "#bots" } { "Next " (BOTS) } }
             }
         }
     }
