@@ -90,6 +90,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 mod counters;
+mod deadline;
 #[doc(hidden)]
 pub mod demo;
 pub mod event;

@@ -43,6 +43,7 @@ use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::routes::{Route, Routes, Row};
 use crate::admission::quota::{Exceeded, Quota, Quotas, Taken};
 use crate::admission::{Admission, Answer, Ask, Class, Permit, Reason};
+use crate::deadline;
 use crate::id::BotId;
 use crate::metrics as table;
 
@@ -259,7 +260,10 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
     let work = pin!(async {
         match deadline {
             None => Ok(next.run(request).await),
-            Some(within) => Within::new(begun + within, next.run(request)).await,
+            Some(within) => {
+                let until = begun + within;
+                Within::new(until, deadline::until(until, next.run(request))).await
+            }
         }
     });
     let answered = if class == Class::P0 { work.await } else { door.begin(work).await };

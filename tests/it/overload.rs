@@ -13,10 +13,13 @@ use tokio::task::JoinSet;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
+use crate::support::counting::{Node, Stores, View, path};
 use crate::support::http::{Answer, Client, get, metric};
 use crate::support::instance::{Instance, queue};
-use crate::support::redis::{Options, RedisServer};
+use crate::support::mongo_proxy::finds_within;
+use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
+use crate::support::trap::Deed;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -106,6 +109,25 @@ async fn a_deadline_that_is_over_or_missed_is_answered_in_time_with_504() {
     assert_eq!((missed.code, missed.problem().as_str()), (504, "deadline"));
     // A store's own patience is 5 s.
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn mongodb_is_told_how_long_whoever_asked_waits() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, &[]).await;
+    let (client, ad) = (node.client(), ("bot".to_owned(), "ad".to_owned()));
+    View::new(&ad.0, &ad.1, 1).count(|| client.clone()).await;
+    let path = path(&ad, "/daily");
+    let waits = Duration::from_secs(3);
+    let limit = || node.mongo.trap(finds_within("counters_daily", waits), 1, Deed::Watch);
+    let unhurried = limit();
+    assert_eq!(client.get(&path).await.code, 200);
+    assert!(!unhurried.sprung(), "5 s, as always");
+    drop(unhurried);
+    let hurried = limit();
+    let asked = client.send("GET", &path, &[("x-deadline-ms", "3000")], b"").await;
+    assert_eq!(asked.code, 200);
+    assert!(hurried.sprung(), "3 s at most");
 }
 
 #[tokio::test]

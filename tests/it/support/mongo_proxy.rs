@@ -1,6 +1,7 @@
 //! A bad network in front of MongoDB.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use mongodb::bson::{Document, RawBsonRef, RawDocument};
 
@@ -65,19 +66,31 @@ pub(crate) fn on_any(command: &'static str, beginning: &'static str) -> Matcher 
     })
 }
 
+/// Means a search in a collection that the server may work on for so long at most.
+pub(crate) fn finds_within(collection: &'static str, most: Duration) -> Matcher {
+    let is_find = on("find", collection);
+    Box::new(move |message| {
+        let limit = is_find(message).then(|| body(message)?.get_i32("maxTimeMS").ok()).flatten();
+        limit.is_some_and(|ms| (1..=most.as_millis()).contains(&u128::from(ms.unsigned_abs())))
+    })
+}
+
 /// The first key of the command and what it says: for most, the collection.
 fn name(message: &[u8]) -> Option<(&str, &str)> {
+    let (key, value) = body(message)?.iter().next()?.ok()?;
+    match value {
+        RawBsonRef::String(value) => Some((key.as_str(), value)),
+        _ => Some((key.as_str(), "")),
+    }
+}
+
+fn body(message: &[u8]) -> Option<&RawDocument> {
     // Only old greetings are anything else.
     if word(message, 12)? != OP_MSG || message.get(HEADER + 4) != Some(&0) {
         return None;
     }
     let body = &message[HEADER + 5..];
-    let body = RawDocument::from_bytes(body.get(..word(body, 0)? as usize)?).ok()?;
-    let (key, value) = body.iter().next()?.ok()?;
-    match value {
-        RawBsonRef::String(value) => Some((key.as_str(), value)),
-        _ => Some((key.as_str(), "")),
-    }
+    RawDocument::from_bytes(body.get(..word(body, 0)? as usize)?).ok()
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -86,7 +99,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use mongodb::Client;
     use mongodb::bson::{Document, doc};
