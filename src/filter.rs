@@ -220,6 +220,28 @@ impl FilterError {
     }
 }
 
+/// What the parser says, without the names that its tokens have in its grammar.
+fn spoken(problem: &str) -> String {
+    let problem = problem.trim();
+    let problem = problem.strip_prefix("Syntax error: ").unwrap_or(problem);
+    let (found, expected) = problem.split_once(" expecting ").unwrap_or((problem, ""));
+    let strange = ["mismatched input ", "extraneous input ", "no viable alternative at input "];
+    let Some(what) = strange.iter().find_map(|words| found.strip_prefix(words)) else {
+        return match found.strip_prefix("token recognition error at: ") {
+            Some(what) => format!("unexpected {what}"),
+            None => found.replace("'<EOF>'", "the end").replace("<EOF>", "the end"),
+        };
+    };
+    let what = if what.ends_with("<EOF>'") { "end" } else { what };
+    // One sign that is written as such can be told; a set of them is half of the grammar.
+    let is_sign = expected.starts_with('\'') && expected.ends_with('\'');
+    if is_sign {
+        format!("unexpected {what}, {expected} was expected")
+    } else {
+        format!("unexpected {what}")
+    }
+}
+
 /// A place in the text of a filter, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
@@ -388,7 +410,7 @@ impl Filter {
             }
             let place = |number: isize| usize::try_from(number).unwrap_or(1).max(1);
             let at = Position { line: place(first.pos.0), column: place(first.pos.1) };
-            syntax(at, first.msg.trim().to_owned())
+            syntax(at, spoken(&first.msg))
         })?;
         let mut walk = Walk {
             text,
@@ -817,9 +839,32 @@ mod tests {
         for (text, part) in cases {
             let error = Filter::compile(&text, Sees::Subscriber).unwrap_err().to_string();
             assert!(error.contains(part), "{text:.60}: {error}");
+            assert!(!error.contains("expecting") && !error.contains("EOF"), "{error}");
         }
         let error = Filter::compile("subscriber.age > 3", Sees::Event).unwrap_err();
         assert_eq!(error.position(), Some(Position { line: 1, column: 1 }));
+    }
+
+    #[test]
+    fn the_parser_speaks_of_what_was_written() {
+        let cases = [
+            ("Syntax error: mismatched input '<EOF>' expecting {'[', NUM_INT}", "unexpected end"),
+            ("Syntax error: extraneous input '==' expecting {'['}", "unexpected '=='"),
+            (
+                "Syntax error: mismatched input ',' expecting ')'",
+                "unexpected ',', ')' was expected",
+            ),
+            ("Syntax error: token recognition error at: '#'", "unexpected '#'"),
+            ("Syntax error: missing ')' at '<EOF>'", "missing ')' at the end"),
+            ("ERROR: something else\n", "ERROR: something else"),
+        ];
+        for (problem, said) in cases {
+            assert_eq!(spoken(problem), said);
+        }
+        for text in ["event.data.x >", "true ==== 1", "'x", "(true", "true)", "a b", "[1, 2", "#"] {
+            let error = Filter::compile(text, Sees::Event).unwrap_err().to_string();
+            assert!(error.contains(": unexpected ") || error.contains(": missing "), "{error}");
+        }
     }
 
     #[test]

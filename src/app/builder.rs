@@ -11,7 +11,7 @@ use super::{App, AppError, Roles};
 use crate::automation::Automations;
 use crate::automation::effects::Effects;
 use crate::clock::SharedClock;
-use crate::config::{Config, OnThrottle, PipelineConfig, Start};
+use crate::config::{Config, OnThrottle, PUSH, PipelineConfig, Start};
 use crate::fanout::Route;
 use crate::filter::{Filter, Glob, Sees};
 use crate::handler::{
@@ -38,9 +38,6 @@ use crate::store::mongo::Mongo;
 use crate::store::private::PrivateMongo;
 use crate::telemetry::OncePerMinute;
 use crate::view::Calendar;
-
-/// The name of the built-in push handler.
-const PUSH: &str = "push";
 
 /// Collects what an [`App`] is made of.
 pub struct Builder {
@@ -252,7 +249,8 @@ impl Builder {
     fn sending(&self, outbound: &Outbound) -> Sending {
         let (config, secrets) = (&self.config.notifications, &self.config.callbacks.secrets);
         if secrets.is_empty() {
-            warn!(
+            // Many send none; `fairlane check` warns of it.
+            info!(
                 "notifications are not signed, so the receivers cannot know who calls; set callbacks.secrets"
             );
         }

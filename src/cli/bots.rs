@@ -9,7 +9,7 @@ use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, micros, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotOrder, BotState, BotView, QueuedEvent};
+use crate::queue::{BotOrder, BotState, BotView, LastFailure, QueuedEvent};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -146,6 +146,8 @@ struct Shown {
     pipeline: PipelineName,
     #[serde(flatten)]
     view: BotView,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_failure: Option<LastFailure>,
     next: Vec<QueuedEvent>,
 }
 
@@ -225,8 +227,9 @@ async fn show(
     let (queue, now) = (session.view(&pipeline), SystemClock.now());
     let view = queue.view_bot(bot, now).await?;
     let next = queue.next_events(bot, limit as usize).await?;
-    output.show(&Shown { pipeline, view, next }, |shown| {
-        let Shown { pipeline, view, next } = shown;
+    let last_failure = queue.last_failure(&view).await?;
+    output.show(&Shown { pipeline, view, last_failure, next }, |shown| {
+        let Shown { pipeline, view, last_failure, next } = shown;
         let until = view.until_ms.map_or_else(String::new, |until| {
             format!(", for {} more", duration(until.saturating_sub(millis(now))))
         });
@@ -240,6 +243,10 @@ async fn show(
             number(view.attempts.into()),
             number(view.weight.into()),
         );
+        if let Some(LastFailure { reason, time_ms }) = last_failure {
+            let old = duration(millis(now).saturating_sub(*time_ms));
+            text.extend(["\nfailed    ", &old, " ago: ", &plain(reason)]);
+        }
         if !next.is_empty() {
             let mut table = Table::new(&["NEXT EVENT", "TYPE", ">AGE"]);
             for QueuedEvent { sequence, event } in next {

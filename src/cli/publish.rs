@@ -20,6 +20,7 @@ use super::session::Session;
 use crate::bus;
 use crate::config::Config;
 use crate::event::{EVENT_MAX_BYTES, Event};
+use crate::filter::Glob;
 use crate::keyspace::StoreError;
 
 /// Most events of one batch.
@@ -77,11 +78,12 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
             "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
         );
     }
-    let summary = Session::with(config, async |session| {
+    let taken = taken(&config);
+    let (summary, strangers) = Session::with(config, async |session| {
         let mut job = Job::new(&name, stream, size);
-        let sent = job.send(session, read_ahead(input)).await;
+        let sent = job.send(session, read_ahead(input, taken)).await;
         job.progress.finish_and_clear();
-        sent.map(|()| job.summary)
+        sent.map(|()| (job.summary, job.strangers))
     })
     .await?;
     Output::new(args.json).show(&summary, |summary| {
@@ -91,10 +93,25 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
         };
         format!("published {} to {}{refused}", count(summary.published, "event"), summary.stream)
     })?;
+    if let Some((kind, events)) = strangers {
+        let more = if events > 1 { " and others" } else { "" };
+        eprintln!(
+            "note: {} of a type that no pipeline of this configuration takes ({}{more}); `events` of a pipeline names its types",
+            count(events, "event"),
+            plain(&kind)
+        );
+    }
     if summary.refused > 0 {
         return Err(CliError::LinesRefused(summary.refused));
     }
     Ok(())
+}
+
+/// The types that a pipeline takes, not counting what the rules of a bot may be about.
+fn taken(config: &Config) -> Vec<Glob> {
+    let enabled = config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled);
+    let written = enabled.filter(|(name, _)| !name.automates());
+    written.flat_map(|(_, pipeline)| pipeline.events.iter().map(|glob| Glob::new(glob))).collect()
 }
 
 type Input = Box<dyn Read + Send>;
@@ -117,6 +134,8 @@ fn open(path: &Path) -> io::Result<(Input, Option<u64>)> {
 struct Job<'a> {
     name: &'a str,
     summary: Summary,
+    /// The first type that no pipeline takes, and how many events are of such a type.
+    strangers: Option<(String, u64)>,
     /// Every good line up to this one was accepted.
     line: u64,
     progress: ProgressBar,
@@ -135,7 +154,7 @@ impl<'a> Job<'a> {
         let style = ProgressStyle::with_template(template).expect("the templates are constant");
         progress.set_style(style);
         let summary = Summary { stream, published: 0, refused: 0 };
-        Self { name, summary, line: 0, progress }
+        Self { name, summary, strangers: None, line: 0, progress }
     }
 
     async fn send(
@@ -159,6 +178,9 @@ impl<'a> Job<'a> {
                     .map_err(|error| self.stopped(error, events))?;
             }
             self.summary.published += events;
+            if let Some((kind, events)) = batch.strangers {
+                self.strangers.get_or_insert((kind, 0)).1 += events;
+            }
             self.line = batch.last_line;
             self.progress.set_message(count(self.summary.published, "event"));
             self.progress.inc(batch.bytes);
@@ -196,6 +218,8 @@ struct Batch {
     /// Size of the lines.
     bytes: u64,
     last_line: u64,
+    /// The first type that no pipeline takes, and how many events are of such a type.
+    strangers: Option<(String, u64)>,
     /// Lines that are no events.
     refused: u64,
     /// Some of them: number and reason.
@@ -204,11 +228,11 @@ struct Batch {
     hush_after: u64,
 }
 
-fn read_ahead(input: Input) -> mpsc::Receiver<io::Result<Batch>> {
+fn read_ahead(input: Input, taken: Vec<Glob>) -> mpsc::Receiver<io::Result<Batch>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
     // A thread of its own, not the runtime's: it may wait for a terminal when the process ends.
     std::thread::spawn(move || {
-        let mut batches = Batches::new(input);
+        let mut batches = Batches::new(input, taken);
         while let Some(batch) = batches.next().transpose() {
             let failed = batch.is_err();
             if sender.blocking_send(batch).is_err() || failed {
@@ -225,6 +249,7 @@ struct Batches<R> {
     line: Vec<u8>,
     lines: u64,
     refused: u64,
+    taken: Vec<Glob>,
 }
 
 /// One line of the input.
@@ -237,9 +262,9 @@ enum Line {
 }
 
 impl<R: Read> Batches<R> {
-    fn new(input: R) -> Self {
+    fn new(input: R, taken: Vec<Glob>) -> Self {
         let input = BufReader::with_capacity(READ_BYTES, input);
-        Self { input, line: Vec::new(), lines: 0, refused: 0 }
+        Self { input, line: Vec::new(), lines: 0, refused: 0, taken }
     }
 
     /// The next batch. It ends early where the input would have to be waited for, so that events
@@ -253,9 +278,12 @@ impl<R: Read> Batches<R> {
             batch.bytes += bytes;
             match self.check(&line) {
                 Ok(None) => {}
-                Ok(Some(event)) => {
+                Ok(Some((event, kind))) => {
                     size += event.len();
                     batch.events.push(event);
+                    if !self.taken.iter().any(|glob| glob.matches(&kind)) {
+                        batch.strangers.get_or_insert((kind, 0)).1 += 1;
+                    }
                 }
                 Err(reason) => {
                     self.refused += 1;
@@ -276,7 +304,8 @@ impl<R: Read> Batches<R> {
         Ok((batch.last_line > 0).then_some(batch))
     }
 
-    fn check(&self, line: &Line) -> Result<Option<Vec<u8>>, String> {
+    /// An event as it is written, and its type.
+    fn check(&self, line: &Line) -> Result<Option<(Vec<u8>, String)>, String> {
         if *line == Line::TooLong {
             return Err(format!("longer than {EVENT_MAX_BYTES} bytes"));
         }
@@ -285,7 +314,7 @@ impl<R: Read> Batches<R> {
             return Ok(None);
         }
         match Event::from_json(text) {
-            Ok(_) => Ok(Some(text.to_vec())),
+            Ok(event) => Ok(Some((text.to_vec(), event.kind().to_owned()))),
             // The parser was given one line and calls it the first.
             Err(error) => Err(error.to_string().replace(" at line 1 column ", " at column ")),
         }
@@ -331,7 +360,7 @@ mod tests {
     }
 
     fn all(input: &[u8]) -> Vec<Batch> {
-        let mut batches = Batches::new(input);
+        let mut batches = Batches::new(input, vec![Glob::new("t")]);
         std::iter::from_fn(|| batches.next().unwrap()).collect()
     }
 
@@ -353,7 +382,7 @@ mod tests {
         let mut input = vec![b'x'; 3 * EVENT_MAX_BYTES];
         input.push(b'\n');
         input.extend(event(1).into_bytes());
-        let mut batches = Batches::new(input.as_slice());
+        let mut batches = Batches::new(input.as_slice(), Vec::new());
         let mut good = Vec::new();
         let mut refused = Vec::new();
         while let Some(batch) = batches.next().unwrap() {
@@ -372,6 +401,15 @@ mod tests {
         assert!(batches.iter().all(|batch| batch.events.len() <= BATCH_EVENTS));
         let read: Vec<_> = batches.into_iter().flat_map(|batch| batch.events).collect();
         assert!(read.iter().map(Vec::as_slice).eq(lines.iter().map(String::as_bytes)));
+    }
+
+    #[test]
+    fn events_of_a_type_that_nothing_takes_are_counted_and_the_first_type_is_told() {
+        let other = |id, kind| event(id).replace(r#""type":"t""#, &format!(r#""type":"{kind}""#));
+        let input = [event(1), other(2, "x"), other(3, "y"), event(4)].join("\n");
+        let batches = all(input.as_bytes());
+        assert_eq!(batches[0].strangers, Some(("x".to_owned(), 2)));
+        assert_eq!(all(event(1).as_bytes())[0].strangers, None);
     }
 
     #[test]

@@ -211,7 +211,7 @@ fn screen(output: Output, status: &Status) -> String {
     text.push_str(&output.table(&stream_table(&status.streams)));
     text.push_str("\n\n");
     if status.processes.is_empty() {
-        text.push_str("no process runs");
+        text.push_str("no processes");
     } else {
         let now_ms = millis(SystemClock.now());
         text.push_str(&output.table(&process_table(&status.processes, now_ms)));
@@ -292,6 +292,12 @@ fn find_problems(status: &Status) -> Vec<Problem> {
         add(
             format!("Redis uses more than {MEMORY_PERCENT} % of its maxmemory"),
             "raise maxmemory, or see who fills it: fairlane bots list --sort depth".to_owned(),
+        );
+    }
+    if status.processes.is_empty() {
+        add(
+            "no `fairlane serve` runs, so nothing is read, handled or sent".to_owned(),
+            "fairlane serve".to_owned(),
         );
     }
     for view in &status.streams {
@@ -389,6 +395,8 @@ fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, Str
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn healthy() -> Status {
@@ -417,7 +425,16 @@ mod tests {
                 groups: Vec::new(),
             }],
             invalid: 0,
-            processes: Vec::new(),
+            processes: vec![Process {
+                id: "a".to_owned(),
+                host: "here".to_owned(),
+                pid: 1,
+                version: "1".to_owned(),
+                roles: vec!["work".to_owned()],
+                started_ms: 0,
+                pipelines: BTreeMap::new(),
+                breakers: Vec::new(),
+            }],
             pipelines: vec![PipelineStatus {
                 name: PipelineName::parse("log").unwrap(),
                 state: PipelineState::Enabled,
@@ -438,12 +455,13 @@ mod tests {
     #[test]
     fn each_problem_names_what_helps() {
         type Harm = fn(&mut Status);
-        let cases: [(Harm, &str); 14] = [
+        let cases: [(Harm, &str); 15] = [
             (|s| s.redis.info.eviction = "allkeys-lru".to_owned(), "maxmemory-policy noeviction"),
             (|s| s.redis.info.append_only = false, "CONFIG SET appendonly yes"),
             (|s| s.redis.info.append_ok = false, "its disk"),
             (|s| s.redis.info.role = "slave".to_owned(), "primary"),
             (|s| s.redis.info.memory_used = 1 << 30, "raise maxmemory"),
+            (|s| s.processes.clear(), "fairlane serve"),
             (|s| s.streams[0].kind = StreamKind::Other, "bus.streams"),
             (|s| s.streams[0].unread = Some(1), "role ingest"),
             (|s| s.invalid = 1, "XREVRANGE fairlane:invalid"),

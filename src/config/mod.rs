@@ -20,7 +20,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use built_in::{AUTOMATION, COUNTER, NOTIFY, is_built_in};
+pub use built_in::{AUTOMATION, COUNTER, NOTIFY, PUSH, is_built_in};
 pub use error::{ConfigError, Origin};
 pub(crate) use load::{mongod, no_colour};
 pub(crate) use mongo_url::server as mongo_server;

@@ -18,7 +18,7 @@ use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotCursor, BotOrder, BotView, KeptFromPurge, Queue, QueuedEvent};
+use crate::queue::{BotCursor, BotOrder, BotView, KeptFromPurge, LastFailure, Queue, QueuedEvent};
 
 /// Bots of a page, and events of a bot, at most.
 const LIMIT_MAX: u32 = 1_000;
@@ -186,6 +186,9 @@ struct ShowQuery {
 struct Bot {
     #[serde(flatten)]
     view: BotView,
+    /// Why it is tried again, if it is and its handler said why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_failure: Option<LastFailure>,
     /// The oldest first.
     next: Vec<QueuedEvent>,
 }
@@ -208,7 +211,8 @@ async fn show(
     let queue = path.queue(&api, &caller).await?;
     let view = queue.view_bot(&path.bot, api.clock.now()).await?;
     let next = queue.next_events(&path.bot, limit).await?;
-    Ok(Json(Bot { view, next }))
+    let last_failure = queue.last_failure(&view).await?;
+    Ok(Json(Bot { view, last_failure, next }))
 }
 
 /// What can be set of a bot.

@@ -44,6 +44,11 @@ impl Queues {
         self.configured.get(name).is_some_and(|config| config.enabled)
     }
 
+    /// What the configuration says of a pipeline.
+    pub(crate) fn configured(&self, name: &PipelineName) -> Option<&PipelineConfig> {
+        self.configured.get(name)
+    }
+
     /// For questions that concern no pipeline.
     pub(crate) fn link(&self) -> &Link {
         &self.link

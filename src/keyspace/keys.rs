@@ -1,7 +1,8 @@
 //! THE key table: every Redis key Fairlane uses, and nothing else builds one.
 //!
 //! All keys of one pipeline and shard share the hash tag `{<pipeline>:<shard>}`, so a script
-//! touches one cluster slot. An idle bot holds no key and no field (`weight` and `paused` aside).
+//! touches one cluster slot. An idle bot holds no key and no field (`weight`, `paused` and what has a
+//! TTL aside).
 //!
 //! | key | type | meaning |
 //! |---|---|---|
@@ -18,6 +19,7 @@
 //! | `fl:{p:s}:due` | sorted set | delayed events: id → ms since 1970 |
 //! | `fl:{p:s}:later` | hash | delayed events: id → bot and event |
 //! | `fl:{p:s}:dlq` | stream | dead letters |
+//! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for people |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
 //! | `fl:{p:s}:unflushed:<bot>` | hash | counters: `v<ad>` views queued, `r<ad>` replacements queued |
 //! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | counters: ad → `run\|total` cached; two generations of a day |
@@ -231,6 +233,12 @@ impl ShardKeys {
     #[must_use]
     pub fn queue(&self, bot: &BotId) -> String {
         self.of_bot("q:", bot)
+    }
+
+    /// Why the handler of one bot failed last.
+    #[must_use]
+    pub fn failure(&self, bot: &BotId) -> String {
+        self.of_bot("failure:", bot)
     }
 
     /// Whether queues are kept with books.

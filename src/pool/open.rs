@@ -218,7 +218,9 @@ impl OpenLeases {
                     let (bot, mode) = (&open.capability.bot, settlement.mode);
                     tracing::debug!(%bot, reason, ?mode, "a receiver did not finish its slice");
                 }
-                settlement.tally.record(&open.pipeline.metrics, sequences, self.clock.now());
+                let (queue, now) = (&open.pipeline.queue, self.clock.now());
+                settlement.tally.record(&open.pipeline.metrics, sequences, now);
+                settlement.note_failure(queue, &open.capability.bot, now).await;
                 return Ok(());
             }
         }

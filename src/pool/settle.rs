@@ -1,12 +1,15 @@
-//! What a handler's answer means for the slice: a pure function.
+//! What a handler's answer means for the slice: a pure function, and what is kept of it for people.
 
 use std::time::Duration;
 
+use tracing::debug;
+
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
-use crate::id::Sequence;
+use crate::id::{BotId, Sequence};
 use crate::keyspace::scripts::{Attempts, Exception, Fate, Mode};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
+use crate::queue::Queue;
 
 /// A handler may ask for pauses up to this.
 const PAUSE_MAX: Duration = Duration::from_secs(365 * 86_400);
@@ -66,6 +69,17 @@ pub(super) struct Settlement {
     pub(super) tally: Tally,
     /// Why it is not all done, for the log.
     pub(super) failure: Option<String>,
+}
+
+impl Settlement {
+    /// Keeps for people why the bot rests, if it does for a failure. It is settled already: a store
+    /// that does not take this changes nothing.
+    pub(super) async fn note_failure(&self, queue: &Queue, bot: &BotId, now: Duration) {
+        let (Mode::Fail { ms, .. } | Mode::Park { ms }) = self.mode else { return };
+        let Some(reason) = &self.failure else { return };
+        let noted = queue.note_failure(bot, reason, now, Duration::from_millis(ms)).await;
+        noted.unwrap_or_else(|error| debug!(%bot, %error, "why it failed could not be noted"));
+    }
 }
 
 /// What the decision depends on beside the answer.

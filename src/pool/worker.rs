@@ -326,10 +326,11 @@ impl Worker {
         &mut self,
         fitness: &[Fitness],
         slice: &Slice,
-        settlement: Settlement,
+        mut settlement: Settlement,
         took: Duration,
     ) {
-        let Settlement { n, settled, mode, exceptions, tally, failure } = settlement;
+        let exceptions = std::mem::take(&mut settlement.exceptions);
+        let Settlement { n, settled, mode, tally, ref failure, .. } = settlement;
         if let Some(reason) = failure {
             let (pipeline, bot) = (self.shared.queue.name(), &self.lease.bot);
             if mode == Mode::Release {
@@ -356,6 +357,8 @@ impl Worker {
                 let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
                 tally.record(&self.shared.metrics, sequences, self.shared.now());
                 self.shared.handler.committed(slice, settled);
+                let now = self.shared.now();
+                settlement.note_failure(&self.shared.queue, &self.lease.bot, now).await;
             }
             Committed::Stale => {
                 if !self.ended_outside() {

@@ -17,6 +17,7 @@
 mod automations;
 pub(crate) mod capability;
 mod dead;
+mod failure;
 mod inspect;
 mod lease;
 mod list;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 pub use self::automations::{LastError, RuleStats};
 pub use self::dead::DeadLetter;
+pub use self::failure::LastFailure;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
 pub use self::list::{BotCursor, BotOrder, BotPage};

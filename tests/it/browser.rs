@@ -150,6 +150,7 @@ async fn the_page_of_a_bot_is_found_whatever_it_is_called() {
     .await;
     let page = Page::open(&client.address).await;
     page.goto("/bots").await;
+    assert_eq!(page.text(css("tbody th")).await, bot, "those with most events are named");
     page.fill(field("Bot"), &bot).await;
     assert_eq!(page.follow(button("Show")).await, 200);
     assert_eq!(page.text(css("h1")).await, format!("Bot {bot}"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fairlane::clock::{Clock as _, SystemClock, micros};
+use fairlane::clock::{Clock as _, SystemClock, micros, millis};
 use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::id::BotId;
 use tokio::sync::Semaphore;
@@ -156,6 +156,36 @@ async fn an_unavailable_target_parks_the_bot_and_counts_no_attempt() {
     expected.push(("2", 1));
     assert_eq!(three.handed_out(8).await, handed_out(&expected));
     assert!(three.letters().await.is_empty());
+}
+
+#[tokio::test]
+async fn why_a_bot_rests_is_told_until_it_goes_on() {
+    let settings = [("pipelines.told.backoff", "{ initial = \"1h\", max = \"1h\", jitter = 0.0 }")];
+    let three = Three::start("told", &settings, |coming, _| match coming {
+        1 => Err(Failure::transient(0, "no <b>user</b>, and\nno hope")),
+        2 => Err(Failure::unavailable(0, "away").retry_after(Duration::from_secs(60))),
+        _ => Ok(Outcomes::done()),
+    })
+    .await;
+    let client = three.instance.client();
+    let shown = async || client.get("/v1/pipelines/told/bots/b").await.json();
+    let begun = millis(SystemClock.now());
+    for (reason, escaped) in [
+        ("no <b>user</b>, and\nno hope", "no &lt;b&gt;user&lt;/b&gt;, and\nno hope"),
+        ("away", "ago: away"),
+    ] {
+        let told = async || shown().await["last_failure"]["reason"] == reason;
+        eventually(LONG, "it is told", told).await;
+        let at = shown().await["last_failure"]["time_ms"].as_u64().unwrap();
+        assert!(at >= begun - 20_000 && at <= millis(SystemClock.now()), "{at}");
+        let page = client.get("/bots/b").await;
+        assert!(String::from_utf8_lossy(&page.body).contains(escaped), "{page:?}");
+        assert_eq!(client.post("/v1/pipelines/told/bots/b/release").await.code, 204);
+    }
+    let idle = async || shown().await["state"] == "idle";
+    eventually(LONG, "it goes on", idle).await;
+    assert!(shown().await.get("last_failure").is_none());
+    three.instance.stop().await;
 }
 
 #[tokio::test]

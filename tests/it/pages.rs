@@ -62,6 +62,7 @@ async fn the_overview_shows_by_itself_how_the_depth_rises_and_falls() {
 
     page.follow(link("test")).await;
     assert_eq!(page.path().await, "/pipelines/test");
+    page.sees("handler recorder; takes *").await;
     page.follow(button("Pause the pipeline")).await;
     page.sees("paused").await;
     assert_eq!(client.get("/v1/pipelines/test").await.json()["stopped"], true);

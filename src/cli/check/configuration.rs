@@ -2,15 +2,13 @@
 
 use super::{Exit, Finding};
 use crate::cli::output::count;
-use crate::config::{AUTOMATION, COUNTER, Config, ConfigError, NOTIFY, PipelineConfig};
+use crate::config::{AUTOMATION, COUNTER, Config, ConfigError, NOTIFY, PUSH, PipelineConfig};
 use crate::filter::{Filter, Sees};
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
 
 /// The handlers of the program itself.
 const BUILT_IN: [&str; 5] = [AUTOMATION, COUNTER, "log", NOTIFY, PUSH];
-/// The one that sends slices to [`PipelineConfig::url`].
-const PUSH: &str = "push";
 
 /// A configuration that cannot be loaded.
 pub(super) fn refused(error: &ConfigError) -> Finding {
@@ -115,7 +113,7 @@ fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
     if !BUILT_IN.contains(&handler.as_str()) {
         return Finding::warn(
             check,
-            format!("handler {handler} is not built in ({})", BUILT_IN.join(", ")),
+            format!("handler {handler} is neither log nor push, which fairlane has itself"),
             "`fairlane serve` does not start with it",
             "run this pipeline with the program that registers the handler, or correct its name",
         );

@@ -58,7 +58,10 @@ async fn check_port(key: &str, address: SocketAddr) -> Finding {
         Err(error) => error,
     };
     if error.kind() == io::ErrorKind::AddrInUse && is_fairlane(address).await {
-        return Finding::ok(key, format!("{address}: Fairlane is running there"));
+        let found = format!(
+            "{address}: Fairlane is running there; another one on this machine needs another {key}"
+        );
+        return Finding::ok(key, found);
     }
     let remedy = match error.kind() {
         io::ErrorKind::AddrInUse => format!("set {key} to a free port, or end what uses this one"),

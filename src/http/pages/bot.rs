@@ -16,12 +16,13 @@ use super::super::automations::{Shown, shown};
 use super::super::bots;
 use super::super::extract::{Path, Query};
 use super::super::problem::Problem;
-use super::{Refusal, grouped, headline, page, pipeline, spoken};
+use super::overview::ranking;
+use super::{Refusal, grouped, headline, pipeline, spoken};
 use crate::automation::profile::Profile;
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotState, BotView, KeptFromPurge, QueuedEvent};
+use crate::queue::{BotState, BotView, KeptFromPurge, LastFailure, QueuedEvent};
 use crate::store::subscribers::Kept;
 
 /// Next events that are shown of each queue.
@@ -64,13 +65,16 @@ struct View {
 struct OfBot {
     pipeline: PipelineName,
     look: BotView,
+    failure: Option<LastFailure>,
     next: Vec<QueuedEvent>,
     kept: Option<KeptFromPurge>,
 }
 
-/// Asks which bot.
+/// Asks which bot, and names those with most events.
 pub(super) async fn ask(
+    State(api): State<Arc<Api>>,
     caller: Caller,
+    headers: HeaderMap,
     asked: Result<Query<Asked>, Problem>,
 ) -> Result<Response, Refusal> {
     let Query(Asked { bot }) = asked?;
@@ -78,12 +82,22 @@ pub(super) async fn ask(
         let bot = BotId::parse(&bot).map_err(|error| Problem::field("bot", error.to_string()))?;
         return Ok(Redirect::to(&path(&bot)).into_response());
     }
-    let body = html! {
-        (headline("Bots", caller.has_token()))
-        p { "Queues, rules and subscribers of a bot." }
-        (which(None))
+    let looked_at = (Arc::clone(&api), caller);
+    let content = async |seen: Arc<(Arc<Api>, Caller)>| {
+        let (api, caller) = &*seen;
+        let overview = api.overview().await?;
+        let busiest = api.busiest(caller, &overview).await?;
+        Ok(html! {
+            (headline("Bots", caller.has_token()))
+            p { "Queues, rules and subscribers of a bot." }
+            (which(None))
+            section {
+                h2 { "Bots with most events" }
+                (ranking(&busiest))
+            }
+        })
     };
-    Ok(page("Bots", &body))
+    api.live.show(&headers, "Bots", looked_at, content).await
 }
 
 /// Where the page of a bot is.
@@ -139,7 +153,8 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         let look = queue.view_bot(bot, now).await?;
         if look.depth > 0 || look.state != BotState::Idle {
             let next = queue.next_events(bot, NEXT).await?;
-            queues.push(OfBot { pipeline, look, next, kept: queue.kept_from_purge() });
+            let failure = queue.last_failure(&look).await?;
+            queues.push(OfBot { pipeline, look, failure, next, kept: queue.kept_from_purge() });
         }
     }
     Ok(View {
@@ -205,7 +220,9 @@ fn body(view: &View, has_token: bool) -> Markup {
         (which(Some(&view.bot)))
         section {
             h2 { "Queues" }
-            @if view.queues.is_empty() { p.none { "Nothing waits." } }
+            @if view.queues.is_empty() {
+                p.none { "Nothing waits. A bot that was never heard of looks the same." }
+            }
             @for of in &view.queues { (queue(view, of)) }
         }
         section {
@@ -247,6 +264,9 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                         dd { (spoken(until.saturating_sub(view.now_ms) / 1_000 * 1_000)) }
                     }
                 }
+            }
+            @if let Some(LastFailure { reason, time_ms }) = &of.failure {
+                p { "Failed " (spoken(view.now_ms.saturating_sub(*time_ms) / 1_000 * 1_000)) " ago: " (reason) }
             }
             @if !of.next.is_empty() {
                 div.wide tabindex="0" role="region" aria-label="Next events" {
@@ -447,6 +467,7 @@ mod tests {
             queues: vec![OfBot {
                 pipeline: PipelineName::parse("automations").unwrap(),
                 look: waiting(),
+                failure: Some(LastFailure { reason: "<b>no</b>".to_owned(), time_ms: 0 }),
                 next: Vec::new(),
                 kept: None,
             }],

@@ -47,7 +47,14 @@ pub(super) async fn show(
 ) -> Result<Response, Refusal> {
     let Query(wish) = wish?;
     let found = find(&api, &caller, &wish).await?;
-    Ok(page("Counters", &body(&wish, found.as_ref(), caller.has_token())))
+    let content = match &api.counters {
+        Err(why) => html! {
+            (headline("Counters", caller.has_token()))
+            p.none { "Views are not counted here: " (why) "." }
+        },
+        Ok(_) => body(&wish, found.as_ref(), caller.has_token()),
+    };
+    Ok(page("Counters", &content))
 }
 
 async fn find(api: &Api, caller: &Caller, wish: &Wish) -> Result<Option<Found>, Problem> {

@@ -174,7 +174,10 @@ fn shown(pipeline: &PipelineName, letter: &DeadLetter, caller: &Caller) -> Marku
     let event = letter.event.as_ref().map(serde_json::to_string_pretty);
     html! {
         (headline(&format!("Dead letter {}", letter.id), caller.has_token()))
-        p { "Of pipeline " a href=(path(pipeline)) { (pipeline) } ", bot " a href=(bot::path(&letter.bot)) { (letter.bot) } "." }
+        p {
+            "Of pipeline " a href=(pipeline::path(pipeline)) { (pipeline) } ", bot " a href=(bot::path(&letter.bot)) { (letter.bot) } ". "
+            "Back to " a href=(path(pipeline)) { "all dead letters of the pipeline" } "."
+        }
         table {
             tbody {
                 tr { th scope="row" { "Died" } td { time datetime=(rfc3339(letter.time_ms)) { (rfc3339(letter.time_ms)) } } }

@@ -78,7 +78,12 @@ impl Api {
         Ok(overview)
     }
 
-    async fn busiest(&self, caller: &Caller, overview: &Overview) -> Result<Arc<Busiest>, Problem> {
+    /// The bots with most events, of those that the caller may see.
+    pub(super) async fn busiest(
+        &self,
+        caller: &Caller,
+        overview: &Overview,
+    ) -> Result<Arc<Busiest>, Problem> {
         let mut kept = self.live.busiest.lock().await;
         if let Some((at, busiest)) = kept.get(caller.name())
             && at.elapsed() < BUSIEST_FRESH
@@ -175,10 +180,10 @@ fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
             }
             @if let Some(bus) = bus {
                 @let unread = bus.unread.unwrap_or(0);
-                (card("Bus", &grouped(unread), !bus.reader, if bus.reader {
-                    "events not copied into queues yet"
-                } else {
-                    "events wait: no process reads the bus"
+                (card("Bus", &grouped(unread), !bus.reader, match (bus.reader, unread) {
+                    (true, 0) => "events behind: each is in the queues that want it",
+                    (true, _) => "events behind: on their way into the queues",
+                    (false, _) => "events wait: no process reads the bus",
                 }))
             }
             (card("Processes", &grouped(overview.processes.len() as u64), overview.processes.is_empty(), "heard within 16 seconds"))
@@ -255,7 +260,7 @@ pub(super) fn state(pipeline: &Pipeline) -> Markup {
     }
 }
 
-fn ranking(busiest: &Busiest) -> Markup {
+pub(super) fn ranking(busiest: &Busiest) -> Markup {
     html! {
         @if busiest.bots.is_empty() && busiest.left_out.is_empty() {
             p.none { "Nothing waits." }

@@ -17,6 +17,7 @@ use super::super::problem::{Kind, Problem};
 use super::lines::{Line, large, rounded};
 use super::overview::{Overview, may_stop, state};
 use super::{Refusal, bot, grouped, headline, spoken};
+use crate::config::{PUSH, PipelineConfig};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotPage};
 
@@ -59,7 +60,10 @@ pub(super) async fn show(
         let (queue, now) = (api.queues.of(pipeline), api.clock.now());
         let bots = queue.list_bots(wish.sort.order(), after.as_ref(), BOTS, &wanted, now).await?;
         let next = bots.next.as_ref().map(|next| cursors.write(&path, next));
-        Ok(body(&overview, look, (&bots, next.as_deref()), wish, caller))
+        // Where its events go is not for the tenants.
+        let config = api.queues.configured(pipeline).filter(|_| caller.check_all_bots().is_ok());
+        let about = config.map(about);
+        Ok(body(&overview, look, about.as_deref(), (&bots, next.as_deref()), wish, caller))
     };
     api.live.show(&headers, &title, looked_at, content).await
 }
@@ -82,9 +86,24 @@ pub(super) async fn resume(
     Ok(Redirect::to(&path(&of.pipeline)))
 }
 
+/// What is done with its events, and which those are.
+fn about(config: &PipelineConfig) -> String {
+    let handler = &config.handler;
+    let does = match &config.url {
+        Some(url) if handler == PUSH => format!("pushes to {url}"),
+        _ => format!("handler {handler}"),
+    };
+    let filter = config.filter.as_ref().map_or_else(String::new, |text| format!(", if {text}"));
+    match config.events.as_slice() {
+        [] => does,
+        events => format!("{does}; takes {}{filter}", events.join(", ")),
+    }
+}
+
 fn body(
     overview: &Overview,
     look: &Pipeline,
+    about: Option<&str>,
     bots: (&BotPage, Option<&str>),
     wish: &Wish,
     caller: &Caller,
@@ -93,7 +112,7 @@ fn body(
     html! {
         (headline(&format!("Pipeline {name}"), caller.has_token()))
         div.title {
-            p { (state(look)) }
+            p { (state(look)) @if let Some(about) = about { "; " (about) } }
             @if may_stop(caller) { (switch(name, view.stopped)) }
         }
         dl.cards {
