@@ -75,8 +75,8 @@ table! {
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
     HTTP_REQUESTS "http_requests_total" Counter "HTTP requests answered, by route and status code";
     HTTP_SECONDS "http_seconds" Seconds "Time from the head of an HTTP request to the head of its answer, by route";
-    ADMISSION "admission_total" Counter "Requests by class and decision: admitted, waited (and then admitted), shed, shadow (would have been shed or have waited)";
-    SHED "shed_total" Counter "Requests refused before they were begun, by class, route and reason";
+    ADMISSION "admission_total" Counter "Requests by class and decision: admitted, waited (and then admitted), shed, shadow (would have been shed or have waited); one that is given up at its deadline is admitted and shed";
+    SHED "shed_total" Counter "Requests refused before they were begun, or given up at their deadline, by class, route and reason";
     SHED_FALSE_POSITIVES "shed_false_positives_total" Counter "Of these, refused for want of room although the latency was good";
     SHED_SECONDS "shed_seconds" Seconds "Time until a refusal was sent, held back ones among them";
     INFLIGHT "inflight" Gauge "HTTP requests in flight, critical ones aside";

@@ -436,3 +436,10 @@ fn answer(bytes: &[u8]) -> Option<(u16, usize, bool)> {
 pub(super) async fn ask_once(address: SocketAddr, request: &[u8]) -> Option<u16> {
     Connection::open(address).await.ok()?.ask(request).await.ok()
 }
+
+/// The whole answer to one request, over a connection of its own.
+pub(super) async fn read_once(address: SocketAddr, request: &[u8]) -> Option<String> {
+    let mut connection = Connection::open(address).await.ok()?;
+    connection.ask(request).await.ok()?;
+    String::from_utf8(connection.buffer).ok()
+}

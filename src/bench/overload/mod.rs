@@ -105,6 +105,8 @@ pub struct Figures {
     pub p0_success: f64,
     /// The lowest of the rounds, at the highest load.
     pub p1_success: f64,
+    /// The lowest of the rounds and loads.
+    pub p1_success_least: f64,
     /// At the highest load.
     pub admitted_p99_ms: f64,
     /// That requests have.
@@ -146,6 +148,9 @@ pub struct Point {
     pub p99_ms: f64,
     pub p0_success: f64,
     pub p1_success: f64,
+    pub p1_shed: u64,
+    pub p1_late: u64,
+    pub p1_failed: u64,
     pub shed: u64,
     pub late: u64,
     pub failed: u64,
@@ -417,6 +422,9 @@ impl Curve {
                     p99_ms: self.median(protection, load, Outcome::p99_ms),
                     p0_success: least(&|outcome| outcome.success(0)),
                     p1_success: least(&|outcome| outcome.success(1)),
+                    p1_shed: sum(&|outcome| outcome.classes[1].shed),
+                    p1_late: sum(&|outcome| outcome.classes[1].late),
+                    p1_failed: sum(&|outcome| outcome.classes[1].failed),
                     shed: sum(&|outcome| outcome.sum(|class| class.shed)),
                     late: sum(&|outcome| outcome.sum(|class| class.late)),
                     failed: sum(&|outcome| outcome.sum(|class| class.failed)),
@@ -447,6 +455,11 @@ impl Curve {
             goodput_at_10x_ratio: last.map_or(0.0, |point| point.goodput_per_second / best),
             p0_success: last.map_or(0.0, |point| point.p0_success),
             p1_success: last.map_or(0.0, |point| point.p1_success),
+            p1_success_least: curve
+                .iter()
+                .filter(ours)
+                .map(|point| point.p1_success)
+                .fold(f64::INFINITY, f64::min),
             admitted_p99_ms: last.map_or(0.0, |point| point.p99_ms),
             deadline_ms: u64::try_from(bench.deadline.as_millis()).unwrap_or(u64::MAX),
             shed_below_capacity: below.map(|point| point.shed).sum(),

@@ -40,12 +40,11 @@ pub(super) async fn measure(
             for (_, server) in &servers {
                 ready(server.address).await?;
             }
+            settled(servers[0].1.address).await?;
             if bench.capacity == 0.0 {
                 let plain = servers[1].1.address;
                 let request = bench.requests[2][1].clone();
                 let lasts = Duration::from_secs(3);
-                // What was counted is on its way to MongoDB, on the same processor.
-                tokio::time::sleep(Duration::from_secs(5)).await;
                 bench.capacity = load::saturate(1, plain, request, 48, lasts).await?;
             }
             let stage = "reads: totals of the real service, times the capacity in %";
@@ -104,6 +103,23 @@ fn start(
         Ok(child) => Ok(Served { child: child?, address }),
         Err(_) => Err(BenchError::Stuck(Duration::ZERO, "no server could be started".to_owned())),
     }
+}
+
+/// Waits until what was counted is in MongoDB, which writes it on the same processor.
+async fn settled(address: SocketAddr) -> Result<(), BenchError> {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let request = b"GET /v1/pipelines/counters HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
+    let begun = tokio::time::Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let answer = load::read_once(address, request).await.unwrap_or_default();
+        if answer.contains("\"depth\":0,") {
+            // Also what it does after it has answered.
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Err(BenchError::Stuck(PATIENCE, "views are not written to MongoDB".to_owned()))
 }
 
 /// Waits until totals are told, and has each counted once.
