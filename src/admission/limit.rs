@@ -73,6 +73,20 @@ pub(super) struct Verdict {
     is_bound: bool,
 }
 
+impl Window {
+    /// How many were answered within a time like this.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "counts of requests"
+    )]
+    pub(super) fn answered_in(&self, time: Duration) -> usize {
+        let rate = self.answered as f64 / self.lasted.as_secs_f64().max(0.001);
+        (rate * time.as_secs_f64()) as usize
+    }
+}
+
 impl Verdict {
     /// What was asked for, served and `shed`, over what can be served; as many requests at once as
     /// that takes over the limit (Little's law).

@@ -38,6 +38,9 @@ use crate::metrics::AdmissionMetrics;
 
 /// Requests of [`Class::P0`] in flight at once.
 pub const CRITICAL_MAX: usize = 256;
+/// Bounds of how many may wait.
+const ROOM_MIN: usize = 16;
+const ROOM_MAX: usize = 1_024;
 /// What usually takes too long is tried this often all the same.
 const TRY_EVERY_US: u64 = 20_000;
 /// Most kinds of requests whose latencies are told apart.
@@ -242,6 +245,8 @@ pub struct Admission {
     critical: AtomicUsize,
     /// Per class.
     waiting: [AtomicUsize; 4],
+    /// Most that wait: as many as go through while the first class may wait.
+    room_max: AtomicUsize,
     room: Mutex<Room<oneshot::Sender<Result<Permit, Reason>>>>,
     limiter: Mutex<Limiter>,
     /// Per operation, µs; 0: unknown.
@@ -291,6 +296,7 @@ impl Admission {
             in_flight: AtomicUsize::new(0),
             critical: AtomicUsize::new(0),
             waiting: Default::default(),
+            room_max: AtomicUsize::new(limit.clamp(ROOM_MIN, ROOM_MAX)),
             room: Mutex::default(),
             limiter: Mutex::new(limiter),
             medians: (0..OPERATIONS_MAX).map(|_| AtomicU32::new(0)).collect(),
@@ -392,8 +398,8 @@ impl Admission {
         }
         self.is_bound.store(true, Ordering::Relaxed);
         let no_room = if rank == ask.class { Reason::Capacity } else { Reason::Share };
-        let waiting = self.ahead(Class::P3);
-        if is_shadow || (waiting >= self.room_max() && waiting == self.ahead(rank)) {
+        let (waiting, room_max) = (self.ahead(Class::P3), self.room_max.load(Ordering::Relaxed));
+        if is_shadow || (waiting >= room_max && waiting == self.ahead(rank)) {
             return Err(no_room);
         }
         let (tell, told) = oneshot::channel();
@@ -402,7 +408,7 @@ impl Admission {
         self.waiting[rank as usize].fetch_add(1, Ordering::SeqCst);
         // A place may have become free since it was looked for.
         self.hand_out(&mut room, now);
-        if room.len() > self.room_max()
+        if room.len() > room_max
             && let Some((lowest, out)) = room.displace()
         {
             self.waiting[lowest as usize].fetch_sub(1, Ordering::SeqCst);
@@ -479,6 +485,9 @@ impl Admission {
             self.medians[usize::from(operation.0) % OPERATIONS_MAX]
                 .store(median, Ordering::Relaxed);
         });
+        let through = window.answered_in(Class::P1.target());
+        let room_max = through.max(verdict.limit).clamp(ROOM_MIN, ROOM_MAX);
+        self.room_max.store(room_max, Ordering::Relaxed);
         self.limit.store(verdict.limit, Ordering::SeqCst);
         self.limit_low.store(verdict.limit_low, Ordering::SeqCst);
         self.metrics.limit.set(small(verdict.limit));
@@ -537,11 +546,6 @@ impl Admission {
     pub(crate) fn is_tight(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         self.ahead(Class::P3) > 0 || self.in_flight.load(Ordering::Relaxed) >= limit - limit / 4
-    }
-
-    /// Most that wait: about as many as go through within the longest wait of one.
-    fn room_max(&self) -> usize {
-        self.limit.load(Ordering::Relaxed).clamp(16, 1_024)
     }
 
     /// Whether to try one although it usually takes too long: else nobody would ever find out that

@@ -84,6 +84,7 @@ proptest! {
     ) {
         let mut bench = bench(limit);
         for step in steps {
+            let bound = bench.admission.room_max.load(Ordering::Relaxed).max(bench.places.len());
             match step {
                 Step::Ask(class, continues) => {
                     let before = bench.admission.state();
@@ -115,7 +116,7 @@ proptest! {
             prop_assert_eq!(state.in_flight, bench.begun.len() - state.critical);
             prop_assert!(state.in_flight <= limit, "{:?}", state);
             prop_assert_eq!(state.waiting.iter().sum::<usize>(), bench.places.len());
-            prop_assert!(bench.places.len() <= 16, "the room is bounded");
+            prop_assert!(bench.places.len() <= bound, "the room is bounded");
             if let Some(first) = Class::ALL.into_iter().find(|class| state.waiting[*class as usize] > 0) {
                 prop_assert!(state.in_flight >= first.allowed(state.limit, limit), "{:?}", state);
             }

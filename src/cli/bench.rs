@@ -547,10 +547,20 @@ fn print_overload(json: bool, report: &overload::Report) -> Result<(), CliError>
         }
         text.trim_end().to_owned()
     })?;
-    let lag = report.workloads.iter().map(|figures| figures.lag_p99_ms).fold(0.0, f64::max);
+    let worst = |figure: fn(&overload::Figures) -> f64| {
+        report.workloads.iter().map(figure).fold(0.0, f64::max)
+    };
+    let away = worst(|figures| figures.away);
+    if away > overload::AWAY_MAX {
+        eprintln!(
+            "note: in five tries of one run the machine took the server's processor away for {:.1} % of the time or more; its figures say nothing, run it again on a machine with less to do",
+            away * 100.0
+        );
+    }
+    let lag = worst(|figures| figures.lag_p99_ms);
     if lag > overload::LAG_MAX_MS {
         eprintln!(
-            "note: the generator could not keep up, in three tries: in one run 1 % of the requests were sent {lag:.1} ms late or more; its figures say nothing, run it again on a machine with less to do"
+            "note: the generator could not keep up, in five tries: in one run 1 % of the requests were sent {lag:.1} ms late or more; its figures say nothing, run it again on a machine with less to do"
         );
     }
     Ok(())

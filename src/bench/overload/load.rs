@@ -8,6 +8,8 @@
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -80,6 +82,8 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
     /// 99 % were sent at most so late, ms.
     pub(super) lag_p99_ms: f64,
+    /// The share of the time in which the server's processor was away: taken by the machine.
+    pub(super) away: f64,
 }
 
 fn histogram() -> Histogram<u64> {
@@ -97,6 +101,7 @@ impl Outcome {
             timeline: Vec::new(),
             seconds: 0.0,
             lag_p99_ms: 0.0,
+            away: 0.0,
         }
     }
 
@@ -153,7 +158,49 @@ async fn on_thread<T: Send + 'static>(
 
 /// Sends a load.
 pub(super) async fn send(core: usize, load: Load) -> Result<Outcome, BenchError> {
-    on_thread(core, async move || drive(load).await).await
+    let lookout = Lookout::start(1 - core)?;
+    let mut outcome = on_thread(core, async move || drive(load).await).await?;
+    outcome.away = lookout.away().as_secs_f64() / outcome.seconds;
+    Ok(outcome)
+}
+
+/// Looks every millisecond whether a processor is there, ahead of all that runs on it: what it misses
+/// is what the machine did with it meanwhile, not what the server did.
+struct Lookout {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Duration>,
+}
+
+impl Lookout {
+    fn start(core: usize) -> Result<Self, BenchError> {
+        const LOOK: Duration = Duration::from_millis(1);
+        /// What a server that is busy makes it wait at the most.
+        const USUAL: Duration = Duration::from_millis(5);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let look = move || {
+            pin(core);
+            // Of this thread. Where that is not allowed, a little less is seen.
+            let _ = rustix::process::setpriority_process(None, -20);
+            let mut away = Duration::ZERO;
+            while !stopped.load(Ordering::Relaxed) {
+                let before = std::time::Instant::now();
+                std::thread::sleep(LOOK);
+                let late = before.elapsed().saturating_sub(LOOK);
+                if late > USUAL {
+                    away += late;
+                }
+            }
+            away
+        };
+        let thread = std::thread::Builder::new().name("lookout".to_owned()).spawn(look)?;
+        Ok(Self { stop, thread })
+    }
+
+    fn away(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
 }
 
 /// How many requests per second come back when so many clients send one after the other.
