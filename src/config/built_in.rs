@@ -11,7 +11,8 @@ pub const COUNTER: &str = "counter";
 
 /// The handler of [`PipelineName::NOTIFICATIONS`], which no other pipeline may have.
 pub const NOTIFY: &str = "notify";
-/// The handler that sends slices to [`PipelineConfig::url`].
+
+/// The handler that sends slices to [`PipelineConfig::url`](super::PipelineConfig::url).
 pub const PUSH: &str = "push";
 
 /// Their names, and their defaults over those of every pipeline.
