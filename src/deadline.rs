@@ -19,7 +19,8 @@ pub(crate) fn until<T>(
 }
 
 /// `time`, or what is left until the deadline, if that is less; a millisecond at least, since
-/// servers take zero for as long as it takes.
+/// servers take zero for as long as it takes. Only for what one caller alone waits for: who shares an
+/// answer must not cut it short for the others.
 pub(crate) fn at_most(time: Duration) -> Duration {
     let left = DEADLINE.try_with(|deadline| deadline.duration_since(Instant::now()));
     left.map_or(time, |left| left.max(Duration::from_millis(1)).min(time))

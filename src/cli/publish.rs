@@ -79,11 +79,11 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
         );
     }
     let taken = taken(&config);
-    let (summary, strangers) = Session::with(config, async |session| {
+    let (summary, unmatched) = Session::with(config, async |session| {
         let mut job = Job::new(&name, stream, size);
         let sent = job.send(session, read_ahead(input, taken)).await;
         job.progress.finish_and_clear();
-        sent.map(|()| (job.summary, job.strangers))
+        sent.map(|()| (job.summary, job.unmatched))
     })
     .await?;
     Output::new(args.json).show(&summary, |summary| {
@@ -93,7 +93,7 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
         };
         format!("published {} to {}{refused}", count(summary.published, "event"), summary.stream)
     })?;
-    if let Some((kind, events)) = strangers {
+    if let Some((kind, events)) = unmatched {
         let more = if events > 1 { " and others" } else { "" };
         eprintln!(
             "note: {} of a type that no pipeline of this configuration takes ({}{more}); `events` of a pipeline names its types",
@@ -135,7 +135,7 @@ struct Job<'a> {
     name: &'a str,
     summary: Summary,
     /// The first type that no pipeline takes, and how many events are of such a type.
-    strangers: Option<(String, u64)>,
+    unmatched: Option<(String, u64)>,
     /// Every good line up to this one was accepted.
     line: u64,
     progress: ProgressBar,
@@ -154,7 +154,7 @@ impl<'a> Job<'a> {
         let style = ProgressStyle::with_template(template).expect("the templates are constant");
         progress.set_style(style);
         let summary = Summary { stream, published: 0, refused: 0 };
-        Self { name, summary, strangers: None, line: 0, progress }
+        Self { name, summary, unmatched: None, line: 0, progress }
     }
 
     async fn send(
@@ -178,8 +178,8 @@ impl<'a> Job<'a> {
                     .map_err(|error| self.stopped(error, events))?;
             }
             self.summary.published += events;
-            if let Some((kind, events)) = batch.strangers {
-                self.strangers.get_or_insert((kind, 0)).1 += events;
+            if let Some((kind, events)) = batch.unmatched {
+                self.unmatched.get_or_insert((kind, 0)).1 += events;
             }
             self.line = batch.last_line;
             self.progress.set_message(count(self.summary.published, "event"));
@@ -219,7 +219,7 @@ struct Batch {
     bytes: u64,
     last_line: u64,
     /// The first type that no pipeline takes, and how many events are of such a type.
-    strangers: Option<(String, u64)>,
+    unmatched: Option<(String, u64)>,
     /// Lines that are no events.
     refused: u64,
     /// Some of them: number and reason.
@@ -282,7 +282,7 @@ impl<R: Read> Batches<R> {
                     size += event.len();
                     batch.events.push(event);
                     if !self.taken.iter().any(|glob| glob.matches(&kind)) {
-                        batch.strangers.get_or_insert((kind, 0)).1 += 1;
+                        batch.unmatched.get_or_insert((kind, 0)).1 += 1;
                     }
                 }
                 Err(reason) => {
@@ -408,8 +408,8 @@ mod tests {
         let other = |id, kind| event(id).replace(r#""type":"t""#, &format!(r#""type":"{kind}""#));
         let input = [event(1), other(2, "x"), other(3, "y"), event(4)].join("\n");
         let batches = all(input.as_bytes());
-        assert_eq!(batches[0].strangers, Some(("x".to_owned(), 2)));
-        assert_eq!(all(event(1).as_bytes())[0].strangers, None);
+        assert_eq!(batches[0].unmatched, Some(("x".to_owned(), 2)));
+        assert_eq!(all(event(1).as_bytes())[0].unmatched, None);
     }
 
     #[test]

@@ -19,7 +19,6 @@ use tokio::time::Instant;
 
 pub use self::error::MongoError;
 use crate::config::{MongoUrl, mongo_server};
-use crate::deadline;
 use crate::pressure::Pressure;
 
 /// The oldest server that has what Fairlane needs.
@@ -236,8 +235,7 @@ impl Mongo {
         Ok(())
     }
 
-    /// The documents that match, in one piece. It takes at most `within`, on the server too, and no
-    /// longer than whoever asked waits.
+    /// The documents that match, in one piece. It takes at most `within`, on the server too.
     pub(crate) async fn find(
         &self,
         collection: &str,
@@ -245,7 +243,6 @@ impl Mongo {
         mut options: FindOptions,
         within: Duration,
     ) -> Result<Vec<RawDocumentBuf>, MongoError> {
-        let within = deadline::at_most(within);
         options.max_time = Some(within);
         let collection = self.client.database(&self.database).collection(collection);
         let find = collection.find(filter).with_options(options);

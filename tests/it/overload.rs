@@ -16,7 +16,7 @@ use crate::support::config::{STREAM, config};
 use crate::support::counting::{Node, Stores, View, path};
 use crate::support::http::{Answer, Client, get, metric};
 use crate::support::instance::{Instance, queue};
-use crate::support::mongo_proxy::finds_within;
+use crate::support::mongo_proxy::{finds_within, on};
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
 use crate::support::trap::Deed;
@@ -128,6 +128,14 @@ async fn mongodb_is_told_how_long_whoever_asked_waits() {
     let asked = client.send("GET", &path, &[("x-deadline-ms", "3000")], b"").await;
     assert_eq!(asked.code, 200);
     assert!(hurried.sprung(), "3 s at most");
+
+    // One search for totals serves many callers, who may have more time than the first of them.
+    let shared =
+        node.mongo.trap(finds_within("counters_totals", Duration::from_secs(1)), 1, Deed::Watch);
+    let any = node.mongo.trap(on("find", "counters_totals"), 1, Deed::Watch);
+    let path = "/v1/bots/bot/counters?ids=not-cached";
+    assert_eq!(client.send("GET", path, &[("x-deadline-ms", "1000")], b"").await.code, 200);
+    assert!(any.sprung() && !shared.sprung(), "it has its own time");
 }
 
 #[tokio::test]

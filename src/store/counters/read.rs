@@ -11,6 +11,7 @@ use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 
 use super::statement::{self, Month};
 use super::{DAILY, Stored, TOTALS};
+use crate::deadline;
 use crate::id::{BotId, Sequence};
 use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::view::AdId;
@@ -32,6 +33,7 @@ pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, M
         .build();
     let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
     let filter = doc! { "_id": { "$in": ids } };
+    // One search serves many callers: none of their deadlines is its own.
     let found = mongo.find(TOTALS, filter, options, TOTALS_TIMEOUT).await?;
     let stored = |document: &RawDocumentBuf| {
         let total = number(document, "total")?;
@@ -62,7 +64,7 @@ pub(super) async fn months(
         .build();
     let ids: Vec<&str> = months.keys().map(String::as_str).collect();
     let filter = doc! { "_id": { "$in": ids } };
-    let found = mongo.find(DAILY, filter, options, ANSWER_TIMEOUT).await?;
+    let found = mongo.find(DAILY, filter, options, deadline::at_most(ANSWER_TIMEOUT)).await?;
     let mut views = HashMap::new();
     for document in &found {
         let first = document.get_str("_id").ok().and_then(|id| months.get(id));
@@ -111,7 +113,8 @@ impl Pages {
             "month": Month::of(self.day).to_string(),
             "_id": { "$gt": after, "$lt": &before },
         };
-        let found = self.mongo.find(DAILY, filter, options, ANSWER_TIMEOUT).await?;
+        let found =
+            self.mongo.find(DAILY, filter, options, deadline::at_most(ANSWER_TIMEOUT)).await?;
         let mut page = Vec::with_capacity(found.len());
         for document in &found {
             let ad = document.get_str("ad").ok().and_then(|ad| AdId::parse(ad).ok());
