@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Figures, Protection, Report, Workload, same};
+use super::runs::same;
+use super::{Figures, Protection, Report, Workload};
 
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 230.0;

@@ -10,7 +10,10 @@ use tokio::task::JoinSet;
 
 use super::super::BenchError;
 use super::load::{Phase, quantile_ms};
-use super::{Bench, Flood, P0_RATE, Protection, Served, Workload, requests};
+use super::runs::{Bench, P0_RATE};
+use super::served::Served;
+use super::synthetic::requests;
+use super::{Flood, Protection, Workload};
 use crate::app::files;
 
 /// Connections of the flood at once.
@@ -30,7 +33,7 @@ pub(super) async fn measure() -> Result<Flood, BenchError> {
     let flood = std::thread::Builder::new().name("flood".to_owned());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let flood = flood.spawn(move || {
-        super::pin(1);
+        super::served::pin(1);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let mut connections = JoinSet::new();

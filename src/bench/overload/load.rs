@@ -22,7 +22,7 @@ use tokio::task::LocalSet;
 use tokio::time::Instant;
 
 use super::super::BenchError;
-use super::pin;
+use super::served::pin;
 
 /// Connections of each class, at most: what a few clients with the usual pools have.
 const CONNECTIONS: [usize; 4] = [16, 256, 192, 64];

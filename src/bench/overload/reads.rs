@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::super::{BenchError, Rig};
 use super::load::{self, TENANTS};
-use super::{Bench, Curve, Figures, Options, Protection, Served, Workload, pin, pin_process};
+use super::runs::{Bench, Curve};
+use super::served::{Served, pin, pin_process};
+use super::{Figures, Options, Protection, Workload};
 
 /// Ads that a request asks for.
 const ADS: usize = 10;
@@ -30,7 +32,7 @@ pub(super) async fn measure(
             pin_process(pid, 0);
         }
         let mut curve = Curve::default();
-        let (requests, loads) = (requests(), super::loads(options, &LOADS));
+        let (requests, loads) = (requests(), super::synthetic::loads(options, &LOADS));
         let mut bench = Bench::new(requests, DEADLINE);
         for _ in 0..options.rounds {
             let mut servers = Vec::new();

@@ -18,7 +18,8 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::load_shed::LoadShedLayer;
 
 use super::super::BenchError;
-use super::{Protection, Workload, pin};
+use super::served::pin;
+use super::{Protection, Workload};
 use crate::admission::{Admission, Class, Settings, system_ticks};
 use crate::http::{self, Door, Limits, QuotaSettings, Row};
 
