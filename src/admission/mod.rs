@@ -9,9 +9,11 @@
 //!    class goes first; within a class whoever came first, and whoever came last once waiting has
 //!    become the rule, since that one's caller is still there. Whoever waited too long, or must
 //!    give way to a higher class, is shed.
-//! 4. Callers that ask for much more than the others (`share`) rank last while there is not room
+//! 4. What was let in begins by turns (`turns`), as many at once as there are processors, and again
+//!    the highest class first.
+//! 5. Callers that ask for much more than the others (`share`) rank last while there is not room
 //!    for everybody.
-//! 5. What has a deadline is not begun when it cannot be met.
+//! 6. What has a deadline is not begun when it cannot be met.
 //!
 //! A decision takes well below a microsecond (`benches/parts.rs`), without a lock where it is a
 //! refusal or there is room. Time is what the caller says it is; nothing here waits, and nothing
@@ -22,6 +24,7 @@ pub mod quota;
 mod room;
 mod share;
 mod shed;
+pub(crate) mod turns;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};

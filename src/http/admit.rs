@@ -4,9 +4,9 @@
 //! 2. The deadline: `x-deadline-ms`, in milliseconds from now. Past it, or when less is left than the
 //!    route usually takes, nothing is begun; a request that misses it is given up: 504.
 //! 3. [`Admission`]: begin, wait a little, or a refusal that was made before.
-//! 4. What was let in begins one after the other, with a look at what arrived in between
-//!    ([`Door::begin`]): else requests that need the processor would keep everybody waiting, even
-//!    for a refusal.
+//! 4. What was let in begins one after the other, the highest class first, with a look at what
+//!    arrived in between ([`Door::begin`]): else requests that need the processor would keep
+//!    everybody waiting, even for a refusal.
 //! 5. The body, if there is one. While it is on its way, the request gives its place back: who sends
 //!    slowly holds nobody up.
 //!
@@ -42,6 +42,7 @@ use super::page::Cursors;
 use super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::routes::{Route, Routes, Row};
 use crate::admission::quota::{Exceeded, Quota, Quotas, Taken};
+use crate::admission::turns::Turns;
 use crate::admission::{Admission, Answer, Ask, Class, Permit, Reason};
 use crate::deadline;
 use crate::id::BotId;
@@ -74,8 +75,7 @@ pub(crate) struct Door {
     routes: Routes,
     pace: Pace,
     slow_bodies: Semaphore,
-    /// Requests that may begin at once.
-    turns: Semaphore,
+    turns: Arc<Turns>,
     /// Per reason, as it is sent.
     refusals: [Bytes; Reason::ALL.len()],
     shed_seconds: Histogram,
@@ -110,7 +110,7 @@ impl Door {
             routes: Routes::new(table),
             pace: Pace::default(),
             slow_bodies: Semaphore::new(SLOW_BODIES),
-            turns: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            turns: Turns::new(std::thread::available_parallelism().map_or(1, usize::from)),
             refusals: Reason::ALL.map(refusal),
             shed_seconds: table::shed_seconds(),
         }
@@ -180,9 +180,11 @@ impl Door {
     /// Begins what was let in. Under load that is done by as many at once as there are processors,
     /// each up to where it waits for the first time; and before each, the runtime looks for what
     /// arrived. So a request that needs the processor for long delays the judgement of others by
-    /// itself alone, not by all that were let in before it.
-    async fn begin<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
-        let turn = if self.admission.is_tight() { self.turns.acquire().await.ok() } else { None };
+    /// itself alone, not by all that were let in before it; and a higher class does not wait for
+    /// the lower ones that were let in before it.
+    async fn begin<T>(&self, class: Class, mut work: Pin<&mut impl Future<Output = T>>) -> T {
+        let is_tight = self.admission.is_tight();
+        let turn = if is_tight { Some(self.turns.take(class).await) } else { None };
         tokio::task::yield_now().await;
         let first = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
         drop(turn);
@@ -247,6 +249,8 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
         Ok(permit) => permit,
         Err(reason) => {
             let seen = Seen { begun, bot: bot_of(request.uri()).map(Into::into) };
+            // It may be held back: its memory is not.
+            drop((request, next));
             return door.refuse(route, &ask, &seen, reason).await;
         }
     };
@@ -266,7 +270,7 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
             }
         }
     });
-    let answered = if class == Class::P0 { work.await } else { door.begin(work).await };
+    let answered = if class == Class::P0 { work.await } else { door.begin(class, work).await };
     if let Ok(response) = answered {
         return hold(permit, response);
     }
