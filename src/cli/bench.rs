@@ -557,6 +557,13 @@ fn print_overload(json: bool, report: &overload::Report) -> Result<(), CliError>
             away * 100.0
         );
     }
+    let speed = worst(|figures| figures.speed);
+    if speed > overload::SPEED_MAX {
+        eprintln!(
+            "note: in five tries of one run the server's processor was faster or slower by {:.0} % than while the capacity was measured; its figures say nothing, run it again on a machine with less to do",
+            speed * 100.0
+        );
+    }
     let lag = worst(|figures| figures.lag_p99_ms);
     if lag > overload::LAG_MAX_MS {
         eprintln!(

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use super::super::BenchError;
 use super::served::pin;
+use super::server;
 
 /// Connections of each class, at most: what a few clients with the usual pools have.
 const CONNECTIONS: [usize; 4] = [16, 256, 192, 64];
@@ -82,8 +83,20 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
     /// 99 % were sent at most so late, ms.
     pub(super) lag_p99_ms: f64,
-    /// The share of the time in which the server's processor was away: taken by the machine.
+    /// What the machine did with the server's processor meanwhile.
+    pub(super) processor: Processor,
+    /// What it was believed to be able to do, in requests per second.
+    pub(super) capacity: f64,
+}
+
+/// How it was with a processor over some time.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Processor {
+    /// The share of the time in which the machine had taken it away.
     pub(super) away: f64,
+    /// How long it took for the same small work each time, the median, µs: machines that are shared
+    /// are not always as fast.
+    pub(super) work_us: f64,
 }
 
 fn histogram() -> Histogram<u64> {
@@ -101,7 +114,8 @@ impl Outcome {
             timeline: Vec::new(),
             seconds: 0.0,
             lag_p99_ms: 0.0,
-            away: 0.0,
+            processor: Processor::default(),
+            capacity: 0.0,
         }
     }
 
@@ -113,6 +127,11 @@ impl Outcome {
     #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
     pub(super) fn goodput(&self) -> f64 {
         self.sum(|class| class.good) as f64 / self.seconds
+    }
+
+    /// The same as a share of the capacity.
+    pub(super) fn share(&self) -> f64 {
+        self.goodput() / self.capacity.max(1.0)
     }
 
     /// The share of a class that was answered in time; 1 without any.
@@ -160,15 +179,15 @@ async fn on_thread<T: Send + 'static>(
 pub(super) async fn send(core: usize, load: Load) -> Result<Outcome, BenchError> {
     let lookout = Lookout::start(1 - core)?;
     let mut outcome = on_thread(core, async move || drive(load).await).await?;
-    outcome.away = lookout.away().as_secs_f64() / outcome.seconds;
+    outcome.processor = lookout.end();
     Ok(outcome)
 }
 
-/// Looks every millisecond whether a processor is there, ahead of all that runs on it: what it misses
-/// is what the machine did with it meanwhile, not what the server did.
+/// Looks every millisecond whether a processor is there and how fast it is, ahead of all that runs on
+/// it: what it misses is what the machine did with it meanwhile, not what the server did.
 struct Lookout {
     stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<Duration>,
+    thread: std::thread::JoinHandle<Processor>,
 }
 
 impl Lookout {
@@ -176,34 +195,43 @@ impl Lookout {
         const LOOK: Duration = Duration::from_millis(1);
         /// What a server that is busy makes it wait at the most.
         const USUAL: Duration = Duration::from_millis(5);
+        /// Of the work, which takes one or two hundredths of the processor.
+        const ROUNDS: u64 = 500;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let look = move || {
             pin(core);
             // Of this thread. Where that is not allowed, a little less is seen.
             let _ = rustix::process::setpriority_process(None, -20);
-            let mut away = Duration::ZERO;
+            let (mut away, mut work, begun) = (Duration::ZERO, histogram(), Instant::now());
             while !stopped.load(Ordering::Relaxed) {
-                let before = std::time::Instant::now();
+                let before = Instant::now();
                 std::thread::sleep(LOOK);
                 let late = before.elapsed().saturating_sub(LOOK);
                 if late > USUAL {
                     away += late;
                 }
+                let before = Instant::now();
+                std::hint::black_box(server::burn(ROUNDS));
+                let nanos = before.elapsed().as_nanos();
+                work.saturating_record(u64::try_from(nanos).unwrap_or(u64::MAX));
             }
-            away
+            let away = away.as_secs_f64() / begun.elapsed().as_secs_f64();
+            // What was recorded are ns.
+            Processor { away, work_us: quantile_ms(&work, 0.5) }
         };
         let thread = std::thread::Builder::new().name("lookout".to_owned()).spawn(look)?;
         Ok(Self { stop, thread })
     }
 
-    fn away(self) -> Duration {
+    fn end(self) -> Processor {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
     }
 }
 
-/// How many requests per second come back when so many clients send one after the other.
+/// How many requests per second come back when so many clients send one after the other; and what the
+/// processor was like.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 pub(super) async fn saturate(
     core: usize,
@@ -211,8 +239,9 @@ pub(super) async fn saturate(
     request: Vec<u8>,
     clients: usize,
     lasts: Duration,
-) -> Result<f64, BenchError> {
-    on_thread(core, async move || {
+) -> Result<(f64, Processor), BenchError> {
+    let lookout = Lookout::start(1 - core)?;
+    let rate = on_thread(core, async move || {
         let (begun, count) = (Instant::now(), Rc::new(Cell::new(0_u64)));
         let warm = lasts / 4;
         let mut tasks = tokio::task::JoinSet::new();
@@ -233,7 +262,8 @@ pub(super) async fn saturate(
         while tasks.join_next().await.is_some() {}
         count.get() as f64 / lasts.as_secs_f64()
     })
-    .await
+    .await?;
+    Ok((rate, lookout.end()))
 }
 
 struct Sender {

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use self::runs::{AWAY_MAX, LAG_MAX_MS};
+pub use self::runs::{AWAY_MAX, LAG_MAX_MS, SPEED_MAX};
 use super::BenchError;
 use super::mongo::Choice;
 
@@ -94,7 +94,8 @@ pub struct Flood {
 pub struct Figures {
     /// What requests need.
     pub workload: Workload,
-    /// Requests per second that can be answered.
+    /// Requests per second that can be answered; measured before every load, since the machine is not
+    /// always as fast.
     pub capacity_per_second: f64,
     /// How many times the capacity was asked for at the most.
     pub highest_load: f64,
@@ -127,8 +128,8 @@ pub struct Figures {
     pub slow_recovery_ms: Option<f64>,
     /// Memory of the server at the highest load over that at its capacity.
     pub memory_ratio: f64,
-    /// Runs that were done again, because the generator was late or the machine took the server's
-    /// processor away.
+    /// Runs that were done again, because the generator was late, or the machine took the server's
+    /// processor away or ran it at another speed than while the capacity was measured.
     pub void_runs: u64,
     /// The generator sent 99 % at most so late, in the worst run that counts; above 5, no try of
     /// five was better, and the figures are void.
@@ -136,6 +137,9 @@ pub struct Figures {
     /// The share of the time in which the machine took the server's processor away, in the worst run
     /// that counts; above 0.01 likewise.
     pub away: f64,
+    /// By which share the server's processor was faster or slower than while the capacity was
+    /// measured, in the worst run that counts; above 0.1 likewise.
+    pub speed: f64,
     /// Every load.
     pub curve: Vec<Point>,
 }
@@ -147,6 +151,7 @@ pub struct Point {
     pub protection: Protection,
     /// Times the capacity.
     pub load: f64,
+    /// The share of the capacity at that time, times the capacity.
     pub goodput_per_second: f64,
     pub p99_ms: f64,
     pub p0_success: f64,

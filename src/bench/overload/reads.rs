@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::{BenchError, Rig};
 use super::load::{self, TENANTS};
-use super::runs::{Bench, Curve};
+use super::runs::{Bench, Curve, Plain};
 use super::served::{Served, pin, pin_process};
 use super::{Figures, Options, Protection, Workload};
 
@@ -43,15 +43,10 @@ pub(super) async fn measure(
                 ready(server.address).await?;
             }
             settled(servers[0].1.address).await?;
-            if bench.capacity == 0.0 {
-                let plain = servers[1].1.address;
-                let request = bench.requests[2][1].clone();
-                let lasts = Duration::from_secs(3);
-                bench.capacity = load::saturate(1, plain, request, 48, lasts).await?;
-            }
+            let plain = Plain { address: servers[1].1.address, clients: 48 };
             let stage = "reads: totals of the real service, times the capacity in %";
             let watch = |percent| watch(stage, percent);
-            curve.sweep(&mut bench, &servers, &loads, options.seconds, watch).await?;
+            curve.sweep(&mut bench, plain, &servers, (&loads, options.seconds), watch).await?;
         }
         Ok(curve.figures(Workload::Reads, &bench, &loads))
     })

@@ -4,19 +4,30 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::super::BenchError;
-use super::load::{self, Load, Outcome, Phase};
+use super::load::{self, Load, Outcome, Phase, Processor};
 use super::served::Served;
 use super::{Figures, Point, Protection, Workload};
 
 /// What is the same for every load on one workload.
 pub(super) struct Bench {
-    pub(super) requests: [Vec<Vec<u8>>; 4],
-    pub(super) deadline: Duration,
-    pub(super) capacity: f64,
+    requests: [Vec<Vec<u8>>; 4],
+    deadline: Duration,
+    /// Requests per second that the server can answer, and what the processor was like then.
+    capacity: f64,
+    processor: Processor,
     seed: u64,
     void_runs: u64,
     lag_p99_ms: f64,
     away: f64,
+    speed: f64,
+}
+
+/// A server without protection, on which capacity is measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain {
+    pub(super) address: SocketAddr,
+    /// That ask it at once.
+    pub(super) clients: usize,
 }
 
 /// Health checks per second.
@@ -25,6 +36,11 @@ pub(super) const P0_RATE: f64 = 20.0;
 pub const LAG_MAX_MS: f64 = 5.0;
 /// Nor does one in which the machine took away the server's processor for more than this share of it.
 pub const AWAY_MAX: f64 = 0.01;
+/// Nor does one in which the processor was faster or slower by more than this share than when the
+/// capacity was measured.
+pub const SPEED_MAX: f64 = 0.1;
+/// How long capacity is measured.
+const MEASURED: Duration = Duration::from_secs(2);
 /// How often a run is tried that is void.
 const TRIES: u32 = 5;
 /// What is left over from a run is not part of the next.
@@ -36,11 +52,27 @@ impl Bench {
             requests,
             deadline,
             capacity: 0.0,
+            processor: Processor::default(),
             seed: 1,
             void_runs: 0,
             lag_p99_ms: 0.0,
             away: 0.0,
+            speed: 0.0,
         }
+    }
+
+    /// Finds the capacity.
+    pub(super) async fn measure(&mut self, plain: Plain) -> Result<(), BenchError> {
+        let Plain { address, clients } = plain;
+        let request = self.requests[2][1].clone();
+        let (capacity, processor) = load::saturate(1, address, request, clients, MEASURED).await?;
+        (self.capacity, self.processor) = (capacity, processor);
+        tokio::time::sleep(REST).await;
+        Ok(())
+    }
+
+    pub(super) fn capacity(&self) -> f64 {
+        self.capacity
     }
 
     /// The critical classes at half of the capacity, or less where less is asked for; of the rest,
@@ -90,8 +122,8 @@ impl Bench {
             self.seed += 1;
             let outcome = run(self.seed).await?;
             tokio::time::sleep(REST).await;
-            let disturbed = disturbed(&outcome);
-            if best.as_ref().is_none_or(|best| disturbed < self::disturbed(best)) {
+            let disturbed = self.disturbed(&outcome);
+            if best.as_ref().is_none_or(|best| disturbed < self.disturbed(best)) {
                 best = Some(outcome);
             }
             if disturbed <= 1.0 {
@@ -101,8 +133,22 @@ impl Bench {
         }
         let best = best.unwrap_or_else(|| unreachable!("there was a try"));
         self.lag_p99_ms = self.lag_p99_ms.max(best.lag_p99_ms);
-        self.away = self.away.max(best.away);
-        Ok(best)
+        self.away = self.away.max(best.processor.away);
+        self.speed = self.speed.max(self.speed_off(&best));
+        Ok(Outcome { capacity: self.capacity, ..best })
+    }
+
+    /// How much a run was disturbed; above 1 it is void.
+    fn disturbed(&self, outcome: &Outcome) -> f64 {
+        let lag = outcome.lag_p99_ms / LAG_MAX_MS;
+        let away = outcome.processor.away / AWAY_MAX;
+        lag.max(away).max(self.speed_off(outcome) / SPEED_MAX)
+    }
+
+    /// By which share the processor was faster or slower than when the capacity was measured.
+    fn speed_off(&self, outcome: &Outcome) -> f64 {
+        let then = self.processor.work_us;
+        if then > 0.0 { (outcome.processor.work_us / then - 1.0).abs() } else { 0.0 }
     }
 }
 
@@ -119,15 +165,16 @@ impl Curve {
     pub(super) async fn sweep(
         &mut self,
         bench: &mut Bench,
+        plain: Plain,
         servers: &[(Protection, Served)],
-        loads: &[f64],
-        seconds: u64,
+        (loads, seconds): (&[f64], u64),
         mut watch: impl FnMut(u64),
     ) -> Result<(), BenchError> {
         let mut memory = (0, 0);
         for &load in loads {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "%")]
             watch((load * 100.0) as u64);
+            bench.measure(plain).await?;
             for (protection, server) in servers {
                 let outcome = bench.steady(server.address, load, seconds).await?;
                 self.runs.push((*protection, load, outcome));
@@ -151,6 +198,11 @@ impl Curve {
         median(self.of(protection, load).map(figure).collect())
     }
 
+    /// The median of all that were measured.
+    fn capacity(&self) -> f64 {
+        median(self.runs.iter().map(|(_, _, outcome)| outcome.capacity).collect())
+    }
+
     fn points(&self, loads: &[f64]) -> Vec<Point> {
         let mut points = Vec::new();
         for protection in [Protection::Admission, Protection::None, Protection::Tower] {
@@ -166,7 +218,8 @@ impl Curve {
                 points.push(Point {
                     protection,
                     load,
-                    goodput_per_second: self.median(protection, load, Outcome::goodput),
+                    goodput_per_second: self.median(protection, load, Outcome::share)
+                        * self.capacity(),
                     p99_ms: self.median(protection, load, Outcome::p99_ms),
                     p0_success: least(&|outcome| outcome.success(0)),
                     p1_success: least(&|outcome| outcome.success(1)),
@@ -198,7 +251,7 @@ impl Curve {
             .map(|(at_capacity, at_highest)| *at_highest as f64 / (*at_capacity).max(1) as f64);
         Figures {
             workload,
-            capacity_per_second: bench.capacity,
+            capacity_per_second: self.capacity(),
             highest_load: highest,
             goodput_at_10x_ratio: last.map_or(0.0, |point| point.goodput_per_second / best),
             p0_success: last.map_or(0.0, |point| point.p0_success),
@@ -221,14 +274,10 @@ impl Curve {
             void_runs: bench.void_runs,
             lag_p99_ms: bench.lag_p99_ms,
             away: bench.away,
+            speed: bench.speed,
             curve,
         }
     }
-}
-
-/// How much a run was disturbed; above 1 it is void.
-fn disturbed(outcome: &Outcome) -> f64 {
-    (outcome.lag_p99_ms / LAG_MAX_MS).max(outcome.away / AWAY_MAX)
 }
 
 /// Whether two loads are the same step of a sweep.

@@ -16,7 +16,11 @@ pub(super) struct Served {
 
 impl Served {
     /// Starts the server of a workload.
-    pub(super) fn start(workload: Workload, protection: Protection, rounds: u64) -> Result<Self, BenchError> {
+    pub(super) fn start(
+        workload: Workload,
+        protection: Protection,
+        rounds: u64,
+    ) -> Result<Self, BenchError> {
         let rounds = rounds.to_string();
         let name = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
         let arguments = [

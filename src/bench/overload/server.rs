@@ -117,7 +117,7 @@ async fn serve_one(State(work): State<Arc<Work>>) -> &'static str {
     "ok"
 }
 
-fn burn(rounds: u64) -> u64 {
+pub(super) fn burn(rounds: u64) -> u64 {
     let block = [7_u8; 256];
     (0..rounds)
         .fold(0, |hash, _| std::hint::black_box(xxhash_rust::xxh3::xxh3_64_with_seed(&block, hash)))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::BenchError;
 use super::load::{self, Load, Outcome, Phase, TENANTS, TICK, quantile_ms};
-use super::runs::{Bench, Curve, P0_RATE, median};
+use super::runs::{Bench, Curve, P0_RATE, Plain, median};
 use super::served::Served;
 use super::{Figures, Options, Protection, Workload, server};
 
@@ -40,14 +40,8 @@ pub(super) async fn measure(
     };
     let loads = loads(options, &LOADS);
     let deadline = Duration::from_millis(100);
-    let requests = requests(deadline);
     let work = server::calibrated();
-    let plain = Served::start(workload, Protection::None, work)?;
-    let lasts = Duration::from_secs(2);
-    let capacity = load::saturate(1, plain.address, requests[2][0].clone(), clients, lasts).await?;
-    drop(plain);
-    let mut bench = Bench::new(requests, deadline);
-    bench.capacity = capacity;
+    let mut bench = Bench::new(requests(deadline), deadline);
     let mut curve = Curve::default();
     let (mut recoveries, mut recovered) = (Vec::new(), Vec::new());
     let (mut others, mut others_success) = (Vec::new(), Vec::new());
@@ -57,8 +51,10 @@ pub(super) async fn measure(
         for protection in [Protection::Admission, Protection::None, Protection::Tower] {
             servers.push((protection, Served::start(workload, protection, work)?));
         }
+        let plain = Plain { address: servers[1].1.address, clients };
         let watch = |percent| watch(stage, percent);
-        curve.sweep(&mut bench, &servers, &loads, options.seconds, watch).await?;
+        curve.sweep(&mut bench, plain, &servers, (&loads, options.seconds), watch).await?;
+        bench.measure(plain).await?;
         drop(servers);
         let mut server = Served::start(workload, Protection::Admission, work)?;
         let step = step(&mut bench, server.address).await?;
@@ -122,7 +118,7 @@ async fn heavy(
     seconds: u64,
 ) -> Result<(f64, f64), BenchError> {
     // 99 tenants at 0.9 times the capacity, all of the class that is shed.
-    let others = bench.capacity * 0.9;
+    let others = bench.capacity() * 0.9;
     let load = |heavy: f64| {
         let rate = others * (1.0 + heavy / (TENANTS - 1) as f64);
         let lasts = Duration::from_secs(seconds * 2);
@@ -141,7 +137,7 @@ async fn heavy(
 /// could do, and how long it took until nothing was refused any more.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn slower(bench: &mut Bench, server: &mut Served) -> Result<(f64, f64), BenchError> {
-    let rate = bench.capacity * 0.7;
+    let rate = bench.capacity() * 0.7;
     let phase = Phase { lasts: Duration::from_secs(16), rates: [P0_RATE, 0.0, rate, 0.0] };
     let load = bench.load(server.address, vec![phase]);
     let run = async |seed| {
@@ -159,7 +155,7 @@ async fn slower(bench: &mut Bench, server: &mut Served) -> Result<(f64, f64), Be
     // The last four seconds of it; the rest is for finding out.
     let within = outcome.timeline.get(70..110).unwrap_or_default();
     let good: u64 = within.iter().map(|(good, _)| *good).sum();
-    let could = bench.capacity / 10.0 * 4.0 + P0_RATE * 4.0;
+    let could = bench.capacity() / 10.0 * 4.0 + P0_RATE * 4.0;
     let (ms, _) = recovery(&outcome, Duration::from_secs(11), rate);
     Ok((good as f64 / could, ms))
 }
