@@ -276,6 +276,15 @@ async fn in_shadow_it_is_counted_what_would_be_refused_and_everything_is_served(
 }
 
 #[tokio::test]
+async fn no_huge_pages_are_cleared_while_somebody_waits() {
+    let server = RedisServer::start(Options::default());
+    let (process, _client) = start(&server, &[]).await;
+    let enabled = process.status_of_kernel("THP_enabled");
+    // Kernels before 5.0 do not tell.
+    assert!(enabled.is_none_or(|enabled| enabled == "0"), "they are given to it");
+}
+
+#[tokio::test]
 async fn more_connections_than_files_are_refused_at_start_with_the_remedy() {
     let server = RedisServer::start(Options::default());
     let directory = tempfile::tempdir().unwrap();

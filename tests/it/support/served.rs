@@ -80,6 +80,13 @@ impl Served {
         signal(self.child.id(), "HUP");
     }
 
+    /// What the kernel says of the process.
+    pub(crate) fn status_of_kernel(&self, name: &str) -> Option<String> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let mut fields = status.lines().filter_map(|line| line.split_once(':'));
+        fields.find(|(known, _)| *known == name).map(|(_, value)| value.trim().to_owned())
+    }
+
     pub(crate) fn sigstop(&self) {
         signal(self.child.id(), "STOP");
     }
