@@ -17,17 +17,6 @@ local views = tonumber(ARGV[9]) or 0
 local bots = views > 0 and (#KEYS - 10) / 5 or #KEYS - 10
 assert(#KEYS >= 10 and counts(10 + views, bots), 'enqueue: wrong number of arguments')
 
--- Whether stream offset a comes after b. They are (ms, seq) pairs of up to 64 bits each: compared
--- as texts, since a Lua number would lose digits.
-local function after(a, b)
-  local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
-  local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')
-  if #a_ms ~= #b_ms then return #a_ms > #b_ms end
-  if a_ms ~= b_ms then return a_ms > b_ms end
-  if #a_seq ~= #b_seq then return #a_seq > #b_seq end
-  return a_seq > b_seq
-end
-
 local HWM, stream, prev, last = KEYS[9], ARGV[1], ARGV[2], ARGV[3]
 local offset = call('HGET', HWM, stream) or '0-0'
 if not after(last, offset) then

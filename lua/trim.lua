@@ -11,17 +11,6 @@ local STREAM, keep = KEYS[1], ARGV[1]
 if redis.call('EXISTS', STREAM) == 0 then
   return 0
 end
-local function parse(offset)
-  return string.match(offset, '^(%d+)%-(%d+)$')
-end
-local function below(a, b)
-  local a_ms, a_seq = parse(a)
-  local b_ms, b_seq = parse(b)
-  if #a_ms ~= #b_ms then return #a_ms < #b_ms end
-  if a_ms ~= b_ms then return a_ms < b_ms end
-  if #a_seq ~= #b_seq then return #a_seq < #b_seq end
-  return a_seq < b_seq
-end
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', STREAM)) do
   local fields = {}
   for i = 1, #group, 2 do
@@ -31,7 +20,7 @@ for _, group in ipairs(redis.call('XINFO', 'GROUPS', STREAM)) do
   if fields.pending > 0 then
     needed = redis.call('XPENDING', STREAM, fields.name)[2]
   end
-  if below(needed, keep) then
+  if after(keep, needed) then
     keep = needed
   end
 end

@@ -26,7 +26,8 @@ use crate::automation::stats::{self, RuleNotes};
 use crate::automation::{self, Editor, RulesEar};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
-use crate::clock::{SharedClock, SystemClock, millis};
+use crate::bus::starts::Starts;
+use crate::clock::{SharedClock, SystemClock};
 use crate::config::{Config, ConfigError};
 use crate::counters::{Counters, upkeep};
 use crate::fanout::Fanout;
@@ -42,12 +43,13 @@ use crate::metrics::{CounterMetrics, DueMetrics, PipelineMetrics};
 use crate::notifications::{Notifications, audit};
 use crate::outbound::{OutboundSetupError, Policy};
 use crate::pool::open::OpenLeases;
-use crate::presence::{self};
+use crate::presence;
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::queue::{FAIR_SLICE_US, Queue};
 use crate::signing::{KEY_BYTES, SigningKey};
+use crate::startup::{Start, Starting};
 use crate::store::mongo::MongoError;
 use crate::store::private::{PrivateMongo, PrivateMongoError};
 use crate::store::watch;
@@ -153,6 +155,15 @@ pub enum AppError {
         /// What the data says.
         stored: String,
     },
+    /// Redis has no memory left for the first data.
+    #[error(
+        "Redis is full, and holds none of Fairlane's data yet ({source}); raise its maxmemory or free memory, then start again"
+    )]
+    Full {
+        /// What was refused.
+        #[source]
+        source: StoreError,
+    },
     /// No private Redis could be started.
     #[error(transparent)]
     PrivateRedis(#[from] PrivateRedisError),
@@ -241,7 +252,7 @@ impl App {
             Arc::new(link)
         };
         let links = Links { pool: link(), ingest: link(), views: link(), admin: link() };
-        let signing_key = register(&links.admin, &config, &plans, &clock).await?;
+        let signing_key = register(&links.admin, &config).await?;
         files::make_room(&config, roles)?;
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
         let metrics_listener = http::bind("metrics.listen", listen, backlog)?;
@@ -323,10 +334,32 @@ impl App {
         let stores = self.stores;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
+        let starts = Arc::new(Starts::default());
+        let startup = {
+            let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
+            let gates = plans.iter().find_map(Plan::gates).filter(|_| roles.work);
+            let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
+            let (roles, now) = (roles.names(), clock.now());
+            let starting = |plan: &Plan| Starting {
+                queue: plan.queue(&config, &links.admin),
+                from_earliest: plan.starts_earliest(),
+            };
+            let start = Start {
+                names: plans.iter().map(|plan| plan.name.clone()).collect(),
+                pipelines: plans.iter().filter(|plan| plan.takes_of_bus()).map(starting).collect(),
+                streams: config.bus.streams.clone(),
+                starts: Arc::clone(&starts),
+                link: Arc::clone(&links.admin),
+                clock: Arc::clone(&clock),
+                heard: presence::begin(meters, gates, &roles, link, now, &shutdown),
+            };
+            start.begin(&shutdown)
+        };
         let health = Health {
             link: Arc::clone(&links.admin),
             mongodb: watch::begin(stores.mongo.clone(), &shutdown),
             stopping: shutdown.soft.clone(),
+            startup: startup.clone(),
         };
         if let Ok(address) = self.metrics_listener.local_addr() {
             let http = self.http_door.as_ref().and_then(|(listener, _)| listener.local_addr().ok());
@@ -349,6 +382,7 @@ impl App {
                 queues: Queues::new(pipelines, shards, views, admin, RESPONSE_TIMEOUT),
                 bus: Arc::new(bus),
                 stream: config.bus.streams.first().cloned().unwrap_or_default(),
+                startup,
                 clock: Arc::clone(&clock),
                 access: Arc::new(access),
                 door: Arc::clone(&self.control.0),
@@ -370,17 +404,9 @@ impl App {
         }
         // Its own connection: what the others wait for must not make Redis seem to be away.
         let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
-        let Health { link: admin, mongodb, stopping } = health;
-        // It would keep Redis from being stopped.
-        drop(admin);
-        let health = Health { link: Arc::new(link), mongodb, stopping };
+        // The other one would keep Redis from being stopped.
+        let health = Health { link: Arc::new(link), ..health };
         let observing = observe::spawn(self.metrics_listener, health, stop.clone())?;
-
-        let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
-        let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
-        let now = clock.now();
-        let gates = plans.iter().find_map(Plan::gates).filter(|_| roles.work);
-        shutdown.spawn(presence::run(meters, gates, &roles.names(), link, now, shutdown.clone()));
         if let Ok(store) = &stores.counters {
             shutdown.spawn(upkeep::prepare(store.clone(), shutdown.clone()));
             let (link, min_age) = (Arc::clone(&links.admin), stores.min_age.clone());
@@ -440,8 +466,7 @@ impl App {
                 due: plan.name.notifies().then(DueMetrics::new),
                 keep_dead: plan.config.dead.keep,
             });
-            // Nothing of the bus is a notification.
-            if roles.ingest && !plan.name.notifies() {
+            if roles.ingest && plan.takes_of_bus() {
                 fanout.push(plan.route(queue.over(Arc::clone(&links.ingest))));
             }
             listening.push((queue, ears));
@@ -450,7 +475,7 @@ impl App {
         let (link, sample_clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
         shutdown.spawn(sample::run(sampled, link, activity, sample_clock, shutdown.clone()));
         if !fanout.is_empty() {
-            let fanout = Arc::new(Fanout::new(fanout));
+            let fanout = Arc::new(Fanout::new(fanout, starts));
             read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
         }
 
@@ -490,34 +515,33 @@ impl App {
     }
 }
 
-/// Fixes the number of shards and the key that signs with the first data, and notes the pipelines for
-/// operators. Answers the key.
-async fn register(
-    link: &Link,
-    config: &Config,
-    plans: &[Plan],
-    clock: &SharedClock,
-) -> Result<SigningKey, AppError> {
+/// Fixes the number of shards and the key that signs with the first data. Answers the key.
+async fn register(link: &Link, config: &Config) -> Result<SigningKey, AppError> {
     let shards = config.redis.shards.get();
-    let mut pipe = redis::Pipeline::new();
-    pipe.cmd("SET").arg(keys::SHARDS).arg(shards).arg("NX");
-    pipe.cmd("GET").arg(keys::SHARDS);
-    let fresh: [u8; KEY_BYTES] = rand::random();
-    pipe.cmd("SET").arg(keys::SIGNING_KEY).arg(&fresh[..]).arg("NX");
-    pipe.cmd("GET").arg(keys::SIGNING_KEY);
-    for plan in plans {
-        let first_seen = millis(clock.now());
-        pipe.cmd("HSETNX").arg(keys::PIPELINES).arg(plan.name.as_str()).arg(first_seen);
+    let mut look = redis::Pipeline::new();
+    look.cmd("GET").arg(keys::SHARDS);
+    look.cmd("GET").arg(keys::SIGNING_KEY);
+    let mut found = link.run_checked("GET", &look).await?;
+    // What is there is not written again: a Redis that is full refuses that too.
+    if found.contains(&Value::Nil) {
+        let fresh: [u8; KEY_BYTES] = rand::random();
+        let mut write = redis::Pipeline::new();
+        write.cmd("SET").arg(keys::SHARDS).arg(shards).arg("NX");
+        write.cmd("SET").arg(keys::SIGNING_KEY).arg(&fresh[..]).arg("NX");
+        link.run_checked("SET", &write).await.map_err(|source| {
+            if source.is_full() { AppError::Full { source } } else { source.into() }
+        })?;
+        found = link.run_checked("GET", &look).await?;
     }
-    let values = link.run_checked("SET", &pipe).await?;
-    let stored = match values.get(1) {
-        Some(Value::BulkString(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
+    let mut found = found.into_iter();
+    let stored = match found.next() {
+        Some(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
         _ => String::new(),
     };
     if stored != shards.to_string() {
         return Err(AppError::Shards { configured: shards, stored });
     }
-    match values.get(3) {
+    match found.next() {
         Some(Value::BulkString(bytes)) => {
             let key = bytes.as_slice().try_into().map_err(|_| AppError::SigningKey)?;
             Ok(SigningKey::new(key))

@@ -10,26 +10,26 @@
 //!    Each carries the shard's chain of offsets, so the shard itself notices a repeated or lost
 //!    call.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::Value;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use crate::automation::Subscriptions;
 use crate::bus::Entry;
+use crate::bus::starts::{self, Starts};
 use crate::event::Event;
 use crate::filter::{Facts, Filter, Glob};
 use crate::id::{BotId, Offset, Shard};
-use crate::keyspace::scripts::{Counted, Enqueue, Enqueued, Queued};
-use crate::keyspace::{Link, Reply, StoreError};
+use crate::keyspace::StoreError;
+use crate::keyspace::scripts::{Advance, Advanced, Counted, Enqueue, Enqueued, Queued};
 use crate::metrics::{self, CounterMetrics, PipelineMetrics};
-use crate::presence::Meter;
+use crate::presence::{self, Meter};
 use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
 use crate::view::{self, AdId};
@@ -95,6 +95,14 @@ pub enum FanoutError {
     Missing(usize),
 }
 
+impl FanoutError {
+    /// Whether Redis has no memory left.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_full())
+    }
+}
+
 /// How far each shard of each pipeline has a stream. A shard whose server is away is *missing*: it
 /// gets nothing, the others go on, and it is read again from where it stands once it is back.
 #[derive(Debug, Clone)]
@@ -124,6 +132,9 @@ impl Positions {
 #[derive(Debug)]
 pub struct Fanout {
     routes: Vec<Route>,
+    starts: Arc<Starts>,
+    /// When it was last logged that a pipeline of other processes holds the bus.
+    waits_elsewhere: OncePerMinute,
 }
 
 /// What is wanted of the batches since the last copy.
@@ -217,10 +228,10 @@ impl<'a> CallBatch<'a> {
 }
 
 impl Fanout {
-    /// The fan-out into `routes`.
+    /// The fan-out into `routes`, which start where `starts` says.
     #[must_use]
-    pub fn new(routes: Vec<Route>) -> Self {
-        Self { routes }
+    pub(crate) fn new(routes: Vec<Route>, starts: Arc<Starts>) -> Self {
+        Self { routes, starts, waits_elsewhere: OncePerMinute::default() }
     }
 
     /// Waits until it is known which bots have rules, but not longer than `within`: then everything
@@ -236,52 +247,62 @@ impl Fanout {
         self.routes.is_empty()
     }
 
-    /// Reads how far every shard is. A pipeline that never read the stream is placed at its end,
-    /// or at its beginning when it asks for `earliest`. Shards whose server is away are missing.
+    /// Reads how far every shard is. A pipeline that never read the stream is placed where it
+    /// starts, see [`Starts`]; `end` is the end of the stream. Shards whose server is away are
+    /// missing.
     ///
     /// # Errors
     /// When Redis does not answer for any shard, or refuses.
-    pub async fn positions(&self, stream: &str, end: Offset) -> Result<Positions, StoreError> {
+    pub(crate) async fn positions(
+        &self,
+        stream: &str,
+        end: Offset,
+    ) -> Result<Positions, StoreError> {
         let mut positions = Vec::with_capacity(self.routes.len());
         let mut away = None;
         for route in &self.routes {
-            let link = route.queue.link();
-            let mut pipe = redis::Pipeline::new();
-            for keys in route.queue.shards().iter() {
-                if !route.from_earliest {
-                    pipe.cmd("HSETNX").arg(&keys.hwm).arg(stream).arg(end.to_string()).ignore();
-                }
-                pipe.cmd("HGET").arg(&keys.hwm).arg(stream);
-            }
-            let mut values = link.run_each(&pipe).await?.into_iter();
-            let step = if route.from_earliest { 1 } else { 2 };
-            let mut shards = Vec::with_capacity(values.len() / step);
-            let mut is_new = false;
-            while let Some(first) = values.next() {
-                is_new |= !route.from_earliest && matches!(&first, Ok(Value::Int(1)));
-                let placed = if route.from_earliest { Ok(Value::Nil) } else { first.clone() };
-                let found =
-                    if route.from_earliest { first } else { values.next().unwrap_or(first) };
-                shards.push(match position(link, [placed, found]) {
-                    Ok(position) => Some(position),
-                    Err(error) if error.is_passing() => {
-                        away = Some(error);
-                        None
-                    }
-                    Err(error) => return Err(error),
-                });
-            }
-            if is_new && end > Offset::default() {
-                info!(pipeline = %route.queue.name(), stream, %end,
-                    "never read this stream: begins behind what is there; start = \"earliest\" takes that too");
-            }
-            positions.push(shards);
+            let placing = self.starts.positions(&route.queue, stream, route.from_earliest, end);
+            let standing = placing.await?;
+            away = away.or(standing.unavailable);
+            positions.push(standing.shards);
         }
         let positions = Positions(positions);
         match away {
             Some(error) if positions.lowest().is_none() => Err(error),
             _ => Ok(positions),
         }
+    }
+
+    /// What pipelines still need that other processes run and this one does not: the lowest of
+    /// their positions. A pipeline that no process runs needs nothing.
+    ///
+    /// # Errors
+    /// When Redis does not answer for all of them.
+    pub(crate) async fn needed_elsewhere(
+        &self,
+        stream: &str,
+    ) -> Result<Option<Offset>, StoreError> {
+        let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(None) };
+        let mut others = BTreeSet::new();
+        for process in presence::processes(queue.link()).await? {
+            others.extend(process.pipelines.into_keys());
+        }
+        let mut needed: Option<Offset> = None;
+        for name in others {
+            // Nothing of the bus is a notification.
+            if name.notifies() || self.routes.iter().any(|route| *route.queue.name() == name) {
+                continue;
+            }
+            let (count, limits) = (queue.shard_count(), queue.limits());
+            let other = Queue::new(name, count, limits, Arc::clone(queue.link()));
+            let Some(lowest) = starts::lowest(&other, stream).await? else { continue };
+            if self.waits_elsewhere.take() {
+                warn!(pipeline = %other.name(), stream, from = %lowest,
+                    "another process runs a pipeline that this one does not have: its events stay on the bus until a process with it reads the bus; give all processes one configuration");
+            }
+            needed = Some(needed.map_or(lowest, |needed| needed.min(lowest)));
+        }
+        Ok(needed)
     }
 
     /// Adds what is wanted of a batch that follows what is gathered.
@@ -348,7 +369,8 @@ impl Fanout {
         Ok(())
     }
 
-    /// Moves shards that got nothing forward to `end`, so that they hold nothing back.
+    /// Moves shards that got nothing forward to `end`, so that they hold nothing back. Needs no
+    /// memory of Redis.
     ///
     /// # Errors
     /// As [`Self::copy`].
@@ -359,26 +381,32 @@ impl Fanout {
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
         for (route, positions) in self.routes.iter().zip(&mut positions.0) {
-            let shards = route.queue.shard_count().shards();
-            let behind = shards.filter(|shard| positions[shard.index()].is_some_and(|at| at < end));
-            let empty = behind
-                .map(|shard| ShardBatch { shard, calls: vec![CallBatch::default()] })
-                .collect();
-            route.enqueue(stream, end, empty, positions).await?;
+            route.advance(stream, end, &[], positions).await?;
         }
         Ok(())
     }
-}
 
-/// Where a shard stands, from the answers to placing it and asking.
-fn position(link: &Link, answers: [Result<Value, StoreError>; 2]) -> Result<Offset, StoreError> {
-    let [placed, found] = answers.map(|answer| match answer? {
-        Value::ServerError(error) => Err(link.refused("HGET", &error)),
-        value => Ok(value),
-    });
-    let text = Reply::single(placed.and(found)?).and_then(|mut reply| reply.text());
-    let text = text.map_err(|source| link.misread("HGET", source))?;
-    Ok(text.parse().unwrap_or_default())
+    /// After a copy that found Redis full: moves the shards that wanted nothing of it behind it, so
+    /// that the stream can be trimmed up to where the others stand.
+    ///
+    /// # Errors
+    /// As [`Self::copy`].
+    pub async fn pass_over(
+        &self,
+        stream: &str,
+        gathered: &Gathered,
+        positions: &mut Positions,
+    ) -> Result<(), FanoutError> {
+        let all = self.routes.iter().zip(&gathered.wanted).zip(&mut positions.0);
+        for ((route, wanted), positions) in all {
+            let mut concerned = vec![false; positions.len()];
+            for &index in wanted {
+                concerned[route.queue.shard_of(&gathered.events[index].bot).index()] = true;
+            }
+            route.advance(stream, gathered.end, &concerned, positions).await?;
+        }
+        Ok(())
+    }
 }
 
 impl Route {
@@ -433,6 +461,61 @@ impl Route {
         shards.into_iter().flatten().collect()
     }
 
+    /// Moves shards forward to `end` that are not `concerned` by what comes before it.
+    async fn advance(
+        &self,
+        stream: &str,
+        end: Offset,
+        concerned: &[bool],
+        positions: &mut [Option<Offset>],
+    ) -> Result<(), FanoutError> {
+        let mut behind = Vec::new();
+        for shard in self.queue.shard_count().shards() {
+            let passes = !concerned.get(shard.index()).is_some_and(|concerned| *concerned);
+            if let Some(prev) = positions[shard.index()].filter(|at| passes && *at < end) {
+                let keys = self.queue.keys(shard);
+                behind.push((shard, Advance { keys, stream, prev, last: end }));
+            }
+        }
+        if behind.is_empty() {
+            return Ok(());
+        }
+        let (shards, calls): (Vec<Shard>, Vec<Advance<'_>>) = behind.into_iter().unzip();
+        let replies = self.queue.link().call_all(&calls).await?;
+        let (mut lost, mut answered) = (None, false);
+        for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
+            let position = &mut positions[shard.index()];
+            match reply {
+                Ok(Advanced::To(stands)) => {
+                    *position = Some(stands);
+                    answered = true;
+                }
+                Ok(Advanced::Gap(stands)) => return Err(self.moved(shard, stands, call.prev)),
+                Err(error) if error.is_passing() => {
+                    *position = None;
+                    lost = Some(error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.go_on(lost, answered)
+    }
+
+    fn moved(&self, shard: Shard, stands: Offset, thought: Offset) -> FanoutError {
+        FanoutError::Moved { pipeline: self.queue.name().to_string(), shard, stands, thought }
+    }
+
+    /// What it means that some shards gave no answer.
+    fn go_on(&self, lost: Option<StoreError>, answered: bool) -> Result<(), FanoutError> {
+        match lost {
+            Some(error) if !answered => return Err(error.into()),
+            Some(error) => warn!(pipeline = %self.queue.name(), %error,
+                "some shards cannot be reached; the others go on"),
+            None => {}
+        }
+        Ok(())
+    }
+
     /// Sends the calls in one write, chained per shard; the last of each shard covers up to `end`.
     async fn enqueue(
         &self,
@@ -484,10 +567,7 @@ impl Route {
                 }
                 // The chain broke at the call before, of which nothing is known.
                 Ok(Enqueued::Gap(_)) if position.is_none() => {}
-                Ok(Enqueued::Gap(stands)) => {
-                    let pipeline = self.queue.name().to_string();
-                    return Err(FanoutError::Moved { pipeline, shard, stands, thought: call.prev });
-                }
+                Ok(Enqueued::Gap(stands)) => return Err(self.moved(shard, stands, call.prev)),
                 Err(error) if error.is_passing() => {
                     *position = None;
                     lost = Some(error);
@@ -495,12 +575,7 @@ impl Route {
                 Err(error) => return Err(error.into()),
             }
         }
-        match lost {
-            Some(error) if !answered => return Err(error.into()),
-            Some(error) => warn!(pipeline = %self.queue.name(), %error,
-                "some shards cannot be reached; the others go on"),
-            None => {}
-        }
+        self.go_on(lost, answered)?;
         self.metrics.copies.increment(queued.appended);
         self.meter.queued.fetch_add(queued.appended, Ordering::Relaxed);
         self.metrics.dead.increment(queued.dead);

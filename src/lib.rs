@@ -112,6 +112,7 @@ pub mod pressure;
 mod private;
 pub mod queue;
 mod signing;
+mod startup;
 pub mod store;
 pub mod telemetry;
 mod trend;

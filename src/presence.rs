@@ -1,6 +1,6 @@
 //! What the processes say of themselves: every few seconds each one notes in Redis who it is and how
-//! fast its pipelines go. Adds up to the rates and workers of the whole fleet, for operators. Nothing
-//! else depends on it.
+//! fast its pipelines go. Adds up to the rates and workers of the whole fleet, for operators; and while a
+//! process is heard, the bus keeps what its pipelines have yet to get.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::debug;
 use utoipa::ToSchema;
@@ -21,6 +22,8 @@ use crate::notifications::{Breaker, Gates};
 
 /// Between two notes; rates are means over this time.
 const BEAT: Duration = Duration::from_secs(5);
+/// Between two tries of the first note.
+const FIRST: Duration = Duration::from_millis(250);
 /// A process that is silent this long is gone.
 const SILENT: Duration = Duration::from_secs(16);
 /// At the end, to say so.
@@ -129,15 +132,16 @@ impl Meter {
     }
 }
 
-/// Notes what this process does until the soft stop, and that it goes. `started` since 1970.
-pub(crate) fn run(
+/// Notes what this process does until the soft stop, and that it goes. `started` since 1970. The
+/// answer becomes true with the first note.
+pub(crate) fn begin(
     meters: BTreeMap<PipelineName, Arc<Meter>>,
     gates: Option<Arc<Gates>>,
     roles: &[&str],
     link: Arc<Link>,
     started: Duration,
-    shutdown: Shutdown,
-) -> impl Future<Output = ()> + use<> {
+    shutdown: &Shutdown,
+) -> watch::Receiver<bool> {
     let process = Process {
         id: uuid::Uuid::now_v7().to_string(),
         host: gethostname::gethostname().to_string_lossy().into_owned(),
@@ -148,13 +152,16 @@ pub(crate) fn run(
         pipelines: BTreeMap::new(),
         breakers: Vec::new(),
     };
-    beat(process, (meters, gates), link, shutdown)
+    let (heard, hears) = watch::channel(false);
+    shutdown.spawn(beat(process, (meters, gates), link, heard, shutdown.clone()));
+    hears
 }
 
 async fn beat(
     mut process: Process,
     (meters, gates): (BTreeMap<PipelineName, Arc<Meter>>, Option<Arc<Gates>>),
     link: Arc<Link>,
+    heard: watch::Sender<bool>,
     shutdown: Shutdown,
 ) {
     let mut last: BTreeMap<PipelineName, (u64, u64)> = BTreeMap::new();
@@ -175,13 +182,15 @@ async fn beat(
         let says = serde_json::to_string(&process).unwrap_or_default();
         let beat =
             Beat { key: keys::PROCESSES, id: &process.id, says: &says, ttl_ms: millis(SILENT) };
-        if let Err(error) = link.call(&beat).await {
-            debug!(%error, "cannot say that this process runs");
+        match link.call(&beat).await {
+            Ok(_) => drop(heard.send_replace(true)),
+            Err(error) => debug!(%error, "cannot say that this process runs"),
         }
+        let pause = if *heard.borrow() { BEAT } else { FIRST };
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => break,
-            () = tokio::time::sleep(BEAT) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
     let goodbye = Beat { key: keys::PROCESSES, id: &process.id, says: "", ttl_ms: millis(SILENT) };

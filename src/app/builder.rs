@@ -327,6 +327,16 @@ impl Plan {
         }
     }
 
+    /// Whether events of the bus are copied for it: nothing of the bus is a notification.
+    pub(super) fn takes_of_bus(&self) -> bool {
+        !self.name.notifies()
+    }
+
+    /// Whether it begins at the first entry of a stream that it never read; else at the next.
+    pub(super) fn starts_earliest(&self) -> bool {
+        self.config.start == Start::Earliest
+    }
+
     /// The rules that it evaluates.
     pub(super) fn automations(&self) -> Option<&Automations> {
         match &self.handler {
@@ -344,6 +354,7 @@ impl Plan {
 
     pub(super) fn route(self, queue: Queue) -> Route {
         Route {
+            from_earliest: self.starts_earliest(),
             subscriptions: self.automations().map(|rules| Arc::clone(rules.subscriptions())),
             metrics: PipelineMetrics::new(&self.name),
             meter: self.meter,
@@ -351,7 +362,6 @@ impl Plan {
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
             views: self.name.counts_views().then(CounterMetrics::new),
-            from_earliest: self.config.start == Start::Earliest,
             queue,
         }
     }

@@ -8,6 +8,7 @@
 mod publish;
 pub mod reader;
 pub mod redis_stream;
+pub(crate) mod starts;
 
 use std::future::Future;
 use std::time::Duration;

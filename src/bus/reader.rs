@@ -4,11 +4,17 @@
 //! 2. Read how far every shard is; begin at the lowest. A gap between there and the first entry
 //!    left in the stream is counted and logged as an error, never silently jumped over.
 //! 3. Read a batch, and decode it while what is wanted of those before is being copied.
-//! 4. Once a second move idle shards forward and note the position; every few seconds trim what
-//!    everybody has.
+//! 4. Once a second move idle shards forward and note the position; at the start and every few
+//!    seconds trim what everybody has.
 //!
 //! Any error ends the session; the next begins at step 1. A batch that was copied in part is read
 //! again, and the shards that have it say so.
+//!
+//! Where a pipeline starts that never read the stream is fixed before any process that has it is
+//! ready, see [`super::starts`]. What pipelines of other processes need is not trimmed.
+//!
+//! A full Redis refuses copies. Steps 1 to 4 need no memory without one: sessions go on, and each
+//! makes room by trimming.
 //!
 //! In a cluster, shards whose primary is away are left out and the others go on; now and then the
 //! session begins anew, at the lowest of those that are back. Nothing is trimmed meanwhile.
@@ -19,8 +25,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -28,7 +33,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join};
 use rand::Rng;
 use tokio::time::Instant;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::redis_stream::RedisStream;
 use super::{Entry, Extent, Fetched as _, Source};
@@ -85,8 +90,6 @@ pub(crate) async fn run<S: Source>(
         clock,
         metrics,
         reading: false,
-        placed: AtomicBool::new(false),
-        first_end: OnceLock::new(),
         patience: MISSING_FIRST,
     };
     tokio::select! {
@@ -119,10 +122,6 @@ struct Reader<S> {
     metrics: BusMetrics,
     /// This process holds the lock.
     reading: bool,
-    /// New pipelines have their place.
-    placed: AtomicBool,
-    /// The end of the stream when this process first looked: what comes later is theirs.
-    first_end: OnceLock<Offset>,
     /// How long missing shards are left out.
     patience: Duration,
 }
@@ -197,7 +196,6 @@ impl<S: Source> Reader<S> {
             Ok(true) => {}
             Ok(false) => {
                 self.lose();
-                self.place().await;
                 return (LOCK_TTL / 4).mul_f64(random);
             }
             Err(error) => {
@@ -246,24 +244,10 @@ impl<S: Source> Reader<S> {
         RESTART
     }
 
-    /// Fixes where pipelines that are new begin, although another process reads: what comes after
-    /// this process started is theirs.
-    async fn place(&self) {
-        if self.placed.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Err(error) = self.positions().await {
-            warn!(stream = self.source.name(), %error, "cannot place new pipelines; trying again");
-        }
-    }
-
-    /// What the stream holds and how far every shard is; places those that are new.
+    /// What the stream holds and how far every shard is.
     async fn positions(&self) -> Result<(Extent, Positions), StoreError> {
         let extent = self.source.extent().await?;
-        let first_end = *self.first_end.get_or_init(|| extent.last);
-        let end = if self.placed.load(Ordering::Relaxed) { extent.last } else { first_end };
-        let positions = self.fanout.positions(self.source.name(), end).await?;
-        self.placed.fetch_or(positions.missing() == 0, Ordering::Relaxed);
+        let positions = self.fanout.positions(self.source.name(), extent.last).await?;
         Ok((extent, positions))
     }
 
@@ -303,7 +287,19 @@ impl<S: Source> Reader<S> {
             };
             let (fetching, nothing) = copying.beside(join(fetch, gather)).await;
             ahead = fetching;
-            let due = nothing? || session.checkpointed.0.elapsed() >= CHECKPOINT;
+            let nothing = match nothing {
+                Err(error) if error.is_full() => {
+                    // An entry that is no event finds no room. What came before it is copied, so
+                    // that the next session can trim up to there.
+                    let positions = copying.ends(&mut session).await?;
+                    let copying = Copying::Ended(self.copy(gathered, positions).await);
+                    let mut positions = copying.ends(&mut session).await?;
+                    self.checkpoint(&mut session, &mut positions).await?;
+                    return Err(error.into());
+                }
+                nothing => nothing?,
+            };
+            let due = nothing || session.checkpointed.0.elapsed() >= CHECKPOINT;
             if more.is_some() && !due && !gathered.is_full() {
                 continue;
             }
@@ -324,7 +320,11 @@ impl<S: Source> Reader<S> {
 
     /// Copies what was gathered, all that was read since the last copy.
     async fn copy(&self, gathered: Gathered, mut positions: Positions) -> Copied {
-        let copied = self.fanout.copy(self.source.name(), &gathered, &mut positions).await;
+        let name = self.source.name();
+        let copied = self.fanout.copy(name, &gathered, &mut positions).await;
+        if copied.as_ref().is_err_and(FanoutError::is_full) {
+            self.fanout.pass_over(name, &gathered, &mut positions).await?;
+        }
         if copied.is_ok() {
             self.metrics.events.increment(gathered.covers().map_or(0, |(_, entries)| entries));
         }
@@ -361,7 +361,7 @@ impl<S: Source> Reader<S> {
                 "the stream was trimmed beyond what was read: events are missing");
         }
         let entries = entries_at(extent, start, noted);
-        let session = Session {
+        let mut session = Session {
             matches: Matches::default(),
             end: start,
             entries,
@@ -372,6 +372,8 @@ impl<S: Source> Reader<S> {
             trimmed: (now, Offset::default()),
             look: None,
         };
+        // At once: a Redis that is full lets no session come to its first checkpoint.
+        self.trim(&mut session, &positions).await?;
         Ok((session, positions))
     }
 
@@ -419,21 +421,42 @@ impl<S: Source> Reader<S> {
             self.metrics.lag.set(extent.added.saturating_sub(session.entries) as f64);
         }
         session.checkpointed.0 = Instant::now();
+        if session.trimmed.0.elapsed() >= TRIM {
+            self.trim(session, positions).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes what is older than the retention and nobody needs.
+    async fn trim(&self, session: &mut Session, positions: &Positions) -> Result<(), FanoutError> {
         // What missing shards need is not known.
-        let complete = positions.missing() == 0;
-        if self.retention.trim && complete && session.trimmed.0.elapsed() >= TRIM {
-            let old = self.clock.now().saturating_sub(self.retention.keep);
-            let old = Offset { ms: millis(old), seq: 0 };
-            let keep = positions.lowest().unwrap_or(session.end).min(old);
-            if keep > session.trimmed.1 {
-                self.metrics.trimmed.increment(self.source.trim(keep).await?);
-                // What a consumer group still needs is tried again, even if nothing new arrives.
-                let first = self.source.extent().await?.first;
-                if first.is_none_or(|first| first >= keep) {
-                    session.trimmed.1 = keep;
-                }
+        if !self.retention.trim || positions.missing() > 0 {
+            return Ok(());
+        }
+        session.trimmed.0 = Instant::now();
+        let old = self.clock.now().saturating_sub(self.retention.keep);
+        let old = Offset { ms: millis(old), seq: 0 };
+        let mut keep = positions.lowest().unwrap_or(session.end).min(old);
+        if keep <= session.trimmed.1 {
+            return Ok(());
+        }
+        // Asked after the positions were read: a pipeline that is placed later starts behind them.
+        match self.fanout.needed_elsewhere(self.source.name()).await {
+            Ok(needed) => keep = needed.map_or(keep, |needed| keep.min(needed)),
+            Err(error) if error.is_passing() => {
+                debug!(stream = self.source.name(), %error,
+                    "what other processes need is not known; nothing is trimmed");
+                return Ok(());
             }
-            session.trimmed.0 = Instant::now();
+            Err(error) => return Err(error.into()),
+        }
+        if keep > session.trimmed.1 {
+            self.metrics.trimmed.increment(self.source.trim(keep).await?);
+            // What a consumer group still needs is tried again, even if nothing new arrives.
+            let first = self.source.extent().await?.first;
+            if first.is_none_or(|first| first >= keep) {
+                session.trimmed.1 = keep;
+            }
         }
         Ok(())
     }

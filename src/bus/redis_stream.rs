@@ -11,7 +11,7 @@ use crate::automation::decide::DUE;
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::Offset;
-use crate::keyspace::scripts::{Hold, Trim};
+use crate::keyspace::scripts::{Hold, Note, Trim};
 use crate::keyspace::{Link, Reply, ReplyError, StoreError, keys};
 
 /// About how many entries `fairlane:invalid` keeps.
@@ -103,10 +103,7 @@ impl Source for RedisStream {
     }
 
     async fn note(&self, offset: Offset, entries: u64) -> Result<(), StoreError> {
-        let mut command = redis::cmd("HSET");
-        command.arg(&self.read_key).arg("offset").arg(offset.to_string());
-        command.arg("entries").arg(entries);
-        self.link.command("HSET", command).await.map(drop)
+        self.link.call(&Note { key: &self.read_key, offset, entries }).await
     }
 
     async fn raise(&self, last: Offset) -> Result<(), StoreError> {

@@ -272,6 +272,7 @@ fn of_app(error: &AppError) -> Exit {
     match error {
         AppError::PrivateRedis(_)
         | AppError::PrivateMongo(_)
+        | AppError::Full { .. }
         | AppError::Store(_)
         | AppError::Mongo(
             MongoError::Away { .. } | MongoError::Lookup { .. } | MongoError::Silent { .. },

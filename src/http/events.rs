@@ -81,6 +81,10 @@ async fn publish(
         .into_iter()
         .map(|(bot, count)| api.door.charge_bot(bot, count, &parts))
         .collect::<Result<Vec<_>, _>>()?;
+    api.startup.ended().await.map_err(|reason| {
+        let detail = format!("nothing was stored: this process is not ready yet: {reason}");
+        Problem::new(Kind::Starting, detail).retry_after(1)
+    })?;
     bus::publish(&api.bus, &api.stream, &events.texts).await?;
     Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: events.texts.len() })))
 }

@@ -15,6 +15,7 @@ use utoipa_axum::routes;
 use super::docs::Open;
 use super::problem::Problem;
 use crate::keyspace::Link;
+use crate::startup::Startup;
 use crate::store::watch::Reachable;
 
 /// A readiness check waits this long for each dependency.
@@ -28,6 +29,8 @@ pub(crate) struct Health {
     pub(crate) mongodb: Option<Arc<Reachable>>,
     /// Cancelled: the process is stopping and takes no new work.
     pub(crate) stopping: CancellationToken,
+    /// Whether it has started.
+    pub(crate) startup: Startup,
 }
 
 /// `/healthz` and `/readyz`.
@@ -51,6 +54,8 @@ pub(crate) enum Status {
     Ready,
     /// All but what needs a dependency that is away.
     Degraded,
+    /// Not yet what it is for: `reason` says what it waits for. What is queued is handled already.
+    Starting,
     /// It ends: what was begun is finished, nothing new is taken.
     Stopping,
     /// Nothing: Redis is away.
@@ -68,17 +73,26 @@ pub(crate) struct Readiness {
     /// configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     mongodb: Option<Answers>,
+    /// What a process that is starting waits for; absent once it has started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
 
 impl Readiness {
-    fn new(redis: Answers, mongodb: Option<Answers>, stopping: bool) -> Self {
+    fn new(
+        redis: Answers,
+        mongodb: Option<Answers>,
+        stopping: bool,
+        reason: Option<String>,
+    ) -> Self {
         let status = match (redis, mongodb, stopping) {
             (Answers::Down, ..) => Status::Unavailable,
             (_, _, true) => Status::Stopping,
+            _ if reason.is_some() => Status::Starting,
             (_, Some(Answers::Down), _) => Status::Degraded,
             _ => Status::Ready,
         };
-        Self { status, redis, mongodb }
+        Self { status, redis, mongodb, reason }
     }
 }
 
@@ -86,7 +100,9 @@ impl IntoResponse for Readiness {
     fn into_response(self) -> Response {
         let code = match self.status {
             Status::Ready | Status::Degraded => StatusCode::OK,
-            Status::Stopping | Status::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Status::Starting | Status::Stopping | Status::Unavailable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         };
         // Enumerations always encode.
         let body = serde_json::to_string(&self).unwrap_or_default() + "\n";
@@ -116,11 +132,13 @@ async fn alive() -> &'static str {
     get, path = "/readyz", tag = "health", security(()),
     responses(
         (status = 200, description = "Ready, or degraded: all but one dependency", body = Readiness),
-        (status = 503, description = "Redis is away, or the process is stopping", body = Readiness),
+        (status = 503, description = "Redis is away, or the process is starting or stopping", body = Readiness),
         Open,
     )
 )]
 async fn ready(State(health): State<Health>) -> Readiness {
+    // Asked first: what is true of the start stays true.
+    let reason = health.startup.pending();
     let ping = health.link.command("PING", redis::cmd("PING"));
     let redis = match tokio::time::timeout(READY_TIMEOUT, ping).await {
         Ok(Ok(_)) => Answers::Up,
@@ -130,7 +148,7 @@ async fn ready(State(health): State<Health>) -> Readiness {
         .mongodb
         .as_ref()
         .map(|mongodb| if mongodb.now() { Answers::Up } else { Answers::Down });
-    Readiness::new(redis, mongodb, health.stopping.is_cancelled())
+    Readiness::new(redis, mongodb, health.stopping.is_cancelled(), reason)
 }
 
 /// `/metrics`.
@@ -146,17 +164,21 @@ mod tests {
     #[test]
     fn only_redis_makes_it_unavailable_and_mongodb_at_most_degraded() {
         use Answers::{Down, Up};
-        for (redis, mongodb, stopping, status, code) in [
-            (Up, None, false, "ready", 200),
-            (Up, Some(Up), false, "ready", 200),
-            (Up, Some(Down), false, "degraded", 200),
-            (Up, Some(Up), true, "stopping", 503),
-            (Down, Some(Up), true, "unavailable", 503),
-            (Down, None, false, "unavailable", 503),
+        let reason = Some("the start of a pipeline");
+        for (redis, mongodb, stopping, reason, status, code) in [
+            (Up, None, false, None, "ready", 200),
+            (Up, Some(Up), false, None, "ready", 200),
+            (Up, Some(Down), false, None, "degraded", 200),
+            (Up, Some(Down), false, reason, "starting", 503),
+            (Up, Some(Up), true, reason, "stopping", 503),
+            (Up, Some(Up), true, None, "stopping", 503),
+            (Down, Some(Up), true, None, "unavailable", 503),
+            (Down, None, false, reason, "unavailable", 503),
         ] {
-            let readiness = Readiness::new(redis, mongodb, stopping);
+            let readiness = Readiness::new(redis, mongodb, stopping, reason.map(str::to_owned));
             let said = serde_json::to_value(&readiness).unwrap();
             assert_eq!(said["status"], status);
+            assert_eq!(said.get("reason").and_then(|said| said.as_str()), reason);
             assert_eq!(readiness.into_response().status(), code, "{status}");
         }
     }

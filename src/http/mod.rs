@@ -72,6 +72,7 @@ use crate::metrics;
 use crate::notifications::Notifications;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
+use crate::startup::Startup;
 
 /// What the routes work with.
 pub(crate) struct Api {
@@ -81,6 +82,8 @@ pub(crate) struct Api {
     pub(crate) bus: Arc<Link>,
     /// The bus stream that events are put on.
     pub(crate) stream: String,
+    /// Nothing is put on it before the pipelines have their places there.
+    pub(crate) startup: Startup,
     pub(crate) clock: SharedClock,
     pub(crate) access: Arc<Access>,
     /// Who is let in.

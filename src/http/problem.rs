@@ -81,6 +81,8 @@ pub(crate) enum Kind {
     MediaType,
     /// Redis has no memory left.
     Full,
+    /// The process has not started yet.
+    Starting,
     /// Redis does not answer.
     Unavailable,
     /// MongoDB does not answer.
@@ -136,6 +138,7 @@ impl Kind {
             Self::BodyTooLarge => (S::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
             Self::MediaType => (S::UNSUPPORTED_MEDIA_TYPE, "media-type", "Unsupported media type"),
             Self::Full => (S::SERVICE_UNAVAILABLE, "full", "Redis is full"),
+            Self::Starting => (S::SERVICE_UNAVAILABLE, "starting", "Not ready yet"),
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is away"),
             Self::MongoAway => (S::SERVICE_UNAVAILABLE, "mongodb-away", "MongoDB is away"),
             Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "Busy"),

@@ -42,6 +42,7 @@
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
 //! | `fl:{<stream>}:seen:<id>` | string, TTL | what rules put on the bus |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
+//! | `fl:{<stream>}:starts` | hash | pipeline → the offset behind which it takes the entries of a bus stream |
 //! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
@@ -80,6 +81,26 @@ pub fn reader(stream: &str) -> String {
 #[must_use]
 pub fn read(stream: &str) -> String {
     format!("fl:{{{stream}}}:read")
+}
+
+/// Where each pipeline starts on `stream`.
+#[must_use]
+pub fn starts(stream: &str) -> String {
+    format!("fl:{{{stream}}}:starts")
+}
+
+/// The pattern of the keys of [`starts`]. Others may fit it too: ask [`is_starts`].
+#[must_use]
+pub fn all_starts() -> &'static str {
+    "fl:{*}:starts"
+}
+
+/// Whether `key` is one of [`starts`].
+#[must_use]
+pub fn is_starts(key: &[u8]) -> bool {
+    let stream = key.strip_prefix(b"fl:{").and_then(|key| key.strip_suffix(b"}:starts"));
+    // A bot of a queue may be named like the end of such a key.
+    stream.is_some_and(|stream| !stream.contains(&b'}'))
 }
 
 /// What remembers that a rule put the event `id` on `stream`.
@@ -125,7 +146,7 @@ pub fn belongs_to(pipeline: &PipelineName, key: &[u8]) -> bool {
     let Some(rest) = rest.and_then(|rest| rest.strip_prefix(b":")) else { return false };
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let name = rest[digits..].strip_prefix(b"}:");
-    digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"reader"))
+    digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"reader" | b"starts"))
 }
 
 /// The keys of one pipeline and shard.
@@ -330,6 +351,17 @@ mod tests {
     use crate::id::ShardCount;
 
     #[test]
+    fn no_key_of_a_bot_is_taken_for_the_starts_of_a_stream() {
+        assert!(is_starts(starts("fairlane:events").as_bytes()));
+        let pipeline = PipelineName::parse("log").unwrap();
+        let keys = ShardKeys::new(&pipeline, ShardCount::new(1).unwrap().shards().next().unwrap());
+        let bot = BotId::parse("}:starts").unwrap();
+        for key in [keys.queue(&bot), keys.rules(&bot), read("log:3"), "fl:shards".to_owned()] {
+            assert!(!is_starts(key.as_bytes()), "{key}");
+        }
+    }
+
+    #[test]
     fn a_pipeline_owns_the_keys_of_its_shards_and_no_others() {
         let pipeline = PipelineName::parse("log").unwrap();
         let bot = BotId::parse("} strange: *").unwrap();
@@ -349,6 +381,7 @@ mod tests {
             &reader("log:events"),
             &read("log:3"),
             &reader("log:3"),
+            &starts("log:3"),
         ] {
             assert!(!belongs_to(&pipeline, foreign.as_bytes()), "{foreign}");
         }

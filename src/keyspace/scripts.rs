@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Value};
 
-pub use self::copy::{Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed};
+pub use self::copy::{Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed};
 pub use self::lease::{
     Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
     Verdict,
@@ -23,15 +23,15 @@ pub use self::notify::{
     Scheduled, Throttle,
 };
 pub use self::operate::{
-    Beat, Head, Heads, Hold, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,
+    Beat, Head, Heads, Hold, Note, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,
 };
 pub use self::views::{
     Counted, Counting, IncrementIfExists, Recount, Replace, Upsert, Viewed, Views,
 };
 use super::reply::{Reply, ReplyError};
 
-/// A script as it is loaded: its first line, `lua/shared.lua` and `lua/views.lua` or
-/// `lua/notifications.lua` where it needs them, its body.
+/// A script as it is loaded: its first line, of `lua/shared.lua`, `lua/views.lua`,
+/// `lua/notifications.lua` and `lua/offsets.lua` those that it needs, its body.
 pub(super) struct Script {
     pub(super) code: String,
     sha: String,
@@ -50,20 +50,23 @@ macro_rules! scripts {
     };
 }
 scripts! {
-    enqueue "enqueue" VIEWS, push "push" QUEUES, claim "claim" QUEUES, complete "complete" VIEWS,
+    enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" VIEWS,
     promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
     redrive "redrive" QUEUES, revoke "revoke" QUEUES, recover "recover" QUEUES,
     increment_if_exists "increment_if_exists" VIEWS, upsert "upsert" VIEWS,
     replace "replace" VIEWS, recount "recount" VIEWS,
     schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
     release "release" NOTES, restore "restore" NOTES,
-    emit "emit" ALONE, hold "hold" ALONE, trim "trim" ALONE, heads "heads" ALONE, beat "beat" ALONE,
+    advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
+    emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
 }
 
 /// What is placed before the body of a script.
 const ALONE: &[&str] = &[];
 const QUEUES: &[&str] = &[include_str!("../../lua/shared.lua")];
 const VIEWS: &[&str] = &[QUEUES[0], include_str!("../../lua/views.lua")];
+const OFFSETS: &[&str] = &[include_str!("../../lua/offsets.lua")];
+const COPIES: &[&str] = &[VIEWS[0], VIEWS[1], OFFSETS[0]];
 const NOTES: &[&str] = &[QUEUES[0], include_str!("../../lua/notifications.lua")];
 
 impl Script {

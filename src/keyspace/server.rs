@@ -230,12 +230,23 @@ impl Server {
     pub async fn erase(&self, pipeline: &PipelineName) -> Result<u64, StoreError> {
         let mut erased = 0;
         for primary in self.primaries().await? {
-            let mut cursor = 0;
+            let (mut cursor, pattern) = (0, keys::pattern(pipeline));
             loop {
-                let pattern = keys::pattern(pipeline);
                 let (next, mut found) = primary.scan(cursor, &pattern, SCAN_COUNT).await?;
                 found.retain(|key| keys::belongs_to(pipeline, key));
                 erased += self.unlink(&found).await?;
+                cursor = next;
+                if cursor == 0 {
+                    break;
+                }
+            }
+            loop {
+                let all = keys::all_starts();
+                let (next, mut found) = primary.scan(cursor, all, SCAN_COUNT).await?;
+                found.retain(|key| keys::is_starts(key));
+                for key in found {
+                    self.ask::<u64>("HDEL", redis::Cmd::hdel(key, pipeline.as_str())).await?;
+                }
                 cursor = next;
                 if cursor == 0 {
                     break;

@@ -53,6 +53,7 @@ mod readme;
 mod roles;
 mod running;
 mod scripts;
+mod starting;
 mod store;
 mod support;
 mod tls;

@@ -88,6 +88,50 @@ impl Call for Enqueue<'_> {
     }
 }
 
+/// `lua/advance.lua`.
+#[derive(Debug)]
+pub struct Advance<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// The bus stream.
+    pub stream: &'a str,
+    /// Where the shard stands.
+    pub prev: Offset,
+    /// Where it is to stand.
+    pub last: Offset,
+}
+
+/// Where the shard stands after an [`Advance`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advanced {
+    /// There, or it was further already.
+    To(Offset),
+    /// Elsewhere than thought: the bus is to be read again from there.
+    Gap(Offset),
+}
+
+impl Call for Advance<'_> {
+    type Reply = Advanced;
+    const NAME: &'static str = "advance";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::advance, 1);
+        cmd.arg(&self.keys.hwm);
+        cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Advanced, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let (status, offset) = (reply.text()?, reply.parsed()?);
+        match &*status {
+            "OK" | "DUP" => Ok(Advanced::To(offset)),
+            "GAP" => Ok(Advanced::Gap(offset)),
+            _ => Err(ReplyError::unexpected("a status", &status)),
+        }
+    }
+}
+
 /// `lua/push.lua`.
 #[derive(Debug)]
 pub struct Push<'a> {

@@ -146,6 +146,32 @@ impl Call for Hold<'_> {
     }
 }
 
+/// `lua/note.lua`.
+#[derive(Debug)]
+pub struct Note<'a> {
+    /// The key of the note.
+    pub key: &'a str,
+    /// The last entry copied.
+    pub offset: Offset,
+    /// How many were ever added up to there.
+    pub entries: u64,
+}
+
+impl Call for Note<'_> {
+    type Reply = ();
+    const NAME: &'static str = "note";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::note, 1);
+        cmd.arg(self.key).arg(self.offset.to_string()).arg(self.entries);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<(), ReplyError> {
+        Reply::yes(value).map(drop)
+    }
+}
+
 /// `lua/trim.lua`. Answers how many entries were removed.
 #[derive(Debug)]
 pub struct Trim<'a> {

@@ -40,6 +40,7 @@ impl Clocked {
         }
         shared.push_str(include_str!("../../../lua/views.lua"));
         shared.push_str(include_str!("../../../lua/notifications.lua"));
+        shared.push_str(include_str!("../../../lua/offsets.lua"));
         let sources = sources!(
             "enqueue",
             "push",

@@ -1,0 +1,188 @@
+//! What a process does before it says that it is ready.
+//!
+//! 1. It is heard: from then on nothing is trimmed that one of its pipelines needs.
+//! 2. The names of its pipelines are noted, for operators.
+//! 3. Where each of them starts on each stream of the bus is fixed in Redis, whatever the roles of
+//!    the process: what is published once it is ready is for all of its pipelines, whoever reads
+//!    the bus now or later.
+//!
+//! Meanwhile everything else works, so that a Redis that is full can be drained. Only publishing
+//! over HTTP waits a little, and then is refused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Pipeline, Value};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::bus::Source as _;
+use crate::bus::redis_stream::RedisStream;
+use crate::bus::starts::Starts;
+use crate::clock::{SharedClock, millis};
+use crate::id::PipelineName;
+use crate::keyspace::{Link, StoreError, keys};
+use crate::lifecycle::Shutdown;
+use crate::queue::Queue;
+use crate::telemetry::OncePerMinute;
+
+/// What failed is tried again after this long.
+const RETRY: Duration = Duration::from_millis(200);
+/// A request waits this long for the end of the start.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How far the start of a process is. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Startup(watch::Receiver<Option<String>>);
+
+impl Startup {
+    /// What the process still waits for; `None` once it has started.
+    pub(crate) fn pending(&self) -> Option<String> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits a little for the end of the start; else answers what the process waits for.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn ended(&self) -> Result<(), String> {
+        if self.0.borrow().is_none() {
+            return Ok(());
+        }
+        let mut state = self.0.clone();
+        let ended = tokio::time::timeout(PATIENCE, state.wait_for(Option::is_none)).await;
+        match ended {
+            Ok(Ok(_)) => Ok(()),
+            _ => self.pending().map_or(Ok(()), Err),
+        }
+    }
+}
+
+/// A pipeline that starts.
+#[derive(Debug)]
+pub(crate) struct Starting {
+    /// Its queues.
+    pub(crate) queue: Queue,
+    /// Whether it begins at the first entry of a stream.
+    pub(crate) from_earliest: bool,
+}
+
+/// What a process waits for.
+struct Pending {
+    what: String,
+    cause: Option<StoreError>,
+}
+
+/// For everybody who may ask: the address of Redis and its words are for the log.
+fn in_words(cause: &StoreError) -> &'static str {
+    if cause.is_full() {
+        ": Redis is full; raise its maxmemory, or let the queues be drained"
+    } else if cause.is_passing() {
+        ": Redis is unavailable"
+    } else {
+        ": Redis refuses; the log says why"
+    }
+}
+
+/// The start of a process, as a task.
+pub(crate) struct Start {
+    /// Every pipeline of the process.
+    pub(crate) names: Vec<PipelineName>,
+    /// Those that take events of the bus.
+    pub(crate) pipelines: Vec<Starting>,
+    pub(crate) streams: Vec<String>,
+    pub(crate) starts: Arc<Starts>,
+    pub(crate) link: Arc<Link>,
+    pub(crate) clock: SharedClock,
+    /// Becomes true once the other processes know of this one.
+    pub(crate) heard: watch::Receiver<bool>,
+}
+
+impl Start {
+    /// Begins; repeats what fails until the soft stop.
+    pub(crate) fn begin(self, shutdown: &Shutdown) -> Startup {
+        let (state, startup) = watch::channel(Some("it has just begun".to_owned()));
+        let shutdown_too = shutdown.clone();
+        shutdown.spawn(async move {
+            tokio::select! {
+                biased;
+                () = shutdown_too.soft.cancelled() => {}
+                () = self.run(&state) => {}
+            }
+        });
+        Startup(startup)
+    }
+
+    async fn run(mut self, state: &watch::Sender<Option<String>>) {
+        let (logged, mut failed) = (OncePerMinute::default(), false);
+        while let Err(Pending { what, cause }) = self.round().await {
+            if logged.take() {
+                let error = cause.as_ref().map(tracing::field::display);
+                warn!(what, error, "not ready yet; trying again");
+            }
+            failed = true;
+            let cause = cause.as_ref().map_or("", in_words);
+            state.send_replace(Some(format!("{what}{cause}")));
+            tokio::time::sleep(RETRY).await;
+        }
+        if failed {
+            info!("ready now");
+        }
+        state.send_replace(None);
+    }
+
+    async fn round(&mut self) -> Result<(), Pending> {
+        if !*self.heard.borrow() {
+            let heard = tokio::time::timeout(RETRY, self.heard.wait_for(|heard| *heard)).await;
+            if !matches!(heard, Ok(Ok(_))) {
+                let what = "that this process runs is not noted in Redis yet".to_owned();
+                return Err(Pending { what, cause: None });
+            }
+        }
+        let pending = |what: String| |error| Pending { what, cause: Some(error) };
+        let names = self.note_names().await;
+        names.map_err(pending("its pipelines are not noted in Redis yet".to_owned()))?;
+        for stream in &self.streams {
+            let source = RedisStream::new(stream, Arc::clone(&self.link), Arc::clone(&self.link));
+            let extent = source.extent().await;
+            let what = || format!("the end of the bus stream {stream:?} is not known yet");
+            let end = extent.map_err(pending(what()))?.last;
+            for Starting { queue, from_earliest } in &self.pipelines {
+                let placing = self.starts.positions(queue, stream, *from_earliest, end).await;
+                let name = queue.name();
+                let what =
+                    format!("where pipeline {name} starts on stream {stream:?} is not fixed yet");
+                // Shards that are missing start there too, once they are back.
+                placing.map_err(pending(what))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the names of pipelines that were never seen before.
+    async fn note_names(&self) -> Result<(), StoreError> {
+        if self.names.is_empty() {
+            return Ok(());
+        }
+        let mut known = redis::cmd("HMGET");
+        known.arg(keys::PIPELINES);
+        for name in &self.names {
+            known.arg(name.as_str());
+        }
+        let known = match self.link.command("HMGET", known).await? {
+            Value::Array(known) => known,
+            _ => Vec::new(),
+        };
+        let mut pipe = Pipeline::new();
+        for (at, name) in self.names.iter().enumerate() {
+            if matches!(known.get(at), None | Some(Value::Nil)) {
+                let first_seen = millis(self.clock.now());
+                pipe.cmd("HSETNX").arg(keys::PIPELINES).arg(name.as_str()).arg(first_seen);
+            }
+        }
+        if pipe.is_empty() {
+            return Ok(());
+        }
+        self.link.run_checked("HSETNX", &pipe).await.map(drop)
+    }
+}
