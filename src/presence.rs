@@ -152,9 +152,9 @@ pub(crate) fn begin(
         pipelines: BTreeMap::new(),
         breakers: Vec::new(),
     };
-    let (heard, hears) = watch::channel(false);
+    let (heard, known) = watch::channel(false);
     shutdown.spawn(beat(process, (meters, gates), link, heard, shutdown.clone()));
-    hears
+    known
 }
 
 async fn beat(
