@@ -100,9 +100,9 @@ async fn in_a_hundred_starts_nothing_published_after_ready_is_skipped() {
             (&*format!("pipelines.{name}.handler"), "\"log\""),
         ];
         add(&server, STREAM, &events(0..10)).await;
-        let served = Served::start(&config(&server, &name, &settings)).await;
-        publish_at_once(&server, STREAM, &Client::new(&served.http()), which % 2 == 1).await;
-        let metrics = Client::new(&served.metrics());
+        let process = Served::start(&config(&server, &name, &settings)).await;
+        publish_at_once(&server, STREAM, &Client::new(&process.http()), which % 2 == 1).await;
+        let metrics = Client::new(&process.metrics());
         eventually(LONG, "what came after it was ready is handled", async || {
             let labels = [("pipeline", &*name), ("outcome", "done")];
             let text = metrics.get("/metrics").await.body;
@@ -272,10 +272,10 @@ async fn a_first_start_on_a_full_redis_says_so() {
     let server = RedisServer::start(Options::default());
     fill(&server).await;
     let log = [("pipelines.first.handler", "\"log\"")];
-    let mut served = Served::spawn(&config(&server, "first", &log), "work");
-    let status = served.wait_exit(LONG).expect("it ends");
+    let mut process = Served::spawn(&config(&server, "first", &log), "work");
+    let status = process.wait_exit(LONG).expect("it ends");
     assert_eq!(status.code(), Some(69));
-    let log = served.log();
+    let log = process.log();
     assert!(log.contains("Redis is full") && log.contains("raise its maxmemory"), "{log}");
 }
 
@@ -309,8 +309,8 @@ async fn a_full_bus_makes_room(pipeline: &str, lost: bool) {
         for key in &keys {
             places.push(at(key).await);
         }
-        let last = places.iter().max().unwrap().clone();
-        let mut busy = keys.iter().zip(&places).filter(|(_, at)| **at == last);
+        let furthest = places.iter().max().unwrap().clone();
+        let mut busy = keys.iter().zip(&places).filter(|(_, at)| **at == furthest);
         let busy = busy.next().unwrap().0;
         for key in keys.iter().filter(|key| *key != busy) {
             let () = connection.hset(key, STREAM, "0-0").await.unwrap();
