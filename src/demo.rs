@@ -17,8 +17,8 @@ use rand::Rng as _;
 use serde::Serialize;
 use tokio::time::Instant;
 
-pub(crate) use self::generator::Generator;
-use self::generator::Payload;
+use self::generator::sent;
+pub(crate) use self::generator::{Generator, Ids};
 use crate::app::Roles;
 use crate::bench::latency::{quantile_ms, waits};
 use crate::bench::{BenchError, Meter, Rig, drained};
@@ -136,7 +136,7 @@ impl Handler for DemoHandler {
                 return Err(Failure::transient(index, "the demo's handler fails now and then"));
             }
             self.0.meter.handled(&slice.bot, &delivery.event);
-            let sent = delivery.event.data_as::<Payload>().map_or(now, |payload| payload.sent);
+            let sent = sent(&delivery.event).unwrap_or(now);
             let class = usize::from(is_busy(&slice.bot));
             let mut waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
             waits.total[class].saturating_record(now.saturating_sub(sent).max(1));
@@ -239,7 +239,7 @@ async fn send(
     watch: &mut Watcher,
     show: &mut impl FnMut(&Look),
 ) -> Result<u64, BenchError> {
-    let mut generator = Generator::new(bots, "");
+    let mut generator = Generator::new(bots, Ids::Positions);
     let (mut sent, mut campaigns) = (0, 0_u32);
     let campaign = usize::try_from(options.rate.clamp(200, 20_000)).unwrap_or(200);
     let begun = watch.begun;

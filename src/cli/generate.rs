@@ -15,7 +15,7 @@ use super::session::Session;
 use crate::bench::BenchError;
 use crate::bus;
 use crate::config::Config;
-use crate::demo::{BUSY, Generator};
+use crate::demo::{BUSY, Generator, Ids};
 use crate::keyspace::Link;
 
 const TICK: Duration = Duration::from_millis(20);
@@ -84,9 +84,7 @@ async fn publish(link: &Link, args: &GenerateArgs, summary: &mut Summary) -> Res
     let style = ProgressStyle::with_template("{spinner} {pos} events  {per_sec}  {elapsed}");
     progress.set_style(style.expect("the template is constant"));
     let bots = BUSY + usize::try_from(args.bots).unwrap_or(usize::MAX - BUSY);
-    // Receivers know repeated events by their ids, so those of each run are its own.
-    let run = format!("{}-", uuid::Uuid::now_v7().simple());
-    let mut generator = Generator::new(bots, &run);
+    let mut generator = Generator::new(bots, Ids::unique());
     let (begun, mut asked) = (Instant::now(), 0);
     let mut ticks = tokio::time::interval(TICK);
     loop {
