@@ -25,6 +25,16 @@ pub enum ConfigError {
         /// What the parser met. The parser's own error also quotes the line, which may be secret.
         problem: String,
     },
+    /// A table or a key is in the file twice.
+    #[error("{at}: {what} is in the file already{}; {}", first_text(*.first), remedy_of(what))]
+    Twice {
+        /// Where the second one is.
+        at: Origin,
+        /// The table or key, as it stands in the file.
+        what: String,
+        /// The line of the first one, if it can be told.
+        first: Option<usize>,
+    },
     /// There is no such key.
     #[error("{at}: unknown key {key:?}; {remedy}")]
     UnknownKey {
@@ -57,6 +67,18 @@ pub enum ConfigError {
         /// What is wrong and what to do.
         problem: String,
     },
+}
+
+fn first_text(line: Option<usize>) -> String {
+    line.map_or_else(String::new, |line| format!(", in line {line}"))
+}
+
+fn remedy_of(what: &str) -> &'static str {
+    if what.starts_with("table") {
+        "put the keys of both under one heading and remove the other"
+    } else {
+        "remove one of the two"
+    }
 }
 
 /// Where a setting was made.

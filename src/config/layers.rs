@@ -10,6 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::built_in::BUILT_IN;
+use super::duplicate::{self, Duplicate};
 use super::error::{ConfigError, Origin};
 use super::{DEFAULT_TOML, PIPELINE_TOML, TOKEN_TOML};
 use crate::id::PipelineName;
@@ -18,6 +19,8 @@ use crate::id::PipelineName;
 pub(super) const ENV_PREFIX: &str = "FAIRLANE__";
 const ENV_SEPARATOR: &str = "__";
 const PIPELINES: &str = "pipelines";
+/// How the parser calls what is there twice.
+const DUPLICATE: &str = "duplicate key";
 
 /// Lists of tables: the key of the list, and the keys of each table with their defaults.
 const TABLES: [(&str, &str); 1] = [("auth.tokens", TOKEN_TOML)];
@@ -147,10 +150,7 @@ impl Layers {
     /// Lays a file over what is there. `name` is what messages call it.
     pub(super) fn add_toml(&mut self, text: &str, name: &str) -> Result<(), ConfigError> {
         let file = File { text, name };
-        let table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
-            at: file.at(error.span().map_or(0, |span| span.start)),
-            problem: error.message().replace('\n', "; "),
-        })?;
+        let table = DeTable::parse(text).map_err(|error| file.refused(&error))?;
         self.add_table(&file, table.get_ref(), &mut Vec::new())
     }
 
@@ -347,9 +347,24 @@ struct File<'a> {
 }
 
 impl File<'_> {
+    /// What the parser says, for the author of the file.
+    fn refused(&self, error: &toml::de::Error) -> ConfigError {
+        let span = error.span().unwrap_or_default();
+        let at = self.at(span.start);
+        if error.message() == DUPLICATE && self.text.get(span.clone()).is_some() {
+            let Duplicate { what, first } = duplicate::find(self.text, span);
+            let first = first.map(|first| self.line(first));
+            return ConfigError::Twice { at, what, first };
+        }
+        ConfigError::Syntax { at, problem: error.message().replace('\n', "; ") }
+    }
+
+    fn line(&self, offset: usize) -> usize {
+        self.text.get(..offset).unwrap_or(self.text).split('\n').count()
+    }
+
     fn at(&self, offset: usize) -> Origin {
-        let line = self.text.get(..offset).unwrap_or(self.text).split('\n').count();
-        Origin::File { name: self.name.to_owned(), line }
+        Origin::File { name: self.name.to_owned(), line: self.line(offset) }
     }
 }
 

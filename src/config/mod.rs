@@ -8,6 +8,7 @@
 mod built_in;
 mod certificates;
 mod check;
+mod duplicate;
 mod error;
 mod layers;
 mod load;

@@ -29,7 +29,6 @@ fn pipeline_of(config: &Config, name: &str) -> PipelineConfig {
 fn a_top_level_key_that_is_unknown_or_of_the_wrong_type_is_refused_with_its_line() {
     let table = [
         ("\ndata_dir", "f.toml:2: this is not TOML: key with no value, expected `=`"),
-        ("x = 1\n\nx = 2", "f.toml:3: this is not TOML: duplicate key"),
         ("data_dri = \"x\"", r#"f.toml:1: unknown key "data_dri"; did you mean "data_dir"?"#),
         ("[reddis]\nurl = \"\"", r#"f.toml:1: unknown key "reddis"; did you mean "redis"?"#),
         (
@@ -65,6 +64,51 @@ fn a_top_level_key_that_is_unknown_or_of_the_wrong_type_is_refused_with_its_line
     ];
     for (text, message) in table {
         assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
+fn what_is_in_the_file_twice_is_named_with_both_lines_and_the_remedy() {
+    let key = "remove one of the two";
+    let table = "put the keys of both under one heading and remove the other";
+    let cases = [
+        ("data_dir = \"a\"\n\ndata_dir = \"b\"", "3: key data_dir", Some(1), key),
+        ("[callbacks]\n# x\n[redis]\n\n [callbacks]", "5: table [callbacks]", Some(1), table),
+        (
+            "[http]\nlisten = \"[::]:1\"\n[redis]\n\"listen\" = 1\nurl = \"\"\nurl = \"\"",
+            "6: key redis.url",
+            Some(5),
+            key,
+        ),
+        (
+            "[pipelines.a]\nbatch = 1\n[pipelines.b]\n[pipelines.a]",
+            "4: table [pipelines.a]",
+            Some(1),
+            table,
+        ),
+        ("redis.url = \"\"\n[redis]\nshards = 1", "2: table [redis]", Some(1), table),
+        ("[redis]\nurl = \"\"\n[\"redis\"]", "3: table [redis]", Some(1), table),
+        (
+            "[pipelines.a.workers]\nmin = 1\n[pipelines.a]\nworkers.min = 2",
+            "4: key pipelines.a.workers.min",
+            Some(2),
+            key,
+        ),
+        (
+            "[[auth.tokens]]\nname = \"a\"\n[[auth.tokens]]\nname = \"b\"\nname = \"c\"",
+            "5: key auth.tokens.name",
+            Some(4),
+            key,
+        ),
+        ("auth.tokens = []\n[[auth.tokens]]", "2: table [[auth.tokens]]", Some(1), table),
+        ("[pipelines.a]\nworkers = { min = 1, min = 2 }", "2: key min", Some(2), key),
+        ("x = \"\"\"\nx = 1\n\"\"\"\nx = 2", "4: key x", Some(1), key),
+        ("[a]\n[b]\n[\"c d\"]\n[\"c d\"]", "4: table [\"c d\"]", Some(3), table),
+    ];
+    for (text, second, first, remedy) in cases {
+        let first = first.map_or_else(String::new, |line: usize| format!(", in line {line}"));
+        let expected = format!("f.toml:{second} is in the file already{first}; {remedy}");
+        assert_eq!(refusal(text), expected, "{text}");
     }
 }
 
