@@ -394,31 +394,35 @@ impl<S: Source> Reader<S> {
         Ok(())
     }
 
-    /// Moves idle shards forward, notes the position, updates the lag, trims.
+    /// Updates the lag, moves idle shards forward, notes the position, trims.
     async fn checkpoint(
         &self,
         session: &mut Session,
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
         let name = self.source.name();
-        let (copied, entries) = session.copied;
-        if copied != session.checkpointed.1 {
-            // Nothing is under way here, so now all shards stand at the same place.
-            self.fanout.checkpoint(name, copied, positions).await?;
-            self.source.note(copied, entries).await?;
-            session.checkpointed.1 = copied;
-        }
         if session.end != session.lag_at {
             session.lag_at = session.end;
             let extent = self.source.extent().await?;
             if extent.last == session.end {
                 session.entries = extent.added;
+                // Entries that were deleted before they were read are behind it, too.
+                if session.copied.0 == session.end {
+                    session.copied.1 = extent.added;
+                }
             } else {
                 // There is more: look again although nothing may be read until then.
                 session.lag_at = Offset::default();
             }
             #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
             self.metrics.lag.set(extent.added.saturating_sub(session.entries) as f64);
+        }
+        let (copied, entries) = session.copied;
+        if copied != session.checkpointed.1 {
+            // Nothing is under way here, so now all shards stand at the same place.
+            self.fanout.checkpoint(name, copied, positions).await?;
+            self.source.note(copied, entries).await?;
+            session.checkpointed.1 = copied;
         }
         session.checkpointed.0 = Instant::now();
         if session.trimmed.0.elapsed() >= TRIM {

@@ -243,9 +243,10 @@ async fn show(
             number(view.attempts.into()),
             number(view.weight.into()),
         );
-        if let Some(LastFailure { reason, time_ms }) = last_failure {
-            let old = duration(millis(now).saturating_sub(*time_ms));
-            text.extend(["\nfailed    ", &old, " ago: ", &plain(reason)]);
+        if let Some(LastFailure { reason, time_ms, since_ms }) = last_failure {
+            let ago = |ms: u64| duration(millis(now).saturating_sub(ms));
+            text.extend(["\nfailed    ", &ago(*time_ms), " ago: ", &plain(reason)]);
+            text.extend(["\nfailing   since ", &ago(*since_ms), " ago"]);
         }
         if !next.is_empty() {
             let mut table = Table::new(&["NEXT EVENT", "TYPE", ">AGE"]);

@@ -8,10 +8,10 @@ use super::output::{self, Output, Table, Tone, age, bytes, count, duration, numb
 use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
-use crate::id::PipelineName;
+use crate::id::{BotId, PipelineName};
 use crate::keyspace::{ServerInfo, StreamKind, StreamView};
 use crate::presence::{self, Pace, Process};
-use crate::queue::PipelineView;
+use crate::queue::{Failing, PipelineView};
 
 /// A pipeline whose oldest event is older than this is worth a look.
 const OLD_MS: u64 = 60_000;
@@ -19,6 +19,8 @@ const OLD_MS: u64 = 60_000;
 const OLD_VIEWS_MS: u64 = 10_000;
 /// So is memory in use beyond this share of the maximum, in percent.
 const MEMORY_PERCENT: u64 = 90;
+/// Bots that a problem names.
+const NAMED: usize = 3;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -61,6 +63,9 @@ pub(super) struct PipelineStatus {
     pub(super) state: PipelineState,
     #[serde(flatten)]
     pub(super) view: PipelineView,
+    /// Bots for which every call fails, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) failing: Option<Failing>,
     /// Of all processes.
     #[serde(flatten)]
     pub(super) pace: Pace,
@@ -119,7 +124,7 @@ async fn read(session: &Session) -> Result<Status, CliError> {
     let invalid = session.server.invalid_entries().await?;
     let problems = Vec::new();
     let mut status = Status { redis, streams, invalid, processes, pipelines, problems };
-    status.problems = find_problems(&status);
+    status.problems = find_problems(&status, millis(SystemClock.now()));
     Ok(status)
 }
 
@@ -131,7 +136,9 @@ pub(super) async fn read_pipelines(
     let names = session.pipelines().await?;
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        let view = session.view(&name).view(SystemClock.now()).await?;
+        let queue = session.view(&name);
+        let view = queue.view(SystemClock.now()).await?;
+        let failing = if view.depth > 0 { queue.failing().await? } else { None };
         let state = match session.config.pipelines.get(&name) {
             None => PipelineState::Unconfigured,
             Some(config) if !config.enabled => PipelineState::Disabled,
@@ -139,7 +146,7 @@ pub(super) async fn read_pipelines(
             Some(_) => PipelineState::Enabled,
         };
         let pace = presence::pace(processes, &name);
-        found.push(PipelineStatus { name, state, view, pace });
+        found.push(PipelineStatus { name, state, view, failing, pace });
     }
     Ok(found)
 }
@@ -150,7 +157,7 @@ pub(super) fn pipeline_table(pipelines: &[PipelineStatus]) -> Table {
         "PIPELINE", "STATE", ">DEPTH", ">READY", ">LEASED", ">PARKED", ">PAUSED", ">DELAYED",
         ">DEAD", ">OLDEST", ">IN/S", ">OUT/S", ">WORKERS",
     ]);
-    for PipelineStatus { name, state, view, pace } in pipelines {
+    for PipelineStatus { name, state, view, pace, .. } in pipelines {
         table.row(&[
             name.to_string(),
             state.text().to_owned(),
@@ -260,7 +267,8 @@ fn stream_table(streams: &[StreamView]) -> Table {
     table
 }
 
-fn find_problems(status: &Status) -> Vec<Problem> {
+/// `now_ms` since 1970.
+fn find_problems(status: &Status, now_ms: u64) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut add = |problem: String, remedy: String| problems.push(Problem { problem, remedy });
     let (info, client) = (&status.redis.info, redis_cli(&status.redis.target));
@@ -320,7 +328,7 @@ fn find_problems(status: &Status) -> Vec<Problem> {
         );
     }
     for pipeline in &status.pipelines {
-        pipeline_problems(pipeline, &mut add);
+        pipeline_problems(pipeline, now_ms, &mut add);
     }
     problems
 }
@@ -336,8 +344,36 @@ fn redis_cli(target: &str) -> String {
     }
 }
 
-fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, String)) {
-    let PipelineStatus { name, state, view, pace } = pipeline;
+/// That every call for some bots of a pipeline fails, since when, and why.
+fn fails(name: &PipelineName, failing: &Failing, now_ms: u64) -> String {
+    let Failing { bots, reason, time_ms, since_ms } = failing;
+    let mut who: Vec<String> = bots.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = bots.len().saturating_sub(NAMED) as u64;
+    if more > 0 {
+        who.push(format!("at least {}", count(more, "more bot")));
+    }
+    format!(
+        "pipeline {name} fails for {}, since {} ago; the last time {} ago: {reason}",
+        who.join(", "),
+        duration(now_ms.saturating_sub(*since_ms)),
+        duration(now_ms.saturating_sub(*time_ms)),
+    )
+}
+
+fn what_helps(name: &PipelineName, bot: &BotId) -> String {
+    let bot = bot.as_str();
+    let plain = bot.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b));
+    let bot = match bot {
+        _ if plain && !bot.starts_with('-') => bot.to_owned(),
+        _ => format!("-- '{}'", bot.replace('\'', r"'\''")),
+    };
+    format!(
+        "mend what its handler calls; fairlane bots show --pipeline {name} {bot} shows what waits, and fairlane bots release --pipeline {name} {bot} tries it immediately"
+    )
+}
+
+fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMut(String, String)) {
+    let PipelineStatus { name, state, view, failing, pace } = pipeline;
     if *state == PipelineState::Unconfigured {
         add(
             format!("pipeline {name} is in Redis but not in the configuration"),
@@ -352,6 +388,9 @@ fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, Str
             ),
             "fairlane serve".to_owned(),
         );
+    }
+    if let Some(failing) = failing {
+        add(fails(name, failing, now_ms), what_helps(name, &failing.bots[0]));
     }
     if view.stopped {
         add(format!("pipeline {name} is paused"), format!("fairlane pipelines resume {name}"));
@@ -378,8 +417,10 @@ fn pipeline_problems(pipeline: &PipelineStatus, add: &mut impl FnMut(String, Str
         );
     } else if waits && view.oldest_age_ms > OLD_MS {
         // Workers that have nothing to do are not too few.
-        let remedy = if view.ready == 0 && view.parked > 0 {
-            "its bots rest after failures: the log of `fairlane serve` says why its handler fails, and so may fairlane check;"
+        let remedy = if failing.is_some() {
+            "its bots rest after failures;"
+        } else if view.ready == 0 && view.parked > 0 {
+            "its bots rest, after failures or as its handler wished;"
         } else {
             "start more `fairlane serve --roles work`, or"
         };
@@ -439,6 +480,7 @@ mod tests {
                 name: PipelineName::parse("log").unwrap(),
                 state: PipelineState::Enabled,
                 view: PipelineView::default(),
+                failing: None,
                 pace: Pace::default(),
             }],
             problems: Vec::new(),
@@ -447,7 +489,7 @@ mod tests {
 
     #[test]
     fn nothing_is_wrong_with_a_healthy_installation() {
-        assert_eq!(find_problems(&healthy()), []);
+        assert_eq!(find_problems(&healthy(), 0), []);
         let text = screen(Output::new(false), &healthy());
         assert!(text.ends_with("nothing is wrong"), "{text}");
     }
@@ -455,7 +497,7 @@ mod tests {
     #[test]
     fn each_problem_names_what_helps() {
         type Harm = fn(&mut Status);
-        let cases: [(Harm, &str); 15] = [
+        let cases: [(Harm, &str); 16] = [
             (|s| s.redis.info.eviction = "allkeys-lru".to_owned(), "maxmemory-policy noeviction"),
             (|s| s.redis.info.append_only = false, "CONFIG SET appendonly yes"),
             (|s| s.redis.info.append_ok = false, "its disk"),
@@ -474,16 +516,41 @@ mod tests {
                     let view = &mut s.pipelines[0].view;
                     (view.oldest_age_ms, view.ready, view.parked) = (60_001, 0, 1);
                 },
-                "why its handler fails, and so may fairlane check; see who waits: fairlane bots list",
+                "its bots rest, after failures or as its handler wished; see who waits: fairlane bots list",
+            ),
+            (
+                |s| {
+                    s.pipelines[0].failing = Some(Failing {
+                        bots: vec![BotId::parse("it's").unwrap()],
+                        reason: "no".to_owned(),
+                        time_ms: 90_000,
+                        since_ms: 40_000,
+                    });
+                },
+                r"fairlane bots show --pipeline log -- 'it'\''s' shows",
             ),
             (|s| s.pipelines[0].state = PipelineState::Unconfigured, "fairlane pipelines drop log"),
         ];
         for (harm, remedy) in cases {
             let mut status = healthy();
             harm(&mut status);
-            let problems = find_problems(&status);
+            let problems = find_problems(&status, 100_000);
             assert_eq!(problems.len(), 1, "{problems:?}");
             assert!(problems[0].remedy.contains(remedy), "{problems:?}");
         }
+    }
+
+    #[test]
+    fn a_pipeline_that_fails_is_told_with_its_bots_the_time_and_the_reason() {
+        let bots = ["a", "b", "c", "d", "e"].map(|bot| BotId::parse(bot).unwrap()).to_vec();
+        let (reason, now_ms) = ("HTTP 500".to_owned(), 100_000);
+        let mut failing = Failing { bots, reason, time_ms: 90_000, since_ms: 35_000 };
+        let name = PipelineName::parse("log").unwrap();
+        assert_eq!(
+            fails(&name, &failing, now_ms),
+            "pipeline log fails for a, b, c, at least 2 more bots, since 1m 5s ago; the last time 10s ago: HTTP 500"
+        );
+        failing.bots.truncate(1);
+        assert!(fails(&name, &failing, now_ms).starts_with("pipeline log fails for a, since"));
     }
 }

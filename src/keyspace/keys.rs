@@ -20,6 +20,7 @@
 //! | `fl:{p:s}:later` | hash | delayed events: id → bot and event |
 //! | `fl:{p:s}:dlq` | stream | dead letters |
 //! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for people |
+//! | `fl:{p:s}:failing:<bot>` | string, TTL | since when its handler fails, and the sequence of the event that is tried next, for people |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
 //! | `fl:{p:s}:unflushed:<bot>` | hash | counters: `v<ad>` views queued, `r<ad>` replacements queued |
 //! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | counters: ad → `run\|total` cached; two generations of a day |
@@ -260,6 +261,12 @@ impl ShardKeys {
     #[must_use]
     pub fn failure(&self, bot: &BotId) -> String {
         self.of_bot("failure:", bot)
+    }
+
+    /// Since when the handler of one bot fails.
+    #[must_use]
+    pub fn failing(&self, bot: &BotId) -> String {
+        self.of_bot("failing:", bot)
     }
 
     /// Whether queues are kept with books.

@@ -13,15 +13,19 @@ use super::error::StoreError;
 use super::keys;
 use super::link::Link;
 use super::primary::{Primary, ServerInfo};
-use super::reply::ReplyError;
+use super::reply::{Reply, ReplyError};
 use super::target::Target;
 use super::topology::slot_of;
-use crate::id::{PipelineName, ShardCount};
+use crate::clock::millis;
+use crate::id::{Offset, PipelineName, ShardCount};
 
 /// Keys looked at by one step of a deletion.
 const SCAN_COUNT: usize = 1_000;
 /// What is published is heard within this time.
 const HEARD_WITHIN: Duration = Duration::from_secs(3);
+
+/// A reader notes how far it is every second, and between two writes of what it copies.
+const UNDER_WAY: Duration = Duration::from_secs(3);
 
 /// Plain connections to a server or cluster, made anew when they break.
 #[derive(Debug)]
@@ -51,7 +55,9 @@ pub struct StreamView {
     pub kind: StreamKind,
     /// Entries it holds.
     pub length: u64,
-    /// Entries not yet copied into the queues; `None` when nothing was ever copied.
+    /// Entries not yet copied into the queues, as the reader noted it last: it does so every second,
+    /// so what came within the last few seconds counts as copied while a process reads. `None` when
+    /// nothing was ever copied.
     pub unread: Option<u64>,
     /// Whether a process reads it now.
     pub reader: bool,
@@ -65,7 +71,8 @@ impl StreamView {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub(crate) async fn read(link: &Link, stream: &str) -> Result<Self, StoreError> {
-        type Answers = (HashMap<String, Value>, Vec<HashMap<String, Value>>, Option<u64>);
+        type Noted = (Option<u64>, Option<String>);
+        type Answers = (HashMap<String, Value>, Vec<HashMap<String, Value>>, Noted);
         let kind = link.command("TYPE", redis::Cmd::key_type(stream)).await?;
         let kind: String = link.read("TYPE", kind)?;
         let kind = match kind.as_str() {
@@ -89,16 +96,22 @@ impl StreamView {
         let mut pipe = Pipeline::with_capacity(3);
         pipe.cmd("XINFO").arg("STREAM").arg(stream);
         pipe.cmd("XINFO").arg("GROUPS").arg(stream);
-        pipe.hget(keys::read(stream), "entries");
+        pipe.cmd("HMGET").arg(keys::read(stream)).arg("entries").arg("offset");
         let values = Value::Array(link.run_checked("XINFO", &pipe).await?);
-        let (facts, groups, copied): Answers = link.read("XINFO", values)?;
+        let (facts, groups, (copied, offset)): Answers = link.read("XINFO", values)?;
         let number = |facts: &HashMap<String, Value>, name: &str| {
             facts.get(name).and_then(|value| redis::from_redis_value_ref::<u64>(value).ok())
         };
         view.length = number(&facts, "length").unwrap_or(0);
-        view.unread = copied.map(|copied| {
-            number(&facts, "entries-added").unwrap_or(view.length).saturating_sub(copied)
-        });
+        if let Some((copied, offset)) = copied.zip(offset) {
+            let added = number(&facts, "entries-added").unwrap_or(view.length);
+            view.unread = Some(match first_after(link, stream, &offset).await? {
+                // Also where entries were deleted from the stream before they were read.
+                None => 0,
+                Some(first) if reader && is_under_way(link, first).await? => 0,
+                Some(_) => added.saturating_sub(copied).max(1),
+            });
+        }
         for group in groups {
             let name = group.get("name").map(redis::from_redis_value_ref::<Vec<u8>>);
             view.groups.push(GroupView {
@@ -110,6 +123,27 @@ impl StreamView {
         }
         Ok(view)
     }
+}
+
+/// The first entry of a stream behind `offset`.
+async fn first_after(
+    link: &Link,
+    stream: &str,
+    offset: &str,
+) -> Result<Option<Offset>, StoreError> {
+    let mut command = redis::cmd("XRANGE");
+    command.arg(stream).arg(format!("({offset}")).arg("+").arg("COUNT").arg(1);
+    let misread = |source| link.misread("XRANGE", source);
+    let mut entries = Reply::new(link.command("XRANGE", command).await?).map_err(misread)?;
+    let Some(entry) = entries.next() else { return Ok(None) };
+    Reply::new(entry).and_then(|mut entry| entry.parsed()).map(Some).map_err(misread)
+}
+
+/// Whether an entry is so young that a reader which keeps up has it, and did not note that yet.
+async fn is_under_way(link: &Link, entry: Offset) -> Result<bool, StoreError> {
+    let time = link.command("TIME", redis::cmd("TIME")).await?;
+    let (seconds, _): (u64, u64) = link.read("TIME", time)?;
+    Ok(seconds.saturating_mul(1_000).abs_diff(entry.ms) < millis(UNDER_WAY))
 }
 
 /// A consumer group of a bus stream.

@@ -220,7 +220,7 @@ impl OpenLeases {
                 }
                 let (queue, now) = (&open.pipeline.queue, self.clock.now());
                 settlement.tally.record(&open.pipeline.metrics, sequences, now);
-                settlement.note_failure(queue, &open.capability.bot, now).await;
+                settlement.note_failure(queue, &open.capability.bot, None, now).await;
                 return Ok(());
             }
         }

@@ -9,7 +9,7 @@ use crate::id::{BotId, Sequence};
 use crate::keyspace::scripts::{Attempts, Exception, Fate, Mode};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
-use crate::queue::Queue;
+use crate::queue::{Noted, Queue};
 
 /// A handler may ask for pauses up to this.
 const PAUSE_MAX: Duration = Duration::from_secs(365 * 86_400);
@@ -72,12 +72,22 @@ pub(super) struct Settlement {
 }
 
 impl Settlement {
-    /// Keeps for people why the bot rests, if it does for a failure. It is settled already: a store
-    /// that does not take this changes nothing.
-    pub(super) async fn note_failure(&self, queue: &Queue, bot: &BotId, now: Duration) {
-        let (Mode::Fail { ms, .. } | Mode::Park { ms }) = self.mode else { return };
+    /// Keeps for people why the handler failed, if it did. It is settled already: a store that does
+    /// not take this changes nothing. `first` is the first event of the slice, where it is known.
+    pub(super) async fn note_failure(
+        &self,
+        queue: &Queue,
+        bot: &BotId,
+        first: Option<Sequence>,
+        now: Duration,
+    ) {
         let Some(reason) = &self.failure else { return };
-        let noted = queue.note_failure(bot, reason, now, Duration::from_millis(ms)).await;
+        let pause = match self.mode {
+            Mode::Fail { ms, .. } | Mode::Park { ms } => Some(Duration::from_millis(ms)),
+            _ => None,
+        };
+        let noted = Noted { reason, first, progress: self.tally.done > 0, pause, now };
+        let noted = queue.note_failure(bot, noted).await;
         noted.unwrap_or_else(|error| debug!(%bot, %error, "why it failed could not be noted"));
     }
 }

@@ -358,7 +358,8 @@ impl Worker {
                 tally.record(&self.shared.metrics, sequences, self.shared.now());
                 self.shared.handler.committed(slice, settled);
                 let now = self.shared.now();
-                settlement.note_failure(&self.shared.queue, &self.lease.bot, now).await;
+                let first = slice.events.first().map(|delivery| delivery.sequence);
+                settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
             }
             Committed::Stale => {
                 if !self.ended_outside() {

@@ -1,19 +1,30 @@
-//! Why a bot is tried again: what its handler said last, for people. Nothing depends on it: it is
-//! written beside the completion, and forgotten some time after.
+//! Why a bot is tried again: what its handler said last, and since when, for people. Nothing depends
+//! on it: it is written beside the completion, and forgotten some time after.
+//!
+//! A bot fails as long as the event that waited at the head of its queue after the last failure is
+//! still there: once that event is through, what was noted is history.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Pipeline, Value};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{BotState, BotView, Queue};
 use crate::clock::millis;
-use crate::id::BotId;
-use crate::keyspace::{ReplyError, StoreError};
+use crate::event::Event;
+use crate::id::{BotId, Sequence};
+use crate::keyspace::{Reply, ReplyError, StoreError};
 
 /// How much longer than the pause before the next attempt it is kept.
 const KEPT: Duration = Duration::from_secs(3_600);
+/// Leased and parked bots with the earliest deadlines that are looked at per shard for failures.
+const FIRST: i64 = 64;
+/// And with the latest: they rest longest.
+const LAST: i64 = 32;
+/// And that are ready.
+const READY: i64 = 32;
 
 /// What a handler said when it failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -22,33 +33,102 @@ pub struct LastFailure {
     pub reason: String,
     /// When, ms since 1970.
     pub time_ms: u64,
+    /// Since when every call for the bot failed, ms since 1970.
+    pub since_ms: u64,
 }
 
-impl LastFailure {
-    fn written(&self) -> String {
-        format!("{} {}", self.time_ms, self.reason)
+/// The bots of a pipeline that fail, of those that were looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Failing {
+    /// Who, those that fail longest first.
+    pub bots: Vec<BotId>,
+    /// Why the last call failed.
+    pub reason: String,
+    /// When that was, ms since 1970.
+    pub time_ms: u64,
+    /// Since when, ms since 1970.
+    pub since_ms: u64,
+}
+
+/// A failure to be noted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Noted<'a> {
+    pub(crate) reason: &'a str,
+    /// The first event of the slice, where it is known.
+    pub(crate) first: Option<Sequence>,
+    /// Whether something of the slice was done: calls did not fail without a break then.
+    pub(crate) progress: bool,
+    /// How long the bot rests; none after an event that gave up.
+    pub(crate) pause: Option<Duration>,
+    /// Since 1970.
+    pub(crate) now: Duration,
+}
+
+/// Since when the calls for a bot fail, and the event that is tried next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Streak {
+    since_ms: u64,
+    head: u64,
+}
+
+impl Streak {
+    fn written(self) -> String {
+        format!("{} {}", self.since_ms, self.head)
     }
 
     fn read(text: &str) -> Option<Self> {
-        let (time_ms, reason) = text.split_once(' ')?;
-        Some(Self { reason: reason.to_owned(), time_ms: time_ms.parse().ok()? })
+        let (since_ms, head) = text.split_once(' ')?;
+        Some(Self { since_ms: since_ms.parse().ok()?, head: head.parse().ok()? })
+    }
+}
+
+/// When, and why.
+fn written(time_ms: u64, reason: &str) -> String {
+    format!("{time_ms} {reason}")
+}
+
+fn read(text: &str) -> Option<(u64, &str)> {
+    let (time_ms, reason) = text.split_once(' ')?;
+    Some((time_ms.parse().ok()?, reason))
+}
+
+/// What is kept of one bot.
+#[derive(Debug)]
+struct Kept {
+    failure: String,
+    streak: Option<Streak>,
+    head: Option<u64>,
+}
+
+impl Kept {
+    /// Whether the event that failed last is still to be tried; unknown where a process of an earlier
+    /// version noted it.
+    fn still_fails(&self) -> Option<bool> {
+        self.streak.map(|streak| self.head == Some(streak.head))
     }
 }
 
 impl Queue {
-    /// Notes why a bot now rests for `pause`. `now` since 1970.
+    /// Notes why the handler failed for a bot. To be called after the completion.
     pub(crate) async fn note_failure(
         &self,
         bot: &BotId,
-        reason: &str,
-        now: Duration,
-        pause: Duration,
+        noted: Noted<'_>,
     ) -> Result<(), StoreError> {
-        let failure = LastFailure { reason: reason.to_owned(), time_ms: millis(now) };
-        let mut command = redis::cmd("SET");
-        command.arg(self.keys_of(bot).failure(bot)).arg(failure.written());
-        command.arg("PX").arg(millis(pause.saturating_add(KEPT)));
-        self.link().command("SET", command).await.map(drop)
+        let kept = self.kept(std::slice::from_ref(bot)).await?.pop();
+        let Some(Kept { streak, head: Some(head), .. }) = kept else { return Ok(()) };
+        let now_ms = millis(noted.now);
+        // After an event that gave up, the next one goes on with what its predecessor began.
+        let tried = noted.first.map_or(head, Sequence::get);
+        let before = streak.filter(|streak| !noted.progress && streak.head == tried);
+        let streak = Streak { since_ms: before.map_or(now_ms, |before| before.since_ms), head };
+        let ttl_ms = millis(noted.pause.unwrap_or_default().saturating_add(KEPT));
+        let keys = self.keys_of(bot);
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("SET").arg(keys.failure(bot)).arg(written(now_ms, noted.reason));
+        pipe.arg("PX").arg(ttl_ms);
+        pipe.cmd("SET").arg(keys.failing(bot)).arg(streak.written()).arg("PX").arg(ttl_ms);
+        self.link().run_checked("SET", &pipe).await.map(drop)
     }
 
     /// Why a bot is tried again; `None` when it is not, when a lease was lost without a word, and
@@ -57,19 +137,93 @@ impl Queue {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn last_failure(&self, view: &BotView) -> Result<Option<LastFailure>, StoreError> {
-        if view.attempts == 0 && view.state != BotState::Parked {
+        let kept = self.kept(std::slice::from_ref(&view.bot)).await?.pop();
+        let Some(kept) = kept.filter(|kept| !kept.failure.is_empty()) else { return Ok(None) };
+        let rests = view.attempts > 0 || view.state == BotState::Parked;
+        if !kept.still_fails().unwrap_or(rests) {
             return Ok(None);
         }
-        let mut command = redis::cmd("GET");
-        command.arg(self.keys_of(&view.bot).failure(&view.bot));
-        let text = match self.link().command("GET", command).await? {
-            Value::Nil => return Ok(None),
-            Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            _ => String::new(),
-        };
-        let failure = LastFailure::read(&text);
-        let misread = || self.link().misread("GET", ReplyError::unexpected("a failure", &text));
-        failure.ok_or_else(misread).map(Some)
+        let failure = &kept.failure;
+        let misread = || self.link().misread("GET", ReplyError::unexpected("a failure", failure));
+        let (time_ms, reason) = read(failure).ok_or_else(misread)?;
+        let since_ms = kept.streak.map_or(time_ms, |streak| streak.since_ms);
+        Ok(Some(LastFailure { reason: reason.to_owned(), time_ms, since_ms }))
+    }
+
+    /// The bots that fail, of up to 128 a shard: those that rest shortest and longest, and the first
+    /// that are ready. `None` when none of them does.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn failing(&self) -> Result<Option<Failing>, StoreError> {
+        let mut pipe = Pipeline::new();
+        for keys in self.shards().iter() {
+            pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(FIRST - 1);
+            pipe.cmd("ZRANGE").arg(keys.busy()).arg(-LAST).arg(-1);
+            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(READY - 1);
+        }
+        let mut bots = BTreeSet::new();
+        for names in self.link().run_checked("ZRANGE", &pipe).await? {
+            let mut names = self.read("ZRANGE", Reply::new(names))?;
+            while names.len() > 0 {
+                bots.extend(BotId::parse(&self.read("ZRANGE", names.text())?).ok());
+            }
+        }
+        let bots = self.noted(bots).await?;
+        let (mut found, mut last) = (Vec::new(), (0, String::new()));
+        for (bot, kept) in bots.iter().zip(self.kept(&bots).await?) {
+            let (Some(streak), Some(true)) = (kept.streak, kept.still_fails()) else { continue };
+            found.push((streak.since_ms, bot.clone()));
+            if let Some((time_ms, reason)) = read(&kept.failure)
+                && time_ms >= last.0
+            {
+                last = (time_ms, reason.to_owned());
+            }
+        }
+        found.sort_unstable();
+        let Some(&(since_ms, _)) = found.first() else { return Ok(None) };
+        let bots = found.into_iter().map(|(_, bot)| bot).collect();
+        let (time_ms, reason) = last;
+        Ok(Some(Failing { bots, reason, time_ms, since_ms }))
+    }
+
+    /// Those of which a failure was noted lately: most did not fail, and are not looked at further.
+    async fn noted(&self, bots: BTreeSet<BotId>) -> Result<Vec<BotId>, StoreError> {
+        let mut pipe = Pipeline::with_capacity(bots.len());
+        for bot in &bots {
+            pipe.cmd("GET").arg(self.keys_of(bot).failing(bot));
+        }
+        if bots.is_empty() {
+            return Ok(Vec::new());
+        }
+        let noted = self.link().run_checked("GET", &pipe).await?;
+        let noted = bots.into_iter().zip(noted).filter(|(_, value)| *value != Value::Nil);
+        Ok(noted.map(|(bot, _)| bot).collect())
+    }
+
+    /// What is kept of each of these bots.
+    async fn kept(&self, bots: &[BotId]) -> Result<Vec<Kept>, StoreError> {
+        if bots.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipe = Pipeline::with_capacity(3 * bots.len());
+        for bot in bots {
+            let keys = self.keys_of(bot);
+            pipe.cmd("GET").arg(keys.failure(bot));
+            pipe.cmd("GET").arg(keys.failing(bot));
+            pipe.cmd("LINDEX").arg(keys.queue(bot)).arg(0);
+        }
+        let values = Value::Array(self.link().run_checked("GET", &pipe).await?);
+        let mut reply = self.read("GET", Reply::new(values))?;
+        let mut next = || self.read("GET", reply.bytes()).map(Option::unwrap_or_default);
+        let mut all = Vec::with_capacity(bots.len());
+        for _ in bots {
+            let failure = String::from_utf8_lossy(&next()?).into_owned();
+            let streak = Streak::read(&String::from_utf8_lossy(&next()?));
+            let head = Event::sequence_of(&next()?).map(Sequence::get);
+            all.push(Kept { failure, streak, head });
+        }
+        Ok(all)
     }
 }
 
@@ -80,9 +234,12 @@ mod tests {
     #[test]
     fn a_failure_is_read_as_it_was_written() {
         for reason in ["", "no answer within 5s", " 12 a|b\n"] {
-            let failure = LastFailure { reason: reason.to_owned(), time_ms: 1_760_000_000_000 };
-            assert_eq!(LastFailure::read(&failure.written()), Some(failure));
+            let text = written(1_760_000_000_000, reason);
+            assert_eq!(read(&text), Some((1_760_000_000_000, reason)));
         }
-        assert_eq!((LastFailure::read("now why"), LastFailure::read("1")), (None, None));
+        assert_eq!((read("now why"), read("1")), (None, None));
+        let streak = Streak { since_ms: 1, head: u64::MAX };
+        assert_eq!(Streak::read(&streak.written()), Some(streak));
+        assert_eq!((Streak::read("1"), Streak::read("1 x")), (None, None));
     }
 }

@@ -32,7 +32,8 @@ use std::time::Duration;
 
 pub use self::automations::{LastError, RuleStats};
 pub use self::dead::DeadLetter;
-pub use self::failure::LastFailure;
+pub(crate) use self::failure::Noted;
+pub use self::failure::{Failing, LastFailure};
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
 pub use self::list::{BotCursor, BotOrder, BotPage};

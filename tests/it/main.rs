@@ -54,6 +54,7 @@ mod roles;
 mod running;
 mod scripts;
 mod starting;
+mod status;
 mod store;
 mod support;
 mod tls;

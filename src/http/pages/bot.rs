@@ -265,8 +265,9 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                     }
                 }
             }
-            @if let Some(LastFailure { reason, time_ms }) = &of.failure {
-                p { "Failed " (spoken(view.now_ms.saturating_sub(*time_ms) / 1_000 * 1_000)) " ago: " (reason) }
+            @if let Some(LastFailure { reason, time_ms, since_ms }) = &of.failure {
+                @let ago = |ms: u64| spoken(view.now_ms.saturating_sub(ms) / 1_000 * 1_000);
+                p { "Every call fails since " (ago(*since_ms)) " ago. Failed " (ago(*time_ms)) " ago: " (reason) }
             }
             @if !of.next.is_empty() {
                 div.wide tabindex="0" role="region" aria-label="Next events" {
@@ -467,7 +468,11 @@ mod tests {
             queues: vec![OfBot {
                 pipeline: PipelineName::parse("automations").unwrap(),
                 look: waiting(),
-                failure: Some(LastFailure { reason: "<b>no</b>".to_owned(), time_ms: 0 }),
+                failure: Some(LastFailure {
+                    reason: "<b>no</b>".to_owned(),
+                    time_ms: 0,
+                    since_ms: 0,
+                }),
                 next: Vec::new(),
                 kept: None,
             }],
