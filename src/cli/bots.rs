@@ -4,12 +4,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use super::error::CliError;
-use super::output::{Output, Table, Tone, age, count, duration, number, plain};
+use super::output::{Output, Table, Tone, age, argument, count, duration, number, plain};
+use super::pipelines::confirm;
 use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, micros, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotOrder, BotState, BotView, LastFailure, QueuedEvent};
+use crate::queue::{BotOrder, BotState, BotView, DeadOfBot, LastFailure, QueuedEvent};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,7 +45,8 @@ Examples:
   fairlane bots release shop-7     take it from a worker that hangs, or end its backoff";
 const PURGE_EXAMPLES: &str = "\
 Examples:
-  fairlane bots purge shop-7     its delayed events and dead letters stay";
+  fairlane bots purge shop-7           asks first; its delayed events and dead letters stay
+  fairlane bots purge shop-7 --yes     for scripts: asks nothing";
 
 /// Arguments of `fairlane bots`.
 #[derive(Debug, Args)]
@@ -113,6 +115,9 @@ enum Action {
     Purge {
         /// The bot.
         bot: BotId,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
     },
 }
 
@@ -148,6 +153,7 @@ struct Shown {
     view: BotView,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<LastFailure>,
+    dead_letters: DeadOfBot,
     next: Vec<QueuedEvent>,
 }
 
@@ -228,8 +234,9 @@ async fn show(
     let view = queue.view_bot(bot, now).await?;
     let next = queue.next_events(bot, limit as usize).await?;
     let last_failure = queue.last_failure(&view).await?;
-    output.show(&Shown { pipeline, view, last_failure, next }, |shown| {
-        let Shown { pipeline, view, last_failure, next } = shown;
+    let dead_letters = queue.dead_of(bot).await?;
+    output.show(&Shown { pipeline, view, last_failure, dead_letters, next }, |shown| {
+        let Shown { pipeline, view, last_failure, dead_letters, next } = shown;
         let until = view.until_ms.map_or_else(String::new, |until| {
             format!(", for {} more", duration(until.saturating_sub(millis(now))))
         });
@@ -248,6 +255,7 @@ async fn show(
             text.extend(["\nfailed    ", &ago(*time_ms), " ago: ", &plain(reason)]);
             text.extend(["\nfailing   since ", &ago(*since_ms), " ago"]);
         }
+        text.push_str(&dead_text(dead_letters, pipeline, &view.bot, millis(now)));
         if !next.is_empty() {
             let mut table = Table::new(&["NEXT EVENT", "TYPE", ">AGE"]);
             for QueuedEvent { sequence, event } in next {
@@ -260,6 +268,30 @@ async fn show(
         }
         text
     })
+}
+
+/// The dead letters of a bot, in lines.
+fn dead_text(dead: &DeadOfBot, pipeline: &PipelineName, bot: &BotId, now_ms: u64) -> String {
+    let DeadOfBot { count: found, at_least, newest } = dead;
+    let mut text = match (*found, at_least) {
+        (0, false) => return "\ndead      -".to_owned(),
+        (0, true) => "\ndead      none among the newest 1,000 of its shard".to_owned(),
+        (found, true) => format!("\ndead      at least {}", count(found, "dead letter")),
+        (found, false) => format!("\ndead      {}", count(found, "dead letter")),
+    };
+    for letter in newest {
+        let old = duration(now_ms.saturating_sub(letter.time_ms));
+        let event = letter.event.as_deref().map_or("(not readable)".to_owned(), plain);
+        let reason = plain(&letter.reason);
+        text.extend(["\n          ", &letter.id.to_string(), " ", &event, ", ", &old, " ago: "]);
+        text.push_str(&reason);
+    }
+    if *found > 0 {
+        let bot = argument(bot.as_str());
+        text.extend(["\n          fairlane dead list --pipeline ", pipeline.as_str()]);
+        text.extend([" --bot=", &bot]);
+    }
+    text
 }
 
 async fn change(
@@ -299,10 +331,17 @@ async fn change(
                 said(bot, if changed { "is released" } else { "was neither leased nor parked" })
             })
         }
-        Action::Purge { bot } => {
+        Action::Purge { bot, yes } => {
             if let Some(kept) = queue.kept_from_purge() {
                 return Err(kept.into());
             }
+            let depth = queue.view_bot(bot, SystemClock.now()).await?.depth;
+            let question = format!(
+                "Delete the {} of bot {} in pipeline {pipeline} for good?",
+                count(depth, "queued event"),
+                plain(bot.as_str()),
+            );
+            confirm(&question, *yes, "purging a bot")?;
             let events = queue.purge(bot).await?;
             output.show(&Done { events: Some(events), ..done(bot) }, |_| {
                 said(bot, &format!("is purged: deleted {}", count(events, "event")))

@@ -145,6 +145,16 @@ pub(super) fn plain(text: &str) -> String {
     safe
 }
 
+/// An argument as a shell takes it; one that looks like an option comes after `--`.
+pub(super) fn argument(text: &str) -> String {
+    let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/@".contains(&byte);
+    if !text.is_empty() && !text.starts_with('-') && text.bytes().all(safe) {
+        return text.to_owned();
+    }
+    let dashes = if text.starts_with('-') { "-- " } else { "" };
+    format!("{dashes}'{}'", text.replace('\'', r"'\''"))
+}
+
 fn shorten(text: &str) -> String {
     if text.chars().count() <= CELL_MAX {
         return text.to_owned();

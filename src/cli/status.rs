@@ -361,12 +361,7 @@ fn fails(name: &PipelineName, failing: &Failing, now_ms: u64) -> String {
 }
 
 fn what_helps(name: &PipelineName, bot: &BotId) -> String {
-    let bot = bot.as_str();
-    let plain = bot.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b));
-    let bot = match bot {
-        _ if plain && !bot.starts_with('-') => bot.to_owned(),
-        _ => format!("-- '{}'", bot.replace('\'', r"'\''")),
-    };
+    let bot = output::argument(bot.as_str());
     format!(
         "mend what its handler calls; fairlane bots show --pipeline {name} {bot} shows what waits, and fairlane bots release --pipeline {name} {bot} tries it immediately"
     )
@@ -527,7 +522,7 @@ mod tests {
                         since_ms: 40_000,
                     });
                 },
-                r"fairlane bots show --pipeline log -- 'it'\''s' shows",
+                r"fairlane bots show --pipeline log 'it'\''s' shows",
             ),
             (|s| s.pipelines[0].state = PipelineState::Unconfigured, "fairlane pipelines drop log"),
         ];

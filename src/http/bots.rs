@@ -18,7 +18,9 @@ use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotCursor, BotOrder, BotView, KeptFromPurge, LastFailure, Queue, QueuedEvent};
+use crate::queue::{
+    BotCursor, BotOrder, BotView, DeadOfBot, KeptFromPurge, LastFailure, Queue, QueuedEvent,
+};
 
 /// Bots of a page, and events of a bot, at most.
 const LIMIT_MAX: u32 = 1_000;
@@ -189,6 +191,8 @@ struct Bot {
     /// Why it is tried again, if it is and its handler said why.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<LastFailure>,
+    /// Its events that gave up.
+    dead_letters: DeadOfBot,
     /// The oldest first.
     next: Vec<QueuedEvent>,
 }
@@ -212,7 +216,8 @@ async fn show(
     let view = queue.view_bot(&path.bot, api.clock.now()).await?;
     let next = queue.next_events(&path.bot, limit).await?;
     let last_failure = queue.last_failure(&view).await?;
-    Ok(Json(Bot { view, last_failure, next }))
+    let dead_letters = queue.dead_of(&path.bot).await?;
+    Ok(Json(Bot { view, last_failure, dead_letters, next }))
 }
 
 /// What can be set of a bot.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 
 use super::Settings;
-use super::settle::{Fitness, Policy, Settlement, settle};
+use super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::handler::{Failure, Outcomes, acknowledgement};
@@ -181,11 +181,12 @@ impl OpenLeases {
         for _ in 0..TRIES {
             let current = open.current().await?;
             let n = if current.handed { ack.saturating_sub(current.acked) } else { 0 };
-            let sequences = open.sequences(n).await?;
+            let records = open.records(n).await?;
             let mode = Mode::Keep { ttl_ms: open.capability.ttl_ms };
             let settlement = Settlement { mode, ..self.settled(&open, n) };
             if open.commit(&current, &settlement).await? {
-                settlement.tally.record(&open.pipeline.metrics, sequences, self.clock.now());
+                let now = self.clock.now();
+                settlement.tally.record(&open.pipeline.metrics, sequences(&records), now);
                 let ttl = Duration::from_millis(open.capability.ttl_ms);
                 return Ok(Extended { ttl, acked: current.acked + n });
             }
@@ -212,14 +213,21 @@ impl OpenLeases {
             // With nothing left there is nothing that could have failed.
             let answer = if left == 0 { Ok(Outcomes::done()) } else { answer(current.acked) };
             let settlement = settle(&vec![Fitness::Fit; left], answer, policy);
-            let sequences = open.sequences(settlement.settled).await?;
+            let records = open.records(settlement.settled).await?;
             if open.commit(&current, &settlement).await? {
-                if let Some(reason) = &settlement.failure {
+                let slice = vec![Fitness::Fit; left];
+                if let Some(given_up) = given_up(&slice, &settlement.exceptions) {
+                    let event = records.get(given_up.index);
+                    let event =
+                        event.and_then(|record| Event::decode(record, &open.capability.bot).ok());
+                    let event = event.as_ref().map(|(_, event)| event);
+                    given_up.warn(open.pipeline.queue.name(), &open.capability.bot, event);
+                } else if let Some(reason) = &settlement.failure {
                     let (bot, mode) = (&open.capability.bot, settlement.mode);
                     tracing::debug!(%bot, reason, ?mode, "a receiver did not finish its slice");
                 }
                 let (queue, now) = (&open.pipeline.queue, self.clock.now());
-                settlement.tally.record(&open.pipeline.metrics, sequences, now);
+                settlement.tally.record(&open.pipeline.metrics, sequences(&records), now);
                 settlement.note_failure(queue, &open.capability.bot, None, now).await;
                 return Ok(());
             }
@@ -284,14 +292,11 @@ impl Open<'_> {
         Ok(Current { acked, handed: state == 2, attempts })
     }
 
-    /// The sequences of the next `n` events, for the metrics.
-    async fn sequences(
-        &self,
-        n: usize,
-    ) -> Result<impl Iterator<Item = Sequence> + use<>, LeaseError> {
+    /// The records of the next `n` events, for the metrics and the log.
+    async fn records(&self, n: usize) -> Result<Vec<Vec<u8>>, LeaseError> {
         let queue = &self.pipeline.queue;
         let bot = &self.capability.bot;
-        let mut sequences = Vec::with_capacity(n);
+        let mut records = Vec::with_capacity(n);
         if n > 0 {
             let mut command = redis::cmd("LRANGE");
             command.arg(queue.keys(queue.shard_of(bot)).queue(bot)).arg(0).arg(n - 1);
@@ -299,11 +304,10 @@ impl Open<'_> {
             let misread = |source| LeaseError::Store(queue.link().misread("LRANGE", source));
             let mut reply = Reply::new(value).map_err(misread)?;
             while reply.len() > 0 {
-                let record = reply.bytes().map_err(misread)?.unwrap_or_default();
-                sequences.extend(Event::sequence_of(&record));
+                records.push(reply.bytes().map_err(misread)?.unwrap_or_default());
             }
         }
-        Ok(sequences.into_iter())
+        Ok(records)
     }
 
     /// Whether it was done; else somebody else acknowledged something meanwhile.
@@ -334,4 +338,8 @@ impl Open<'_> {
             Some(Verdict::Stale) | None => Err(LeaseError::Gone),
         }
     }
+}
+
+fn sequences(records: &[Vec<u8>]) -> impl Iterator<Item = Sequence> {
+    records.iter().filter_map(|record| Event::sequence_of(record))
 }

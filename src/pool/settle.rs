@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use tracing::debug;
+use tracing::{debug, warn};
 
+use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
-use crate::id::{BotId, Sequence};
+use crate::id::{BotId, PipelineName, Sequence};
 use crate::keyspace::scripts::{Attempts, Exception, Fate, Mode};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
@@ -212,6 +213,41 @@ pub(super) fn settle(
     Settlement { n, settled, mode, exceptions, tally, failure }
 }
 
+/// What of a slice gave up: told once a slice, however many that are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct GivenUp {
+    /// The place of the first one.
+    pub(super) index: usize,
+    reason: Box<str>,
+    attempts: u32,
+    /// How many others there are.
+    others: usize,
+}
+
+/// What of the slice gave up. What expired did not: it is counted as such.
+pub(super) fn given_up(slice: &[Fitness], exceptions: &[Exception]) -> Option<GivenUp> {
+    let mut dead = exceptions.iter().filter_map(|exception| match &exception.fate {
+        Fate::Dead { .. } if matches!(slice.get(exception.index), Some(Fitness::Expired(_))) => {
+            None
+        }
+        Fate::Dead { reason, attempts } => Some((exception.index, reason, *attempts)),
+        Fate::Later { .. } => None,
+    });
+    let (index, reason, attempts) = dead.next()?;
+    let reason = reason.as_str().into();
+    Some(GivenUp { index, reason, attempts, others: dead.count() })
+}
+
+impl GivenUp {
+    /// Tells of it in the log. `event` is the one at the place.
+    pub(super) fn warn(&self, pipeline: &PipelineName, bot: &BotId, event: Option<&Event>) {
+        let Self { reason, attempts, others, .. } = self;
+        let (id, kind) = event.map_or(("(not readable)", "-"), |event| (event.id(), event.kind()));
+        warn!(%pipeline, %bot, event = id, "type" = kind, attempts, reason, others,
+            "an event gave up: dead letter");
+    }
+}
+
 fn shorten(reason: &str) -> String {
     if reason.len() <= REASON_MAX {
         return reason.to_owned();
@@ -222,6 +258,9 @@ fn shorten(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
     use super::*;
     use Fitness::{Expired, Fit, Spent};
 
@@ -349,5 +388,51 @@ mod tests {
         let end = settle(&[Fit], Err(Failure::permanent(0, "é".repeat(900))), policy(0));
         let Fate::Dead { reason, .. } = &end.exceptions[0].fate else { panic!("dead") };
         assert!(reason.len() <= REASON_MAX + 3 && reason.ends_with("é…"));
+    }
+
+    #[test]
+    fn what_gave_up_is_told_once_a_slice_and_what_expired_is_not() {
+        let slice = [Expired("old".into()), Fit, Spent("bad".into()), Fit];
+        let later = Exception { index: 1, fate: Fate::Later { at_ms: 1 } };
+        let dead = [dead(0, "old", 0), later, dead(2, "bad", 3), dead(3, "no", 1)];
+        let told = given_up(&slice, &dead).unwrap();
+        assert_eq!((told.index, &*told.reason, told.attempts, told.others), (2, "bad", 3, 1));
+        assert_eq!(given_up(&slice, &dead[..2]), None);
+    }
+
+    #[test]
+    fn the_log_says_which_event_gave_up_after_how_many_attempts_and_why() {
+        #[derive(Clone, Default)]
+        struct Lines(Arc<Mutex<Vec<u8>>>);
+        impl io::Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (bot, pipeline) = (BotId::parse("shop").unwrap(), PipelineName::parse("p").unwrap());
+        let event = Event::builder("order.paid", &bot).id("e-7").build().unwrap();
+        let told = given_up(&[Fit], &[dead(0, "HTTP 410", 10)]).unwrap();
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        tracing::subscriber::with_default(log.finish(), || {
+            told.warn(&pipeline, &bot, Some(&event));
+        });
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        for said in [
+            "WARN",
+            "pipeline=p",
+            "bot=shop",
+            "event=\"e-7\"",
+            "type=\"order.paid\"",
+            "attempts=10",
+            "reason=\"HTTP 410\"",
+            "others=0",
+        ] {
+            assert!(text.contains(said), "{said} is missing in {text}");
+        }
     }
 }

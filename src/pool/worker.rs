@@ -20,7 +20,7 @@ use tracing::{Instrument as _, debug, debug_span, warn};
 use super::Shared;
 use super::commit::Committed;
 use super::retry::RetryBudget;
-use super::settle::{Fitness, Policy, Settlement, settle};
+use super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::keyspace::scripts::{Completion, Exception, Mode};
@@ -48,12 +48,14 @@ const RENEW_AGAIN: Duration = Duration::from_millis(250);
 pub(super) async fn run(shared: Arc<Shared>, lease: Lease, records: Vec<Vec<u8>>) {
     let span = debug_span!("slice", pipeline = %shared.queue.name(), bot = %lease.bot,
         fence = %lease.fence, events = records.len());
-    Worker { shared, lease }.run(records).instrument(span).await;
+    Worker { shared, lease, unfit: Vec::new() }.run(records).instrument(span).await;
 }
 
 struct Worker {
     shared: Arc<Shared>,
     lease: Lease,
+    /// Those events of the slice that the handler does not get, by their places.
+    unfit: Vec<(usize, Event)>,
 }
 
 /// How the handling ended.
@@ -106,9 +108,10 @@ impl Worker {
     }
 
     /// Decodes the records and decides which of them the handler gets.
-    fn sort_out(&self, records: Vec<Vec<u8>>) -> (Vec<Fitness>, Vec<Delivery>) {
-        let settings = &self.shared.settings;
-        let now = self.shared.now();
+    fn sort_out(&mut self, records: Vec<Vec<u8>>) -> (Vec<Fitness>, Vec<Delivery>) {
+        let shared = Arc::clone(&self.shared);
+        let settings = &shared.settings;
+        let now = shared.now();
         let mut slice = Vec::with_capacity(records.len());
         let mut events = Vec::with_capacity(records.len());
         for record in records {
@@ -127,6 +130,7 @@ impl Worker {
                     "{} consumers vanished and {} handlers failed while it was handled",
                     attempts.lost, attempts.failed
                 );
+                self.unfit.push((slice.len(), event));
                 slice.push(Fitness::Spent(reason));
                 continue;
             }
@@ -331,17 +335,18 @@ impl Worker {
     ) {
         let exceptions = std::mem::take(&mut settlement.exceptions);
         let Settlement { n, settled, mode, tally, ref failure, .. } = settlement;
-        if let Some(reason) = failure {
+        if let Some(reason) = failure
+            && mode != Mode::Release
+        {
             let (pipeline, bot) = (self.shared.queue.name(), &self.lease.bot);
-            if mode == Mode::Release {
-                warn!(%pipeline, %bot, reason, "an event gave up: dead letter");
-            } else if self.shared.warned.take() {
+            if self.shared.warned.take() {
                 warn!(%pipeline, %bot, reason,
                     "the handler failed, and is tried again; more such within a minute are only counted");
             } else {
                 debug!(reason, ?mode, "the slice is tried again");
             }
         }
+        let given_up = given_up(fitness, &exceptions);
         if took > Duration::ZERO {
             self.observe(slice, took);
         }
@@ -356,6 +361,10 @@ impl Worker {
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
                 let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
                 tally.record(&self.shared.metrics, sequences, self.shared.now());
+                if let Some(given_up) = given_up {
+                    let event = self.event_at(given_up.index, fitness, slice);
+                    given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
+                }
                 self.shared.handler.committed(slice, settled);
                 let now = self.shared.now();
                 let first = slice.events.first().map(|delivery| delivery.sequence);
@@ -369,6 +378,20 @@ impl Worker {
             }
             Committed::Unknown => debug!("the completion was not answered; it may have been done"),
         }
+    }
+
+    /// The event at a place of the slice; `None` where its record cannot be read.
+    fn event_at<'a>(
+        &'a self,
+        index: usize,
+        fitness: &[Fitness],
+        slice: &'a Slice,
+    ) -> Option<&'a Event> {
+        if fitness.get(index) == Some(&Fitness::Fit) {
+            let k = fitness[..index].iter().filter(|fitness| **fitness == Fitness::Fit).count();
+            return slice.events.get(k).map(|delivery| &delivery.event);
+        }
+        self.unfit.iter().find(|(place, _)| *place == index).map(|(_, event)| event)
     }
 
     async fn commit(&self, completion: Completion) -> Committed {

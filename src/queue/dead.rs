@@ -16,6 +16,44 @@ use crate::keyspace::{Reply, ReplyError, StoreError};
 /// Dead letters handled by one write.
 const PAGE: usize = 100;
 
+/// Dead letters looked at for those of one bot: the newest of its shard.
+const LOOKED_AT: usize = 1_000;
+/// And so many bytes of them, about.
+const LOOKED_AT_BYTES: usize = 8 << 20;
+/// Letters of one page of that look: events may be large.
+const LOOK: usize = 50;
+/// Of a bot's dead letters so many are told.
+const NEWEST: usize = 3;
+
+/// The dead letters of one bot, as far as a bounded look tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct DeadOfBot {
+    /// How many were found among the newest 1,000 (or 8 MiB) of its shard.
+    pub count: u64,
+    /// Whether older ones were not looked at, so that there may be more.
+    pub at_least: bool,
+    /// The newest three.
+    pub newest: Vec<LetterOfBot>,
+}
+
+/// A dead letter of a bot, in short.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct LetterOfBot {
+    /// Its id in the pipeline.
+    pub id: LetterId,
+    /// The id of the event; `None` when the record cannot be read.
+    pub event: Option<String>,
+    /// The type of the event.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Why.
+    pub reason: String,
+    /// After how many attempts.
+    pub attempts: u32,
+    /// When, ms since 1970.
+    pub time_ms: u64,
+}
+
 /// An event that gave up.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeadLetter {
@@ -83,6 +121,69 @@ impl Queue {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.list_dead_letters(bot, &|_| true, None, limit).await
+    }
+
+    /// How many dead letters of `bot` there are and the newest of them, by a look at the newest of its
+    /// shard: what it costs is bounded, however many others there are.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn dead_of(&self, bot: &BotId) -> Result<DeadOfBot, StoreError> {
+        let shard = self.shard_of(bot);
+        let (mut found, mut from) = (DeadOfBot::default(), "+".to_owned());
+        let (mut looked_at, mut bytes) = (0, 0);
+        loop {
+            let mut command = redis::cmd("XREVRANGE");
+            command.arg(&self.keys(shard).dlq).arg(&from).arg("-").arg("COUNT").arg(LOOK);
+            let value = self.link().command("XREVRANGE", command).await?;
+            let mut entries = self.read("XREVRANGE", Reply::new(value))?;
+            let count = entries.len();
+            while let Some(entry) = entries.next() {
+                let raw = self.read("XREVRANGE", raw_letter(shard, entry))?;
+                from = format!("({}", raw.id.entry);
+                bytes += raw.record.len();
+                if raw.bot != bot.as_str() {
+                    continue;
+                }
+                found.count += 1;
+                if found.newest.len() < NEWEST {
+                    let letter = self.read("XREVRANGE", raw.decode())?;
+                    found.newest.push(letter.into());
+                }
+            }
+            looked_at += count;
+            if count < LOOK {
+                return Ok(found);
+            }
+            if looked_at >= LOOKED_AT || bytes >= LOOKED_AT_BYTES {
+                found.at_least = self.dead_in(shard).await? > looked_at as u64;
+                return Ok(found);
+            }
+        }
+    }
+
+    /// How many dead letters there are of `bot`, or of all bots. For a bot all of its shard are
+    /// looked at.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn count_dead_letters(
+        &self,
+        bot: Option<&BotId>,
+        until: Duration,
+    ) -> Result<u64, StoreError> {
+        let mut count = 0;
+        for shard in self.dead_shards(bot) {
+            if bot.is_none() {
+                count += self.dead_in(shard).await?;
+                continue;
+            }
+            let mut pages = Pages::until(until);
+            while let Some(letters) = pages.next(self, shard, bot).await? {
+                count += letters.len() as u64;
+            }
+        }
+        Ok(count)
     }
 
     /// One dead letter; `None` when there is no such one.
@@ -208,6 +309,18 @@ impl Queue {
             .sum())
     }
 
+    /// How many dead letters a shard has.
+    async fn dead_in(&self, shard: Shard) -> Result<u64, StoreError> {
+        let length = redis::Cmd::xlen(&self.keys(shard).dlq);
+        match self.link().command("XLEN", length).await? {
+            Value::Int(length) => Ok(length.unsigned_abs()),
+            other => {
+                let source = ReplyError::unexpected("a length", &format!("{other:?}"));
+                Err(self.link().misread("XLEN", source))
+            }
+        }
+    }
+
     fn dead_shards(&self, bot: Option<&BotId>) -> impl Iterator<Item = Shard> + use<> {
         let only = bot.map(|bot| self.shard_of(bot));
         self.shard_count().shards().filter(move |shard| only.is_none_or(|only| only == *shard))
@@ -234,13 +347,23 @@ impl Queue {
         let mut entries = self.read(name, Reply::new(value))?;
         let mut page = Vec::with_capacity(entries.len());
         while let Some(entry) = entries.next() {
-            page.push(self.read(name, dead_letter(shard, entry))?);
+            page.push(self.read(name, raw_letter(shard, entry).and_then(RawLetter::decode))?);
         }
         Ok(page)
     }
 }
 
-fn dead_letter(shard: Shard, entry: Value) -> Result<DeadLetter, ReplyError> {
+/// A dead letter as it is kept.
+struct RawLetter {
+    id: LetterId,
+    bot: String,
+    record: Vec<u8>,
+    reason: String,
+    attempts: u32,
+    time_ms: u64,
+}
+
+fn raw_letter(shard: Shard, entry: Value) -> Result<RawLetter, ReplyError> {
     let mut entry = Reply::new(entry)?;
     let id = LetterId::new(shard, entry.parsed()?);
     let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
@@ -256,9 +379,27 @@ fn dead_letter(shard: Shard, entry: Value) -> Result<DeadLetter, ReplyError> {
             _ => drop(fields.next()),
         }
     }
-    let bot = BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?;
-    let event = Event::decode(&record, &bot).ok().map(|(_, event)| event);
-    Ok(DeadLetter { id, bot, reason, attempts, time_ms, event })
+    Ok(RawLetter { id, bot, record, reason, attempts, time_ms })
+}
+
+impl RawLetter {
+    fn decode(self) -> Result<DeadLetter, ReplyError> {
+        let Self { id, bot, record, reason, attempts, time_ms } = self;
+        let bot = BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?;
+        let event = Event::decode(&record, &bot).ok().map(|(_, event)| event);
+        Ok(DeadLetter { id, bot, reason, attempts, time_ms, event })
+    }
+}
+
+impl From<DeadLetter> for LetterOfBot {
+    fn from(letter: DeadLetter) -> Self {
+        let DeadLetter { id, reason, attempts, time_ms, event, .. } = letter;
+        let (event, kind) = match event {
+            Some(event) => (Some(event.id().to_owned()), Some(event.kind().to_owned())),
+            None => (None, None),
+        };
+        Self { id, event, kind, reason, attempts, time_ms }
+    }
 }
 
 /// Walks through the dead letters of a shard, the oldest first.

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::automations::{LastError, RuleStats};
-pub use self::dead::DeadLetter;
+pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
 pub(crate) use self::failure::Noted;
 pub use self::failure::{Failing, LastFailure};
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};

@@ -188,6 +188,18 @@ async fn dead_letters_are_listed_shown_put_back_and_dropped() {
     eventually(LONG, "all are dead", async || pool.pipeline().await["dead"] == 6).await;
     pool.poison.store(false, Ordering::Relaxed);
 
+    // They are told with their bot, also where nothing of it is queued.
+    let of_a = pool.bot("a").await["dead_letters"].clone();
+    assert_eq!((&of_a["count"], &of_a["at_least"]), (&json!(3), &json!(false)), "{of_a}");
+    let newest = &of_a["newest"][0];
+    assert_eq!((&newest["event"], &newest["type"]), (&json!("2"), &json!("t")), "{of_a}");
+    assert!(newest["reason"].as_str().unwrap().contains("poison"), "{of_a}");
+    assert_eq!(pool.bot("nobody").await["dead_letters"]["count"], 0);
+    let page = pool.client.get("/bots/a").await;
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    assert!(page.contains("3 dead letters") && page.contains("poison"), "{page}");
+    assert!(page.contains("/pipelines/test/dead?bot=a"), "{page}");
+
     // Pages hold each once, the newest first.
     let (mut ids, mut cursor) = (Vec::new(), String::new());
     loop {

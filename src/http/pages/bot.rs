@@ -22,7 +22,7 @@ use crate::automation::profile::Profile;
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotState, BotView, KeptFromPurge, LastFailure, QueuedEvent};
+use crate::queue::{BotState, BotView, DeadOfBot, KeptFromPurge, LastFailure, QueuedEvent};
 use crate::store::subscribers::Kept;
 
 /// Next events that are shown of each queue.
@@ -53,7 +53,7 @@ struct View {
     bot: BotId,
     /// Or why none is evaluated.
     rules: Result<Vec<Shown>, String>,
-    /// Those that are not idle.
+    /// Those that are not idle, or have dead letters.
     queues: Vec<OfBot>,
     now_ms: u64,
     may_operate: bool,
@@ -66,6 +66,7 @@ struct OfBot {
     pipeline: PipelineName,
     look: BotView,
     failure: Option<LastFailure>,
+    dead: DeadOfBot,
     next: Vec<QueuedEvent>,
     kept: Option<KeptFromPurge>,
 }
@@ -151,10 +152,12 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
     for pipeline in api.queues.names().await? {
         let queue = api.queues.of(&pipeline);
         let look = queue.view_bot(bot, now).await?;
-        if look.depth > 0 || look.state != BotState::Idle {
+        let dead = queue.dead_of(bot).await?;
+        if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 {
             let next = queue.next_events(bot, NEXT).await?;
             let failure = queue.last_failure(&look).await?;
-            queues.push(OfBot { pipeline, look, failure, next, kept: queue.kept_from_purge() });
+            let kept = queue.kept_from_purge();
+            queues.push(OfBot { pipeline, look, failure, dead, next, kept });
         }
     }
     Ok(View {
@@ -269,6 +272,7 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 @let ago = |ms: u64| spoken(view.now_ms.saturating_sub(ms) / 1_000 * 1_000);
                 p { "Every call fails since " (ago(*since_ms)) " ago. Failed " (ago(*time_ms)) " ago: " (reason) }
             }
+            (dead(view, of))
             @if !of.next.is_empty() {
                 div.wide tabindex="0" role="region" aria-label="Next events" {
                     table {
@@ -293,6 +297,30 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 }
             }
             @if view.may_operate { (actions(view, of)) }
+        }
+    }
+}
+
+/// What gave up, and where the rest of it is.
+fn dead(view: &View, OfBot { pipeline, dead, .. }: &OfBot) -> Markup {
+    html! {
+        @if dead.count > 0 {
+            p {
+                a href=(super::dead::path_of(pipeline, view.bot.as_str())) {
+                    @if dead.at_least { "At least " }
+                    (grouped(dead.count)) @if dead.count == 1 { " dead letter" } @else { " dead letters" }
+                }
+                ", the newest:"
+            }
+            ul {
+                @for letter in &dead.newest {
+                    li data-key=(letter.id) {
+                        (spoken(view.now_ms.saturating_sub(letter.time_ms) / 1_000 * 1_000)) " ago, "
+                        @if let Some(kind) = &letter.kind { code { (kind) } " " }
+                        (letter.event.as_deref().unwrap_or("its record cannot be read")) ": " (letter.reason)
+                    }
+                }
+            }
         }
     }
 }
@@ -445,6 +473,7 @@ mod tests {
     use super::super::super::automations::Happened;
     use super::*;
     use crate::id::{RuleId, Sequence};
+    use crate::queue::LetterOfBot;
 
     fn waiting() -> BotView {
         BotView {
@@ -473,6 +502,18 @@ mod tests {
                     time_ms: 0,
                     since_ms: 0,
                 }),
+                dead: DeadOfBot {
+                    count: 1_002,
+                    at_least: true,
+                    newest: vec![LetterOfBot {
+                        id: "0.1-0".parse().unwrap(),
+                        event: Some("<i>".to_owned()),
+                        kind: Some("<s>".to_owned()),
+                        reason: "<em>never</em>".to_owned(),
+                        attempts: 3,
+                        time_ms: 0,
+                    }],
+                },
                 next: Vec::new(),
                 kept: None,
             }],
@@ -498,6 +539,8 @@ mod tests {
             "1,234",
             "1 min",
             "Delete the queued events of &lt;b&gt;",
+            "/pipelines/automations/dead?bot=%3Cb%3E%26%22\">At least 1,002 dead letters",
+            "&lt;em&gt;never",
             "emit delay=600 type=&lt;a&gt;",
             ">off<",
             "Log out",
