@@ -34,12 +34,13 @@ const REDRIVE_EXAMPLES: &str = "\
 Examples:
   fairlane dead redrive 3.1763640000000-0   one, back to its place in the order
   fairlane dead redrive --bot shop-7        all of that bot
-  fairlane dead redrive --all               all of the pipeline";
+  fairlane dead redrive --all               all of the pipeline; asks first
+  fairlane dead redrive --all --yes         for scripts: asks nothing";
 const DROP_EXAMPLES: &str = "\
 Examples:
   fairlane dead drop 3.1763640000000-0
-  fairlane dead drop --bot shop-7
-  fairlane dead drop --all --yes            all of the pipeline";
+  fairlane dead drop --bot shop-7           all of that bot; asks first
+  fairlane dead drop --all --yes            all of the pipeline; for scripts: asks nothing";
 
 /// Arguments of `fairlane dead`.
 #[derive(Debug, Args)]
@@ -75,13 +76,19 @@ enum Action {
     },
     /// Put dead letters back to be handled again, each at its place in the order of its bot.
     #[command(after_help = REDRIVE_EXAMPLES)]
-    Redrive(Which),
+    Redrive {
+        #[command(flatten)]
+        which: Which,
+        /// Do not ask before those of a whole pipeline are put back.
+        #[arg(long)]
+        yes: bool,
+    },
     /// Delete dead letters.
     #[command(after_help = DROP_EXAMPLES)]
     Drop {
         #[command(flatten)]
         which: Which,
-        /// Do not ask before those of a whole pipeline are deleted.
+        /// Do not ask before those of a bot or of a whole pipeline are deleted.
         #[arg(long)]
         yes: bool,
     },
@@ -126,7 +133,7 @@ pub(super) async fn dead(config: Config, args: DeadArgs) -> Result<(), CliError>
             let letter = found.ok_or_else(|| no_letter(&pipeline, *id))?;
             output.show(&Listed { pipeline, letter }, |listed| describe(output, listed))
         }
-        Action::Redrive(which) => redrive(session, output, wanted, which).await,
+        Action::Redrive { which, yes } => redrive(session, output, wanted, which, *yes).await,
         Action::Drop { which, yes } => drop_letters(session, output, wanted, which, *yes).await,
     })
     .await
@@ -188,16 +195,23 @@ async fn redrive(
     output: Output,
     wanted: Option<&PipelineName>,
     which: &Which,
+    yes: bool,
 ) -> Result<(), CliError> {
     let pipeline = session.choose(wanted).await?;
     let queue = session.queue(&pipeline);
-    let letters = match which.id {
-        Some(id) => {
-            let letter = queue.dead_letter(id).await?;
-            let letter = letter.ok_or_else(|| no_letter(&pipeline, id))?;
-            u64::from(queue.redrive(&letter.bot, id).await?)
+    let letters = if let Some(id) = which.id {
+        let letter = queue.dead_letter(id).await?;
+        let letter = letter.ok_or_else(|| no_letter(&pipeline, id))?;
+        u64::from(queue.redrive(&letter.bot, id).await?)
+    } else {
+        let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
+        if bot.is_none() {
+            let letters = queue.count_dead_letters(None, until).await?;
+            let letters = count(letters, "dead letter");
+            let question = format!("Put back {letters} of all bots of pipeline {pipeline}?");
+            confirm(&question, yes, "putting back all dead letters of a pipeline")?;
         }
-        None => queue.redrive_all(which.bot.as_ref(), session.server.time().await?).await?,
+        queue.redrive_all(bot, until).await?
     };
     output.show(&Counted { pipeline, letters }, |counted| {
         format!("put back {} of pipeline {}", count(letters, "dead letter"), counted.pipeline)
@@ -217,12 +231,23 @@ async fn drop_letters(
         Some(id) if queue.drop_dead_letter(id).await? => 1,
         Some(id) => return Err(no_letter(&pipeline, id)),
         None => {
-            let bot = which.bot.as_ref();
-            if bot.is_none() {
-                let question = format!("Delete all dead letters of pipeline {pipeline}?");
-                confirm(&question, yes, "dropping all dead letters of a pipeline")?;
-            }
-            queue.drop_dead_letters(bot, session.server.time().await?).await?
+            let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
+            let letters = count(queue.count_dead_letters(bot, until).await?, "dead letter");
+            let (question, what) = match bot {
+                Some(bot) => (
+                    format!(
+                        "Delete {letters} of bot {} in pipeline {pipeline} for good?",
+                        plain(bot.as_str())
+                    ),
+                    "dropping all dead letters of a bot",
+                ),
+                None => (
+                    format!("Delete {letters} of all bots of pipeline {pipeline} for good?"),
+                    "dropping all dead letters of a pipeline",
+                ),
+            };
+            confirm(&question, yes, what)?;
+            queue.drop_dead_letters(bot, until).await?
         }
     };
     output.show(&Counted { pipeline, letters }, |counted| {

@@ -56,7 +56,10 @@ pub(super) fn routes(
     let operating = Router::new()
         .route("/pipelines/{pipeline}/pause", routing::post(pipeline::pause))
         .route("/pipelines/{pipeline}/resume", routing::post(pipeline::resume))
-        .route("/pipelines/{pipeline}/dead/redrive", routing::post(dead::redrive_all))
+        .route(
+            "/pipelines/{pipeline}/dead/redrive",
+            routing::get(dead::ask_redrive_all).post(dead::redrive_all),
+        )
         .route("/pipelines/{pipeline}/dead/{id}/redrive", routing::post(dead::redrive))
         .route("/pipelines/{pipeline}/dead/{id}/drop", routing::post(dead::drop_one))
         .route("/bots/{bot}/{pipeline}/pause", routing::post(bot::pause))
@@ -64,7 +67,10 @@ pub(super) fn routes(
         .route("/bots/{bot}/{pipeline}/release", routing::post(bot::release))
         .route("/bots/{bot}/{pipeline}/purge", routing::post(bot::purge))
         .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
-        .route("/notifications/dead/redrive", routing::post(notifications::redrive_all));
+        .route(
+            "/notifications/dead/redrive",
+            routing::get(dead::ask_redrive_notifications).post(dead::redrive_notifications),
+        );
     guarded(Scope::Read, reading)
         .merge(guarded(Scope::Operate, operating))
         .with_state(api)

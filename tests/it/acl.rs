@@ -206,10 +206,10 @@ async fn operate(config: &str, queue: &Queue) {
         queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap().remove(0).id.to_string();
     run(&["dead", "show", &letter]);
     run(&["dead", "redrive", &letter]);
-    run(&["dead", "redrive", "--all"]);
+    run(&["dead", "redrive", "--all", "--yes"]);
     let letter = || async { queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap() };
     assert_eq!(letter().await.len(), 0, "all are put back");
-    run(&["bots", "purge", "bot-dead"]);
+    run(&["bots", "purge", "bot-dead", "--yes"]);
     run(&["bots", "resume", "bot-dead"]);
     let line = event("bot-done", "test.done", 11);
     self::run(config, &["publish"], &line);

@@ -176,7 +176,7 @@ fn a_redis_that_is_away_exits_69_and_the_message_names_the_setting() {
         &["publish"],
         &["pipelines", "list"],
         &["bots", "list", "--json"],
-        &["dead", "redrive", "--all"],
+        &["dead", "redrive", "--all", "--yes"],
         &["check"],
     ];
     for arguments in cases {
@@ -323,6 +323,10 @@ async fn bots_are_listed_shown_and_changed() {
     let ran = place.run(&["bots", "release", "full"]);
     assert_eq!(ran.out, "bot full of pipeline log was neither leased nor parked\n");
     let ran = place.run(&["bots", "purge", "--", "-odd * {}"]);
+    assert_eq!((ran.code, ran.out.as_str()), (64, ""), "{ran:?}");
+    assert!(ran.err.contains("add --yes"), "{ran:?}");
+    assert_eq!(state(&odd).await.depth, 1, "nothing was done");
+    let ran = place.run(&["bots", "purge", "--yes", "--", "-odd * {}"]);
     assert_eq!(ran.out, "bot -odd * {} of pipeline log is purged: deleted 1 event\n");
     assert_eq!(state(&odd).await.depth, 0);
 
@@ -369,10 +373,31 @@ async fn dead_letters_are_put_back_in_order_or_dropped() {
         queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();
     assert_eq!(handled_in, (0..151).map(|id| id.to_string()).collect::<Vec<_>>());
 
-    log.push(&b, &events(&b, 3..5), PushOptions::default()).await.unwrap();
-    let ran = place.run(&["dead", "drop", "--all"]);
-    assert_eq!(ran.code, 64, "{ran:?}");
-    assert!(ran.err.contains("--yes"), "{ran:?}");
+    // A bot has room for one event here: what comes beyond it dies.
+    log.push(&b, &events(&b, 3..6), PushOptions::default()).await.unwrap();
+    log.push(&a, &events(&a, 200..201), PushOptions::default()).await.unwrap();
+    let shown = place.run(&["bots", "show", "b"]).out;
+    for said in
+        ["dead      3 dead letters", " 5, ", "max_queue = 1", "dead list --pipeline log --bot=b"]
+    {
+        assert!(shown.contains(said), "{said}: {shown}");
+    }
+    let shown = place.json(&["bots", "show", "b"])["dead_letters"].clone();
+    assert_eq!((&shown["count"], &shown["at_least"]), (&3.into(), &false.into()), "{shown}");
+    assert_eq!(shown["newest"][0]["event"], "5");
+    assert_eq!(shown["newest"][0]["type"], "tag.applied");
+    for bulk in [
+        &["dead", "drop", "--all"][..],
+        &["dead", "drop", "--bot", "b"],
+        &["dead", "redrive", "--all"],
+    ] {
+        let ran = place.run(bulk);
+        assert_eq!((ran.code, ran.out.as_str()), (64, ""), "{ran:?}");
+        assert!(ran.err.contains("nothing was done") && ran.err.contains("add --yes"), "{ran:?}");
+    }
+    assert_eq!(place.json(&["dead", "drop", "--bot", "b", "--yes"])["letters"], 3);
+    assert_eq!(place.json(&["dead", "redrive", "--all", "--yes"])["letters"], 1);
+    log.push(&b, &events(&b, 6..8), PushOptions::default()).await.unwrap();
     assert_eq!(place.json(&["dead", "drop", "--all", "--yes"])["letters"], 2);
     assert_eq!(place.run(&["dead", "list"]).out, "no dead letters\n");
     drop(log);

@@ -94,7 +94,16 @@ async fn the_page_shows_what_was_sent_what_died_and_which_hosts_are_left_alone_a
     let again = client.send("POST", &redrive, &[FORM], b"").await;
     assert_eq!(again.code, 404, "that one is gone");
     assert!(String::from_utf8(again.body).unwrap().contains("No such dead letter"));
-    assert_eq!(client.send("POST", "/notifications/dead/redrive", &[FORM], b"").await.code, 303);
+    // Who was not asked is asked first.
+    let asked = client.send("POST", "/notifications/dead/redrive", &[FORM], b"").await;
+    let question = "/notifications/dead/redrive";
+    assert_eq!((asked.code, asked.header("location")), (303, Some(question)));
+    let question = page(&client.get(question).await);
+    assert!(question.contains("Redrive 1 dead letter of all bots"), "{question}");
+    let until = question.split("name=\"until\" value=\"").nth(1).unwrap();
+    let until = format!("until={}", until.split('"').next().unwrap());
+    let done = client.send("POST", "/notifications/dead/redrive", &[FORM], until.as_bytes()).await;
+    assert_eq!((done.code, done.header("location")), (303, Some("/notifications#dead")));
     ends(&instance, dead, State::Sent).await;
     let refused = client.get("/notifications?by=week").await;
     assert_eq!(refused.code, 400);

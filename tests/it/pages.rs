@@ -153,8 +153,9 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
     assert!(page.text(css("pre")).await.contains("\"type\": \"broken\""));
     page.click(css("summary")).await;
     page.follow(button("Drop this dead letter")).await;
-    assert_eq!(page.path().await, "/pipelines/test/dead");
+    assert_eq!(page.path().await, "/pipelines/test/dead?bot=one", "still those of the bot");
     assert_eq!(letters().await, 3);
+    assert_eq!(page.count("tbody tr").await, 2);
     // Put back, the handler gives it up once more: as a new letter.
     let first = "tbody tr:last-of-type";
     let before =
@@ -165,9 +166,29 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
         letters().await == 3 && page.eval::<bool>(&found).await
     })
     .await;
+    assert_eq!(page.path().await, "/pipelines/test/dead?bot=one");
     page.fill(field("Only of bot"), "other").await;
     page.follow(button("Show")).await;
-    page.follow(button("Redrive all of other")).await;
+    let of_other = page.eval::<String>("document.querySelector('tbody tr').dataset.key").await;
+    page.follow(button("Redrive all of other…")).await;
+    assert_eq!(page.path().await, "/pipelines/test/dead/redrive?bot=other");
+    page.sees("Redrive 1 dead letter of bot other in pipeline test?").await;
+    page.follow(link("Cancel")).await;
+    assert_eq!(page.path().await, "/pipelines/test/dead?bot=other");
+    let found = format!("document.querySelector('tr[data-key=\"{of_other}\"]') !== null");
+    assert!(page.eval::<bool>(&found).await, "nothing was done");
+    page.follow(button("Redrive all of other…")).await;
+    page.follow(button("Redrive them")).await;
+    assert_eq!(page.path().await, "/pipelines/test/dead?bot=other");
+    eventually(LONG, "that of the other bot was tried again", async || {
+        letters().await == 3 && !page.eval::<bool>(&found).await
+    })
+    .await;
+    // All of them: only after a question that says so.
+    page.goto("/pipelines/test/dead").await;
+    page.follow(button("Redrive all…")).await;
+    page.sees("Redrive 3 dead letters of all bots in pipeline test?").await;
+    page.follow(button("Redrive them")).await;
     assert_eq!(page.path().await, "/pipelines/test/dead");
     assert_eq!(page.problems(), NONE);
     instance.stop().await;

@@ -144,7 +144,9 @@ async fn status_tells_of_a_target_that_is_away_although_no_attempt_is_counted() 
 #[tokio::test]
 async fn what_was_copied_is_not_called_unread_before_the_reader_noted_it() {
     let asked = Asked::start("read").await;
-    for round in 1..=5 {
+    asked.publish(&["fine-1"; 40]).await;
+    eventually(LONG, "it is noted once", async || asked.stream().await.unread.is_some()).await;
+    for round in 2..=5 {
         asked.publish(&["fine-1"; 40]).await;
         eventually(LONG, "all are done", async || asked.log.len() == round * 40).await;
         assert_eq!(asked.stream().await.unread, Some(0), "round {round}");

@@ -1,6 +1,7 @@
 //! The dead letters of a pipeline: found, looked into, put back, dropped.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -43,6 +44,22 @@ impl Wish {
 /// Where they are.
 fn path(pipeline: &PipelineName) -> String {
     format!("{}/dead", pipeline::path(pipeline))
+}
+
+/// Where those of a bot are; of all bots where it is empty.
+pub(super) fn path_of(pipeline: &PipelineName, bot: &str) -> String {
+    match bot {
+        "" => path(pipeline),
+        bot => format!("{}?bot={}", path(pipeline), bot::encoded(bot)),
+    }
+}
+
+/// Where one of them is, seen in the list of those of a bot or of all.
+fn path_of_one(pipeline: &PipelineName, id: LetterId, bot: &str) -> String {
+    match bot {
+        "" => format!("{}/{id}", path(pipeline)),
+        bot => format!("{}/{id}?bot={}", path(pipeline), bot::encoded(bot)),
+    }
 }
 
 pub(super) async fn list(
@@ -88,7 +105,7 @@ struct Listed<'a> {
 }
 
 fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
-    let Listed { pipeline, letters, next, wish, now_ms } = view;
+    let Listed { pipeline, letters, next, wish, .. } = view;
     let may = caller.check_scope(Scope::Operate).is_ok();
     html! {
         (headline(&format!("Dead letters of {pipeline}"), caller.has_token()))
@@ -100,9 +117,9 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
                 button type="submit" { "Show" }
             }
             @if may && !letters.is_empty() && (!wish.bot.is_empty() || caller.check_all_bots().is_ok()) {
-                form method="post" action={ (path(pipeline)) "/redrive" } {
-                    input type="hidden" name="bot" value=(wish.bot);
-                    button type="submit" { @if wish.bot.is_empty() { "Redrive all" } @else { "Redrive all of " (wish.bot) } }
+                form method="get" action={ (path(pipeline)) "/redrive" } {
+                    @if !wish.bot.is_empty() { input type="hidden" name="bot" value=(wish.bot); }
+                    button type="submit" { @if wish.bot.is_empty() { "Redrive all…" } @else { "Redrive all of " (wish.bot) "…" } }
                 }
             }
         }
@@ -121,7 +138,7 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
                             th scope="col" { "" }
                         }
                     }
-                    tbody { @for letter in letters { (row(pipeline, letter, *now_ms, may)) } }
+                    tbody { @for letter in letters { (row(view, letter, may)) } }
                 }
             }
             @if let Some(next) = next {
@@ -131,8 +148,9 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
     }
 }
 
-fn row(pipeline: &PipelineName, letter: &DeadLetter, now_ms: u64, may: bool) -> Markup {
-    let one = format!("{}/{}", path(pipeline), letter.id);
+fn row(view: &Listed<'_>, letter: &DeadLetter, may: bool) -> Markup {
+    let Listed { pipeline, wish, now_ms, .. } = view;
+    let one = path_of_one(pipeline, letter.id, &wish.bot);
     html! {
         tr data-key=(letter.id) {
             td.when { time datetime=(rfc3339(letter.time_ms)) title=(rfc3339(letter.time_ms)) { (spoken(now_ms.saturating_sub(letter.time_ms) / 1_000 * 1_000)) " ago" } }
@@ -149,7 +167,8 @@ fn row(pipeline: &PipelineName, letter: &DeadLetter, now_ms: u64, may: bool) -> 
             td.text { (letter.reason) }
             td {
                 @if may {
-                    form method="post" action={ (one) "/redrive" } {
+                    form method="post" action={ (path(pipeline)) "/" (letter.id) "/redrive" } {
+                        (seen_of(&wish.bot))
                         button type="submit" aria-label={ "Redrive " (letter.id) } { "Redrive" }
                     }
                 }
@@ -158,17 +177,31 @@ fn row(pipeline: &PipelineName, letter: &DeadLetter, now_ms: u64, may: bool) -> 
     }
 }
 
+/// What takes whoever acts on one letter back to the list that it was seen in.
+fn seen_of(bot: &str) -> Markup {
+    html! { @if !bot.is_empty() { input type="hidden" name="bot" value=(bot); } }
+}
+
+/// The list in which a letter was seen that was acted on.
+fn back(pipeline: &PipelineName, mut fields: Parameters) -> Redirect {
+    let bot = fields.take("bot").unwrap_or_default();
+    Redirect::to(&path_of(pipeline, &bot))
+}
+
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(at): Path<LetterPath>,
+    wish: Result<Query<Wish>, Problem>,
 ) -> Result<Response, Refusal> {
+    let Query(wish) = wish?;
     let (_, letter) = at.find(&api, &caller).await?;
     let title = format!("Dead letter {}", letter.id);
-    Ok(super::page(&title, &shown(&at.pipeline, &letter, &caller)))
+    Ok(super::page(&title, &shown(&at.pipeline, &letter, &wish.bot, &caller)))
 }
 
-fn shown(pipeline: &PipelineName, letter: &DeadLetter, caller: &Caller) -> Markup {
+/// `bot` is the one whose list it was seen in; empty: that of all.
+fn shown(pipeline: &PipelineName, letter: &DeadLetter, bot: &str, caller: &Caller) -> Markup {
     let one = format!("{}/{}", path(pipeline), letter.id);
     // An event always encodes.
     let event = letter.event.as_ref().map(serde_json::to_string_pretty);
@@ -176,7 +209,7 @@ fn shown(pipeline: &PipelineName, letter: &DeadLetter, caller: &Caller) -> Marku
         (headline(&format!("Dead letter {}", letter.id), caller.has_token()))
         p {
             "Of pipeline " a href=(pipeline::path(pipeline)) { (pipeline) } ", bot " a href=(bot::path(&letter.bot)) { (letter.bot) } ". "
-            "Back to " a href=(path(pipeline)) { "all dead letters of the pipeline" } "."
+            "Back to " a href=(path_of(pipeline, bot)) { @if bot.is_empty() { "all dead letters of the pipeline" } @else { "the dead letters of " (bot) } } "."
         }
         table {
             tbody {
@@ -194,10 +227,11 @@ fn shown(pipeline: &PipelineName, letter: &DeadLetter, caller: &Caller) -> Marku
         }
         @if caller.check_scope(Scope::Operate).is_ok() {
             div.actions {
-                form method="post" action={ (one) "/redrive" } { button type="submit" { "Redrive" } }
+                form method="post" action={ (one) "/redrive" } { (seen_of(bot)) button type="submit" { "Redrive" } }
                 details {
                     summary { "Drop…" }
                     form method="post" action={ (one) "/drop" } {
+                        (seen_of(bot))
                         p { "It is deleted for good: the event is not handled." }
                         button.danger type="submit" { "Drop this dead letter" }
                     }
@@ -211,18 +245,101 @@ pub(super) async fn redrive(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(at): Path<LetterPath>,
+    fields: Parameters,
 ) -> Result<Redirect, Refusal> {
     at.redrive(&api, &caller).await?;
-    Ok(Redirect::to(&path(&at.pipeline)))
+    Ok(back(&at.pipeline, fields))
 }
 
 pub(super) async fn drop_one(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(at): Path<LetterPath>,
+    fields: Parameters,
 ) -> Result<Redirect, Refusal> {
     at.discard(&api, &caller).await?;
-    Ok(Redirect::to(&path(&at.pipeline)))
+    Ok(back(&at.pipeline, fields))
+}
+
+/// Whether the caller may act on all dead letters of a bot, or of all bots.
+fn check(caller: &Caller, bot: Option<&BotId>) -> Result<(), Problem> {
+    bot.map_or_else(|| caller.check_all_bots(), |bot| caller.check_bot(bot))
+}
+
+/// Asks before all are put back.
+pub(super) async fn ask_redrive_all(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(PipelinePath { pipeline }): Path<PipelinePath>,
+    wish: Result<Query<Wish>, Problem>,
+) -> Result<Response, Refusal> {
+    let Query(wish) = wish?;
+    let bot = wish.bot()?;
+    check(&caller, bot.as_ref())?;
+    caller.check_scope(Scope::Operate)?;
+    let queue = api.queues.find(&pipeline).await?;
+    let until = api.queues.time().await?;
+    let (count, at_least) = match &bot {
+        Some(bot) => {
+            let of = queue.dead_of(bot).await?;
+            (of.count, of.at_least)
+        }
+        None => (queue.count_dead_letters(None, until).await?, false),
+    };
+    let scope = match &bot {
+        Some(bot) => format!("of bot {bot} in pipeline {pipeline}"),
+        None => format!("of all bots in pipeline {pipeline}"),
+    };
+    let question = Question {
+        what: question_text(count, at_least, &scope),
+        action: format!("{}/redrive", path(&pipeline)),
+        back: path_of(&pipeline, &wish.bot),
+        bot: wish.bot,
+        until_ms: millis(until),
+    };
+    Ok(super::page("Redrive all dead letters?", &question.page(&caller)))
+}
+
+fn question_text(count: u64, at_least: bool, scope: &str) -> String {
+    let letters = if count == 1 { "dead letter" } else { "dead letters" };
+    let about = if at_least { "at least " } else { "" };
+    format!("Redrive {about}{} {letters} {scope}?", grouped(count))
+}
+
+/// What is asked before dead letters are put back in bulk.
+struct Question {
+    what: String,
+    action: String,
+    back: String,
+    bot: String,
+    /// What died later is not meant.
+    until_ms: u64,
+}
+
+impl Question {
+    fn page(&self, caller: &Caller) -> Markup {
+        html! {
+            (headline("Redrive all dead letters?", caller.has_token()))
+            p { strong { (self.what) } }
+            p { "Each is handled again at its place in the order of its bot. Those that die from now on stay." }
+            div.actions {
+                form method="post" action=(self.action) {
+                    (seen_of(&self.bot))
+                    input type="hidden" name="until" value=(self.until_ms);
+                    button.danger type="submit" { "Redrive them" }
+                }
+                a href=(self.back) { "Cancel" }
+            }
+        }
+    }
+}
+
+/// Until when letters are meant: as the question said. Who was not asked is asked first.
+fn confirmed(fields: &mut Parameters) -> Result<Option<Duration>, Problem> {
+    let until = fields.read("until", |text| {
+        text.parse().map_err(|_| "it is no time in ms since 1970; ask again".to_owned())
+    });
+    Ok(until?.map(Duration::from_millis))
 }
 
 pub(super) async fn redrive_all(
@@ -233,14 +350,53 @@ pub(super) async fn redrive_all(
 ) -> Result<Redirect, Refusal> {
     let wish = Wish { bot: fields.take("bot").unwrap_or_default(), cursor: None };
     let bot = wish.bot()?;
-    match &bot {
-        Some(bot) => caller.check_bot(bot)?,
-        None => caller.check_all_bots()?,
-    }
+    check(&caller, bot.as_ref())?;
+    let Some(until) = confirmed(&mut fields)? else {
+        let query = match wish.bot.as_str() {
+            "" => String::new(),
+            bot => format!("?bot={}", bot::encoded(bot)),
+        };
+        return Ok(Redirect::to(&format!("{}/redrive{query}", path(&pipeline))));
+    };
     let queue = api.queues.find(&pipeline).await?;
-    queue.redrive_all(bot.as_ref(), api.queues.time().await?).await?;
+    queue.redrive_all(bot.as_ref(), until.min(api.queues.time().await?)).await?;
     caller.did("redrive all", &pipeline, bot.as_ref());
-    Ok(Redirect::to(&path(&pipeline)))
+    Ok(Redirect::to(&path_of(&pipeline, &wish.bot)))
+}
+
+/// The same for the page of the notifications.
+pub(super) async fn ask_redrive_notifications(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+) -> Result<Response, Refusal> {
+    caller.check_all_bots()?;
+    caller.check_scope(Scope::Operate)?;
+    let queue = api.notifications()?.queue().clone();
+    let until = api.queues.time().await?;
+    let count = queue.count_dead_letters(None, until).await?;
+    let question = Question {
+        what: question_text(count, false, "of all bots: their notifications are sent at once"),
+        action: "/notifications/dead/redrive".to_owned(),
+        back: "/notifications#dead".to_owned(),
+        bot: String::new(),
+        until_ms: millis(until),
+    };
+    Ok(super::page("Redrive all dead letters?", &question.page(&caller)))
+}
+
+pub(super) async fn redrive_notifications(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    mut fields: Parameters,
+) -> Result<Redirect, Refusal> {
+    caller.check_all_bots()?;
+    let Some(until) = confirmed(&mut fields)? else {
+        return Ok(Redirect::to("/notifications/dead/redrive"));
+    };
+    let queue = api.notifications()?.queue().clone();
+    queue.redrive_all(None, until.min(api.queues.time().await?)).await?;
+    caller.did("redrive all", queue.name(), None);
+    Ok(Redirect::to("/notifications#dead"))
 }
 
 #[cfg(test)]
@@ -261,7 +417,7 @@ mod tests {
             event: Some(event),
         };
         let (pipeline, caller) = (PipelineName::parse("p").unwrap(), Caller::of_tests());
-        let one = shown(&pipeline, &letter, &caller).into_string();
+        let one = shown(&pipeline, &letter, "<b>&", &caller).into_string();
         let wish = Wish { bot: "\"><b>".to_owned(), cursor: None };
         let view = Listed {
             pipeline: &pipeline,
@@ -277,7 +433,10 @@ mod tests {
             }
         }
         assert!(
-            one.contains("&lt;/pre&gt;&lt;script&gt;") && one.contains("Drop this dead letter")
+            one.contains("&lt;/pre&gt;&lt;script&gt;")
+                && one.contains("Drop this dead letter")
+                && one.contains("/pipelines/p/dead?bot=%3Cb%3E%26\"")
+                && one.contains("name=\"bot\" value=\"&lt;b&gt;&amp;\"")
         );
         assert!(
             all.contains("1 min ago") && all.contains("Redrive all of") && all.contains("Next 50")

@@ -111,17 +111,6 @@ pub(super) async fn redrive(
     Ok(Redirect::to("/notifications#dead"))
 }
 
-pub(super) async fn redrive_all(
-    State(api): State<Arc<Api>>,
-    caller: Caller,
-) -> Result<Redirect, Refusal> {
-    caller.check_all_bots()?;
-    let queue = queue(&api)?;
-    queue.redrive_all(None, api.queues.time().await?).await?;
-    caller.did("redrive all", queue.name(), None);
-    Ok(Redirect::to("/notifications#dead"))
-}
-
 fn body(view: &View, place: &str, has_token: bool) -> Markup {
     let mut types = Stats::new();
     for (kind, tally) in view.times.iter().flat_map(|(_, stats)| stats) {
@@ -275,8 +264,8 @@ fn letters(view: &View) -> Markup {
             div.title {
                 h2 { "Dead letters" }
                 @if view.may_redrive && !view.letters.is_empty() {
-                    form method="post" action="/notifications/dead/redrive" {
-                        button type="submit" { "Redrive all" }
+                    form method="get" action="/notifications/dead/redrive" {
+                        button type="submit" { "Redrive all…" }
                     }
                 }
             }
