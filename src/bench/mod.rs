@@ -75,6 +75,10 @@ pub enum BenchError {
     Mongo(#[from] MongoError),
     #[error("MongoDB refuses the documents of the bench: {0}")]
     Documents(#[source] mongodb::error::Error),
+    #[error("{url} cannot be asked: {why}; correct --url")]
+    Unreachable { url: String, why: String },
+    #[error("the route {route:?} {why}")]
+    Route { route: String, why: String },
     #[error("interrupted")]
     Interrupted,
 }

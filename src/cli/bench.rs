@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::error::CliError;
-use super::output::Output;
+use super::output::{Output, Table};
+use crate::bench::overload::deployment::{self, Route};
 use crate::bench::overload::{self, Protection, Workload};
 use crate::bench::{
     automations, counters, fairness, http, latency, mongo, notifications, pipeline,
@@ -56,7 +57,17 @@ const OVERLOAD_EXAMPLES: &str = "\
 Examples:
   fairlane bench overload
   fairlane bench overload --workloads cpu,dependency --rounds 1 --json
-  fairlane bench overload --chart overload.svg";
+  fairlane bench overload --chart overload.svg
+
+Your own deployment: every rate for some seconds, and the first once more at the end. Requests are real,
+and change what they change; other callers of that process may be refused meanwhile.
+  fairlane bench overload --url http://127.0.0.1:8080 --rates 100,200,400 \\
+    --route 'p0 GET /healthz' --route 'p1 GET /v1/bots/shop-{n}/counters?ids=ad-1'
+  fairlane bench overload --url http://10.0.0.7:8080 --remote --token-file bench.token \\
+    --route 'p2 POST /v1/bots/shop-{n}/automations/test {\"event\":{\"type\":\"x\"}}' --json
+
+In a path or body, {n} is a number from 0 to 99. Each route is asked as often as the others; write it
+twice and it has two shares. The class is that of the route, or a lower one.";
 
 const COUNTERS_EXAMPLES: &str = "\
 Examples:
@@ -127,8 +138,8 @@ pub enum Scenario {
         #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = load)]
         loads: Vec<f64>,
         /// How long each load lasts.
-        #[arg(long, value_name = "S", default_value = "3")]
-        seconds: NonZeroU32,
+        #[arg(long, value_name = "S", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=300))]
+        seconds: u32,
         /// How often it is all done; figures are medians.
         #[arg(long, value_name = "N", default_value = "3")]
         rounds: NonZeroU32,
@@ -139,6 +150,8 @@ pub enum Scenario {
         /// server is started: mongod, or the program that `FAIRLANE_MONGOD` names.
         #[arg(long, value_name = "URL")]
         mongodb: Option<String>,
+        #[command(flatten)]
+        deployment: Box<DeploymentArgs>,
     },
     /// The server that `overload` asks.
     #[command(hide = true)]
@@ -321,6 +334,52 @@ fn load(text: &str) -> Result<f64, String> {
     load.ok_or_else(|| "write numbers from 0.1 to 20, such as 0.5,1,10".to_owned())
 }
 
+/// A deployment of the user's own.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Your own deployment")]
+pub struct DeploymentArgs {
+    /// Ask this process instead of servers that are started for it.
+    #[arg(long, value_name = "http://HOST:PORT", value_parser = site, requires = "route",
+        conflicts_with_all = ["workloads", "loads", "rounds", "chart", "mongodb"])]
+    pub url: Option<reqwest::Url>,
+    /// A class, a method, a path and a body in JSON: 'p1 GET /v1/pipelines'.
+    #[arg(long, value_name = "ROUTE", requires = "url")]
+    pub route: Vec<Route>,
+    /// Requests per second of all routes together, in this order.
+    #[arg(long, value_delimiter = ',', value_name = "LIST", requires = "url", num_args = 1,
+        default_values_t = [50, 100, 200, 400],
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(deployment::RATE_MAX)))]
+    pub rates: Vec<u32>,
+    /// What callers give each request, ms.
+    #[arg(long, value_name = "MS", default_value = "1000", requires = "url",
+        value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub deadline: u32,
+    /// Connections, at most; as many for each class.
+    #[arg(long, value_name = "N", default_value = "200", requires = "url",
+        value_parser = clap::value_parser!(u32).range(1..=2_000))]
+    pub connections: u32,
+    /// The file of a token that each request carries.
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub token_file: Option<PathBuf>,
+    /// The process is on another machine.
+    #[arg(long, requires = "url")]
+    pub remote: bool,
+}
+
+/// `http://HOST:PORT`, and nothing behind it.
+fn site(text: &str) -> Result<reqwest::Url, String> {
+    let example = "write http://HOST:PORT, such as http://127.0.0.1:8080";
+    let url: reqwest::Url = text.parse().map_err(|error| format!("{error}; {example}"))?;
+    if url.scheme() != "http" {
+        return Err(format!("only http is spoken; name the process behind the proxy: {example}"));
+    }
+    let is_bare = matches!(url.path(), "" | "/") && url.query().is_none();
+    if !is_bare || !url.username().is_empty() || url.password().is_some() {
+        return Err(format!("there is more than a host and a port; {example}"));
+    }
+    Ok(url)
+}
+
 fn share(text: &str) -> Result<f64, &'static str> {
     let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
     share.ok_or("write a number from 0 to 1")
@@ -422,11 +481,16 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
             progress.clear();
             print(args.json, &report)
         }
-        Scenario::Overload { workloads, loads, seconds, rounds, chart, mongodb } => {
+        Scenario::Overload { workloads, loads, seconds, rounds, chart, mongodb, deployment } => {
+            if let Some(url) = deployment.url.clone() {
+                let report = ask_deployment(url, *deployment, seconds.into(), watch).await?;
+                progress.clear();
+                return print_deployment(args.json, &report);
+            }
             let options = overload::Options {
                 workloads,
                 loads,
-                seconds: seconds.get().into(),
+                seconds: seconds.into(),
                 rounds: size(rounds),
                 mongo: choice(mongodb.as_deref())?,
             };
@@ -499,6 +563,95 @@ fn print(json: bool, report: &impl Serialize) -> Result<(), CliError> {
         };
         fields.map(line).collect::<Vec<_>>().join("\n")
     })
+}
+
+/// Asks a deployment, after what its user has to know was said.
+async fn ask_deployment(
+    url: reqwest::Url,
+    args: DeploymentArgs,
+    seconds: u64,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<deployment::Report, CliError> {
+    let DeploymentArgs { route: routes, rates, deadline, connections, token_file, remote, .. } =
+        args;
+    let steps = rates.len() as u64 + u64::from(rates.len() > 1);
+    let (seconds_in_all, most) = (seconds * steps, deployment::SECONDS_MAX);
+    if seconds_in_all > most {
+        return Err(CliError::BenchTooLong { seconds: seconds_in_all, most });
+    }
+    if !remote && !deployment::is_loopback(&url).await? {
+        return Err(CliError::Remote(url.to_string()));
+    }
+    let token = token_file.map(|path| token_of(&path)).transpose()?;
+    eprintln!(
+        "note: {url} is asked up to {} requests a second for {} s in all; the requests are real, and other callers may be refused meanwhile",
+        rates.iter().max().copied().unwrap_or_default(),
+        seconds_in_all,
+    );
+    let options = deployment::Options {
+        url,
+        routes,
+        token,
+        rates,
+        seconds,
+        deadline: Duration::from_millis(deadline.into()),
+        connections: connections as usize,
+    };
+    Ok(deployment::run(options, watch).await?)
+}
+
+fn token_of(path: &std::path::Path) -> Result<String, CliError> {
+    let refused = |problem: String| CliError::TokenFile { path: path.to_owned(), problem };
+    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let token = text.trim();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(refused("it holds no token of visible characters".to_owned()));
+    }
+    Ok(token.to_owned())
+}
+
+/// A line per rate and class.
+fn print_deployment(json: bool, report: &deployment::Report) -> Result<(), CliError> {
+    let output = Output::new(json);
+    output.show(report, |report| {
+        let mut table = Table::new(&[
+            ">RATE/S",
+            "CLASS",
+            ">ASKED",
+            ">IN TIME/S",
+            ">SUCCESS",
+            ">P50 MS",
+            ">P99 MS",
+            ">SHED",
+            ">LATE",
+            ">FAILED",
+        ]);
+        for step in &report.steps {
+            for class in &step.classes {
+                let again = if step.again { " again" } else { "" };
+                table.row(&[
+                    format!("{}{again}", step.rate),
+                    class.class.to_owned(),
+                    class.offered.to_string(),
+                    format!("{:.1}", class.in_time_per_second),
+                    format!("{:.4}", class.success),
+                    format!("{:.1}", class.p50_ms),
+                    format!("{:.1}", class.p99_ms),
+                    class.shed.to_string(),
+                    class.late.to_string(),
+                    class.failed.to_string(),
+                ]);
+            }
+        }
+        output.table(&table)
+    })?;
+    let lag = report.steps.iter().map(|step| step.lag_p99_ms).fold(0.0, f64::max);
+    if lag > overload::LAG_MAX_MS {
+        eprintln!(
+            "note: this machine could not keep up: at one rate 1 % of the requests were sent {lag:.1} ms late or more; ask from another machine, or for less"
+        );
+    }
+    Ok(())
 }
 
 /// A table per workload: the figures, and the curve.

@@ -109,7 +109,7 @@ pub enum CliError {
     #[error(transparent)]
     Purge(#[from] KeptFromPurge),
     /// Nobody said yes.
-    #[error("nothing was done: {0} needs a confirmation; add --yes")]
+    #[error("nothing was done: {0} needs a confirmation; answer y on a terminal, or add --yes")]
     NotConfirmed(&'static str),
     /// No such dead letter.
     #[error(
@@ -189,6 +189,27 @@ pub enum CliError {
     /// An address of MongoDB on the command line.
     #[error("--mongodb {0}")]
     MongoUrl(#[from] MongoUrlError),
+    /// A bench is to ask another machine.
+    #[error(
+        "{0} is not this machine, and whoever asks it meanwhile may be refused; if nobody needs it, add --remote"
+    )]
+    Remote(String),
+    /// A bench is to last too long.
+    #[error("--rates and --seconds make {seconds} s; ask for at most {most} s at once")]
+    BenchTooLong {
+        /// How long it would last.
+        seconds: u64,
+        /// The most.
+        most: u64,
+    },
+    /// The token of a bench.
+    #[error("--token-file {}: {problem}", path.display())]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A bench found a wrong count.
     #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
     Inexact {
@@ -223,6 +244,9 @@ impl CliError {
             | Self::InputMissing { .. }
             | Self::NoStream
             | Self::NoSecret
+            | Self::Remote(_)
+            | Self::BenchTooLong { .. }
+            | Self::TokenFile { .. }
             | Self::Private(
                 PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },
             ) => Exit::Usage,
@@ -234,6 +258,7 @@ impl CliError {
                 BenchError::PrivateRedis(_)
                 | BenchError::Store(_)
                 | BenchError::PrivateMongo(_)
+                | BenchError::Unreachable { .. }
                 | BenchError::Mongo(_),
             ) => Exit::Unavailable,
             Self::App(error) | Self::Bench(BenchError::App(error)) => of_app(error),

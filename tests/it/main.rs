@@ -42,6 +42,7 @@ mod order;
 mod outbound;
 mod outcomes;
 mod overload;
+mod overload_bench;
 mod pages;
 mod poison;
 mod presence;

@@ -26,7 +26,7 @@ use super::served::pin;
 use super::server;
 
 /// Connections of each class, at most: what a few clients with the usual pools have.
-const CONNECTIONS: [usize; 4] = [16, 256, 192, 64];
+pub(super) const CONNECTIONS: [usize; 4] = [16, 256, 192, 64];
 /// Tenants that requests are of.
 pub(super) const TENANTS: usize = 100;
 /// The timeline has a figure for each of these.
@@ -52,6 +52,8 @@ pub(super) struct Load {
     pub(super) retries: u32,
     /// How many times the requests of the others tenant 0 sends.
     pub(super) heavy: f64,
+    /// Connections of each class, at most.
+    pub(super) connections: [usize; 4],
     pub(super) seed: u64,
 }
 
@@ -156,14 +158,16 @@ pub(super) fn quantile_ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     histogram.value_at_quantile(quantile) as f64 / 1_000.0
 }
 
-/// Runs on a thread of its own, on processor `core`.
+/// Runs on a thread of its own, on processor `core` if one is named.
 async fn on_thread<T: Send + 'static>(
-    core: usize,
+    core: Option<usize>,
     work: impl AsyncFnOnce() -> T + Send + 'static,
 ) -> Result<T, BenchError> {
     let (tell, told) = oneshot::channel();
     let run = move || {
-        pin(core);
+        if let Some(core) = core {
+            pin(core);
+        }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let result = runtime.map(|runtime| LocalSet::new().block_on(&runtime, work()));
         let _ = tell.send(result);
@@ -178,9 +182,14 @@ async fn on_thread<T: Send + 'static>(
 /// Sends a load.
 pub(super) async fn send(core: usize, load: Load) -> Result<Outcome, BenchError> {
     let lookout = Lookout::start(1 - core)?;
-    let mut outcome = on_thread(core, async move || drive(load).await).await?;
+    let mut outcome = on_thread(Some(core), async move || drive(load).await).await?;
     outcome.processor = lookout.end();
     Ok(outcome)
+}
+
+/// Sends a load to a server of which nothing is known, from whatever processor is free.
+pub(super) async fn send_unpinned(load: Load) -> Result<Outcome, BenchError> {
+    on_thread(None, async move || drive(load).await).await
 }
 
 /// Looks every millisecond whether a processor is there and how fast it is, ahead of all that runs on
@@ -241,7 +250,7 @@ pub(super) async fn saturate(
     lasts: Duration,
 ) -> Result<(f64, Processor), BenchError> {
     let lookout = Lookout::start(1 - core)?;
-    let rate = on_thread(core, async move || {
+    let rate = on_thread(Some(core), async move || {
         let (begun, count) = (Instant::now(), Rc::new(Cell::new(0_u64)));
         let warm = lasts / 4;
         let mut tasks = tokio::task::JoinSet::new();
@@ -427,7 +436,7 @@ impl Sender {
             let is_new = idle.is_none();
             let place = match &idle {
                 Some(_) => Place(&self.open[class]),
-                None if self.open[class].get() >= CONNECTIONS[class] => return None,
+                None if self.open[class].get() >= self.load.connections[class] => return None,
                 None => {
                     self.open[class].set(self.open[class].get() + 1);
                     Place(&self.open[class])
@@ -519,4 +528,11 @@ pub(super) async fn read_once(address: SocketAddr, request: &[u8]) -> Option<Str
     let mut connection = Connection::open(address).await.ok()?;
     connection.ask(request).await.ok()?;
     String::from_utf8(connection.buffer).ok()
+}
+
+/// The answer to one request, at least its head, over a connection of its own.
+pub(super) async fn answer_once(address: SocketAddr, request: &[u8]) -> std::io::Result<String> {
+    let mut connection = Connection::open(address).await?;
+    connection.ask(request).await?;
+    Ok(String::from_utf8_lossy(&connection.buffer).into_owned())
 }

@@ -10,6 +10,7 @@
 //! costs nearly as much as an answer.
 
 pub mod chart;
+pub mod deployment;
 mod flood;
 mod load;
 mod reads;

@@ -91,6 +91,7 @@ impl Bench {
             deadline: self.deadline,
             retries: 0,
             heavy: 1.0,
+            connections: load::CONNECTIONS,
             seed: self.seed,
         }
     }

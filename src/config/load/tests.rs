@@ -90,8 +90,8 @@ fn what_is_in_the_file_twice_is_named_with_both_lines_and_the_remedy() {
         ("[redis]\nurl = \"\"\n[\"redis\"]", "3: table [redis]", Some(1), table),
         (
             "[pipelines.a.workers]\nmin = 1\n[pipelines.a]\nworkers.min = 2",
-            "4: key pipelines.a.workers.min",
-            Some(2),
+            "4: key pipelines.a.workers",
+            Some(1),
             key,
         ),
         (
