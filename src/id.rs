@@ -426,11 +426,12 @@ impl std::str::FromStr for LetterId {
 }
 
 macro_rules! text_schema {
-    ($type:ty, $name:literal, $max:expr, $example:literal, $description:literal) => {
+    ($type:ty, $name:literal, $max:expr, $pattern:expr, $example:literal, $description:literal) => {
         impl utoipa::PartialSchema for $type {
             fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
                 utoipa::openapi::ObjectBuilder::new()
                     .schema_type(utoipa::openapi::schema::Type::String)
+                    .pattern(Some($pattern))
                     .min_length(Some(1))
                     .max_length(Some($max))
                     .examples([$example])
@@ -445,11 +446,19 @@ macro_rules! text_schema {
         }
     };
 }
-text_schema!(BotId, "BotId", BOT_ID_MAX_BYTES, "shop-7", "A tenant: no control characters");
+text_schema!(
+    BotId,
+    "BotId",
+    BOT_ID_MAX_BYTES,
+    r"^[^\x00-\x1f\x7f-\x9f]+$",
+    "shop-7",
+    "A tenant: no control characters"
+);
 text_schema!(
     PipelineName,
     "PipelineName",
     PIPELINE_NAME_MAX_BYTES,
+    "^[a-z0-9][a-z0-9_-]*$",
     "billing",
     "A pipeline: a-z, 0-9, '-' and '_', beginning with a letter or digit"
 );
@@ -457,10 +466,18 @@ text_schema!(
     RuleId,
     "RuleId",
     RULE_ID_MAX_BYTES,
+    "^[A-Za-z0-9_.-]+$",
     "10-welcome",
     "A rule of a bot: A-Z, a-z, 0-9, '_', '.' and '-'; rules apply in the order of their ids"
 );
-text_schema!(LetterId, "LetterId", 48, "3.1763640000000-0", "A dead letter: `<shard>.<ms>-<seq>`");
+text_schema!(
+    LetterId,
+    "LetterId",
+    48,
+    r"^(0|[1-9][0-9]{0,2})\.[0-9]{1,19}-[0-9]{1,19}$",
+    "3.1763640000000-0",
+    "A dead letter: `<shard>.<ms>-<seq>`"
+);
 
 #[cfg(test)]
 mod tests {

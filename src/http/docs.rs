@@ -11,8 +11,8 @@ use utoipa::{IntoResponses, PartialSchema as _, ToSchema as _};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-use super::Api;
 use super::problem::{PROBLEM_JSON, Problem};
+use super::{Api, contract};
 use crate::config::Scope;
 
 /// How the document calls the bearer tokens.
@@ -52,9 +52,10 @@ pub(super) fn begin() -> OpenApiRouter<Arc<Api>> {
 }
 
 /// `/openapi.json` and `/docs`. The page is in the binary and asks nobody else for anything.
-pub(super) fn routes(document: OpenApi) -> Router {
+pub(super) fn routes(document: &OpenApi) -> Router {
     let config = Config::default().validator_url("none").try_it_out_enabled(true);
-    SwaggerUi::new("/docs").url("/openapi.json", document).config(config).into()
+    let document = contract::complete(document);
+    SwaggerUi::new("/docs").external_url_unchecked("/openapi.json", document).config(config).into()
 }
 
 /// Notes in every operation which scope it asks for, and what everything guarded may answer.

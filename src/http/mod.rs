@@ -26,6 +26,7 @@ mod auth;
 mod automations;
 mod bots;
 mod cloudevents;
+mod contract;
 mod counters;
 mod dead;
 mod docs;
@@ -119,7 +120,7 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let (health, of_health) = health::routes(health).split_for_parts();
     document.merge(of_health);
     let routes = served
-        .merge(docs::routes(document))
+        .merge(docs::routes(&document))
         .merge(pages)
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers call by any name.

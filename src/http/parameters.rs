@@ -85,6 +85,10 @@ impl Parameters {
                 Some(b'{' | b'[') if name != "body" => {
                     return Err(Problem::field(&name, "it is a list or an object; write a text"));
                 }
+                // The same number without an exponent, which no text may have.
+                Some(b'-' | b'0'..=b'9') if name != "body" && raw.contains(['e', 'E']) => {
+                    raw.parse::<f64>().map_or_else(|_| raw.to_owned(), |number| number.to_string())
+                }
                 _ => raw.to_owned(),
             };
             self.add(&name, text)?;
@@ -268,6 +272,9 @@ mod tests {
         let body = r#"{"z": 12345678901234567890123, "a":1.10e400}"#;
         assert_eq!(parameters.take("body").as_deref(), Some(body), "as it was written");
         assert_eq!(parameters.take("empty"), None);
+        parameters.add_json(br#"{"delay":1.25e2,"at":-1E-3}"#).unwrap();
+        assert_eq!(parameters.take("delay").as_deref(), Some("125"));
+        assert_eq!(parameters.take("at").as_deref(), Some("-0.001"));
         let problem = serde_json::to_value(parameters.done(&["body"]).unwrap_err()).unwrap();
         assert_eq!(problem["errors"][0]["field"], "other");
     }
