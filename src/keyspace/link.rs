@@ -297,6 +297,14 @@ impl Link {
                 StoreError::Refused { target, command, message: format!("{message} ({remedy})") }
             }
             refused => refused,
+    /// The number of the connection that calls for a shard take, if there is one; no two of a
+    /// process have the same. While it stays the same, Redis has not been met as another run.
+    pub(crate) fn connection(&self, keys: &ShardKeys) -> Option<u64> {
+        let topology = self.current()?;
+        let at = if self.wiring.cluster { topology.holder(keys.slot())? } else { 0 };
+        topology.nodes()[at].connection()
+    }
+
         }
     }
 

@@ -24,6 +24,9 @@ const MIN_VERSION: (u32, u32) = (7, 0);
 /// A shard whose slot is on the move is tried again this often.
 const LIFT: Duration = Duration::from_millis(100);
 
+/// How many connections this process made: no two have the same number.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+
 /// What all nodes of a link have in common.
 #[derive(Debug)]
 pub(super) struct Wiring {
@@ -45,13 +48,12 @@ pub(super) struct Node {
     slots: Vec<u16>,
     current: RwLock<Option<Connected>>,
     connecting: tokio::sync::Mutex<()>,
-    generation: AtomicU64,
 }
 
 /// A connection that may be used.
 #[derive(Debug, Clone)]
 pub(super) struct Connected {
-    generation: u64,
+    number: u64,
     connection: MultiplexedConnection,
     run: Arc<str>,
     /// Slots of shards that could not be recovered, since they are on the move: no script of
@@ -76,7 +78,6 @@ impl Node {
             slots,
             current: RwLock::new(None),
             connecting: tokio::sync::Mutex::new(()),
-            generation: AtomicU64::new(0),
         }
     }
 
@@ -89,7 +90,6 @@ impl Node {
         let known = slots.iter().all(|slot| self.slots.contains(slot));
         let node = Self::new(self.client.clone(), slots);
         if known && let Some(current) = self.current() {
-            node.generation.store(current.generation, Ordering::Relaxed);
             *node.current.write().unwrap_or_else(PoisonError::into_inner) = Some(current);
         }
         Arc::new(node)
@@ -113,7 +113,7 @@ impl Node {
         match connected.connection.send_packed_commands(pipe, 0, pipe.len()).await {
             Ok(values) => Ok(values),
             Err(source) => {
-                self.give_up(connected.generation);
+                self.give_up(connected.number);
                 Err(StoreError::Unknown { target: self.name.clone(), source })
             }
         }
@@ -144,14 +144,20 @@ impl Node {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The number of the connection in use, if there is one.
+    pub(super) fn connection(&self) -> Option<u64> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().map(|current| current.number)
+    }
+
     /// Gives the connection up; the next call makes a new one.
     pub(super) fn close(&self) {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn give_up(&self, generation: u64) {
+    fn give_up(&self, number: u64) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.as_ref().is_some_and(|current| current.generation == generation) {
+        if current.as_ref().is_some_and(|current| current.number == number) {
             *current = None;
         }
     }
@@ -160,7 +166,7 @@ impl Node {
         let connecting = self.client.get_multiplexed_async_connection_with_config(&wiring.config);
         let connection = connecting.await.map_err(|source| self.connect_error(source))?;
         let mut connected = Connected {
-            generation: self.generation.fetch_add(1, Ordering::Relaxed) + 1,
+            number: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
             connection,
             run: "".into(),
             barred: Vec::new(),
@@ -206,7 +212,7 @@ impl Node {
         let slots = barring.barred.clone();
         let mut connected = Connected { barred: Vec::new(), tried: Instant::now(), ..barring };
         let recovered = self.recover(wiring, &mut connected, &slots).await;
-        recovered.inspect_err(|_| self.give_up(connected.generation))?;
+        recovered.inspect_err(|_| self.give_up(connected.number))?;
         Ok(connected)
     }
 

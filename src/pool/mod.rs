@@ -44,7 +44,7 @@ use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
 use crate::pressure::Pressure;
 use crate::queue::wake::{Listener, Wake};
-use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue};
+use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue, Sent};
 use crate::signing::SigningKey;
 use crate::telemetry::OncePerMinute;
 
@@ -132,6 +132,12 @@ impl Shared {
         if unavailable {
             return since.get_or_insert_with(Instant::now).elapsed();
         }
+    /// A call for `shard` that goes out now.
+    fn sending(&self, shard: Shard) -> Sent {
+        let connection = self.queue.link().connection(self.queue.keys(shard));
+        Sent { at: Instant::now(), connection }
+    }
+
         *since = None;
         Duration::ZERO
     }
@@ -408,7 +414,7 @@ async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
             isolate: if shared.handler.keeps_books() { 0 } else { shared.settings.batch },
         })
         .collect();
-    let sent = Instant::now();
+    let sent: Vec<Sent> = asks.iter().map(|ask| shared.sending(ask.shard)).collect();
     let replies = match shared.queue.link().call_all(&calls).await {
         Ok(replies) => replies,
         Err(error) => {
@@ -419,8 +425,8 @@ async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
             return;
         }
     };
-    let mut leases = Vec::new();
-    for (ask, reply) in asks.iter().zip(replies) {
+    let (mut leases, mut failed) = (Vec::new(), false);
+    for ((ask, sent), reply) in asks.iter().zip(sent).zip(replies) {
         match reply {
             Ok(mut claimed) => {
                 shared.metrics.leases_lost.increment(claimed.vanished);

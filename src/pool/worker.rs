@@ -168,6 +168,17 @@ impl Worker {
             // A process that was frozen acts before its timers fire.
             return Ended::LeaseLost;
         }
+        let connection = shared.queue.link().connection(shared.queue.keys(self.lease.shard));
+        if !self.lease.is_fresh(connection) {
+            let confirmed = tokio::select! {
+                biased;
+                () = shared.shutdown.hard.cancelled() => return Ended::NotHandled,
+                renewed = self.renew() => renewed.is_continue(),
+            };
+            if !confirmed || !self.lease.is_held() {
+                return Ended::LeaseLost;
+            }
+        }
         let _busy = shared.busy();
         let started = Instant::now();
         slice.deadline = started + shared.settings.slice_time;
@@ -220,8 +231,8 @@ impl Worker {
         let max = queue::open_max(shared.queue.shard_count());
         let mut cost = self.cost(0, took);
         loop {
-            let sent = Instant::now();
-            let left = until.saturating_duration_since(sent);
+            let sent = shared.sending(self.lease.shard);
+            let left = until.saturating_duration_since(sent.at);
             let handover = self.lease.handover(left, max, cost);
             let deadline = self.lease.deadline();
             match shared.commits.commit(self.lease.shard, handover, deadline).await {
@@ -277,7 +288,7 @@ impl Worker {
     /// Renews the lease. Breaks when it is somebody else's.
     async fn renew(&mut self) -> ControlFlow<()> {
         let ttl = self.shared.settings.lease_ttl;
-        let sent = Instant::now();
+        let sent = self.shared.sending(self.lease.shard);
         let deadline = self.lease.deadline();
         let renewal = self.lease.renewal(ttl);
         match self.shared.commits.commit(self.lease.shard, renewal, deadline).await {
@@ -432,7 +443,7 @@ impl Worker {
             let (mode, cost) = if last { (mode, cost) } else { (Mode::Keep { ttl_ms }, 0) };
             let mut completion = self.lease.completion(to - from, mode, cost, here);
             completion.left = (!left.ads.is_empty()).then_some(left);
-            let sent = Instant::now();
+            let sent = self.shared.sending(self.lease.shard);
             let committed = self.commit(completion).await;
             if last || committed != Committed::Done {
                 return committed;

@@ -12,8 +12,22 @@ use crate::keyspace::scripts::{Attempts, Completion, Exception, Grant, Mode};
 /// reply was lost blocks its bots for this long; a slice that takes longer renews in time.
 pub const CLAIM_TTL: Duration = Duration::from_secs(3);
 
+/// A lease that was granted or confirmed longer ago than this is confirmed again before a handler
+/// starts under it: Redis may have restarted since, which revokes every lease, and another process
+/// may have started its handler. Far above the time from a claim to its handler.
+const FRESH: Duration = Duration::from_millis(100);
+
 /// A holder stops by itself this share of the ttl before the deadline, at most one second.
 pub const MARGIN: u32 = 10;
+
+/// A call that grants or renews leases, as it goes out.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    /// When.
+    pub at: Instant,
+    /// The number of the connection it takes, or of one before that.
+    pub connection: Option<u64>,
+}
 
 /// The TTL lock on one bot.
 #[derive(Debug, Clone)]
@@ -36,12 +50,14 @@ pub struct Lease {
     deadline: Instant,
     /// When to renew: a third of the ttl after it was set.
     renew_at: Instant,
+    /// The call that granted or last renewed it.
+    confirmed: Sent,
 }
 
 impl Lease {
-    /// A lease that was asked for at `sent` with `ttl`.
+    /// A lease that the call `sent` asked for, with `ttl`.
     #[must_use]
-    pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Instant, ttl: Duration) -> Self {
+    pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Sent, ttl: Duration) -> Self {
         let Grant { bot, fence, attempts, weight, .. } = grant;
         let mut lease = Self {
             bot,
@@ -51,18 +67,29 @@ impl Lease {
             attempts,
             weight,
             removed: 0,
-            deadline: sent,
-            renew_at: sent,
+            deadline: sent.at,
+            renew_at: sent.at,
+            confirmed: sent,
         };
         lease.extend(sent, ttl);
         lease
     }
 
-    /// The lease was renewed by a call that was sent at `sent`.
-    pub fn extend(&mut self, sent: Instant, ttl: Duration) {
+    /// The call `sent` renewed the lease.
+    pub fn extend(&mut self, sent: Sent, ttl: Duration) {
         let margin = (ttl / MARGIN).min(Duration::from_secs(1));
-        self.deadline = sent + ttl.saturating_sub(margin);
-        self.renew_at = sent + ttl / 3;
+        self.deadline = sent.at + ttl.saturating_sub(margin);
+        self.renew_at = sent.at + ttl / 3;
+        self.confirmed = sent;
+    }
+
+    /// Whether a handler may start without asking Redis again: the lease was granted or confirmed
+    /// a moment ago, over the connection that is in use now. Over another, Redis may be another
+    /// run, and the lease revoked.
+    #[must_use]
+    pub fn is_fresh(&self, connection: Option<u64>) -> bool {
+        let Sent { at, connection: over } = self.confirmed;
+        over.is_some() && over == connection && at.elapsed() < FRESH
     }
 
     /// When the holder stops acting.

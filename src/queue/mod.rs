@@ -35,7 +35,7 @@ pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
 pub(crate) use self::failure::Noted;
 pub use self::failure::{Failing, LastFailure};
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
-pub use self::lease::{CLAIM_TTL, Lease, MARGIN};
+pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::list::{BotCursor, BotOrder, BotPage};
 pub(crate) use self::notifications::Suspect;
 pub use self::notifications::{Accepted, KINDS_MAX, Span, Stats, Tally};

@@ -52,6 +52,7 @@ mod push;
 mod push_order;
 mod readme;
 mod roles;
+mod recovery;
 mod running;
 mod scripts;
 mod starting;
