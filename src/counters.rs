@@ -131,8 +131,8 @@ impl Counters {
     async fn ask(&self, bot: &BotId, ads: &[AdId]) -> Result<Vec<Stored>, MongoError> {
         static AWAY: OncePerMinute = OncePerMinute::new();
         let stored = self.store.totals(bot, ads).await.inspect_err(|error| {
-            if AWAY.take() {
-                warn!(%error, "MongoDB does not tell totals; those that are not cached are unknown");
+            if let Some(suppressed) = AWAY.take() {
+                warn!(%error, suppressed, "MongoDB does not tell totals; those that are not cached are unknown");
             }
         })?;
         Ok(ads.iter().map(|ad| stored.get(ad).copied().unwrap_or_default()).collect())

@@ -31,7 +31,7 @@ use crate::keyspace::scripts::{Advance, Advanced, Counted, Enqueue, Enqueued, Qu
 use crate::metrics::{self, CounterMetrics, PipelineMetrics};
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
-use crate::telemetry::OncePerMinute;
+use crate::telemetry::{OncePerMinute, Outage, Recovered};
 use crate::view::{self, AdId};
 
 /// Most events of one enqueue call.
@@ -66,7 +66,12 @@ pub struct Route {
     pub meter: Arc<Meter>,
     /// When a failing filter was last logged.
     pub warned: OncePerMinute,
+    /// When full queues were last logged.
+    pub full: OncePerMinute,
 }
+
+/// Shards of a cluster that take nothing, of every pipeline.
+static UNREACHED: Outage = Outage::shared();
 
 /// An event as it goes into the queue of a pipeline that counts views, and what it counts.
 type Stamped = (Vec<u8>, Option<(AdId, u64)>);
@@ -418,8 +423,8 @@ impl Route {
         let matches = Facts::of(event).and_then(|facts| filter.matches(&facts));
         matches.unwrap_or_else(|error| {
             self.metrics.filter_errors.increment(1);
-            if self.warned.take() {
-                warn!(pipeline = %self.queue.name(), id = event.id(), %error,
+            if let Some(suppressed) = self.warned.take() {
+                warn!(pipeline = %self.queue.name(), id = event.id(), %error, suppressed,
                     "the filter failed on an event: no match; more such within a minute are only counted");
             } else {
                 debug!(pipeline = %self.queue.name(), id = event.id(), %error, "no match");
@@ -509,9 +514,17 @@ impl Route {
     fn go_on(&self, lost: Option<StoreError>, answered: bool) -> Result<(), FanoutError> {
         match lost {
             Some(error) if !answered => return Err(error.into()),
-            Some(error) => warn!(pipeline = %self.queue.name(), %error,
-                "some shards cannot be reached; the others go on"),
-            None => {}
+            Some(error) => {
+                if let Some(suppressed) = UNREACHED.failed() {
+                    warn!(pipeline = %self.queue.name(), %error, suppressed,
+                        "some shards cannot be reached; the others go on");
+                }
+            }
+            None => {
+                if let Some(Recovered { lasted, failures }) = UNREACHED.succeeded() {
+                    info!(?lasted, failures, "all shards can be reached again");
+                }
+            }
         }
         Ok(())
     }
@@ -581,8 +594,10 @@ impl Route {
         self.metrics.dead.increment(queued.dead);
         self.metrics.dropped.increment(queued.dropped);
         self.metrics.letters_removed.increment(queued.letters_removed);
-        if queued.dead + queued.dropped > 0 {
-            warn!(pipeline = %self.queue.name(), dead = queued.dead, dropped = queued.dropped,
+        if queued.dead + queued.dropped > 0
+            && let Some(suppressed) = self.full.take()
+        {
+            warn!(pipeline = %self.queue.name(), dead = queued.dead, dropped = queued.dropped, suppressed,
                 "queues of bots are full (max_queue)");
         }
         Ok(())

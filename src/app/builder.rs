@@ -359,6 +359,7 @@ impl Plan {
             metrics: PipelineMetrics::new(&self.name),
             meter: self.meter,
             warned: OncePerMinute::default(),
+            full: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
             views: self.name.counts_views().then(CounterMetrics::new),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tracing::{error, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::config::Config;
 use crate::keyspace::Link;
@@ -10,6 +10,7 @@ use crate::keyspace::private::PrivateRedis;
 use crate::lifecycle::Shutdown;
 use crate::store::mongo::Mongo;
 use crate::store::private::PrivateMongo;
+use crate::telemetry::{Outage, Recovered};
 
 /// They are looked after this often.
 const SUPERVISE: Duration = Duration::from_secs(2);
@@ -21,6 +22,7 @@ pub(super) async fn redis(
     link: &Link,
     shutdown: &Shutdown,
 ) -> PrivateRedis {
+    let outage = Outage::new(Duration::ZERO);
     loop {
         tokio::select! {
             biased;
@@ -33,15 +35,23 @@ pub(super) async fn redis(
             answer = link.command("PING", redis::cmd("PING")) => answer.is_ok(),
         };
         if answers {
+            if let Some(Recovered { lasted, .. }) = outage.succeeded() {
+                info!(pid = private.pid(), ?lasted, "the private Redis answers again");
+            }
             continue;
         }
-        warn!(pid = private.pid(), "the private Redis does not answer; starting it again");
+        let suppressed = outage.failed();
+        if let Some(suppressed) = suppressed {
+            let pid = private.pid();
+            warn!(pid, suppressed, "the private Redis does not answer; starting it again");
+        }
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return private,
             started = PrivateRedis::start(&config.data_dir) => match started {
                 Ok(again) => private = again,
-                Err(error) => warn!(%error, "cannot start the private Redis"),
+                Err(error) if suppressed.is_some() => warn!(%error, "cannot start the private Redis"),
+                Err(error) => debug!(%error, "cannot start the private Redis"),
             },
         }
     }
@@ -54,6 +64,7 @@ pub(super) async fn mongo(
     mongo: Mongo,
     shutdown: &Shutdown,
 ) -> PrivateMongo {
+    let outage = Outage::new(Duration::ZERO);
     loop {
         let answers = tokio::select! {
             biased;
@@ -64,9 +75,16 @@ pub(super) async fn mongo(
             } => answer.is_ok(),
         };
         if answers {
+            if let Some(Recovered { lasted, .. }) = outage.succeeded() {
+                info!(pid = private.pid(), ?lasted, "the private MongoDB answers again");
+            }
             continue;
         }
-        warn!(pid = private.pid(), "the private MongoDB does not answer; starting it again");
+        let suppressed = outage.failed();
+        if let Some(suppressed) = suppressed {
+            let pid = private.pid();
+            warn!(pid, suppressed, "the private MongoDB does not answer; starting it again");
+        }
         let starting = PrivateMongo::start(&config.data_dir, config.mongodb.program.as_deref());
         tokio::select! {
             biased;
@@ -78,7 +96,10 @@ pub(super) async fn mongo(
                     private = again;
                 }
                 Ok(again) => private = again,
-                Err(error) => warn!(%error, "cannot start the private MongoDB"),
+                Err(error) if suppressed.is_some() => {
+                    warn!(%error, "cannot start the private MongoDB");
+                }
+                Err(error) => debug!(%error, "cannot start the private MongoDB"),
             },
         }
     }

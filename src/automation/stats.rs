@@ -61,8 +61,8 @@ impl RuleNotes {
                 Note::Failed { rule, why } => {
                     self.metrics.errors.increment(1);
                     let name = rule.as_ref().map(tracing::field::display);
-                    if self.warned.take() {
-                        tracing::warn!(%bot, rule = name, event, why,
+                    if let Some(suppressed) = self.warned.take() {
+                        tracing::warn!(%bot, rule = name, event, why, suppressed,
                             "an automation failed on an event; more such within a minute are only counted");
                     } else {
                         debug!(%bot, rule = name, event, why, "an automation failed on an event");

@@ -43,6 +43,7 @@ use crate::id::Offset;
 use crate::keyspace::StoreError;
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, BusMetrics};
+use crate::telemetry::{Outage, Recovered};
 
 /// How long the lock lasts without renewal.
 const LOCK_TTL: Duration = Duration::from_secs(4);
@@ -91,6 +92,7 @@ pub(crate) async fn run<S: Source>(
         metrics,
         reading: false,
         patience: MISSING_FIRST,
+        outage: Outage::shared(),
     };
     tokio::select! {
         biased;
@@ -124,6 +126,7 @@ struct Reader<S> {
     reading: bool,
     /// How long missing shards are left out.
     patience: Duration,
+    outage: Outage,
 }
 
 /// Where the shards stand, and the last entry and number of those that were copied.
@@ -199,7 +202,9 @@ impl<S: Source> Reader<S> {
                 return (LOCK_TTL / 4).mul_f64(random);
             }
             Err(error) => {
-                warn!(stream = self.source.name(), %error, "cannot read the bus; trying again");
+                if let Some(suppressed) = self.outage.failed() {
+                    warn!(stream = self.source.name(), %error, suppressed, "cannot read the bus; trying again");
+                }
                 return RESTART;
             }
         }
@@ -236,10 +241,17 @@ impl<S: Source> Reader<S> {
         match error {
             FanoutError::Moved { .. } => warn!(stream, %error, "reading the bus again from there"),
             FanoutError::Store(error) if error.is_full() => {
-                error!(stream, %error, "Redis is full: the bus keeps the events until there is room");
+                if let Some(suppressed) = self.outage.failed() {
+                    error!(stream, %error, suppressed,
+                        "Redis is full: the bus keeps the events until there is room");
+                }
                 return RESTART * 4;
             }
-            _ => warn!(stream, %error, "reading the bus was interrupted"),
+            _ => {
+                if let Some(suppressed) = self.outage.failed() {
+                    warn!(stream, %error, suppressed, "reading the bus was interrupted");
+                }
+            }
         }
         RESTART
     }
@@ -326,6 +338,9 @@ impl<S: Source> Reader<S> {
             self.fanout.pass_over(name, &gathered, &mut positions).await?;
         }
         if copied.is_ok() {
+            if let Some(Recovered { lasted, failures }) = self.outage.succeeded() {
+                info!(stream = self.source.name(), ?lasted, failures, "the bus is read again");
+            }
             self.metrics.events.increment(gathered.covers().map_or(0, |(_, entries)| entries));
         }
         copied.map(|()| (positions, gathered.covers()))

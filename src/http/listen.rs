@@ -96,8 +96,8 @@ pub(crate) async fn serve(
                     let peer = peer.ip().to_canonical();
                     let Some(place) = addresses.take(peer, limits.per_address) else {
                         refused.increment(1);
-                        if refused_lately.take() {
-                            warn!(%peer, limit = limits.per_address, "too many connections of one address; more of them are closed (http.max_connections_per_address)");
+                        if let Some(suppressed) = refused_lately.take() {
+                            warn!(%peer, limit = limits.per_address, suppressed, "too many connections of one address; more of them are closed (http.max_connections_per_address)");
                         }
                         continue;
                     };
@@ -122,8 +122,8 @@ pub(crate) async fn serve(
                 }
                 Err(error) if is_the_peers(&error) => {}
                 Err(error) => {
-                    if exhausted.take() {
-                        warn!(%error, "cannot accept connections; raise the limit of open files");
+                    if let Some(suppressed) = exhausted.take() {
+                        warn!(%error, suppressed, "cannot accept connections; raise the limit of open files");
                     }
                     tokio::time::sleep(EXHAUSTED).await;
                 }

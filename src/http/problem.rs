@@ -255,21 +255,25 @@ impl Problem {
 impl From<StoreError> for Problem {
     /// The address of Redis and its words are for the log, not for callers.
     fn from(error: StoreError) -> Self {
+        static FULL: OncePerMinute = OncePerMinute::new();
         static AWAY: OncePerMinute = OncePerMinute::new();
+        static REFUSED: OncePerMinute = OncePerMinute::new();
         if error.is_full() {
-            if AWAY.take() {
-                warn!(%error, "an HTTP request cannot be done: Redis is full");
+            if let Some(suppressed) = FULL.take() {
+                warn!(%error, suppressed, "an HTTP request cannot be done: Redis is full");
             }
             let detail = "nothing was done: Redis has no memory left; come again once the queues are drained or its maxmemory is raised";
             return Self::new(Kind::Full, detail).retry_after(FULL_SECONDS);
         }
         if !error.is_passing() {
-            error!(%error, "an HTTP request cannot be done");
+            if let Some(suppressed) = REFUSED.take() {
+                error!(%error, suppressed, "an HTTP request cannot be done");
+            }
             let detail = "Redis did not do what it was asked; the log of this server says why";
             return Self::new(Kind::Internal, detail);
         }
-        if AWAY.take() {
-            warn!(%error, "an HTTP request cannot be done: Redis is away");
+        if let Some(suppressed) = AWAY.take() {
+            warn!(%error, suppressed, "an HTTP request cannot be done: Redis is away");
         }
         let detail = match error {
             StoreError::Unknown { .. } => {
@@ -287,14 +291,14 @@ impl From<MongoError> for Problem {
         static AWAY: OncePerMinute = OncePerMinute::new();
         static REFUSED: OncePerMinute = OncePerMinute::new();
         if error.is_passing() {
-            if AWAY.take() {
-                warn!(%error, "an HTTP request cannot be done: MongoDB is away");
+            if let Some(suppressed) = AWAY.take() {
+                warn!(%error, suppressed, "an HTTP request cannot be done: MongoDB is away");
             }
             let detail = "nothing was done: MongoDB is away; come again";
             return Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS);
         }
-        if REFUSED.take() {
-            error!(%error, "an HTTP request cannot be done");
+        if let Some(suppressed) = REFUSED.take() {
+            error!(%error, suppressed, "an HTTP request cannot be done");
         }
         let detail = "MongoDB did not do what it was asked; the log of this server says why";
         Self::new(Kind::Internal, detail)

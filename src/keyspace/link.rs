@@ -31,9 +31,13 @@ use super::target::{CONNECT_TIMEOUT, Target};
 use super::topology::Topology;
 use crate::metrics;
 use crate::pressure::Pressure;
+use crate::telemetry::OncePerMinute;
 
 /// Up to this, a write is not slow: it may hold hundreds of commands.
 const NEVER_SLOW: Duration = Duration::from_millis(50);
+
+/// When scripts that a server had forgotten were last logged.
+static FORGOTTEN: OncePerMinute = OncePerMinute::new();
 
 /// What came back for each command or call of a write.
 pub(super) type Answers<T> = Vec<Result<T, StoreError>>;
@@ -147,7 +151,12 @@ impl Link {
         if !missing.is_empty() {
             // The server forgot its scripts (SCRIPT FLUSH) or is another one: recover, load, resend
             // what did not run.
-            warn!(script = C::NAME, "the server does not know the script; loading all again");
+            if let Some(suppressed) = FORGOTTEN.take() {
+                warn!(
+                    script = C::NAME,
+                    suppressed, "the server does not know the script; loading all again"
+                );
+            }
             let mut again = Pipeline::with_capacity(missing.len());
             for &at in &missing {
                 let command = calls[at].command();
@@ -288,6 +297,14 @@ impl Link {
         self.current().and_then(|now| now.holder(keys.slot())).unwrap_or(0)
     }
 
+    /// The number of the connection that calls for a shard take, if there is one; no two of a
+    /// process have the same. While it stays the same, Redis has not been met as another run.
+    pub(crate) fn connection(&self, keys: &ShardKeys) -> Option<u64> {
+        let topology = self.current()?;
+        let at = if self.wiring.cluster { topology.holder(keys.slot())? } else { 0 };
+        topology.nodes()[at].connection()
+    }
+
     pub(crate) fn refused(&self, command: &'static str, error: &redis::ServerError) -> StoreError {
         match node::refused(&self.target.to_string(), command, error) {
             StoreError::Refused { target, message, .. }
@@ -297,14 +314,6 @@ impl Link {
                 StoreError::Refused { target, command, message: format!("{message} ({remedy})") }
             }
             refused => refused,
-    /// The number of the connection that calls for a shard take, if there is one; no two of a
-    /// process have the same. While it stays the same, Redis has not been met as another run.
-    pub(crate) fn connection(&self, keys: &ShardKeys) -> Option<u64> {
-        let topology = self.current()?;
-        let at = if self.wiring.cluster { topology.holder(keys.slot())? } else { 0 };
-        topology.nodes()[at].connection()
-    }
-
         }
     }
 

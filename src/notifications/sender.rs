@@ -24,6 +24,7 @@ use crate::notification::{Begun, Ended, Ending, NotificationId};
 use crate::outbound::Outbound;
 use crate::outbound::sign::Secret;
 use crate::queue::Queue;
+use crate::telemetry::OncePerMinute;
 
 /// A send that is not ended by then comes due again.
 const HOLD: Duration = Duration::from_secs(25);
@@ -37,6 +38,9 @@ const JUDGED_MAX: usize = 100;
 const EVERYWHERE: &str = "";
 /// Between two tries to tell Redis how a send ended.
 const TELL_AGAIN: Duration = Duration::from_millis(200);
+
+/// When an end that Redis never heard of was last logged.
+static UNTOLD: OncePerMinute = OncePerMinute::new();
 
 /// What sends are made with.
 #[derive(Debug, Clone)]
@@ -185,8 +189,10 @@ impl Sender {
                     return;
                 }
                 Err(error) if Instant::now() > until => {
-                    warn!(notification = %endings[0].begun.id, %error,
-                        "cannot tell how a notification was sent; it comes due again");
+                    if let Some(suppressed) = UNTOLD.take() {
+                        warn!(notification = %endings[0].begun.id, %error, suppressed,
+                            "cannot tell how a notification was sent; it comes due again");
+                    }
                     return;
                 }
                 Err(_) => tokio::time::sleep(TELL_AGAIN).await,

@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::board::Board;
 use crate::id::Shard;
@@ -18,6 +18,7 @@ use crate::keyspace::StoreError;
 use crate::keyspace::scripts::{Complete, Completion, Verdict};
 use crate::metrics::PipelineMetrics;
 use crate::queue::Queue;
+use crate::telemetry::{Outage, Recovered};
 
 /// Most completions of one script call.
 const CALL_MAX: usize = 64;
@@ -27,6 +28,9 @@ const CALL_ADS: usize = 500;
 const GROUP_MAX: usize = 2_048;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_millis(500);
+
+/// Completions that Redis does not answer or refuses: one story for all pipelines.
+static COMPLETIONS: Outage = Outage::shared();
 
 /// What became of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,9 +181,13 @@ impl Writer<'_> {
         let Self { queue, dead_max, board, metrics } = self;
         let written = commit_group(queue, dead_max, board, metrics, &mut items).await;
         if let Err(error) = &written {
-            warn!(pipeline = %queue.name(), completions = items.len(), %error,
-                "completions were not answered; trying again while the leases last");
+            if let Some(suppressed) = COMPLETIONS.failed() {
+                warn!(pipeline = %queue.name(), completions = items.len(), %error, suppressed,
+                    "completions were not answered; trying again while the leases last");
+            }
             tokio::time::sleep(pause).await;
+        } else if let Some(Recovered { lasted, failures }) = COMPLETIONS.succeeded() {
+            info!(?lasted, failures, "completions are answered again");
         }
         Written { holder, left: items, failed: written.is_err() }
     }

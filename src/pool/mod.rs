@@ -46,7 +46,7 @@ use crate::pressure::Pressure;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue, Sent};
 use crate::signing::SigningKey;
-use crate::telemetry::OncePerMinute;
+use crate::telemetry::{OncePerMinute, Outage, Recovered};
 
 /// Work that may be taken ahead of the workers.
 const PREFETCH: Duration = Duration::from_millis(1);
@@ -58,6 +58,10 @@ const FEW: usize = 8;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Capacity freed one by one is collected until a claim is worth its round trip.
 const CLAIM_WORTH: usize = 32;
+
+/// Claims and reads that Redis does not answer or refuses: one story for all pipelines.
+static CLAIMS: Outage = Outage::shared();
+static READS: Outage = Outage::shared();
 
 /// What bounds a pool.
 #[derive(Debug, Clone, Copy)]
@@ -118,6 +122,8 @@ pub(crate) struct Shared {
     unavailable_since: Mutex<Option<Instant>>,
     /// When a failure that is tried again was last logged.
     warned: OncePerMinute,
+    /// When a lost lease was last logged.
+    lost: OncePerMinute,
 }
 
 impl Shared {
@@ -126,18 +132,18 @@ impl Shared {
         self.environment.clock.now()
     }
 
-    /// Notes how a slice ended; answers how long its target has been unavailable.
-    fn unavailable_for(&self, unavailable: bool) -> Duration {
-        let mut since = self.unavailable_since.lock().unwrap_or_else(PoisonError::into_inner);
-        if unavailable {
-            return since.get_or_insert_with(Instant::now).elapsed();
-        }
     /// A call for `shard` that goes out now.
     fn sending(&self, shard: Shard) -> Sent {
         let connection = self.queue.link().connection(self.queue.keys(shard));
         Sent { at: Instant::now(), connection }
     }
 
+    /// Notes how a slice ended; answers how long its target has been unavailable.
+    fn unavailable_for(&self, unavailable: bool) -> Duration {
+        let mut since = self.unavailable_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if unavailable {
+            return since.get_or_insert_with(Instant::now).elapsed();
+        }
         *since = None;
         Duration::ZERO
     }
@@ -247,6 +253,7 @@ impl Pool {
             stores,
             unavailable_since: Mutex::new(None),
             warned: OncePerMinute::new(),
+            lost: OncePerMinute::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -418,7 +425,9 @@ async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
     let replies = match shared.queue.link().call_all(&calls).await {
         Ok(replies) => replies,
         Err(error) => {
-            warn!(pipeline = %shared.queue.name(), %error, "cannot claim; trying again");
+            if let Some(suppressed) = CLAIMS.failed() {
+                warn!(pipeline = %shared.queue.name(), %error, suppressed, "cannot claim; trying again");
+            }
             for ask in &asks {
                 shared.board.failed(ask.shard);
             }
@@ -437,10 +446,17 @@ async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
                 shared.board.claimed(ask.shard, &claimed);
             }
             Err(error) => {
-                warn!(pipeline = %shared.queue.name(), shard = %ask.shard, %error, "cannot claim");
+                failed = true;
+                if let Some(suppressed) = CLAIMS.failed() {
+                    warn!(pipeline = %shared.queue.name(), shard = %ask.shard, %error, suppressed,
+                        "cannot claim");
+                }
                 shared.board.failed(ask.shard);
             }
         }
+    }
+    if !failed && let Some(Recovered { lasted, failures }) = CLAIMS.succeeded() {
+        info!(?lasted, failures, "claims are answered again");
     }
     if leases.is_empty() {
         return;
@@ -472,10 +488,17 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
         pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
     }
     let values = match shared.queue.link().run_each(&pipe).await {
-        Ok(values) => values,
+        Ok(values) => {
+            if let Some(Recovered { lasted, failures }) = READS.succeeded() {
+                info!(?lasted, failures, "the queues of leased bots can be read again");
+            }
+            values
+        }
         Err(error) => {
-            warn!(pipeline = %shared.queue.name(), leases = leases.len(), %error,
-                "cannot read the queues of leased bots; their leases run out");
+            if let Some(suppressed) = READS.failed() {
+                warn!(pipeline = %shared.queue.name(), leases = leases.len(), %error, suppressed,
+                    "cannot read the queues of leased bots; their leases run out");
+            }
             Vec::new()
         }
     };

@@ -350,8 +350,8 @@ impl Worker {
             && mode != Mode::Release
         {
             let (pipeline, bot) = (self.shared.queue.name(), &self.lease.bot);
-            if self.shared.warned.take() {
-                warn!(%pipeline, %bot, reason,
+            if let Some(suppressed) = self.shared.warned.take() {
+                warn!(%pipeline, %bot, reason, suppressed,
                     "the handler failed, and is tried again; more such within a minute are only counted");
             } else {
                 debug!(reason, ?mode, "the slice is tried again");
@@ -501,8 +501,14 @@ impl Worker {
             // Revoked. One that ran out is counted by whoever reaps it.
             self.shared.metrics.leases_lost.increment(1);
         }
-        warn!(bot = %self.lease.bot, fence = %self.lease.fence,
-            "the lease was lost before its slice was completed; nothing of it was committed");
+        let (bot, fence) = (&self.lease.bot, self.lease.fence);
+        if let Some(suppressed) = self.shared.lost.take() {
+            let pipeline = self.shared.queue.name();
+            warn!(%pipeline, %bot, %fence, suppressed,
+                "the lease was lost before its slice was completed; nothing of it was committed");
+        } else {
+            debug!(%bot, %fence, "the lease was lost before its slice was completed");
+        }
     }
 }
 

@@ -9,13 +9,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rand::Rng;
 use tokio::sync::Notify;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::Queue;
 use super::wake::{Listener, Wake};
 use crate::clock::{SharedClock, millis};
 use crate::id::Shard;
 use crate::lifecycle::Shutdown;
+use crate::telemetry::{Outage, Recovered};
 
 /// A shard is looked at this often although nothing was heard.
 const SCAN: Duration = Duration::from_secs(60);
@@ -23,6 +24,9 @@ const SCAN: Duration = Duration::from_secs(60);
 const SKEW_MS: u64 = 5;
 /// After an error.
 const AGAIN: Duration = Duration::from_millis(250);
+
+/// What cannot be moved when it is due: one story for all pipelines and shards.
+static PROMOTIONS: Outage = Outage::shared();
 
 /// When each shard is to be looked at, ms since 1970.
 #[derive(Debug)]
@@ -117,6 +121,9 @@ async fn promote(
 ) {
     match queue.promote(shard, now).await {
         Ok(promoted) => {
+            if let Some(Recovered { lasted, failures }) = PROMOTIONS.succeeded() {
+                info!(?lasted, failures, "what is due is moved again");
+            }
             if let Some(next_ms) = promoted.next_ms {
                 // Due by our clock but not by the server's: not again at once. Else what is due
                 // already is one batch more.
@@ -125,7 +132,9 @@ async fn promote(
             }
         }
         Err(error) => {
-            warn!(pipeline = %queue.name(), %shard, %error, "cannot move what is due");
+            if let Some(suppressed) = PROMOTIONS.failed() {
+                warn!(pipeline = %queue.name(), %shard, %error, suppressed, "cannot move what is due");
+            }
             board.lower(shard, millis(now + AGAIN));
         }
     }

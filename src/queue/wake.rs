@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use redis::Value;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::Queue;
 use crate::id::{BotId, Shard};
 use crate::keyspace::{StoreError, Target, parse_score};
 use crate::lifecycle::Shutdown;
+use crate::telemetry::{Outage, Recovered};
 
 const RECONNECT: Duration = Duration::from_millis(250);
 /// A node of a cluster is asked for a sign of life this often, and has as long to give it.
@@ -74,15 +75,21 @@ pub(crate) async fn listen(
     if channels.is_empty() {
         return;
     }
+    let outage = Outage::new(Duration::ZERO);
     loop {
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,
-            result = session(&target, &channels, &pipelines) => {
-                if let Err(error) = result {
-                    warn!(%error, "cannot subscribe to the wake channels; scans stand in");
-                } else {
-                    warn!("the subscription to the wake channels broke; making it again");
+            result = session(&target, &channels, &pipelines, &outage) => {
+                let suppressed = outage.failed();
+                match (result, suppressed) {
+                    (Err(error), Some(suppressed)) => {
+                        warn!(%error, suppressed, "cannot subscribe to the wake channels; scans stand in");
+                    }
+                    (Ok(()), Some(suppressed)) => {
+                        warn!(suppressed, "the subscription to the wake channels broke; making it again");
+                    }
+                    (_, None) => {}
                 }
             }
         }
@@ -99,11 +106,15 @@ async fn session(
     target: &Target,
     channels: &HashMap<String, (usize, Shard)>,
     pipelines: &[(Queue, Vec<Box<dyn Listener>>)],
+    outage: &Outage,
 ) -> Result<(), StoreError> {
     let mut subscriber = target.subscriber().await?;
     let names: Vec<&String> = channels.keys().collect();
     subscriber.subscribe(names).await.map_err(|source| target.unknown(source))?;
     pipelines.iter().flat_map(|(_, listeners)| listeners).for_each(|listener| listener.missed());
+    if let Some(Recovered { lasted, failures }) = outage.succeeded() {
+        info!(?lasted, failures, "subscribed to the wake channels again");
+    }
     let (mut asking, mut messages) = subscriber.split();
     let hearing = async {
         while let Some(message) = messages.next().await {

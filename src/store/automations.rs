@@ -381,9 +381,12 @@ fn stored(document: &RawDocumentBuf) -> Option<Stored> {
 /// Passes over a document that is no rule: nobody else has to suffer from it.
 fn misread<T>(document: &RawDocumentBuf) -> Option<T> {
     static MISREAD: OncePerMinute = OncePerMinute::new();
-    if MISREAD.take() {
+    if let Some(suppressed) = MISREAD.take() {
         let id = document.get_str("_id").unwrap_or("?");
-        warn!(id, "a document of the collection {AUTOMATIONS} is no rule, and is passed over");
+        warn!(
+            id,
+            suppressed, "a document of the collection {AUTOMATIONS} is no rule, and is passed over"
+        );
     }
     None
 }
