@@ -15,6 +15,8 @@ use tokio::time::sleep;
 pub(crate) const POLL: Duration = Duration::from_millis(20);
 /// How much of the server's log an error quotes.
 const LOG_TAIL_BYTES: u64 = 2_048;
+/// A server says at most so much while it starts.
+const START_LOG_BYTES: u64 = 64 * 1_024;
 
 /// A file or directory that cannot be used.
 #[derive(Debug)]
@@ -66,6 +68,18 @@ impl Home {
     /// How long the log is.
     pub(crate) fn logged(&self) -> u64 {
         std::fs::metadata(&self.log).map_or(0, |log| log.len())
+    }
+
+    /// Whether something was logged since the log had `from` bytes.
+    pub(crate) fn says(&self, from: u64, what: &str) -> bool {
+        let read = || {
+            let mut log = File::open(&self.log)?;
+            log.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::new();
+            log.take(START_LOG_BYTES).read_to_end(&mut bytes)?;
+            io::Result::Ok(String::from_utf8_lossy(&bytes).contains(what))
+        };
+        read().unwrap_or(false)
     }
 
     /// The log, to be appended to.

@@ -50,7 +50,8 @@ pub(super) struct CheckArgs {
     /// Print a JSON list instead of a table.
     #[arg(long)]
     json: bool,
-    /// Look at every notification too, and schedule again what is in no structure.
+    /// Look at every notification too, and schedule again what is in no structure; compare the depth
+    /// of every shard with its queues, and set it right.
     #[arg(long)]
     audit: bool,
 }
@@ -139,7 +140,7 @@ async fn examine(config: &Config, audits: bool) -> Vec<Finding> {
         progress.step("this machine", machine::check(config)),
     );
     let audit = if audits {
-        progress.step("every notification", audit::check(config)).await
+        progress.step("every notification and queue", audit::check(config)).await
     } else {
         Vec::new()
     };

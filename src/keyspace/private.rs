@@ -35,6 +35,8 @@ const OLDEST_VERSION: (u32, u32) = (7, 0);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// For how long connections of this process that were just dropped may still be listed.
 const LINGERING: Duration = Duration::from_secs(1);
+/// What a server logs that found the end of its append-only file cut off.
+const TRUNCATED: &str = "loaded anyway because aof-load-truncated is enabled";
 /// The name of the connection by which a process shows its presence.
 const PRESENCE: &str = "fairlane-private";
 
@@ -119,6 +121,7 @@ impl PrivateRedis {
         let _lock = place.home.lock().await?;
         let url = place.url();
         let client = open(&url, &place)?;
+        let logged = place.home.logged();
         let (mut presence, child) = place.connect_or_spawn(&client, &options).await?;
         let pid = async {
             let () = redis::cmd("CLIENT")
@@ -133,6 +136,9 @@ impl PrivateRedis {
         .await
         .map_err(|source| place.command(source))?;
         tracing::info!(pid, socket = %place.socket.display(), adopted = child.is_none(), "private Redis is ready");
+        if child.is_some() && place.home.says(logged, TRUNCATED) {
+            rewrite(&mut presence).await;
+        }
         Ok(Self { place, url, pid, presence, child })
     }
 
@@ -322,6 +328,17 @@ impl Place {
 
     fn command(&self, source: RedisError) -> PrivateRedisError {
         PrivateRedisError::Command { socket: self.socket.clone(), source }
+    }
+}
+
+/// Has the server write its append-only file anew. One that ended within a transaction is cut there,
+/// but keeps the beginning of that transaction: the next start would read what was appended since as
+/// a part of it.
+async fn rewrite(presence: &mut MultiplexedConnection) {
+    match redis::cmd("BGREWRITEAOF").query_async::<redis::Value>(presence).await {
+        Ok(_) => tracing::warn!("the private Redis lost its last writes; its file is written anew"),
+        Err(error) => tracing::error!(%error,
+            "the private Redis lost its last writes, and its file cannot be written anew: run BGREWRITEAOF before it is started again"),
     }
 }
 

@@ -23,7 +23,8 @@ pub use self::notify::{
     Scheduled, Throttle,
 };
 pub use self::operate::{
-    Beat, Head, Heads, Hold, Note, Pause, Purge, Recover, Redrive, Resume, Revoke, Trim,
+    Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
+    Revoke, Trim,
 };
 pub use self::views::{
     Counted, Counting, IncrementIfExists, Recount, Replace, Upsert, Viewed, Views,
@@ -52,7 +53,7 @@ macro_rules! scripts {
 scripts! {
     enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" VIEWS,
     promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
-    redrive "redrive" QUEUES, revoke "revoke" QUEUES, recover "recover" QUEUES,
+    redrive "redrive" QUEUES, revoke "revoke" QUEUES, recover "recover" QUEUES, reconcile "reconcile" QUEUES,
     increment_if_exists "increment_if_exists" VIEWS, upsert "upsert" VIEWS,
     replace "replace" VIEWS, recount "recount" VIEWS,
     schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use serde::Serialize;
+use tracing::warn;
 use utoipa::ToSchema;
 
 use super::Queue;
@@ -14,9 +15,17 @@ use crate::event::Event;
 use crate::id::BotId;
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::{Reply, ReplyError, StoreError, parse_score};
+use crate::telemetry::OncePerMinute;
 
 /// Bots looked at per shard and kind when ages are sampled.
 const SAMPLE: i64 = 64;
+
+/// Commands of [`Queue::view`] a shard.
+const SHARD_COMMANDS: usize = 10;
+
+/// When a shard that cannot be read, or whose depth is below zero, was last logged.
+static DAMAGED: OncePerMinute = OncePerMinute::new();
+static NEGATIVE: OncePerMinute = OncePerMinute::new();
 
 /// A pipeline at a glance.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
@@ -109,19 +118,30 @@ impl Queue {
             pipe.cmd("ZRANGE").arg(keys.ctl()).arg(-SAMPLE / 4).arg(-1);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(SAMPLE / 4 - 1);
         }
-        let values = self.link().run_checked("view", &pipe).await?;
+        let values = self.link().run(&pipe).await?;
         let mut view = PipelineView::default();
         let mut heads = Pipeline::new();
-        let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
-        for keys in self.shards().iter() {
-            let (busy, bots) = self.read("view", view_shard(&mut view, &mut reply))?;
-            view.parked += busy;
+        for (keys, values) in self.shards().iter().zip(values.chunks(SHARD_COMMANDS)) {
+            let bots = match self.view_shard(&mut view, values) {
+                Ok(bots) => bots,
+                Err(error) if error.is_passing() => return Err(error),
+                // What somebody wrote into one shard hides none of the others.
+                Err(error) => {
+                    if let Some(suppressed) = DAMAGED.take() {
+                        let (pipeline, key) = (self.name(), keys.meta());
+                        warn!(%pipeline, key, %error, suppressed,
+                            "a shard cannot be read, and is left out");
+                    }
+                    continue;
+                }
+            };
             for bot in bots {
                 heads.cmd("LINDEX").arg(keys.queue(&bot)).arg(0);
             }
         }
         if !heads.is_empty() {
-            let values = self.link().run_checked("LINDEX", &heads).await?;
+            // One that is no list tells no age.
+            let values = self.link().run(&heads).await?;
             let oldest = values.iter().filter_map(sequence_of).min();
             view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
         }
@@ -190,6 +210,31 @@ impl Queue {
         bots.iter().map(|bot| self.read("view", view_bot(bot, &mut reply, now))).collect()
     }
 
+    /// Adds the counts of one shard; answers the bots to sample. A shard that cannot be read adds
+    /// nothing.
+    fn view_shard(
+        &self,
+        view: &mut PipelineView,
+        values: &[Value],
+    ) -> Result<Vec<BotId>, StoreError> {
+        if let Some(Value::ServerError(error)) =
+            values.iter().find(|value| matches!(value, Value::ServerError(_)))
+        {
+            return Err(self.link().refused("view", error));
+        }
+        let reply = Reply::new(Value::Array(values.to_vec()));
+        let (shard, depth, bots) =
+            self.read("view", reply.and_then(|mut reply| look(&mut reply)))?;
+        if depth < 0
+            && let Some(suppressed) = NEGATIVE.take()
+        {
+            warn!(pipeline = %self.name(), depth, suppressed,
+                "a shard counts fewer than no events, as after a lost tail; `fairlane check --audit` sets it right");
+        }
+        view.add(&shard);
+        Ok(bots)
+    }
+
     pub(super) fn read<T>(
         &self,
         command: &'static str,
@@ -199,19 +244,40 @@ impl Queue {
     }
 }
 
-/// Adds the counts of one shard; answers its parked bots and the bots to sample.
-fn view_shard(view: &mut PipelineView, reply: &mut Reply) -> Result<(u64, Vec<BotId>), ReplyError> {
+impl PipelineView {
+    fn add(&mut self, shard: &Self) {
+        self.depth += shard.depth;
+        self.ready += shard.ready;
+        self.leased += shard.leased;
+        self.open += shard.open;
+        self.parked += shard.parked;
+        self.paused += shard.paused;
+        self.delayed += shard.delayed;
+        self.dead += shard.dead;
+        self.stopped |= shard.stopped;
+    }
+}
+
+/// One shard, the depth it notes, and the bots of it to sample. After a lost tail counts may be
+/// wrong, and below zero.
+fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError> {
     let mut meta = Reply::new(reply.next().unwrap_or(Value::Nil))?;
-    view.depth += meta.optional::<u64>()?.unwrap_or(0);
-    view.stopped |= meta.bytes()?.is_some();
-    view.open += meta.optional::<u64>()?.unwrap_or(0);
-    view.ready += reply.number::<u64>()?;
-    let leased = reply.number::<u64>()?;
-    view.leased += leased;
-    let parked = reply.number::<u64>()?.saturating_sub(leased);
-    view.paused += reply.number::<u64>()?;
-    view.delayed += reply.number::<u64>()?;
-    view.dead += reply.number::<u64>()?;
+    let depth = meta.optional::<i64>()?.unwrap_or(0);
+    let stopped = meta.bytes()?.is_some();
+    let open = meta.optional::<i64>()?.unwrap_or(0);
+    let (ready, leased) = (reply.number()?, reply.number::<u64>()?);
+    let view = PipelineView {
+        depth: u64::try_from(depth).unwrap_or(0),
+        ready,
+        leased,
+        open: u64::try_from(open).unwrap_or(0),
+        parked: reply.number::<u64>()?.saturating_sub(leased),
+        paused: reply.number()?,
+        delayed: reply.number()?,
+        dead: reply.number()?,
+        oldest_age_ms: 0,
+        stopped,
+    };
     let mut bots = Vec::new();
     for _ in 0..3 {
         let mut names = Reply::new(reply.next().unwrap_or(Value::Nil))?;
@@ -221,7 +287,7 @@ fn view_shard(view: &mut PipelineView, reply: &mut Reply) -> Result<(u64, Vec<Bo
             }
         }
     }
-    Ok((parked, bots))
+    Ok((view, depth, bots))
 }
 
 fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, ReplyError> {

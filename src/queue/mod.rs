@@ -17,6 +17,7 @@
 mod automations;
 pub(crate) mod capability;
 mod dead;
+mod depth;
 mod failure;
 mod inspect;
 mod lease;
@@ -32,6 +33,7 @@ use std::time::Duration;
 
 pub use self::automations::{LastError, RuleStats};
 pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
+pub use self::depth::Depth;
 pub(crate) use self::failure::Noted;
 pub use self::failure::{Failing, LastFailure};
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};

@@ -10,17 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::wake::{Listener, Wake};
 use super::{PipelineView, Queue};
 use crate::clock::{SharedClock, millis};
-use crate::id::Shard;
+use crate::id::{PipelineName, Shard};
 use crate::keyspace::scripts::Hold;
 use crate::keyspace::{Link, ServerInfo, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, CounterMetrics, DueMetrics, PipelineMetrics};
 use crate::presence;
+use crate::telemetry::OncePerMinute;
 use crate::trend::{self, Point, Sample};
 
 const ACTIVE: Duration = Duration::from_secs(2);
@@ -67,12 +68,12 @@ pub(crate) async fn run(
     shutdown: Shutdown,
 ) {
     let token = uuid::Uuid::now_v7().to_string();
+    let now = Instant::now();
+    let (expire, damaged) = (now, OncePerMinute::new());
+    let mut sampler =
+        Sampler { pipelines, link, clock, token, quiet_until: None, expire, noted: None, damaged };
     let mut seen = u64::MAX;
-    let mut due = Instant::now();
-    // Until when empty queues need not be looked at, if all were found empty.
-    let mut quiet_until: Option<Instant> = None;
-    let mut expire = Instant::now();
-    let mut noted: Option<Instant> = None;
+    let mut due = now;
     loop {
         tokio::select! {
             biased;
@@ -85,87 +86,156 @@ pub(crate) async fn run(
         if heard == seen && now < due {
             continue;
         }
-        quiet_until = quiet_until.filter(|until| heard == seen && now < *until);
+        sampler.quiet_until = sampler.quiet_until.filter(|until| heard == seen && now < *until);
         seen = heard;
-        let mut round = async || -> Result<bool, StoreError> {
-            let ttl_ms = millis(ACTIVE * 3);
-            if !link.call(&Hold { key: keys::SAMPLER, token: &token, ttl_ms }).await? {
-                // That one primary answers is known now.
-                if link.target().is_cluster() {
-                    link.command("PING", redis::cmd("PING")).await?;
-                }
-                return Ok(false);
-            }
-            let (mut quiet, mut rest) = (true, QUIET);
-            let looked_at = if quiet_until.is_none() { &*pipelines } else { &[] };
-            let mut point = Point { at_ms: millis(clock.now()), pipelines: BTreeMap::new() };
-            for Sampled { queue, metrics, views, due, keep_dead } in looked_at {
-                let view = queue.view(clock.now()).await?;
-                quiet &= view.depth == 0 && view.leased + view.parked == 0;
-                show(metrics, views.as_ref(), &view);
-                let sample = Sample {
-                    depth: view.depth,
-                    oldest_age_ms: view.oldest_age_ms,
-                    ..Sample::default()
-                };
-                point.pipelines.insert(queue.name().clone(), sample);
-                if let Some(due) = due {
-                    let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
-                    quiet &= first.is_none_or(|first| first > now_ms);
-                    // Nobody is heard when a time comes and no scheduler is there.
-                    let left =
-                        first.map(|first| Duration::from_millis(first.saturating_sub(now_ms)));
-                    rest = left.map_or(rest, |left| rest.min(left + ACTIVE));
-                    let overdue_ms = first.map_or(0, |first| now_ms.saturating_sub(first));
-                    // What was moved in time may still wait for a worker.
-                    show_due(due, view.delayed, overdue_ms.max(view.oldest_age_ms));
-                }
-                if now >= expire {
-                    let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
-                    metrics.letters_removed.increment(removed);
-                }
-            }
-            if now >= expire {
-                expire = now + EXPIRE;
-            }
-            let is_due = noted.is_none_or(|noted| now >= noted + trend::EVERY);
-            if is_due && !point.pipelines.is_empty() {
-                let processes = presence::processes(&link).await?;
-                for (name, sample) in &mut point.pipelines {
-                    let pace = presence::pace(&processes, name);
-                    sample.queued_per_second = pace.queued_per_second;
-                    sample.settled_per_second = pace.settled_per_second;
-                }
-                trend::add(&link, &point).await?;
-                noted = Some(now);
-            }
-            let (used, max) = memory(&link).await?;
-            metrics::redis_memory(used, max);
-            due = now + if quiet { IDLE } else { ACTIVE };
-            quiet_until = quiet_until.or(quiet.then_some(now + rest));
-            Ok(true)
-        };
-        match round().await {
-            Ok(true) => metrics::redis_up(true),
-            Ok(false) => {
-                quiet_until = None;
+        match sampler.round(now).await {
+            Ok(Some(pause)) => {
                 metrics::redis_up(true);
+                due = now + pause;
+            }
+            Ok(None) => {
+                metrics::redis_up(true);
+                sampler.leave();
                 due = now + ACTIVE * 3;
-                for sampled in &pipelines {
-                    show(&sampled.metrics, sampled.views.as_ref(), &PipelineView::default());
-                    if let Some(due) = &sampled.due {
-                        show_due(due, 0, 0);
-                    }
-                }
-                metrics::redis_memory(0, 0);
             }
             Err(error) => {
                 debug!(%error, "cannot sample");
-                quiet_until = None;
-                metrics::redis_up(false);
+                // A full server refuses writes, and answers.
+                metrics::redis_up(error.is_full());
+                sampler.quiet_until = None;
                 due = now;
             }
         }
+    }
+}
+
+/// What one process knows while it samples.
+struct Sampler {
+    pipelines: Vec<Sampled>,
+    link: Arc<Link>,
+    clock: SharedClock,
+    /// Tells it from others.
+    token: String,
+    /// Until when empty queues need not be looked at, if all were found empty.
+    quiet_until: Option<Instant>,
+    /// When old dead letters are removed next.
+    expire: Instant,
+    /// When the last point of the trend was added.
+    noted: Option<Instant>,
+    /// When a pipeline that cannot be sampled was last logged.
+    damaged: OncePerMinute,
+}
+
+impl Sampler {
+    /// Looks at everything, unless another process does: then `None`. Answers how long nothing need
+    /// be looked at if nothing is heard. Reads first: a full server refuses what is written.
+    async fn round(&mut self, now: Instant) -> Result<Option<Duration>, StoreError> {
+        let link = Arc::clone(&self.link);
+        let ttl_ms = millis(ACTIVE * 3);
+        if !link.call(&Hold { key: keys::SAMPLER, token: &self.token, ttl_ms }).await? {
+            // That one primary answers is known now.
+            if link.target().is_cluster() {
+                link.command("PING", redis::cmd("PING")).await?;
+            }
+            return Ok(None);
+        }
+        let (used, max) = memory(&link).await?;
+        metrics::redis_memory(used, max);
+        let mut found = Found { quiet: true, rest: QUIET, samples: BTreeMap::new() };
+        let looked_at = if self.quiet_until.is_none() { &*self.pipelines } else { &[] };
+        for sampled in looked_at {
+            match sampled.look(&self.clock, now >= self.expire, &mut found).await {
+                Err(error) if error.is_passing() && !error.is_full() => return Err(error),
+                // It concerns this pipeline alone.
+                Err(error) => {
+                    found.quiet = false;
+                    if let Some(suppressed) = self.damaged.take() {
+                        let pipeline = sampled.queue.name();
+                        warn!(%pipeline, %error, suppressed, "a pipeline cannot be sampled");
+                    }
+                }
+                Ok(()) => {}
+            }
+        }
+        if now >= self.expire {
+            self.expire = now + EXPIRE;
+        }
+        let is_due = self.noted.is_none_or(|noted| now >= noted + trend::EVERY);
+        if is_due && !found.samples.is_empty() {
+            match self.note(found.samples).await {
+                Err(error) if error.is_full() => debug!(%error, "no point for the charts"),
+                noted => noted?,
+            }
+            self.noted = Some(now);
+        }
+        let Found { quiet, rest, .. } = found;
+        self.quiet_until = self.quiet_until.or(quiet.then_some(now + rest));
+        Ok(Some(if quiet { IDLE } else { ACTIVE }))
+    }
+
+    /// Adds a point to the trend.
+    async fn note(&self, mut pipelines: BTreeMap<PipelineName, Sample>) -> Result<(), StoreError> {
+        let processes = presence::processes(&self.link).await?;
+        for (name, sample) in &mut pipelines {
+            let pace = presence::pace(&processes, name);
+            sample.queued_per_second = pace.queued_per_second;
+            sample.settled_per_second = pace.settled_per_second;
+        }
+        trend::add(&self.link, &Point { at_ms: millis(self.clock.now()), pipelines }).await
+    }
+
+    /// Another process samples: what this one shows must not stay.
+    fn leave(&mut self) {
+        self.quiet_until = None;
+        for sampled in &self.pipelines {
+            show(&sampled.metrics, sampled.views.as_ref(), &PipelineView::default());
+            if let Some(due) = &sampled.due {
+                show_due(due, 0, 0);
+            }
+        }
+        metrics::redis_memory(0, 0);
+    }
+}
+
+/// What a round found.
+struct Found {
+    /// Nothing waits anywhere.
+    quiet: bool,
+    /// How long that lasts at most.
+    rest: Duration,
+    samples: BTreeMap<PipelineName, Sample>,
+}
+
+impl Sampled {
+    /// Looks at this pipeline, and removes old dead letters if it `expires`.
+    async fn look(
+        &self,
+        clock: &SharedClock,
+        expires: bool,
+        found: &mut Found,
+    ) -> Result<(), StoreError> {
+        let Self { queue, metrics, views, due, keep_dead } = self;
+        let view = queue.view(clock.now()).await?;
+        found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
+        show(metrics, views.as_ref(), &view);
+        let (depth, oldest_age_ms) = (view.depth, view.oldest_age_ms);
+        let sample = Sample { depth, oldest_age_ms, ..Sample::default() };
+        found.samples.insert(queue.name().clone(), sample);
+        if let Some(due) = due {
+            let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
+            found.quiet &= first.is_none_or(|first| first > now_ms);
+            // Nobody is heard when a time comes and no scheduler is there.
+            let left = first.map(|first| Duration::from_millis(first.saturating_sub(now_ms)));
+            found.rest = left.map_or(found.rest, |left| found.rest.min(left + ACTIVE));
+            let overdue_ms = first.map_or(0, |first| now_ms.saturating_sub(first));
+            // What was moved in time may still wait for a worker.
+            show_due(due, view.delayed, overdue_ms.max(view.oldest_age_ms));
+        }
+        if expires {
+            let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
+            metrics.letters_removed.increment(removed);
+        }
+        Ok(())
     }
 }
 

@@ -17,6 +17,7 @@ mod counters_faults;
 mod counters_histories;
 mod counters_http;
 mod counters_outages;
+mod damage;
 mod dashboards;
 mod examples;
 mod exhaustive;

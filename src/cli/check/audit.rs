@@ -1,18 +1,96 @@
-//! The audit of the notifications: is each one where it falls due, or queued?
+//! The audits: is each notification where it falls due, or queued? Is the depth of each shard what
+//! its queues hold?
 
 use std::sync::Arc;
 
 use super::Finding;
-use crate::cli::output::{count, number};
+use crate::cli::output::{count, number, plain};
 use crate::cli::session::Session;
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::Config;
 use crate::id::PipelineName;
 use crate::notifications::{Audit, audit};
+use crate::queue::Depth;
 
 const CHECK: &str = "audit";
+/// So many shards are named.
+const SHOWN: usize = 8;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
+    let mut findings = notifications(config).await;
+    findings.push(depths(config).await);
+    findings
+}
+
+/// What comparing the depths of all shards found.
+#[derive(Debug, Default)]
+struct Depths {
+    compared: u64,
+    /// `orders:3 was -1, is 0`.
+    set_right: Vec<String>,
+    /// `orders:3`.
+    left_out: Vec<String>,
+}
+
+async fn depths(config: &Config) -> Finding {
+    let compared = Session::with(config.clone(), async |session| {
+        let mut found = Depths::default();
+        for name in session.pipelines().await? {
+            let queue = session.queue(&name);
+            for shard in queue.shard_count().shards() {
+                match queue.reconcile_depth(shard).await? {
+                    Depth::Right => {}
+                    Depth::SetRight { before, depth } => {
+                        let set = format!("{name}:{shard} was {}, is {depth}", plain(&before));
+                        found.set_right.push(set);
+                    }
+                    Depth::NotCompared => {
+                        found.left_out.push(format!("{name}:{shard}"));
+                        continue;
+                    }
+                }
+                found.compared += 1;
+            }
+        }
+        Ok(found)
+    });
+    match compared.await {
+        Ok(found) => judge_depths(&found),
+        Err(error) => {
+            let why = "it is not known whether depths are right";
+            let remedy = "do what it says, and repeat it: what was set right stays so";
+            Finding::fail(CHECK, error.to_string(), why, remedy).exits(error.exit())
+        }
+    }
+}
+
+fn judge_depths(Depths { compared, set_right, left_out }: &Depths) -> Finding {
+    let found = format!("compared the depth of {} with the queues", count(*compared, "shard"));
+    if !set_right.is_empty() {
+        let found = format!("{found}; set right: {}", some_of(set_right));
+        let why = "Redis lost a part of its last writes, or a person changed keys of Fairlane";
+        let remedy =
+            "run BGREWRITEAOF before Redis is restarted (docs/runbook.md, Redis lost its tail)";
+        return Finding::warn(CHECK, found, why, remedy);
+    }
+    if !left_out.is_empty() {
+        let found = format!("{found}; left out {}", some_of(left_out));
+        let why = "they have too many bots with events to be compared beside the traffic";
+        return Finding::warn(CHECK, found, why, "repeat it when fewer events are queued");
+    }
+    Finding::ok(CHECK, format!("{found}; all are right"))
+}
+
+/// The first few.
+fn some_of(all: &[String]) -> String {
+    let shown = all.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+async fn notifications(config: &Config) -> Vec<Finding> {
     let Ok(name) = PipelineName::parse(PipelineName::NOTIFICATIONS) else { return Vec::new() };
     let audited = Session::with(config.clone(), async |session| {
         let clock: SharedClock = Arc::new(SystemClock);
@@ -44,6 +122,20 @@ fn judge(Audit { records, restored }: Audit) -> Finding {
 mod tests {
     use super::super::State;
     use super::*;
+
+    #[test]
+    fn wrong_depths_are_told_with_what_they_were() {
+        let good = judge_depths(&Depths { compared: 16, ..Depths::default() });
+        let text = "compared the depth of 16 shards with the queues; all are right";
+        assert_eq!((good.state, &*good.found), (State::Ok, text));
+        let set_right = (0..9).map(|shard| format!("p:{shard} was -1, is 0")).collect();
+        let bad = judge_depths(&Depths { compared: 16, set_right, ..Depths::default() });
+        assert_eq!(bad.state, State::Warn);
+        assert!(bad.found.contains("set right: p:0 was -1, is 0, p:1"), "{}", bad.found);
+        assert!(bad.found.ends_with("p:7 was -1, is 0 and 1 more"), "{}", bad.found);
+        let left = Depths { left_out: vec!["p:3".to_owned()], ..Depths::default() };
+        assert!(judge_depths(&left).found.ends_with("left out p:3"));
+    }
 
     #[test]
     fn what_was_lost_is_told_and_where_nothing_was_too() {

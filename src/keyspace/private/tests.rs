@@ -215,3 +215,53 @@ async fn a_path_too_long_for_a_socket_is_refused() {
     let message = refusal(&dir.path().join("x".repeat(100)), Options::default()).await;
     assert!(message.contains("a unix socket at most 103; choose a shorter data_dir"), "{message}");
 }
+
+/// Else the next start reads what is appended now as a part of the transaction that was cut off.
+#[tokio::test]
+async fn after_a_truncated_file_was_loaded_it_is_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _guard) = start(&dir).await;
+    let mut connection = client(&first).await;
+    let mut both = redis::pipe();
+    both.atomic().set("a", "x".repeat(100)).set("b", "x".repeat(100));
+    let () = both.query_async(&mut connection).await.unwrap();
+    let mut first = first;
+    kill(first.pid());
+    drop(first.child.as_mut().unwrap().wait().await);
+    let parts = std::fs::read_dir(dir.path().join("redis/appendonlydir")).unwrap();
+    let mut parts = parts.map(|entry| entry.unwrap().path());
+    let part = parts.find(|path| path.to_string_lossy().ends_with(".incr.aof")).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&part).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 30).unwrap();
+
+    let (second, _guard) = start(&dir).await;
+    let mut connection = client(&second).await;
+    let rewritten = async {
+        loop {
+            let info: redis::InfoDict =
+                redis::cmd("INFO").arg("persistence").query_async(&mut connection).await.unwrap();
+            let done = info.get::<u64>("aof_rewrites") >= Some(1);
+            if done && info.get::<u64>("aof_rewrite_in_progress") == Some(0) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), rewritten).await.expect("it is written anew");
+    let () = redis::cmd("SET").arg("c").arg(1).query_async(&mut connection).await.unwrap();
+    drop(connection);
+    assert!(second.stop().await.unwrap());
+    // What came after the cut is there, and nothing of what was cut off.
+    let (third, _guard) = start(&dir).await;
+    let mut connection = client(&third).await;
+    let found: (bool, bool, bool) = redis::pipe()
+        .exists("a")
+        .exists("b")
+        .exists("c")
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    assert_eq!(found, (false, false, true));
+    drop(connection);
+    assert!(third.stop().await.unwrap());
+}

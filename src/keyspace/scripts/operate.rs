@@ -242,6 +242,69 @@ impl Call for Heads<'_> {
     }
 }
 
+/// `lua/reconcile.lua`.
+#[derive(Debug)]
+pub struct Reconcile<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// Bots of it, each once: those that may have events.
+    pub bots: &'a [BotId],
+    /// Most bots that a shard may have to be compared.
+    pub bots_max: usize,
+}
+
+/// What comparing the depth of a shard with its queues led to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reconciled {
+    /// It is now what it should be.
+    Set {
+        /// What it was, as it stood there.
+        before: String,
+        /// Events in the queues.
+        depth: u64,
+    },
+    /// These bots were not named.
+    More(Vec<BotId>),
+    /// The shard has too many bots with events.
+    Many(u64),
+}
+
+impl Call for Reconcile<'_> {
+    type Reply = Reconciled;
+    const NAME: &'static str = "reconcile";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::reconcile, 8 + self.bots.len());
+        cmd.arg(&self.keys.base);
+        for bot in self.bots {
+            cmd.arg(self.keys.queue(bot));
+        }
+        cmd.arg(self.bots_max).arg(self.bots.len());
+        for bot in self.bots {
+            cmd.arg(bot.as_str());
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Reconciled, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        match reply.text()?.as_str() {
+            "SET" => Ok(Reconciled::Set { before: reply.text()?, depth: reply.number()? }),
+            "MANY" => Ok(Reconciled::Many(reply.number()?)),
+            "MORE" => {
+                let mut bots = Vec::with_capacity(reply.len());
+                while reply.len() > 0 {
+                    let bot = reply.text()?;
+                    let parsed = BotId::parse(&bot);
+                    bots.push(parsed.map_err(|_| ReplyError::unexpected("a bot id", &bot))?);
+                }
+                Ok(Reconciled::More(bots))
+            }
+            other => Err(ReplyError::unexpected("SET, MORE or MANY", other)),
+        }
+    }
+}
+
 /// `lua/beat.lua`. Answers what the processes that were heard within the ttl say.
 #[derive(Debug)]
 pub struct Beat<'a> {

@@ -7,8 +7,8 @@ use fairlane::id::{BotId, Offset, Sequence};
 use fairlane::keyspace::scripts::{
     Amend, Amendment, Beat, Begin, Call, Claim, Complete, Completion, Counting, Emit, Enqueue,
     Enqueued, Exception, Fate, Finish, Heads, Hold, IncrementIfExists, Mode, Pause, Promote, Purge,
-    Push, Recount, Recover, Redrive, Release, Replace, Restore, Resume, Revoke, Schedule, Throttle,
-    Trim, Upsert, Verdict, Views,
+    Push, Reconcile, Recount, Recover, Redrive, Release, Replace, Restore, Resume, Revoke,
+    Schedule, Throttle, Trim, Upsert, Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
 use fairlane::notification::{Ended, Ending};
@@ -222,6 +222,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Redrive { keys, id: at, bot: a, slice_us }),
         named(&Revoke { keys, bot: a, slice_us }),
         named(&Recover { keys, run: "run", slice_us }),
+        named(&Reconcile { keys, bots: &[a.clone(), bot("b")], bots_max: 9 }),
         named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
         named(&Emit { stream: "s", window_ms: 1, events: &emitted }),
         named(&Trim { stream: "s", keep: at }),
@@ -278,7 +279,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 26);
+    assert_eq!(calls.len(), 27);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

@@ -53,6 +53,7 @@ impl Clocked {
             "redrive",
             "revoke",
             "recover",
+            "reconcile",
             "heads",
             "increment_if_exists",
             "upsert",

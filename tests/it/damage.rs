@@ -1,0 +1,179 @@
+//! What is wrong in one place of Redis, or refused by a full one, hides nothing else.
+
+use std::time::Duration;
+
+use fairlane::event::Event;
+use fairlane::id::BotId;
+use fairlane::queue::{Depth, PushOptions, Queue};
+use redis::AsyncCommands as _;
+
+use crate::cli::run_in;
+use crate::support::bus::{add, event};
+use crate::support::config::{STREAM, configs};
+use crate::support::http::{get, metric};
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(30);
+
+async fn gauge(instance: &Instance, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let text = get(&instance.address.to_string(), "/metrics").await.1;
+    metric(&text, &format!("fairlane_{name}"), labels)
+}
+
+async fn push(queue: &Queue, bot: &str) {
+    let bot = BotId::parse(bot).unwrap();
+    let event = Event::builder("test", &bot).build().unwrap();
+    queue.push(&bot, &[event], PushOptions::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wrong_depth_hides_no_pipeline_and_the_audit_sets_it_right() {
+    let server = RedisServer::start(Options::default());
+    let text = configs(&server, &["bad-depth", "good-depth"], &[("redis.shards", "4")]);
+    let text = text.replace("\"recorder\"", "\"log\"");
+    let instance = Instance::start(&text, Log::default().content()).await;
+    let mut connection = server.connection().await;
+    for name in ["bad-depth", "good-depth"] {
+        instance.queue(name).pause(None).await.unwrap();
+        for bot in 0..20 {
+            push(instance.queue(name), &format!("b-{bot}")).await;
+        }
+    }
+    // One event fewer than none, one too many, no number, and another kind of key.
+    let meta = |shard: u16| format!("fl:{{bad-depth:{shard}}}:meta");
+    let () = connection.hset(meta(0), "depth", -1).await.unwrap();
+    let () = connection.hincr(meta(1), "depth", 1).await.unwrap();
+    let () = connection.hset(meta(2), "depth", "many").await.unwrap();
+    let () = connection.set("fl:{bad-depth:3}:dlq", "no stream").await.unwrap();
+
+    let client = instance.client();
+    let listed = client.get("/v1/pipelines").await;
+    assert_eq!(listed.code, 200, "{listed:?}");
+    let good = client.get("/v1/pipelines/good-depth").await.json();
+    assert_eq!(good["depth"], 20);
+    assert!(client.get("/v1/pipelines/bad-depth").await.json()["depth"].as_u64().is_some());
+    eventually(LONG, "the others are sampled", async || {
+        gauge(&instance, "queue_depth", &[("pipeline", "good-depth")]).await == Some(20.0)
+    })
+    .await;
+    assert_eq!(gauge(&instance, "redis_up", &[]).await, Some(1.0));
+
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("fairlane.toml"), &text).unwrap();
+    let status = run_in(place.path(), &["status", "--json"], "");
+    assert_eq!(status.code, 0, "{status:?}");
+    let () = connection.del("fl:{bad-depth:3}:dlq").await.unwrap();
+    let audit = |expected: &str| {
+        let ran = run_in(place.path(), &["check", "--audit"], "");
+        let all = format!("{}{}", ran.out, ran.err);
+        let words = all.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(expected), "{expected}: {all}");
+    };
+    audit("set right: bad-depth:0 was -1, is ");
+    audit("all are right");
+    let bad = client.get("/v1/pipelines/bad-depth").await.json();
+    assert_eq!(bad["depth"], 20);
+    for name in ["bad-depth", "good-depth"] {
+        instance.queue(name).resume(None).await.unwrap();
+        eventually(LONG, "all is handled", async || {
+            instance.queue(name).view(Duration::ZERO).await.unwrap().depth == 0
+        })
+        .await;
+    }
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_depth_is_set_right_beside_traffic() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let text = configs(&server, &["busy-depth"], &[("redis.shards", "2")]);
+    let instance = Instance::start(&text, log.content()).await;
+    let queue = instance.queue("busy-depth");
+    let mut connection = server.connection().await;
+    let mut set_right = 0;
+    for round in 0..20 {
+        let events: Vec<String> = (0..500)
+            .map(|id| event(&format!("b-{}", id % 100), "test", format!("{round}-{id}")))
+            .collect();
+        add(&server, STREAM, &events).await;
+        for shard in queue.shard_count().shards() {
+            let () = connection.hincr(queue.keys(shard).meta(), "depth", 7).await.unwrap();
+            // New bots may join all the time; then it is to be repeated.
+            eventually(LONG, "it is compared", async || {
+                match queue.reconcile_depth(shard).await.unwrap() {
+                    Depth::SetRight { before, depth } => {
+                        assert_eq!(before, (depth + 7).to_string());
+                        set_right += 1;
+                        true
+                    }
+                    Depth::Right => panic!("it was wrong by 7"),
+                    Depth::NotCompared => false,
+                }
+            })
+            .await;
+        }
+    }
+    assert_eq!(set_right, 40);
+    eventually(LONG, "all is handled", async || log.len() == 10_000).await;
+    eventually(LONG, "and counted so", async || {
+        queue.view(Duration::ZERO).await.unwrap().depth == 0
+    })
+    .await;
+    for shard in queue.shard_count().shards() {
+        assert_eq!(queue.reconcile_depth(shard).await.unwrap(), Depth::Right);
+    }
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_redis_is_up_and_its_memory_is_told() {
+    const MAX: u64 = 16 << 20;
+    let server = RedisServer::start(Options { max_memory: MAX, ..Options::default() });
+    let text = configs(&server, &["full-memory"], &[]);
+    let instance = Instance::start(&text, Log::default().content()).await;
+    // Something waits, so it is looked at every two seconds.
+    instance.queue("full-memory").pause(None).await.unwrap();
+    push(instance.queue("full-memory"), "b").await;
+    let share = async || {
+        let used = gauge(&instance, "redis_memory_bytes", &[("kind", "used")]).await;
+        used.map(|used| used / f64::from(u32::try_from(MAX).unwrap()))
+    };
+    eventually(LONG, "it is sampled", async || {
+        share().await.is_some_and(|share| share > 0.0)
+            && gauge(&instance, "redis_up", &[]).await == Some(1.0)
+    })
+    .await;
+    let mut connection = server.connection().await;
+    for bytes in [64 << 10, 1 << 10, 16] {
+        for number in 0.. {
+            let junk = vec![0_u8; bytes];
+            if connection.set::<_, _, ()>(format!("junk:{bytes}:{number}"), junk).await.is_err() {
+                break;
+            }
+        }
+    }
+    let refused = connection.set::<_, _, ()>("more", 1).await.unwrap_err();
+    assert!(refused.to_string().contains("OOM"), "{refused}");
+    // As the alerts see it: not down, and full.
+    eventually(LONG, "it is seen to be full", async || {
+        share().await.is_some_and(|share| share > 0.99)
+            && gauge(&instance, "redis_up", &[]).await == Some(1.0)
+    })
+    .await;
+    // And room is seen too.
+    let () = redis::cmd("CONFIG")
+        .arg(&["SET", "maxmemory", &(4 * MAX).to_string()])
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    eventually(LONG, "there is room", async || {
+        gauge(&instance, "redis_memory_bytes", &[("kind", "max")]).await
+            == Some(f64::from(u32::try_from(4 * MAX).unwrap()))
+    })
+    .await;
+    instance.stop().await;
+}
