@@ -56,6 +56,11 @@ use crate::store::watch;
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for claims, reads and completions. An answer to a claim that comes later finds its
+/// leases all but run out, and until then nothing else is claimed.
+const POOL_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// The same for the fan-out, whose calls can be repeated. Until then nothing else is copied.
+const INGEST_TIMEOUT: Duration = Duration::from_millis(800);
 /// HTTP clients have this long to take their last answer.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
@@ -247,11 +252,14 @@ impl App {
             .iter()
             .flat_map(|plan| shards.shards().map(|shard| ShardKeys::new(&plan.name, shard)))
             .collect();
-        let link = || {
-            let link = Link::new(target.clone(), all.clone(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
-            Arc::new(link)
+        let link =
+            |timeout| Arc::new(Link::new(target.clone(), all.clone(), FAIR_SLICE_US, timeout));
+        let links = Links {
+            pool: link(POOL_TIMEOUT),
+            ingest: link(INGEST_TIMEOUT),
+            views: link(RESPONSE_TIMEOUT),
+            admin: link(RESPONSE_TIMEOUT),
         };
-        let links = Links { pool: link(), ingest: link(), views: link(), admin: link() };
         let signing_key = register(&links.admin, &config).await?;
         files::make_room(&config, roles)?;
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
@@ -588,7 +596,7 @@ fn read_bus(
     let retention = Retention { trim: config.bus.trim, keep: config.bus.retention };
     for stream in &config.bus.streams {
         // Commands that block need a connection of their own.
-        let timeout = RESPONSE_TIMEOUT + RedisStream::WAIT_MAX;
+        let timeout = INGEST_TIMEOUT + RedisStream::WAIT_MAX;
         let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
         let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(link));
         let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));

@@ -45,10 +45,13 @@ use crate::lifecycle::Shutdown;
 use crate::metrics::{self, BusMetrics};
 use crate::telemetry::{Outage, Recovered};
 
-/// How long the lock lasts without renewal.
-const LOCK_TTL: Duration = Duration::from_secs(4);
+/// How long the lock lasts without renewal. A reader that is slow rather than dead loses it sooner
+/// than it needs to, and another reads instead: that costs a session, nothing is copied twice.
+const LOCK_TTL: Duration = Duration::from_millis(1_500);
 /// Between two renewals.
-const LOCK_RENEW: Duration = Duration::from_millis(1_300);
+const LOCK_RENEW: Duration = Duration::from_millis(500);
+/// Who waits for the lock asks this often.
+const LOCK_ASK: Duration = Duration::from_millis(250);
 /// Entries of a first read, and the bounds of later ones.
 const BATCH_FIRST: usize = 256;
 const BATCH_MAX: usize = 4_096;
@@ -199,7 +202,7 @@ impl<S: Source> Reader<S> {
             Ok(true) => {}
             Ok(false) => {
                 self.lose();
-                return (LOCK_TTL / 4).mul_f64(random);
+                return LOCK_ASK.mul_f64(random);
             }
             Err(error) => {
                 if let Some(suppressed) = self.outage.failed() {

@@ -60,6 +60,11 @@ impl StoreError {
         matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
     }
 
+    /// Whether the server did not answer in time; the connection may be dead, or the server slow.
+    pub(super) fn is_timeout(&self) -> bool {
+        matches!(self, Self::Unknown { source, .. } if source.is_timeout())
+    }
+
     /// Whether trying again later can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {

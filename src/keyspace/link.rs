@@ -81,8 +81,15 @@ impl Link {
         let alone = || Arc::new(Topology::single(Node::new(target.client().clone(), Vec::new())));
         Self {
             topology: RwLock::new((!cluster).then(alone)),
+            wiring: Wiring {
+                config,
+                shards,
+                slice_us,
+                scripts: true,
+                cluster,
+                target: target.clone(),
+            },
             target,
-            wiring: Wiring { config, shards, slice_us, scripts: true, cluster },
             stale: AtomicBool::new(false),
             looking: tokio::sync::Mutex::new(None),
             sent: AtomicU64::new(0),
@@ -210,7 +217,12 @@ impl Link {
         }
         let node = &topology.nodes()[0];
         self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
-        let values = node.send(node.connected(&self.wiring).await?, pipe).await?;
+        let sent = node.send(node.connected(&self.wiring).await?, pipe).await;
+        let values = sent.inspect_err(|error| {
+            if error.is_timeout() {
+                self.target.doubt();
+            }
+        })?;
         if values.iter().filter_map(server_error).any(|error| error.code() == "READONLY") {
             // A replica now; its name may lead to the new primary.
             node.close();
@@ -302,7 +314,7 @@ impl Link {
     pub(crate) fn connection(&self, keys: &ShardKeys) -> Option<u64> {
         let topology = self.current()?;
         let at = if self.wiring.cluster { topology.holder(keys.slot())? } else { 0 };
-        topology.nodes()[at].connection()
+        topology.nodes()[at].connection(&self.wiring)
     }
 
     pub(crate) fn refused(&self, command: &'static str, error: &redis::ServerError) -> StoreError {

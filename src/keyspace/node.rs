@@ -17,7 +17,7 @@ use super::error::StoreError;
 use super::keys::ShardKeys;
 use super::reply::{Reply, ReplyError};
 use super::scripts::{Call, Recover, SCRIPTS};
-use super::target::{address, connect_error};
+use super::target::{Target, address, connect_error};
 
 /// Oldest server that has every command the scripts use.
 const MIN_VERSION: (u32, u32) = (7, 0);
@@ -37,6 +37,15 @@ pub(super) struct Wiring {
     /// Whether scripts are loaded and the version is checked.
     pub(super) scripts: bool,
     pub(super) cluster: bool,
+    /// Knows whether connections are in doubt.
+    pub(super) target: Target,
+}
+
+impl Wiring {
+    /// The primaries of a cluster share no fate: a doubt of one would concern none of the others.
+    fn doubts(&self) -> u64 {
+        if self.cluster { 0 } else { self.target.doubts() }
+    }
 }
 
 /// One server.
@@ -60,6 +69,8 @@ pub(super) struct Connected {
     /// theirs may run. Tried again.
     barred: Vec<u16>,
     tried: Instant,
+    /// How often answers did not come in time before it was made.
+    doubts: u64,
 }
 
 impl Connected {
@@ -121,14 +132,14 @@ impl Node {
 
     /// The connection, made if there is none. What is on the move is tried again now and then.
     pub(super) async fn connected(&self, wiring: &Wiring) -> Result<Connected, StoreError> {
-        if let Some(current) = self.usable() {
+        if let Some(current) = self.usable(wiring) {
             return Ok(current);
         }
         let _one_at_a_time = self.connecting.lock().await;
-        if let Some(current) = self.usable() {
+        if let Some(current) = self.usable(wiring) {
             return Ok(current);
         }
-        let current = match self.current() {
+        let current = match self.undoubted(wiring) {
             Some(barring) => self.lift(wiring, barring).await?,
             None => self.connect(wiring).await?,
         };
@@ -136,8 +147,12 @@ impl Node {
         Ok(current)
     }
 
-    fn usable(&self) -> Option<Connected> {
-        self.current().filter(|now| now.barred.is_empty() || now.tried.elapsed() < LIFT)
+    fn usable(&self, wiring: &Wiring) -> Option<Connected> {
+        self.undoubted(wiring).filter(|now| now.barred.is_empty() || now.tried.elapsed() < LIFT)
+    }
+
+    fn undoubted(&self, wiring: &Wiring) -> Option<Connected> {
+        self.current().filter(|now| now.doubts == wiring.doubts())
     }
 
     fn current(&self) -> Option<Connected> {
@@ -145,9 +160,10 @@ impl Node {
     }
 
     /// The number of the connection in use, if there is one.
-    pub(super) fn connection(&self) -> Option<u64> {
+    pub(super) fn connection(&self, wiring: &Wiring) -> Option<u64> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().map(|current| current.number)
+        let current = current.as_ref().filter(|now| now.doubts == wiring.doubts());
+        current.map(|current| current.number)
     }
 
     /// Gives the connection up; the next call makes a new one.
@@ -163,6 +179,7 @@ impl Node {
     }
 
     async fn connect(&self, wiring: &Wiring) -> Result<Connected, StoreError> {
+        let doubts = wiring.doubts();
         let connecting = self.client.get_multiplexed_async_connection_with_config(&wiring.config);
         let connection = connecting.await.map_err(|source| self.connect_error(source))?;
         let mut connected = Connected {
@@ -171,6 +188,7 @@ impl Node {
             run: "".into(),
             barred: Vec::new(),
             tried: Instant::now(),
+            doubts,
         };
         if wiring.scripts {
             connected.run = self.load_scripts(&mut connected.connection).await?.into();

@@ -1,12 +1,13 @@
 //! Where Redis is, and how it is connected to.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{Client, ConnectionAddr, ErrorKind, IntoConnectionInfo as _, TlsCertificates};
+use tokio::sync::Notify;
 
 use super::error::StoreError;
 use crate::config::{RedisUrl, RedisUrlError};
@@ -26,6 +27,9 @@ struct Inner {
     primaries: RwLock<Vec<Client>>,
     /// Where the next subscription begins to look for a node.
     next: AtomicUsize,
+    /// How often an answer did not come in time.
+    doubts: AtomicU64,
+    doubted: Notify,
 }
 
 impl Target {
@@ -80,6 +84,8 @@ impl Target {
             shown: shown.join(","),
             primaries: RwLock::default(),
             next: AtomicUsize::new(rand::random::<u16>().into()),
+            doubts: AtomicU64::new(0),
+            doubted: Notify::new(),
         })))
     }
 
@@ -118,7 +124,26 @@ impl Target {
             cluster: false,
             primaries: RwLock::default(),
             next: AtomicUsize::new(0),
+            doubts: AtomicU64::new(0),
+            doubted: Notify::new(),
         }))
+    }
+
+    /// An answer did not come in time: what happened to one connection may have happened to all of
+    /// the process. Connections made before are not used for further calls.
+    pub(super) fn doubt(&self) {
+        self.0.doubts.fetch_add(1, Ordering::Relaxed);
+        self.0.doubted.notify_waiters();
+    }
+
+    /// How often that happened.
+    pub(super) fn doubts(&self) -> u64 {
+        self.0.doubts.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it happens.
+    pub(crate) async fn doubted(&self) {
+        self.0.doubted.notified().await;
     }
 
     /// Remembers the primaries of a cluster: when all that the URL names are gone, they are left.

@@ -8,14 +8,17 @@ use tokio::time::Instant;
 use crate::id::{BotId, Fence, Shard};
 use crate::keyspace::scripts::{Attempts, Completion, Exception, Grant, Mode};
 
-/// How long a lease lasts before its holder confirms it, at most. Short, because a claim whose
-/// reply was lost blocks its bots for this long; a slice that takes longer renews in time.
-pub const CLAIM_TTL: Duration = Duration::from_secs(3);
+/// How long a lease lasts before its holder confirms it, at most, whatever `lease_ttl` says. Short,
+/// because a claim whose reply was lost blocks its bots for this long. A slice that takes longer
+/// than a third of it is renewed for `lease_ttl`; a process that stalls before that loses the lease
+/// after nine tenths of it, and what it had begun is handled again.
+pub const CLAIM_TTL: Duration = Duration::from_millis(1_800);
 
 /// A lease that was granted or confirmed longer ago than this is confirmed again before a handler
 /// starts under it: Redis may have restarted since, which revokes every lease, and another process
-/// may have started its handler. Far above the time from a claim to its handler.
-const FRESH: Duration = Duration::from_millis(100);
+/// may have started its handler. Above the usual time from a claim to its handler, and below what a
+/// restart takes.
+const FRESH: Duration = Duration::from_millis(50);
 
 /// A holder stops by itself this share of the ttl before the deadline, at most one second.
 pub const MARGIN: u32 = 10;

@@ -16,9 +16,14 @@ use crate::keyspace::{StoreError, Target, parse_score};
 use crate::lifecycle::Shutdown;
 use crate::telemetry::{Outage, Recovered};
 
-const RECONNECT: Duration = Duration::from_millis(250);
-/// A node of a cluster is asked for a sign of life this often, and has as long to give it.
+const RECONNECT: Duration = Duration::from_millis(100);
+/// The server is asked for a sign of life this often, and when another connection of the process timed
+/// out: nobody hears what is published to a connection that nothing reaches any more.
 const ALIVE: Duration = Duration::from_secs(2);
+/// It has so long to give it.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+/// The same when another connection timed out.
+const DOUBTED_WITHIN: Duration = Duration::from_millis(250);
 
 /// What a shard published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,14 +133,16 @@ async fn session(
         }
     };
     let silent = async {
-        // Without its server nothing happens; of a cluster, one may be frozen while others go on.
-        while target.is_cluster() {
-            tokio::time::sleep(ALIVE).await;
-            if !matches!(tokio::time::timeout(ALIVE, asking.ping::<Value>()).await, Ok(Ok(_))) {
+        loop {
+            let within = tokio::select! {
+                () = tokio::time::sleep(ALIVE) => ALIVE_WITHIN,
+                () = target.doubted() => DOUBTED_WITHIN,
+            };
+            let alive = tokio::time::timeout(within, asking.ping::<Value>()).await;
+            if !matches!(alive, Ok(Ok(_))) {
                 return;
             }
         }
-        std::future::pending::<()>().await;
     };
     tokio::select! {
         () = hearing => {}

@@ -10,7 +10,7 @@ use fairlane::queue::PushOptions;
 use redis::aio::MultiplexedConnection;
 
 use crate::support::bus::{add, event};
-use crate::support::config::{STREAM, config};
+use crate::support::config::{STREAM, configs};
 use crate::support::instance::queue;
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
@@ -29,7 +29,7 @@ fn settings(server: &RedisServer) -> String {
         ("pipelines.more.events", "[\"more\"]"),
         ("pipelines.notifications.enabled", "true"),
     ];
-    config(server, "lines", &settings)
+    configs(server, &["lines", "more"], &settings)
 }
 
 /// The lines of the log that are new since there were `before`, once the outage has lasted.

@@ -3,18 +3,21 @@
 use std::time::{Duration, Instant};
 
 use fairlane::app::Roles;
+use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::handler::Outcomes;
 use fairlane::id::BotId;
 use fairlane::queue::{CLAIM_TTL, PushOptions};
 use tokio::sync::watch;
 
-use crate::support::config::config;
+use crate::support::bus::{add, event};
+use crate::support::config::{STREAM, config};
 use crate::support::http::{get, metric};
 use crate::support::instance::{Instance, queue};
 use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence, RedisServer};
+use crate::support::served::Served;
 use crate::support::trap::Deed;
 use crate::support::wait::eventually;
 
@@ -46,7 +49,11 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     let mut server = RedisServer::start(options);
     let proxy = Proxy::start(server.tcp_addr()).await;
     let name = "late-start";
-    let settings = [("pipelines.late-start.workers.max", "1"), ("redis.shards", "1")];
+    let settings = [
+        ("pipelines.late-start.workers.max", "1"),
+        ("pipelines.late-start.handler_timeout", "\"10s\""),
+        ("redis.shards", "1"),
+    ];
     let direct = config(&server, name, &settings);
     let (late_log, log) = (Log::default(), Log::default());
     let through_proxy = direct.replace(&server.url(), &proxy.url());
@@ -63,6 +70,7 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     };
     let lost_before = lost(&late).await;
     assert!(trap.springs(LONG).await, "{needle}: the reply is held");
+    let held = Instant::now();
 
     server.restart();
     let (done, may_end) = watch::channel(false);
@@ -75,6 +83,8 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     });
     let other = Instance::start_as(WORK, &direct, holding).await;
     eventually(LONG, "another process has the bot", async || log.len() == 1).await;
+    // Longer than a lease is believed without asking again.
+    eventually(LONG, "it is late", async || held.elapsed() > Duration::from_millis(100)).await;
     let in_time = started.elapsed() < CLAIM_TTL.mul_f64(0.8);
     trap.release();
     eventually(LONG, "the late process has dealt with it", async || {
@@ -91,4 +101,75 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     late.stop().await;
     other.stop().await;
     in_time
+}
+
+/// How long these took before they were looked into; how long they should take is less than two
+/// seconds, which a busy machine may exceed.
+const TOO_LONG: Duration = Duration::from_millis(4_900);
+
+#[tokio::test]
+async fn a_quiet_bot_goes_on_soon_after_the_replies_to_one_process_are_lost() {
+    for alone in [true, false] {
+        let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+        let proxy = Proxy::start(server.tcp_addr()).await;
+        let name = if alone { "lost-alone" } else { "lost-beside" };
+        let direct = config(&server, name, &[]);
+        let log = Log::default();
+        let through_proxy = direct.replace(&server.url(), &proxy.url());
+        let deaf = Instance::start(&through_proxy, log.content()).await;
+        add(&server, STREAM, &[event("b", "test", 0)]).await;
+        eventually(LONG, "the first is handled", async || log.len() == 1).await;
+        let other = if alone { None } else { Some(Instance::start(&direct, log.content()).await) };
+        let mut worst = Duration::ZERO;
+        for id in 1..=3 {
+            proxy.lose_replies();
+            let lost = SystemClock.now();
+            add(&server, STREAM, &[event("b", "test", id)]).await;
+            eventually(LONG, "the next is handled", async || {
+                log.ids(name).contains(&id.to_string())
+            })
+            .await;
+            worst = worst.max(SystemClock.now().saturating_sub(lost));
+        }
+        println!("replies lost, alone {alone}: a quiet bot waited {worst:?} at most");
+        assert!(worst < TOO_LONG, "alone {alone}: {worst:?}");
+        let mut ids = log.ids(name);
+        ids.dedup();
+        assert_eq!(ids, ["0", "1", "2", "3"], "in order");
+        deaf.stop().await;
+        if let Some(other) = other {
+            other.stop().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "reader", &[("pipelines.reader.handler", "\"log\"")]);
+    let reads = |served: &Served| served.log().contains("reading the bus");
+    let mut reader = Served::start(&config).await;
+    eventually(LONG, "it reads", async || reads(&reader)).await;
+    let mut worst = Duration::ZERO;
+    for id in 1..=3 {
+        let next = Served::start(&config).await;
+        // Its workers are there, and it waits for the lock.
+        add(&server, STREAM, &[event("b", "test", format!("before-{id}"))]).await;
+        let handled = |served: &Served, what: &str| served.log().contains(what);
+        let before = format!("\"before-{id}\"");
+        eventually(LONG, "one of the two handles it", async || {
+            handled(&reader, &before) || handled(&next, &before)
+        })
+        .await;
+        reader.kill9();
+        let killed = Instant::now();
+        add(&server, STREAM, &[event("b", "test", format!("after-{id}"))]).await;
+        let after = format!("\"after-{id}\"");
+        eventually(LONG, "the other goes on", async || handled(&next, &after)).await;
+        worst = worst.max(killed.elapsed());
+        assert!(reads(&next));
+        reader = next;
+    }
+    println!("a dead reader was replaced within {worst:?}");
+    assert!(worst < TOO_LONG, "{worst:?}");
 }

@@ -76,6 +76,8 @@ struct Shared {
     mode: watch::Sender<Mode>,
     /// Counts the cuts: a connection ends when the number moves.
     cuts: watch::Sender<u64>,
+    /// Counts the losses: no reply of a connection arrives any more when the number moves.
+    losses: watch::Sender<u64>,
     traps: Traps,
     swallows: Mutex<Vec<Trap>>,
     replies: AtomicU64,
@@ -107,6 +109,7 @@ impl<P: Protocol> Proxy<P> {
             upstream,
             mode: watch::Sender::default(),
             cuts: watch::Sender::default(),
+            losses: watch::Sender::default(),
             traps: Traps::default(),
             swallows: Mutex::default(),
             replies: AtomicU64::default(),
@@ -124,6 +127,12 @@ impl<P: Protocol> Proxy<P> {
     /// Ends every connection. New ones are served.
     pub(crate) fn cut(&self) {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Loses every further reply of the connections there are; they stay open, and their commands
+    /// reach the server. New ones are served.
+    pub(crate) fn lose_replies(&self) {
+        self.shared.losses.send_modify(|losses| *losses += 1);
     }
 
     /// Waits for the `nth` (from 1) command that `is_meant`.
@@ -177,7 +186,7 @@ type UnderWay = Mutex<HashMap<u64, Caught>>;
 
 /// Ends when either side ends, the connection is cut, or a reply is lost.
 async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
-    let mut cuts = shared.cuts.subscribe();
+    let (mut cuts, losses) = (shared.cuts.subscribe(), shared.losses.subscribe());
     let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
     let _ = client.set_nodelay(true).and(server.set_nodelay(true));
     let (client_reads, client_writes) = client.into_split();
@@ -187,7 +196,7 @@ async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
         biased;
         _ = cuts.changed() => {}
         () = commands::<P>(client_reads, server_writes, &shared, &under_way) => {}
-        () = replies::<P>(server_reads, client_writes, &shared, &under_way) => {}
+        () = replies::<P>(server_reads, client_writes, &shared, &under_way, losses) => {}
     }
 }
 
@@ -230,12 +239,17 @@ async fn replies<P: Protocol>(
     mut to: OwnedWriteHalf,
     shared: &Shared,
     under_way: &UnderWay,
+    losses: watch::Receiver<u64>,
 ) {
     let mut buffer = Vec::new();
     let mut count = 0;
     while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
         while let Some(length) = P::frame(&buffer) {
             shared.pass().await;
+            if losses.has_changed().unwrap_or(true) {
+                buffer.drain(..length);
+                continue;
+            }
             let answered = P::answers(&buffer, count);
             let caught = answered.and_then(|number| under_way.lock().unwrap().remove(&number));
             match &caught {
@@ -366,6 +380,17 @@ mod tests {
         assert!(connect(&proxy).await.is_err());
         proxy.set(Mode::Pass);
         let () = connect(&proxy).await.unwrap().set("a", 1).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn lost_replies_leave_the_commands_executed_and_new_connections_work() {
+        let (server, proxy) = behind_proxy().await;
+        let mut connection = connect(&proxy).await.unwrap();
+        proxy.lose_replies();
+        let timeout = connection.set::<_, _, ()>("a", 1).await.unwrap_err();
+        assert!(timeout.is_timeout(), "{timeout}");
+        assert!(server.connection().await.exists::<_, bool>("a").await.unwrap());
+        let () = connect(&proxy).await.unwrap().set("a", 2).await.unwrap();
     }
 
     #[tokio::test]
