@@ -18,7 +18,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::automation::Subscriptions;
 use crate::bus::Entry;
@@ -301,8 +301,8 @@ impl Fanout {
             let (count, limits) = (queue.shard_count(), queue.limits());
             let other = Queue::new(name, count, limits, Arc::clone(queue.link()));
             let Some(lowest) = starts::lowest(&other, stream).await? else { continue };
-            if self.waits_elsewhere.take() {
-                warn!(pipeline = %other.name(), stream, from = %lowest,
+            if let Some(suppressed) = self.waits_elsewhere.take() {
+                warn!(pipeline = %other.name(), stream, from = %lowest, suppressed,
                     "another process runs a pipeline that this one does not have: its events stay on the bus until a process with it reads the bus; give all processes one configuration");
             }
             needed = Some(needed.map_or(lowest, |needed| needed.min(lowest)));

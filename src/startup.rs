@@ -116,9 +116,9 @@ impl Start {
     async fn run(mut self, state: &watch::Sender<Option<String>>) {
         let (logged, mut failed) = (OncePerMinute::default(), false);
         while let Err(Pending { what, cause }) = self.round().await {
-            if logged.take() {
+            if let Some(suppressed) = logged.take() {
                 let error = cause.as_ref().map(tracing::field::display);
-                warn!(what, error, "not ready yet; trying again");
+                warn!(what, error, suppressed, "not ready yet; trying again");
             }
             failed = true;
             let cause = cause.as_ref().map_or("", in_words);
