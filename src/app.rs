@@ -568,7 +568,8 @@ fn counters(
     let store = stores.counters.clone()?;
     let plan = plans.iter().find(|plan| plan.name.counts_views());
     let plan = plan.ok_or_else(|| "pipelines.counters is not enabled".to_owned())?;
-    Ok(Counters::new(plan.queue(config, link), store))
+    let read_timeout = config.counters.read_timeout;
+    Ok(Counters::new(plan.queue(config, link), store, read_timeout))
 }
 
 /// What changes rules, or why nobody evaluates them.

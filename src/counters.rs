@@ -19,15 +19,27 @@
 //! 2. Else the total is read from MongoDB, and `lua/upsert.lua` caches it with the view, unless a
 //!    flush may have been under way: then again, at last without a total.
 //! 3. The view waits in its bot's queue; `handler::counter` writes it.
+//!
+//! # Stores that hang
+//!
+//! Who reads waits for `counters.read_timeout` at most, and not at all for a store that is known to
+//! hang ([`Breaker`]). Redis has half of the time, so that MongoDB can tell totals in the other half.
+//! A view waits for Redis, which alone can count it, until that has been silent for a second; and for
+//! MongoDB like a reader, since it counts without a total too.
 
+pub(crate) mod import;
 pub(crate) mod upkeep;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt as _, TryFutureExt as _};
+use futures_util::{Stream, StreamExt as _};
 use jiff::civil::Date;
+use tokio::time::Instant;
 use tracing::warn;
 
+use self::import::{ImportError, Progress};
+use crate::breaker::{Breaker, Unanswered};
 use crate::id::BotId;
 use crate::keyspace::StoreError;
 use crate::keyspace::scripts::Viewed;
@@ -36,12 +48,15 @@ use crate::queue::{Book, Known, NewViews, Queue};
 use crate::store::counters::{CounterStore, Stored};
 use crate::store::mongo::MongoError;
 use crate::telemetry::OncePerMinute;
-use crate::view::{self, AdId, Replacement};
+use crate::view::{self, AdId, Line, Replacement};
 
 /// A document that a flush may have changed is read again after these times: a flush takes some
 /// milliseconds from its first write to its completion.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(40)];
+
+/// The first page of an export comes within this time.
+const EXPORT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why the counters cannot be told or changed.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +67,30 @@ pub(crate) enum CountersError {
     /// MongoDB failed.
     #[error(transparent)]
     Mongo(#[from] MongoError),
+    /// Redis does not answer in time.
+    #[error("Redis does not answer in time (counters.read_timeout)")]
+    RedisHangs,
+    /// MongoDB does not answer in time.
+    #[error("MongoDB does not answer in time (counters.read_timeout)")]
+    MongoHangs,
+}
+
+impl From<Unanswered<StoreError>> for CountersError {
+    fn from(unanswered: Unanswered<StoreError>) -> Self {
+        match unanswered {
+            Unanswered::Failed(error) => error.into(),
+            Unanswered::Open | Unanswered::Late(_) => Self::RedisHangs,
+        }
+    }
+}
+
+impl From<Unanswered<MongoError>> for CountersError {
+    fn from(unanswered: Unanswered<MongoError>) -> Self {
+        match unanswered {
+            Unanswered::Failed(error) => error.into(),
+            Unanswered::Open | Unanswered::Late(_) => Self::MongoHangs,
+        }
+    }
 }
 
 /// Totals of several ads.
@@ -59,7 +98,7 @@ pub(crate) enum CountersError {
 pub(crate) struct Totals {
     /// In the order that was asked; `None` where no store can tell it now.
     pub(crate) totals: Vec<Option<u64>>,
-    /// Redis is away: what was viewed in the last seconds is missing.
+    /// Redis is away or hangs: what was viewed in the last seconds is missing.
     pub(crate) stale: bool,
 }
 
@@ -69,12 +108,18 @@ pub(crate) struct Counters {
     queue: Queue,
     store: CounterStore,
     metrics: CounterMetrics,
+    /// Who reads waits so long.
+    read_timeout: Duration,
+    redis: Arc<Breaker>,
+    mongo: Arc<Breaker>,
 }
 
 impl Counters {
     /// The counters in the queues of the pipeline that counts views, and in `store`.
-    pub(crate) fn new(queue: Queue, store: CounterStore) -> Self {
-        Self { queue, store, metrics: CounterMetrics::new() }
+    pub(crate) fn new(queue: Queue, store: CounterStore, read_timeout: Duration) -> Self {
+        let (redis, mongo) = (Breaker::new("redis"), Breaker::new("mongodb"));
+        let (redis, mongo) = (Arc::new(redis), Arc::new(mongo));
+        Self { queue, store, metrics: CounterMetrics::new(), read_timeout, redis, mongo }
     }
 
     /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and answers the new total; `None` where no store
@@ -93,7 +138,8 @@ impl Counters {
     ) -> Result<Option<u64>, CountersError> {
         let event = view::on_day(view::view(bot, ad, n), Some(self.today())).encode();
         let views = NewViews { bot, ad, n, event: &event, key };
-        let mut acked = match self.queue.increment_if_exists(views).await? {
+        let counted = self.redis.write(self.queue.increment_if_exists(views)).await?;
+        let mut acked = match counted {
             Viewed::Counted(total) => {
                 self.metrics.cache_hits.increment(1);
                 return Ok(self.counted(n, total));
@@ -123,14 +169,22 @@ impl Counters {
 
     /// Total and sequence of one ad in MongoDB; `None` when it does not tell.
     async fn stored(&self, bot: &BotId, ad: &AdId) -> Option<(u64, crate::id::Sequence)> {
-        let stored = self.ask(bot, std::slice::from_ref(ad)).await.ok()?;
+        let until = Instant::now() + self.read_timeout;
+        let stored = self.ask(bot, std::slice::from_ref(ad), until).await.ok()?;
         Some(stored.first().map_or_else(Default::default, |stored| (stored.total, stored.sequence)))
     }
 
-    /// What MongoDB has, in the order of `ads`.
-    async fn ask(&self, bot: &BotId, ads: &[AdId]) -> Result<Vec<Stored>, MongoError> {
+    /// What MongoDB has, in the order of `ads`, if it tells it until then.
+    async fn ask(
+        &self,
+        bot: &BotId,
+        ads: &[AdId],
+        until: Instant,
+    ) -> Result<Vec<Stored>, CountersError> {
         static AWAY: OncePerMinute = OncePerMinute::new();
-        let stored = self.store.totals(bot, ads).await.inspect_err(|error| {
+        let left = until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
+        let asked = self.mongo.read(left, self.store.totals(bot, ads)).await;
+        let stored = asked.map_err(CountersError::from).inspect_err(|error| {
             if let Some(suppressed) = AWAY.take() {
                 warn!(%error, suppressed, "MongoDB does not tell totals; those that are not cached are unknown");
             }
@@ -141,12 +195,13 @@ impl Counters {
     /// The totals of up to 1,000 ads; 0 for one that was never counted.
     ///
     /// # Errors
-    /// When neither store answers.
+    /// When neither store answers in time.
     pub(crate) async fn totals(&self, bot: &BotId, ads: &[AdId]) -> Result<Totals, CountersError> {
-        let book = match self.queue.book(bot, ads).await {
+        let until = Instant::now() + self.read_timeout;
+        let book = match self.redis.read(self.read_timeout / 2, self.queue.book(bot, ads)).await {
             Ok(book) => book,
             Err(redis) => {
-                let stored = self.ask(bot, ads).map_err(|_| redis).await?;
+                let Ok(stored) = self.ask(bot, ads, until).await else { return Err(redis.into()) };
                 let totals = stored.into_iter().map(|stored| Some(stored.total)).collect();
                 return Ok(Totals { totals, stale: true });
             }
@@ -164,15 +219,19 @@ impl Counters {
             });
         }
         self.metrics.cache_hits.increment((ads.len() - missing.len()) as u64);
+        let mut stale = false;
         if !missing.is_empty() {
             self.metrics.cache_misses.increment(missing.len() as u64);
-            self.fill(bot, ads, book, &missing, &mut totals).await?;
+            stale = self.fill(bot, ads, book, &missing, &mut totals, until).await.is_err();
         }
-        Ok(Totals { totals, stale: false })
+        Ok(Totals { totals, stale })
     }
 
     /// Adds the totals of the ads at `missing`: what MongoDB has and what is queued. Where a flush
     /// was under way, so that some may be in both, it looks again.
+    ///
+    /// # Errors
+    /// When Redis stops answering: what is queued may be missing then.
     async fn fill(
         &self,
         bot: &BotId,
@@ -180,14 +239,16 @@ impl Counters {
         mut book: Book,
         missing: &[usize],
         totals: &mut [Option<u64>],
-    ) -> Result<(), StoreError> {
+        until: Instant,
+    ) -> Result<(), CountersError> {
+        let left = || until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
         let asked: Vec<AdId> = missing.iter().map(|&at| ads[at].clone()).collect();
         for pause in AGAIN {
-            let Ok(stored) = self.ask(bot, &asked).await else { return Ok(()) };
+            let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(()) };
             let mut doubt = false;
             // Of an ad with nothing queued, MongoDB had all before it was asked.
             let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {
-                Some(self.queue.progress(bot).await?)
+                Some(self.redis.read(left(), self.queue.progress(bot)).await)
             } else {
                 None
             };
@@ -197,7 +258,7 @@ impl Counters {
                     Known::Replaced => None,
                     Known::Queued(0) => Some(stored.total),
                     Known::Queued(queued) => match &progress {
-                        Some((completed, head))
+                        Some(Ok((completed, head)))
                             if *completed == book.acked
                                 && head.is_none_or(|head| head > stored.sequence) =>
                         {
@@ -211,11 +272,14 @@ impl Counters {
                     },
                 };
             }
-            if !doubt {
+            if let Some(Err(redis)) = progress {
+                return Err(redis.into());
+            }
+            if !doubt || Instant::now() >= until {
                 return Ok(());
             }
             tokio::time::sleep(pause).await;
-            book = self.queue.book(bot, ads).await?;
+            book = self.redis.read(left(), self.queue.book(bot, ads)).await?;
         }
         Ok(())
     }
@@ -231,8 +295,21 @@ impl Counters {
         with: &Replacement,
     ) -> Result<(), CountersError> {
         let event = view::replacement(bot, ad, with);
-        self.queue.replace_counter(bot, ad, with.total, &event).await?;
+        self.redis.write(self.queue.replace_counter(bot, ad, with.total, &event)).await?;
         Ok(())
+    }
+
+    /// Takes lines of an import that follow each other.
+    ///
+    /// # Errors
+    /// As [`import::import`].
+    pub(crate) async fn import(
+        &self,
+        bot: &BotId,
+        key: &str,
+        lines: &[Line],
+    ) -> Result<Progress, ImportError> {
+        import::import(&self.queue, bot, key, lines).await
     }
 
     /// Today in the configured time zone.
@@ -240,19 +317,19 @@ impl Counters {
         self.queue.views().calendar.today()
     }
 
-    /// Views per day, from `from` to `to`, days without any among them. What was viewed in the last
-    /// seconds is missing.
+    /// Views of ads per day, from `from` to `to`, days without any among them. What was viewed in the
+    /// last seconds is missing.
     ///
     /// # Errors
-    /// When MongoDB does not answer.
+    /// When MongoDB does not answer in time.
     pub(crate) async fn daily(
         &self,
         bot: &BotId,
-        ad: &AdId,
+        ads: &[AdId],
         from: Date,
         to: Date,
-    ) -> Result<Vec<(Date, u64)>, CountersError> {
-        Ok(self.store.daily(bot, ad, from, to).await?)
+    ) -> Result<Vec<Vec<(Date, u64)>>, CountersError> {
+        Ok(self.mongo.read(self.read_timeout, self.store.daily(bot, ads, from, to)).await?)
     }
 
     /// The views of one day, ads without any left out.
@@ -267,7 +344,7 @@ impl Counters {
         impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
         CountersError,
     > {
-        let views = self.store.export(bot, day).await?;
+        let views = self.mongo.read(EXPORT_WITHIN, self.store.export(bot, day)).await?;
         Ok(views.map(|view| Ok(view?)))
     }
 }

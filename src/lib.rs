@@ -84,6 +84,7 @@ pub mod app;
 pub mod automation;
 #[doc(hidden)]
 pub mod bench;
+mod breaker;
 pub mod bus;
 #[doc(hidden)]
 pub mod cli;

@@ -86,11 +86,12 @@ table! {
     HTTP_CONNECTIONS "http_connections" Gauge "Open connections, by listener";
     HTTP_CONNECTIONS_REFUSED "http_connections_refused_total" Counter "Connections closed at once, because one address had too many";
     COUNTERS_VIEWS "counters_views_total" Counter "Views counted, whichever way they came";
-    COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time until MongoDB had a slice of views in both collections";
+    COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time until MongoDB had a portion of a slice of views in both collections";
     COUNTERS_UNFLUSHED "counters_unflushed" Gauge "Records of views that MongoDB does not have yet";
     COUNTERS_UNFLUSHED_OLDEST "counters_unflushed_oldest_seconds" Gauge "Age of the oldest of them";
     COUNTERS_CACHE_HITS "counters_cache_hits_total" Counter "Totals that the cache in Redis told";
     COUNTERS_CACHE_MISSES "counters_cache_misses_total" Counter "Totals that MongoDB had to be asked for";
+    READS_REFUSED "reads_refused_total" Counter "Requests that did not ask a store (redis, mongodb) because it does not answer in time: readers were told what another store knows, or 503";
     AUTOMATION_MATCHES "automation_matches_total" Counter "Times a rule matched an event";
     AUTOMATION_ACTIONS "automation_actions_total" Counter "Actions that rules decided, by action";
     AUTOMATION_ERRORS "automation_errors_total" Counter "Filters that could not be evaluated, actions that cannot be done, events that cannot be applied to a profile";
@@ -447,6 +448,13 @@ impl std::fmt::Debug for AdmissionMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("AdmissionMetrics")
     }
+}
+
+/// Requests that did not ask a store because it does not answer in time.
+pub(crate) fn reads_refused(store: &'static str) -> Counter {
+    let counter = counter!(READS_REFUSED, "store" => store);
+    counter.absolute(0);
+    counter
 }
 
 /// The refusals of one route of one class for one reason.

@@ -16,7 +16,7 @@ use crate::fanout::Route;
 use crate::filter::{Filter, Glob, Sees};
 use crate::handler::{
     AnyHandler, AutomationHandler, CounterHandler, Environment, Handler, MinAge, NotifyHandler,
-    PushHandler,
+    PushHandler, store_patience,
 };
 use crate::id::PipelineName;
 use crate::keyspace::private::PrivateRedis;
@@ -150,7 +150,13 @@ impl Builder {
         let calendar =
             Calendar::new(Arc::clone(&self.clock), self.config.counters.time_zone.clone());
         let views = ViewSettings { calendar, cached_ads: self.config.counters.cached_ads };
-        let counters = self.kept(&mongo, PipelineName::COUNTERS).map(CounterStore::new);
+        let counters = self.kept(&mongo, PipelineName::COUNTERS).map(|mongo| {
+            let pipelines = &self.config.pipelines;
+            let pipeline = pipelines.iter().find(|(name, _)| name.counts_views());
+            let timeout = pipeline.map(|(_, pipeline)| pipeline.handler_timeout);
+            let within = store_patience(timeout.unwrap_or_default());
+            CounterStore::writing_within(mongo, within)
+        });
         if let Err(reason) = &counters {
             info!(reason, "views are not counted");
             self.config.pipelines.retain(|name, _| !name.counts_views());
@@ -405,7 +411,9 @@ impl Plan {
         let handler: Arc<dyn AnyHandler> = match &self.handler {
             Handles::Events(handler) => Arc::clone(handler),
             Handles::Rules(automations) => {
-                Arc::new(AutomationHandler::new(automations.clone(), effects(queue.clone())))
+                let (automations, effects) = (automations.clone(), effects(queue.clone()));
+                let timeout = self.settings().handler_timeout;
+                Arc::new(AutomationHandler::new(automations, effects, timeout))
             }
             Handles::Notifications(sending) => {
                 let (queue, clock) = (queue.clone(), Arc::clone(clock));

@@ -199,7 +199,7 @@ impl Effects {
                     match counters.view(event.bot(), &ad, count.n, Some(&key)).await {
                         Ok(_) => Ok(None),
                         Err(CountersError::Redis(error)) => Err(tried(&error)),
-                        Err(CountersError::Mongo(error)) => Err((true, error.to_string())),
+                        Err(hangs) => Err((true, hangs.to_string())),
                     }
                 }
             },

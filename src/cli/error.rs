@@ -150,6 +150,29 @@ pub enum CliError {
         refused_text(*.0)
     )]
     LinesRefused(u64),
+    /// Some lines are no counters.
+    #[error("{} cannot be used, and nothing was imported; correct the file", lines_text(*.0))]
+    ImportRefused(u64),
+    /// A file changed or broke off while it was imported.
+    #[error("{name}: cannot be read: {source}; call it again, and it goes on where it ended")]
+    ImportInput {
+        /// The file.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// An import ended early.
+    #[error("{source}; {} imported, call it again to go on", lines_text(*imported))]
+    ImportStopped {
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+        /// Whether it passes by itself.
+        passing: bool,
+        /// Lines.
+        imported: u64,
+    },
     /// Publishing ended early.
     #[error("{source}; {} (up to line {line}){}", accepted_text(*published), unknown_text(*unknown))]
     PublishStopped {
@@ -254,6 +277,7 @@ impl CliError {
             | Self::Away(_)
             | Self::Full(_)
             | Self::Store(StoreError::Version { .. })
+            | Self::ImportStopped { passing: true, .. }
             | Self::Bench(
                 BenchError::PrivateRedis(_)
                 | BenchError::Store(_)
@@ -269,6 +293,9 @@ impl CliError {
             | Self::NoDeadLetter { .. }
             | Self::Input { .. }
             | Self::LinesRefused(_)
+            | Self::ImportRefused(_)
+            | Self::ImportInput { .. }
+            | Self::ImportStopped { .. }
             | Self::Output(_)
             | Self::WriteChart { .. }
             | Self::BenchServer
@@ -327,6 +354,10 @@ fn known_text(known: &[PipelineName]) -> String {
     } else {
         format!("there is: {}", list(known))
     }
+}
+
+fn lines_text(lines: u64) -> String {
+    super::output::count(lines, "line")
 }
 
 fn refused_text(lines: u64) -> String {

@@ -5,6 +5,7 @@ mod bench;
 mod bots;
 mod check;
 mod config;
+mod counters;
 mod dead;
 mod demo;
 mod error;
@@ -78,6 +79,8 @@ enum Command {
     Bots(bots::BotsArgs),
     /// Look at dead letters, put them back or drop them.
     Dead(dead::DeadArgs),
+    /// Import counters that were kept elsewhere.
+    Counters(counters::CountersArgs),
     /// Measure this machine.
     Bench(BenchArgs),
     /// Is everything ready? Checks the configuration, Redis, MongoDB, the bus and push targets.
@@ -124,6 +127,7 @@ impl Cli {
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
+            Command::Counters(args) => counters::counters(load()?, args).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(&args),
             Command::Secret(args) => secret::secret(&load()?, &args),

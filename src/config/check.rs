@@ -138,6 +138,8 @@ impl Config {
         number("callbacks.max_per_host", per_host, (1, limits::PER_HOST))?;
         self.check_notifications()?;
         number("counters.cached_ads", self.counters.cached_ads, limits::CACHED_ADS)?;
+        let read_timeout = self.counters.read_timeout;
+        within("counters.read_timeout", read_timeout, 10 * MILLISECOND..=10 * SECOND)?;
         // Port 0 means any free port, so two of them do not collide.
         if self.http.listen == self.metrics.listen && self.http.listen.port() != 0 {
             let problem =

@@ -325,7 +325,8 @@ fn counters(top: &Reader<'_>) -> Result<CountersConfig, ConfigError> {
         top.invalid("counters.time_zone", problem)
     })?;
     let cached_ads = top.number("counters.cached_ads", limits::CACHED_ADS)?;
-    Ok(CountersConfig { time_zone, cached_ads })
+    let read_timeout = top.duration("counters.read_timeout")?;
+    Ok(CountersConfig { time_zone, cached_ads, read_timeout })
 }
 
 fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {

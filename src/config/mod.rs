@@ -125,6 +125,8 @@ pub struct CountersConfig {
     pub time_zone: TimeZone,
     /// Most ads of a bot whose totals are cached, in each of two generations: 1,000 to 10,000,000.
     pub cached_ads: u64,
+    /// Who reads totals or days waits so long for the stores: 10 ms to 10 s.
+    pub read_timeout: Duration,
 }
 
 /// Delayed notifications.
@@ -469,6 +471,7 @@ mod tests {
         assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
         assert_eq!(config.counters.time_zone, TimeZone::UTC);
         assert_eq!(config.counters.cached_ads, 100_000);
+        assert_eq!(config.counters.read_timeout, Duration::from_millis(250));
         assert_eq!(config.mongodb.program, None);
         let names: Vec<_> = config.pipelines.keys().map(PipelineName::as_str).collect();
         assert_eq!(names, ["automations", "counters", "notifications"]);

@@ -8,20 +8,23 @@
 //! 4. The decisions are carried out. An action that fails holds the bot, and those that were done
 //!    are not done again.
 //!
-//! MongoDB away counts no attempt.
+//! MongoDB away counts no attempt. Where it is slow, fewer events are decided on at a time, and a
+//! write that is still under way in the server is waited for.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Delivery, Environment, Failure, Handler, Outcomes, Slice};
+use super::portion::Portion;
+use super::{Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE};
 use crate::automation::Automations;
 use crate::automation::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
 use crate::automation::effects::{Effects, Failed, Task};
 use crate::id::Sequence;
 use crate::store::mongo::MongoError;
 use crate::store::subscribers::{Kept, Next};
+use crate::store::turns::Turn;
 
 /// How often it begins anew because another one wrote.
 const TRIES: u32 = 5;
@@ -42,6 +45,10 @@ const LONG_EVENT: Duration = Duration::from_millis(5);
 pub(crate) struct AutomationHandler {
     automations: Automations,
     effects: Effects,
+    /// For all that MongoDB does for a slice. Below `handler_timeout`.
+    patience: Duration,
+    /// How many events are decided on at a time.
+    portion: Portion,
 }
 
 /// A slice as far as it was decided on.
@@ -64,18 +71,39 @@ struct Subject {
 }
 
 impl AutomationHandler {
-    pub(crate) fn new(automations: Automations, effects: Effects) -> Self {
-        Self { automations, effects }
+    pub(crate) fn new(
+        automations: Automations,
+        effects: Effects,
+        handler_timeout: Duration,
+    ) -> Self {
+        let patience = super::store_patience(handler_timeout);
+        Self { automations, effects, patience, portion: Portion::new() }
     }
 
-    async fn decide(&self, slice: &Slice, rules: &RuleSet) -> Result<Work, Failure> {
+    /// Decides on the first `count` events and keeps that; `None` where another one wrote meanwhile.
+    async fn decide_and_keep(
+        &self,
+        slice: &Slice,
+        count: usize,
+        turn: &Turn,
+    ) -> Result<Option<Work>, Failure> {
+        let failed = |error| self.failed(&error, count);
+        let rules = self.automations.rules(&slice.bot).await.map_err(failed)?;
+        let work = self.decide(slice, count, &rules).await?;
+        let subscribers = self.automations.subscribers();
+        let kept = work.writes.is_empty()
+            || subscribers.write(turn, &slice.bot, &work.writes).await.map_err(failed)?;
+        Ok(kept.then_some(work))
+    }
+
+    async fn decide(&self, slice: &Slice, count: usize, rules: &RuleSet) -> Result<Work, Failure> {
         let allowed = slice.deadline.saturating_duration_since(Instant::now());
-        let mut subjects = self.read(slice).await?;
+        let mut subjects = self.read(slice, count).await?;
         // A store that is slow must not make slices small: they would only ask it more often.
         let deadline = Instant::now() + allowed.max(DECIDING_MIN);
         let mut work = Work::default();
         let mut bytes = 0;
-        for (at, Delivery { sequence, event }) in slice.events.iter().enumerate() {
+        for (at, Delivery { sequence, event }) in slice.events[..count].iter().enumerate() {
             let begun = Instant::now();
             if at > 0 && (begun >= deadline || bytes > DECIDED_MAX_BYTES) {
                 break;
@@ -126,11 +154,14 @@ impl AutomationHandler {
         Ok(work)
     }
 
-    /// The profiles of the slice: of every event, because what was decided on it before counts, by
+    /// The profiles of the first `count` events: of every event, because what was decided on it before counts, by
     /// rules that may be gone.
-    async fn read<'a>(&self, slice: &'a Slice) -> Result<HashMap<&'a str, Subject>, Failure> {
-        let mut subscribers: Vec<&str> = slice
-            .events
+    async fn read<'a>(
+        &self,
+        slice: &'a Slice,
+        count: usize,
+    ) -> Result<HashMap<&'a str, Subject>, Failure> {
+        let mut subscribers: Vec<&str> = slice.events[..count]
             .iter()
             .map(|delivery| &delivery.event)
             .filter(|event| event.extension(DUE).is_none())
@@ -142,11 +173,23 @@ impl AutomationHandler {
             return Ok(HashMap::new());
         }
         let kept = self.automations.subscribers().read(&slice.bot, &subscribers).await;
-        let kept = kept.map_err(|error| failed(&error))?;
+        let kept = kept.map_err(|error| self.failed(&error, count))?;
         let subjects = subscribers.into_iter().zip(kept).map(|(subscriber, kept)| {
             (subscriber, Subject { before: kept.sequence, kept, dirty: false })
         });
         Ok(subjects.collect())
+    }
+
+    /// MongoDB away counts no attempt; what it refuses does, so that no bot waits for ever.
+    fn failed(&self, error: &MongoError, count: usize) -> Failure {
+        if error.is_timeout() {
+            self.portion.too_much(count);
+        }
+        if error.is_passing() {
+            Failure::unavailable(0, error.to_string())
+        } else {
+            Failure::transient(0, error.to_string())
+        }
     }
 
     /// Carries out what was decided, and answers what becomes of the slice.
@@ -196,16 +239,24 @@ impl AutomationHandler {
 
 impl Handler for AutomationHandler {
     async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        let until = Instant::now() + self.patience;
+        let patience = humantime::format_duration(self.patience);
+        let turn = self.automations.subscribers().turn(&slice.bot);
+        let Ok(turn) = tokio::time::timeout(TURN_PATIENCE.min(self.patience), turn).await else {
+            let reason = "an earlier write of this bot is still under way in MongoDB";
+            return Err(Failure::unavailable(0, reason));
+        };
         for _ in 0..TRIES {
-            let rules = self.automations.rules(&slice.bot).await.map_err(|error| failed(&error))?;
-            let work = self.decide(slice, &rules).await?;
-            let subscribers = self.automations.subscribers();
-            if work.writes.is_empty()
-                || subscribers
-                    .write(&slice.bot, &work.writes)
-                    .await
-                    .map_err(|error| failed(&error))?
-            {
+            let count = slice.events.len().min(self.portion.now());
+            let started = Instant::now();
+            let deciding = self.decide_and_keep(slice, count, &turn);
+            let Ok(work) = tokio::time::timeout_at(until, deciding).await else {
+                self.portion.too_much(count);
+                let reason = format!("MongoDB did not keep what was decided within {patience}");
+                return Err(Failure::unavailable(0, reason));
+            };
+            if let Some(work) = work? {
+                self.portion.taken(count, started.elapsed(), self.patience);
                 return self.finish(slice, work).await;
             }
         }
@@ -219,15 +270,6 @@ fn decided_before(kept: &Kept, sequence: Sequence) -> Result<Decision, String> {
     let Some((_, text)) = found else { return Ok(Decision::default()) };
     serde_json::from_str(text)
         .map_err(|error| format!("what was decided before cannot be read: {error}"))
-}
-
-/// MongoDB away counts no attempt; what it refuses does, so that no bot waits for ever.
-fn failed(error: &MongoError) -> Failure {
-    if error.is_passing() {
-        Failure::unavailable(0, error.to_string())
-    } else {
-        Failure::transient(0, error.to_string())
-    }
 }
 
 /// Drops decisions that nobody can ask for any more: `first` is the first event that is not done.

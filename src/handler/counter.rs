@@ -3,9 +3,12 @@
 //! 1. Takes the views that are old enough: younger ones could vanish with the tail of a Redis that
 //!    dies after one collection had them, and the collections would disagree for ever.
 //! 2. Merges them per ad, in the order of the queue.
-//! 3. Writes both collections. Each document has the sequence of the last record that was applied
+//! 3. Writes both collections, in portions that the store takes in time. Each document has the sequence of the last record that was applied
 //!    to it and takes only what is above, so whatever was written before, by whomever, counts once.
-//! 4. Only then are they settled.
+//! 4. Only then are they settled, as far as the portions went.
+//!
+//! A write that took too long may go on in the server. The next one of its bot waits for it: see
+//! `store::turns`.
 //!
 //! MongoDB away counts no attempt, and no view is ever given up: only what never was one becomes a
 //! dead letter.
@@ -17,18 +20,26 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, AnyHandler, Delivery, Environment, Failure, Handling, Outcomes, Slice};
+use super::portion::Portion;
+use super::{
+    Answer, AnyHandler, Delivery, Environment, Failure, Handling, Outcomes, Slice, TURN_PATIENCE,
+};
 use crate::clock::micros;
+use crate::id::BotId;
 use crate::metrics::CounterMetrics;
 use crate::store::counters::{Added, Change, CounterStore, Effect};
+use crate::store::turns::Turn;
 use crate::view::{self, AdId, Deed};
 
 /// A bot whose views are partly too young is looked at again after this long: often enough that
 /// none waits 3 s, seldom enough that many views share a write.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Most replacements of a slice: each is a statement for every month that it sets, in order.
+/// Most replacements of a portion: each is a statement for every month that it sets, in order.
 const REPLACEMENTS_MAX: usize = 50;
+/// So many records weigh as much as one more ad: those of an ad are added up, unless its documents
+/// have seen some of them.
+const RECORDS_PER_AD: usize = 16;
 
 /// How old a view must be before it is written. Shared with who finds out how Redis persists.
 #[derive(Debug, Clone)]
@@ -56,8 +67,10 @@ pub(crate) struct CounterHandler {
     store: CounterStore,
     min_age: MinAge,
     metrics: CounterMetrics,
-    /// Below `handler_timeout`, so that a store that hangs is found unavailable and not cancelled.
+    /// Below `handler_timeout`.
     patience: Duration,
+    /// How much is written at a time, in ads.
+    portion: Portion,
 }
 
 impl CounterHandler {
@@ -66,7 +79,8 @@ impl CounterHandler {
             store,
             min_age,
             metrics: CounterMetrics::new(),
-            patience: handler_timeout.mul_f64(0.8),
+            patience: super::store_patience(handler_timeout),
+            portion: Portion::new(),
         }
     }
 
@@ -82,27 +96,74 @@ impl CounterHandler {
         if ripe == 0 {
             return Ok(Outcomes::first(0).rest_after(wait));
         }
-        Ok(self.write(slice, ripe).await?.rest_after(wait.max(AGAIN)))
+        let outcomes = self.write(slice, ripe).await?;
+        let all = outcomes.settled == Some(ripe);
+        Ok(if all { outcomes.rest_after(wait.max(AGAIN)) } else { outcomes })
     }
 
-    /// Writes the first `count` events, or as many as have [`REPLACEMENTS_MAX`] replacements.
+    /// Writes the first `count` events: all of them if the store is quick, else as many as it takes
+    /// within the time of a slice, one portion at least.
     async fn write(&self, slice: &Slice, count: usize) -> Result<Outcomes, Failure> {
-        let Merged { changes, refused, count } = merge(&slice.events[..count]);
-        if !changes.is_empty() {
-            let started = Instant::now();
-            let applying = self.store.apply(&slice.bot, changes);
-            match tokio::time::timeout(self.patience, applying).await {
-                Ok(Ok(())) => self.metrics.flush_seconds.record(started.elapsed().as_secs_f64()),
-                Ok(Err(error)) => return Err(Failure::unavailable(0, error.to_string())),
+        let until = Instant::now() + self.patience;
+        let turn = self.store.turn(&slice.bot);
+        let Ok(turn) = tokio::time::timeout(TURN_PATIENCE.min(self.patience), turn).await else {
+            let reason = "an earlier write of this bot is still under way in MongoDB";
+            return Err(Failure::unavailable(0, reason));
+        };
+        let mut settled = 0;
+        let mut dead = Vec::new();
+        let mut failed = false;
+        while settled < count && (settled == 0 || Instant::now() < slice.deadline) {
+            let portion = merge(&slice.events[settled..count], self.portion.now());
+            let (refused, taken) = (portion.refused.clone(), portion.count);
+            match self.take(&turn, &slice.bot, portion, until).await {
+                Ok(()) => {}
+                Err(reason) if settled == 0 => return Err(Failure::unavailable(0, reason)),
                 Err(_) => {
-                    let patience = humantime::format_duration(self.patience);
-                    let reason = format!("MongoDB did not take the views within {patience}");
-                    return Err(Failure::unavailable(0, reason));
+                    failed = true;
+                    break;
                 }
             }
+            dead.extend(refused.into_iter().map(|(at, why)| (settled + at, why)));
+            settled += taken;
         }
-        let outcomes = Outcomes::first(count);
-        Ok(refused.into_iter().fold(outcomes, |outcomes, (at, why)| outcomes.dead(at, why)))
+        let outcomes = Outcomes::first(settled);
+        let outcomes = if failed { outcomes.rest_after(AGAIN) } else { outcomes };
+        Ok(dead.into_iter().fold(outcomes, |outcomes, (at, why)| outcomes.dead(at, why)))
+    }
+
+    /// Has the store take a portion; the error says why it did not.
+    async fn take(
+        &self,
+        turn: &Turn,
+        bot: &BotId,
+        portion: Merged,
+        until: Instant,
+    ) -> Result<(), String> {
+        if portion.changes.is_empty() {
+            return Ok(());
+        }
+        let (started, weight) = (Instant::now(), portion.weight());
+        let applying = self.store.apply_in(turn, bot, portion.changes);
+        match tokio::time::timeout_at(until, applying).await {
+            Ok(Ok(())) => {
+                let took = started.elapsed();
+                self.portion.taken(weight, took, self.patience);
+                self.metrics.flush_seconds.record(took.as_secs_f64());
+                Ok(())
+            }
+            Ok(Err(error)) => {
+                if error.is_timeout() {
+                    self.portion.too_much(weight);
+                }
+                Err(error.to_string())
+            }
+            Err(_) => {
+                self.portion.too_much(weight);
+                let patience = humantime::format_duration(self.patience);
+                Err(format!("MongoDB did not take the views within {patience}"))
+            }
+        }
     }
 }
 
@@ -123,7 +184,7 @@ impl AnyHandler for CounterHandler {
     fn committed(&self, _: &Slice, _: usize) {}
 }
 
-/// What a slice does to the counters.
+/// What a portion does to the counters.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Merged {
     /// In the order of the queue for each ad.
@@ -134,13 +195,26 @@ struct Merged {
     count: usize,
 }
 
-fn merge(events: &[Delivery]) -> Merged {
+impl Merged {
+    /// How much it is to write, in ads.
+    fn weight(&self) -> usize {
+        weight(self.changes.len(), self.count)
+    }
+}
+
+fn weight(changes: usize, records: usize) -> usize {
+    changes + records / RECORDS_PER_AD
+}
+
+/// Merges the first events, up to this weight or as many as have [`REPLACEMENTS_MAX`] replacements;
+/// one at least.
+fn merge(events: &[Delivery], most: usize) -> Merged {
     let mut merged = Merged::default();
     // Where the last change of an ad is.
     let mut places: HashMap<AdId, usize> = HashMap::new();
     let mut replacements = 0;
     for (at, Delivery { sequence, event }) in events.iter().enumerate() {
-        if replacements == REPLACEMENTS_MAX {
+        if replacements == REPLACEMENTS_MAX || at > 0 && merged.weight() >= most {
             break;
         }
         merged.count = at + 1;
@@ -179,7 +253,7 @@ mod tests {
 
     use super::*;
     use crate::event::Event;
-    use crate::id::{BotId, Sequence};
+    use crate::id::Sequence;
     use crate::view::Replacement;
 
     const DAY: Date = date(2026, 11, 20);
@@ -216,7 +290,7 @@ mod tests {
         ];
         let change = |id, effect| Change { ad: ad(id), effect };
         assert_eq!(
-            merge(&events).changes,
+            merge(&events, usize::MAX).changes,
             [
                 change("x", Effect::Add(vec![added(1, 2, DAY)])),
                 change("y", Effect::Add(vec![added(2, 1, DAY), added(5, 5, later)])),
@@ -227,12 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_has_so_many_replacements_and_the_rest_is_handed_out_again() {
+    fn a_portion_has_so_many_replacements() {
         let event = view::replacement(&bot(), &ad("x"), &Replacement::default());
         let replaced = Delivery { sequence: Sequence::new(1), event };
-        let merged = merge(&vec![replaced; REPLACEMENTS_MAX + 1]);
+        let merged = merge(&vec![replaced; REPLACEMENTS_MAX + 1], usize::MAX);
         assert_eq!((merged.count, merged.changes.len()), (REPLACEMENTS_MAX, REPLACEMENTS_MAX));
-        assert_eq!(merge(&[viewed(1, "x", 1, DAY)]).count, 1);
+        assert_eq!(merge(&[viewed(1, "x", 1, DAY)], usize::MAX).count, 1);
+    }
+
+    #[test]
+    fn a_portion_is_bounded_in_ads_and_records_and_has_one_event_at_least() {
+        let ads: Vec<_> = (0..10).map(|n| viewed(n, &format!("ad-{n}"), 1, DAY)).collect();
+        let counts = [1, 2, 9, 10, 11].map(|most| merge(&ads, most).count);
+        assert_eq!(counts, [1, 2, 9, 10, 10]);
+        let views: Vec<_> = (0..100).map(|n| viewed(n, "x", 1, DAY)).collect();
+        let counts = [1, 2, 3, 7, 8].map(|most| merge(&views, most).count);
+        assert_eq!(counts, [1, RECORDS_PER_AD, 2 * RECORDS_PER_AD, 96, 100]);
     }
 
     #[test]
@@ -247,7 +331,7 @@ mod tests {
             unstamped(serde_json::json!({"ad": "x"})),
             viewed(2, "x", 1, DAY),
         ];
-        let merged = merge(&events);
+        let merged = merge(&events, usize::MAX);
         let reasons = ["empty", "n is 0", "not counted when it arrived"];
         assert_eq!(merged.refused.len(), reasons.len());
         for ((at, reason), (expected, part)) in

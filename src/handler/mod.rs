@@ -5,6 +5,7 @@ mod automation;
 mod counter;
 mod log;
 mod notify;
+mod portion;
 mod push;
 
 use std::future::Future;
@@ -180,6 +181,16 @@ impl Failure {
         Self { kind, at, reason, retry_after: None }
     }
 }
+
+/// How long a handler with this timeout waits for the store that it writes to: less than that, so
+/// that a store that hangs is found unavailable and the handler is not cancelled.
+pub(crate) fn store_patience(handler_timeout: Duration) -> Duration {
+    handler_timeout.mul_f64(0.8)
+}
+
+/// A handler waits so long for an earlier write of its bot that is still under way in the store:
+/// longer, and it would keep its worker from other bots.
+pub(crate) const TURN_PATIENCE: Duration = Duration::from_millis(250);
 
 /// What is done with the events of a pipeline.
 ///

@@ -384,6 +384,12 @@ impl Caller {
         info!(token, action, pipeline = PipelineName::AUTOMATIONS, bot, %rule, "an operator acted");
     }
 
+    /// Writes down that lines of an import were taken.
+    pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
+        let (token, bot, pipeline) = (&self.0.name, bot.as_str(), PipelineName::COUNTERS);
+        info!(token, action = "import counters", pipeline, bot, lines, "an operator acted");
+    }
+
     /// Writes down what an operator did to the counter of an ad.
     pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
         let (token, bot) = (&self.0.name, bot.as_str());

@@ -1,10 +1,11 @@
 //! View counters: a view is counted in Redis at once and kept in MongoDB within seconds.
 //!
-//! An ad is a part of the path, so one that is called like a route (`export`, `query`) is written
-//! with a letter of it percent-encoded: the route wins over the plain name.
+//! An ad is a part of the path, so one that is called like a route (`export`, `import`, `query`) is
+//! written with a letter of it percent-encoded: the route wins over the plain name.
 
 mod daily;
 mod export;
+mod import;
 mod replace;
 mod totals;
 
@@ -50,6 +51,7 @@ pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
 /// What asks for the scope `operate`.
 pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
+        .routes(routes!(import::import))
         .routes(routes!(replace::reset))
         .routes(routes!(replace::set))
         .routes(routes!(replace::forget))
@@ -78,7 +80,7 @@ struct AdPath {
     /// The bot, percent-encoded.
     bot: BotId,
     /// The ad, percent-encoded: 1 to 128 bytes without control characters. One that is called
-    /// `export` or `query` with a letter encoded too: `%65xport`, `%71uery`.
+    /// `export`, `import` or `query` with a letter encoded too: `%65xport`, `%69mport`, `%71uery`.
     #[param(value_type = String, min_length = 1, max_length = 128)]
     ad: AdId,
 }

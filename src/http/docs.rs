@@ -182,6 +182,24 @@ impl IntoResponses for OfCounters {
     }
 }
 
+/// What an import may answer besides.
+pub(super) struct OfImports;
+
+impl IntoResponses for OfImports {
+    fn responses() -> Responses {
+        let mut responses = OfCounters::responses();
+        responses.extend(problems(&[
+            (400, "A parameter or a line cannot be used; `errors` names each"),
+            (409, "Lines before these were not imported; `detail` says where to go on"),
+            (
+                503,
+                "Redis is away or nearly full, or many records of the bot wait to be written; Retry-After tells when to come again",
+            ),
+        ]));
+        responses
+    }
+}
+
 /// What a route of the counters may answer besides that asks MongoDB alone.
 pub(super) struct OfStoredCounters;
 

@@ -79,6 +79,8 @@ pub(crate) enum Kind {
     BodyTooLarge,
     /// The body is of a kind that is not read here.
     MediaType,
+    /// Lines before the first of an import are missing.
+    ImportGap,
     /// Redis has no memory left.
     Full,
     /// The process has not started yet.
@@ -137,6 +139,7 @@ impl Kind {
             Self::BodyTooSlow => (S::REQUEST_TIMEOUT, "body-too-slow", "The body is too slow"),
             Self::BodyTooLarge => (S::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
             Self::MediaType => (S::UNSUPPORTED_MEDIA_TYPE, "media-type", "Unsupported media type"),
+            Self::ImportGap => (S::CONFLICT, "import-gap", "Lines are missing"),
             Self::Full => (S::SERVICE_UNAVAILABLE, "full", "Redis is full"),
             Self::Starting => (S::SERVICE_UNAVAILABLE, "starting", "Not ready yet"),
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is away"),
@@ -310,6 +313,14 @@ impl From<CountersError> for Problem {
         match error {
             CountersError::Redis(error) => error.into(),
             CountersError::Mongo(error) => error.into(),
+            CountersError::RedisHangs => {
+                let detail = "nothing was done: Redis does not answer in time; come again";
+                Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
+            }
+            CountersError::MongoHangs => {
+                let detail = "nothing was done: MongoDB does not answer in time; come again";
+                Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS)
+            }
         }
     }
 }

@@ -82,6 +82,7 @@ pub(crate) const ROUTES: &[Row] = &[
     // It can wait.
     ("PUT", "/v1/bots/{bot}/counters/{ad}", Class::P3, BODY_MAX),
     ("*", "/v1/bots/{bot}/counters/export", Class::P3, SMALL),
+    ("*", "/v1/bots/{bot}/counters/import", Class::P3, BODY_MAX),
     ("*", "/v1/bots/{bot}/automations", Class::P3, SMALL),
     ("*", "/v1/pipelines/{pipeline}/bots", Class::P3, SMALL),
     ("*", "/v1/pipelines/{pipeline}/dead", Class::P3, SMALL),

@@ -1,6 +1,7 @@
 //! What can go wrong between a caller and Redis, and what it means for the caller.
 
 use super::reply::ReplyError;
+use crate::breaker::Away;
 
 /// Why a call did not give an answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -51,6 +52,12 @@ pub enum StoreError {
         #[source]
         source: ReplyError,
     },
+}
+
+impl Away for StoreError {
+    fn is_away(&self) -> bool {
+        matches!(self, Self::Connect { .. })
+    }
 }
 
 impl StoreError {

@@ -27,7 +27,7 @@ pub use self::operate::{
     Revoke, Trim,
 };
 pub use self::views::{
-    Counted, Counting, IncrementIfExists, Recount, Replace, Upsert, Viewed, Views,
+    Counted, Counting, Import, IncrementIfExists, Recount, Replace, Taken, Upsert, Viewed, Views,
 };
 use super::reply::{Reply, ReplyError};
 
@@ -55,7 +55,7 @@ scripts! {
     promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
     redrive "redrive" QUEUES, revoke "revoke" QUEUES, recover "recover" QUEUES, reconcile "reconcile" QUEUES,
     increment_if_exists "increment_if_exists" VIEWS, upsert "upsert" VIEWS,
-    replace "replace" VIEWS, recount "recount" VIEWS,
+    replace "replace" VIEWS, import "import" VIEWS, recount "recount" VIEWS,
     schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
     release "release" NOTES, restore "restore" NOTES,
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,

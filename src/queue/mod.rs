@@ -41,7 +41,7 @@ pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::list::{BotCursor, BotOrder, BotPage};
 pub(crate) use self::notifications::Suspect;
 pub use self::notifications::{Accepted, KINDS_MAX, Span, Stats, Tally};
-pub use self::views::{Book, IDEMPOTENCY_WINDOW, Known, NewViews, ViewSettings};
+pub use self::views::{Book, IDEMPOTENCY_WINDOW, IMPORT_WINDOW, Known, NewViews, ViewSettings};
 use crate::config::{OnOverflow, PipelineConfig};
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};

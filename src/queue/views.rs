@@ -11,13 +11,16 @@ use crate::clock::{SystemClock, millis};
 use crate::event::Event;
 use crate::id::{BotId, LetterId, Sequence};
 use crate::keyspace::scripts::{
-    Counting, IncrementIfExists, Recount, Replace, Upsert, Viewed, Views,
+    Counting, Import, IncrementIfExists, Recount, Replace, Taken, Upsert, Viewed, Views,
 };
-use crate::keyspace::{Reply, ReplyError, StoreError};
-use crate::view::{self, AdId, Calendar};
+use crate::keyspace::{Reply, ReplyError, ServerInfo, StoreError};
+use crate::view::{self, AdId, Calendar, Line};
 
 /// A second view with the same idempotency key within this time counts nothing.
 pub const IDEMPOTENCY_WINDOW: Duration = Duration::from_secs(3_600);
+
+/// An import is remembered for so long after its last line.
+pub const IMPORT_WINDOW: Duration = Duration::from_secs(7 * 86_400);
 
 /// How views are counted in a pipeline that does.
 #[derive(Debug, Clone)]
@@ -114,6 +117,70 @@ impl Queue {
         self.link().call(&replace).await
     }
 
+    /// Queues what the lines say, those that follow each other in an import. Its lines are taken in
+    /// their order, each once: one that does not follow what was taken is refused.
+    ///
+    /// # Errors
+    /// The outer error means that no answer came for any; an inner one concerns its line, and those
+    /// behind it are not taken. They can be sent again.
+    pub async fn import_lines(
+        &self,
+        bot: &BotId,
+        key: &str,
+        lines: &[Line],
+    ) -> Result<Vec<Result<Taken, StoreError>>, StoreError> {
+        let key = import_key(bot, key);
+        let event = |line: &Line| view::replacement(bot, &line.ad, &line.with).encode();
+        let events: Vec<Vec<u8>> = lines.iter().map(event).collect();
+        let calls: Vec<Import<'_>> = lines
+            .iter()
+            .zip(&events)
+            .map(|(line, event)| Import {
+                counting: self.counting(bot, &line.ad),
+                total: line.with.total,
+                event,
+                key: &key,
+                before: line.before,
+                line: line.number,
+                upto: line.upto,
+                keep_ms: millis(IMPORT_WINDOW),
+            })
+            .collect();
+        self.link().call_all(&calls).await
+    }
+
+    /// The last line of an import that was taken; 0 for one that is not known.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn imported(&self, bot: &BotId, key: &str) -> Result<u64, StoreError> {
+        let mut command = redis::cmd("GET");
+        command.arg(self.keys_of(bot).idempotency(&import_key(bot, key)));
+        let value = self.link().command("GET", command).await?;
+        let line = Reply::single(value).and_then(|mut line| line.optional());
+        line.map(|line| line.unwrap_or(0)).map_err(|error| self.link().misread("GET", error))
+    }
+
+    /// How many records of a bot wait, and how full the fullest server is, in percent.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn room(&self, bot: &BotId) -> Result<(u64, u64), StoreError> {
+        let mut length = redis::cmd("LLEN");
+        length.arg(self.keys_of(bot).queue(bot));
+        let waiting = self.link().command("LLEN", length).await?;
+        let waiting = Reply::single(waiting).and_then(|mut waiting| waiting.number());
+        let waiting = waiting.map_err(|error| self.link().misread("LLEN", error))?;
+        let mut memory = redis::cmd("INFO");
+        memory.arg("memory");
+        let answers = self.link().ask_every("INFO", &memory).await?;
+        let full = answers.into_iter().filter_map(|answer| {
+            let info = ServerInfo::parse(&redis::from_redis_value::<String>(answer).ok()?);
+            info.memory_used.saturating_mul(100).checked_div(info.memory_max)
+        });
+        Ok((waiting, full.max().unwrap_or(0)))
+    }
+
     /// What Redis knows of the totals of some ads.
     ///
     /// # Errors
@@ -190,6 +257,11 @@ impl Queue {
             idempotency: key.map(|key| (key, millis(IDEMPOTENCY_WINDOW))),
         }
     }
+}
+
+/// The key under which an import is remembered: no bot can hold a line feed.
+fn import_key(bot: &BotId, key: &str) -> String {
+    format!("import\n{bot}\n{key}")
 }
 
 /// The key under which views are remembered: neither bot nor ad can hold a line feed.

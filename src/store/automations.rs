@@ -265,7 +265,7 @@ impl RuleStore {
         };
         let statement = rawdoc! { "q": filter, "u": change, "upsert": upsert };
         let statements = [statement].into_iter().collect();
-        let mut done = self.mongo.update(AUTOMATIONS, statements, true).await?;
+        let mut done = self.mongo.update(AUTOMATIONS, statements, true, ANSWER_TIMEOUT, ()).await?;
         match done.refused.pop() {
             Some(refused) if !refused.met_another => Err(refused.error),
             Some(_) => Ok(false),

@@ -34,9 +34,10 @@ use tokio::sync::OnceCell;
 
 use self::read::{Pages, Totals};
 use self::statement::{Plan, Statement, Statements};
-use self::write::{Refusals, Writer};
+use self::write::{Item, Refusals, Writer};
 use super::groups::{Groups, Rules};
-use super::mongo::{Mongo, MongoError};
+use super::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
+use super::turns::{Turn, Turns};
 use crate::id::{BotId, Sequence};
 use crate::view::{AdId, Replacement};
 
@@ -98,8 +99,9 @@ pub struct Added {
 pub struct CounterStore {
     mongo: Mongo,
     reads: Groups<Arc<str>, Totals>,
-    totals: Groups<Statement, Refusals>,
-    daily: Groups<Statement, Refusals>,
+    totals: Groups<Item, Refusals>,
+    daily: Groups<Item, Refusals>,
+    turns: Turns,
     /// Set once [`CounterStore::prepare`] was tried.
     prepared: Arc<OnceCell<()>>,
 }
@@ -108,14 +110,22 @@ impl CounterStore {
     /// The counters in the database of `mongo`.
     #[must_use]
     pub fn new(mongo: Mongo) -> Self {
+        Self::writing_within(mongo, ANSWER_TIMEOUT)
+    }
+
+    /// The same; the server works on a write for `within` at most, or for 5 s if that is less.
+    #[must_use]
+    pub fn writing_within(mongo: Mongo, within: Duration) -> Self {
+        let within = within.min(ANSWER_TIMEOUT);
         let asked = mongo.clone();
-        let reads = Groups::new(READS, move |ids| read::totals(asked.clone(), ids).boxed());
+        let reads = Groups::new(READS, move |ids, _| read::totals(asked.clone(), ids).boxed());
         let writes = |collection| {
-            let writer = Writer { mongo: mongo.clone(), collection };
-            Groups::new(WRITES, move |statements| writer.clone().write(statements).boxed())
+            let writer = Writer { mongo: mongo.clone(), collection, within };
+            Groups::new(WRITES, move |items, place| writer.clone().write(items, place).boxed())
         };
         let (totals, daily) = (writes(TOTALS), writes(DAILY));
-        Self { mongo, reads, totals, daily, prepared: Arc::default() }
+        let (turns, prepared) = (Turns::default(), Arc::default());
+        Self { mongo, reads, totals, daily, turns, prepared }
     }
 
     /// Creates the indexes. May be repeated. Takes at most 15 s; where there is much to index, the
@@ -190,13 +200,30 @@ impl CounterStore {
     /// # Cancel safety
     /// As after an error.
     pub async fn apply(&self, bot: &BotId, changes: Vec<Change>) -> Result<(), MongoError> {
+        let turn = self.turn(bot).await;
+        self.apply_in(&turn, bot, changes).await
+    }
+
+    /// Waits until the server works on nothing of this bot that this process sent: on nothing that
+    /// was given up on either.
+    pub(crate) async fn turn(&self, bot: &BotId) -> Turn {
+        self.turns.of(bot).await
+    }
+
+    /// [`Self::apply`] in the turn of the bot.
+    pub(crate) async fn apply_in(
+        &self,
+        turn: &Turn,
+        bot: &BotId,
+        changes: Vec<Change>,
+    ) -> Result<(), MongoError> {
         self.prepared().await?;
         let Plan { totals, daily } = Plan::new(bot, changes);
-        tokio::try_join!(written(&self.totals, totals), written(&self.daily, daily))?;
+        tokio::try_join!(written(&self.totals, totals, turn), written(&self.daily, daily, turn))?;
         Ok(())
     }
 
-    /// Views per day, from `from` to `to`, days without any among them.
+    /// Views of ads per day, from `from` to `to`, days without any among them. One question for all.
     ///
     /// # Errors
     /// When MongoDB does not answer within 5 s or refuses.
@@ -206,13 +233,14 @@ impl CounterStore {
     pub async fn daily(
         &self,
         bot: &BotId,
-        ad: &AdId,
+        ads: &[AdId],
         from: Date,
         to: Date,
-    ) -> Result<Vec<(Date, u64)>, MongoError> {
-        let months = read::months(&self.mongo, bot, ad, from, to).await?;
-        let views = |day| months.get(&day).copied().unwrap_or(0);
-        Ok(read::days(from, to).map(|day| (day, views(day))).collect())
+    ) -> Result<Vec<Vec<(Date, u64)>>, MongoError> {
+        let months = read::months(&self.mongo, bot, ads, from, to).await?;
+        let views = |at, day| months.get(&(at, day)).copied().unwrap_or(0);
+        let of = |at| read::days(from, to).map(|day| (day, views(at, day))).collect();
+        Ok((0..ads.len()).map(of).collect())
     }
 
     /// The views of one day, ads without any left out, in the order of their ids. Read from a
@@ -244,10 +272,15 @@ impl CounterStore {
 
 /// Has a slice's statements for one collection carried out.
 async fn written(
-    groups: &Groups<Statement, Refusals>,
+    groups: &Groups<Item, Refusals>,
     statements: Statements,
+    turn: &Turn,
 ) -> Result<(), MongoError> {
-    let Statements { free, ordered } = statements;
+    let items = |statements: Vec<Statement>| -> Vec<Item> {
+        let item = |statement| Item { statement, turn: turn.clone() };
+        statements.into_iter().map(item).collect()
+    };
+    let (free, ordered) = (items(statements.free), items(statements.ordered));
     let free = async {
         if free.is_empty() {
             return Ok(());

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::store::mongo::MongoError;
@@ -20,7 +20,10 @@ type Ended<O> = Result<Arc<O>, MongoError>;
 type Group<O> = Shared<BoxFuture<'static, Ended<O>>>;
 /// A group that others keep alive, or nobody.
 type WeakGroup<O> = WeakShared<BoxFuture<'static, Ended<O>>>;
-type Run<I, O> = dyn Fn(Vec<I>) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
+type Run<I, O> = dyn Fn(Vec<I>, Place) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
+/// The place of a group among those under way, free once the last clone is dropped: what goes on
+/// in the server after all members have left keeps one.
+pub(in crate::store) type Place = Arc<Option<OwnedSemaphorePermit>>;
 /// What is asked; `None` once it is under way.
 type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
 
@@ -41,7 +44,7 @@ pub(in crate::store) struct Groups<I, O>(Arc<Inner<I, O>>);
 
 struct Inner<I, O> {
     rules: Rules,
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
     run: Box<Run<I, O>>,
     state: Mutex<State<I, O>>,
 }
@@ -80,11 +83,11 @@ where
     /// Groups that are done by `run`, which must be bounded in time.
     pub(in crate::store) fn new<F>(rules: Rules, run: F) -> Self
     where
-        F: Fn(Vec<I>) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
+        F: Fn(Vec<I>, Place) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
     {
         Self(Arc::new(Inner {
             rules,
-            permits: Semaphore::new(rules.under_way),
+            permits: Arc::new(Semaphore::new(rules.under_way)),
             run: Box::new(run),
             state: Mutex::new(State { gathering: None, failure: None }),
         }))
@@ -158,14 +161,14 @@ impl<I, O> Inner<I, O> {
     async fn drive(self: Arc<Self>, items: Items<I>) -> Ended<O> {
         let begun = Instant::now();
         // The semaphore is never closed; without a permit there would only be more at once.
-        let _permit = self.permits.acquire().await.ok();
+        let place: Place = Arc::new(Arc::clone(&self.permits).acquire_owned().await.ok());
         let items = lock(&items).take().unwrap_or_default();
         if let Some(failure) = &self.state().failure
             && failure.at > begun
         {
             return Err(failure.error.clone());
         }
-        let ended = (self.run)(items).await;
+        let ended = (self.run)(items, Arc::clone(&place)).await;
         self.state().failure = ended.as_ref().err().map(|error| Failure {
             at: Instant::now(),
             error: error.clone(),

@@ -7,4 +7,5 @@ mod groups;
 pub mod mongo;
 pub mod private;
 pub mod subscribers;
+pub(crate) mod turns;
 pub mod watch;

@@ -29,6 +29,10 @@ const SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 const NEVER_SLOW: Duration = Duration::from_millis(100);
 /// A command takes at most this long, finding a server included.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The server ends a write by itself at its deadline; its answer gets so long to arrive.
+const ANSWER_GRACE: Duration = Duration::from_millis(250);
+/// A write that is given up on is waited for at most so long: its bytes may be on their way yet.
+const ABANDONED_MAX: Duration = Duration::from_secs(20);
 /// A write reaches a majority of the servers within this time.
 const MAJORITY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Asking name servers for the servers behind `mongodb+srv` takes at most this long.
@@ -291,14 +295,26 @@ impl Mongo {
         self.answer_within(command, ANSWER_TIMEOUT, answer).await
     }
 
-    async fn answer_within<T>(
+    fn answer_within<T>(
         &self,
         command: &'static str,
         within: Duration,
         answer: impl Future<Output = mongodb::error::Result<T>>,
+    ) -> impl Future<Output = Result<T, MongoError>> {
+        self.answer_after(command, within, Duration::ZERO, answer)
+    }
+
+    /// [`Self::answer_within`] for a command that the server ends by itself: its last word gets some
+    /// time to arrive.
+    async fn answer_after<T>(
+        &self,
+        command: &'static str,
+        within: Duration,
+        grace: Duration,
+        answer: impl Future<Output = mongodb::error::Result<T>>,
     ) -> Result<T, MongoError> {
         let sent = Instant::now();
-        let answered = tokio::time::timeout(within, answer).await;
+        let answered = tokio::time::timeout(within + grace, answer).await;
         self.pressure.observe(sent.elapsed());
         let Ok(answer) = answered else {
             let (url, met) = (self.url.clone(), self.what_was_met());

@@ -24,8 +24,9 @@ use mongodb::bson::{
 use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 use serde_json::Value as Json;
 
-use super::groups::{Groups, Rules};
-use super::mongo::{Mongo, MongoError};
+use super::groups::{Groups, Place, Rules};
+use super::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
+use super::turns::{Turn, Turns};
 use crate::automation::profile::Profile;
 use crate::id::{BotId, Sequence};
 
@@ -77,7 +78,21 @@ type Outcome = (bool, Vec<(usize, MongoError)>);
 pub struct SubscriberStore {
     mongo: Mongo,
     reads: Groups<Arc<str>, Found>,
-    writes: Groups<RawDocumentBuf, Outcome>,
+    writes: Groups<Item, Outcome>,
+    turns: Turns,
+}
+
+/// A statement, and the turn of its bot.
+#[derive(Debug, Clone)]
+struct Item {
+    statement: RawDocumentBuf,
+    turn: Turn,
+}
+
+/// What a command keeps until it has ended in the server.
+struct Keep {
+    _place: Place,
+    _turns: Vec<Turn>,
 }
 
 fn id_of(bot: &BotId, subscriber: &str) -> String {
@@ -89,11 +104,11 @@ impl SubscriberStore {
     #[must_use]
     pub fn new(mongo: Mongo) -> Self {
         let asked = mongo.clone();
-        let reads = Groups::new(READS, move |ids| find(asked.clone(), ids).boxed());
+        let reads = Groups::new(READS, move |ids, _| find(asked.clone(), ids).boxed());
         let written = mongo.clone();
         let writes =
-            Groups::new(WRITES, move |statements| update(written.clone(), statements).boxed());
-        Self { mongo, reads, writes }
+            Groups::new(WRITES, move |items, place| update(written.clone(), items, place).boxed());
+        Self { mongo, reads, writes, turns: Turns::default() }
     }
 
     /// What is kept of these subscribers, in their order. Calls made at the same time share a
@@ -126,6 +141,12 @@ impl SubscriberStore {
         self.mongo.not_understood("find", "tags, fields, s and decided in subscribers")
     }
 
+    /// Waits until the server works on no write of this bot that this process sent: on none that
+    /// was given up on either.
+    pub(crate) async fn turn(&self, bot: &BotId) -> Turn {
+        self.turns.of(bot).await
+    }
+
     /// Writes the next states, each if it still follows. Answers whether all are written for sure;
     /// else some were, perhaps all, and reading tells. Returns once a majority has them. Calls made
     /// at the same time share their writes.
@@ -135,12 +156,17 @@ impl SubscriberStore {
     ///
     /// # Cancel safety
     /// As after an error.
-    pub async fn write(&self, bot: &BotId, next: &[Next]) -> Result<bool, MongoError> {
+    pub(crate) async fn write(
+        &self,
+        turn: &Turn,
+        bot: &BotId,
+        next: &[Next],
+    ) -> Result<bool, MongoError> {
         let mut all = true;
-        let statements: Vec<RawDocumentBuf> =
-            next.iter().map(|next| statement(bot, next)).collect();
-        for statements in statements.chunks(UPDATE_MAX) {
-            let (outcome, own) = self.writes.join(statements.to_vec()).await?;
+        let item = |next| Item { statement: statement(bot, next), turn: turn.clone() };
+        let items: Vec<Item> = next.iter().map(item).collect();
+        for items in items.chunks(UPDATE_MAX) {
+            let (outcome, own) = self.writes.join(items.to_vec()).await?;
             let (applied, refused) = &*outcome;
             if let Some((_, error)) = refused.iter().find(|(place, _)| own.contains(place)) {
                 return Err(error.clone());
@@ -187,7 +213,10 @@ fn sequence(document: &Document) -> Option<Sequence> {
     u64::try_from(document.get_i64("s").ok()?).ok().map(Sequence::new)
 }
 
-async fn update(mongo: Mongo, statements: Vec<RawDocumentBuf>) -> Result<Outcome, MongoError> {
+async fn update(mongo: Mongo, items: Vec<Item>, place: Place) -> Result<Outcome, MongoError> {
+    let (statements, turns): (Vec<_>, Vec<_>) =
+        items.into_iter().map(|Item { statement, turn }| (statement, turn)).unzip();
+    let keep = Arc::new(Keep { _place: place, _turns: turns });
     let (mut applied, mut refused) = (0, Vec::new());
     let (mut begin, count) = (0, statements.len());
     let mut rest = statements.into_iter().peekable();
@@ -201,7 +230,8 @@ async fn update(mongo: Mongo, statements: Vec<RawDocumentBuf>) -> Result<Outcome
             command.push(statement);
             end += 1;
         }
-        let done = mongo.update(SUBSCRIBERS, command, false).await?;
+        let keep = Arc::clone(&keep);
+        let done = mongo.update(SUBSCRIBERS, command, false, ANSWER_TIMEOUT, keep).await?;
         applied += done.modified + done.upserted.len();
         // One that met another write did not follow any more, or can be tried again.
         let for_good = done.refused.into_iter().filter(|refused| !refused.met_another);

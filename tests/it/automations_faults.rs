@@ -2,7 +2,7 @@
 //! action once, in MongoDB and on the bus, for exactly the right subscribers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::keyspace::scripts::{Call as _, Emit};
 use futures_util::future::{join, join_all};
@@ -18,7 +18,7 @@ use crate::support::automating::{
 use crate::support::counting::{Node, Stores, total};
 use crate::support::http::Client;
 use crate::support::mongo_proxy::on;
-use crate::support::proxy::holds;
+use crate::support::proxy::{Mode, holds};
 use crate::support::redis::Persistence;
 use crate::support::served::Served;
 use crate::support::trap::{Deed, Trap};
@@ -404,4 +404,47 @@ async fn redis_restarts_and_each_action_is_done_once() {
     drop(client);
     assert_eq!(emitted(&stores, "went").await.len(), 300);
     assert_eq!(emitted(&stores, "late").await.len(), 300);
+}
+
+#[tokio::test]
+async fn profiles_behind_a_slow_line_are_kept_in_portions_that_go_through_and_nothing_gives_up() {
+    const SUBJECTS: usize = 1_500;
+    let stores = Stores::start(Persistence::Always);
+    // A slice has ten times what the line carries within the time of a handler.
+    let settings = [
+        ("pipelines.automations.handler_timeout", "\"1s\""),
+        ("pipelines.automations.batch", "1000"),
+        ("pipelines.automations.slice_time", "\"1s\""),
+        ("pipelines.automations.lease_ttl", "\"5s\""),
+        ("pipelines.automations.max_attempts", "2"),
+    ];
+    let node = Node::start(&stores, &[RULES, &settings].concat()).await;
+    let rule = json!({ "on": ["never"], "actions": [{ "emit": { "type": "no" } }] });
+    put(&node.client(), "b", "r", &rule).await;
+    node.mongo.set(Mode::Refuse);
+    node.mongo.cut();
+    let text = "x".repeat(200);
+    let events: Vec<Value> = (0..SUBJECTS)
+        .map(|n| field("b", &format!("u{n}"), &n.to_string(), "text", json!(text)))
+        .collect();
+    publish(&stores, &events).await;
+    eventually(LONG, "all are queued", async || depth(&stores).await == SUBJECTS as u64).await;
+    node.mongo.set(Mode::Rate(60_000));
+    let (mut least, mut moved) = (u64::MAX, Instant::now());
+    eventually(10 * LONG, "all are decided on", async || {
+        let depth = depth(&stores).await;
+        if depth < least {
+            (least, moved) = (depth, Instant::now());
+        }
+        assert!(moved.elapsed() < LONG, "{depth} are left, and nothing moves");
+        depth == 0
+    })
+    .await;
+    node.mongo.set(Mode::Pass);
+    for n in [0, SUBJECTS / 2, SUBJECTS - 1] {
+        let kept = profile(&node.client(), "b", &format!("u{n}")).await;
+        assert_eq!(kept["fields"], json!({ "text": text }));
+    }
+    let dead = node.client().get("/v1/pipelines/automations/dead").await.json();
+    assert_eq!(dead["dead_letters"], json!([]));
 }

@@ -61,7 +61,8 @@ impl Rig {
     /// The days with views in the months that the tests use.
     async fn days(&self, bot: &BotId, of: &AdId) -> BTreeMap<Date, u64> {
         let (from, to) = (date(2026, 10, 1), date(2026, 12, 31));
-        let days = self.store.daily(bot, of, from, to).await.unwrap();
+        let ads = std::slice::from_ref(of);
+        let days = self.store.daily(bot, ads, from, to).await.unwrap().remove(0);
         assert_eq!(days.len(), 31 + 30 + 31);
         days.into_iter().filter(|(_, n)| *n > 0).collect()
     }

@@ -75,6 +75,8 @@ const BOTS: u64 = 24;
 const ADS: u64 = 2_000;
 /// Of each of three processes.
 const KILLS: u32 = 34;
+/// Most views that are acknowledged and not stored yet: a machine that is slow gets no more to do.
+const OUTSTANDING_MAX: u64 = 10_000;
 
 fn ad(number: u64) -> Ad {
     (format!("bot-{}", number % BOTS), format!("ad-{number}"))
@@ -98,6 +100,12 @@ impl Site<'_> {
         *self.kills.borrow() < 3 * KILLS
     }
 
+    /// Whether there is enough to do.
+    async fn is_busy(&self) -> bool {
+        let acknowledged: u64 = self.acknowledged.borrow().values().sum();
+        acknowledged.saturating_sub(self.stores.stored_views().await) > OUTSTANDING_MAX
+    }
+
     fn acknowledge(&self, view: &View) -> u64 {
         let mut all = self.acknowledged.borrow_mut();
         let sum = all.entry(view.ad.clone()).or_default();
@@ -109,6 +117,9 @@ impl Site<'_> {
     async fn call(&self, writer: u64) {
         let mut random = StdRng::seed_from_u64(writer);
         while self.goes_on().await {
+            if self.is_busy().await {
+                continue;
+            }
             for _ in 0..15 {
                 let number = random.random_range(0..ADS);
                 // A quarter of the ads is each caller's own, half are everybody's.
@@ -132,6 +143,9 @@ impl Site<'_> {
     async fn publish(&self, writer: u64) {
         let mut random = StdRng::seed_from_u64(100 + writer);
         while self.goes_on().await {
+            if self.is_busy().await {
+                continue;
+            }
             let bot = random.random_range(0..BOTS);
             let burst: Vec<View> = (0..400)
                 .map(|_| {

@@ -170,6 +170,7 @@ async fn an_ad_may_have_any_name_and_is_told_in_the_order_that_was_asked() {
         ("views", "views"),
         // Routes win over ads of their name, which are reached with a letter encoded.
         ("%65xport", "export"),
+        ("%69mport", "import"),
         ("%71uery", "query"),
         (&*"x".repeat(128), &*"x".repeat(128)),
     ]
@@ -193,7 +194,7 @@ async fn an_ad_may_have_any_name_and_is_told_in_the_order_that_was_asked() {
     // What has a further part is no route of that name.
     assert_eq!(view(client, "export").await, 1);
     assert_eq!(view(client, "query").await, 1);
-    for plain in ["export", "query"] {
+    for plain in ["export", "import", "query"] {
         let put = send(client, "PUT", &format!("/{plain}"), &json!({ "total": 1 })).await;
         assert_eq!((put.code, put.problem().as_str()), (405, "method"), "{plain}");
     }

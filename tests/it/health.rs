@@ -52,6 +52,8 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("counters_unflushed_oldest_seconds", &[]),
     ("counters_cache_hits_total", &[]),
     ("counters_cache_misses_total", &[]),
+    ("reads_refused_total", &[("store", "redis")]),
+    ("reads_refused_total", &[("store", "mongodb")]),
     ("admission_total", &[("class", "p2"), ("decision", "shed")]),
     ("shed_false_positives_total", &[]),
     ("inflight", &[]),

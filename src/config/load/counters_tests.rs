@@ -31,6 +31,14 @@ fn the_time_zone_and_the_cache_are_read_and_what_cannot_be_used_is_refused_with_
     let most = Config::from_toml("counters.cached_ads = 10000000", "f").unwrap();
     assert_eq!(most.counters.cached_ads, 10_000_000);
 
+    let patient = Config::from_toml("counters.read_timeout = \"10s\"", "f").unwrap();
+    assert_eq!(patient.counters.read_timeout, Duration::from_secs(10));
+    for time in ["9ms", "11s", "0s"] {
+        let message =
+            format!("f.toml:1: counters.read_timeout is {time}; write a duration from 10ms to 10s");
+        assert_eq!(refusal(&format!("counters.read_timeout = {time:?}")), message);
+    }
+
     for name in ["Europe/Berln", "", "+02:00", "CET-1CEST", "Etc/Unknown", "../UTC", "/etc/passwd"]
     {
         let message = format!(

@@ -1,13 +1,12 @@
 //! Views per day.
 
-use std::fmt;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Json;
 use jiff::Span;
 use jiff::civil::Date;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::super::Api;
@@ -16,48 +15,12 @@ use super::super::docs::OfStoredCounters;
 use super::super::extract::{Path, Query};
 use super::super::problem::Problem;
 use super::AdPath;
+pub(super) use crate::view::Day;
 
 /// The longest time that can be asked for at once.
 const MONTHS_MAX: i32 = 24;
 /// Days that are told if nobody says which, today among them.
 const DAYS: i32 = 30;
-
-/// A day in the one form in which it is taken: `2026-11-01`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Day(pub(super) Date);
-
-impl Day {
-    /// Reads `2026-11-01`; from year 1 on.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let shape = |(at, byte): (usize, u8)| match at {
-            4 | 7 => byte == b'-',
-            _ => byte.is_ascii_digit(),
-        };
-        let shaped = text.len() == 10 && text.bytes().enumerate().all(shape);
-        text.parse().ok().filter(|day: &Date| shaped && day.year() > 0).map(Self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Day {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Day;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a day such as \"2026-11-01\"")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Day, E> {
-                let refused = || E::custom("it is no day; write YYYY-MM-DD, such as 2026-11-01");
-                Day::parse(text).ok_or_else(refused)
-            }
-        }
-
-        deserializer.deserialize_str(Visitor)
-    }
-}
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -65,15 +28,15 @@ impl<'de> Deserialize<'de> for Day {
 pub(super) struct DailyQuery {
     /// The first day; 29 days before `to` if left out.
     #[param(value_type = Option<String>, format = Date, example = "2026-11-01")]
-    from: Option<Day>,
+    pub(super) from: Option<Day>,
     /// The last day, less than 24 months after `from`; today if left out.
     #[param(value_type = Option<String>, format = Date, example = "2026-11-20")]
-    to: Option<Day>,
+    pub(super) to: Option<Day>,
 }
 
 impl DailyQuery {
     /// The first and the last day.
-    fn span(&self, today: Date) -> Result<(Date, Date), Problem> {
+    pub(super) fn span(&self, today: Date) -> Result<(Date, Date), Problem> {
         let to = self.to.map_or(today, |Day(to)| to);
         let earlier = || to.saturating_sub(Span::new().days(DAYS - 1));
         let from = self.from.map_or_else(earlier, |Day(from)| from);
@@ -107,12 +70,12 @@ pub(super) struct Daily {
 
 /// The views of a day.
 #[derive(Debug, Serialize, ToSchema)]
-struct DayViews {
+pub(super) struct DayViews {
     /// In the time zone of the setting `counters.time_zone`.
     #[schema(value_type = String, format = Date)]
-    day: Date,
+    pub(super) day: Date,
     /// 0 for a day without any.
-    views: u64,
+    pub(super) views: u64,
 }
 
 /// Views per day
@@ -131,9 +94,9 @@ pub(super) async fn daily(
 ) -> Result<Json<Daily>, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
     let (from, to) = query.span(counters.today())?;
-    let days = counters.daily(&bot, &ad, from, to).await?;
-    let days = days.into_iter().map(|(day, views)| DayViews { day, views });
-    Ok(Json(Daily { days: days.collect() }))
+    let mut days = counters.daily(&bot, &[ad], from, to).await?;
+    let days = days.pop().unwrap_or_default().into_iter();
+    Ok(Json(Daily { days: days.map(|(day, views)| DayViews { day, views }).collect() }))
 }
 
 #[cfg(test)]

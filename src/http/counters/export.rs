@@ -23,7 +23,7 @@ use super::daily::Day;
 use crate::counters::CountersError;
 use crate::view::AdId;
 
-const NDJSON: &str = "application/x-ndjson";
+pub(super) const NDJSON: &str = "application/x-ndjson";
 /// Lines of one write, at most.
 const LINES: usize = 1_000;
 /// When to come again while another export runs, in seconds.

@@ -16,7 +16,7 @@ use super::super::extract::{self, NoBody, Path};
 use super::super::problem::Problem;
 use super::AdPath;
 use super::daily::Day;
-use crate::view::{DAYS_MAX, Replacement, TOTAL_MAX};
+use crate::view::{DAYS_MAX, Replacement};
 
 /// What an ad is given in the place of all that was counted.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -31,7 +31,7 @@ pub(super) struct Figures {
     days: BTreeMap<Day, u64>,
 }
 
-fn days_schema() -> Object {
+pub(super) fn days_schema() -> Object {
     let views = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0));
     ObjectBuilder::new()
         .schema_type(Type::Object)
@@ -48,22 +48,7 @@ impl TryFrom<Figures> for Replacement {
     type Error = Problem;
 
     fn try_from(Figures { total, days }: Figures) -> Result<Self, Problem> {
-        if total > TOTAL_MAX {
-            let detail = format!("it is {total}; write a whole number from 0 to {TOTAL_MAX}");
-            return Err(Problem::field("total", detail));
-        }
-        if days.len() > DAYS_MAX {
-            let detail = format!("there are {}; at most {DAYS_MAX} are allowed", days.len());
-            return Err(Problem::field("days", detail));
-        }
-        let sum = days.values().fold(0, |sum: u64, views| sum.saturating_add(*views));
-        if sum > total {
-            let detail = format!("they have {sum} views, above the total ({total}); raise that");
-            return Err(Problem::field("days", detail));
-        }
-        let viewed = days.into_iter().filter(|(_, views)| *views > 0);
-        let days = viewed.map(|(Day(day), views)| (day, views)).collect();
-        Ok(Self { total, days, forget: false })
+        Self::checked(total, days).map_err(|(field, detail)| Problem::field(field, detail))
     }
 }
 
@@ -146,6 +131,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::view::TOTAL_MAX;
 
     /// The replacement, or the field and the detail.
     fn read(figures: &Value) -> Result<Replacement, (String, String)> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
+use jiff::civil::Date;
 use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -18,6 +19,7 @@ use super::super::docs::{Body, OfCounters};
 use super::super::extract::{self, Path, Query};
 use super::super::problem::Problem;
 use super::BotPath;
+use super::daily::{DailyQuery, Day, DayViews};
 use crate::counters::{Counters, Totals};
 use crate::id::BotId;
 use crate::view::AdId;
@@ -26,6 +28,8 @@ use crate::view::AdId;
 const IDS_MAX: usize = 1_000;
 /// The most digits of a total, and what stands around it.
 const TOTAL_BYTES: usize = 25;
+/// Figures of days in one answer, at most: those of 1,000 ads in a month.
+const DAYS_MAX: usize = 31_000;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -40,11 +44,19 @@ pub(super) struct IdsQuery {
 /// Which ads are meant.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Ids {
+#[schema(as = Ids)]
+pub(super) struct Asked {
     /// At most 1,000 of at most 128 bytes each. Of one that is there twice there is one total.
     #[serde(deserialize_with = "up_to_most")]
     #[schema(value_type = Vec<String>, max_items = 1000)]
     ids: Vec<AdId>,
+    /// With it or `to`, the days are told too. The first day; 29 days before `to` if left out.
+    #[schema(value_type = Option<String>, format = Date, example = "2026-11-01")]
+    from: Option<Day>,
+    /// The last day, less than 24 months after `from`; today if left out. Ads times days: at most
+    /// 31,000.
+    #[schema(value_type = Option<String>, format = Date, example = "2026-11-20")]
+    to: Option<Day>,
 }
 
 /// Totals of ads.
@@ -59,6 +71,32 @@ pub(super) struct Shown<'a> {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     stale: bool,
+    /// By ad, if days were asked for: every day, the earliest first. A view is told here some seconds
+    /// after its total has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, Vec<DayViews>>>, required = false)]
+    days: Option<DaysByAd<'a>>,
+}
+
+/// The days of the ads that were asked for, in their order.
+type Days = Vec<Vec<(Date, u64)>>;
+
+/// Written as they are, without a map in between.
+#[derive(Debug)]
+struct DaysByAd<'a> {
+    ads: &'a [AdId],
+    days: &'a [Vec<(Date, u64)>],
+}
+
+impl Serialize for DaysByAd<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.ads.len()))?;
+        for (ad, days) in self.ads.iter().zip(self.days) {
+            let days = days.iter().map(|&(day, views)| DayViews { day, views });
+            map.serialize_entry(ad, &days.collect::<Vec<_>>())?;
+        }
+        map.end()
+    }
 }
 
 /// Written as they are, without a map in between.
@@ -94,41 +132,76 @@ pub(super) async fn list(
     Query(IdsQuery { ids }): Query<IdsQuery>,
 ) -> Result<Response, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
-    tell(counters, &bot, listed(&ids)?).await
+    tell(counters, &bot, listed(&ids)?, None).await
 }
 
-/// Totals of many ads
+/// Totals and days of many ads
 ///
-/// The same with up to 1,000 ads in the body. Changes nothing.
+/// The same with up to 1,000 ads in the body; with `from` or `to`, the views of each per day too.
+/// Changes nothing.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/query", tag = "counters", operation_id = "queryTotals",
-    params(BotPath), request_body = Ids,
-    responses((status = 200, description = "Their totals", body = Shown), OfCounters, Body)
+    params(BotPath), request_body = Asked,
+    responses((status = 200, description = "Their totals, and days", body = Shown), OfCounters, Body)
 )]
 pub(super) async fn query(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(BotPath { bot }): Path<BotPath>,
-    extract::Json(Ids { ids }): extract::Json<Ids>,
+    extract::Json(Asked { ids, from, to }): extract::Json<Asked>,
 ) -> Result<Response, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
-    tell(counters, &bot, ids).await
+    let span = (from.is_some() || to.is_some())
+        .then(|| DailyQuery { from, to }.span(counters.today()))
+        .transpose()?;
+    tell(counters, &bot, ids, span).await
 }
 
-async fn tell(counters: &Counters, bot: &BotId, ids: Vec<AdId>) -> Result<Response, Problem> {
+async fn tell(
+    counters: &Counters,
+    bot: &BotId,
+    ids: Vec<AdId>,
+    span: Option<(Date, Date)>,
+) -> Result<Response, Problem> {
     let ads = without_repetitions(ids);
-    let totals = if ads.is_empty() {
-        Totals { totals: Vec::new(), stale: false }
+    if let Some((from, to)) = span {
+        bounded(ads.len(), from, to)?;
+    }
+    let (totals, days) = if ads.is_empty() {
+        (Totals { totals: Vec::new(), stale: false }, span.map(|_| Vec::new()))
     } else {
-        counters.totals(bot, &ads).await?
+        let totals = async { counters.totals(bot, &ads).await };
+        let days = async {
+            let Some((from, to)) = span else { return Ok(None) };
+            Box::pin(counters.daily(bot, &ads, from, to)).await.map(Some)
+        };
+        tokio::try_join!(totals, days)?
     };
-    Ok(([(header::CONTENT_TYPE, "application/json")], written(&ads, &totals)).into_response())
+    let text = written(&ads, &totals, days.as_ref());
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-fn written(ads: &[AdId], totals: &Totals) -> Vec<u8> {
+/// Refuses more days than one question may have.
+fn bounded(ads: usize, from: Date, to: Date) -> Result<(), Problem> {
+    let days = from.until(to).map_or(0, |span| span.get_days()).unsigned_abs() as usize + 1;
+    if ads * days <= DAYS_MAX {
+        return Ok(());
+    }
+    let detail = format!(
+        "{ads} ads and {days} days are {} figures; at most {DAYS_MAX} are told at once, so ask for fewer ads or days",
+        ads * days
+    );
+    Err(Problem::field("ids", detail))
+}
+
+fn written(ads: &[AdId], totals: &Totals, days: Option<&Days>) -> Vec<u8> {
     let room: usize = ads.iter().map(|ad| ad.as_str().len() + TOTAL_BYTES).sum();
     let mut text = Vec::with_capacity(room + 32);
-    let shown = Shown { totals: ByAd { ads, totals: &totals.totals }, stale: totals.stale };
+    let shown = Shown {
+        totals: ByAd { ads, totals: &totals.totals },
+        stale: totals.stale,
+        days: days.map(|days| DaysByAd { ads, days }),
+    };
     // Texts and numbers always encode, and a vector takes them all.
     let _ = serde_json::to_writer(&mut text, &shown);
     text
@@ -193,7 +266,24 @@ mod tests {
 
     fn told(ids: &[&str], totals: &[Option<u64>], stale: bool) -> String {
         let totals = Totals { totals: totals.to_vec(), stale };
-        String::from_utf8(written(&ads(ids), &totals)).unwrap()
+        String::from_utf8(written(&ads(ids), &totals, None)).unwrap()
+    }
+
+    #[test]
+    fn days_are_written_by_ad_and_bounded() {
+        let (first, second) = (jiff::civil::date(2026, 11, 1), jiff::civil::date(2026, 11, 2));
+        let totals = Totals { totals: vec![Some(4), Some(0)], stale: false };
+        let days = vec![vec![(first, 3), (second, 1)], vec![(first, 0), (second, 0)]];
+        assert_eq!(
+            String::from_utf8(written(&ads(&["b", "a"]), &totals, Some(&days))).unwrap(),
+            r#"{"totals":{"b":4,"a":0},"days":{"b":[{"day":"2026-11-01","views":3},{"day":"2026-11-02","views":1}],"a":[{"day":"2026-11-01","views":0},{"day":"2026-11-02","views":0}]}}"#
+        );
+        let month = jiff::civil::date(2026, 10, 31);
+        let october = jiff::civil::date(2026, 10, 1);
+        assert!(bounded(1_000, october, month).is_ok());
+        assert!(bounded(1_000, october, first).is_err());
+        assert!(bounded(42, october, october.saturating_add(jiff::Span::new().days(737))).is_ok());
+        assert!(bounded(42, october, october.saturating_add(jiff::Span::new().days(738))).is_err());
     }
 
     #[test]
@@ -240,7 +330,7 @@ mod tests {
     fn a_body_with_too_many_ads_is_refused() {
         let read = |ids: usize| {
             let body = serde_json::json!({ "ids": vec!["a"; ids] }).to_string();
-            serde_json::from_str::<Ids>(&body).map(|read| read.ids.len())
+            serde_json::from_str::<Asked>(&body).map(|read| read.ids.len())
         };
         assert_eq!(read(IDS_MAX).unwrap(), IDS_MAX);
         assert!(read(IDS_MAX + 1).unwrap_err().to_string().contains("more than 1000"));

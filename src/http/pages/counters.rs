@@ -72,10 +72,11 @@ async fn find(api: &Api, caller: &Caller, wish: &Wish) -> Result<Option<Found>, 
         return Err(Problem::field("ads", detail));
     }
     let totals = counters.totals(&bot, &ads).await?.totals;
-    let days = if let [ad] = ads.as_slice() {
+    let days = if ads.len() == 1 {
         let today = counters.today();
         let from = today.saturating_sub((DAYS - 1).days());
-        let days = counters.daily(&bot, ad, from, today).await;
+        let days = counters.daily(&bot, &ads, from, today).await;
+        let days = days.map(|mut days| days.pop().unwrap_or_default());
         Some(days.map_err(|error| Problem::from(error).detail().to_owned()))
     } else {
         None

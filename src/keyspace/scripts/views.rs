@@ -1,4 +1,4 @@
-//! Counting views: `increment_if_exists`, `upsert`, `replace`, `recount`.
+//! Counting views: `increment_if_exists`, `upsert`, `replace`, `import`, `recount`.
 
 use std::collections::BTreeMap;
 
@@ -162,6 +162,62 @@ impl Call for Replace<'_> {
 
     fn reply(value: Value) -> Result<Sequence, ReplyError> {
         Ok(Sequence::new(Reply::single(value)?.number()?))
+    }
+}
+
+/// `lua/import.lua`. Answers whether the line was taken, and the last one that was.
+#[derive(Debug, Clone, Copy)]
+pub struct Import<'a> {
+    /// Where.
+    pub counting: Counting<'a>,
+    /// The new total.
+    pub total: u64,
+    /// The event of it, encoded.
+    pub event: &'a [u8],
+    /// Names the import.
+    pub key: &'a str,
+    /// Must have been taken.
+    pub before: u64,
+    /// The line.
+    pub line: u64,
+    /// The last line that counts as taken with it: empty ones follow it.
+    pub upto: u64,
+    /// So long the import is remembered, in ms.
+    pub keep_ms: u64,
+}
+
+/// What became of a line of an import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It was taken.
+    Now,
+    /// It was taken before.
+    Before,
+    /// Not taken: this is the last one that was, and lines are missing between.
+    Gap(u64),
+}
+
+impl Call for Import<'_> {
+    type Reply = Taken;
+    const NAME: &'static str = "import";
+
+    fn command(&self) -> Cmd {
+        let Counting { keys, limits, ad, .. } = self.counting;
+        let mut cmd = self.counting.begin(Index::import, Some(keys.idempotency(self.key)));
+        cmd.arg(ad.as_str()).arg(self.total).arg(limits.slice_us).arg(limits.linger_ms);
+        cmd.arg(self.before).arg(self.line).arg(self.upto).arg(self.keep_ms);
+        self.counting.event(&mut cmd, self.event);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Taken, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        match &*reply.text()? {
+            "OK" => Ok(Taken::Now),
+            "DUP" => Ok(Taken::Before),
+            "GAP" => Ok(Taken::Gap(reply.number()?)),
+            other => Err(ReplyError::unexpected("a status", other)),
+        }
     }
 }
 

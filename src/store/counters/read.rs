@@ -43,19 +43,21 @@ pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, M
     Ok(found.iter().filter_map(|document| Some((id(document)?, stored(document)))).collect())
 }
 
-/// The views of all days in the months from that of `from` to that of `to`, where there are any.
+/// The views of ads, by their places, on all days in the months from that of `from` to that of `to`,
+/// where there are any.
 pub(super) async fn months(
     mongo: &Mongo,
     bot: &BotId,
-    ad: &AdId,
+    ads: &[AdId],
     from: Date,
     to: Date,
-) -> Result<HashMap<Date, u64>, MongoError> {
-    let months: HashMap<String, Date> = from
-        .first_of_month()
-        .series(1.month())
-        .take_while(|first| *first <= to)
-        .map(|first| (statement::month_id(bot, ad, Month::of(first)), first))
+) -> Result<HashMap<(usize, Date), u64>, MongoError> {
+    let firsts = || from.first_of_month().series(1.month()).take_while(move |first| *first <= to);
+    let months: HashMap<String, (usize, Date)> = ads
+        .iter()
+        .enumerate()
+        .flat_map(|(at, ad)| firsts().map(move |first| (at, ad, first)))
+        .map(|(at, ad, first)| (statement::month_id(bot, ad, Month::of(first)), (at, first)))
         .collect();
     let options = FindOptions::builder()
         .projection(doc! { "days": 1 })
@@ -69,9 +71,10 @@ pub(super) async fn months(
     for document in &found {
         let first = document.get_str("_id").ok().and_then(|id| months.get(id));
         let numbers = slots(document).zip(first);
-        let (numbers, first) =
+        let (numbers, &(at, first)) =
             numbers.ok_or_else(|| mongo.not_understood("find", "numbers in days"))?;
-        views.extend(days(*first, first.last_of_month()).zip(numbers));
+        let days = days(first, first.last_of_month()).map(|day| (at, day));
+        views.extend(days.zip(numbers));
     }
     Ok(views)
 }

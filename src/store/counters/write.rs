@@ -3,11 +3,15 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf};
 
 use super::statement::Statement;
+use crate::store::groups::Place;
 use crate::store::mongo::{Mongo, MongoError};
+use crate::store::turns::Turn;
 
 /// Most statements of a command.
 pub(super) const STATEMENTS_MAX: usize = 500;
@@ -37,6 +41,21 @@ struct Done {
 pub(super) struct Writer {
     pub(super) mongo: Mongo,
     pub(super) collection: &'static str,
+    /// The server works on a command for so long at most.
+    pub(super) within: Duration,
+}
+
+/// A statement, and the turn of its bot.
+#[derive(Debug, Clone)]
+pub(super) struct Item {
+    pub(super) statement: Statement,
+    pub(super) turn: Turn,
+}
+
+/// What a command keeps until it has ended in the server.
+struct Keep {
+    _place: Place,
+    _turns: Vec<Turn>,
 }
 
 impl Writer {
@@ -45,19 +64,34 @@ impl Writer {
     ///
     /// # Errors
     /// When a command failed as a whole: what was carried out is unknown.
-    pub(super) async fn write(self, statements: Vec<Statement>) -> Result<Refusals, MongoError> {
+    ///
+    /// # Cancel safety
+    /// The command under way goes on, and keeps its place and the turns of its bots; no other is
+    /// sent.
+    pub(super) async fn write(
+        self,
+        items: Vec<Item>,
+        place: Place,
+    ) -> Result<Refusals, MongoError> {
+        let (statements, turns): (Vec<_>, Vec<_>) =
+            items.into_iter().map(|Item { statement, turn }| (statement, turn)).unzip();
+        let keep = Arc::new(Keep { _place: place, _turns: turns });
         if statements.iter().any(Statement::is_replacement) {
-            self.in_order(&statements).await
+            self.in_order(&statements, &keep).await
         } else {
-            self.in_any_order(&statements).await
+            self.in_any_order(&statements, &keep).await
         }
     }
 
-    async fn in_order(&self, statements: &[Statement]) -> Result<Refusals, MongoError> {
+    async fn in_order(
+        &self,
+        statements: &[Statement],
+        keep: &Arc<Keep>,
+    ) -> Result<Refusals, MongoError> {
         let right = |statement: &Statement| statement.long().unwrap_or_else(|| statement.fast());
         let encoded: Vec<Encoded> = statements.iter().map(right).enumerate().collect();
         for command in cut(&encoded) {
-            let done = self.send(&encoded[command], true).await?;
+            let done = self.send(&encoded[command], true, keep).await?;
             if !done.refused.is_empty() {
                 return Ok(done.refused);
             }
@@ -65,12 +99,16 @@ impl Writer {
         Ok(Refusals::new())
     }
 
-    async fn in_any_order(&self, statements: &[Statement]) -> Result<Refusals, MongoError> {
+    async fn in_any_order(
+        &self,
+        statements: &[Statement],
+        keep: &Arc<Keep>,
+    ) -> Result<Refusals, MongoError> {
         let fast: Vec<Encoded> = statements.iter().map(Statement::fast).enumerate().collect();
         let mut refused = Refusals::new();
         let mut long = Vec::new();
         for command in cut(&fast) {
-            let done = self.send(&fast[command.clone()], false).await?;
+            let done = self.send(&fast[command.clone()], false, keep).await?;
             if done.changed + done.refused.len() < command.len() {
                 // Some of the documents have seen some of this. Which ones is not said.
                 let settled = |place: &usize| {
@@ -82,19 +120,26 @@ impl Writer {
             refused.extend(done.refused);
         }
         for command in cut(&long) {
-            refused.extend(self.send(&long[command], false).await?.refused);
+            refused.extend(self.send(&long[command], false, keep).await?.refused);
         }
         Ok(refused)
     }
 
     /// Sends one command, and again what met another write.
-    async fn send(&self, statements: &[Encoded], ordered: bool) -> Result<Done, MongoError> {
+    async fn send(
+        &self,
+        statements: &[Encoded],
+        ordered: bool,
+        keep: &Arc<Keep>,
+    ) -> Result<Done, MongoError> {
         let mut done = Done::default();
         let mut waiting: Vec<&Encoded> = statements.iter().collect();
         for last in (1..=TRIES).map(|tried| tried == TRIES) {
             let updates: RawArrayBuf =
                 waiting.iter().map(|(_, statement)| statement.clone()).collect();
-            let reply = self.mongo.update(self.collection, updates, ordered).await?;
+            let sent =
+                self.mongo.update(self.collection, updates, ordered, self.within, Arc::clone(keep));
+            let reply = sent.await?;
             let place = |index: usize| {
                 waiting.get(index).map(|(place, _)| *place).ok_or_else(|| {
                     self.mongo.not_understood("update", "places of statements that were sent")

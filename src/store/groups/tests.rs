@@ -23,7 +23,7 @@ fn server(rules: Rules, up: &Arc<Semaphore>) -> Server {
     let (log, asked) = mpsc::unbounded_channel();
     let answers = Arc::new(Semaphore::new(0));
     let (gate, up) = (Arc::clone(&answers), Arc::clone(up));
-    let groups = Groups::new(rules, move |items: Vec<u32>| {
+    let groups = Groups::new(rules, move |items: Vec<u32>, _| {
         let (gate, up) = (Arc::clone(&gate), Arc::clone(&up));
         log.send(items.len()).unwrap();
         async move {

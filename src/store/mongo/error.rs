@@ -5,6 +5,7 @@ use std::time::Duration;
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
 use super::{OLDEST_VERSION, SELECTION_TIMEOUT};
+use crate::breaker::Away;
 use crate::config::MongoUrl;
 
 /// The server's code for a command this user may not run.
@@ -17,6 +18,9 @@ pub(super) const DUPLICATE_KEY: i32 = 11000;
 pub(super) const WRITE_CONFLICT: i32 = 112;
 /// The server's codes for what passes: its connections, its time, its role, its stopping.
 const PASSING: [i32; 13] = [6, 7, 50, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
+
+/// Those among them that mean that it took too long.
+const TOO_LONG: [i32; 4] = [50, 64, 89, 262];
 
 /// Why MongoDB did not do what it was asked. No text holds a credential.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -99,8 +103,8 @@ pub enum MongoError {
     },
     /// No answer in time: it is unknown whether the command ran.
     #[error(
-        "MongoDB at {url} does not answer `{command}` within {} s{}; see whether it runs, hangs or is overloaded",
-        within.as_secs(),
+        "MongoDB at {url} does not answer `{command}` within {}{}; see whether it runs, hangs or is overloaded",
+        humantime::format_duration(*within),
         met.as_deref().map(|met| format!(" ({met})")).unwrap_or_default()
     )]
     Silent {
@@ -181,6 +185,12 @@ pub enum MongoError {
     },
 }
 
+impl Away for MongoError {
+    fn is_away(&self) -> bool {
+        matches!(self, Self::Away { .. } | Self::Lookup { .. }) || self.is_timeout()
+    }
+}
+
 impl MongoError {
     /// Whether trying again later can help.
     #[must_use]
@@ -194,6 +204,17 @@ impl MongoError {
                 | Self::Interrupted { .. }
                 | Self::Majority { .. }
         )
+    }
+
+    /// Whether it took too long: less at once may go through.
+    pub(crate) fn is_timeout(&self) -> bool {
+        match self {
+            Self::Silent { .. } | Self::Majority { .. } => true,
+            Self::Interrupted { source, .. } => {
+                code(source).is_some_and(|code| TOO_LONG.contains(&code))
+            }
+            _ => false,
+        }
     }
 
     /// What the driver's error on `command` means. `met` tells what was last met at each server.

@@ -1,13 +1,21 @@
 //! One `update` command of many statements, acknowledged by a majority. The driver's own bulk
 //! needs a server of version 8, and its bare command looks at nothing in the reply.
+//!
+//! A server that is slow is not helped by commands that run on after their senders have given up.
+//! So each command carries its deadline, and runs in a task of its own, which keeps the places that
+//! the command takes until the server has answered, for 20 s at most.
+
+use std::io;
+use std::time::Duration;
 
 use mongodb::bson::{
     Document, RawArrayBuf, RawDocumentBuf, cstr, deserialize_from_document, rawdoc,
 };
 use mongodb::error::{Error, ErrorKind, WriteFailure};
+use tokio::task::JoinHandle;
 
 use super::error::{DUPLICATE_KEY, WRITE_CONFLICT};
-use super::{MAJORITY_TIMEOUT, Mongo, MongoError};
+use super::{ABANDONED_MAX, ANSWER_GRACE, MAJORITY_TIMEOUT, Mongo, MongoError};
 
 const COMMAND: &str = "update";
 
@@ -53,25 +61,32 @@ enum Bad {
 
 impl Mongo {
     /// Sends the statements as one command and returns once a majority has all that was done.
-    /// Whatever the URL asks for, it is at least that; with `journal=true`, in the journals.
+    /// Whatever the URL asks for, it is at least that; with `journal=true`, in the journals. The
+    /// server works on it for `within` at most. `keep` is dropped once the command has ended there.
     ///
     /// # Errors
     /// When there is no answer in time or no majority; the statements may have been carried out.
+    ///
+    /// # Cancel safety
+    /// As after an error.
     pub(crate) async fn update(
         &self,
         collection: &str,
         statements: RawArrayBuf,
         ordered: bool,
+        within: Duration,
+        keep: impl Send + 'static,
     ) -> Result<Updated, MongoError> {
         let command = rawdoc! {
             "update": collection,
             "updates": statements,
             "ordered": ordered,
             "writeConcern": self.majority(),
+            "maxTimeMS": i64::try_from(within.as_millis()).unwrap_or(i64::MAX).max(1),
         };
-        let database = self.client.database(&self.database);
-        let sent = database.run_raw_command(command);
-        let reply = self.answer(COMMAND, async { sent.await }).await?;
+        let sent = self.send(command, keep);
+        let answer = async { sent.await.unwrap_or_else(|_| Err(unanswered())) };
+        let reply = self.answer_after(COMMAND, within, ANSWER_GRACE, answer).await?;
         let Reply { modified, upserted, refused } = read(&reply).map_err(|bad| match bad {
             Bad::Server(source) => self.failed(COMMAND, source),
             Bad::Shape(expected) => self.not_understood(COMMAND, expected),
@@ -87,6 +102,26 @@ impl Mongo {
         Ok(Updated { modified, upserted, refused })
     }
 
+    /// Sends a command in a task of its own, which drops `keep` once the server has answered.
+    fn send(
+        &self,
+        command: RawDocumentBuf,
+        keep: impl Send + 'static,
+    ) -> JoinHandle<Result<Document, Error>> {
+        let database = self.client.database(&self.database);
+        let sent = async move {
+            let reply = async { database.run_raw_command(command).await };
+            let reply = tokio::time::timeout(ABANDONED_MAX, reply).await;
+            drop(keep);
+            reply.unwrap_or_else(|_| Err(unanswered()))
+        };
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a stop does not wait for what nobody waits for, and it ends by itself"
+        )]
+        tokio::spawn(sent)
+    }
+
     fn majority(&self) -> RawDocumentBuf {
         let within = i64::try_from(MAJORITY_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
         let mut majority = rawdoc! { "w": "majority", "wtimeout": within };
@@ -95,6 +130,10 @@ impl Mongo {
         }
         majority
     }
+}
+
+fn unanswered() -> Error {
+    Error::from(io::Error::from(io::ErrorKind::TimedOut))
 }
 
 fn read(reply: &Document) -> Result<Reply, Bad> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use fairlane::id::{BotId, Offset, Sequence};
 use fairlane::keyspace::scripts::{
     Amend, Amendment, Beat, Begin, Call, Claim, Complete, Completion, Counting, Emit, Enqueue,
-    Enqueued, Exception, Fate, Finish, Heads, Hold, IncrementIfExists, Mode, Pause, Promote, Purge,
-    Push, Reconcile, Recount, Recover, Redrive, Release, Replace, Restore, Resume, Revoke,
+    Enqueued, Exception, Fate, Finish, Heads, Hold, Import, IncrementIfExists, Mode, Pause, Promote,
+    Purge, Push, Reconcile, Recount, Recover, Redrive, Release, Replace, Restore, Resume, Revoke,
     Schedule, Throttle, Trim, Upsert, Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
@@ -231,6 +231,16 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&IncrementIfExists(views)),
         named(&Upsert { views, acked: "", stored: Some((1, Sequence::new(1))) }),
         named(&Replace { counting, total: 1, event: b"1" }),
+        named(&Import {
+            counting,
+            total: 1,
+            event: b"1",
+            key: "key",
+            before: 0,
+            line: 1,
+            upto: 1,
+            keep_ms: 1,
+        }),
         named(&Recount {
             keys,
             limits: LIMITS,

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::id::{BotId, Sequence};
 use fairlane::keyspace::scripts::{
-    Claimed, Counted, Counting, Enqueue, Enqueued, IncrementIfExists, Mode, Recover, Replace,
-    Upsert, Verdict, Viewed, Views,
+    Claimed, Counted, Counting, Enqueue, Enqueued, Import, IncrementIfExists, Mode, Recover,
+    Replace, Taken, Upsert, Verdict, Viewed, Views,
 };
 use fairlane::view::{AdId, Left};
 use redis::Commands;
@@ -80,6 +80,16 @@ impl Counters {
         self.shard.call(self.now, &Replace { counting, total, event: b"replace" });
     }
 
+    /// A line of an import, the line before it and the last empty one behind it.
+    fn import(&mut self, [before, line, upto]: [u64; 3], id: &str, total: u64) -> Taken {
+        self.now += 10;
+        let (keys, bot, ad) = (&self.shard.keys.clone(), &self.bot.clone(), &ad(id));
+        let counting = Counting { keys, limits: LIMITS, cached_ads: ADS, bot, ad };
+        let (event, key, keep_ms) = (b"line", "key", 1_000);
+        let import = Import { counting, total, event, key, before, line, upto, keep_ms };
+        self.shard.call(self.now, &import)
+    }
+
     fn unflushed(&mut self) -> BTreeMap<String, u64> {
         let [unflushed, ..] = self.shard.keys.book(&self.bot);
         self.shard.clocked.plain().hgetall(unflushed).unwrap()
@@ -131,6 +141,23 @@ fn a_total_that_somebody_cached_meanwhile_is_raised() {
     counters.view("x", 1);
     assert_eq!(counters.upsert("x", 1, Some((10, 0))), total(11));
     assert_eq!(counters.upsert("x", 1, Some((10, 0))), total(12), "the other's document is old");
+}
+
+#[test]
+fn lines_of_an_import_are_taken_once_each_in_their_order() {
+    let mut counters = Counters::new();
+    assert_eq!(counters.import([1, 2, 2], "x", 9), Taken::Gap(0), "the first line is missing");
+    assert_eq!(counters.import([0, 1, 3], "x", 30), Taken::Now);
+    assert_eq!(counters.view("x", 1), total(31), "the total is told at once");
+    assert_eq!(counters.import([0, 1, 1], "x", 30), Taken::Before);
+    assert_eq!(counters.import([1, 2, 2], "y", 1), Taken::Before, "an empty line that follows it");
+    assert_eq!(counters.view("x", 1), total(32));
+    assert_eq!(counters.import([4, 5, 5], "y", 1), Taken::Gap(3));
+    assert_eq!(counters.import([3, 4, 4], "y", 7), Taken::Now);
+    assert_eq!(counters.view("y", 1), total(8));
+    assert_eq!(counters.sequences().len(), 5);
+    let expected = [("rx", 1), ("ry", 1), ("vx", 2), ("vy", 1)];
+    assert_eq!(counters.unflushed(), expected.map(|(key, n)| (key.to_owned(), n)).into());
 }
 
 #[test]

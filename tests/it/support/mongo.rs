@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -154,16 +154,28 @@ impl MongoServer {
         if self.options.auth {
             return; // Nobody may, yet.
         }
-        let mut stream = TcpStream::connect(self.address()).unwrap();
-        stream.set_read_timeout(Some(START_WITHIN)).unwrap();
+        let mut failed = None;
+        // A server that has just begun to listen may close its first connections. What is there
+        // already is refused, which is as good.
+        let created = holds_within(START_WITHIN, || {
+            failed = self.try_create_collections().err();
+            failed.is_none()
+        });
+        assert!(created, "collections cannot be created: {failed:?}\n{}", self.output());
+    }
+
+    fn try_create_collections(&self) -> io::Result<()> {
+        let mut stream = TcpStream::connect(self.address())?;
+        stream.set_read_timeout(Some(START_WITHIN))?;
         for (number, collection) in (1..).zip([AUTOMATIONS, DAILY, SUBSCRIBERS, TOTALS]) {
             let command = doc! { "create": collection, "$db": "fairlane" };
-            stream.write_all(&mongo_proxy::message(number, &command)).unwrap();
+            stream.write_all(&mongo_proxy::message(number, &command))?;
             let mut length = [0; 4];
-            stream.read_exact(&mut length).unwrap();
+            stream.read_exact(&mut length)?;
             let mut answer = vec![0; u32::from_le_bytes(length) as usize - length.len()];
-            stream.read_exact(&mut answer).unwrap();
+            stream.read_exact(&mut answer)?;
         }
+        Ok(())
     }
 
     fn output(&self) -> String {

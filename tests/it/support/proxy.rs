@@ -12,6 +12,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::trap::{Caught, Deed, Matcher, Trap, Traps};
 
@@ -24,6 +25,9 @@ pub(crate) enum Mode {
     Delay(Duration),
     /// Nothing moves, nothing is refused, until the mode changes.
     Hold,
+    /// All connections together get so many bytes a second through, in each direction. What was
+    /// sent occupies the line, also when its sender has left.
+    Rate(u32),
     /// New connections are closed at once.
     Refuse,
 }
@@ -82,6 +86,42 @@ struct Shared {
     swallows: Mutex<Vec<Trap>>,
     replies: AtomicU64,
     swallowed: AtomicU64,
+    /// The lines to the server and back, for [`Mode::Rate`].
+    lines: [Line; 2],
+}
+
+/// One direction of a slow line.
+#[derive(Debug, Default)]
+struct Line {
+    /// When all that was sent has arrived. Held in turns.
+    free_at: tokio::sync::Mutex<Option<Instant>>,
+}
+
+/// A slow line carries so many bytes of a connection before the next one gets its turn.
+const PACKET: usize = 1_460;
+
+impl Line {
+    /// Writes as fast as the mode allows.
+    async fn write(
+        &self,
+        to: &mut OwnedWriteHalf,
+        bytes: &[u8],
+        mode: &watch::Sender<Mode>,
+    ) -> std::io::Result<()> {
+        for (at, packet) in (0..).step_by(PACKET).zip(bytes.chunks(PACKET)) {
+            let Mode::Rate(rate) = *mode.borrow() else {
+                return to.write_all(&bytes[at..]).await;
+            };
+            let took = Duration::from_secs(1) * u32::try_from(packet.len()).unwrap() / rate;
+            let mut free_at = self.free_at.lock().await;
+            let arrives = free_at.unwrap_or_else(Instant::now).max(Instant::now()) + took;
+            *free_at = Some(arrives);
+            // Not a test that waits: the fault itself.
+            tokio::time::sleep_until(arrives).await;
+            to.write_all(packet).await?;
+        }
+        Ok(())
+    }
 }
 
 impl Proxy {
@@ -114,6 +154,7 @@ impl<P: Protocol> Proxy<P> {
             swallows: Mutex::default(),
             replies: AtomicU64::default(),
             swallowed: AtomicU64::default(),
+            lines: <[Line; 2]>::default(),
         });
         let mut accepting = JoinSet::new();
         accepting.spawn(accept::<P>(listener, Arc::clone(&shared)));
@@ -222,7 +263,8 @@ async fn commands<P: Protocol>(
             {
                 return;
             }
-            if to.write_all(&buffer[..length]).await.is_err() {
+            let [there, _] = &shared.lines;
+            if there.write(&mut to, &buffer[..length], &shared.mode).await.is_err() {
                 return;
             }
             if let Some(held) = held {
@@ -261,7 +303,8 @@ async fn replies<P: Protocol>(
                 Some(caught) => caught.answered(),
                 None => {}
             }
-            if to.write_all(&buffer[..length]).await.is_err() {
+            let [_, back] = &shared.lines;
+            if back.write(&mut to, &buffer[..length], &shared.mode).await.is_err() {
                 return;
             }
             if let Some(caught) = caught {
@@ -416,5 +459,19 @@ mod tests {
         let started = std::time::Instant::now();
         let () = connection.set("a", 1).await.unwrap();
         assert!(started.elapsed() >= 2 * delay);
+    }
+
+    #[tokio::test]
+    async fn a_slow_line_is_shared_by_all_connections() {
+        let (_server, proxy) = behind_proxy().await;
+        let mut connections = [connect(&proxy).await.unwrap(), connect(&proxy).await.unwrap()];
+        proxy.set(Mode::Rate(100_000));
+        let started = std::time::Instant::now();
+        let [first, second] = &mut connections;
+        let sets = async |connection: &mut MultiplexedConnection| {
+            connection.set::<_, _, ()>("a", "x".repeat(10_000)).await.unwrap();
+        };
+        tokio::join!(sets(first), sets(second));
+        assert!(started.elapsed() >= Duration::from_millis(200), "{:?}", started.elapsed());
     }
 }

@@ -1,0 +1,29 @@
+#!lua
+-- import: queues what replaces all that was counted of an ad before, as a line of an import whose
+-- lines are taken in their order and once each.
+--
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua, [14] idem:<import>:
+--       the last line that was taken
+-- ARGV  ad, total, slice µs, linger ms, the line before (must have been taken), line, the last line
+--       that counts as taken with it, ms that the import is remembered, bot, 1, event as MessagePack
+-- Reply {'OK' | 'DUP' (taken before) | 'GAP' (the line before was not), the last line taken}
+-- Cost  about 14 commands, 1 for a line that was taken before
+assert(#KEYS == 14 and #ARGV == 11, 'import: wrong number of arguments')
+local import, ad = KEYS[14], ARGV[1]
+local before, line, upto = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local done, verdict = tonumber(call('GET', import) or 0), 'DUP'
+if done < before then
+  return {'GAP', digits(done)}
+end
+if done < line then
+  local book = book_at(10)
+  append(9, 9, {slice = tonumber(ARGV[3]), linger = tonumber(ARGV[4]), max = 0})
+  call('HINCRBY', book.unflushed, 'r' .. ad, 1)
+  cache(book, ad, tonumber(ARGV[2]), false)
+  verdict = 'OK'
+end
+if done < upto then
+  call('SET', import, digits(upto), 'PX', ARGV[8])
+  done = upto
+end
+return {verdict, digits(done)}

@@ -1,0 +1,262 @@
+//! A circuit breaker for readers: whether a store answers in time.
+//!
+//! A store that hangs refuses nothing, so each reader would wait for it as long as it may. Instead
+//! the first one that waits too long opens the breaker. While it is open, readers are answered
+//! immediately by other means; every quarter of a second one of them is let through as a probe, and
+//! the first answer of the store closes it.
+//!
+//! | state | a reader |
+//! |---|---|
+//! | closed | asks the store, and waits for it as long as a reader may |
+//! | open | does not ask |
+//! | half open: open for a quarter of a second since the last probe | asks, as the probe |
+
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use metrics::Counter;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::deadline;
+use crate::metrics as table;
+
+/// From one probe to the next.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// What cannot be done by other means waits for a store that has been silent for less than this.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
+
+/// Whether one store answers its readers in time.
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    store: &'static str,
+    refused: Counter,
+    /// `None`: closed.
+    open: Mutex<Option<Open>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    since: Instant,
+    /// When the next probe goes to the store.
+    probe_at: Instant,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unanswered<E> {
+    /// The breaker is open: the store was not asked.
+    Open,
+    /// It did not answer within this time.
+    Late(Duration),
+    /// It answered with an error, or cannot be reached.
+    Failed(E),
+}
+
+/// What a breaker has to know of an error.
+pub(crate) trait Away {
+    /// Whether the store did not answer. Else it did, with a refusal.
+    fn is_away(&self) -> bool;
+}
+
+impl Breaker {
+    /// Closed. `store` names it in metrics and the log.
+    pub(crate) fn new(store: &'static str) -> Self {
+        Self { store, refused: table::reads_refused(store), open: Mutex::default() }
+    }
+
+    /// Asks the store, for `within` at most: or for what is left until the caller's own deadline,
+    /// which says nothing about the store when it passes.
+    ///
+    /// # Errors
+    /// When there is no answer in time, or none is waited for.
+    ///
+    /// # Cancel safety
+    /// That of the question. One who leaves says nothing about the store.
+    pub(crate) async fn read<T, E: Away>(
+        &self,
+        within: Duration,
+        question: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Unanswered<E>> {
+        let allowed = deadline::at_most(within);
+        if !self.lets_through(Duration::ZERO) {
+            self.refused.increment(1);
+            return Err(Unanswered::Open);
+        }
+        let question = deadline::until(Instant::now() + allowed, question);
+        let answered = tokio::time::timeout(allowed, question).await;
+        match &answered {
+            Ok(Err(error)) if error.is_away() => self.fails(within),
+            Ok(_) => self.answers(),
+            Err(_) if allowed < within => {}
+            Err(_) => self.fails(within),
+        }
+        match answered {
+            Ok(answer) => answer.map_err(Unanswered::Failed),
+            Err(_) => Err(Unanswered::Late(allowed)),
+        }
+    }
+
+    /// Has the store do what it alone can do, for as long as that takes; unless the store has not
+    /// answered for a second.
+    ///
+    /// # Errors
+    /// When it fails, or the store was not asked.
+    ///
+    /// # Cancel safety
+    /// That of the work.
+    pub(crate) async fn write<T, E: Away>(
+        &self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Unanswered<E>> {
+        if !self.lets_through(HANGS_AFTER) {
+            self.refused.increment(1);
+            return Err(Unanswered::Open);
+        }
+        let started = Instant::now();
+        let done = work.await;
+        match &done {
+            Ok(_) => self.answers(),
+            Err(error) if error.is_away() || started.elapsed() > HANGS_AFTER => {
+                self.fails(started.elapsed());
+            }
+            Err(_) => {}
+        }
+        done.map_err(Unanswered::Failed)
+    }
+
+    /// Whether the store may be asked by one who minds when it has been silent for `patience`.
+    fn lets_through(&self, patience: Duration) -> bool {
+        let mut state = self.state();
+        let now = Instant::now();
+        match &mut *state {
+            None => true,
+            Some(open) if now < open.since + patience => true,
+            Some(open) if now < open.probe_at => false,
+            Some(open) => {
+                open.probe_at = now + PROBE_EVERY;
+                true
+            }
+        }
+    }
+
+    fn answers(&self) {
+        if self.state().take().is_some() {
+            info!(store = self.store, "answers readers again");
+        }
+    }
+
+    fn fails(&self, within: Duration) {
+        let now = Instant::now();
+        let mut state = self.state();
+        let since = state.map_or(now, |open| open.since);
+        let is_news = state.replace(Open { since, probe_at: now + PROBE_EVERY }).is_none();
+        drop(state);
+        if is_news {
+            let within = humantime::format_duration(within);
+            warn!(store = self.store, %within,
+                "did not answer a reader in time; readers do not wait for it until it answers a probe");
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_millis(100);
+
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    struct Error {
+        away: bool,
+    }
+
+    impl Away for Error {
+        fn is_away(&self) -> bool {
+            self.away
+        }
+    }
+
+    type Read = Result<u32, Unanswered<Error>>;
+
+    async fn hangs(breaker: &Breaker) -> Read {
+        breaker.read(WITHIN, pending()).await
+    }
+
+    async fn answers(breaker: &Breaker) -> Read {
+        breaker.read(WITHIN, ready(Ok(7))).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_timeout_opens_it_and_one_probe_at_a_time_finds_the_store_again() {
+        let breaker = Breaker::new("test");
+        assert_eq!(answers(&breaker).await, Ok(7));
+        assert_eq!(hangs(&breaker).await, Err(Unanswered::Late(WITHIN)));
+        assert_eq!(answers(&breaker).await, Err(Unanswered::Open));
+        tokio::time::advance(PROBE_EVERY).await;
+        let (probe, other) = tokio::join!(hangs(&breaker), answers(&breaker));
+        assert_eq!((probe, other), (Err(Unanswered::Late(WITHIN)), Err(Unanswered::Open)));
+        tokio::time::advance(PROBE_EVERY).await;
+        assert_eq!(answers(&breaker).await, Ok(7));
+        assert_eq!(answers(&breaker).await, Ok(7), "closed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_waits_for_the_store_until_it_has_been_silent_for_a_second() {
+        let breaker = Breaker::new("test");
+        let write = || breaker.write(ready(Ok::<_, Error>(7)));
+        hangs(&breaker).await.unwrap_err();
+        let refused = breaker.write(ready(Err::<u32, _>(Error { away: false }))).await;
+        assert_eq!(refused, Err(Unanswered::Failed(Error { away: false })));
+        assert_eq!(answers(&breaker).await, Err(Unanswered::Open), "a refusal closes nothing");
+        tokio::time::advance(HANGS_AFTER).await;
+        hangs(&breaker).await.unwrap_err();
+        assert_eq!(write().await, Err(Unanswered::Open));
+        tokio::time::advance(PROBE_EVERY).await;
+        assert_eq!(write().await, Ok(7), "a probe");
+        assert_eq!(answers(&breaker).await, Ok(7), "it closed the breaker");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_cannot_be_reached_opens_it_and_one_that_refuses_does_not() {
+        let breaker = Breaker::new("test");
+        for (away, then) in [(false, Ok(7)), (true, Err(Unanswered::Open))] {
+            let error = Error { away };
+            let read = breaker.read(WITHIN, ready(Err::<u32, _>(error.clone()))).await;
+            assert_eq!(read, Err(Unanswered::Failed(error)));
+            assert_eq!(answers(&breaker).await, then);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_callers_own_deadline_and_one_who_leaves_say_nothing_of_the_store() {
+        let breaker = Breaker::new("test");
+        let soon = Duration::from_millis(5);
+        let read = deadline::until(Instant::now() + soon, hangs(&breaker)).await;
+        assert_eq!(read, Err(Unanswered::Late(soon)));
+        drop(tokio::time::timeout(soon, hangs(&breaker)).await);
+        assert_eq!(answers(&breaker).await, Ok(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_to_a_question_from_before_closes_it() {
+        let breaker = Breaker::new("test");
+        let late = async {
+            tokio::time::sleep(WITHIN / 2).await;
+            Ok::<_, Error>(7)
+        };
+        let (_, late) = tokio::join!(
+            breaker.read(WITHIN / 4, pending::<Result<u32, Error>>()),
+            breaker.read(WITHIN, late),
+        );
+        assert_eq!(late, Ok(7));
+        assert_eq!(answers(&breaker).await, Ok(7));
+    }
+}

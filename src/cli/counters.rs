@@ -1,0 +1,328 @@
+//! `fairlane counters`.
+//!
+//! An import reads its file twice: the first time every line is checked, and the file named by what
+//! it holds; the second time its lines are sent, from behind the last one that was taken before.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use super::error::CliError;
+use super::output::{Output, count, plain};
+use super::session::Session;
+use crate::config::Config;
+use crate::counters::import::{ImportError, import};
+use crate::id::{BotId, PipelineName};
+use crate::queue::Queue;
+use crate::view::{self, Line};
+
+/// Lines of one step.
+const LINES: u64 = 1_000;
+/// A step that has this many bytes takes no further line. No line may have more.
+const BYTES: usize = 1 << 20;
+/// Bad lines that are shown; the others are only counted.
+const SHOWN_MAX: u64 = 20;
+/// Between two tries while there is no room.
+const AGAIN: Duration = Duration::from_millis(250);
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane counters import history.ndjson --bot shop-7";
+const IMPORT_EXAMPLES: &str = r#"Examples:
+  fairlane counters import history.ndjson --bot shop-7
+  fairlane counters import history.ndjson --bot shop-7 --key moved-in-2026 --json
+
+A line replaces all that was counted of its ad:
+  {"ad":"ad-1","total":1200,"days":{"2026-11-01":3,"2026-11-02":5}}
+
+All lines are checked first: a file with a bad line is not imported at all. What broke off goes on
+where it ended when it is called again; what was imported is not imported again for 7 days."#;
+
+/// Arguments of `fairlane counters`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct CountersArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Import totals and days that were kept elsewhere, one ad per line of JSON.
+    #[command(after_help = IMPORT_EXAMPLES)]
+    Import(ImportArgs),
+}
+
+#[derive(Debug, Args)]
+struct ImportArgs {
+    /// The file, one ad per line.
+    file: PathBuf,
+    /// Whose ads.
+    #[arg(long)]
+    bot: BotId,
+    /// Names the import; by default what the file holds does.
+    #[arg(long, value_parser = key)]
+    key: Option<String>,
+    /// Print one JSON object instead of a sentence.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Summary {
+    key: String,
+    imported: u64,
+    skipped: u64,
+}
+
+fn key(text: &str) -> Result<String, String> {
+    let usable = (1..=255).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_graphic());
+    if usable { Ok(text.to_owned()) } else { Err("write 1 to 255 visible characters".to_owned()) }
+}
+
+/// Imports counters.
+pub(super) async fn counters(config: Config, args: CountersArgs) -> Result<(), CliError> {
+    let Action::Import(ImportArgs { file, bot, key, json }) = args.action;
+    let name = file.display().to_string();
+    let unreadable = |source| CliError::InputMissing { name: name.clone(), source };
+    let (size, found) = check(&file, &name).map_err(unreadable)?;
+    let key = key.unwrap_or(found);
+    if size.bad > 0 {
+        return Err(CliError::ImportRefused(size.bad));
+    }
+    let summary = Session::with(config, async |session| {
+        let pipeline = PipelineName::parse(PipelineName::COUNTERS).expect("a built-in name");
+        let queue = session.queue(&pipeline);
+        let job = Job { queue, bot, key, name: &name, progress: bar(size.bytes) };
+        let summary = job.run(&file).await;
+        job.progress.finish_and_clear();
+        summary
+    })
+    .await?;
+    Output::new(json).show(&summary, |summary| {
+        let skipped = match summary.skipped {
+            0 => String::new(),
+            lines => format!(", {} imported before", count(lines, "line")),
+        };
+        format!("imported {}{skipped}", count(summary.imported, "line"))
+    })
+}
+
+/// What a file has.
+#[derive(Debug, Default)]
+struct Size {
+    bytes: u64,
+    /// Lines that cannot be used.
+    bad: u64,
+}
+
+/// Checks every line, and names the file by what it holds.
+fn check(path: &Path, name: &str) -> io::Result<(Size, String)> {
+    let (mut size, mut hash) = (Size::default(), Sha256::new());
+    let mut steps = Steps::open(path)?;
+    while let Some(step) = steps.next()? {
+        hash.update(&step.text);
+        size.bytes += step.text.len() as u64;
+        let Err(bad) = step.lines() else { continue };
+        for (number, reason) in bad {
+            size.bad += 1;
+            if size.bad <= SHOWN_MAX {
+                eprintln!("{name}: line {number}: {}", plain(&reason));
+            }
+            if size.bad == SHOWN_MAX {
+                eprintln!("{name}: further bad lines are only counted");
+            }
+        }
+    }
+    let mut key = "sha256:".to_owned();
+    for byte in hash.finalize() {
+        // A text takes everything.
+        let _ = write!(key, "{byte:02x}");
+    }
+    Ok((size, key))
+}
+
+fn bar(bytes: u64) -> ProgressBar {
+    // Shows nothing where standard error is no terminal.
+    let bar = ProgressBar::new(bytes);
+    let template = "{bar:30} {percent:>3}%  {msg}  {eta} left";
+    bar.set_style(ProgressStyle::with_template(template).expect("the template is constant"));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+struct Job<'a> {
+    queue: Queue,
+    bot: BotId,
+    key: String,
+    name: &'a str,
+    progress: ProgressBar,
+}
+
+impl Job<'_> {
+    async fn run(&self, path: &Path) -> Result<Summary, CliError> {
+        let done = self.queue.imported(&self.bot, &self.key).await?;
+        let mut summary = Summary { key: self.key.clone(), imported: 0, skipped: 0 };
+        let broken = |source| CliError::ImportInput { name: self.name.to_owned(), source };
+        let mut steps = Steps::open(path).map_err(broken)?;
+        while let Some(step) = steps.next().map_err(broken)? {
+            let lines = step.lines().map_err(|bad| CliError::ImportRefused(bad.len() as u64))?;
+            let before = lines.partition_point(|line| line.number <= done);
+            summary.skipped += before as u64;
+            self.send(&lines[before..], &mut summary).await?;
+            self.progress.set_message(count(summary.imported, "line"));
+            self.progress.inc(step.text.len() as u64);
+        }
+        Ok(summary)
+    }
+
+    /// Has all of these lines taken; waits where there is no room.
+    async fn send(&self, mut lines: &[Line], summary: &mut Summary) -> Result<(), CliError> {
+        let mut told = false;
+        while !lines.is_empty() {
+            match import(&self.queue, &self.bot, &self.key, lines).await {
+                Ok(progress) => {
+                    summary.imported += progress.imported;
+                    summary.skipped += progress.skipped;
+                    let taken = lines.partition_point(|line| line.number <= progress.last);
+                    lines = &lines[taken..];
+                }
+                Err(wait @ (ImportError::Waiting { .. } | ImportError::Full { .. })) => {
+                    if !told {
+                        self.progress.suspend(|| eprintln!("waiting: {wait}"));
+                        told = true;
+                    }
+                    tokio::time::sleep(AGAIN).await;
+                }
+                Err(error) => {
+                    let (passing, imported) = (error.is_passing(), summary.imported);
+                    let source = Box::new(error);
+                    return Err(CliError::ImportStopped { source, passing, imported });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lines that follow each other, and what precedes them.
+#[derive(Debug)]
+struct Step {
+    text: Vec<u8>,
+    first: u64,
+    /// The line that is too long, if one is: it ends the step and is not in it as a whole.
+    too_long: Option<u64>,
+}
+
+impl Step {
+    fn lines(&self) -> Result<Vec<Line>, Vec<(u64, String)>> {
+        let lines = view::lines(&self.text, self.first);
+        let Some(number) = self.too_long else { return lines };
+        let mut bad = lines.err().unwrap_or_default();
+        bad.retain(|(other, _)| *other != number);
+        bad.push((number, format!("longer than {BYTES} bytes")));
+        Err(bad)
+    }
+}
+
+/// Cuts a file into steps, each of which has a line that is not empty, except for the last.
+struct Steps {
+    input: BufReader<File>,
+    /// Lines read so far.
+    lines: u64,
+}
+
+impl Steps {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is no file, and an import is read twice"));
+        }
+        Ok(Self { input: BufReader::with_capacity(256 << 10, file), lines: 0 })
+    }
+
+    fn next(&mut self) -> io::Result<Option<Step>> {
+        let first = self.lines + 1;
+        let (mut text, mut too_long, mut empty) = (Vec::new(), None, true);
+        while empty || self.lines + 1 < first + LINES && text.len() < BYTES {
+            let start = text.len();
+            let limit = BYTES as u64 + 1;
+            if self.input.by_ref().take(limit).read_until(b'\n', &mut text)? == 0 {
+                break;
+            }
+            self.lines += 1;
+            empty &= text[start..].trim_ascii().is_empty();
+            if text.last() != Some(&b'\n') && text.len() - start > BYTES {
+                self.skip_line()?;
+                too_long = Some(self.lines);
+                break;
+            }
+        }
+        Ok((!text.is_empty()).then_some(Step { text, first, too_long }))
+    }
+
+    /// Reads over what is left of a line.
+    fn skip_line(&mut self) -> io::Result<()> {
+        loop {
+            let chunk = self.input.fill_buf()?;
+            let (used, ended) = match chunk.iter().position(|byte| *byte == b'\n') {
+                Some(end) => (end + 1, true),
+                None => (chunk.len(), chunk.is_empty()),
+            };
+            self.input.consume(used);
+            if ended {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn steps(text: &[u8]) -> Vec<Step> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text).unwrap();
+        let mut steps = Steps::open(file.path()).unwrap();
+        std::iter::from_fn(|| steps.next().unwrap()).collect()
+    }
+
+    #[test]
+    fn steps_are_bounded_follow_each_other_and_lose_nothing() {
+        let mut text = Vec::new();
+        for number in 0..2_500 {
+            let empty = if number % 1_000 == 999 { "\n".repeat(1_500) } else { String::new() };
+            writeln!(text, "{empty}{{\"ad\":\"{number}\",\"total\":{number}}}").unwrap();
+        }
+        text.pop();
+        let steps = steps(&text);
+        assert_eq!(steps.iter().flat_map(|step| step.text.clone()).collect::<Vec<_>>(), text);
+        let lines: Vec<Line> = steps.iter().flat_map(|step| step.lines().unwrap()).collect();
+        assert!(steps.iter().all(|step| !step.lines().unwrap().is_empty()));
+        assert_eq!(lines.len(), 2_500);
+        let follow = lines.windows(2).all(|pair| pair[0].upto == pair[1].before);
+        assert!(follow && lines[0].before == 0);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_told_and_those_behind_it_are_checked() {
+        let mut text = b"{\"ad\":\"a\",\"total\":1}\n".to_vec();
+        text.extend(vec![b'x'; 3 * BYTES]);
+        text.extend(b"\nnonsense\n");
+        let bad: Vec<_> =
+            steps(&text).iter().filter_map(|step| step.lines().err()).flatten().collect();
+        assert_eq!(bad.len(), 2, "{bad:?}");
+        assert_eq!(bad[0], (2, "longer than 1048576 bytes".to_owned()));
+        assert_eq!(bad[1].0, 3);
+    }
+}

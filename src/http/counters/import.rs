@@ -1,0 +1,155 @@
+//! History in bulk, one line per ad.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::super::Api;
+use super::super::auth::Caller;
+use super::super::docs::{Body as BodyProblems, OfImports};
+use super::super::extract::{self, Path, Query};
+use super::super::problem::{Flaw, Kind, Problem};
+use super::export::NDJSON;
+use super::replace::days_schema;
+use super::{BotPath, IdempotencyKey};
+use crate::counters::import::ImportError;
+use crate::view;
+
+/// The highest number of a line: numbers stay exact wherever they are read.
+const LINE_MAX: u64 = 1_000_000_000_000;
+/// Bad lines that are told.
+const TOLD: usize = 100;
+/// When to come again while records wait to be written, in seconds.
+const WAITING_SECONDS: u32 = 1;
+/// When to come again while Redis is nearly full, in seconds.
+const FULL_SECONDS: u32 = 5;
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ImportQuery {
+    /// The number of the first line of the body in the whole import; 1 if left out.
+    #[param(minimum = 1, maximum = 1_000_000_000_000_u64, default = 1)]
+    line: Option<u64>,
+}
+
+/// One line of an import.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "only its schema is used: lines are read one by one")]
+pub(super) struct ImportLine {
+    /// 1 to 128 bytes without control characters.
+    #[schema(min_length = 1, max_length = 128)]
+    ad: String,
+    /// Its total.
+    #[schema(minimum = 0, maximum = 1_000_000_000_000_000_u64)]
+    total: u64,
+    /// Views by day; their sum is not above the total.
+    #[schema(schema_with = days_schema, required = false)]
+    days: BTreeMap<String, u64>,
+}
+
+/// How far an import came.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ImportProgress {
+    /// Lines that were taken now.
+    imported: u64,
+    /// Lines that were taken before, by an earlier request with the same key.
+    skipped: u64,
+    /// The number of the line to go on with. Not above the last of this request: the others had to
+    /// wait; send from this one on.
+    next: u64,
+}
+
+/// Import history
+///
+/// Each line, like `{"ad":"x","total":9,"days":{"2026-11-01":3}}`, replaces all that was counted of
+/// its ad before, as `PUT` does. `Idempotency-Key` names the import: of all requests with this key
+/// for this bot, each line is taken once, in the order of their numbers, for 7 days after the last.
+/// A request that is repeated, as a whole or in part, takes nothing twice. With a bad line in it,
+/// nothing of a request is taken, and `errors` names every bad line.
+#[utoipa::path(
+    post, path = "/v1/bots/{bot}/counters/import", tag = "counters",
+    operation_id = "importCounters",
+    params(
+        BotPath, ImportQuery,
+        (
+            "Idempotency-Key" = String, Header, min_length = 1, max_length = 255,
+            pattern = "^[!-~]+$", description = "Names the import, the same in all its requests",
+        ),
+    ),
+    request_body(content = ImportLine, content_type = NDJSON, description = "Lines, at most 1 MiB"),
+    responses(
+        (status = 200, description = "Taken, up to `next`", body = ImportProgress),
+        OfImports, BodyProblems,
+    )
+)]
+pub(super) async fn import(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(BotPath { bot }): Path<BotPath>,
+    Query(ImportQuery { line }): Query<ImportQuery>,
+    key: IdempotencyKey,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<ImportProgress>, Problem> {
+    let counters = api.counters_of(&bot, &caller)?;
+    let Some(key) = key.as_str() else {
+        let detail = "it is missing; send a text of your own that names this import";
+        return Err(Problem::field("Idempotency-Key", detail));
+    };
+    let first = line.unwrap_or(1);
+    if !(1..=LINE_MAX).contains(&first) {
+        let detail = format!("it is {first}; write a whole number from 1 to {LINE_MAX}");
+        return Err(Problem::field("line", detail));
+    }
+    if extract::media_type(&headers)?.as_deref() != Some(NDJSON) {
+        let detail = format!("the content-type is not {NDJSON}");
+        return Err(Problem::new(Kind::MediaType, detail));
+    }
+    let text = extract::read(&headers, body).await?;
+    let lines = view::lines(&text, first).map_err(|bad| refused(&bad))?;
+    if lines.is_empty() {
+        return Err(Problem::new(Kind::InvalidRequest, "the body has no line; send one at least"));
+    }
+    let progress = counters.import(&bot, key, &lines).await?;
+    if progress.imported > 0 {
+        caller.imported(&bot, progress.imported);
+    }
+    let next = progress.last + 1;
+    Ok(Json(ImportProgress { imported: progress.imported, skipped: progress.skipped, next }))
+}
+
+fn refused(bad: &[(u64, String)]) -> Problem {
+    let count = bad.len();
+    let told =
+        if count > TOLD { format!(" (the first {TOLD} of them are told)") } else { String::new() };
+    let lines = if count == 1 { "line" } else { "lines" };
+    let detail =
+        format!("{count} {lines} cannot be used{told}; nothing of this request was imported");
+    let flaws = bad.iter().take(TOLD).map(|(number, reason)| Flaw {
+        index: None,
+        field: Some(format!("line {number}")),
+        detail: reason.clone(),
+    });
+    Problem::new(Kind::InvalidRequest, detail).errors(flaws.collect())
+}
+
+impl From<ImportError> for Problem {
+    fn from(error: ImportError) -> Self {
+        let detail = format!("nothing was imported: {error}");
+        match error {
+            ImportError::Redis(error) => error.into(),
+            ImportError::Gap { .. } => Self::new(Kind::ImportGap, detail),
+            ImportError::Waiting { .. } => {
+                Self::new(Kind::Busy, detail).retry_after(WAITING_SECONDS)
+            }
+            ImportError::Full { .. } => Self::new(Kind::Full, detail).retry_after(FULL_SECONDS),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! One write of a bot at a time in the server, as far as this process sends them: a write that was
+//! given up on still runs there, and sending it once more would only make a slow server slower.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::OwnedMutexGuard;
+
+use crate::id::BotId;
+
+/// Bots that are known, at least, before those without a write are forgotten.
+const SWEEP_MIN: usize = 64;
+
+/// Whose turn it is to write, by bot. Clones share.
+#[derive(Clone, Default)]
+pub(in crate::store) struct Turns(Arc<Mutex<Bots>>);
+
+#[derive(Default)]
+struct Bots {
+    gates: HashMap<BotId, Arc<tokio::sync::Mutex<()>>>,
+    /// With so many bots, those without a write are forgotten.
+    sweep_at: usize,
+}
+
+/// The turn of a bot, over once the last clone of it is dropped: every command has one until the
+/// server has answered it.
+#[derive(Clone)]
+pub(crate) struct Turn(#[expect(dead_code, reason = "held until it is dropped")] Held);
+
+type Held = Arc<OwnedMutexGuard<()>>;
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Turns")
+    }
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Turn")
+    }
+}
+
+impl Turns {
+    /// Waits until nothing of the bot is under way.
+    ///
+    /// # Cancel safety
+    /// The place in the line is lost.
+    pub(in crate::store) async fn of(&self, bot: &BotId) -> Turn {
+        let gate = self.gate(bot);
+        Turn(Arc::new(gate.lock_owned().await))
+    }
+
+    fn gate(&self, bot: &BotId) -> Arc<tokio::sync::Mutex<()>> {
+        let mut bots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if bots.gates.len() >= bots.sweep_at.max(SWEEP_MIN) {
+            bots.gates.retain(|_, gate| Arc::strong_count(gate) > 1);
+            bots.sweep_at = 2 * bots.gates.len();
+        }
+        Arc::clone(bots.gates.entry(bot.clone()).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt as _, poll};
+
+    use super::*;
+
+    fn bot(name: &str) -> BotId {
+        BotId::parse(name).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_bot_waits_for_the_last_of_its_commands_and_for_no_other_bot() {
+        let turns = Turns::default();
+        let first = turns.of(&bot("a")).await;
+        let command = first.clone();
+        let (a, b) = (bot("a"), bot("b"));
+        let mut second = turns.of(&a).boxed();
+        assert!(poll!(&mut second).is_pending());
+        assert!(turns.of(&b).now_or_never().is_some());
+        drop(first);
+        assert!(poll!(&mut second).is_pending(), "a command is under way");
+        drop(command);
+        assert!(poll!(&mut second).is_ready());
+    }
+
+    #[tokio::test]
+    async fn bots_without_a_write_are_forgotten() {
+        let turns = Turns::default();
+        let held = turns.of(&bot("held")).await;
+        for number in 0..10 * SWEEP_MIN {
+            turns.of(&bot(&format!("bot-{number}"))).await;
+        }
+        let known = turns.0.lock().unwrap().gates.len();
+        assert!(known <= SWEEP_MIN, "{known}");
+        assert!(turns.of(&bot("held")).now_or_never().is_none());
+        drop(held);
+    }
+}
