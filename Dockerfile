@@ -3,9 +3,10 @@
 #   docker build -t fairlane .
 #   docker run --stop-timeout 35 -p 127.0.0.1:9464:9464 \
 #     -e FAIRLANE__REDIS__URL=redis://redis:6379 -e FAIRLANE__MONGODB__URL=mongodb://mongodb fairlane
-# The stop timeout leaves room for `shutdown_grace` (25 s). A configuration goes to
-# /etc/fairlane/fairlane.toml; HTTP stays on the container's loopback until it says who may come in
-# (`auth`) and FAIRLANE__HTTP__LISTEN=0.0.0.0:8080. Other commands: docker run … fairlane check
+# The stop timeout leaves room for `shutdown_delay` (0 s) and `shutdown_grace` (25 s). A
+# configuration goes to /etc/fairlane/fairlane.toml; HTTP stays on the container's loopback until it
+# says who may come in (`auth`) and FAIRLANE__HTTP__LISTEN=0.0.0.0:8080. Other commands:
+# docker run … fairlane check
 # With everything around it: docker-compose.yml.
 
 # Brings the C compiler that TLS (ring) and the allocator are built with.

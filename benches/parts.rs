@@ -55,6 +55,7 @@ fn scaling(criterion: &mut Criterion) {
 
 fn admission(criterion: &mut Criterion) {
     let ask = |class| Ask {
+        places: 1,
         class,
         operation: Operation(1),
         continues: false,

@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let orders = PipelineConfig::new("orders", ["order.*"]);
     config.pipelines.insert(PipelineName::parse("orders")?, orders);
     let shutdown = Shutdown::new();
-    shutdown.listen_for_signals(config.shutdown_grace)?;
+    shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace)?;
     App::builder(config).handler("orders", Orders::default()).build().await?.run(shutdown).await?;
     Ok(())
 }

@@ -33,7 +33,9 @@ use crate::counters::{Counters, upkeep};
 use crate::fanout::Fanout;
 use crate::filter::FilterError;
 use crate::handler::LogHandler;
-use crate::http::{self, Access, Api, AuthError, BindError, Exports, Health, Limits, Queues};
+use crate::http::{
+    self, Access, Api, AuthError, BindError, Ending, Exports, Health, Limits, Proxies, Queues,
+};
 use crate::id::PipelineName;
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
@@ -366,6 +368,7 @@ impl App {
         let health = Health {
             link: Arc::clone(&links.admin),
             mongodb: watch::begin(stores.mongo.clone(), &shutdown),
+            leaving: shutdown.leaving.clone(),
             stopping: shutdown.soft.clone(),
             startup: startup.clone(),
         };
@@ -402,13 +405,16 @@ impl App {
                 targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
                 live: http::Live::new(health.clone()),
             };
+            let (proxies, speak_first) = (&config.http.trusted_proxies, config.http.proxy_protocol);
+            let proxies = Proxies::new(proxies, speak_first);
             let limits = Limits {
                 name: "http",
                 connections: config.http.max_connections,
                 per_address: config.http.max_connections_per_address,
             };
             let routes = http::routes(api, health.clone());
-            servers.spawn(http::serve(listener, routes, limits, stop.clone()));
+            let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
+            servers.spawn(http::serve(listener, routes, limits, proxies, ending));
         }
         // Its own connection: what the others wait for must not make Redis seem to be away.
         let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);

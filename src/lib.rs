@@ -72,7 +72,7 @@
 //! let billing = PipelineConfig::new("billing", ["invoice.*"]);
 //! config.pipelines.insert(PipelineName::parse("billing")?, billing);
 //! let shutdown = Shutdown::new();
-//! shutdown.listen_for_signals(config.shutdown_grace)?;
+//! shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace)?;
 //! let app = App::builder(config).handler("billing", Billing).build().await?;
 //! app.run(shutdown).await?;
 //! # Ok(())

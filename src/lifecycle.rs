@@ -1,8 +1,11 @@
-//! Stopping in two stages.
+//! Stopping in three stages.
 //!
-//! 1. **Soft**: take no new work, finish what was begun. Begins with the first SIGTERM or SIGINT,
-//!    or when a part of the process gives up and cancels [`Shutdown::soft`].
-//! 2. **Hard**: stop at the next await. Begins when the grace is over, or at a second signal.
+//! 1. **Leaving**: `/readyz` answers 503, so that balancers send requests elsewhere. Everything else
+//!    goes on: connections are accepted, requests answered, events handled. Starts with the first
+//!    SIGTERM or SIGINT and lasts `shutdown_delay`.
+//! 2. **Soft**: take no new work, finish what was begun. Starts after the delay, or when a part of
+//!    the process gives up and cancels [`Shutdown::soft`].
+//! 3. **Hard**: stop at the next await. Starts when the grace is over, or at a second signal.
 //!
 //! Every task is spawned on the tracker, so the process ends when the last one has. What a hard
 //! stop cuts off is not lost: its lease runs out and another consumer handles the slice again.
@@ -22,10 +25,12 @@ use tokio_util::task::TaskTracker;
 /// After the hard stop, tasks have this long to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The two stages and the tasks they wait for. Clones share both.
+/// The stages and the tasks they wait for. Clones share both.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
-    /// Cancelled: take no new work, finish what was begun.
+    /// Cancelled: not ready any more, so that nothing new is sent here; what comes is still done.
+    pub leaving: CancellationToken,
+    /// Cancelled: take no new work, finish what was begun. Implies `leaving`.
     pub soft: CancellationToken,
     /// Cancelled: stop at the next await. Implies `soft`.
     pub hard: CancellationToken,
@@ -44,7 +49,8 @@ impl Shutdown {
     #[must_use]
     pub fn new() -> Self {
         let hard = CancellationToken::new();
-        Self { soft: hard.child_token(), hard, tracker: TaskTracker::new() }
+        let soft = hard.child_token();
+        Self { leaving: soft.child_token(), soft, hard, tracker: TaskTracker::new() }
     }
 
     /// Starts a task that [`Self::wait`] waits for.
@@ -58,16 +64,16 @@ impl Shutdown {
         self.tracker.spawn(task)
     }
 
-    /// From now on SIGTERM and SIGINT stop this process in two stages instead of killing it: the
-    /// first cancels `soft`; `grace` later, or at the second signal, `hard` is cancelled. The
-    /// grace runs too when `soft` is cancelled by something else.
+    /// From now on SIGTERM and SIGINT stop this process in stages instead of killing it: the first
+    /// cancels `leaving`, and `delay` later `soft`; `grace` after that, or at the second signal,
+    /// `hard` is cancelled. The grace runs too when `soft` is cancelled by something else.
     ///
     /// # Errors
     /// When the operating system refuses a signal handler.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn listen_for_signals(&self, grace: Duration) -> io::Result<()> {
+    pub fn listen_for_signals(&self, delay: Duration, grace: Duration) -> io::Result<()> {
         // Before the task is spawned: a signal that comes at once must find its handler.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
@@ -77,7 +83,7 @@ impl Shutdown {
             }
             interrupt.poll_recv(context).map(|_| Some("SIGINT"))
         });
-        let listening = self.clone().escalate(signals, grace);
+        let listening = self.clone().escalate(signals, delay, grace);
         #[expect(
             clippy::disallowed_methods,
             reason = "a process that is done must not wait for a signal"
@@ -86,20 +92,35 @@ impl Shutdown {
         Ok(())
     }
 
-    async fn escalate(self, signals: impl Stream<Item = &'static str>, grace: Duration) {
+    async fn escalate(
+        self,
+        signals: impl Stream<Item = &'static str>,
+        delay: Duration,
+        grace: Duration,
+    ) {
         let mut signals = pin!(signals);
         tokio::select! {
             biased;
             () = self.soft.cancelled() => {}
             Some(signal) = signals.next() => {
-                tracing::info!(signal, ?grace, "stopping: no new work is taken; a second signal stops at once");
-                self.soft.cancel();
+                tracing::info!(signal, ?delay, ?grace, "stopping: not ready any more; after the delay no new work is taken; a second signal stops immediately");
+                self.leaving.cancel();
             }
         }
         tokio::select! {
             biased;
+            () = self.soft.cancelled() => {}
+            Some(signal) = signals.next() => {
+                tracing::warn!(signal, "stopping immediately");
+                self.hard.cancel();
+                return;
+            }
+            () = tokio::time::sleep(delay) => self.soft.cancel(),
+        }
+        tokio::select! {
+            biased;
             () = self.hard.cancelled() => {}
-            Some(signal) = signals.next() => tracing::warn!(signal, "stopping at once"),
+            Some(signal) = signals.next() => tracing::warn!(signal, "stopping immediately"),
             () = tokio::time::sleep(grace) => {
                 if !self.tracker.is_empty() {
                     tracing::warn!(tasks = self.tracker.len(), "the grace is over: stopping at once");
@@ -148,8 +169,9 @@ mod tests {
     async fn the_first_signal_is_soft_and_the_second_is_hard() {
         let shutdown = Shutdown::new();
         let (signals, stream) = by_hand();
-        let listener = shutdown.spawn(shutdown.clone().escalate(stream, LONG));
-        assert!(!shutdown.soft.is_cancelled());
+        let escalating = shutdown.clone().escalate(stream, Duration::ZERO, LONG);
+        let listener = shutdown.spawn(escalating);
+        assert!(!shutdown.soft.is_cancelled() && !shutdown.leaving.is_cancelled());
 
         signals.send("SIGTERM").unwrap();
         shutdown.soft.cancelled().await;
@@ -160,11 +182,37 @@ mod tests {
         listener.await.unwrap();
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn for_the_delay_it_is_only_leaving_and_then_it_stops_softly() {
+        let shutdown = Shutdown::new();
+        let (signals, stream) = by_hand();
+        shutdown.spawn(shutdown.clone().escalate(stream, Duration::from_secs(5), LONG));
+        signals.send("SIGTERM").unwrap();
+        shutdown.leaving.cancelled().await;
+        tokio::time::sleep(Duration::from_millis(4_900)).await;
+        assert!(!shutdown.soft.is_cancelled());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(shutdown.soft.is_cancelled() && !shutdown.hard.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_second_signal_during_the_delay_stops_immediately() {
+        let shutdown = Shutdown::new();
+        let (signals, stream) = by_hand();
+        let listener = shutdown.spawn(shutdown.clone().escalate(stream, LONG, LONG));
+        signals.send("SIGTERM").unwrap();
+        shutdown.leaving.cancelled().await;
+        assert!(!shutdown.soft.is_cancelled());
+        signals.send("SIGTERM").unwrap();
+        shutdown.hard.cancelled().await;
+        listener.await.unwrap();
+    }
+
     #[tokio::test]
     async fn a_soft_stop_becomes_hard_when_the_grace_is_over() {
         let shutdown = Shutdown::new();
         let (_signals, stream) = by_hand();
-        shutdown.spawn(shutdown.clone().escalate(stream, Duration::from_millis(1)));
+        shutdown.spawn(shutdown.clone().escalate(stream, LONG, Duration::from_millis(1)));
         shutdown.soft.cancel();
         shutdown.hard.cancelled().await;
         shutdown.wait().await;
@@ -174,10 +222,10 @@ mod tests {
     async fn a_hard_stop_is_also_a_soft_one_but_not_the_other_way_round() {
         let shutdown = Shutdown::new();
         shutdown.soft.cancel();
-        assert!(!shutdown.hard.is_cancelled());
+        assert!(!shutdown.hard.is_cancelled() && shutdown.leaving.is_cancelled());
         let shutdown = Shutdown::new();
         shutdown.hard.cancel();
-        assert!(shutdown.soft.is_cancelled());
+        assert!(shutdown.soft.is_cancelled() && shutdown.leaving.is_cancelled());
     }
 
     #[tokio::test]

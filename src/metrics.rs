@@ -12,6 +12,7 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::admission::{Class, Decision, Reason};
+use crate::http::UnusableProxyHeader;
 use crate::id::PipelineName;
 
 /// What a metric is.
@@ -74,17 +75,21 @@ table! {
     DEMAND_RATIO "demand_ratio" Gauge "Workers wanted, without regard to the maximum, over the maximum";
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
     HTTP_REQUESTS "http_requests_total" Counter "HTTP requests answered, by route and status code";
-    HTTP_SECONDS "http_seconds" Seconds "Time from the head of an HTTP request to the head of its answer, by route";
+    HTTP_SECONDS "http_seconds" Seconds "Time from the first byte of an HTTP request to the last byte of its answer, by route; requests refused by admission aside";
+    HTTP_BODY_SECONDS "http_body_seconds" Seconds "Of it, the time until the body of the request was there, by route; requests without a body aside";
+    HTTP_HANDLER_SECONDS "http_handler_seconds" Seconds "Of it, the time that the handler took until the head of the answer, by route";
+    HTTP_ANSWER_SECONDS "http_answer_seconds" Seconds "Of it, the time from the head of the answer to its last byte, by route";
     ADMISSION "admission_total" Counter "Requests by class and decision: admitted, waited (and then admitted), shed, shadow (would have been shed or have waited); one that is given up at its deadline is admitted and shed";
     SHED "shed_total" Counter "Requests refused before they were begun, or given up at their deadline, by class, route and reason";
     SHED_FALSE_POSITIVES "shed_false_positives_total" Counter "Of these, refused for want of room although the latency was good";
-    SHED_SECONDS "shed_seconds" Seconds "Time until a refusal was sent, held back ones among them";
-    INFLIGHT "inflight" Gauge "HTTP requests in flight, critical ones aside";
+    SHED_SECONDS "shed_seconds" Seconds "Time from the first byte of a request that was refused to the last byte of the refusal, held back ones among them";
+    INFLIGHT "inflight" Gauge "HTTP requests in flight, critical ones aside; one with a body counts as one for each 16 KiB of it";
     INFLIGHT_LIMIT "inflight_limit" Gauge "Most of them, as the latency allows";
-    QUEUE_WAIT_SECONDS "queue_wait_seconds" Seconds "Time that requests waited to be begun, by class";
+    QUEUE_WAIT_SECONDS "queue_wait_seconds" Seconds "Time that requests waited for a place and for their turn to start, 0 among them, by class; p0 never waits";
     HTTP_DEMAND_RATIO "http_demand_ratio" Gauge "HTTP requests asked for, served and shed, over what can be served; above 1 more processes are needed";
     HTTP_CONNECTIONS "http_connections" Gauge "Open connections, by listener";
     HTTP_CONNECTIONS_REFUSED "http_connections_refused_total" Counter "Connections closed at once, because one address had too many";
+    HTTP_PROXY_ERRORS "http_proxy_errors_total" Counter "Connections of trusted proxies closed because they do not start with a usable header of the PROXY protocol, by listener and reason: v1, missing, malformed, timeout";
     COUNTERS_VIEWS "counters_views_total" Counter "Views counted, whichever way they came";
     COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time until MongoDB had a portion of a slice of views in both collections";
     COUNTERS_UNFLUSHED "counters_unflushed" Gauge "Records of views that MongoDB does not have yet";
@@ -179,9 +184,32 @@ pub fn script_seconds(script: &'static str, took: Duration) {
 }
 
 /// An HTTP request that was answered. `route` is a template, never a path.
-pub fn http_request(route: &str, code: u16, took: Duration) {
+pub fn http_answered(route: &str, code: u16) {
     counter!(HTTP_REQUESTS, "route" => route.to_owned(), "code" => code.to_string()).increment(1);
-    histogram!(HTTP_SECONDS, "route" => route.to_owned()).record(took.as_secs_f64());
+}
+
+/// How long the bodies of a route take to arrive.
+pub(crate) fn http_body(route: &str) -> Histogram {
+    histogram!(HTTP_BODY_SECONDS, "route" => route.to_owned())
+}
+
+/// The times of the requests of a route.
+pub(crate) struct HttpRouteMetrics {
+    /// First byte of the request to last byte of the answer.
+    pub(crate) whole: Histogram,
+    /// Start of the handler to head of the answer.
+    pub(crate) handler: Histogram,
+    /// Head of the answer to its last byte.
+    pub(crate) answer: Histogram,
+}
+
+/// The handles of a route. `route` is a template, never a path.
+pub(crate) fn http_route(route: &str) -> HttpRouteMetrics {
+    HttpRouteMetrics {
+        whole: histogram!(HTTP_SECONDS, "route" => route.to_owned()),
+        handler: histogram!(HTTP_HANDLER_SECONDS, "route" => route.to_owned()),
+        answer: histogram!(HTTP_ANSWER_SECONDS, "route" => route.to_owned()),
+    }
 }
 
 /// Whether Redis answers.
@@ -475,6 +503,14 @@ pub(crate) fn connections(listener: &'static str) -> (Gauge, Counter) {
     gauge.set(0.0);
     refused.absolute(0);
     (gauge, refused)
+}
+
+/// Connections of one listener that do not start as the PROXY protocol says.
+pub(crate) fn unusable_header(listener: &'static str, reason: UnusableProxyHeader) -> Counter {
+    let reason = reason.as_str();
+    let counter = counter!(HTTP_PROXY_ERRORS, "listener" => listener, "reason" => reason);
+    counter.absolute(0);
+    counter
 }
 
 /// Metrics of the automations.

@@ -50,6 +50,8 @@ pub(super) struct Sample {
     pub(super) given: Option<Duration>,
     /// With itself.
     pub(super) in_flight: usize,
+    /// As how many requests it counts.
+    pub(super) places: usize,
 }
 
 /// What a window has seen.
@@ -191,7 +193,8 @@ impl Limiter {
         }
         self.window.peak = self.window.peak.max(sample.in_flight);
         self.window.answered += 1;
-        self.window.took += sample.took;
+        let places = u32::try_from(sample.places).unwrap_or(u32::MAX);
+        self.window.took += sample.took.saturating_mul(places);
         let lasted = now.saturating_sub(begun);
         let is_full = lasted >= WINDOW && self.window.answered >= WINDOW_SAMPLES;
         (is_full || lasted >= WINDOW_LAST).then(|| {
@@ -333,6 +336,7 @@ mod tests {
                 took,
                 given: None,
                 in_flight: in_flight as usize,
+                places: 1,
             };
             let is_bound = offered > limiter.limit() as f64;
             if let Some(window) = limiter.observe(sample, now) {
@@ -386,8 +390,13 @@ mod tests {
             let took = Duration::from_secs_f64(0.04 * (in_flight / 8.0).max(1.0));
             now += took.mul_f64(1.0 / in_flight);
             let given = Some(Duration::from_millis(100));
-            let sample =
-                Sample { operation: Operation(1), took, given, in_flight: in_flight as usize };
+            let sample = Sample {
+                operation: Operation(1),
+                took,
+                given,
+                in_flight: in_flight as usize,
+                places: 1,
+            };
             if let Some(window) = limiter.observe(sample, now) {
                 limiter.adjust(&window, true, 1_000, now, |_, _| {});
             }
@@ -406,7 +415,8 @@ mod tests {
             let took = Duration::from_millis(1);
             // At first there is little, so that it is known what is good.
             let in_flight = if step < 100 { 1 } else { limiter.limit() };
-            let sample = Sample { operation: Operation(1), took, given: None, in_flight };
+            let sample =
+                Sample { operation: Operation(1), took, given: None, in_flight, places: 1 };
             if let Some(window) = limiter.observe(sample, now) {
                 verdict = Some(limiter.adjust(&window, step >= 100, 1_000, now, |_, _| {}));
             }

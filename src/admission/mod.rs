@@ -36,7 +36,7 @@ use tokio::sync::oneshot;
 use self::limit::{Limiter, Sample, Window};
 use self::room::Room;
 use self::share::Shares;
-pub use self::shed::{ShedCounts, Tenant};
+pub use self::shed::{AsName, Refused, ShedCounts, Top};
 use crate::metrics::AdmissionMetrics;
 
 /// Requests of [`Class::P0`] in flight at once.
@@ -198,6 +198,9 @@ pub struct Ask {
     pub caller: u64,
     /// When the answer is worth nothing any more, in the time of the admission.
     pub deadline: Option<Duration>,
+    /// As how many requests it counts while it is in flight, by its size; at most half of what its
+    /// class may use. It starts where one place is free.
+    pub places: usize,
 }
 
 /// What is decided.
@@ -274,7 +277,7 @@ impl fmt::Debug for Admission {
 /// How it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
-    /// Requests in flight, critical ones aside.
+    /// Requests in flight, critical ones aside; a large one counts as several.
     pub in_flight: usize,
     /// Most of them.
     pub limit: usize,
@@ -457,18 +460,18 @@ impl Admission {
 
     /// A request ended; `is_answered`: how long it took tells something.
     fn end(self: &Arc<Self>, permit: &Permit, is_answered: bool) {
-        let Permit { operation, class, began, given, .. } = *permit;
+        let Permit { operation, class, began, given, places, .. } = *permit;
         if class == Class::P0 {
             self.critical.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let in_flight = self.in_flight.fetch_sub(1, Ordering::SeqCst);
+        let in_flight = self.in_flight.fetch_sub(places, Ordering::SeqCst);
         let now = self.now();
         if is_answered {
             // Whoever finds it taken leaves its sample to the others.
             if let Ok(mut limiter) = self.limiter.try_lock() {
                 let took = now.saturating_sub(began);
-                let sample = Sample { operation, took, given, in_flight };
+                let sample = Sample { operation, took, given, in_flight, places };
                 if let Some(window) = limiter.observe(sample, now) {
                     self.adjust(&mut limiter, window, now);
                 }
@@ -515,6 +518,11 @@ impl Admission {
         self.counts.note(class, reason);
     }
 
+    /// Notes how long a request waited, for a place and for its turn, until it began or was refused.
+    pub(crate) fn waited(&self, class: Class, waited: Duration) {
+        self.metrics.waited(class, waited);
+    }
+
     /// Begins whatever is in flight.
     fn force(self: &Arc<Self>, ask: &Ask, now: Duration) -> Permit {
         if ask.class == Class::P0 {
@@ -528,7 +536,16 @@ impl Admission {
     fn permit(self: &Arc<Self>, ask: &Ask, began: Duration) -> Permit {
         let Ask { operation, class, deadline, .. } = *ask;
         let given = deadline.map(|deadline| deadline.saturating_sub(began));
-        Permit { admission: Some(Arc::clone(self)), operation, class, began, given }
+        let admission = Some(Arc::clone(self));
+        let mut permit = Permit { admission, operation, class, began, given, places: 1 };
+        permit.grow(ask.places);
+        permit
+    }
+
+    /// Most places of one request: others of its class, and all above it, find room beside it.
+    fn places_max(&self, class: Class) -> usize {
+        let (limit, max) = (&self.limit, self.limit_max.load(Ordering::Relaxed));
+        (class.allowed(limit.load(Ordering::Relaxed), max) / 2).max(1)
     }
 
     /// Takes a place in flight, if there is one for the rank.
@@ -611,9 +628,22 @@ pub struct Permit {
     began: Duration,
     /// The time that its caller gave it then.
     given: Option<Duration>,
+    places: usize,
 }
 
 impl Permit {
+    /// It turned out to be larger: it counts as so many requests, if that is more than before.
+    pub fn grow(&mut self, places: usize) {
+        let Some(admission) = self.admission.as_ref().filter(|_| self.class != Class::P0) else {
+            return;
+        };
+        let places = places.min(admission.places_max(self.class));
+        if places > self.places {
+            admission.in_flight.fetch_add(places - self.places, Ordering::SeqCst);
+            self.places = places;
+        }
+    }
+
     /// The request was answered: how long it took counts. One that is only dropped was given up,
     /// and tells nothing about that.
     pub fn answered(mut self) {
@@ -631,9 +661,11 @@ impl Permit {
         self
     }
 
-    /// Whoever calls it gives the place back.
+    /// Whoever calls it gives the first of its places back.
     fn forget(mut self) {
-        self.admission = None;
+        if let Some(admission) = self.admission.take() {
+            admission.in_flight.fetch_sub(self.places - 1, Ordering::SeqCst);
+        }
     }
 }
 
@@ -664,6 +696,12 @@ impl Place {
         self.patience
     }
 
+    /// Whether it has waited that long.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.admission.now() > self.since + self.patience
+    }
+
     /// What was decided, if it was.
     pub fn try_answer(&mut self) -> Option<Result<Permit, Reason>> {
         let answer = self.told.try_recv().ok()?;
@@ -688,8 +726,6 @@ impl Place {
     }
 
     fn note(&self, answer: Result<Permit, Reason>) -> Result<Permit, Reason> {
-        let waited = self.admission.now().saturating_sub(self.since);
-        self.admission.metrics.waited(self.ask.class, waited);
         let reason = match answer {
             Ok(permit)
                 if self.ask.deadline.is_some_and(|deadline| deadline <= self.admission.now()) =>

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     fn ask(class: Class, continues: bool) -> Ask {
-        Ask { class, operation: Operation(0), continues, caller: 0, deadline: None }
+        Ask { class, operation: Operation(0), continues, caller: 0, deadline: None, places: 1 }
     }
 
     fn at(ms: u64) -> Duration {

@@ -1,31 +1,24 @@
 //! What was shed, and whose it was: for operators.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{Class, Reason};
 
-/// Tenants that are counted at once.
-const TENANTS: usize = 64;
+/// Names that are counted at once in each list.
+const NAMES: usize = 64;
 
-/// Refusals per class and reason, and the tenants with the most of them.
+/// Refusals per class and reason, and the bots, tokens and addresses with the most of them.
 #[derive(Debug, Default)]
 pub struct ShedCounts {
     counts: [[AtomicU64; Reason::ALL.len()]; 4],
-    /// The space-saving algorithm (Metwally, Agrawal, El Abbadi): whoever is not there takes the
-    /// place of the lowest and its count, so that a count is too high by at most `over`.
-    tenants: Mutex<Vec<Tenant>>,
-}
-
-/// A tenant whose requests were shed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tenant {
-    /// Its bot, or whatever else is known of the caller.
-    pub name: Box<str>,
-    /// Refusals, at most.
-    pub shed: u64,
-    /// By as much that may be too high.
-    pub over: u64,
+    /// Bots, as paths, queries and bodies name them.
+    pub bots: Top<Box<str>>,
+    /// Tokens, by the names that the configuration gives them.
+    pub tokens: Top<Box<str>>,
+    /// Addresses that requests came from; of IPv6 the network of 64 bits.
+    pub addresses: Top<IpAddr>,
 }
 
 impl ShedCounts {
@@ -38,32 +31,100 @@ impl ShedCounts {
     pub fn of(&self, class: Class, reason: Reason) -> u64 {
         self.counts[class as usize][reason as usize].load(Ordering::Relaxed)
     }
+}
 
-    /// Counts a refusal for a tenant, unless somebody else counts just now: what is looked for is who
-    /// has the most.
-    pub fn note_tenant(&self, name: &str) {
-        let Ok(mut tenants) = self.tenants.try_lock() else { return };
-        if let Some(known) = tenants.iter_mut().find(|tenant| *tenant.name == *name) {
-            known.shed += 1;
-            return;
-        }
-        if tenants.len() < TENANTS {
-            tenants.push(Tenant { name: name.into(), shed: 1, over: 0 });
-            return;
-        }
-        if let Some(lowest) = tenants.iter_mut().min_by_key(|tenant| tenant.shed) {
-            let (shed, over) = (lowest.shed + 1, lowest.shed);
-            *lowest = Tenant { name: name.into(), shed, over };
-        }
+/// The names with the most refusals, in bounded memory.
+///
+/// The space-saving algorithm (Metwally, Agrawal, El Abbadi): a name that is not there takes the place
+/// of the lowest and its count, so that a count is too high by at most `over`.
+#[derive(Debug)]
+pub struct Top<K>(Mutex<Vec<Refused<K>>>);
+
+impl<K> Default for Top<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+/// A name whose requests were refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused<K> {
+    /// Whose they were.
+    pub name: K,
+    /// Refusals, at most.
+    pub shed: u64,
+    /// By as much that may be too high.
+    pub over: u64,
+    /// By reason, those that are certain.
+    pub reasons: [u64; Reason::ALL.len()],
+}
+
+impl<K: Clone + Ord> Top<K> {
+    /// Counts a refusal of a name, unless another is counted just now: what is looked for is who has
+    /// the most.
+    pub fn note<Q>(&self, name: &Q, reason: Reason)
+    where
+        Q: ?Sized + PartialEq,
+        K: AsName<Q>,
+    {
+        let Ok(mut names) = self.0.try_lock() else { return };
+        let known = names.iter().position(|known| known.name.is(name));
+        let full = names.len() >= NAMES;
+        let place = match known {
+            Some(place) => place,
+            None if full => {
+                let lowest = names.iter().enumerate().min_by_key(|(_, known)| known.shed);
+                let (place, shed) = lowest.map_or((0, 0), |(place, known)| (place, known.shed));
+                names[place] =
+                    Refused { name: K::of(name), shed, over: shed, reasons: Default::default() };
+                place
+            }
+            None => {
+                let reasons = Default::default();
+                names.push(Refused { name: K::of(name), shed: 0, over: 0, reasons });
+                names.len() - 1
+            }
+        };
+        names[place].shed += 1;
+        names[place].reasons[reason as usize] += 1;
     }
 
-    /// The tenants with the most refusals, those that are sure to have had some.
+    /// The names that `shown` accepts with the most refusals, the most first.
     #[must_use]
-    pub fn top(&self, max: usize) -> Vec<Tenant> {
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        tenants.sort_by(|a, b| b.shed.cmp(&a.shed).then_with(|| a.name.cmp(&b.name)));
-        tenants.truncate(max);
-        tenants
+    pub fn most(&self, max: usize, shown: impl Fn(&K) -> bool) -> Vec<Refused<K>> {
+        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        names.retain(|refused| shown(&refused.name));
+        names.sort_by(|a, b| b.shed.cmp(&a.shed).then_with(|| a.name.cmp(&b.name)));
+        names.truncate(max);
+        names
+    }
+}
+
+/// A name that is kept, and looked for by another type.
+pub trait AsName<Q: ?Sized> {
+    /// Whether it is that.
+    fn is(&self, name: &Q) -> bool;
+    /// Keeps it.
+    fn of(name: &Q) -> Self;
+}
+
+impl AsName<str> for Box<str> {
+    fn is(&self, name: &str) -> bool {
+        **self == *name
+    }
+
+    fn of(name: &str) -> Self {
+        name.into()
+    }
+}
+
+impl AsName<IpAddr> for IpAddr {
+    fn is(&self, name: &IpAddr) -> bool {
+        self == name
+    }
+
+    fn of(name: &IpAddr) -> Self {
+        *name
     }
 }
 
@@ -72,16 +133,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_the_most_is_found_among_many() {
+    fn the_name_with_the_most_is_found_among_many() {
         let counts = ShedCounts::default();
         for n in 0..5_000 {
-            counts.note_tenant(&format!("light-{}", n % 500));
+            counts.bots.note(&*format!("light-{}", n % 500), Reason::Capacity);
             if n % 5 == 0 {
-                counts.note_tenant("heavy");
+                counts.bots.note("heavy", Reason::Quota);
             }
         }
-        let top = counts.top(3);
+        let top = counts.bots.most(3, |_| true);
         assert_eq!(&*top[0].name, "heavy");
         assert!(top[0].shed >= 1_000 && top[0].shed - top[0].over <= 1_000, "{top:?}");
+        assert_eq!(top[0].reasons[Reason::Quota as usize], top[0].shed - top[0].over);
+        assert_eq!(top[0].reasons[Reason::Capacity as usize], 0);
+        assert!(counts.bots.0.lock().unwrap().len() <= NAMES, "memory is bounded");
+    }
+
+    #[test]
+    fn only_the_names_that_may_be_seen_are_told() {
+        let counts = ShedCounts::default();
+        for name in ["a", "b", "b"] {
+            counts.tokens.note(name, Reason::Switch);
+        }
+        let seen = |shown: fn(&Box<str>) -> bool| {
+            let most = counts.tokens.most(10, shown);
+            most.iter().map(|refused| (refused.name.to_string(), refused.shed)).collect::<Vec<_>>()
+        };
+        assert_eq!(seen(|_| true), [("b".to_owned(), 2), ("a".to_owned(), 1)]);
+        assert_eq!(seen(|name| **name == *"a"), [("a".to_owned(), 1)]);
     }
 }

@@ -21,7 +21,14 @@ fn bench(limit_max: usize) -> Bench {
 }
 
 fn ask(class: Class) -> Ask {
-    Ask { class, operation: Operation(class as u16), continues: false, caller: 0, deadline: None }
+    Ask {
+        class,
+        operation: Operation(class as u16),
+        continues: false,
+        caller: 0,
+        deadline: None,
+        places: 1,
+    }
 }
 
 impl Bench {
@@ -222,7 +229,7 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
             for place in std::mem::take(&mut bench.places) {
                 let (caller, mut place) = (place.ask.caller, place);
                 match place.try_answer() {
-                    None if bench.admission.now() > place.since + place.patience => {
+                    None if place.is_over() => {
                         shed[usize::from(caller > 1)] += u64::from(counted);
                     }
                     None => bench.places.push(place),
@@ -239,4 +246,45 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
     let share = |index: usize| shed[index] as f64 / (shed[index] + served[index]) as f64;
     assert!(share(1) < 0.01, "of the others' {:.3} was shed: {served:?} {shed:?}", share(1));
     assert!(share(0) > 0.3, "of the heavy one's {:.3}: {served:?} {shed:?}", share(0));
+}
+
+#[test]
+fn a_large_request_counts_as_several_and_leaves_room_for_the_others() {
+    let mut bench = bench(16);
+    let large = Ask { places: 1_000, ..ask(Class::P2) };
+    assert_eq!(bench.ask(&large), None);
+    // Of 14 places for its class, half.
+    assert_eq!(bench.admission.state().in_flight, 7);
+    assert_eq!(bench.ask(&Ask { places: 3, ..ask(Class::P2) }), None);
+    assert_eq!(bench.admission.state().in_flight, 10);
+    for _ in 0..6 {
+        assert_eq!(bench.ask(&ask(Class::P1)), None);
+    }
+    assert_eq!((bench.begun(Class::P1), bench.places.len()), (6, 0), "the first class has room");
+    assert_eq!(bench.ask(&large), None);
+    assert_eq!(bench.places.len(), 1, "there is none for another");
+    bench.begun.clear();
+    assert_eq!(bench.collect(), []);
+    assert_eq!(bench.admission.state().in_flight, 7, "it has what it needs once the others ended");
+    bench.begun.clear();
+    assert_eq!(bench.admission.state().in_flight, 0);
+
+    // One that gave up while it waited holds nothing.
+    for _ in 0..16 {
+        assert_eq!(bench.ask(&ask(Class::P1)), None);
+    }
+    let _ = bench.ask(&large);
+    for place in &mut bench.places {
+        place.told.close();
+    }
+    bench.begun.clear();
+    bench.places.clear();
+    assert_eq!(bench.admission.state().in_flight, 0);
+
+    let Answer::Begin(mut permit) = bench.admission.ask(&ask(Class::P2)) else { panic!("no room") };
+    permit.grow(5);
+    permit.grow(2);
+    assert_eq!(bench.admission.state().in_flight, 5);
+    drop(permit);
+    assert_eq!(bench.admission.state().in_flight, 0);
 }

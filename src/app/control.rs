@@ -20,13 +20,16 @@ impl fmt::Debug for Control {
 impl Control {
     pub(super) fn new(config: AdmissionConfig) -> Self {
         let admission = Admission::new(config.settings, system_ticks());
-        Self(Arc::new(Door::new(admission, quotas(config), ROUTES)))
+        let door = Door::new(admission, quotas(config), ROUTES);
+        door.set_deadlines(config.deadlines);
+        Self(Arc::new(door))
     }
 
     /// Which requests are let in, from now on.
     pub fn set_admission(&self, config: AdmissionConfig) {
         self.0.admission.apply(config.settings);
         self.0.set_quotas(quotas(config));
+        self.0.set_deadlines(config.deadlines);
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::{self, Health, Limits};
+use crate::http::{self, Ending, Health, Limits, Proxies};
 
 /// Scrapers and probes are few.
 const LIMITS: Limits = Limits { name: "metrics", connections: 256, per_address: 128 };
@@ -25,7 +25,9 @@ pub(super) fn spawn(
         runtime.block_on(async {
             match TcpListener::from_std(listener) {
                 Ok(listener) => {
-                    http::serve(listener, http::metrics_routes(health), LIMITS, stop).await;
+                    let ending = Ending { leaving: health.leaving.clone(), stop };
+                    let routes = http::metrics_routes(health);
+                    http::serve(listener, routes, LIMITS, Proxies::default(), ending).await;
                 }
                 Err(error) => tracing::error!(%error, "cannot serve metrics.listen"),
             }

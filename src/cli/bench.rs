@@ -433,7 +433,7 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
                 bytes: size(bytes),
                 workers: size(workers),
             };
-            let report = pipeline::run(options, watch).await?;
+            let report = Box::pin(pipeline::run(options, watch)).await?;
             progress.clear();
             print(args.json, &report)?;
             faultless(verify, report.lost, report.reordered)
@@ -458,7 +458,7 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
                 bytes: many(bytes),
                 connections: many(connections),
             };
-            let report = http::run(options, watch).await?;
+            let report = Box::pin(http::run(options, watch)).await?;
             progress.clear();
             print(args.json, &report)
         }
@@ -477,7 +477,7 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
                 dead: dead.into(),
                 hanging: hanging.into(),
             };
-            let report = notifications::run(options, watch).await?;
+            let report = Box::pin(notifications::run(options, watch)).await?;
             progress.clear();
             print(args.json, &report)
         }

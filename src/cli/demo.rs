@@ -62,7 +62,7 @@ pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
             say(&text);
         }
     };
-    let summary = demo::run(options, started, show).await?;
+    let summary = Box::pin(demo::run(options, started, show)).await?;
     say(&format!("\n{}", in_words(&summary)));
     if summary.lost + summary.reordered > 0 {
         return Err(CliError::Faults { lost: summary.lost, reordered: summary.reordered });

@@ -54,7 +54,9 @@ pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliErro
         schedule: plays(Role::Schedule),
     };
     let shutdown = Shutdown::new();
-    shutdown.listen_for_signals(config.shutdown_grace).map_err(CliError::Signals)?;
+    shutdown
+        .listen_for_signals(config.shutdown_delay, config.shutdown_grace)
+        .map_err(CliError::Signals)?;
     let file = config.file.clone();
     let app = App::builder(config).roles(roles).build().await?;
     shutdown.spawn(reload(file, app.control(), shutdown.clone()));

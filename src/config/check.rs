@@ -5,12 +5,14 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use humantime::format_duration;
+use reqwest::Url;
 
 use super::built_in::{AUTOMATION, COUNTER, NOTIFY};
 use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
-use super::{Config, OnOverflow, PipelineConfig, RedisUrl};
+use super::{Config, OnOverflow, PipelineConfig, RedisUrl, Scope, TokenConfig};
+use crate::admission::Class;
 use crate::id::PipelineName;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -52,6 +54,7 @@ pub(super) mod limits {
     pub(in super::super) const CONNECTIONS: (u64, u64) = (16, 100_000);
     pub(in super::super) const IN_FLIGHT: (u64, u64) = (4, 100_000);
     pub(in super::super) const QUOTA: (u64, u64) = (0, 1_000_000);
+    pub(in super::super) const PUBLIC_RATE: (u64, u64) = (1, 1_000_000);
     pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);
 }
 
@@ -112,6 +115,7 @@ impl Config {
             return Err(Fault::new("data_dir", "is empty; name a directory"));
         }
         within("shutdown_grace", self.shutdown_grace, MILLISECOND..=HOUR)?;
+        within("shutdown_delay", self.shutdown_delay, Duration::ZERO..=HOUR)?;
         self.check_certificates()?;
         database("mongodb.database", &self.mongodb.database)?;
         within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
@@ -147,6 +151,16 @@ impl Config {
             return Err(Fault::new("metrics.listen", problem).or("http.listen"));
         }
         names("http.hosts", &self.http.hosts, HOSTS_MAX, "name of a host")?;
+        names("http.cors_origins", &self.http.cors_origins, HOSTS_MAX, "origin")?;
+        if let Some(wrong) = self.http.cors_origins.iter().find(|text| !is_origin(text)) {
+            let remedy = "write scheme, host and port exactly as browsers send them, such as \"https://shop.example\", without a path";
+            return Err(Fault::new("http.cors_origins", format!("holds {wrong:?}; {remedy}")));
+        }
+        at_most("http.trusted_proxies", self.http.trusted_proxies.len(), NETS_MAX)?;
+        if self.http.proxy_protocol && self.http.trusted_proxies.is_empty() {
+            let problem = "is true, but http.trusted_proxies is empty, so that nobody's header would be read; name the networks of the proxies";
+            return Err(Fault::new("http.proxy_protocol", problem).or("http.trusted_proxies"));
+        }
         self.check_admission()?;
         self.check_auth()
     }
@@ -169,7 +183,7 @@ impl Config {
                 return Err(Fault::new(key("token_file"), "is not set; name a file"));
             }
             if token.scopes.is_empty() {
-                let remedy = "name one at least of \"publish\", \"read\" and \"operate\"";
+                let remedy = "name one at least of \"publish\", \"read\" and \"operate\", or \"count\" alone";
                 return Err(Fault::new(key("scopes"), format!("is empty; {remedy}")));
             }
             names(&key("bots"), &token.bots, TOKEN_BOTS_MAX, "glob")?;
@@ -177,6 +191,9 @@ impl Config {
                 let problem = "is empty; name globs over bots, such as [\"shop-*\"] or [\"*\"]";
                 return Err(Fault::new(key("bots"), problem));
             }
+        }
+        for (place, token) in tokens.iter().enumerate() {
+            self.check_public(token, |name| format!("auth.tokens[{place}].{name}"))?;
         }
         if self.auth.allow_anonymous && !tokens.is_empty() {
             let problem = "is true beside auth.tokens, which are asked for all the same; set it to false or remove the tokens";
@@ -192,6 +209,45 @@ impl Config {
         }
         Ok(())
     }
+}
+
+impl Config {
+    /// A token with the scope `count` is known to everybody, so that it may do nothing else.
+    fn check_public(&self, token: &TokenConfig, key: impl Fn(&str) -> String) -> Result<(), Fault> {
+        let origins = &self.http.cors_origins;
+        names(&key("origins"), &token.origins, HOSTS_MAX, "origin")?;
+        if !token.scopes.contains(&Scope::Count) {
+            if token.origins.is_empty() {
+                return Ok(());
+            }
+            let problem = "is set, but only a token with the scope \"count\" is for certain origins; remove it";
+            return Err(Fault::new(key("origins"), problem).or(key("scopes")));
+        }
+        if token.scopes.len() > 1 {
+            let problem = "holds \"count\" beside other scopes, but such a token is public; make another token for the others";
+            return Err(Fault::new(key("scopes"), problem));
+        }
+        if token.bots.iter().any(|bot| bot == "*") {
+            let problem = "holds \"*\", but a token with the scope \"count\" is public; name the bots whose views it may count";
+            return Err(Fault::new(key("bots"), problem).or(key("scopes")));
+        }
+        if origins.is_empty() {
+            let problem = "holds \"count\", but http.cors_origins is empty; name the sites whose pages count there";
+            return Err(Fault::new(key("scopes"), problem).or("http.cors_origins"));
+        }
+        if let Some(other) = token.origins.iter().find(|origin| !origins.contains(origin)) {
+            let problem =
+                format!("holds {other:?}, which http.cors_origins does not; add it there");
+            return Err(Fault::new(key("origins"), problem));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a text is an origin as browsers write it.
+fn is_origin(text: &str) -> bool {
+    let Ok(url) = Url::parse(text) else { return false };
+    matches!(url.scheme(), "http" | "https") && url.origin().ascii_serialization() == text
 }
 
 impl Config {
@@ -229,6 +285,10 @@ impl Config {
         }
         let limit_max = admission.settings.limit_max as u64;
         number("admission.limit_max", limit_max, limits::IN_FLIGHT)?;
+        for (class, deadline) in Class::ALL.into_iter().zip(admission.deadlines) {
+            let key = format!("admission.{}_deadline", class.as_str());
+            within(&key, deadline.unwrap_or_default(), Duration::ZERO..=HOUR)?;
+        }
         for (whose, quota) in [("bot", admission.bot), ("token", admission.token)] {
             let key = |what: &str| format!("admission.{whose}_{what}");
             number(&key("rate"), quota.rate.into(), limits::QUOTA)?;

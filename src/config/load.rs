@@ -182,6 +182,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
         shutdown_grace,
+        shutdown_delay: top.duration("shutdown_delay")?,
         redis: RedisConfig {
             url,
             ca_file: certificates::path(top.text("redis.ca_file")),
@@ -261,10 +262,13 @@ fn http(top: &Reader<'_>) -> Result<HttpConfig, ConfigError> {
     Ok(HttpConfig {
         listen: top.address("http.listen")?,
         hosts: top.list("http.hosts"),
+        cors_origins: top.list("http.cors_origins"),
         backlog: top.count("http.backlog", limits::BACKLOG)?,
         max_connections: top.count("http.max_connections", limits::CONNECTIONS)?,
         max_connections_per_address: top
             .count("http.max_connections_per_address", (1, limits::CONNECTIONS.1))?,
+        trusted_proxies: nets(top, "http.trusted_proxies")?,
+        proxy_protocol: top.flag("http.proxy_protocol"),
     })
 }
 
@@ -282,37 +286,45 @@ fn admission(top: &Reader<'_>) -> Result<AdmissionConfig, ConfigError> {
     let quota = |rate, in_flight| {
         Ok::<_, ConfigError>(Quota { rate: number(rate)?, in_flight: number(in_flight)? })
     };
+    let deadline = |class: Class| {
+        let time = top.duration(&format!("admission.{}_deadline", class.as_str()))?;
+        Ok::<_, ConfigError>(Some(time).filter(|time| !time.is_zero()))
+    };
     let modes = [Mode::Enforce, mode(Class::P1)?, mode(Class::P2)?, mode(Class::P3)?];
     let limit_max = top.count("admission.limit_max", limits::IN_FLIGHT)?;
     Ok(AdmissionConfig {
         settings: Settings { modes, limit_max },
         bot: quota("bot_rate", "bot_in_flight")?,
         token: quota("token_rate", "token_in_flight")?,
+        deadlines: [None, deadline(Class::P1)?, deadline(Class::P2)?, deadline(Class::P3)?],
     })
 }
 
 fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
-    let net = |text: String| {
-        // An address alone is the network of just that one.
-        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        net.map_err(|_| {
-            let remedy = "write ADDRESS/BITS, such as \"10.0.0.0/8\" or \"fd00::/8\"";
-            top.invalid("callbacks.allow_nets", format_args!("holds {text:?}; {remedy}"))
-        })
-    };
     let secret = |(index, text): (usize, String)| {
         // Never quoted.
         Secret::parse(&text).map_err(|error| {
             top.invalid("callbacks.secrets", format_args!("number {} {error}", index + 1))
         })
     };
-    let nets = top.list("callbacks.allow_nets").into_iter();
     let secrets = top.list("callbacks.secrets").into_iter().enumerate();
     Ok(CallbacksConfig {
-        allow_nets: nets.map(net).collect::<Result<_, _>>()?,
+        allow_nets: nets(top, "callbacks.allow_nets")?,
         secrets: secrets.map(secret).collect::<Result<_, _>>()?,
         max_per_host: top.positive("callbacks.max_per_host", limits::PER_HOST)?,
     })
+}
+
+fn nets(top: &Reader<'_>, key: &str) -> Result<Vec<IpNet>, ConfigError> {
+    let net = |text: String| {
+        // An address alone is the network of just that one.
+        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        net.map_err(|_| {
+            let remedy = "write ADDRESS/BITS, such as \"10.0.0.0/8\" or \"fd00::/8\"";
+            top.invalid(key, format_args!("holds {text:?}; {remedy}"))
+        })
+    };
+    top.list(key).into_iter().map(net).collect()
 }
 
 fn counters(top: &Reader<'_>) -> Result<CountersConfig, ConfigError> {
@@ -354,10 +366,10 @@ fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {
 }
 
 fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {
-    const SCOPES: [Scope; 3] = [Scope::Publish, Scope::Read, Scope::Operate];
+    const SCOPES: [Scope; 4] = [Scope::Publish, Scope::Read, Scope::Operate, Scope::Count];
     let scope = |name: String| {
         SCOPES.into_iter().find(|scope| scope.as_str() == name).ok_or_else(|| {
-            let remedy = "write \"publish\", \"read\" or \"operate\"";
+            let remedy = "write \"publish\", \"read\", \"operate\" or \"count\"";
             read.invalid("scopes", format_args!("holds {name:?}; {remedy}"))
         })
     };
@@ -366,6 +378,18 @@ fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {
         token_file: PathBuf::from(read.text("token_file")),
         scopes: read.list("scopes").into_iter().map(scope).collect::<Result<_, _>>()?,
         bots: read.list("bots"),
+        origins: read.list("origins"),
+        rate: read.count("rate", limits::PUBLIC_RATE)?,
+        address_rate: read.count("address_rate", limits::PUBLIC_RATE)?,
+        class: read.choice(
+            "class",
+            &[
+                ("", None),
+                ("p1", Some(Class::P1)),
+                ("p2", Some(Class::P2)),
+                ("p3", Some(Class::P3)),
+            ],
+        )?,
     })
 }
 

@@ -32,8 +32,8 @@ use built_in::BUILT_IN;
 use ipnet::IpNet;
 use jiff::tz::TimeZone;
 
-use crate::admission::Settings;
 use crate::admission::quota::Quota;
+use crate::admission::{Class, Settings};
 use crate::id::{PipelineName, ShardCount};
 use crate::outbound::CheckedUrl;
 use crate::outbound::sign::Secret;
@@ -51,6 +51,9 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// How long running slices may go on after the first signal. 1 ms to 1 h.
     pub shutdown_grace: Duration,
+    /// How long requests are still taken after the first signal, while `/readyz` says that it stops.
+    /// At most 1 h.
+    pub shutdown_delay: Duration,
     /// The section `[redis]`.
     pub redis: RedisConfig,
     /// The section `[mongodb]`.
@@ -183,12 +186,18 @@ pub struct HttpConfig {
     /// Names under which it may be called without tokens, beside `localhost` and addresses. At
     /// most 100.
     pub hosts: Vec<String>,
+    /// Sites whose pages may count views and read totals: at most 100, as browsers write them.
+    pub cors_origins: Vec<String>,
     /// Connections that wait to be accepted: 1 to 65,535.
     pub backlog: u32,
     /// Connections at once: 16 to 100,000.
     pub max_connections: usize,
     /// Connections of one address at once: 1 to [`Self::max_connections`].
     pub max_connections_per_address: usize,
+    /// Networks of the proxies that are believed: at most 1,000.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Whether their connections start with the header of the PROXY protocol, version 2.
+    pub proxy_protocol: bool,
 }
 
 /// Which HTTP requests are begun while more come than can be answered in time.
@@ -200,6 +209,9 @@ pub struct AdmissionConfig {
     pub bot: Quota,
     /// What one token has for sure, at most 1,000,000 each.
     pub token: Quota,
+    /// Per class, how long a request may take that brings no deadline; `None`: any time. At most
+    /// 1 h; none for the first.
+    pub deadlines: [Option<Duration>; 4],
 }
 
 /// Who may do what over HTTP.
@@ -222,6 +234,14 @@ pub struct TokenConfig {
     pub scopes: Vec<Scope>,
     /// Globs over the bots for which it may do that; one at least.
     pub bots: Vec<String>,
+    /// With [`Scope::Count`], the sites it is for, of [`HttpConfig::cors_origins`]; none: all of them.
+    pub origins: Vec<String>,
+    /// With [`Scope::Count`], requests a second: 1 to 1,000,000.
+    pub rate: u32,
+    /// The same of one address.
+    pub address_rate: u32,
+    /// The highest class of its requests; `None`: as their routes say.
+    pub class: Option<Class>,
 }
 
 /// What a token may do. None implies another.
@@ -233,6 +253,8 @@ pub enum Scope {
     Read,
     /// Change them.
     Operate,
+    /// Count single views and read totals, with a token that everybody may know. Stands alone.
+    Count,
 }
 
 impl Scope {
@@ -243,6 +265,7 @@ impl Scope {
             Self::Publish => "publish",
             Self::Read => "read",
             Self::Operate => "operate",
+            Self::Count => "count",
         }
     }
 }
@@ -453,6 +476,7 @@ mod tests {
         let config = Config::default();
         assert_eq!(config.data_dir, PathBuf::from("./fairlane-data"));
         assert_eq!(config.shutdown_grace, Duration::from_secs(25));
+        assert_eq!(config.shutdown_delay, Duration::ZERO);
         assert!(config.redis.url.is_none());
         assert!(config.redis.ca_file.is_none() && config.redis.cert_file.is_none());
         assert!(config.redis.key_file.is_none());
@@ -466,7 +490,11 @@ mod tests {
         assert_eq!(config.http.listen, SocketAddr::from(([127, 0, 0, 1], 8080)));
         assert!(config.callbacks.allow_nets.is_empty() && config.callbacks.secrets.is_empty());
         assert_eq!(config.callbacks.max_per_host.get(), 64);
-        assert!(config.http.hosts.is_empty());
+        assert!(config.http.hosts.is_empty() && config.http.cors_origins.is_empty());
+        let deadlines = [10, 30, 300].map(|seconds| Some(Duration::from_secs(seconds)));
+        assert_eq!(config.admission.deadlines[1..], deadlines);
+        assert_eq!(config.admission.deadlines[0], None);
+        assert!(config.http.trusted_proxies.is_empty() && !config.http.proxy_protocol);
         assert!(config.auth.tokens.is_empty() && !config.auth.allow_anonymous);
         assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
         assert_eq!(config.counters.time_zone, TimeZone::UTC);

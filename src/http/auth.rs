@@ -11,7 +11,9 @@
 //! Tokens are kept as SHA-256 only and compared with all of them in constant time. They and what
 //! was sent in their place are never logged.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -26,11 +28,15 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
+use tracing::field::DisplayValue;
 use tracing::{info, warn};
 
 use super::admit::Door;
+use super::cors::AllowedOrigin;
+use super::listen::Peer;
 use super::problem::{Kind, Problem};
-use crate::admission::quota::Taken;
+use crate::admission::Class;
+use crate::admission::quota::{Quota, Taken};
 use crate::config::{Config, Scope, TokenConfig};
 use crate::filter::Glob;
 use crate::id::{BotId, PipelineName, RuleId};
@@ -84,7 +90,12 @@ pub enum AuthError {
 
 /// Who may do what.
 pub(crate) struct Access {
+    /// Sites whose pages may count views and read totals.
+    cors_origins: Vec<String>,
     tokens: Vec<([u8; 32], Caller)>,
+    /// Places of tokens by a keyed hash of their text.
+    claims: HashMap<u64, usize>,
+    seed: RandomState,
     /// Names under which the server may be called without tokens, in lower case.
     hosts: Vec<String>,
     anonymous: Caller,
@@ -98,11 +109,18 @@ impl fmt::Debug for Access {
 
 /// Who sent a request, and what they may do.
 #[derive(Debug, Clone)]
-pub(crate) struct Caller(Arc<Rights>);
+pub(crate) struct Caller {
+    rights: Arc<Rights>,
+    /// Where the request comes from; `None` where nobody told.
+    address: Option<IpAddr>,
+}
 
 #[derive(Debug)]
 struct Rights {
     name: String,
+    /// Of a token with the scope `count`, which everybody may know.
+    public: Option<Public>,
+    class: Option<Class>,
     scopes: Vec<Scope>,
     bots: Vec<Glob>,
     all_bots: bool,
@@ -115,20 +133,31 @@ impl Access {
     /// Reads the files of the tokens.
     pub(crate) fn open(config: &Config) -> Result<Self, AuthError> {
         let mut tokens: Vec<([u8; 32], Caller)> = Vec::new();
+        let (mut claims, seed) = (HashMap::new(), RandomState::new());
         for token in &config.auth.tokens {
-            let digest = read_digest(token)?;
+            let text = read_token(token)?;
+            let digest = Sha256::digest(&text).into();
             if let Some((_, first)) = tokens.iter().find(|(other, _)| *other == digest) {
-                let (first, second) = (first.0.name.clone(), token.name.clone());
+                let (first, second) = (first.rights.name.clone(), token.name.clone());
                 return Err(AuthError::Twice { first, second });
             }
-            tokens.push((digest, Caller::new(&token.name, token.scopes.clone(), &token.bots)));
+            claims.insert(seed.hash_one(&*text), tokens.len());
+            tokens.push((digest, Caller::of(token, &config.http.cors_origins)));
         }
         let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
         Ok(Self {
+            cors_origins: config.http.cors_origins.clone(),
             tokens,
+            claims,
+            seed,
             hosts: config.http.hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
             anonymous: Caller::new(ANONYMOUS, all, &["*".to_owned()]),
         })
+    }
+
+    /// Sites whose pages may count views and read totals.
+    pub(super) fn cors_origins(&self) -> &[String] {
+        &self.cors_origins
     }
 
     /// Whether anybody is asked for one.
@@ -140,12 +169,18 @@ impl Access {
     pub(super) fn admit(
         &self,
         request: &Request,
-        scope: Scope,
+        (scope, or): (Scope, Option<Scope>),
         browses: bool,
     ) -> Result<Caller, Problem> {
         let caller = self.caller(request.uri(), request.headers(), browses)?;
-        caller.check_scope(scope)?;
-        Ok(caller.clone())
+        if !or.is_some_and(|or| caller.rights.scopes.contains(&or)) {
+            caller.check_scope(scope)?;
+        }
+        if let Some(public) = &caller.rights.public {
+            public.check_origin(request.headers())?;
+        }
+        let address = request.extensions().get().map(|Peer(address)| *address);
+        Ok(Caller { address, ..caller.clone() })
     }
 
     /// What a browser is given for a token that is known: the name and value of a cookie.
@@ -159,13 +194,9 @@ impl Access {
         if self.tokens.is_empty() {
             return Ok(&self.anonymous);
         }
-        let token = headers.get(header::AUTHORIZATION).and_then(|value| {
-            let (scheme, token) = value.as_bytes().split_at_checked(7)?;
-            scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii().to_vec())
-        });
-        let token = match token {
+        let token = match bearer(headers) {
             None if browses => kept(uri, headers)?,
-            token => token,
+            token => token.map(<[u8]>::to_vec),
         };
         let Some(token) = token else {
             let detail = "send a token in the header `Authorization: Bearer …`";
@@ -179,6 +210,13 @@ impl Access {
             let challenge = HeaderValue::from_static(challenge);
             problem.header(header::WWW_AUTHENTICATE, challenge)
         })
+    }
+
+    /// Whose token a request seems to have: quick, and no proof. Good enough to tell operators who was
+    /// refused, and to rank a request lower.
+    pub(super) fn claimed(&self, headers: &HeaderMap) -> Option<&Caller> {
+        let place = self.claims.get(&self.seed.hash_one(bearer(headers)?))?;
+        self.tokens.get(*place).map(|(_, caller)| caller)
     }
 
     /// Whose token it is.
@@ -196,7 +234,8 @@ impl Access {
     }
 
     /// Refuses what a page of another site can make a browser send.
-    fn check_site(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+    /// `is_allowed`: the page is of a site that may call this route.
+    fn check_site(&self, uri: &Uri, headers: &HeaderMap, is_allowed: bool) -> Result<(), Problem> {
         if !self.tokens.is_empty() {
             return Ok(());
         }
@@ -208,7 +247,7 @@ impl Access {
             return Err(Problem::new(Kind::UnknownHost, detail));
         }
         let elsewhere = text(headers, &FETCH_SITE).is_some_and(|site| site == "cross-site");
-        if elsewhere || is_foreign(host, headers) {
+        if !is_allowed && (elsewhere || is_foreign(host, headers)) {
             let detail = "a page of another site sent this, which only auth.tokens make safe";
             return Err(Problem::new(Kind::CrossSite, detail));
         }
@@ -224,6 +263,13 @@ impl Access {
             || name.ends_with(".localhost")
             || self.hosts.iter().any(|known| known == name)
     }
+}
+
+/// The token in the header.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION)?;
+    let (scheme, token) = value.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
 
 /// The token that a browser keeps. Other sites' pages may make it send what it keeps, if it is
@@ -280,7 +326,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-fn read_digest(token: &TokenConfig) -> Result<[u8; 32], AuthError> {
+fn read_token(token: &TokenConfig) -> Result<Vec<u8>, AuthError> {
     let (name, path) = (token.name.clone(), token.token_file.clone());
     let text = match std::fs::read(&path) {
         Ok(text) => text,
@@ -308,17 +354,49 @@ fn read_digest(token: &TokenConfig) -> Result<[u8; 32], AuthError> {
             warn!(token = name, %file, "every user can read the file of a token; chmod o-r it");
         }
     }
-    Ok(Sha256::digest(text).into())
+    Ok(text.to_vec())
 }
 
 impl Caller {
     fn new(name: &str, scopes: Vec<Scope>, bots: &[String]) -> Self {
-        Self(Arc::new(Rights {
+        let rights = Rights {
             name: name.to_owned(),
+            public: None,
+            class: None,
             scopes,
             bots: bots.iter().map(|glob| Glob::new(glob)).collect(),
             all_bots: bots.iter().any(|glob| glob == "*"),
-        }))
+        };
+        Self { rights: Arc::new(rights), address: None }
+    }
+
+    /// The one of a token.
+    fn of(token: &TokenConfig, cors_origins: &[String]) -> Self {
+        let Self { rights, address } = Self::new(&token.name, token.scopes.clone(), &token.bots);
+        let rights = Arc::try_unwrap(rights).unwrap_or_else(|_| unreachable!("it is new"));
+        let public = token.scopes.contains(&Scope::Count).then(|| Public {
+            origins: if token.origins.is_empty() {
+                cors_origins.to_vec()
+            } else {
+                token.origins.clone()
+            },
+            rate: Quota { rate: token.rate, in_flight: 0 },
+            address_rate: Quota { rate: token.address_rate, in_flight: 0 },
+        });
+        Self { rights: Arc::new(Rights { class: token.class, public, ..rights }), address }
+    }
+
+    /// Whether everybody may know its token.
+    pub(super) fn is_public(&self) -> bool {
+        self.rights.public.is_some()
+    }
+
+    /// The class of a request of the caller that is of the class of its route.
+    pub(super) fn class(&self, of_route: Class) -> Class {
+        match self.rights.class {
+            Some(class) if of_route != Class::P0 => class.max(of_route),
+            _ => of_route,
+        }
     }
 
     /// One who may do everything.
@@ -330,25 +408,30 @@ impl Caller {
 
     /// The name of the token.
     pub(super) fn name(&self) -> &str {
-        &self.0.name
+        &self.rights.name
     }
 
     /// Whether a token was asked for.
     pub(super) fn has_token(&self) -> bool {
-        self.0.name != ANONYMOUS
+        self.rights.name != ANONYMOUS
     }
 
     pub(super) fn check_scope(&self, scope: Scope) -> Result<(), Problem> {
-        if self.0.scopes.contains(&scope) {
+        if self.rights.scopes.contains(&scope) {
             return Ok(());
         }
-        let detail = format!("token {:?} has no scope {:?}", self.0.name, scope.as_str());
+        let detail = format!("token {:?} has no scope {:?}", self.rights.name, scope.as_str());
         Err(Problem::new(Kind::Forbidden, detail))
+    }
+
+    /// Whether the caller is for all bots.
+    pub(super) fn covers_all(&self) -> bool {
+        self.rights.all_bots
     }
 
     /// Whether the caller may have to do with a bot.
     pub(crate) fn covers(&self, bot: &BotId) -> bool {
-        self.0.all_bots || self.0.bots.iter().any(|glob| glob.matches(bot.as_str()))
+        self.covers_all() || self.rights.bots.iter().any(|glob| glob.matches(bot.as_str()))
     }
 
     /// Refuses a bot that is not the caller's.
@@ -356,32 +439,38 @@ impl Caller {
         if self.covers(bot) {
             return Ok(());
         }
-        let detail = format!("token {:?} is not for bot {:?}", self.0.name, bot.as_str());
+        let detail = format!("token {:?} is not for bot {:?}", self.rights.name, bot.as_str());
         Err(Problem::new(Kind::Forbidden, detail))
     }
 
     /// Refuses callers that are not for all bots.
     pub(crate) fn check_all_bots(&self) -> Result<(), Problem> {
-        if self.0.all_bots {
+        if self.covers_all() {
             return Ok(());
         }
         let detail = format!(
             "token {:?} is not for all bots (bots = [\"*\"]), as what concerns a whole pipeline demands",
-            self.0.name
+            self.rights.name
         );
         Err(Problem::new(Kind::Forbidden, detail))
     }
 
+    /// Where the request comes from, for the log.
+    fn address(&self) -> Option<DisplayValue<IpAddr>> {
+        self.address.map(tracing::field::display)
+    }
+
     /// Writes down what an operator did.
     pub(crate) fn did(&self, action: &'static str, pipeline: &PipelineName, bot: Option<&BotId>) {
-        let (token, bot) = (&self.0.name, bot.map(BotId::as_str));
-        info!(token, action, %pipeline, bot, "an operator acted");
+        let (token, bot) = (&self.rights.name, bot.map(BotId::as_str));
+        info!(token, address = self.address(), action, %pipeline, bot, "an operator acted");
     }
 
     /// Writes down what an operator did to a rule.
     pub(crate) fn did_to_rule(&self, action: &'static str, bot: &BotId, rule: &RuleId) {
-        let (token, bot) = (&self.0.name, bot.as_str());
-        info!(token, action, pipeline = PipelineName::AUTOMATIONS, bot, %rule, "an operator acted");
+        let (token, bot) = (&self.rights.name, bot.as_str());
+        let (address, pipeline) = (self.address(), PipelineName::AUTOMATIONS);
+        info!(token, address, action, pipeline, bot, %rule, "an operator acted");
     }
 
     /// Writes down that lines of an import were taken.
@@ -392,8 +481,9 @@ impl Caller {
 
     /// Writes down what an operator did to the counter of an ad.
     pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
-        let (token, bot) = (&self.0.name, bot.as_str());
-        info!(token, action, pipeline = PipelineName::COUNTERS, bot, %ad, "an operator acted");
+        let (token, bot) = (&self.rights.name, bot.as_str());
+        let (address, pipeline) = (self.address(), PipelineName::COUNTERS);
+        info!(token, address, action, pipeline, bot, %ad, "an operator acted");
     }
 }
 
@@ -413,6 +503,32 @@ pub(super) struct Guard {
     pub(super) access: Arc<Access>,
     pub(super) door: Arc<Door>,
     pub(super) scope: Scope,
+    /// Another scope that is as good.
+    pub(super) or: Option<Scope>,
+}
+
+/// The bounds of a token that everybody may know.
+#[derive(Debug)]
+struct Public {
+    origins: Vec<String>,
+    /// Of all requests with it.
+    rate: Quota,
+    /// Of those of one address.
+    address_rate: Quota,
+}
+
+impl Public {
+    /// Refuses requests that no page of its sites sends.
+    fn check_origin(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let origin = text(headers, &header::ORIGIN).unwrap_or("(none)");
+        if self.origins.iter().any(|known| known == origin) {
+            return Ok(());
+        }
+        let detail = format!(
+            "the token is for pages of certain origins, not of {origin:?}; http.cors_origins and the token's origins name them"
+        );
+        Err(Problem::new(Kind::CrossSite, detail))
+    }
 }
 
 impl Guard {
@@ -423,8 +539,12 @@ impl Guard {
         request: &Request,
         browses: bool,
     ) -> Result<(Caller, [Option<Taken>; 2]), Problem> {
-        let caller = self.access.admit(request, self.scope, browses)?;
-        let token = caller.has_token().then_some(&*caller.0.name);
+        let caller = self.access.admit(request, (self.scope, self.or), browses)?;
+        if let Some(public) = &caller.rights.public {
+            let rates = [public.address_rate, public.rate];
+            self.door.charge_public(&caller.rights.name, rates, request)?;
+        }
+        let token = caller.has_token().then_some(&*caller.rights.name);
         let charged = self.door.charge(token, request)?;
         Ok((caller, charged))
     }
@@ -453,7 +573,8 @@ pub(super) async fn check_site(
     request: Request,
     next: Next,
 ) -> Response {
-    match access.check_site(request.uri(), request.headers()) {
+    let is_allowed = request.extensions().get::<AllowedOrigin>().is_some();
+    match access.check_site(request.uri(), request.headers(), is_allowed) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     }

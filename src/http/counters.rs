@@ -34,18 +34,22 @@ use crate::view::{self, AdId, VIEWS_MAX};
 const KEY_MAX_BYTES: usize = 255;
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// What asks for the scope `publish`.
-pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
+/// What asks for the scope `publish` or `count`.
+pub(super) fn counting() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(view))
 }
 
-/// What asks for the scope `read`.
-pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+/// What asks for the scope `read` or `count`.
+pub(super) fn telling() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
         .routes(routes!(totals::list))
         .routes(routes!(totals::query))
         .routes(routes!(daily::daily))
-        .routes(routes!(export::export))
+}
+
+/// What asks for the scope `read`.
+pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::default().routes(routes!(export::export))
 }
 
 /// What asks for the scope `operate`.
@@ -162,6 +166,11 @@ async fn view(
     let n = view::views(n).map_err(|_| {
         Problem::field("n", format!("it is {n}; write a whole number from 1 to {VIEWS_MAX}"))
     })?;
+    // Its rate bounds requests, so that each has to be a single view.
+    if caller.is_public() && n > 1 {
+        let detail = "it is above 1, which a token with the scope \"count\" cannot send";
+        return Err(Problem::field("n", detail));
+    }
     let total = counters.view(&bot, &ad, n, key.as_str()).await?;
     Ok(Json(Total { total }))
 }

@@ -58,10 +58,12 @@ pub(super) fn routes(document: &OpenApi) -> Router {
     SwaggerUi::new("/docs").external_url_unchecked("/openapi.json", document).config(config).into()
 }
 
-/// Notes in every operation which scope it asks for, and what everything guarded may answer.
-pub(super) fn note_access(document: &mut OpenApi, scope: Scope) {
+/// Notes in every operation which scope it asks for, or which other that is as good, and what everything guarded may answer.
+pub(super) fn note_access(document: &mut OpenApi, scope: Scope, or: Option<Scope>) {
     for operation in document.paths.paths.values_mut().flat_map(operations) {
-        operation.security = Some(vec![SecurityRequirement::new(SCHEME, [scope.as_str()])]);
+        let scopes = [Some(scope), or].into_iter().flatten();
+        let ways = scopes.map(|scope| SecurityRequirement::new(SCHEME, [scope.as_str()]));
+        operation.security = Some(ways.collect());
         for (code, response) in GuardedProblems::responses() {
             // The operation's own words tell more.
             operation.responses.responses.entry(code).or_insert(response);

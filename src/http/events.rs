@@ -12,6 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
+use super::admit::NamedBots;
 use super::auth::Caller;
 use super::cloudevents::Mode;
 use super::docs::{Body, Parameters};
@@ -75,6 +76,9 @@ async fn publish(
     let mut counts = BTreeMap::<&BotId, u32>::new();
     for bot in &events.bots {
         *counts.entry(bot).or_default() += 1;
+    }
+    for bot in counts.keys() {
+        NamedBots::note(&parts.extensions, bot.as_str());
     }
     // In flight until they are published.
     let _taken = counts

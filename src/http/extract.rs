@@ -179,7 +179,7 @@ pub(crate) async fn refuse_large(request: Request, next: Next) -> Response {
     }
 }
 
-fn announced(headers: &HeaderMap) -> Option<u64> {
+pub(super) fn announced(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 

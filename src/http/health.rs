@@ -27,6 +27,8 @@ pub(crate) struct Health {
     pub(crate) link: Arc<Link>,
     /// MongoDB as it was last seen; `None` where none is configured.
     pub(crate) mongodb: Option<Arc<Reachable>>,
+    /// Cancelled: the process is about to stop, and nothing new should be sent to it.
+    pub(crate) leaving: CancellationToken,
     /// Cancelled: the process is stopping and takes no new work.
     pub(crate) stopping: CancellationToken,
     /// Whether it has started.
@@ -56,7 +58,7 @@ pub(crate) enum Status {
     Degraded,
     /// Not yet what it is for: `reason` says what it waits for. What is queued is handled already.
     Starting,
-    /// It ends: what was begun is finished, nothing new is taken.
+    /// It ends: send requests elsewhere. Those that come are answered for `shutdown_delay`.
     Stopping,
     /// Nothing: Redis is away.
     Unavailable,
@@ -148,7 +150,7 @@ async fn ready(State(health): State<Health>) -> Readiness {
         .mongodb
         .as_ref()
         .map(|mongodb| if mongodb.now() { Answers::Up } else { Answers::Down });
-    Readiness::new(redis, mongodb, health.stopping.is_cancelled(), reason)
+    Readiness::new(redis, mongodb, health.leaving.is_cancelled(), reason)
 }
 
 /// `/metrics`.

@@ -2,8 +2,9 @@
 //!
 //! 1. The backlog of the operating system is bounded: beyond it, it lets no more connections come.
 //! 2. Nothing is accepted while there are [`Limits::connections`]: more wait in the backlog.
-//! 3. Beyond [`Limits::per_address`] of one address a connection is closed at once: one machine that
-//!    opens many cannot keep the others out.
+//! 3. Beyond [`Limits::per_address`] of one address a connection is closed immediately: one machine
+//!    that opens many cannot keep the others out. A trusted proxy opens as many as it wants; where it
+//!    speaks the PROXY protocol, the connections of each of its clients are counted.
 //! 4. The head of a request has [`HEAD_TIME`] to arrive, and [`HEAD_TIME_SHORT`] once half of the
 //!    connections are in use: who sends slowly, or nothing, makes room.
 //! 5. Who takes no answer for [`STALL_TIME`] is left.
@@ -11,6 +12,7 @@
 //! HTTP/1.1 alone is spoken here: one request at a time per connection, so a connection is at most
 //! one request in flight, and there are no streams to bound.
 
+use std::convert::Infallible;
 use std::future::Future as _;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -19,22 +21,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use ::metrics::Counter;
 use axum::Router;
 use axum::extract::Request;
+use axum::http::{HeaderValue, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rustc_hash::FxHashMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 use tracing::{debug, warn};
 
+use super::forwarded::Proxies;
+use super::proxy_protocol::{self, Unusable};
+use super::stopwatch::Stopwatch;
 use crate::metrics;
 use crate::telemetry::OncePerMinute;
 
@@ -62,11 +69,28 @@ pub(crate) struct Limits {
     pub(crate) per_address: usize,
 }
 
-/// Where a request comes from.
+/// How a listener ends.
+#[derive(Debug, Clone)]
+pub(crate) struct Ending {
+    /// Cancelled: requests are still taken, and each answer asks its caller to open the next
+    /// connection elsewhere.
+    pub(crate) leaving: CancellationToken,
+    /// Cancelled: nothing is accepted any more.
+    pub(crate) stop: CancellationToken,
+}
+
+impl From<CancellationToken> for Ending {
+    /// For a listener that nobody has to be told of before.
+    fn from(stop: CancellationToken) -> Self {
+        Self { leaving: CancellationToken::new(), stop }
+    }
+}
+
+/// Where a request comes from: the client, as far as trusted proxies tell it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer(pub(super) IpAddr);
 
-/// Serves `routes` until `stop`; then requests that were begun are still answered.
+/// Serves `routes` until [`Ending::stop`]; then requests that were begun are still answered.
 ///
 /// # Cancel safety
 /// Dropping the future closes every connection.
@@ -74,16 +98,26 @@ pub(crate) async fn serve(
     listener: TcpListener,
     routes: Router,
     limits: Limits,
-    stop: CancellationToken,
+    proxies: Proxies,
+    ending: Ending,
 ) {
-    let routes = routes.with_state::<()>(());
-    let patient = server(HEAD_TIME);
-    let hurried = server(HEAD_TIME_SHORT);
+    let Ending { leaving, stop } = ending;
+    let patient = Arc::new(server(HEAD_TIME));
+    let hurried = Arc::new(server(HEAD_TIME_SHORT));
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
-    let (exhausted, refused_lately) = (OncePerMinute::default(), OncePerMinute::default());
-    let addresses = Addresses::default();
+    let exhausted = OncePerMinute::default();
     let (open, refused) = metrics::connections(limits.name);
+    let front = Arc::new(Front {
+        routes: routes.with_state::<()>(()),
+        leaving,
+        proxies,
+        per_address: limits.per_address,
+        addresses: Addresses::default(),
+        refused,
+        refused_lately: OncePerMinute::default(),
+        unusable: UnusableHeaders::new(limits.name),
+    });
     loop {
         tokio::select! {
             biased;
@@ -94,30 +128,19 @@ pub(crate) async fn serve(
             accepted = listener.accept(), if connections.len() < limits.connections => match accepted {
                 Ok((stream, peer)) => {
                     let peer = peer.ip().to_canonical();
-                    let Some(place) = addresses.take(peer, limits.per_address) else {
-                        refused.increment(1);
-                        if let Some(suppressed) = refused_lately.take() {
-                            warn!(%peer, limit = limits.per_address, suppressed, "too many connections of one address; more of them are closed (http.max_connections_per_address)");
-                        }
+                    let is_proxy = front.proxies.trusts(peer);
+                    let place = if is_proxy { None } else { front.place(peer) };
+                    if place.is_none() && !is_proxy {
                         continue;
-                    };
+                    }
                     // An answer must not wait for the acknowledgement of the one before.
                     let _ = stream.set_nodelay(true);
                     let is_full = connections.len() >= limits.connections / 2;
-                    let server = if is_full { &hurried } else { &patient };
-                    let routes = routes.clone();
-                    let service = service_fn(move |mut request: Request<Incoming>| {
-                        request.extensions_mut().insert(Peer(peer));
-                        routes.clone().call(request)
-                    });
-                    let stream = TokioIo::new(Impatient { stream, stalled: None });
-                    let serving = graceful.watch(server.serve_connection(stream, service));
+                    let server = Arc::clone(if is_full { &hurried } else { &patient });
+                    let (front, watcher) = (Arc::clone(&front), graceful.watcher());
                     open.increment(1.0);
                     connections.spawn(async move {
-                        let _place = place;
-                        if let Err(error) = serving.await {
-                            debug!(%error, "a connection ended");
-                        }
+                        front.serve(stream, peer, place, &server, watcher).await;
                     });
                 }
                 Err(error) if is_the_peers(&error) => {}
@@ -132,6 +155,109 @@ pub(crate) async fn serve(
     }
     drop(listener);
     graceful.shutdown().await;
+}
+
+/// What the connections of a listener share.
+struct Front {
+    routes: Router,
+    leaving: CancellationToken,
+    proxies: Proxies,
+    per_address: usize,
+    addresses: Addresses,
+    refused: Counter,
+    refused_lately: OncePerMinute,
+    unusable: UnusableHeaders,
+}
+
+impl Front {
+    /// A place among the connections of an address; `None`: it has too many, which is counted.
+    fn place(&self, address: IpAddr) -> Option<AddressPlace> {
+        let place = self.addresses.take(address, self.per_address);
+        if place.is_none() {
+            self.refused.increment(1);
+            if let Some(suppressed) = self.refused_lately.take() {
+                warn!(%address, limit = self.per_address, suppressed, "too many connections of one address; more of them are closed (http.max_connections_per_address; for a proxy http.trusted_proxies)");
+            }
+        }
+        place
+    }
+
+    /// Serves a connection from `peer` to its end. `place`: that of a peer that is no trusted proxy.
+    async fn serve(
+        self: Arc<Self>,
+        mut stream: TcpStream,
+        mut peer: IpAddr,
+        mut place: Option<AddressPlace>,
+        server: &http1::Builder,
+        watcher: Watcher,
+    ) {
+        if place.is_none() && self.proxies.speak_first {
+            let read = tokio::time::timeout(HEAD_TIME, proxy_protocol::read(&mut stream)).await;
+            match read.unwrap_or(Err(Unusable::Timeout)) {
+                // Its own connection, or it does not know.
+                Ok(None) => {}
+                Ok(Some(client)) => {
+                    if !self.proxies.trusts(client) {
+                        place = self.place(client);
+                        if place.is_none() {
+                            return;
+                        }
+                    }
+                    peer = client;
+                }
+                Err(unusable) => return self.unusable.note(unusable, peer),
+            }
+        }
+        let watch = Stopwatch::default();
+        let stream = Impatient { stream, watch: watch.clone(), stalled: None };
+        let front = Arc::clone(&self);
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            watch.begin();
+            let client = front.proxies.client(peer, request.headers());
+            request.extensions_mut().insert(Peer(client));
+            request.extensions_mut().insert(watch.clone());
+            let (leaving, watch) = (front.leaving.clone(), watch.clone());
+            let answering = front.routes.clone().call(request);
+            async move {
+                let mut response = answering.await?;
+                // A pool that kept the connection would be surprised by its end.
+                if leaving.is_cancelled() {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(header::CONNECTION, close);
+                }
+                Ok::<_, Infallible>(watch.answer(response))
+            }
+        });
+        let serving = watcher.watch(server.serve_connection(TokioIo::new(stream), service));
+        if let Err(error) = serving.await {
+            debug!(%error, "a connection ended");
+        }
+        drop(place);
+    }
+}
+
+/// Counts connections that do not start as the PROXY protocol says.
+struct UnusableHeaders {
+    counters: [(Unusable, Counter); Unusable::COUNTED.len()],
+    lately: OncePerMinute,
+}
+
+impl UnusableHeaders {
+    fn new(listener: &'static str) -> Self {
+        let counters = Unusable::COUNTED.map(|why| (why, metrics::unusable_header(listener, why)));
+        Self { counters, lately: OncePerMinute::default() }
+    }
+
+    fn note(&self, why: Unusable, proxy: IpAddr) {
+        let Some((_, counter)) = self.counters.iter().find(|(known, _)| *known == why) else {
+            return;
+        };
+        counter.increment(1);
+        if self.lately.take() {
+            let (reason, remedy) = (why.as_str(), why.remedy());
+            warn!(%proxy, reason, remedy, "a connection of a trusted proxy does not start with a usable header of the PROXY protocol; closed");
+        }
+    }
 }
 
 fn server(head_time: Duration) -> http1::Builder {
@@ -184,7 +310,7 @@ impl Drop for AddressPlace {
 }
 
 /// What counts as one address: who has an IPv6 network has all of its addresses.
-fn network(peer: IpAddr) -> IpAddr {
+pub(super) fn network(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(_) => peer,
         IpAddr::V6(address) => {
@@ -194,9 +320,11 @@ fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// A connection that ends when its peer takes nothing for [`STALL_TIME`].
+/// A connection that ends when its peer takes nothing for [`STALL_TIME`], and that notes when bytes
+/// come and when all have left.
 struct Impatient<S> {
     stream: S,
+    watch: Stopwatch,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -223,7 +351,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.watch.read();
+        }
+        read
     }
 }
 
@@ -251,7 +384,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.watch.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -293,7 +430,7 @@ mod tests {
     async fn who_takes_nothing_for_long_is_left_and_who_takes_a_little_is_not() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let (ours, mut theirs) = tokio::io::duplex(100);
-        let mut ours = Impatient { stream: ours, stalled: None };
+        let mut ours = Impatient { stream: ours, stalled: None, watch: Stopwatch::default() };
         let reading = async {
             let mut taken = [0; 50];
             for _ in 0..10 {

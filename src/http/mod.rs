@@ -6,8 +6,8 @@
 //! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | everybody, but no other site's page |
 //! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, for the bot, by a browser that keeps its token; what they change: `operate` |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
-//! | `POST /v1/bots/…/counters/…/views` | scope `publish`, for the bot |
-//! | `POST /v1/bots/…/counters/query` | scope `read`, for the bot |
+//! | `POST /v1/bots/…/counters/…/views` | scope `publish` or `count`, for the bot |
+//! | `GET /v1/bots/…/counters`, `…/daily`, `POST …/counters/query` | scope `read` or `count`, for the bot |
 //! | `PUT /v1/bots/…/subscribers/…` | scope `publish`, for the bot |
 //! | `POST /v1/bots/…/automations/test` | scope `read`, for the bot |
 //! | `/send_delayed`, `/user_online`, `DELETE` and `PATCH /v1/notifications/…` | scope `publish`, for the bot |
@@ -15,7 +15,8 @@
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
 //! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
 //!
-//! A request passes, from the outside in: limits of the connection ([`listen`]), admission and the
+//! A request passes, from the outside in: limits of the connection ([`listen`]), what pages of other
+//! sites need ([`cors`]), admission and the
 //! body ([`admit`]), metrics, the site it comes from, the token ([`auth`]), the parameters ([`extract`]), the
 //! handler. Whatever refuses it answers a [`problem`]. The document ([`docs`]) is made of the very
 //! routes that are served.
@@ -27,11 +28,13 @@ mod automations;
 mod bots;
 mod cloudevents;
 mod contract;
+mod cors;
 mod counters;
 mod dead;
 mod docs;
 mod events;
 mod extract;
+mod forwarded;
 mod health;
 mod leases;
 mod listen;
@@ -41,8 +44,10 @@ mod pages;
 mod parameters;
 mod pipelines;
 mod problem;
+mod proxy_protocol;
 mod queues;
 mod routes;
+mod stopwatch;
 
 use std::sync::Arc;
 
@@ -58,12 +63,15 @@ pub(crate) use self::admit::{Door, QuotaSettings};
 use self::auth::Guard;
 pub(crate) use self::auth::{Access, AuthError};
 pub(crate) use self::counters::Exports;
+pub(crate) use self::forwarded::Proxies;
 pub(crate) use self::health::Health;
-pub(crate) use self::listen::{BindError, Limits, bind, serve};
+pub(crate) use self::listen::{BindError, Ending, Limits, bind, serve};
 pub(crate) use self::pages::Live;
 use self::problem::{Kind, PROBLEM_JSON, Problem};
+pub(crate) use self::proxy_protocol::Unusable as UnusableProxyHeader;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::routes::{ROUTES, Row};
+use self::stopwatch::{Meters, Stopwatch};
 use crate::automation::Editor;
 use crate::clock::SharedClock;
 use crate::config::Scope;
@@ -108,9 +116,18 @@ pub(crate) struct Api {
 pub(crate) fn routes(api: Api, health: Health) -> Router {
     let api = Arc::new(api);
     let (access, door) = (Arc::clone(&api.access), Arc::clone(&api.door));
-    let guard = |scope| Guard { access: Arc::clone(&access), door: Arc::clone(&door), scope };
+    door.know(&access);
+    let guard_or = |scope, or| {
+        let (access, door) = (Arc::clone(&access), Arc::clone(&door));
+        Guard { access, door, scope, or }
+    };
+    let guard = |scope| guard_or(scope, None);
+    let public = |scope, routes| guarded(guard_or(scope, Some(Scope::Count)), routes);
     let guarded = |scope, routes| guarded(guard(scope), routes);
+    let origins = cors::Origins::new(access.cors_origins());
     let served = docs::begin()
+        .merge(public(Scope::Publish, counters::counting()))
+        .merge(public(Scope::Read, counters::telling()))
         .merge(guarded(Scope::Publish, publishing()))
         .merge(guarded(Scope::Read, reading()))
         .merge(guarded(Scope::Operate, operating()))
@@ -125,7 +142,7 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers call by any name.
         .merge(health);
-    admitted(finish(routes), door)
+    admitted(finish(routes), door).layer(from_fn_with_state(origins, cors::share))
 }
 
 /// Routes behind admission: whoever is refused there has cost nothing yet.
@@ -135,10 +152,7 @@ pub(crate) fn admitted(routes: Router, door: Arc<Door>) -> Router {
 
 /// What asks for the scope `publish`.
 fn publishing() -> OpenApiRouter<Arc<Api>> {
-    events::publishing()
-        .merge(counters::publishing())
-        .merge(notifications::publishing())
-        .merge(automations::publishing())
+    events::publishing().merge(notifications::publishing()).merge(automations::publishing())
 }
 
 /// What asks for the scope `read`.
@@ -164,7 +178,12 @@ fn operating() -> OpenApiRouter<Arc<Api>> {
 /// Everything that needs no health, as it is described.
 #[cfg(test)]
 fn documented() -> utoipa::openapi::OpenApi {
-    let all = publishing().merge(reading()).merge(operating()).merge(leases::completing());
+    let all = publishing()
+        .merge(counters::counting())
+        .merge(counters::telling())
+        .merge(reading())
+        .merge(operating())
+        .merge(leases::completing());
     all.into_openapi()
 }
 
@@ -176,9 +195,9 @@ pub(crate) fn metrics_routes(health: Health) -> Router {
 
 /// Asks for a token with `scope`, and says so in the document.
 fn guarded(guard: Guard, routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
-    let scope = guard.scope;
+    let (scope, or) = (guard.scope, guard.or);
     let mut routes = routes.route_layer(from_fn_with_state(guard, auth::guard));
-    docs::note_access(routes.get_openapi_mut(), scope);
+    docs::note_access(routes.get_openapi_mut(), scope, or);
     routes
 }
 
@@ -201,14 +220,20 @@ fn finish(routes: Router) -> Router {
         .layer(from_fn(observe))
 }
 
-/// Counts and times a request, and makes every refusal a problem.
+/// Counts a request and times its handler, and makes every refusal a problem.
 async fn observe(request: Request, next: Next) -> Response {
-    let begun = Instant::now();
-    let route = request.extensions().get().cloned();
-    let response = next.run(request).await;
-    let status = response.status();
+    let route: Option<MatchedPath> = request.extensions().get().cloned();
     let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
-    metrics::http_request(route, status.as_u16(), begun.elapsed());
+    let meters = metrics::http_route(route);
+    if let Some(watch) = request.extensions().get::<Stopwatch>() {
+        watch.measure(|| Meters { whole: meters.whole, answer: Some(meters.answer) });
+    }
+    // One that is cut by its deadline took its time too.
+    let handling = Handling { seconds: meters.handler, began: Instant::now() };
+    let response = next.run(request).await;
+    drop(handling);
+    let status = response.status();
+    metrics::http_answered(route, status.as_u16());
     let kind = response.headers().get(header::CONTENT_TYPE);
     let told = kind.is_some_and(|kind| {
         kind == PROBLEM_JSON || kind == "application/json" || kind == "text/html; charset=utf-8"
@@ -217,4 +242,16 @@ async fn observe(request: Request, next: Next) -> Response {
         return response;
     }
     Problem::of_status(status).into_response()
+}
+
+/// The time of a handler, until it is dropped.
+struct Handling {
+    seconds: ::metrics::Histogram,
+    began: Instant,
+}
+
+impl Drop for Handling {
+    fn drop(&mut self) {
+        self.seconds.record(self.began.elapsed().as_secs_f64());
+    }
 }

@@ -12,6 +12,7 @@ use reqwest::Url;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::admit::NamedBots;
 use super::extract::{media_type, percent_decoded, read, unsupported};
 use super::problem::{Kind, Problem};
 
@@ -51,6 +52,9 @@ impl<S: Send + Sync> FromRequest<S> for Parameters {
                 let found = other.filter(|found| !found.is_empty());
                 return Err(unsupported(found.unwrap_or("missing"), &wanted));
             }
+        }
+        if let Some(bot) = all.0.get("bot") {
+            NamedBots::note(&parts.extensions, bot);
         }
         Ok(all)
     }

@@ -6,9 +6,11 @@ use std::sync::OnceLock;
 use ::metrics::Counter;
 use axum::extract::MatchedPath;
 use axum::http::{Extensions, Method};
+use axum::response::Response;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::extract::BODY_MAX;
+use super::stopwatch::{Meters, Stopwatch};
 use crate::admission::{Class, Operation, Reason};
 use crate::metrics;
 
@@ -113,6 +115,16 @@ impl Route {
         Self { operation, template, class, body_max, shed: Default::default() }
     }
 
+    /// Counts and times what was answered before its handler, or in its place.
+    pub(super) fn answered(&self, watch: Option<&Stopwatch>, response: Response) -> Response {
+        metrics::http_answered(self.template, response.status().as_u16());
+        if let Some(watch) = watch {
+            let meters = metrics::http_route(self.template);
+            watch.measure(|| Meters { whole: meters.whole, answer: Some(meters.answer) });
+        }
+        response
+    }
+
     /// The counter of its refusals for a reason.
     pub(super) fn shed(&self, class: Class, reason: Reason) -> &Counter {
         self.shed[class as usize][reason as usize]
@@ -137,6 +149,9 @@ impl Routes {
             // There from the start, at 0.
             for reason in [Reason::Capacity, Reason::Wait] {
                 route.shed(*class, reason).absolute(0);
+            }
+            if *body_max == BODY_MAX {
+                drop(metrics::http_body(template));
             }
             all.push(route);
         }

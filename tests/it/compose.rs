@@ -324,7 +324,7 @@ fn fairlane_has_time_to_stop_and_files_to_open() {
     let (compose, config) = served();
     let service = &services(&compose)["fairlane"];
     let grace = humantime::parse_duration(string(&service["stop_grace_period"])).expect("a time");
-    let needed = config.shutdown_grace + Duration::from_secs(5);
+    let needed = config.shutdown_delay + config.shutdown_grace + Duration::from_secs(5);
     assert!(grace >= needed, "{grace:?} is less than {needed:?}");
     let files = service["ulimits"]["nofile"].as_u64().expect("a number");
     assert!(files > 2 * config.http.max_connections as u64, "{files}");

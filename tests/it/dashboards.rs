@@ -41,12 +41,6 @@ const SHARED: &[&str] = &[
     "fairlane_redis_memory_bytes",
 ];
 
-/// Panels without a value on a healthy process, and why that is right.
-const SILENT: &[(&str, &str)] = &[
-    // A quantile of nothing. Nobody waits before there is more to do than room.
-    ("http-and-overload.json", "Wait for admission, p99"),
-];
-
 static SELECTOR: LazyLock<Regex> = LazyLock::new(|| {
     let (name, labels) = (r"\b((?:fairlane|process)_[a-z0-9_]+|up)\b", r"(?:\{([^}]*)\})?");
     Regex::new(&format!(r"(max(?: by \([^)]*\))? \(|max\()?{name}{labels}(\[)?")).unwrap()
@@ -120,10 +114,6 @@ impl Question {
 
     fn name(&self) -> String {
         format!("{}, panel {:?}: {}", self.dashboard, self.panel, self.expression)
-    }
-
-    fn is_silent(&self) -> bool {
-        SILENT.contains(&(&self.dashboard, &self.panel))
     }
 }
 
@@ -424,6 +414,8 @@ async fn traffic(client: &Client, stores: &Stores, receiver: &Receiver, round: u
     let views = format!("/v1/bots/shop-1/counters/ad-{}/views", round % 5);
     client.post(&views).await;
     client.get(&format!("/v1/bots/shop-1/counters?ids=ad-0,ad-1,never-seen-{round}")).await;
+    let json = [("content-type", "application/json")];
+    client.send("POST", "/v1/bots/shop-1/counters/query", &json, b"{\"ids\":[\"ad-0\"]}").await;
     let url: String = url::form_urlencoded::byte_serialize(receiver.url().as_bytes()).collect();
     client.get(&format!("/send_delayed?delay=0&type=hello&url={url}")).await;
     assert_eq!(client.get("/v1/pipelines/tags/bots").await.code, 503, "its class is refused");
@@ -466,8 +458,7 @@ async fn every_panel_shows_something_of_a_process_at_work() {
         for question in std::mem::take(&mut open) {
             let found = prometheus.query(&filled_in(&question.expression)).await;
             let found = found.unwrap_or_else(|error| panic!("{}: {error}", question.name()));
-            let silent = question.is_silent() && !found.is_empty();
-            if !silent && !found.iter().any(|(_, value)| value.is_finite()) {
+            if !found.iter().any(|(_, value)| value.is_finite()) {
                 left.push(question);
             }
         }

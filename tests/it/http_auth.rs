@@ -98,7 +98,8 @@ async fn every_route_but_the_open_ones_asks_for_a_token_with_its_scope() {
             assert!(matches!(ask(&guarded.client).await.code, 200 | 404), "{name}");
             continue;
         };
-        let [scope] = scopes.as_slice() else { panic!("{name} asks for {scopes:?}") };
+        // One that is as good may stand behind the one that is asked for.
+        let scope = scopes.first().unwrap_or_else(|| panic!("{name} asks for nothing"));
         for wrong in [
             guarded.client.clone(),
             guarded.client.with_token("wrong-0123456789abcdef"),

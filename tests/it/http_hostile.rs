@@ -13,6 +13,7 @@ use crate::support::http::{Answer, Client, Operation, metric};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
 
 const STRUCTURED: &str = "application/cloudevents+json";
 
@@ -400,8 +401,11 @@ async fn requests_are_counted_by_the_template_of_their_route() {
     };
     assert!(count("/v1/pipelines/{pipeline}/bots/{bot}", "200") >= Some(1.0), "{text}");
     assert!(count("unmatched", "404") >= Some(1.0), "{text}");
-    let seconds = metric(&text, "fairlane_http_seconds_count", &[("route", "unmatched")]);
-    assert!(seconds >= Some(1.0), "{text}");
+    eventually(Duration::from_secs(10), "and timed, once the last byte has left", async || {
+        let (_, text) = crate::support::http::get(&instance.address.to_string(), "/metrics").await;
+        metric(&text, "fairlane_http_seconds_count", &[("route", "unmatched")]) >= Some(1.0)
+    })
+    .await;
     assert!(!text.contains("counted-"), "a label holds what a client sent");
     instance.stop().await;
 }

@@ -368,7 +368,7 @@ async fn the_bench_finds_none_early_and_none_twice() {
         dead: 100,
         hanging: 1,
     };
-    let report = bench::notifications::run(options, |_, _| {}).await.unwrap();
+    let report = Box::pin(bench::notifications::run(options, |_, _| {})).await.unwrap();
     assert_eq!((report.notifications, report.early, report.repeated), (500, 0, 0), "{report:?}");
     assert!(report.beside_p99_ms.is_some() && report.hanging_requests <= 16, "{report:?}");
     assert!(report.p50_ms <= report.p99_ms && report.p99_ms <= report.max_ms, "{report:?}");

@@ -21,7 +21,7 @@ use super::super::BenchError;
 use super::served::pin;
 use super::{Protection, Workload};
 use crate::admission::{Admission, Class, Settings, system_ticks};
-use crate::http::{self, Door, Limits, QuotaSettings, Row};
+use crate::http::{self, Door, Limits, Proxies, QuotaSettings, Row};
 
 /// What one request needs of the processor.
 const CPU: Duration = Duration::from_millis(2);
@@ -69,7 +69,8 @@ pub fn serve(workload: Workload, protection: Protection, rounds: u64) -> Result<
         println!("{}", listener.local_addr()?);
         std::io::stdout().flush()?;
         let limits = Limits { name: "bench", connections: 8_192, per_address: 8_192 };
-        http::serve(listener, routes(work, protection), limits, stopped).await;
+        let (routes, proxies) = (routes(work, protection), Proxies::default());
+        http::serve(listener, routes, limits, proxies, stopped.into()).await;
         Ok(())
     };
     std::thread::spawn(move || {

@@ -113,6 +113,31 @@ fn what_is_in_the_file_twice_is_named_with_both_lines_and_the_remedy() {
 }
 
 #[test]
+fn what_stands_in_front_is_checked_too() {
+    let table = [
+        (
+            "[http]\ntrusted_proxies = [\"10.0.0.0/33\"]",
+            r#"f.toml:2: http.trusted_proxies holds "10.0.0.0/33"; write ADDRESS/BITS, such as "10.0.0.0/8" or "fd00::/8""#,
+        ),
+        (
+            "[http]\nproxy_protocol = true",
+            "f.toml:2: http.proxy_protocol is true, but http.trusted_proxies is empty, so that nobody's header would be read; name the networks of the proxies",
+        ),
+        (
+            "[admission]\np2_deadline = \"61m\"",
+            "f.toml:2: admission.p2_deadline is 1h 1m; write a duration from 0s to 1h",
+        ),
+        (
+            "shutdown_delay = \"61m\"",
+            "f.toml:1: shutdown_delay is 1h 1m; write a duration from 0s to 1h",
+        ),
+    ];
+    for (text, message) in table {
+        assert_eq!(refusal(text), message, "{text}");
+    }
+}
+
+#[test]
 fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
     let table = [
         ("data_dir = \"\"", "f.toml:1: data_dir is empty; name a directory"),

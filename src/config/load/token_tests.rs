@@ -59,11 +59,11 @@ fn a_bad_token_is_refused_with_its_line_and_key() {
         ),
         (
             inline(r#"name = "b", token_file = "u", scopes = ["write"]"#),
-            r#"f.toml:3: auth.tokens[1].scopes holds "write"; write "publish", "read" or "operate""#,
+            r#"f.toml:3: auth.tokens[1].scopes holds "write"; write "publish", "read", "operate" or "count""#,
         ),
         (
             inline(r#"name = "b", token_file = "u""#),
-            r#"f.toml:3: auth.tokens[1].scopes is empty; name one at least of "publish", "read" and "operate""#,
+            r#"f.toml:3: auth.tokens[1].scopes is empty; name one at least of "publish", "read" and "operate", or "count" alone"#,
         ),
         (
             inline(r#"name = "b", scopes = ["read"]"#),
@@ -115,5 +115,67 @@ fn nobody_listens_beyond_the_loopback_without_tokens_unless_told_so() {
     }
     for within in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
         Config::from_toml(&format!("http.listen = \"{within}\""), "f").unwrap();
+    }
+}
+
+const COUNT: &str = r#"name = "page", token_file = "p", scopes = ["count"]"#;
+
+#[test]
+fn a_public_token_counts_for_named_bots_and_known_origins_and_can_do_nothing_else() {
+    let with = |origins: &str, more: &str| {
+        format!(
+            "http.cors_origins = {origins}\n[[auth.tokens]]\n{}\n{more}",
+            COUNT.replace(", ", "\n")
+        )
+    };
+    let (sites, bots) =
+        (r#"["https://a.example", "http://b.example:8080"]"#, "bots = [\"shop-*\"]");
+    let token = Config::from_toml(&with(sites, bots), "f").unwrap().auth.tokens.remove(0);
+    assert_eq!(token.scopes, [Scope::Count]);
+    assert_eq!((token.rate, token.address_rate, token.origins.len()), (1_000, 20, 0));
+    for (text, expected) in [
+        (
+            with(sites, bots).replace("[\"count\"]", "[\"count\", \"read\"]"),
+            r#"auth.tokens[0].scopes holds "count" beside other scopes, but such a token is public; make another token for the others"#,
+        ),
+        (
+            with(sites, ""),
+            r#"auth.tokens[0].bots holds "*", but a token with the scope "count" is public; name the bots whose views it may count"#,
+        ),
+        (
+            with("[]", bots),
+            r#"auth.tokens[0].scopes holds "count", but http.cors_origins is empty; name the sites whose pages count there"#,
+        ),
+        (
+            with(sites, &format!("{bots}\norigins = [\"https://c.example\"]")),
+            r#"auth.tokens[0].origins holds "https://c.example", which http.cors_origins does not; add it there"#,
+        ),
+        (
+            with(sites, &format!("{bots}\nrate = 0")),
+            "auth.tokens[0].rate is 0; write a whole number from 1 to 1000000",
+        ),
+        (
+            with(sites, bots).replace("\"count\"", "\"read\"")
+                + "\norigins = [\"https://a.example\"]",
+            r#"auth.tokens[0].origins is set, but only a token with the scope "count" is for certain origins; remove it"#,
+        ),
+    ] {
+        let said = refusal(&text);
+        assert!(said.ends_with(expected), "{said}\ninstead of\n{expected}");
+    }
+    for wrong in [
+        "*",
+        "null",
+        "https://a.example/",
+        "https://A.example",
+        "a.example",
+        "ftp://a.example",
+        "https://a.example:443",
+    ] {
+        let said = refusal(&format!("http.cors_origins = [{wrong:?}]"));
+        let expected = format!(
+            "f.toml:1: http.cors_origins holds {wrong:?}; write scheme, host and port exactly as browsers send them"
+        );
+        assert!(said.starts_with(&expected), "{said}");
     }
 }

@@ -172,6 +172,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
     use tokio_util::sync::CancellationToken;
 
+    use super::super::super::forwarded::Proxies;
     use super::super::super::listen::{Limits, serve};
     use super::*;
     use crate::keyspace::StoreError;
@@ -224,7 +225,11 @@ mod tests {
             String::from_utf8(answer).unwrap()
         };
         let limits = Limits { name: "test", connections: 16, per_address: 16 };
-        tokio::join!(serve(listener, routes, limits, stop.clone()), asking).1
+        tokio::join!(
+            serve(listener, routes, limits, Proxies::default(), stop.clone().into()),
+            asking
+        )
+        .1
     }
 
     #[tokio::test]

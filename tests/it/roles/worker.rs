@@ -72,7 +72,7 @@ pub(super) fn run() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let shutdown = Shutdown::new();
-        shutdown.listen_for_signals(config.shutdown_grace).unwrap();
+        shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace).unwrap();
         let app = App::builder(config).handler("recorder", Recorder::new(behaviour));
         let app = app.build().await.unwrap();
         say(&format!("{READY}{}", app.metrics_address().unwrap()));

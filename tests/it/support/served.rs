@@ -87,6 +87,10 @@ impl Served {
         fields.find(|(known, _)| *known == name).map(|(_, value)| value.trim().to_owned())
     }
 
+    pub(crate) fn sigterm(&self) {
+        signal(self.child.id(), "TERM");
+    }
+
     pub(crate) fn sigstop(&self) {
         signal(self.child.id(), "STOP");
     }

@@ -1,0 +1,109 @@
+//! Pages of other sites that count views and read totals directly (CORS).
+//!
+//! A browser lets a page of another site read an answer only where the answer names the site. The
+//! sites of `http.cors_origins` are named for the routes that pages need, and for no others:
+//! [`TEMPLATES`]. Cookies never count there (no `Access-Control-Allow-Credentials`), so such a page
+//! can do what its token allows and nothing else.
+//!
+//! It is the outermost layer: a page is to hear of a refusal by admission control too.
+
+use std::sync::Arc;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+
+use super::problem::{Kind, Problem};
+use super::stopwatch::{Meters, Stopwatch};
+use crate::metrics;
+
+/// The routes that pages of other sites may call.
+const TEMPLATES: [&str; 4] = [
+    "/v1/bots/{bot}/counters/{ad}/views",
+    "/v1/bots/{bot}/counters/{ad}/daily",
+    "/v1/bots/{bot}/counters/query",
+    "/v1/bots/{bot}/counters",
+];
+/// What a page may send beside what every page may.
+const HEADERS: &str = "authorization, content-type, idempotency-key, x-deadline-ms, x-priority";
+/// What it may read beside what every page may.
+const EXPOSED: &str = "retry-after, x-shed-reason";
+/// For how many seconds a browser need not ask again.
+const MAX_AGE: &str = "7200";
+
+/// The sites whose pages may call.
+#[derive(Debug)]
+pub(super) struct Origins(Vec<HeaderValue>);
+
+impl Origins {
+    /// Those of the configuration, which are checked.
+    pub(super) fn new(origins: &[String]) -> Arc<Self> {
+        Arc::new(Self(origins.iter().filter_map(|one| HeaderValue::from_str(one).ok()).collect()))
+    }
+}
+
+/// Marks a request of a page that may call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AllowedOrigin;
+
+/// Answers a browser that asks first, and names the site in every other answer.
+pub(super) async fn share(
+    State(origins): State<Arc<Origins>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let template = request.extensions().get::<MatchedPath>();
+    let shared = TEMPLATES.into_iter().find(|of| template.is_some_and(|path| path.as_str() == *of));
+    let Some(template) = shared.filter(|_| !origins.0.is_empty()) else {
+        return next.run(request).await;
+    };
+    let headers = request.headers();
+    let origin = headers.get(header::ORIGIN).filter(|origin| origins.0.contains(origin)).cloned();
+    let asks = request.method() == Method::OPTIONS
+        && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = if asks {
+        preflight(template, origin.is_some(), request.extensions().get())
+    } else {
+        if origin.is_some() {
+            request.extensions_mut().insert(AllowedOrigin);
+        }
+        next.run(request).await
+    };
+    let headers = response.headers_mut();
+    // Without it a cache could give one site's answer to another.
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        let exposed = HeaderValue::from_static(EXPOSED);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+    }
+    response
+}
+
+/// What a browser hears that asks whether a page may call.
+fn preflight(template: &'static str, is_allowed: bool, watch: Option<&Stopwatch>) -> Response {
+    let response = if is_allowed {
+        let method = if template.ends_with("/views") || template.ends_with("/query") {
+            "POST"
+        } else {
+            "GET"
+        };
+        let headers = [
+            (header::ACCESS_CONTROL_ALLOW_METHODS, method),
+            (header::ACCESS_CONTROL_ALLOW_HEADERS, HEADERS),
+            (header::ACCESS_CONTROL_MAX_AGE, MAX_AGE),
+        ];
+        (StatusCode::NO_CONTENT, headers).into_response()
+    } else {
+        let detail =
+            "pages of this origin may not call here; http.cors_origins names those that may";
+        Problem::new(Kind::CrossSite, detail).into_response()
+    };
+    metrics::http_answered(template, response.status().as_u16());
+    if let Some(watch) = watch {
+        let meters = metrics::http_route(template);
+        watch.measure(|| Meters { whole: meters.whole, answer: Some(meters.answer) });
+    }
+    response
+}

@@ -1,0 +1,317 @@
+//! Who a request comes from, where proxies stand in between.
+//!
+//! Anybody can send `X-Forwarded-For` and `Forwarded` (RFC 7239), so they are read only on connections
+//! that come from a trusted proxy (`http.trusted_proxies`). Each proxy adds the address that it was
+//! called from at the end. So the entries are read from the last one back, for as long as they are
+//! trusted proxies themselves: the first that is not is the client, and what stands before it is
+//! what the client says, which counts for nothing.
+//!
+//! An entry that tells no address (`unknown`, `_hidden`, anything malformed) ends the search: the
+//! request counts as that of the proxy which wrote it. So it does where both headers are there and
+//! lead to different clients: a proxy that writes one of them may pass on the other as it came.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, HeaderName, header};
+use ipnet::IpNet;
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// Most proxies that a request comes through.
+const HOPS_MAX: usize = 32;
+/// Longest text of an address with its port; a longer one is none.
+const ADDRESS_MAX: usize = 64;
+
+/// The proxies that are believed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Proxies {
+    nets: Arc<[IpNet]>,
+    /// Whether their connections start with the header of the PROXY protocol.
+    pub(super) speak_first: bool,
+}
+
+impl Proxies {
+    /// Those of `nets`; `speak_first`: each of their connections starts with the header of the
+    /// PROXY protocol, version 2.
+    pub(crate) fn new(nets: &[IpNet], speak_first: bool) -> Self {
+        Self { nets: nets.into(), speak_first }
+    }
+
+    /// Whether an address is a trusted proxy's.
+    pub(super) fn trusts(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.nets.iter().any(|net| net.contains(&address))
+    }
+
+    /// The client of a request that came over a connection from `peer`.
+    pub(super) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        if !self.trusts(peer) {
+            return peer;
+        }
+        let lines = headers.get_all(FORWARDED_FOR).iter().rev();
+        let listed = lines.flat_map(|line| match line.to_str() {
+            Ok(line) => Entries::List(line.rsplit(',')),
+            Err(_) => Entries::Unreadable(Some(())),
+        });
+        let lines = headers.get_all(header::FORWARDED).iter().rev();
+        let forwarded = lines.flat_map(|line| {
+            let elements = line.to_str().ok().and_then(elements);
+            elements.unwrap_or_else(|| vec![None]).into_iter().rev()
+        });
+        match (self.walk(peer, listed), self.walk(peer, forwarded)) {
+            (Some(one), Some(other)) if one != other => peer,
+            (Some(client), _) | (None, Some(client)) => client,
+            (None, None) => peer,
+        }
+    }
+
+    /// The first of `entries`, the nearest before the others, that is no trusted proxy's; `None`
+    /// where there are none.
+    fn walk(&self, peer: IpAddr, entries: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
+        let mut nearest = None;
+        for entry in entries.take(HOPS_MAX) {
+            match entry {
+                None => return nearest.or(Some(peer)),
+                Some(address) if self.trusts(address) => nearest = Some(address),
+                Some(address) => return Some(address),
+            }
+        }
+        nearest
+    }
+}
+
+/// The entries of a line of `X-Forwarded-For`, the last one first.
+enum Entries<'a> {
+    List(std::str::RSplit<'a, char>),
+    Unreadable(Option<()>),
+}
+
+impl Iterator for Entries<'_> {
+    type Item = Option<IpAddr>;
+
+    fn next(&mut self) -> Option<Option<IpAddr>> {
+        match self {
+            Self::List(entries) => entries.next().map(|entry| address(entry.trim())),
+            Self::Unreadable(once) => once.take().map(|()| None),
+        }
+    }
+}
+
+/// The addresses of the elements of a line of `Forwarded`, in order; `None`: the line is malformed.
+fn elements(line: &str) -> Option<Vec<Option<IpAddr>>> {
+    let mut elements = Vec::new();
+    let (mut rest, mut client, mut seen) = (line, None, false);
+    loop {
+        rest = rest.trim_start_matches([' ', '\t']);
+        let end = rest.find(['=', ',', ';']).unwrap_or(rest.len());
+        let name = rest[..end].trim_end_matches([' ', '\t']);
+        rest = &rest[end..];
+        if let Some(behind) = rest.strip_prefix('=') {
+            let (value, behind) = value(behind)?;
+            if name.eq_ignore_ascii_case("for") {
+                // Two of them in one element say nothing.
+                client = if seen { None } else { address(&value) };
+                seen = true;
+            }
+            rest = behind.trim_start_matches([' ', '\t']);
+        } else if !name.is_empty() {
+            return None;
+        }
+        match rest.chars().next() {
+            Some(';') => {}
+            Some(',') | None => {
+                elements.push(client.take());
+                seen = false;
+            }
+            Some(_) => return None,
+        }
+        match rest.get(1..) {
+            Some(behind) if !rest.is_empty() => rest = behind,
+            _ => return Some(elements),
+        }
+    }
+}
+
+/// A token or a quoted string, and what is behind it.
+fn value(text: &str) -> Option<(String, &str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find([',', ';', ' ', '\t', '"']).unwrap_or(text.len());
+        return Some((text[..end].to_owned(), &text[end..]));
+    };
+    let (mut value, mut escaped) = (String::new(), false);
+    for (at, letter) in quoted.char_indices() {
+        match letter {
+            _ if escaped => {
+                value.push(letter);
+                escaped = false;
+            }
+            '\\' => escaped = true,
+            '"' => return Some((value, &quoted[at + 1..])),
+            _ => value.push(letter),
+        }
+    }
+    None
+}
+
+/// An address, with or without a port; IPv6 in brackets or, without a port, bare.
+fn address(text: &str) -> Option<IpAddr> {
+    if text.len() > ADDRESS_MAX {
+        return None;
+    }
+    if let Some(inner) = text.strip_prefix('[') {
+        let (address, port) = inner.split_once(']')?;
+        let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+        let address = address.parse::<Ipv6Addr>().ok().filter(|_| is_port)?;
+        return Some(IpAddr::from(address).to_canonical());
+    }
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Some(address.to_canonical());
+    }
+    let (address, port) = text.split_once(':')?;
+    address.parse::<Ipv4Addr>().ok().filter(|_| is_port(port)).map(IpAddr::from)
+}
+
+/// Digits, or a name that hides them.
+fn is_port(text: &str) -> bool {
+    let digits = text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let hidden =
+        |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+    !text.is_empty() && (digits || text.strip_prefix('_').is_some_and(hidden))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn proxies() -> Proxies {
+        let nets = ["10.0.0.0/8", "127.0.0.1/32", "fd00::/8"].map(|net| net.parse().unwrap());
+        Proxies::new(&nets, false)
+    }
+
+    fn client_of(peer: &str, lines: &[(&'static str, &str)]) -> String {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(*name, HeaderValue::from_str(value).unwrap());
+        }
+        proxies().client(peer.parse().unwrap(), &headers).to_string()
+    }
+
+    const XFF: &str = "x-forwarded-for";
+    const FWD: &str = "forwarded";
+    const PROXY: &str = "10.0.0.1";
+
+    #[test]
+    fn the_client_is_the_last_address_that_is_no_trusted_proxy() {
+        for (lines, client) in [
+            (&[][..], PROXY),
+            (&[(XFF, "203.0.113.7")], "203.0.113.7"),
+            (&[(XFF, " 203.0.113.7 ")], "203.0.113.7"),
+            (&[(XFF, "203.0.113.7:4711")], "203.0.113.7"),
+            (&[(XFF, "2001:db8::7")], "2001:db8::7"),
+            (&[(XFF, "[2001:db8::7]")], "2001:db8::7"),
+            (&[(XFF, "[2001:db8::7]:443")], "2001:db8::7"),
+            (&[(XFF, "::ffff:203.0.113.7")], "203.0.113.7"),
+            // What the client says itself stands before.
+            (&[(XFF, "6.6.6.6, 203.0.113.7")], "203.0.113.7"),
+            (&[(XFF, "6.6.6.6,10.0.0.9, 203.0.113.7 ,10.2.3.4,  fd00::1")], "203.0.113.7"),
+            // Lines are one list, in order.
+            (&[(XFF, "6.6.6.6"), (XFF, "203.0.113.7"), (XFF, "10.0.0.3")], "203.0.113.7"),
+            // All are proxies: the farthest that is known.
+            (&[(XFF, "10.0.0.7, 10.0.0.8")], "10.0.0.7"),
+            (&[(FWD, "for=203.0.113.7")], "203.0.113.7"),
+            (&[(FWD, "For=203.0.113.7;proto=https;by=10.0.0.1")], "203.0.113.7"),
+            (&[(FWD, "proto=http; FOR=\"203.0.113.7:80\" ;host=x")], "203.0.113.7"),
+            (&[(FWD, "for=\"[2001:db8::7]:4711\"")], "2001:db8::7"),
+            (&[(FWD, "for=\"[2001:db8::7]:_port\"")], "2001:db8::7"),
+            (&[(FWD, "for=\"\\[2001:db8::7\\]\"")], "2001:db8::7"),
+            (&[(FWD, "for=6.6.6.6, for=203.0.113.7, for=10.1.1.1")], "203.0.113.7"),
+            (&[(FWD, "for=6.6.6.6"), (FWD, "for=203.0.113.7")], "203.0.113.7"),
+            (&[(FWD, "for=\"6.6.6.6, for=7.7.7.7\", for=203.0.113.7")], "203.0.113.7"),
+            (&[(XFF, "203.0.113.7"), (FWD, "for=203.0.113.7")], "203.0.113.7"),
+        ] {
+            assert_eq!(client_of(PROXY, lines), client, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_tells_no_address_counts_as_the_proxy_that_wrote_it() {
+        let long = format!("{}1.2.3.4", "0".repeat(200));
+        for (lines, client) in [
+            (&[(XFF, "unknown")][..], PROXY),
+            (&[(XFF, "203.0.113.7, unknown, 10.0.0.2")], "10.0.0.2"),
+            (&[(XFF, "203.0.113.7, ")], PROXY),
+            (&[(XFF, "203.0.113.7,,10.0.0.2")], "10.0.0.2"),
+            (&[(XFF, "")], PROXY),
+            (&[(XFF, "203.0.113.7:port")], PROXY),
+            (&[(XFF, "203.0.113.7:")], PROXY),
+            (&[(XFF, "203.0.113.7:123456")], PROXY),
+            (&[(XFF, "[203.0.113.7]")], PROXY),
+            (&[(XFF, "[2001:db8::7")], PROXY),
+            (&[(XFF, "[2001:db8::7]443")], PROXY),
+            (&[(XFF, "fe80::1%eth0")], PROXY),
+            (&[(XFF, "010.0.0.2")], PROXY),
+            (&[(XFF, "localhost")], PROXY),
+            (&[(XFF, &long)], PROXY),
+            (&[(FWD, "for=unknown")], PROXY),
+            (&[(FWD, "for=_hidden")], PROXY),
+            (&[(FWD, "for=203.0.113.7, for=_SEVKISEK, for=10.0.0.2")], "10.0.0.2"),
+            (&[(FWD, "proto=https")], PROXY),
+            (&[(FWD, "for=1.1.1.1;for=203.0.113.7")], PROXY),
+            (&[(FWD, "for=\"203.0.113.7")], PROXY),
+            (&[(FWD, "for=\", for=203.0.113.7")], PROXY),
+            (&[(FWD, "for=\"203.0.113.7\"x")], PROXY),
+            (&[(FWD, "203.0.113.7")], PROXY),
+            (&[(FWD, "")], PROXY),
+            // They disagree: one of them may be what the client sent.
+            (&[(XFF, "203.0.113.7"), (FWD, "for=6.6.6.6")], PROXY),
+            (&[(XFF, "203.0.113.7"), (FWD, "for=_x")], PROXY),
+        ] {
+            assert_eq!(client_of(PROXY, lines), client, "{lines:?}");
+        }
+        let mut headers = HeaderMap::new();
+        headers.append(XFF, HeaderValue::from_static("203.0.113.7"));
+        headers.append(XFF, HeaderValue::from_bytes(b"203.0.113.8\xff").unwrap());
+        let peer = PROXY.parse().unwrap();
+        assert_eq!(proxies().client(peer, &headers), peer);
+    }
+
+    #[test]
+    fn of_very_many_proxies_only_the_nearest_are_looked_at() {
+        let many = vec!["10.0.0.5"; HOPS_MAX + 1].join(",");
+        let lines = [(XFF, &*format!("203.0.113.7,{many}"))];
+        assert_eq!(client_of(PROXY, &lines), "10.0.0.5");
+    }
+
+    #[test]
+    fn what_anybody_else_sends_is_not_read() {
+        for peer in ["203.0.113.50", "2001:db8::50"] {
+            for lines in [[(XFF, "6.6.6.6")], [(FWD, "for=6.6.6.6")]] {
+                assert_eq!(client_of(peer, &lines), peer);
+            }
+        }
+        let headers = HeaderMap::from_iter([(FORWARDED_FOR, HeaderValue::from_static("6.6.6.6"))]);
+        let peer = PROXY.parse().unwrap();
+        assert_eq!(Proxies::default().client(peer, &headers), peer, "nobody is trusted");
+        assert_eq!(client_of("::ffff:10.0.0.1", &[(XFF, "203.0.113.7")]), "203.0.113.7");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_client_puts_before_it_is_found_by_what_the_proxy_added(
+            before in "[ -~]{0,80}", forwarded in prop::bool::ANY,
+        ) {
+            let added = if forwarded { "for=203.0.113.7" } else { "203.0.113.7" };
+            let name = if forwarded { FWD } else { XFF };
+            // On a line of its own, as proxies do that cannot read the client's.
+            let found = client_of(PROXY, &[(name, before.trim()), (name, added)]);
+            prop_assert_eq!(&found, "203.0.113.7");
+            // On the same line a client can hide itself, but be nobody else.
+            let joined = format!("{}, {added}", before.trim());
+            let found = client_of(PROXY, &[(name, &joined)]);
+            prop_assert!(found == "203.0.113.7" || found == PROXY, "{found} of {joined:?}");
+        }
+    }
+}

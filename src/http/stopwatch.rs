@@ -1,0 +1,285 @@
+//! How long a request takes for its caller: from the first byte of its head to the last byte of the
+//! answer, whatever happens in between.
+//!
+//! HTTP libraries tell neither moment, so the connection does. A request starts when the first byte
+//! is read after the answer before it, and ends when the operating system has taken the last byte of
+//! its answer. In between are the rest of the head, the wait for admission, the body, the handler, and
+//! a client that reads slowly. A pipelined request, whose bytes are there before the answer to the
+//! one before it, starts when it is its turn.
+//!
+//! A request whose client leaves, or takes nothing for too long, ends with its connection. An answer
+//! that goes on until somebody leaves ends with its head.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use ::metrics::Histogram;
+use axum::body::Body;
+use axum::response::Response;
+use hyper::body::{Bytes, Frame, SizeHint};
+use tokio::time::Instant;
+
+use super::admit::Unhurried;
+
+/// The times of one connection. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct Stopwatch(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// When the first byte came of a request that is not known yet.
+    first_byte: Option<Instant>,
+    /// The request in flight.
+    current: Option<Exchange>,
+    /// Answered, but some of it may not have left yet. More than one with pipelining alone, and as
+    /// many as the buffer of the connection holds.
+    leaving: Vec<Exchange>,
+}
+
+struct Exchange {
+    began: Instant,
+    /// When the head of the answer was there.
+    answered: Option<Instant>,
+    meters: Option<Meters>,
+}
+
+/// Where the times go.
+#[derive(Clone)]
+pub(super) struct Meters {
+    /// First byte to last byte.
+    pub(super) whole: Histogram,
+    /// Head of the answer to its last byte.
+    pub(super) answer: Option<Histogram>,
+}
+
+impl Stopwatch {
+    /// Bytes were read.
+    pub(super) fn read(&self) {
+        let mut state = self.state();
+        if state.current.is_none() && state.first_byte.is_none() {
+            state.first_byte = Some(Instant::now());
+        }
+    }
+
+    /// A request is known.
+    pub(super) fn begin(&self) {
+        let mut state = self.state();
+        let began = state.first_byte.take().unwrap_or_else(Instant::now);
+        state.current = Some(Exchange { began, answered: None, meters: None });
+    }
+
+    /// Where the times of the request in flight go; the first that says so decides.
+    pub(super) fn measure(&self, meters: impl FnOnce() -> Meters) {
+        if let Some(exchange) = &mut self.state().current
+            && exchange.meters.is_none()
+        {
+            exchange.meters = Some(meters());
+        }
+    }
+
+    /// The head of an answer is there, and its body is about to be sent.
+    pub(super) fn answer(&self, response: Response) -> Response<Watched> {
+        if let Some(exchange) = &mut self.state().current {
+            exchange.answered = Some(Instant::now());
+        }
+        let is_endless = response.extensions().get::<Unhurried>().is_some();
+        if is_endless {
+            self.given();
+        }
+        let watch = (!is_endless).then(|| self.clone());
+        response.map(|body| Watched { body, watch })
+    }
+
+    /// All of the answer is in the buffer of the connection.
+    fn given(&self) {
+        let mut state = self.state();
+        if let Some(exchange) = state.current.take() {
+            state.leaving.push(exchange);
+        }
+    }
+
+    /// The buffer of the connection is empty.
+    pub(super) fn flushed(&self) {
+        let mut state = self.state();
+        let now = Instant::now();
+        for exchange in state.leaving.drain(..) {
+            exchange.end(now);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Exchange {
+    fn end(self, now: Instant) {
+        let Some(Meters { whole, answer }) = self.meters else { return };
+        whole.record((now - self.began).as_secs_f64());
+        if let Some((answer, answered)) = answer.zip(self.answered) {
+            answer.record((now - answered).as_secs_f64());
+        }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        for exchange in self.leaving.drain(..).chain(self.current.take()) {
+            exchange.end(now);
+        }
+    }
+}
+
+/// The body of an answer. It is dropped when the connection has all of it, or is over.
+pub(super) struct Watched {
+    body: Body,
+    watch: Option<Stopwatch>,
+}
+
+impl hyper::body::Body for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch.take() {
+            watch.given();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ::metrics::HistogramFn;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorded(Mutex<Vec<f64>>);
+
+    impl HistogramFn for Recorded {
+        fn record(&self, value: f64) {
+            self.0.lock().unwrap().push(value);
+        }
+    }
+
+    #[derive(Default)]
+    struct Times {
+        whole: Arc<Recorded>,
+        answer: Arc<Recorded>,
+    }
+
+    impl Times {
+        fn meters(&self) -> Meters {
+            Meters {
+                whole: Histogram::from_arc(Arc::clone(&self.whole)),
+                answer: Some(Histogram::from_arc(Arc::clone(&self.answer))),
+            }
+        }
+
+        /// In whole milliseconds.
+        fn of(recorded: &Recorded) -> Vec<u64> {
+            let recorded = recorded.0.lock().unwrap();
+            let ms = |s: &f64| Duration::from_secs_f64(*s).as_millis().try_into().unwrap();
+            recorded.iter().map(ms).collect()
+        }
+
+        fn all(&self) -> (Vec<u64>, Vec<u64>) {
+            (Self::of(&self.whole), Self::of(&self.answer))
+        }
+    }
+
+    async fn pass(ms: u64) {
+        tokio::time::advance(Duration::from_millis(ms)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_lasts_from_its_first_byte_to_the_last_byte_of_its_answer() {
+        let (watch, times) = (Stopwatch::default(), Times::default());
+        watch.read();
+        pass(100).await; // a slow head
+        watch.read();
+        watch.begin();
+        watch.measure(|| times.meters());
+        pass(200).await; // a slow body
+        watch.read();
+        pass(400).await; // the handler
+        let body = watch.answer(Response::new(Body::from("x")));
+        watch.flushed();
+        assert_eq!(times.all().0, Vec::<u64>::new(), "something of it is still here");
+        drop(body);
+        pass(800).await; // a slow reader
+        watch.flushed();
+        assert_eq!(times.all(), (vec![1_500], vec![800]));
+
+        pass(5_000).await; // rest
+        watch.flushed();
+        watch.read();
+        watch.begin();
+        watch.measure(|| times.meters());
+        drop(watch.answer(Response::new(Body::empty())));
+        pass(1).await;
+        watch.flushed();
+        assert_eq!(times.all(), (vec![1_500, 1], vec![800, 1]), "rest counts for nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pipelined_requests_start_when_it_is_their_turn_and_end_when_the_buffer_is_empty() {
+        let (watch, times) = (Stopwatch::default(), Times::default());
+        watch.read();
+        for _ in 0..2 {
+            watch.begin();
+            watch.measure(|| times.meters());
+            pass(10).await;
+            watch.read();
+            drop(watch.answer(Response::new(Body::empty())));
+        }
+        pass(5).await;
+        watch.flushed();
+        assert_eq!(times.all(), (vec![25, 15], vec![15, 5]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_whose_client_leaves_lasts_until_then_and_a_live_page_until_its_head() {
+        let (watch, times) = (Stopwatch::default(), Times::default());
+        watch.read();
+        watch.begin();
+        watch.measure(|| times.meters());
+        pass(30).await;
+        drop(watch);
+        assert_eq!(times.all(), (vec![30], vec![]));
+
+        let (watch, times) = (Stopwatch::default(), Times::default());
+        watch.read();
+        watch.begin();
+        watch.measure(|| times.meters());
+        pass(7).await;
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(Unhurried);
+        let live = watch.answer(response);
+        watch.flushed();
+        pass(60_000).await;
+        drop((live, watch));
+        assert_eq!(times.all(), (vec![7], vec![0]));
+    }
+}
