@@ -1,5 +1,5 @@
 <?php
-// A receiver for Fairlane's pushes in PHP.
+// A receiver for Fairlane's pushes in PHP, with nothing but its standard library.
 //
 //     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" php -S 127.0.0.1:9000 push_receiver.php
 //
@@ -8,6 +8,16 @@
 //
 // Put your own work into handle(). It gets the events of one bot in order, and never two calls for
 // one bot at once. An event may come again after a crash: remember its id together with its effect.
+//
+// --async answers 202 at once, goes on working, and then completes the lease at FAIRLANE:
+//
+//     php push_receiver.php --async http://FAIRLANE:8080 [--listen 127.0.0.1:9000]
+//
+// Under PHP-FPM set env[FAIRLANE_ASYNC] = http://FAIRLANE:8080 in the pool instead. There
+// fastcgi_finish_request() ends the answer, and the worker goes on; so pm.max_children bounds how
+// many pushes are worked on. PHP's built-in server does the same by closing the connection, but takes
+// the next push only when the work is done, unless PHP_CLI_SERVER_WORKERS is set. Work that takes
+// longer than lease_ttl has to extend its lease: POST /v1/leases/{lease}/extend.
 
 const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
 
@@ -48,6 +58,85 @@ function answer(int $status, array $value): never
     exit;
 }
 
+// Ends the answer, so that Fairlane's worker is free, and goes on behind it.
+function answer_first(): void
+{
+    ignore_user_abort(true);
+    set_time_limit(0);
+    http_response_code(202);
+    header('content-length: 0');
+    if (function_exists('fastcgi_finish_request')) {
+        fastcgi_finish_request();
+        return;
+    }
+    header('connection: close');
+    while (ob_get_level() > 0) {
+        ob_end_clean();
+    }
+    flush();
+}
+
+// Tells Fairlane how far it came. 409: too late, and the events come again.
+function complete(string $fairlane, string $lease, int $done, ?string $reason): void
+{
+    $what = $reason === null ? 'complete' : 'fail';
+    $body = ['ack' => $done] + ($reason === null ? [] : ['reason' => $reason]);
+    $options = ['http' => [
+        'method' => 'POST', 'header' => 'content-type: application/json', 'timeout' => 10,
+        'content' => json_encode($body), 'ignore_errors' => true,
+    ]];
+    $url = rtrim($fairlane, '/') . "/v1/leases/$lease/$what";
+    for ($attempt = 0; $attempt < 5; $attempt++) {
+        $answer = @file_get_contents($url, false, stream_context_create($options));
+        $status = (int) (explode(' ', $http_response_header[0] ?? '')[1] ?? 0);
+        if ($answer !== false && $status < 500 && $status !== 429) {
+            if ($status >= 300) {
+                error_log("$what answered $status: $answer");
+            }
+            return;
+        }
+        sleep(2 ** $attempt); // nobody answered, or not now: saying it twice does no harm
+    }
+    error_log("$what was not taken; the events come again");
+}
+
+// Handles the events in order; answers how many are done, and why no more.
+function work(array $push): array
+{
+    [$done, $reason] = [0, null];
+    foreach ($push['events'] as $event) {
+        try {
+            handle($push['bot'], $event);
+            $done++;
+        } catch (Exception $error) {
+            $reason = $error->getMessage();
+            break;
+        }
+    }
+    if ($log = getenv('RECEIVER_LOG')) {
+        $ids = array_map(fn($event) => ['id' => $event['id']], array_slice($push['events'], 0, $done));
+        $line = ['bot' => $push['bot'], 'fence' => $push['fence'], 'events' => $ids];
+        file_put_contents($log, json_encode($line) . "\n", FILE_APPEND | LOCK_EX);
+    }
+    return [$done, $reason];
+}
+
+if (PHP_SAPI === 'cli') { // called by its name: have the built-in server run it
+    $options = getopt('', ['async:', 'listen:']);
+    $async = $options['async'] ?? '';
+    if (!str_starts_with($async, 'http')) {
+        fwrite(STDERR, "usage: php push_receiver.php --async http://FAIRLANE:8080 [--listen IP:PORT]\n");
+        exit(64);
+    }
+    putenv("FAIRLANE_ASYNC=$async");
+    $arguments = ['-S', $options['listen'] ?? '127.0.0.1:9000', __FILE__];
+    if (function_exists('pcntl_exec')) {
+        pcntl_exec(PHP_BINARY, $arguments, getenv());
+    }
+    passthru(escapeshellarg(PHP_BINARY) . ' ' . implode(' ', array_map('escapeshellarg', $arguments)), $status);
+    exit($status);
+}
+
 $body = file_get_contents('php://input');
 $push = json_decode($body, true);
 if (!is_array($push) || !isset($push['bot'], $push['events'])) {
@@ -56,22 +145,13 @@ if (!is_array($push) || !isset($push['bot'], $push['events'])) {
 if (!is_signed($body)) {
     answer(401, ['error' => 'the signature is wrong']);
 }
-$done = 0;
-$reason = null;
-foreach ($push['events'] as $event) {
-    try {
-        handle($push['bot'], $event);
-        $done++;
-    } catch (Exception $error) {
-        $reason = $error->getMessage();
-        break;
-    }
+if ($fairlane = getenv('FAIRLANE_ASYNC')) {
+    answer_first();
+    [$done, $reason] = work($push);
+    complete($fairlane, $push['lease'], $done, $reason);
+    exit;
 }
-if ($log = getenv('RECEIVER_LOG')) {
-    $ids = array_map(fn($event) => ['id' => $event['id']], array_slice($push['events'], 0, $done));
-    $line = ['bot' => $push['bot'], 'fence' => $push['fence'], 'events' => $ids];
-    file_put_contents($log, json_encode($line) . "\n", FILE_APPEND | LOCK_EX);
-}
+[$done, $reason] = work($push);
 if ($done === 0 && $reason !== null) {
     answer(500, ['error' => $reason]);
 }

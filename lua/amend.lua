@@ -1,7 +1,9 @@
-#!lua
+#!lua flags=allow-oom
 -- amend: cancels a notification, or moves its due time and with it the time when it expires.
 --
 -- One that is moved falls due anew: an event of it that is queued already means nothing any more.
+--
+-- Runs on a full Redis: it writes nothing that was not there, and what is cancelled makes room.
 --
 -- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and where it has a
 --       key: [16] key:<bot> <key>

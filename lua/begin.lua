@@ -1,25 +1,72 @@
-#!lua
+#!lua flags=allow-oom
 -- begin: judges notifications whose events are handled, and begins to send those that may be sent.
 --
--- One that is begun falls due again after `hold`, as a safety net, and has its user for itself
--- until then. Only finish.lua with its token (the sequence of the event) ends the send.
+-- One that is begun falls due again after `hold`, as a safety net. Then whoever sends it has another
+-- `patience` to say how it ended: Redis may have been unavailable, for hours even, and the process
+-- alive. Only after that is it begun anew. Until then it has its user for itself. Only finish.lua
+-- with its token (the sequence of the event) ends the send.
+--
+-- Runs on a full Redis: notifications.lua says why it cannot make it fuller for long.
 --
 -- KEYS  the thirteen of notifications.lua, then per event: n:<id>, user:<bot> <uid>,
 --       online:<bot> <uid>
--- ARGV  hold ms, max dead letters, throttled ones ('drop' | 'defer'), threshold ms, number of types
---       with another, per such type: name, threshold ms; then per event: id, sequence
+-- ARGV  hold ms, patience ms, max dead letters, throttled ones ('drop' | 'defer'), threshold ms,
+--       number of types with another, per such type: name, threshold ms; number of caps, per cap: n,
+--       window ms; number of caps of types, each: type, n, window ms (n = 0: the type has none, nor
+--       those of all); then per event: id, sequence
 -- Reply {dead letters removed, per event: 0, or how it ended: {outcome, label}, or what is to be
 --       sent: {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
---       attempts, when it could be sent, 1 if its lateness counts}}
+--       attempts, when it could be sent, 1 if its lateness counts, headers}}
 -- Cost  3 commands + up to 9 an event
 assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
-local hold, dead_max, defers = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == 'defer'
-local thresholds, first = {}, 6 + 2 * tonumber(ARGV[5])
-for at = 6, first - 2, 2 do
-  thresholds[ARGV[at]] = tonumber(ARGV[at + 1])
+local hold, patience, dead_max, defers =
+  tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'defer'
+local at, thresholds, caps, caps_of = 6, {}, {}, {}
+
+-- Reads a list of ARGV, whose length stands before it, by entries of so many.
+local function each(width, take)
+  local first = at + 1
+  at = first + width * tonumber(ARGV[at])
+  for entry = first, at - 1, width do
+    take(ARGV[entry], ARGV[entry + 1], ARGV[entry + 2])
+  end
 end
+
+each(2, function(kind, threshold) thresholds[kind] = tonumber(threshold) end)
+each(2, function(n, window) caps[#caps + 1] = {n = tonumber(n), window = tonumber(window)} end)
+each(3, function(kind, n, window)
+  caps_of[kind] = caps_of[kind] or {}
+  if tonumber(n) > 0 then
+    table.insert(caps_of[kind], {n = tonumber(n), window = tonumber(window), kind = kind})
+  end
+end)
+local first = at
 assert(#ARGV == first - 1 + 2 * (#KEYS - 13) / 3, 'begin: wrong number of arguments')
 local reply = {0}
+
+-- When its user may get it, and why not before. `known` is what the user's hash says.
+local function room_for(note, known)
+  local free, why = 0, nil
+  if note.online ~= '1' and known[1] then
+    local threshold = thresholds[note.type] or tonumber(ARGV[5])
+    free = tonumber(known[1]) + threshold
+    why = 'the user got another one less than ' .. digits(threshold / 1000) .. ' s before'
+  end
+  local own = caps_of[note.type]
+  local function ask(log, list)
+    for _, cap in ipairs(list) do
+      local room = room_at(log or '', cap.n, cap.window)
+      if room > free then
+        free = room
+        why = 'the user got ' .. digits(cap.n) .. (cap.kind and ' of this type' or '') .. ' within '
+          .. digits(cap.window / 1000) .. ' s'
+      end
+    end
+  end
+  if not own or #own > 0 then ask(known[4], caps) end
+  ask(known[5], own or {})
+  return free, why
+end
 
 -- Whether it may be sent now; else it falls due later, or how it ended.
 local function may_send(note, user, online, waits)
@@ -45,14 +92,21 @@ local function may_send(note, user, online, waits)
   if note.uid == '' then
     return true
   end
-  local known = call('HMGET', user, 'sent', 'by', 'until')
-  if known[2] and known[2] ~= note.id and tonumber(known[3]) > NOW_MS then
-    arm(note, NOW_MS + 1000)
-    return false
+  local known = call('HMGET', user, 'sent', 'by', 'until', 'log', 'log|' .. note.type, 'late')
+  if known[2] and known[2] ~= note.id then
+    local over = tonumber(known[3]) <= NOW_MS
+    if over and known[6] ~= known[2] then
+      -- Nobody said how that one ended: perhaps nobody could.
+      call('HSET', user, 'late', known[2], 'until', NOW_MS + patience)
+      over = false
+    end
+    if not over then
+      arm(note, NOW_MS + 1000)
+      return false
+    end
   end
-  local threshold = thresholds[note.type] or tonumber(ARGV[4])
-  local free = known[1] and tonumber(known[1]) + threshold or 0
-  if note.online == '1' or free <= NOW_MS then
+  local free, why = room_for(note, known)
+  if free <= NOW_MS then
     return true
   end
   if defers and free < note.expires then
@@ -60,8 +114,7 @@ local function may_send(note, user, online, waits)
     arm(note, free)
     return false
   end
-  finish(note, 'throttled', 'the user got another one less than '
-    .. digits(threshold / 1000) .. ' s before')
+  finish(note, 'throttled', why)
   return false, 'throttled'
 end
 
@@ -69,7 +122,11 @@ for i = 1, (#KEYS - 13) / 3 do
   local at, id, sequence = 11 + 3 * i, ARGV[first + 2 * i - 2], tonumber(ARGV[first + 2 * i - 1])
   local note, user = note_at(at, id), KEYS[at + 1]
   reply[i + 1] = 0
-  if note and sequence > note.s and (not ENDED[note.state] or note.state == 'dead') then
+  local is_new = note and sequence > math.max(note.s, note.asked)
+  if is_new and note.state == 'sending' and note.asked <= note.s then
+    call('HSET', note.key, 'asked', sequence) -- and it keeps the token
+    arm(note, NOW_MS + patience)
+  elseif is_new and (not ENDED[note.state] or note.state == 'dead') then
     if note.state == 'dead' then -- somebody redrove it
       note.attempts, note.expires = 0, NOW_MS + math.max(0, note.expires - note.due)
       note.due, note.reason, note.ready, note.told = NOW_MS, nil, nil, nil
@@ -86,15 +143,15 @@ for i = 1, (#KEYS - 13) / 3 do
       arm(note, NOW_MS + hold)
       call('HSET', note.key, 'state', 'sending', 'attempts', note.attempts + 1)
       if note.uid ~= '' then
-        call('HSET', user, 'by', id, 'until', NOW_MS + hold)
-        if call('PTTL', user) < hold then call('PEXPIRE', user, hold) end
+        call('HSET', user, 'by', id, 'until', NOW_MS + hold + patience)
+        if call('PTTL', user) < USER_KEPT_MS then call('PEXPIRE', user, USER_KEPT_MS) end
       end
-      local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck')
+      local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck', 'headers')
       reply[i + 1] = {
         id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '',
         what[2] or '', what[3] or '', what[4] or '', digits(note.due), digits(note.expires),
         digits(note.attempts + 1), note.ready or digits(note.due),
-        (note.told or note.online == '1') and 0 or 1,
+        (note.told or note.online == '1') and 0 or 1, what[5] or '',
       }
     end
   end

@@ -1,7 +1,11 @@
-#!lua
+#!lua flags=allow-oom
 -- promote: moves delayed events that are due into their bots' queues, with fresh sequences.
 --
 -- The caller read ids and bots before; each is checked again, so any number of callers may run.
+--
+-- Runs on a full Redis: an event that was accepted leaves `due` and `later` for a list that is
+-- emptied. It takes no more memory there, but for the first of a bot: its list and its place in the
+-- control set, of which there is one a bot.
 --
 -- KEYS  the eight of shared.lua, [9] due, [10] later, [11..] q:<bot> per event
 -- ARGV  slice µs, then per event, oldest first: id, bot (at most 100 events a call)

@@ -1,6 +1,8 @@
-#!lua
+#!lua flags=allow-oom
 -- release: a user is online. The notification that waits longest for that is due now, unless
 -- another one was released less than the threshold before.
+--
+-- Runs on a full Redis: notifications.lua says why it cannot make it fuller for long.
 --
 -- KEYS  the thirteen of notifications.lua, [14] online:<bot> <uid>, [15] user:<bot> <uid>
 -- ARGV  bot, uid, threshold ms

@@ -43,6 +43,7 @@ use crate::keyspace::{Link, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{CounterMetrics, DueMetrics, PipelineMetrics};
 use crate::notifications::{Notifications, audit};
+use crate::outbound::headers::HeadersError;
 use crate::outbound::{OutboundSetupError, Policy};
 use crate::pool::open::OpenLeases;
 use crate::presence;
@@ -192,6 +193,9 @@ pub enum AppError {
     /// The tokens cannot be used.
     #[error(transparent)]
     Auth(#[from] AuthError),
+    /// A set of `callbacks.headers` cannot be used.
+    #[error(transparent)]
+    Headers(#[from] HeadersError),
 }
 
 /// One instance of the service. Several may run in one process.
@@ -330,7 +334,8 @@ impl App {
         let plan = self.plans.iter().find(|plan| plan.name.notifies())?;
         let queue = plan.queue(&self.config, &self.links.views);
         let threshold = self.config.notifications.online_threshold;
-        Some(Notifications::new(queue, Arc::clone(&self.clock), threshold))
+        let sets = plan.header_sets();
+        Some(Notifications::new(queue, Arc::clone(&self.clock), threshold, sets))
     }
 
     /// Runs until `shutdown` stops it and everything that was begun has ended.

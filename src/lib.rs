@@ -112,6 +112,7 @@ pub mod presence;
 pub mod pressure;
 mod private;
 pub mod queue;
+mod receiver;
 mod signing;
 mod startup;
 pub mod store;

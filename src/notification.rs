@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize, Serializer};
 use uuid::Uuid;
 
+use crate::filter::Glob;
 use crate::id::{BotId, Shard, ShardCount};
 use crate::outbound::URL_MAX_BYTES;
 
@@ -137,6 +138,91 @@ fn days(time: Duration) -> u64 {
     time.as_secs() / 86_400
 }
 
+/// A user gets at most so many in any window of so long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cap {
+    /// How many: 1 to [`Self::N_MAX`].
+    pub n: u32,
+    /// In how long: [`Self::WINDOW_MIN`] to [`Self::WINDOW_MAX`].
+    pub window: Duration,
+}
+
+/// A text that is no cap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CapError {
+    /// Not of the form.
+    #[error("write NUMBER/TIME, such as \"10/day\", \"3/1h\" or \"100/7d\"")]
+    Form,
+    /// Too many, or none.
+    #[error("write a number from 1 to {} before the stroke", Cap::N_MAX)]
+    Number,
+    /// Too short or too long.
+    #[error("write a time from 1s to 366d behind the stroke")]
+    Window,
+}
+
+impl Cap {
+    /// A user's log takes 6 bytes each.
+    pub const N_MAX: u32 = 1_000;
+    /// Shortest window.
+    pub const WINDOW_MIN: Duration = Duration::from_secs(1);
+    /// Longest window: so long a user is remembered.
+    pub const WINDOW_MAX: Duration = DELAY_MAX;
+}
+
+impl FromStr for Cap {
+    type Err = CapError;
+
+    fn from_str(text: &str) -> Result<Self, CapError> {
+        let (n, window) = text.split_once('/').ok_or(CapError::Form)?;
+        let (n, window) = (n.trim(), window.trim());
+        if n.is_empty() || !n.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(CapError::Form);
+        }
+        let n = n.parse().ok().filter(|n| (1..=Self::N_MAX).contains(n)).ok_or(CapError::Number)?;
+        let window = match window {
+            "minute" => Duration::from_secs(60),
+            "hour" => Duration::from_secs(3_600),
+            "day" => Duration::from_secs(86_400),
+            "week" => Duration::from_secs(7 * 86_400),
+            window => humantime::parse_duration(window).map_err(|_| CapError::Form)?,
+        };
+        if !(Self::WINDOW_MIN..=Self::WINDOW_MAX).contains(&window) {
+            return Err(CapError::Window);
+        }
+        Ok(Self { n, window })
+    }
+}
+
+/// How many notifications a user gets, at most.
+///
+/// Those of a bot count every type together; those of a type count that type by itself, beside them.
+/// A type without any is not counted at all.
+#[derive(Debug, Clone, Default)]
+pub struct Caps {
+    /// Of every bot.
+    pub all: Vec<Cap>,
+    /// Of bots whose ids match, instead; the first that matches.
+    pub by_bot: Vec<(Glob, Vec<Cap>)>,
+    /// Of types.
+    pub by_kind: Vec<(String, Vec<Cap>)>,
+}
+
+impl Caps {
+    /// Those of a bot.
+    #[must_use]
+    pub fn of_bot(&self, bot: &BotId) -> &[Cap] {
+        let named = self.by_bot.iter().find(|(glob, _)| glob.matches(bot.as_str()));
+        named.map_or(&self.all, |(_, caps)| caps)
+    }
+
+    /// Those of a type beside those of its bot; `None` when it has none of its own.
+    #[must_use]
+    pub fn of_kind(&self, kind: &str) -> Option<&[Cap]> {
+        self.by_kind.iter().find(|(name, _)| name == kind).map(|(_, caps)| &**caps)
+    }
+}
+
 /// What is done when another notification of the bot has the key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -176,6 +262,8 @@ pub struct NewNotification {
     pub body: String,
     /// This URL must answer `ok` before each attempt; empty for none.
     pub recheck: String,
+    /// The set of `callbacks.headers` that is sent with it; empty for none.
+    pub headers: String,
     /// A name of the caller's for it, and what is done when it is taken.
     pub key: Option<(String, Duplicates)>,
 }
@@ -205,6 +293,7 @@ impl NewNotification {
             ("method", &self.method, KIND_MAX_BYTES),
             ("url", &self.url, URL_MAX_BYTES),
             ("recheck_url", &self.recheck, URL_MAX_BYTES),
+            ("headers_from", &self.headers, KIND_MAX_BYTES),
             ("body", &self.body, BODY_MAX_BYTES),
         ] {
             if text.len() > most {
@@ -260,7 +349,7 @@ pub enum State {
     Sent,
     /// The recheck did not want it sent.
     Refused,
-    /// The user had got another one shortly before.
+    /// The user had got another one shortly before, or as many as the caps allow.
     Throttled,
     /// Its time passed before it could be sent.
     Expired,
@@ -344,6 +433,8 @@ pub struct Begun {
     pub body: String,
     /// To be asked before; empty for none.
     pub recheck: String,
+    /// The set of headers; empty for none.
+    pub headers: String,
     /// When it was due, ms since 1970.
     pub due_ms: u64,
     /// When it is given up, ms since 1970.
@@ -373,6 +464,12 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// How `lua/finish.lua` calls it.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        self.parts().0
+    }
+
     /// The word of `lua/finish.lua`, the pause and the reason.
     pub(crate) fn parts(&self) -> (&'static str, Duration, &str) {
         match self {
@@ -449,6 +546,7 @@ mod tests {
             method: "GET".to_owned(),
             body: "\n".repeat(BODY_MAX_BYTES),
             recheck: String::new(),
+            headers: "h".repeat(KIND_MAX_BYTES),
             key: Some(("k".repeat(KEY_MAX_BYTES), Duplicates::Ignore)),
         };
         let now = Duration::from_secs(1_800_000_000);
@@ -470,6 +568,7 @@ mod tests {
             ("url", NewNotification { url: String::new(), ..new.clone() }),
             ("recheck_url", NewNotification { recheck: more(&new.url), ..new.clone() }),
             ("method", NewNotification { method: String::new(), ..new.clone() }),
+            ("headers_from", NewNotification { headers: more(&new.headers), ..new.clone() }),
             ("body", NewNotification { body: more(&new.body), ..new.clone() }),
             ("key", NewNotification { key: key("k".repeat(KEY_MAX_BYTES + 1)), ..new.clone() }),
             ("key", NewNotification { key: key(String::new()), ..new.clone() }),
@@ -477,6 +576,50 @@ mod tests {
             let error = wrong.check(now).unwrap_err();
             assert_eq!(error.parameter, parameter, "{error}");
         }
+    }
+
+    #[test]
+    fn a_cap_is_a_number_in_a_time() {
+        let cap = |n, seconds| Ok(Cap { n, window: Duration::from_secs(seconds) });
+        for (text, expected) in [
+            ("10/day", cap(10, 86_400)),
+            ("3/1h", cap(3, 3_600)),
+            (" 100 / 7d ", cap(100, 604_800)),
+            ("1/minute", cap(1, 60)),
+            ("5/week", cap(5, 604_800)),
+            ("2/1h 30m", cap(2, 5_400)),
+            ("1000/366d", cap(1_000, 31_622_400)),
+            ("0/day", Err(CapError::Number)),
+            ("1001/day", Err(CapError::Number)),
+            ("99999999999/day", Err(CapError::Number)),
+            ("1/999ms", Err(CapError::Window)),
+            ("1/367d", Err(CapError::Window)),
+            ("10", Err(CapError::Form)),
+            ("/day", Err(CapError::Form)),
+            ("+1/day", Err(CapError::Form)),
+            ("10/", Err(CapError::Form)),
+            ("10/fortnight", Err(CapError::Form)),
+            ("ten/day", Err(CapError::Form)),
+        ] {
+            assert_eq!(text.parse(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_pattern_that_matches_a_bot_decides_its_caps() {
+        let cap = |text: &str| text.parse::<Cap>().unwrap();
+        let glob = |text: &str| Glob::new(text);
+        let caps = Caps {
+            all: vec![cap("1/day")],
+            by_bot: vec![(glob("shop-7"), vec![cap("2/day")]), (glob("shop-*"), Vec::new())],
+            by_kind: vec![("promo".to_owned(), vec![cap("3/day")])],
+        };
+        let of = |bot: &str| caps.of_bot(&BotId::parse(bot).unwrap()).to_vec();
+        assert_eq!(of("other"), [cap("1/day")]);
+        assert_eq!(of("shop-7"), [cap("2/day")]);
+        assert_eq!(of("shop-8"), []);
+        assert_eq!(caps.of_kind("promo"), Some(&[cap("3/day")][..]));
+        assert_eq!(caps.of_kind("other"), None);
     }
 
     #[test]

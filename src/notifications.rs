@@ -25,6 +25,8 @@ use crate::keyspace::StoreError;
 use crate::keyspace::scripts::{Amended, Amendment};
 use crate::metrics::NotificationMetrics;
 use crate::notification::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
+use crate::outbound::headers::HeaderSets;
+use crate::outbound::{CheckedUrl, Policy};
 use crate::queue::{Accepted, Queue, Span, Stats};
 
 /// The notifications of every bot. Cheap to clone.
@@ -33,6 +35,7 @@ pub struct Notifications {
     queue: Queue,
     clock: SharedClock,
     online_threshold: Duration,
+    sets: HeaderSets,
     /// Types that are known to have a place of their own in the statistics.
     labels: Arc<Mutex<HashSet<String>>>,
 }
@@ -58,8 +61,13 @@ impl Notifications {
     /// Those of the pipeline of `queue`. A user that was online gets the next one
     /// `online_threshold` later at the earliest.
     #[must_use]
-    pub fn new(queue: Queue, clock: SharedClock, online_threshold: Duration) -> Self {
-        Self { queue, clock, online_threshold, labels: Arc::default() }
+    pub(crate) fn new(
+        queue: Queue,
+        clock: SharedClock,
+        online_threshold: Duration,
+        sets: HeaderSets,
+    ) -> Self {
+        Self { queue, clock, online_threshold, sets, labels: Arc::default() }
     }
 
     /// Their queues.
@@ -77,6 +85,7 @@ impl Notifications {
     pub async fn accept(&self, new: &NewNotification) -> Result<Accepted, AcceptError> {
         let now = self.clock.now();
         new.check(now)?;
+        self.check_headers(new)?;
         let label = self.label(&new.kind).await?;
         let accepted = self.queue.schedule(new, &label, now).await?;
         if let Some(label) = &accepted.cancelled {
@@ -86,6 +95,17 @@ impl Notifications {
             NotificationMetrics::count(&label, "received");
         }
         Ok(accepted)
+    }
+
+    /// Whether it may name its set of headers; asked again when it is sent.
+    fn check_headers(&self, new: &NewNotification) -> Result<(), Unusable> {
+        // A URL that cannot be read is told of by who judges URLs.
+        let Ok(url) = CheckedUrl::parse(&new.url, &Policy::Operator) else { return Ok(()) };
+        if new.headers.is_empty() {
+            return Ok(());
+        }
+        let allowed = self.sets.of(&new.headers, &new.bot, &url);
+        allowed.map(drop).map_err(|problem| Unusable { parameter: "headers_from", problem })
     }
 
     async fn label(&self, kind: &str) -> Result<String, StoreError> {

@@ -11,7 +11,7 @@ use super::{App, AppError, Roles};
 use crate::automation::Automations;
 use crate::automation::effects::Effects;
 use crate::clock::SharedClock;
-use crate::config::{Config, OnThrottle, PUSH, PipelineConfig, Start};
+use crate::config::{Config, NotificationsConfig, OnThrottle, PUSH, PipelineConfig, Start};
 use crate::fanout::Route;
 use crate::filter::{Filter, Glob, Sees};
 use crate::handler::{
@@ -24,7 +24,9 @@ use crate::keyspace::scripts::Throttle;
 use crate::keyspace::{Link, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, CounterMetrics, PipelineMetrics};
+use crate::notification::Caps;
 use crate::notifications::{Gates, PER_HOST, Sender, Sending};
+use crate::outbound::headers::HeaderSets;
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
 use crate::pool::open::OpenPipeline;
 use crate::pool::retry::Backoff;
@@ -213,7 +215,7 @@ impl Builder {
         stores: &Stores,
     ) -> Result<Handles, AppError> {
         if let Some(outbound) = outbound.filter(|_| name.notifies()) {
-            return Ok(Handles::Notifications(self.sending(outbound)));
+            return Ok(Handles::Notifications(self.sending(outbound)?));
         }
         if let (true, Ok(automations)) = (name.automates(), &stores.automations) {
             return Ok(Handles::Rules(automations.clone()));
@@ -252,7 +254,7 @@ impl Builder {
     }
 
     /// What sends notifications.
-    fn sending(&self, outbound: &Outbound) -> Sending {
+    fn sending(&self, outbound: &Outbound) -> Result<Sending, AppError> {
         let (config, secrets) = (&self.config.notifications, &self.config.callbacks.secrets);
         if secrets.is_empty() {
             // Many send none; `fairlane check` warns of it.
@@ -263,10 +265,13 @@ impl Builder {
         let throttle = Throttle {
             threshold: config.user_poll_threshold,
             by_kind: config.type_thresholds.clone(),
+            caps: caps(config),
             defers: config.on_throttle == OnThrottle::Defer,
         };
         let gates = Gates::new(PER_HOST, config.host_rate);
-        Sending { outbound: outbound.clone(), secrets: secrets.clone(), throttle, gates }
+        let sets = HeaderSets::open(&self.config.callbacks.headers)?;
+        let (outbound, secrets) = (outbound.clone(), secrets.clone());
+        Ok(Sending { outbound, secrets, sets, throttle, gates })
     }
 
     fn plan(
@@ -291,6 +296,12 @@ impl Builder {
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
+}
+
+/// The caps of the configuration.
+fn caps(config: &NotificationsConfig) -> Caps {
+    let by_bot = config.bot_caps.iter().map(|(glob, caps)| (Glob::new(glob), caps.clone()));
+    Caps { all: config.caps.clone(), by_bot: by_bot.collect(), by_kind: config.type_caps.clone() }
 }
 
 /// What is kept in MongoDB.
@@ -341,6 +352,14 @@ impl Plan {
     /// Whether it begins at the first entry of a stream that it never read; else at the next.
     pub(super) fn starts_earliest(&self) -> bool {
         self.config.start == Start::Earliest
+    }
+
+    /// The headers that notifications may have sent with them.
+    pub(super) fn header_sets(&self) -> HeaderSets {
+        match &self.handler {
+            Handles::Notifications(sending) => sending.sets.clone(),
+            Handles::Events(_) | Handles::Rules(_) => HeaderSets::default(),
+        }
     }
 
     /// The rules that it evaluates.

@@ -279,6 +279,7 @@ fn notification(event: &Event, effect: &Effect, notify: &Notify) -> NewNotificat
         method,
         body,
         recheck: notify.recheck_url.clone().unwrap_or_default(),
+        headers: notify.headers_from.clone().unwrap_or_default(),
         key: Some(key(event, effect)),
     }
 }
@@ -304,6 +305,7 @@ fn pushed(event: &Event, effect: &Effect, url: &str) -> NewNotification {
         method: "POST".to_owned(),
         body: serde_json::to_string(event).unwrap_or_default(),
         recheck: String::new(),
+        headers: String::new(),
         key: Some(key(event, effect)),
     }
 }

@@ -165,6 +165,10 @@ pub struct Notify {
     /// It is given up so long after it was due; a day if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in: Option<Delay>,
+    /// The set of `callbacks.headers` that is sent with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 64)]
+    pub headers_from: Option<String>,
 }
 
 fn none() -> String {
@@ -419,6 +423,13 @@ impl Action {
                     bytes("uid", uid.len(), UID_MAX_BYTES)?;
                     if uid.chars().any(char::is_control) {
                         return Err(("uid", "holds a control character; remove it".to_owned()));
+                    }
+                }
+                if let Some(headers) = &notify.headers_from {
+                    bytes("headers_from", headers.len(), KIND_MAX_BYTES)?;
+                    if headers.is_empty() || headers.chars().any(char::is_control) {
+                        let problem = "is empty or holds a control character";
+                        return Err(("headers_from", problem.to_owned()));
                     }
                 }
                 notify.check_body()?;

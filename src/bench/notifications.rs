@@ -357,6 +357,7 @@ impl Accepting {
                 method: "GET".to_owned(),
                 body: String::new(),
                 recheck: String::new(),
+                headers: String::new(),
                 key: None,
             };
             Ok::<_, BenchError>(self.notifications.accept(&new).await?)

@@ -100,6 +100,9 @@ pub enum CliError {
         "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and restart every `fairlane serve`, then drop it"
     )]
     StillEnabled(PipelineName),
+    /// The receiver cannot go on.
+    #[error("the receiver cannot accept any more: {0}")]
+    Receiver(#[source] io::Error),
     /// There is no secret.
     #[error(
         "callbacks.secrets is empty, so calls are not signed; add one: `echo whsec_$(openssl rand -base64 32)`"
@@ -299,6 +302,7 @@ impl CliError {
             | Self::Output(_)
             | Self::WriteChart { .. }
             | Self::BenchServer
+            | Self::Receiver(_)
             | Self::Json(_)
             | Self::Signals(_)
             | Self::Faults { .. }
@@ -339,6 +343,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Filter { .. }
         | AppError::Shards { .. }
         | AppError::Auth(_)
+        | AppError::Headers(_)
         | AppError::Mongo(_)
         | AppError::RedisUrl(_) => Exit::Usage,
     }

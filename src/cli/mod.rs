@@ -13,6 +13,7 @@ mod generate;
 mod output;
 mod pipelines;
 mod publish;
+mod receiver;
 mod secret;
 mod serve;
 mod session;
@@ -89,6 +90,8 @@ enum Command {
     Config(config::ConfigArgs),
     /// Print the signing secret of a bot's callbacks.
     Secret(secret::SecretArgs),
+    /// Take notifications and pushes, for tests: prints each, checks its signature, fails on purpose.
+    Receiver(receiver::ReceiverArgs),
 }
 
 impl Cli {
@@ -131,6 +134,7 @@ impl Cli {
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(&args),
             Command::Secret(args) => secret::secret(&load()?, &args),
+            Command::Receiver(args) => receiver::receiver(&load()?, args).await,
         }
     }
 }

@@ -14,6 +14,7 @@ use super::layers::Layers;
 use super::{Config, OnOverflow, PipelineConfig, RedisUrl, Scope, TokenConfig};
 use crate::admission::Class;
 use crate::id::PipelineName;
+use crate::notification::KIND_MAX_BYTES;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -29,8 +30,11 @@ const NETS_MAX: usize = 1_000;
 const SECRETS_MAX: usize = 8;
 const HOSTS_MAX: usize = 100;
 const THRESHOLDS_MAX: usize = 100;
+/// Caps of one name: each one is looked at before every send.
+const CAPS_MAX: usize = 8;
 const TOKENS_MAX: usize = 1_000;
 const TOKEN_BOTS_MAX: usize = 1_000;
+const HEADER_SETS_MAX: usize = 100;
 const NAME_MAX_BYTES: usize = 1_024;
 const DATABASE_MAX_BYTES: usize = 63;
 /// What MongoDB forbids in the name of a database, on any of its platforms.
@@ -162,7 +166,41 @@ impl Config {
             return Err(Fault::new("http.proxy_protocol", problem).or("http.trusted_proxies"));
         }
         self.check_admission()?;
+        self.check_headers()?;
         self.check_auth()
+    }
+
+    fn check_headers(&self) -> Result<(), Fault> {
+        let sets = &self.callbacks.headers;
+        at_most("callbacks.headers", sets.len(), HEADER_SETS_MAX)?;
+        let mut seen = BTreeSet::new();
+        for (place, set) in sets.iter().enumerate() {
+            let key = |name: &str| format!("callbacks.headers[{place}].{name}");
+            names(&key("name"), std::slice::from_ref(&set.name), 1, "name")?;
+            if set.name.len() > KIND_MAX_BYTES {
+                let problem =
+                    format!("has {} bytes; at most {KIND_MAX_BYTES} are allowed", set.name.len());
+                return Err(Fault::new(key("name"), problem));
+            }
+            if !seen.insert(&set.name) {
+                let problem = format!("is {:?} once more; give each its own", set.name);
+                return Err(Fault::new(key("name"), problem));
+            }
+            if set.headers_file.as_os_str().is_empty() {
+                return Err(Fault::new(key("headers_file"), "is not set; name a file"));
+            }
+            names(&key("bots"), &set.bots, TOKEN_BOTS_MAX, "glob")?;
+            names(&key("hosts"), &set.hosts, TOKEN_BOTS_MAX, "host")?;
+            if set.bots.is_empty() {
+                let problem = "is empty; name globs over bots, such as [\"shop-*\"] or [\"*\"]";
+                return Err(Fault::new(key("bots"), problem));
+            }
+            if set.hosts.is_empty() {
+                let problem = "is empty; name the hosts that get these headers, such as [\"crm.example.com\"]";
+                return Err(Fault::new(key("hosts"), problem));
+            }
+        }
+        Ok(())
     }
 
     fn check_auth(&self) -> Result<(), Fault> {
@@ -259,6 +297,20 @@ impl Config {
         within("notifications.user_poll_threshold", threshold, times.clone())?;
         within("notifications.online_threshold", notifications.online_threshold, times.clone())?;
         number("notifications.host_rate", notifications.host_rate, limits::HOST_RATE)?;
+        at_most("notifications.caps", notifications.caps.len(), CAPS_MAX)?;
+        for (key, named) in [
+            ("notifications.bot_caps", &notifications.bot_caps),
+            ("notifications.type_caps", &notifications.type_caps),
+        ] {
+            at_most(key, named.len(), THRESHOLDS_MAX)?;
+            for (name, caps) in named {
+                if caps.len() > CAPS_MAX {
+                    let problem =
+                        format!("has {} for {name:?}; at most {CAPS_MAX} are allowed", caps.len());
+                    return Err(Fault::new(key, problem));
+                }
+            }
+        }
         at_most(KEY, notifications.type_thresholds.len(), THRESHOLDS_MAX)?;
         let mut seen = BTreeSet::new();
         for (kind, threshold) in &notifications.type_thresholds {

@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::built_in::BUILT_IN;
 use super::duplicate::{self, Duplicate};
 use super::error::{ConfigError, Origin};
-use super::{DEFAULT_TOML, PIPELINE_TOML, TOKEN_TOML};
+use super::{DEFAULT_TOML, HEADERS_TOML, PIPELINE_TOML, TOKEN_TOML};
 use crate::id::PipelineName;
 
 /// The prefix of environment variables that are settings.
@@ -23,7 +23,8 @@ const PIPELINES: &str = "pipelines";
 const DUPLICATE: &str = "duplicate key";
 
 /// Lists of tables: the key of the list, and the keys of each table with their defaults.
-const TABLES: [(&str, &str); 1] = [("auth.tokens", TOKEN_TOML)];
+const TABLES: [(&str, &str); 2] =
+    [("auth.tokens", TOKEN_TOML), ("callbacks.headers", HEADERS_TOML)];
 
 /// A value of one of the types that settings have.
 #[derive(Debug, Clone)]

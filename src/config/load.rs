@@ -17,7 +17,7 @@ use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
     AdmissionConfig, AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config,
-    CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl,
+    CountersConfig, DeadConfig, HeadersConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl,
     NotificationsConfig, OnOverflow, OnThrottle, PipelineConfig, RedisConfig, RedisUrl, Scope,
     Start, TokenConfig, WorkersConfig,
 };
@@ -27,6 +27,7 @@ use jiff::tz::TimeZone;
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Mode, Settings};
 use crate::id::ShardCount;
+use crate::notification::{Cap, CapError};
 use crate::outbound::sign::Secret;
 use crate::outbound::{CheckedUrl, Policy};
 
@@ -312,6 +313,18 @@ fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
         allow_nets: nets(top, "callbacks.allow_nets")?,
         secrets: secrets.map(secret).collect::<Result<_, _>>()?,
         max_per_host: top.positive("callbacks.max_per_host", limits::PER_HOST)?,
+        headers: (0..top.tables("callbacks.headers"))
+            .map(|place| {
+                let prefix = format!("callbacks.headers[{place}].");
+                let read = Reader { layers: top.layers, prefix: &prefix };
+                HeadersConfig {
+                    name: read.text("name").to_owned(),
+                    headers_file: PathBuf::from(read.text("headers_file")),
+                    bots: read.list("bots"),
+                    hosts: read.list("hosts"),
+                }
+            })
+            .collect(),
     })
 }
 
@@ -356,6 +369,17 @@ fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {
     Ok(NotificationsConfig {
         user_poll_threshold: top.duration("notifications.user_poll_threshold")?,
         type_thresholds: top.list(KEY).into_iter().map(threshold).collect::<Result<_, _>>()?,
+        caps: top
+            .list("notifications.caps")
+            .into_iter()
+            .map(|text| {
+                text.parse::<Cap>().map_err(|error| {
+                    top.invalid("notifications.caps", format_args!("holds {text:?}; {error}"))
+                })
+            })
+            .collect::<Result<_, _>>()?,
+        bot_caps: named_caps(top, "notifications.bot_caps", "shop-7")?,
+        type_caps: named_caps(top, "notifications.type_caps", "promo")?,
         on_throttle: top.choice(
             "notifications.on_throttle",
             &[("drop", OnThrottle::Drop), ("defer", OnThrottle::Defer)],
@@ -363,6 +387,44 @@ fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {
         online_threshold: top.duration("notifications.online_threshold")?,
         host_rate: top.number("notifications.host_rate", limits::HOST_RATE)?,
     })
+}
+
+/// Caps by name, in the order of the names: `NAME = N/TIME`, several of one name add up, and
+/// `NAME = none` says that there are none.
+fn named_caps(
+    top: &Reader<'_>,
+    key: &str,
+    example: &str,
+) -> Result<Vec<(String, Vec<Cap>)>, ConfigError> {
+    let mut all: Vec<(String, Vec<Cap>)> = Vec::new();
+    for text in top.list(key) {
+        let refused = |problem: &dyn Display| {
+            let examples = format!("such as \"{example} = 10/day\" or \"{example} = none\"");
+            top.invalid(key, format_args!("holds {text:?}; {problem}, {examples}"))
+        };
+        // A name may hold an equals sign, a cap does not.
+        let (name, cap) = text
+            .rsplit_once('=')
+            .map(|(name, cap)| (name.trim(), cap.trim()))
+            .filter(|(name, _)| !name.is_empty())
+            .ok_or_else(|| refused(&"write NAME = NUMBER/TIME"))?;
+        let cap = match cap {
+            "none" => None,
+            cap => Some(cap.parse::<Cap>().map_err(|error: CapError| refused(&error))?),
+        };
+        match all.iter_mut().find(|(known, _)| known == name) {
+            None => all.push((name.to_owned(), cap.into_iter().collect())),
+            Some((_, caps)) => match cap {
+                Some(cap) if !caps.is_empty() => caps.push(cap),
+                _ => {
+                    let remedy = "remove that, or the others of this name";
+                    let problem = format_args!("holds {text:?} beside \"{name} = none\"; {remedy}");
+                    return Err(top.invalid(key, problem));
+                }
+            },
+        }
+    }
+    Ok(all)
 }
 
 fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {

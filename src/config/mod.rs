@@ -35,12 +35,14 @@ use jiff::tz::TimeZone;
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Settings};
 use crate::id::{PipelineName, ShardCount};
+use crate::notification::Cap;
 use crate::outbound::CheckedUrl;
 use crate::outbound::sign::Secret;
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
 const TOKEN_TOML: &str = include_str!("token.toml");
+const HEADERS_TOML: &str = include_str!("headers.toml");
 
 /// The whole configuration of a process.
 #[derive(Debug, Clone)]
@@ -139,6 +141,12 @@ pub struct NotificationsConfig {
     pub user_poll_threshold: Duration,
     /// The same for single types: at most 100, each once.
     pub type_thresholds: Vec<(String, Duration)>,
+    /// A user of a bot gets at most so many in any window. At most 8.
+    pub caps: Vec<Cap>,
+    /// The same for bots whose ids match, instead: at most 100 globs, each once; none: no bound.
+    pub bot_caps: Vec<(String, Vec<Cap>)>,
+    /// For single types, beside those; at most 100, each once. None: the type is not counted.
+    pub type_caps: Vec<(String, Vec<Cap>)>,
     /// What is done with one that comes too soon.
     pub on_throttle: OnThrottle,
     /// A user that is online gets the next one that waited for it this long after the last one. At
@@ -280,6 +288,21 @@ pub struct CallbacksConfig {
     pub secrets: Vec<Secret>,
     /// Calls that one host and port gets at once from this process: 1 to 1,024.
     pub max_per_host: NonZeroUsize,
+    /// Headers that requests and rules may name: at most 100 sets, each with a name of its own.
+    pub headers: Vec<HeadersConfig>,
+}
+
+/// Headers that some hosts get with calls of some bots. Their values are in a file and nowhere else.
+#[derive(Debug, Clone)]
+pub struct HeadersConfig {
+    /// What requests and rules call it: 1 to 64 bytes.
+    pub name: String,
+    /// The file with the headers, one a line.
+    pub headers_file: PathBuf,
+    /// Globs over the bots that may name it; one at least.
+    pub bots: Vec<String>,
+    /// Globs over the hosts that get it, each with or without a port; one at least.
+    pub hosts: Vec<String>,
 }
 
 /// The metrics and health endpoint.

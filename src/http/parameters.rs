@@ -11,6 +11,9 @@ use axum::http::Method;
 use reqwest::Url;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::admit::NamedBots;
 use super::extract::{media_type, percent_decoded, read, unsupported};
@@ -20,7 +23,7 @@ const FORM: &str = "application/x-www-form-urlencoded";
 const JSON: &str = "application/json";
 
 /// Parameters by name, each once. An empty one counts as left out, as forms send fields that nobody
-/// filled in.
+/// filled in; but for flags.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters(BTreeMap<String, String>);
 
@@ -125,6 +128,13 @@ impl Parameters {
         parse(&value).map(Some).map_err(|detail| Problem::field(name, detail))
     }
 
+    /// Takes a flag out; `None` when it is left out. There without a value it means yes, as
+    /// `?name&…` and `name=` do where others read it.
+    pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, Problem> {
+        let Some(value) = self.0.remove(name) else { return Ok(None) };
+        flag(&value).map(Some).map_err(|detail| Problem::field(name, detail))
+    }
+
     /// Refuses what nobody took: what a misspelt parameter asks for would not be done.
     pub(super) fn done(self, known: &[&str]) -> Result<(), Problem> {
         match self.0.into_keys().next() {
@@ -184,14 +194,42 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Yes or no.
-pub(super) fn flag(text: &str) -> Result<bool, String> {
-    match text {
-        "true" | "1" => Ok(true),
-        "false" | "0" => Ok(false),
-        _ => Err(format!("it is {}; write true, 1, false or 0", shown(text))),
+/// How people write yes and no, in any case. A flag that is there without a value means yes.
+const YES: [&str; 5] = ["", "true", "1", "yes", "on"];
+const NO: [&str; 4] = ["false", "0", "no", "off"];
+
+fn flag(text: &str) -> Result<bool, String> {
+    let is_among = |words: &[&str]| words.iter().any(|word| word.eq_ignore_ascii_case(text));
+    match (is_among(&YES), is_among(&NO)) {
+        (true, _) => Ok(true),
+        (_, true) => Ok(false),
+        _ => Err(format!(
+            "it is {}; write true, yes, on or 1, or nothing behind it; or false, no, off or 0",
+            shown(text)
+        )),
     }
 }
+
+/// A flag, for the document: what [`Parameters::flag`] reads.
+#[derive(Debug)]
+pub(super) struct Flag;
+
+impl PartialSchema for Flag {
+    fn schema() -> RefOr<Schema> {
+        let texts = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .enum_values(Some(YES.into_iter().chain(NO)))
+            .description(Some("In any case; the empty one means yes"));
+        let number = ObjectBuilder::new().schema_type(Type::Integer).enum_values(Some([0, 1]));
+        let one_of = OneOfBuilder::new()
+            .item(ObjectBuilder::new().schema_type(Type::Boolean))
+            .item(number)
+            .item(texts);
+        one_of.into()
+    }
+}
+
+impl ToSchema for Flag {}
 
 /// What was sent, not longer than a person reads.
 pub(super) fn shown(text: &str) -> String {
@@ -298,10 +336,47 @@ mod tests {
         {
             assert!(time(wrong).is_err(), "{wrong:?}");
         }
-        assert_eq!(
-            ["true", "1", "false", "0"].map(flag),
-            [Ok(true), Ok(true), Ok(false), Ok(false)]
-        );
-        assert!(["yes", "True", "2", ""].iter().all(|text| flag(text).is_err()));
+    }
+
+    #[tokio::test]
+    async fn a_flag_is_yes_when_it_is_there_and_says_no_when_it_is_told_to() {
+        for (value, wanted) in [
+            ("", true),
+            ("=", true),
+            ("=true", true),
+            ("=True", true),
+            ("=YES", true),
+            ("=on", true),
+            ("=1", true),
+            ("=false", false),
+            ("=No", false),
+            ("=OFF", false),
+            ("=0", false),
+        ] {
+            let text = format!("f{value}");
+            let query = parsed("GET", &format!("/?a=1&{text}"), "", "").await;
+            let form = parsed("POST", "/", FORM, &text).await;
+            for parameters in [query, form] {
+                assert_eq!(parameters.unwrap().flag("f").unwrap(), Some(wanted), "{text}");
+            }
+        }
+        for (json, wanted) in [
+            ("true", Some(true)),
+            ("false", Some(false)),
+            ("null", None),
+            ("1", Some(true)),
+            ("0", Some(false)),
+            ("\"\"", Some(true)),
+            (r#""Off""#, Some(false)),
+        ] {
+            let parameters = parsed("POST", "/", JSON, &format!(r#"{{"f":{json}}}"#)).await;
+            assert_eq!(parameters.unwrap().flag("f").unwrap(), wanted, "{json}");
+        }
+        for wrong in ["2", "y", "-1", "truee", "ja", "%20", "1.0"] {
+            let mut parameters = parsed("GET", &format!("/?f={wrong}"), "", "").await.unwrap();
+            let problem = serde_json::to_value(parameters.flag("f").unwrap_err()).unwrap();
+            assert_eq!(problem["errors"][0]["field"], "f", "{problem}");
+        }
+        assert_eq!(Parameters::default().flag("f").unwrap(), None);
     }
 }

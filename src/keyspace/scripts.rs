@@ -20,7 +20,7 @@ pub use self::lease::{
 };
 pub use self::notify::{
     Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
-    Scheduled, Throttle,
+    Scheduled, SendHold, Throttle,
 };
 pub use self::operate::{
     Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,

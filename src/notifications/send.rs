@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::gate::{Gates, Told};
 use crate::notification::{Begun, Ending};
+use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::{self, Secret};
 use crate::outbound::{
     Answer, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
@@ -42,6 +43,7 @@ pub(super) struct Calls {
     pub(super) outbound: Outbound,
     pub(super) gates: Arc<Gates>,
     pub(super) secrets: Vec<Secret>,
+    pub(super) sets: HeaderSets,
 }
 
 impl Calls {
@@ -55,6 +57,7 @@ impl Calls {
 
     async fn try_send(&self, begun: &Begun, now: Duration) -> Result<(), Ending> {
         let url = self.url(&begun.url)?;
+        let more = self.more(begun, &url).map_err(Ending::Dead)?;
         let id = begun.id.to_string();
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
@@ -62,7 +65,9 @@ impl Calls {
             if let Some(after) = self.gates.shut(url.host(), url.port(), Instant::now()) {
                 return Err(Ending::Postpone(after, left_alone(&url)));
             }
-            let headers = sign::headers(&self.secrets, &begun.bot, &id, now, b"", "");
+            let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, b"", "");
+            // The recheck may be of another host, which does not get them.
+            headers.extend(self.more(begun, &recheck).unwrap_or_default());
             let call = (Method::GET, headers, Vec::new());
             let answer = self.call(begun, &recheck, call, RECHECK).await?;
             rechecked(&answer, begun.attempts, now)?;
@@ -73,9 +78,19 @@ impl Calls {
             .map_err(|_| Ending::Dead(format!("{:?} is no method of HTTP", begun.method)))?;
         let body = begun.body.clone().into_bytes();
         let media = media(&body);
-        let headers = sign::headers(&self.secrets, &begun.bot, &id, now, &body, media);
+        let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, &body, media);
+        headers.extend(more);
         let answer = self.call(begun, &url, (method, headers, body), SEND).await?;
         sent(&answer, begun.attempts, now)
+    }
+
+    /// What is sent beside ours. The configuration may have changed since it was accepted.
+    fn more(&self, begun: &Begun, url: &CheckedUrl) -> Result<HeaderMap, String> {
+        if begun.headers.is_empty() {
+            return Ok(HeaderMap::new());
+        }
+        let headers = self.sets.of(&begun.headers, &begun.bot, url).cloned();
+        headers.map_err(|problem| format!("headers_from {problem}"))
     }
 
     /// The rules may have become stricter since it was accepted.

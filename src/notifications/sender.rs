@@ -1,12 +1,17 @@
 //! All sends of a process.
 //!
 //! A slice of events only starts sends; they run outside the lease, so a slow destination holds
-//! nobody. One that is never ended, because its process was killed, falls due again by itself after
+//! nobody. One that is never ended, because its process was killed, is begun anew by any process after
 //! [`HOLD`]; until then nobody else sends it, and later nobody believes the old one.
+//!
+//! A process that lives tells how a send ended, however long Redis is full or unavailable: it tries
+//! again every second, and the hold does not end before Redis was reachable for `patience`. So what
+//! was answered with success is not sent again, unless the process dies before it could tell.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::Rng as _;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -17,17 +22,21 @@ use crate::event::Event;
 use crate::handler::{Failure, Slice};
 use crate::id::Sequence;
 use crate::keyspace::StoreError;
-use crate::keyspace::scripts::Throttle;
+use crate::keyspace::scripts::{SendHold, Throttle};
 use crate::lifecycle::Shutdown;
 use crate::metrics::NotificationMetrics;
 use crate::notification::{Begun, Ended, Ending, NotificationId};
 use crate::outbound::Outbound;
+use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::Secret;
 use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
 
-/// A send that is not ended by then comes due again.
-const HOLD: Duration = Duration::from_secs(25);
+/// A send that is not ended by then is looked after, and begun anew a little later. The patience is
+/// longer than a process needs to reach a Redis that is back.
+const HOLD: SendHold = SendHold { send: Duration::from_secs(20), patience: Duration::from_secs(5) };
+/// A send that begins so late would not be over before another process begins it.
+const TOO_LATE: Duration = HOLD.send.saturating_add(HOLD.patience).saturating_sub(LONGEST);
 /// Sends of a process at once.
 const SENDS_MAX: usize = 1_000;
 /// Sends of a process that one host gets at once.
@@ -36,8 +45,9 @@ pub(crate) const PER_HOST: usize = 16;
 const JUDGED_MAX: usize = 100;
 /// All hosts, as the gate of a process calls them.
 const EVERYWHERE: &str = "";
-/// Between two tries to tell Redis how a send ended.
-const TELL_AGAIN: Duration = Duration::from_millis(200);
+/// Between two tries to tell Redis how a send ended: first, and at most, with as much again at random.
+const TELL_AGAIN: Duration = Duration::from_millis(100);
+const TELL_AGAIN_MAX: Duration = Duration::from_millis(800);
 
 /// When an end that Redis never heard of was last logged.
 static UNTOLD: OncePerMinute = OncePerMinute::new();
@@ -48,6 +58,8 @@ pub(crate) struct Sending {
     pub(crate) outbound: Outbound,
     /// Each one signs.
     pub(crate) secrets: Vec<Secret>,
+    /// What notifications may have sent with them.
+    pub(crate) sets: HeaderSets,
     /// How often a user gets a notification.
     pub(crate) throttle: Throttle,
     /// Whether a host gets another request.
@@ -82,8 +94,8 @@ impl Sender {
         clock: SharedClock,
         shutdown: Shutdown,
     ) -> Self {
-        let Sending { outbound, secrets, throttle, gates } = sending;
-        let calls = Calls { outbound, gates, secrets };
+        let Sending { outbound, secrets, sets, throttle, gates } = sending;
+        let calls = Calls { outbound, gates, secrets, sets };
         let (places, metrics) = (Gates::new(SENDS_MAX, 0), NotificationMetrics::new());
         Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
     }
@@ -135,7 +147,7 @@ impl Sender {
     async fn run(&self, begun: Begun, asked: Instant) {
         let inner = &*self.0;
         // The process was frozen: there is no time left before another one sends it.
-        if asked.elapsed() > HOLD.saturating_sub(LONGEST) {
+        if asked.elapsed() > TOO_LATE {
             return;
         }
         let ended = async {
@@ -169,16 +181,18 @@ impl Sender {
         }
     }
 
-    /// Repeats until Redis has it, or has taken the send for lost.
+    /// Repeats until Redis has it, or has taken the send for lost. A Redis that is full or unavailable
+    /// will take it some time; one that refuses it for good is given up when another process may have
+    /// begun the send.
     async fn tell(&self, ended: Ended) {
         let inner = &*self.0;
         let Some(shard) = ended.begun.id.shard(inner.queue.shard_count()) else { return };
-        let (label, remember) = (ended.begun.label.clone(), inner.throttle.longest());
+        let label = ended.begun.label.clone();
         let endings = [ended];
-        let until = Instant::now() + HOLD.saturating_sub(LONGEST);
+        let (until, mut pause) = (Instant::now() + HOLD.send + HOLD.patience, TELL_AGAIN);
         loop {
             let now = inner.clock.now();
-            match inner.queue.finish_sends(shard, &endings, remember, now).await {
+            match inner.queue.finish_sends(shard, &endings, &inner.throttle, now).await {
                 Ok(finished) => {
                     let outcome = finished.outcomes.into_iter().flatten().next();
                     match outcome.as_deref() {
@@ -188,14 +202,19 @@ impl Sender {
                     }
                     return;
                 }
-                Err(error) if Instant::now() > until => {
+                Err(error) if !error.is_passing() && Instant::now() > until => {
                     if let Some(suppressed) = UNTOLD.take() {
                         warn!(notification = %endings[0].begun.id, %error, suppressed,
-                            "cannot tell how a notification was sent; it comes due again");
+                            "Redis does not accept how a notification was sent; it comes due again");
                     }
                     return;
                 }
-                Err(_) => tokio::time::sleep(TELL_AGAIN).await,
+                Err(_) => {
+                    // Many sends end while Redis is unavailable: they do not all tell it at once.
+                    let spread = rand::rng().random_range(1.0..=2.0);
+                    tokio::time::sleep(pause.mul_f64(spread)).await;
+                    pause = (pause * 2).min(TELL_AGAIN_MAX);
+                }
             }
         }
     }

@@ -14,6 +14,7 @@ use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STAN
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use sha2::Sha256;
+use subtle::{Choice, ConstantTimeEq as _};
 
 use crate::id::BotId;
 
@@ -109,6 +110,50 @@ pub fn sign(keys: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
     signatures.collect::<Vec<_>>().join(" ")
 }
 
+/// Why a request is not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsigned {
+    /// It lacks one of the three headers.
+    None,
+    /// Its time is more than five minutes from ours.
+    Old,
+    /// No signature is by one of the keys.
+    Wrong,
+}
+
+/// How far the time of a request may be from ours, as the specification advises.
+const TOLERANCE: Duration = Duration::from_secs(300);
+
+/// Whether one of `keys` signed a request, at `now` since 1970: what a receiver asks.
+///
+/// # Errors
+/// Says why it is not believed.
+pub fn check(
+    keys: &[Secret],
+    headers: &HeaderMap,
+    body: &[u8],
+    now: Duration,
+) -> Result<(), Unsigned> {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let (Some(id), Some(time), Some(given)) = (text(ID), text(TIMESTAMP), text(SIGNATURE)) else {
+        return Err(Unsigned::None);
+    };
+    let time = time.parse::<u64>().map_err(|_| Unsigned::Wrong)?;
+    if now.abs_diff(Duration::from_secs(time)) > TOLERANCE {
+        return Err(Unsigned::Old);
+    }
+    let ours: Vec<String> =
+        keys.iter().map(|key| sign(std::slice::from_ref(key), id, time, body)).collect();
+    // All are compared, and each in constant time.
+    let mut found = Choice::from(0);
+    for given in given.split(' ') {
+        for ours in &ours {
+            found |= ours.as_bytes().ct_eq(given.as_bytes());
+        }
+    }
+    if found.into() { Ok(()) } else { Err(Unsigned::Wrong) }
+}
+
 /// The headers of a signed request for `bot`, at `now` since 1970. Without secrets it is not
 /// signed. An empty `media` is left out.
 #[must_use]
@@ -152,6 +197,29 @@ mod tests {
         let id = "msg_p5jXN8AQM9LWM0D4loKWxJek";
         let signed = sign(&[key], id, 1_614_265_330, br#"{"test": 2432232314}"#);
         assert_eq!(signed, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn a_receiver_believes_what_one_of_its_keys_signed_just_now() {
+        let other = format!("whsec_{}", STANDARD.encode([7; 24]));
+        let keys = [SECRET, &other].map(|text| Secret::parse(text).unwrap());
+        let (bot, now) = (BotId::parse("bot-7").unwrap(), Duration::from_secs(1_800_000_000));
+        let of_bot = keys.each_ref().map(|key| key.of_bot(&bot));
+        let signed = headers(&keys, &bot, "id", now, b"body", JSON);
+        let seconds = Duration::from_secs;
+        for key in &of_bot {
+            let alone = std::slice::from_ref(key);
+            assert_eq!(check(alone, &signed, b"body", now), Ok(()));
+            assert_eq!(check(alone, &signed, b"body", now + seconds(300)), Ok(()));
+            assert_eq!(check(alone, &signed, b"bodY", now), Err(Unsigned::Wrong));
+            for off in [now + seconds(301), now.saturating_sub(seconds(301))] {
+                assert_eq!(check(alone, &signed, b"body", off), Err(Unsigned::Old));
+            }
+        }
+        assert_eq!(check(&keys, &signed, b"body", now), Err(Unsigned::Wrong), "not the bot's");
+        assert_eq!(check(&[], &signed, b"body", now), Err(Unsigned::Wrong));
+        let unsigned = headers(&[], &bot, "id", now, b"body", JSON);
+        assert_eq!(check(&of_bot, &unsigned, b"body", now), Err(Unsigned::None));
     }
 
     #[test]

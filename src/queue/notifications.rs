@@ -10,7 +10,7 @@ use crate::event::Event;
 use crate::id::{BotId, Sequence, Shard};
 use crate::keyspace::scripts::{
     Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
-    Scheduled, Throttle,
+    Scheduled, SendHold, Throttle,
 };
 use crate::keyspace::{Reply, ReplyError, StoreError, keys};
 use crate::notification::{Ended, Kept, NewNotification, NotificationId, OTHER_KINDS};
@@ -103,7 +103,7 @@ impl Queue {
         bot: &BotId,
         events: &[(NotificationId, &str, Sequence)],
         throttle: &Throttle,
-        hold: Duration,
+        hold: SendHold,
         now: Duration,
     ) -> Result<Judged, StoreError> {
         let (keys, dead_max) = (self.keys_of(bot), self.limits().dead_max);
@@ -118,11 +118,11 @@ impl Queue {
         &self,
         shard: Shard,
         endings: &[Ended],
-        remember: Duration,
+        throttle: &Throttle,
         now: Duration,
     ) -> Result<Finished, StoreError> {
         let (keys, dead_max) = (self.keys(shard), self.limits().dead_max);
-        self.link().call(&Finish { keys, now, dead_max, remember, endings }).await
+        self.link().call(&Finish { keys, now, dead_max, throttle, endings }).await
     }
 
     /// Cancels or moves a notification that was looked up.

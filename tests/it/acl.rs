@@ -160,6 +160,7 @@ async fn notify(instance: &Instance) {
         method: "GET".to_owned(),
         body: String::new(),
         recheck: String::new(),
+        headers: String::new(),
         key: None,
     };
     let id = notifications.accept(&new).await.unwrap().id;

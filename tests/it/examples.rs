@@ -105,6 +105,52 @@ async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_php() {
 }
 
 #[tokio::test]
+async fn the_receiver_in_php_can_answer_first_and_complete_later() {
+    if !is_there("php") || !is_there("curl") {
+        return println!("not shown: there is no php or no curl");
+    }
+    let server = RedisServer::start(Options::default());
+    let listening = Served::start_as(&pushing(&server, "http://127.0.0.1:8/", &[]), "http").await;
+    let fairlane = format!("http://{}", listening.http());
+    let receiver = ExampleReceiver::php_async(&secret_of("shop"), &fairlane);
+    let process = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
+    both_arrive(&server, &process, &receiver).await;
+    eventually(LONG, "both are counted where they were completed", async || {
+        let done = [("outcome", "done")];
+        crate::support::push::metric(&listening, "events_total", &done).await == 2
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_sender_in_ruby_has_a_notification_sent_and_says_what_is_wrong_with_one() {
+    if !is_there("ruby") {
+        return println!("not shown: there is no ruby");
+    }
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let receiver = Receiver::content().await;
+    let run = async |seconds: &str, url: &str| {
+        let mut ruby = tokio::process::Command::new("ruby");
+        ruby.arg(example("send_delayed.rb")).args(["shop", "ann", seconds, url]);
+        ruby.arg(r#"{"text":"Grüße"}"#).env("LANG", "C.UTF-8");
+        ruby.env("FAIRLANE", format!("http://{}", instance.client().address));
+        ruby.output().await.unwrap()
+    };
+    let sent = run("0.2", &receiver.url()).await;
+    assert!(sent.status.success(), "{sent:?}");
+    let id = String::from_utf8(sent.stdout).unwrap().trim().parse().unwrap();
+    assert_eq!(ends(&instance, id, State::Sent).await.uid, "ann");
+    let call = &receiver.calls()[0];
+    assert_eq!((call.line.as_str(), &*call.text("text")), ("POST /hook HTTP/1.1", "Grüße"));
+    let refused = run("-1", &receiver.url()).await;
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("400") && said.contains("delay"), "{said}");
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn producers_in_python_and_php_put_events_on_the_bus_and_say_what_is_wrong_with_them() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();

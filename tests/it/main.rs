@@ -59,6 +59,7 @@ mod proxies;
 mod push;
 mod push_order;
 mod readme;
+mod receiver_command;
 mod recovery;
 mod refusals;
 mod roles;

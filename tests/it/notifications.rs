@@ -120,6 +120,68 @@ async fn fifty_at_once_for_one_user_make_exactly_one_request() {
 }
 
 #[tokio::test]
+async fn caps_hold_over_processes_and_those_of_a_bot_or_type_over_the_general_ones() {
+    let rig = Rig::new(&[
+        ("notifications.user_poll_threshold", "\"0s\""),
+        ("notifications.caps", "[\"3/day\"]"),
+        ("notifications.bot_caps", "[\"big-* = 5/day\", \"free = none\"]"),
+        ("notifications.type_caps", "[\"promo = 1/1h\", \"receipt = none\"]"),
+    ]);
+    let (first, second) = (rig.start().await, rig.start().await);
+    let receiver = Receiver::content().await;
+    let (mut ids, mut wanted) = (Vec::new(), 0);
+    for (whose, kind, sent) in [
+        ("shop", "none", 3),
+        ("big-7", "none", 5),
+        ("free", "none", 12),
+        ("tiny", "promo", 1),
+        ("till", "receipt", 12),
+    ] {
+        wanted += sent;
+        for at in 0..12 {
+            let url = format!("{}/{whose}", receiver.url());
+            let new = NewNotification { bot: bot(whose), kind: kind.to_owned(), ..of("ann", url) };
+            ids.push(accept(if at % 2 == 0 { &first } else { &second }, &new).await);
+        }
+    }
+    for id in ids {
+        eventually(LONG, "it ends", async || kept(&first, id).await.ended_ms.is_some()).await;
+    }
+    let sums = stats(&first).await;
+    assert_eq!((sums["sent"], sums["throttled"]), (wanted, 60 - wanted));
+    for (whose, sent) in [("shop", 3), ("big-7", 5), ("free", 12), ("tiny", 1), ("till", 12)] {
+        let to = |line: &str| line.contains(&format!("/{whose} "));
+        let calls = receiver.calls().iter().filter(|call| to(&call.line)).count();
+        assert_eq!(calls, sent, "{whose}");
+    }
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_cap_defers_arrives_later_and_no_window_holds_more() {
+    let rig = Rig::new(&[
+        ("notifications.user_poll_threshold", "\"0s\""),
+        ("notifications.caps", "[\"2/2s\"]"),
+        ("notifications.on_throttle", "\"defer\""),
+    ]);
+    let instance = rig.start().await;
+    let receiver = Receiver::content().await;
+    let new = of("ann", receiver.url());
+    let ids = join_all((0..6).map(|_| accept(&instance, &new))).await;
+    for id in ids {
+        ends(&instance, id, State::Sent).await;
+    }
+    let calls = receiver.calls();
+    assert_eq!(calls.len(), 6);
+    for three in calls.windows(3) {
+        let apart = three[2].after(&three[0]);
+        assert!(apart >= Duration::from_secs(2), "three within {apart:?}");
+    }
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn a_recheck_may_say_ok_in_two_parts_and_one_that_hangs_is_tried_again() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;

@@ -12,6 +12,7 @@ use crate::support::notifying::{LONG, Rig, ends, kept};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence};
+use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const FORM: &str = "application/x-www-form-urlencoded";
@@ -139,7 +140,8 @@ async fn what_cannot_be_used_is_refused_by_its_parameter_and_nothing_is_accepted
         ("uid", format!("{good}&uid=a%0Ab")),
         ("uid", format!("{good}&send_than_online=1")),
         ("type", format!("{good}&type={}", &long[..65])),
-        ("send_than_online", format!("{good}&send_than_online=yes")),
+        ("send_than_online", format!("{good}&send_than_online=maybe")),
+        ("send_than_online", format!("{good}&uid=u&send_than_online=2")),
         ("method", format!("{good}&method=HEAD")),
         ("body", format!("{good}&method=GET&body=x")),
         ("key", format!("{good}&key={}", &long[..256])),
@@ -313,6 +315,116 @@ async fn what_waits_for_a_user_is_sent_when_the_user_is_online_whichever_way_tha
         ends(&instance, id, State::Sent).await;
     }
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_flag_that_clients_of_old_send_without_a_value_has_the_notification_wait() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let url = "http://127.0.0.1:8/";
+    for (flag, waits) in [
+        ("&send_than_online", true),
+        ("&send_than_online=", true),
+        ("&send_than_online=True", true),
+        ("&send_than_online=YES", true),
+        ("&send_than_online=on", true),
+        ("&send_than_online=No", false),
+        ("&send_than_online=off", false),
+        ("", false),
+    ] {
+        let query = format!("delay=60&uid=u&url={url}{flag}");
+        let by_query = client.get(&format!("/send_delayed?{query}")).await;
+        let by_form = post(&client, FORM, &query).await;
+        for answer in [by_query, by_form] {
+            let id = accepted(&answer);
+            assert_eq!(kept(&instance, id).await.waits, waits, "{flag}");
+        }
+    }
+    for (value, waits) in [
+        (json!(true), true),
+        (json!(false), false),
+        (json!(null), false),
+        (json!(""), true),
+        (json!(1), true),
+        (json!("no"), false),
+    ] {
+        let body = json!({"delay": 60, "uid": "u", "url": url, "send_than_online": value});
+        let id = accepted(&post(&client, JSON, body.to_string()).await);
+        assert_eq!(kept(&instance, id).await.waits, waits, "{body}");
+    }
+    let schema = client.get("/openapi.json").await.json();
+    let flags = &schema["components"]["schemas"]["SendDelayed"]["properties"]["send_than_online"];
+    let words = flags["oneOf"].as_array().unwrap().iter().flat_map(|one| one["enum"].as_array());
+    let words: Vec<&Value> = words.flatten().filter(|word| word.is_string()).collect();
+    assert_eq!(words.len(), 9, "{flags}");
+    for word in words {
+        let path = format!(
+            "/send_delayed?delay=60&uid=u&url={url}&send_than_online={}",
+            word.as_str().unwrap()
+        );
+        accepted(&client.get(&path).await);
+    }
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn named_headers_reach_their_hosts_for_their_bots_and_are_shown_nowhere() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("crm.headers");
+    std::fs::write(&file, "# the CRM\nAuthorization: Bearer s3cret-of-the-crm\nX-Tenant: 7\n")
+        .unwrap();
+    let say_ok = async |_| Reply::new(200, "ok");
+    let (receiver, elsewhere) = (Receiver::start(say_ok).await, Receiver::start(say_ok).await);
+    let sets = format!(
+        "[{{ name = \"crm\", headers_file = {file:?}, bots = [\"shop\"], hosts = [\"127.0.0.1:{}\"] }}]",
+        receiver.address.port()
+    );
+    let rig = Rig::new(&[("callbacks.headers", &sets)]);
+    let process = Served::start(&rig.config).await;
+    let client = Client::new(&process.http());
+    let (url, other) = (receiver.url(), elsewhere.url());
+    for refused in [
+        format!("bot=other&headers_from=crm&url={url}"),
+        format!("bot=shop&headers_from=erp&url={url}"),
+        format!("bot=shop&headers_from=crm&url={other}"),
+        format!("bot=shop&headers_from={}&url={url}", "x".repeat(65)),
+    ] {
+        let answer = client.get(&format!("/send_delayed?delay=0&{refused}")).await;
+        assert_eq!(answer.code, 400, "{refused}");
+        assert_eq!(answer.json()["errors"][0]["field"], "headers_from", "{refused}");
+    }
+    let mut told = String::new();
+    for recheck in [&url, &other] {
+        let path = format!(
+            "/send_delayed?delay=0&bot=shop&headers_from=crm&url={url}&recheck_url={recheck}"
+        );
+        let id = accepted(&client.get(&path).await);
+        let look = format!("/v1/notifications/{id}");
+        eventually(LONG, "it is sent", async || client.get(&look).await.json()["state"] == "sent")
+            .await;
+        told += &String::from_utf8(client.get(&look).await.body).unwrap();
+        let mut redis = rig.redis.connection().await;
+        let mut keys = redis::cmd("KEYS");
+        keys.arg(format!("*n:{id}"));
+        let keys: Vec<String> = keys.query_async(&mut redis).await.unwrap();
+        let mut all = redis::cmd("HGETALL");
+        all.arg(&keys[0]);
+        let record: Vec<String> = all.query_async(&mut redis).await.unwrap();
+        assert!(record.windows(2).any(|pair| pair == ["headers", "crm"]), "{record:?}");
+        told += &record.join(" ");
+    }
+    let calls = receiver.calls();
+    assert_eq!(calls.len(), 3, "a recheck and a call, and a call");
+    for call in &calls {
+        assert_eq!(call.headers["authorization"], "Bearer s3cret-of-the-crm", "{call:?}");
+        assert_eq!(call.headers["x-tenant"], "7");
+    }
+    let asked = &elsewhere.calls()[0];
+    assert!(!asked.headers.contains_key("authorization"), "another host gets none: {asked:?}");
+    told += &String::from_utf8(client.get("/notifications").await.body).unwrap();
+    told += &process.log();
+    assert!(!told.contains("s3cret"), "{told}");
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use crate::app::{Roles, files};
 use crate::cli::output::{count, number};
 use crate::config::Config;
 use crate::http::Access;
+use crate::outbound::headers::HeaderSets;
 
 /// Whoever holds a port has this long to say who it is.
 const WHO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,7 +24,12 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
         check_port("http.listen", config.http.listen),
         check_port("metrics.listen", config.metrics.listen),
     );
-    vec![http, metrics, check_access(config), check_files(config)]
+    let headers = check_headers(config);
+    [http, metrics, check_access(config)]
+        .into_iter()
+        .chain(headers)
+        .chain([check_files(config)])
+        .collect()
 }
 
 /// Who may call the HTTP interface.
@@ -47,6 +53,17 @@ fn check_access(config: &Config) -> Finding {
         "everybody who reaches it may publish, look and change",
         "add auth.tokens, or let something in front of it ask who calls",
     )
+}
+
+/// The headers that notifications may name; nothing where there are none.
+fn check_headers(config: &Config) -> Option<Finding> {
+    let (check, sets) = ("callbacks.headers", &config.callbacks.headers);
+    if let Err(error) = HeaderSets::open(sets) {
+        let why = "`fairlane serve` does not start with it";
+        return Some(Finding::fail(check, error.to_string(), why, "do what it says"));
+    }
+    let many = sets.len() as u64;
+    (many > 0).then(|| Finding::ok(check, format!("{} can be read", count(many, "set"))))
 }
 
 async fn check_port(key: &str, address: SocketAddr) -> Finding {

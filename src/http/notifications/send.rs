@@ -13,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::super::Api;
 use super::super::auth::Caller;
 use super::super::docs::{Body, OfNotifications};
-use super::super::parameters::{self, Parameters, shown};
+use super::super::parameters::{self, Flag, Parameters, shown};
 use super::super::problem::Problem;
 use super::either;
 use crate::id::BotId;
@@ -29,7 +29,7 @@ const EXPIRES_IN: Duration = Duration::from_secs(24 * 3_600);
 const METHODS: [Method; 5] =
     [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 /// What [`SendDelayed`] describes.
-const KNOWN: [&str; 13] = [
+const KNOWN: [&str; 14] = [
     "delay",
     "at",
     "url",
@@ -43,9 +43,10 @@ const KNOWN: [&str; 13] = [
     "on_duplicate",
     "expires_in",
     "bot",
+    "headers_from",
 ];
 
-/// What `/send_delayed` is told, for the document; an empty value counts as left out.
+/// What `/send_delayed` is told, for the document; an empty value counts as left out, but for flags.
 #[derive(Debug, IntoParams, ToSchema)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "says in the document what `new_notification` reads")]
@@ -70,8 +71,10 @@ pub(super) struct SendDelayed {
     /// This URL must answer `ok` before each attempt, else nothing is sent.
     #[param(max_length = 2048)]
     recheck_url: Option<String>,
-    /// Once due it waits until `/user_online` tells that the user is.
-    #[param(default = false)]
+    /// Once due it waits until `/user_online` tells that the user is. There without a value it
+    /// means yes.
+    #[param(value_type = Option<Flag>, inline, default = false)]
+    #[schema(value_type = Option<Flag>, inline, default = false)]
     send_than_online: Option<bool>,
     /// GET, POST, PUT, PATCH or DELETE; POST where there is a `body`, else GET.
     #[param(example = "POST")]
@@ -95,6 +98,10 @@ pub(super) struct SendDelayed {
     /// Whose it is.
     #[param(default = "default")]
     bot: Option<String>,
+    /// The set of `callbacks.headers` that is sent with it: headers whose values are in files of the
+    /// operator. It must be for this bot and for the host of `url`.
+    #[param(max_length = 64)]
+    headers_from: Option<String>,
 }
 
 /// Send a notification later
@@ -151,7 +158,7 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
     let missing =
         |name: &str, remedy: &str| Problem::field(name, format!("it is missing; {remedy}"));
     let (bot, uid) = (bot(&mut given)?, given.take("uid").unwrap_or_default());
-    let waits = given.read("send_than_online", parameters::flag)?.unwrap_or_default();
+    let waits = given.flag("send_than_online")?.unwrap_or_default();
     let delay = given.read("delay", parameters::seconds)?;
     let when = match either(delay, given.read("at", parameters::time)?)? {
         Some(when) => when,
@@ -194,6 +201,7 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
         method: method.to_string(),
         body,
         recheck,
+        headers: given.take("headers_from").unwrap_or_default(),
         key: key.map(|key| (key, duplicates.unwrap_or_default())),
     };
     given.done(&KNOWN)?;

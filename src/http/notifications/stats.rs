@@ -87,7 +87,7 @@ pub(in super::super) struct Row {
     pub(in super::super) sent: u64,
     /// The recheck did not want it.
     pub(in super::super) refused: u64,
-    /// The user had got another one just before.
+    /// The user had got another one just before, or as many as the caps allow.
     pub(in super::super) throttled: u64,
     /// Nobody was online, or nothing could be sent, until it expired.
     pub(in super::super) expired: u64,

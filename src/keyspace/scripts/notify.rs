@@ -10,7 +10,7 @@ use crate::id::{BotId, Sequence};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::reply::{Reply, ReplyError};
 use crate::notification::{
-    Begun, Duplicates, Ended, NewNotification, NotificationId, State, When, late_step,
+    Begun, Cap, Caps, Duplicates, Ended, NewNotification, NotificationId, State, When, late_step,
 };
 
 /// Keys that every one of them declares.
@@ -82,7 +82,12 @@ impl Call for Schedule<'_> {
         });
         cmd.arg(self.known.as_ref().map_or_else(String::new, |(known, _)| known.to_string()));
         let key = new.key.as_ref().map_or("", |(key, _)| key);
-        let more = [("method", &*new.method), ("body", &new.body), ("recheck", &new.recheck)];
+        let more = [
+            ("method", &*new.method),
+            ("body", &new.body),
+            ("recheck", &new.recheck),
+            ("headers", &new.headers),
+        ];
         cmd.arg("url").arg(&new.url);
         for (name, value) in more.into_iter().chain([("key", key)]) {
             // A million of them wait in memory.
@@ -115,16 +120,39 @@ pub struct Throttle {
     pub threshold: Duration,
     /// The same for single types.
     pub by_kind: Vec<(String, Duration)>,
+    /// How many at most.
+    pub caps: Caps,
     /// One that comes too soon is sent later; else it is dropped.
     pub defers: bool,
 }
 
 impl Throttle {
-    /// How long a user's last time matters.
+    /// How long it matters when a user got one of this type from this bot.
     #[must_use]
-    pub fn longest(&self) -> Duration {
-        self.by_kind.iter().map(|(_, time)| *time).chain([self.threshold]).max().unwrap_or_default()
+    pub fn remember(&self, bot: &BotId, kind: &str) -> Duration {
+        let thresholds = self.by_kind.iter().map(|(_, time)| *time).chain([self.threshold]);
+        let (all, own) = self.counted(bot, kind);
+        let windows = all.iter().chain(own).map(|cap| cap.window);
+        thresholds.chain(windows).max().unwrap_or_default()
     }
+
+    /// The caps that count one: of its bot, and of its type.
+    fn counted(&self, bot: &BotId, kind: &str) -> (&[Cap], &[Cap]) {
+        match self.caps.of_kind(kind) {
+            None => (self.caps.of_bot(bot), &[]),
+            Some([]) => (&[], &[]),
+            Some(own) => (self.caps.of_bot(bot), own),
+        }
+    }
+}
+
+/// For how long a send that was begun is nobody else's.
+#[derive(Debug, Clone, Copy)]
+pub struct SendHold {
+    /// It should be ended by then.
+    pub send: Duration,
+    /// So much later it is begun anew: whoever sends it may have had no way to say how it ended.
+    pub patience: Duration,
 }
 
 /// `lua/begin.lua`.
@@ -136,8 +164,8 @@ pub struct Begin<'a> {
     pub now: Duration,
     /// Whose.
     pub bot: &'a BotId,
-    /// A send that nobody ends comes again after this.
-    pub hold: Duration,
+    /// When a send that nobody ends is begun anew.
+    pub hold: SendHold,
     /// How often a user gets one.
     pub throttle: &'a Throttle,
     /// Most dead letters of the shard.
@@ -167,11 +195,28 @@ impl Call for Begin<'_> {
         for (id, uid, _) in *events {
             cmd.arg(keys.notification(*id)).arg(keys.user(bot, uid)).arg(keys.online(bot, uid));
         }
-        cmd.arg(millis(self.hold)).arg(self.dead_max);
+        cmd.arg(millis(self.hold.send)).arg(millis(self.hold.patience)).arg(self.dead_max);
         cmd.arg(if throttle.defers { "defer" } else { "drop" }).arg(millis(throttle.threshold));
         cmd.arg(throttle.by_kind.len());
         for (kind, threshold) in &throttle.by_kind {
             cmd.arg(kind).arg(millis(*threshold));
+        }
+        let caps = throttle.caps.of_bot(bot);
+        cmd.arg(caps.len());
+        for cap in caps {
+            cmd.arg(cap.n).arg(millis(cap.window));
+        }
+        let none = Some((0, 0));
+        let of_kinds = throttle.caps.by_kind.iter().flat_map(|(kind, caps)| {
+            // That there are none is told too.
+            let none = none.into_iter().filter(|_| caps.is_empty());
+            let caps = caps.iter().map(|cap| (cap.n, millis(cap.window)));
+            caps.chain(none).map(move |cap| (kind, cap))
+        });
+        let of_kinds: Vec<_> = of_kinds.collect();
+        cmd.arg(of_kinds.len());
+        for (kind, (n, window)) in of_kinds {
+            cmd.arg(kind).arg(n).arg(window);
         }
         for (id, _, sequence) in *events {
             cmd.arg(id.to_string()).arg(sequence.get());
@@ -214,6 +259,7 @@ fn sent(reply: &mut Reply) -> Result<Begun, ReplyError> {
         attempts: reply.number()?,
         ready_ms: reply.number()?,
         counts_late: reply.number::<u8>()? == 1,
+        headers: reply.text()?,
     })
 }
 
@@ -226,8 +272,8 @@ pub struct Finish<'a> {
     pub now: Duration,
     /// Most dead letters of the shard.
     pub dead_max: u64,
-    /// How long a user's last time matters.
-    pub remember: Duration,
+    /// What their users' times are kept for.
+    pub throttle: &'a Throttle,
     /// The sends, and how they ended.
     pub endings: &'a [Ended],
 }
@@ -246,17 +292,21 @@ impl Call for Finish<'_> {
     const NAME: &'static str = "finish";
 
     fn command(&self) -> Cmd {
-        let Self { keys, endings, .. } = self;
+        let Self { keys, endings, throttle, .. } = self;
         let mut cmd = begin(Index::finish, keys, 2 * endings.len(), self.now);
         for Ended { begun, .. } in *endings {
             cmd.arg(keys.notification(begun.id)).arg(keys.user(&begun.bot, &begun.uid));
         }
-        cmd.arg(self.dead_max).arg(millis(self.remember));
+        cmd.arg(self.dead_max);
+        let kept = |caps: &[Cap]| caps.iter().map(|cap| cap.n).max().unwrap_or_default();
         for Ended { begun, ending, late } in *endings {
             let (outcome, pause, reason) = ending.parts();
             cmd.arg(begun.id.to_string()).arg(begun.token).arg(outcome);
             cmd.arg(millis(pause)).arg(reason);
             cmd.arg(late.map(|late| format!("late{}", late_step(late))).unwrap_or_default());
+            let (all, own) = throttle.counted(&begun.bot, &begun.kind);
+            cmd.arg(millis(throttle.remember(&begun.bot, &begun.kind)));
+            cmd.arg(kept(all)).arg(kept(own));
         }
         cmd
     }

@@ -11,7 +11,7 @@ use fairlane::keyspace::scripts::{
     Schedule, Throttle, Trim, Upsert, Verdict, Views,
 };
 use fairlane::keyspace::{Link, Target};
-use fairlane::notification::{Ended, Ending};
+use fairlane::notification::{Caps, Ended, Ending};
 use fairlane::view::AdId;
 use redis::{Arg, Cmd, Commands, Value};
 
@@ -198,7 +198,8 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let views = Views { counting, n: 1, event: b"1", idempotency: None };
     let (now, hold, id) = (Duration::ZERO, Duration::from_secs(1), notifications::id());
     let new = &notifications::new("a", "u", 0);
-    let throttle = &Throttle { threshold: hold, by_kind: Vec::new(), defers: false };
+    let throttle =
+        &Throttle { threshold: hold, by_kind: Vec::new(), caps: Caps::default(), defers: false };
     let emitted = [("1".to_owned(), b"1".to_vec())];
     let begun = [(id, "u", Sequence::new(1))];
     let endings = &[Ended { begun: notifications::begun(id), ending: Ending::Sent, late: None }];
@@ -251,8 +252,16 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             event: b"1",
         }),
         named(&Schedule { keys, now, id, new, label: "none", known: None }),
-        named(&Begin { keys, now, bot: a, hold, throttle, dead_max: 1, events: &begun }),
-        named(&Finish { keys, now, dead_max: 1, remember: hold, endings }),
+        named(&Begin {
+            keys,
+            now,
+            bot: a,
+            hold: notifications::HOLD,
+            throttle,
+            dead_max: 1,
+            events: &begun,
+        }),
+        named(&Finish { keys, now, dead_max: 1, throttle, endings }),
         named(&Amend { keys, now, id, bot: a, uid: "u", key: "", amendment: Amendment::Cancel }),
         named(&Release { keys, now, bot: a, uid: "u", threshold: hold }),
         named(&Restore { keys, now, id, bot: a, uid: "u", sequence: 0 }),
@@ -303,4 +312,27 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
             assert!(text.contains(&expected), "{name}, {change:?}: {text}");
         }
     }
+}
+
+/// Those that a full Redis runs: they give something back, or write next to nothing. Each says in its
+/// header, or its contract shows, why it cannot fill Redis. All others are refused there whole.
+const RUN_WHEN_FULL: [&str; 15] = [
+    "amend", "beat", "begin", "claim", "complete", "finish", "hold", "pause", "promote", "purge",
+    "recover", "release", "resume", "revoke", "trim",
+];
+
+#[test]
+fn a_full_redis_runs_the_scripts_that_drain_and_no_others() {
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
+    let mut run = BTreeSet::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        match text.lines().next().unwrap() {
+            "#!lua flags=allow-oom" => drop(run.insert(name)),
+            first => assert!(first == "#!lua" || !first.starts_with('#'), "{name}: {first}"),
+        }
+    }
+    assert_eq!(run.iter().map(String::as_str).collect::<Vec<_>>(), RUN_WHEN_FULL);
 }

@@ -79,6 +79,7 @@ pub(crate) fn to(url: impl Into<String>) -> NewNotification {
         method: "GET".to_owned(),
         body: String::new(),
         recheck: String::new(),
+        headers: String::new(),
         key: None,
     }
 }

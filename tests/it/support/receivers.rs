@@ -105,13 +105,27 @@ impl ExampleReceiver {
 
     /// The one in PHP, on a port that is free just now.
     pub(crate) fn php(secret: &str) -> Self {
+        Self::php_with(secret, |php, address| {
+            php.args(["-S", address]).arg(example("push_receiver.php"));
+        })
+    }
+
+    /// The same, which answers first and completes at this Fairlane.
+    pub(crate) fn php_async(secret: &str, fairlane: &str) -> Self {
+        Self::php_with(secret, |php, address| {
+            php.arg(example("push_receiver.php"));
+            php.args(["--async", fairlane, "--listen", address]);
+        })
+    }
+
+    fn php_with(secret: &str, arguments: impl FnOnce(&mut Command, &str)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let child = Command::new("php")
-            .args(["-S", &address])
-            .arg(example("push_receiver.php"))
+        let mut php = Command::new("php");
+        arguments(&mut php, &address);
+        let child = php
             .env("FAIRLANE_SECRET", secret)
             .env("RECEIVER_LOG", directory.path().join("log"))
             .stdin(Stdio::null())

@@ -1,0 +1,175 @@
+//! `fairlane receiver`.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use clap::Args;
+use url::Url;
+
+use super::error::CliError;
+use super::output::{Output, Tone, print};
+use crate::app::AppError;
+use crate::config::Config;
+use crate::http;
+use crate::id::BotId;
+use crate::lifecycle::Shutdown;
+use crate::outbound::sign::Secret;
+use crate::receiver::{self, Behaviour, Told};
+
+/// After the first signal, what was begun has this long to end.
+const GRACE: Duration = Duration::from_secs(5);
+const BACKLOG: u32 = 1_024;
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane receiver --bot shop-7                     for notifications of that bot
+  fairlane receiver --fail 0.2 --status 503 --retry-after 5s
+  fairlane receiver --async http://127.0.0.1:8080 --delay 2s     for a push handler
+
+In fairlane.toml: callbacks.allow_nets = [\"127.0.0.1\"] for notifications, or a push handler's
+url = \"http://127.0.0.1:9000/\". Targets for recheck_url: /recheck/ok, /recheck/refused,
+/recheck/503 (or any status) and /recheck/hang; /health answers ok.
+
+Signatures are checked with the keys of --secret and --bot, and those of pushes by the bot that they
+name with callbacks.secrets. What is not signed well is answered 401. Without keys nothing is checked.";
+
+/// Arguments of `fairlane receiver`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ReceiverArgs {
+    /// Where it listens; port 0 picks a free one.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9000")]
+    listen: SocketAddr,
+    /// A key as `fairlane secret` prints it; may be given several times.
+    #[arg(long, value_name = "WHSEC", value_parser = secret)]
+    secret: Vec<Secret>,
+    /// Whose calls: their keys are derived from callbacks.secrets; may be given several times.
+    #[arg(long, value_name = "BOT")]
+    bot: Vec<BotId>,
+    /// Fail this share of the calls on purpose, from 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    fail: f64,
+    /// What a call that fails on purpose is answered.
+    #[arg(long, value_name = "CODE", default_value = "500", value_parser = status)]
+    status: StatusCode,
+    /// The header Retry-After of calls that fail on purpose, such as 5s.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    retry_after: Option<Duration>,
+    /// How long each call takes, such as 2s.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    delay: Duration,
+    /// Answer pushes 202 first, and complete their leases at this fairlane after --delay.
+    #[arg(long = "async", value_name = "URL")]
+    complete_at: Option<Url>,
+    /// Print the headers too; they may hold tokens.
+    #[arg(long)]
+    headers: bool,
+    /// Print one JSON object per call instead of a line.
+    #[arg(long)]
+    json: bool,
+}
+
+fn secret(text: &str) -> Result<Secret, String> {
+    Secret::parse(text).map_err(|error| error.to_string())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "write a fraction from 0 to 1".to_owned())
+}
+
+fn status(text: &str) -> Result<StatusCode, String> {
+    let status = text.parse::<StatusCode>().ok().filter(|status| status.as_u16() >= 300);
+    status.ok_or_else(|| "write a status from 300 to 599, such as 503".to_owned())
+}
+
+/// Receives until a signal.
+pub(super) async fn receiver(config: &Config, args: ReceiverArgs) -> Result<(), CliError> {
+    let secrets = &config.callbacks.secrets;
+    if !args.bot.is_empty() && secrets.is_empty() {
+        return Err(CliError::NoSecret);
+    }
+    let of_bots = args.bot.iter().flat_map(|bot| secrets.iter().map(|secret| secret.of_bot(bot)));
+    let behaviour = Behaviour {
+        keys: args.secret.iter().cloned().chain(of_bots).collect(),
+        secrets: secrets.clone(),
+        fail: args.fail,
+        status: args.status,
+        retry_after: args.retry_after,
+        delay: args.delay,
+        complete_at: args.complete_at,
+        headers: args.headers,
+    };
+    let shutdown = Shutdown::new();
+    shutdown.listen_for_signals(GRACE).map_err(CliError::Signals)?;
+    let listener = http::bind("--listen", args.listen, BACKLOG).map_err(AppError::from)?;
+    let address = listener.local_addr().map_err(CliError::Receiver)?;
+    let output = Output::new(args.json);
+    if args.json {
+        print(&serde_json::json!({"listening": format!("http://{address}")}).to_string())?;
+    } else {
+        print(&format!("listening on http://{address}"))?;
+        if behaviour.keys.is_empty() && behaviour.secrets.is_empty() {
+            print(
+                "signatures are not checked: there is no --secret, and callbacks.secrets is empty",
+            )?;
+        }
+    }
+    let stop = shutdown.soft.clone();
+    let json = args.json;
+    let tell = move |told: &Told| {
+        let line =
+            if json { serde_json::to_string(told).unwrap_or_default() } else { line(output, told) };
+        // Nobody reads any more.
+        if print(&line).is_err() {
+            stop.cancel();
+        }
+    };
+    let run = receiver::run(listener, behaviour, &shutdown, tell).await;
+    shutdown.soft.cancel();
+    shutdown.wait().await;
+    run.map_err(CliError::Receiver)
+}
+
+/// One call as a person reads it.
+fn line(output: Output, told: &Told) -> String {
+    let time = told.time.split('T').nth(1).unwrap_or(&told.time).trim_end_matches('Z');
+    let status = told.status.map_or_else(|| "---".to_owned(), |status| status.to_string());
+    let tone = match told.status {
+        Some(status) if status < 300 => Tone::Good,
+        Some(status) if status < 500 => Tone::Warning,
+        _ => Tone::Bad,
+    };
+    let signature = match told.signature {
+        "good" => "signed",
+        "none" => "UNSIGNED",
+        "old" => "OLD",
+        "wrong" => "FORGED",
+        other => other,
+    };
+    let seen = if told.again { "again" } else { "new" };
+    let status = output.paint(tone, &status);
+    let mut line =
+        format!("{time:<12}  {status}  {signature:<9}  {seen:<5}  {} {}", told.method, told.path);
+    match &told.push {
+        Some(push) => {
+            let (events, again) = (push.events.len(), push.again);
+            let _ = write!(
+                line,
+                "  bot {} fence {} attempt {}: {events} events, {again} again",
+                push.bot, push.fence, push.attempt
+            );
+        }
+        None => {
+            for text in [&told.id, &told.body].into_iter().filter(|text| !text.is_empty()) {
+                let _ = write!(line, "  {text}");
+            }
+        }
+    }
+    for (name, value) in &told.headers {
+        let _ = write!(line, "\n              {name}: {}", value.escape_debug());
+    }
+    line
+}
