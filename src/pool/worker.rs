@@ -77,7 +77,7 @@ impl Worker {
         if slice.is_empty() {
             return self.give_back().await;
         }
-        if self.lease.attempts.vanished() && self.renew().await.is_break() {
+        if self.lease.attempts.vanished() && !self.confirm().await {
             // Confirmed before the event that may kill us is touched: else its attempts would
             // never count, a lease that was never confirmed being only a suspicion.
             return self.lost();
@@ -173,9 +173,9 @@ impl Worker {
             let confirmed = tokio::select! {
                 biased;
                 () = shared.shutdown.hard.cancelled() => return Ended::NotHandled,
-                renewed = self.renew() => renewed.is_continue(),
+                confirmed = self.confirm() => confirmed,
             };
-            if !confirmed || !self.lease.is_held() {
+            if !confirmed {
                 return Ended::LeaseLost;
             }
         }
@@ -283,6 +283,18 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Renews the lease until Redis says that it did; answers whether it is still ours. A renewal that
+    /// was not answered says nothing, and the one after it may find the lease gone.
+    async fn confirm(&mut self) -> bool {
+        let before = self.lease.confirmed_at();
+        while self.lease.confirmed_at() == before {
+            if self.renew().await.is_break() || !self.lease.is_held() {
+                return false;
+            }
+        }
+        true
     }
 
     /// Renews the lease. Breaks when it is somebody else's.

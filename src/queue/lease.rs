@@ -95,6 +95,12 @@ impl Lease {
         over.is_some() && over == connection && at.elapsed() < FRESH
     }
 
+    /// When the call was sent that granted or last renewed it.
+    #[must_use]
+    pub fn confirmed_at(&self) -> Instant {
+        self.confirmed.at
+    }
+
     /// When the holder stops acting.
     #[must_use]
     pub fn deadline(&self) -> Instant {

@@ -138,9 +138,20 @@ async fn session(
                 () = tokio::time::sleep(ALIVE) => ALIVE_WITHIN,
                 () = target.doubted() => DOUBTED_WITHIN,
             };
-            let alive = tokio::time::timeout(within, asking.ping::<Value>()).await;
-            if !matches!(alive, Ok(Ok(_))) {
-                return;
+            let given_up = async {
+                tokio::select! {
+                    () = tokio::time::sleep(within) => {}
+                    () = async {
+                        target.doubted().await;
+                        tokio::time::sleep(DOUBTED_WITHIN).await;
+                    } => {}
+                }
+            };
+            tokio::select! {
+                alive = asking.ping::<Value>() => if alive.is_err() {
+                    return;
+                },
+                () = given_up => return,
             }
         }
     };
