@@ -154,9 +154,10 @@ async fn while_redis_hangs_readers_get_stale_totals_soon_and_days_as_ever() {
     })
     .await;
     drop(hanging);
-    rig.totals(200, json!({ "totals": { "cached": 2, "stored": 3 } })).await;
-    rig.others_go_on("after").await;
+    // Of one that was under way it is unknown; repeated, it counts once.
     view.count(|| rig.client.clone()).await;
+    rig.totals(200, json!({ "totals": { "cached": 3, "stored": 3 } })).await;
+    rig.others_go_on("after").await;
     rig.settles(&[view]).await;
 }
 

@@ -12,6 +12,7 @@ mod cli;
 mod cluster;
 mod compose;
 mod cors;
+mod contract;
 mod counter_store;
 mod counters_edits;
 mod counters_faults;

@@ -58,6 +58,7 @@ impl Clocked {
             "increment_if_exists",
             "upsert",
             "replace",
+            "import",
             "recount",
             "schedule",
             "begin",

@@ -48,8 +48,10 @@ impl MongoServer {
         for _ in 0..5 {
             server.port = free_port();
             if server.launch() {
-                server.create_collections();
-                return server;
+                if server.create_collections() {
+                    return server;
+                }
+                server.kill9();
             }
         }
         panic!("no MongoDB server started in five tries:\n{}", server.output());
@@ -150,18 +152,26 @@ impl MongoServer {
 
     /// One after the other: in one of ten servers, first commands on several collections that are
     /// not there yet wait for each other for ever, and so does whatever comes after them.
-    fn create_collections(&self) {
+    ///
+    /// Whether it could be done: what listens may be another server that took the port, and ours has
+    /// ended then.
+    fn create_collections(&mut self) -> bool {
         if self.options.auth {
-            return; // Nobody may, yet.
+            return true; // Nobody may, yet.
         }
-        let mut failed = None;
         // A server that has just begun to listen may close its first connections. What is there
         // already is refused, which is as good.
-        let created = holds_within(START_WITHIN, || {
-            failed = self.try_create_collections().err();
-            failed.is_none()
+        let mut created = false;
+        let done = holds_within(START_WITHIN, || {
+            let ended = |child: &mut Child| child.try_wait().unwrap().is_some();
+            if self.child.as_mut().is_none_or(ended) {
+                return true;
+            }
+            created = self.try_create_collections().is_ok();
+            created
         });
-        assert!(created, "collections cannot be created: {failed:?}\n{}", self.output());
+        assert!(done, "collections cannot be created:\n{}", self.output());
+        created && self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
     fn try_create_collections(&self) -> io::Result<()> {
