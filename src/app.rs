@@ -16,14 +16,14 @@ use futures_util::future::{OptionFuture, join3};
 use redis::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{debug, info};
 
 pub use self::builder::Builder;
 use self::builder::{Plan, Stores};
 pub use self::control::Control;
 use crate::automation::effects::Effects;
 use crate::automation::stats::{self, RuleNotes};
-use crate::automation::{self, Editor, RulesEar};
+use crate::automation::{self, Editor, RulesEar, Subscriptions};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::bus::starts::Starts;
@@ -36,10 +36,10 @@ use crate::handler::LogHandler;
 use crate::http::{
     self, Access, Api, AuthError, BindError, Ending, Exports, Health, Limits, Proxies, Queues,
 };
-use crate::id::PipelineName;
+use crate::id::{PipelineName, Prefix};
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
-use crate::keyspace::{Link, StoreError, Target};
+use crate::keyspace::{Link, Server, StoreError, Target};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{CounterMetrics, DueMetrics, PipelineMetrics};
 use crate::notifications::{Notifications, audit};
@@ -56,6 +56,7 @@ use crate::startup::{Start, Starting};
 use crate::store::mongo::MongoError;
 use crate::store::private::{PrivateMongo, PrivateMongoError};
 use crate::store::watch;
+use crate::unmatched::Taken;
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -125,10 +126,12 @@ pub enum AppError {
     Outbound(#[from] OutboundSetupError),
     /// The key that signs is damaged.
     #[error(
-        "the key {} in Redis is damaged; delete it while no fairlane runs, and a new one is made",
-        keys::SIGNING_KEY
+        "the key {key} in Redis is damaged; delete it while no fairlane runs, and a new one is made"
     )]
-    SigningKey,
+    SigningKey {
+        /// Where it is.
+        key: String,
+    },
     /// Fewer files may be open than there may be connections.
     #[error(
         "http.max_connections is {connections}, which needs {needed} open files, but this process may open {allowed}; raise the limit (LimitNOFILE in systemd, ulimit -n) or lower http.max_connections"
@@ -162,6 +165,18 @@ pub enum AppError {
         configured: u16,
         /// What the data says.
         stored: String,
+    },
+    /// Another environment reads a stream.
+    #[error(
+        "bus.streams names {stream:?}, which the environment with redis.prefix = {other:?} reads: both would handle its events, and each trim what the other needs; under redis.prefix = {prefix:?} there is no data yet, so set redis.prefix = {other:?} if that one is meant, or else another bus.streams (or bus.trim = false, to look on)"
+    )]
+    StreamShared {
+        /// The stream.
+        stream: String,
+        /// Who reads it.
+        other: Prefix,
+        /// The setting.
+        prefix: Prefix,
     },
     /// Redis has no memory left for the first data.
     #[error(
@@ -256,7 +271,9 @@ impl App {
         let (shards, config_admission) = (config.redis.shards, config.admission);
         let all: Vec<ShardKeys> = plans
             .iter()
-            .flat_map(|plan| shards.shards().map(|shard| ShardKeys::new(&plan.name, shard)))
+            .flat_map(|plan| {
+                shards.shards().map(|shard| ShardKeys::new(target.prefix(), &plan.name, shard))
+            })
             .collect();
         let link =
             |timeout| Arc::new(Link::new(target.clone(), all.clone(), FAIR_SLICE_US, timeout));
@@ -398,6 +415,7 @@ impl App {
                 queues: Queues::new(pipelines, shards, views, admin, RESPONSE_TIMEOUT),
                 bus: Arc::new(bus),
                 stream: config.bus.streams.first().cloned().unwrap_or_default(),
+                taken: Taken::new(&config, rules(&plans, roles)),
                 startup,
                 clock: Arc::clone(&clock),
                 access: Arc::new(access),
@@ -536,17 +554,22 @@ impl App {
 
 /// Fixes the number of shards and the key that signs with the first data. Answers the key.
 async fn register(link: &Link, config: &Config) -> Result<SigningKey, AppError> {
-    let shards = config.redis.shards.get();
+    let (shards, prefix) = (config.redis.shards.get(), link.prefix());
+    let (shards_key, signing_key) = (keys::shards(prefix), keys::signing_key(prefix));
+    let damaged = || AppError::SigningKey { key: signing_key.clone() };
     let mut look = redis::Pipeline::new();
-    look.cmd("GET").arg(keys::SHARDS);
-    look.cmd("GET").arg(keys::SIGNING_KEY);
+    look.cmd("GET").arg(&shards_key);
+    look.cmd("GET").arg(&signing_key);
     let mut found = link.run_checked("GET", &look).await?;
     // What is there is not written again: a Redis that is full refuses that too.
     if found.contains(&Value::Nil) {
+        if found[0] == Value::Nil {
+            Box::pin(check_environment(link, config)).await?;
+        }
         let fresh: [u8; KEY_BYTES] = rand::random();
         let mut write = redis::Pipeline::new();
-        write.cmd("SET").arg(keys::SHARDS).arg(shards).arg("NX");
-        write.cmd("SET").arg(keys::SIGNING_KEY).arg(&fresh[..]).arg("NX");
+        write.cmd("SET").arg(&shards_key).arg(shards).arg("NX");
+        write.cmd("SET").arg(&signing_key).arg(&fresh[..]).arg("NX");
         link.run_checked("SET", &write).await.map_err(|source| {
             if source.is_full() { AppError::Full { source } } else { source.into() }
         })?;
@@ -562,10 +585,35 @@ async fn register(link: &Link, config: &Config) -> Result<SigningKey, AppError> 
     }
     match found.next() {
         Some(Value::BulkString(bytes)) => {
-            let key = bytes.as_slice().try_into().map_err(|_| AppError::SigningKey)?;
+            let key = bytes.as_slice().try_into().map_err(|_| damaged())?;
             Ok(SigningKey::new(key))
         }
-        _ => Err(AppError::SigningKey),
+        _ => Err(damaged()),
+    }
+}
+
+/// Looks around before the first data of an environment is written: others may be in this Redis.
+async fn check_environment(link: &Link, config: &Config) -> Result<(), AppError> {
+    let server = Server::new(link.target().clone(), RESPONSE_TIMEOUT);
+    let others = match server.environments().await {
+        Ok(others) if others.is_empty() => return Ok(()),
+        Ok(others) => others,
+        Err(error) => {
+            debug!(%error, "whether other environments are in this Redis is not known");
+            return Ok(());
+        }
+    };
+    let prefix = link.prefix();
+    info!(%prefix, ?others, "new data: this Redis has other environments (redis.prefix)");
+    // Who trims nothing may look on.
+    if !config.bus.trim {
+        return Ok(());
+    }
+    match server.read_elsewhere(&config.bus.streams).await?.pop_first() {
+        Some((stream, other)) => {
+            Err(AppError::StreamShared { stream, other, prefix: prefix.clone() })
+        }
+        None => Ok(()),
     }
 }
 
@@ -581,6 +629,12 @@ fn counters(
     let plan = plan.ok_or_else(|| "pipelines.counters is not enabled".to_owned())?;
     let read_timeout = config.counters.read_timeout;
     Ok(Counters::new(plan.queue(config, link), store, read_timeout))
+}
+
+/// The rules of bots, where the process keeps up with them.
+fn rules(plans: &[Plan], roles: Roles) -> Option<Arc<Subscriptions>> {
+    let known = plans.iter().find_map(Plan::automations).filter(|_| roles.work || roles.ingest);
+    known.map(|automations| Arc::clone(automations.subscriptions()))
 }
 
 /// What changes rules, or why nobody evaluates them.

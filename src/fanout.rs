@@ -32,6 +32,7 @@ use crate::metrics::{self, CounterMetrics, PipelineMetrics};
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
 use crate::telemetry::{OncePerMinute, Outage, Recovered};
+use crate::unmatched::{Found, Unmatched};
 use crate::view::{self, AdId};
 
 /// Most events of one enqueue call.
@@ -140,6 +141,7 @@ pub struct Fanout {
     starts: Arc<Starts>,
     /// When it was last logged that a pipeline of other processes holds the bus.
     waits_elsewhere: OncePerMinute,
+    unmatched: Unmatched,
 }
 
 /// What is wanted of the batches since the last copy.
@@ -150,6 +152,8 @@ pub struct Gathered {
     wanted: Vec<Vec<usize>>,
     /// Per pipeline that counts views, these events as it stores them.
     stamped: Vec<Vec<Stamped>>,
+    /// What no pipeline takes by its type.
+    unmatched: Found,
     bytes: usize,
     batches: usize,
     /// Entries read, and the last of them.
@@ -236,7 +240,8 @@ impl Fanout {
     /// The fan-out into `routes`, which start where `starts` says.
     #[must_use]
     pub(crate) fn new(routes: Vec<Route>, starts: Arc<Starts>) -> Self {
-        Self { routes, starts, waits_elsewhere: OncePerMinute::default() }
+        let (waits_elsewhere, unmatched) = (OncePerMinute::default(), Unmatched::new());
+        Self { routes, starts, waits_elsewhere, unmatched }
     }
 
     /// Waits until it is known which bots have rules, but not longer than `within`: then everything
@@ -318,9 +323,14 @@ impl Fanout {
         for Entry { offset, event } in batch {
             let Ok(event) = event else { continue };
             let (index, mut is_wanted, mut encoded) = (gathered.events.len(), false, None);
+            let mut is_taken = false;
             for &number in matches.of(&self.routes, event.kind()) {
                 let route = &self.routes[number];
-                if !route.takes(event) {
+                if !route.concerns(event) {
+                    continue;
+                }
+                is_taken = true;
+                if !route.passes(event) {
                     continue;
                 }
                 is_wanted = true;
@@ -333,6 +343,9 @@ impl Fanout {
                 } else {
                     encoded.get_or_insert_with(|| event.encode());
                 }
+            }
+            if !is_taken {
+                gathered.unmatched.add(event.kind());
             }
             if is_wanted {
                 gathered.bytes += encoded.as_ref().map_or(0, Vec::len);
@@ -357,6 +370,7 @@ impl Fanout {
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
         if gathered.events.is_empty() {
+            self.unmatched.count(&gathered.unmatched);
             return Ok(());
         }
         let started = Instant::now();
@@ -371,6 +385,7 @@ impl Fanout {
             copied?;
         }
         metrics::fanout_seconds(started.elapsed());
+        self.unmatched.count(&gathered.unmatched);
         Ok(())
     }
 
@@ -385,6 +400,7 @@ impl Fanout {
         end: Offset,
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
+        self.unmatched.log();
         for (route, positions) in self.routes.iter().zip(&mut positions.0) {
             route.advance(stream, end, &[], positions).await?;
         }
@@ -415,10 +431,13 @@ impl Fanout {
 }
 
 impl Route {
-    fn takes(&self, event: &Event) -> bool {
-        if !self.subscriptions.as_ref().is_none_or(|rules| rules.wants(event)) {
-            return false;
-        }
+    /// Whether it takes an event of a type that it names: all, or what its bot has rules for.
+    fn concerns(&self, event: &Event) -> bool {
+        self.subscriptions.as_ref().is_none_or(|rules| rules.wants(event))
+    }
+
+    /// Whether its filter lets the event through.
+    fn passes(&self, event: &Event) -> bool {
         let Some(filter) = &self.filter else { return true };
         let matches = Facts::of(event).and_then(|facts| filter.matches(&facts));
         matches.unwrap_or_else(|error| {

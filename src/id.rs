@@ -13,7 +13,8 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Longest bot id, in bytes.
 pub const BOT_ID_MAX_BYTES: usize = 256;
 /// Longest pipeline name, in bytes.
-pub const PIPELINE_NAME_MAX_BYTES: usize = 64;
+pub const PREFIX_MAX_BYTES: usize = 32;
+const PIPELINE_NAME_MAX_BYTES: usize = 64;
 /// Longest rule id, in bytes.
 pub const RULE_ID_MAX_BYTES: usize = 64;
 
@@ -146,6 +147,78 @@ impl PipelineName {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// What the keys and channels of one environment in a Redis begin with: 1 to 32 of `A-Z a-z 0-9 - _ .`,
+/// `fl` by default. None of them has a meaning in a pattern, in a hash tag or between the parts of a
+/// key.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Prefix(Arc<str>);
+
+impl Prefix {
+    /// The default.
+    pub const DEFAULT: &str = "fl";
+
+    /// Checks the bounds and takes a copy.
+    ///
+    /// # Errors
+    /// When the text is empty, too long or holds any other character.
+    pub fn parse(text: &str) -> Result<Self, IdError> {
+        const WHAT: &str = "prefix";
+        check_length(WHAT, text, PREFIX_MAX_BYTES)?;
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        match text.char_indices().find(|&(_, c)| !legal(c)) {
+            Some((at, found)) => Err(IdError::Forbidden {
+                what: WHAT,
+                found,
+                at,
+                allowed: "a prefix has A-Z, a-z, 0-9, '-', '_' and '.'",
+            }),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The stream of bus entries that could not be read.
+    #[must_use]
+    pub fn invalid_stream(&self) -> String {
+        self.stream("invalid")
+    }
+
+    /// The bus stream, unless the configuration names others.
+    #[must_use]
+    pub fn events_stream(&self) -> String {
+        self.stream("events")
+    }
+
+    /// Streams that people write to or look at have a longer name in the environment that most have.
+    fn stream(&self, name: &str) -> String {
+        let prefix = if self.as_str() == Self::DEFAULT { "fairlane" } else { self.as_str() };
+        format!("{prefix}:{name}")
+    }
+}
+
+impl Default for Prefix {
+    fn default() -> Self {
+        Self(Self::DEFAULT.into())
+    }
+}
+
+impl fmt::Debug for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 

@@ -118,4 +118,5 @@ mod startup;
 pub mod store;
 pub mod telemetry;
 mod trend;
+mod unmatched;
 pub mod view;

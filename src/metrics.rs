@@ -52,6 +52,7 @@ table! {
     BUS_LAG "bus_lag_events" Gauge "Entries of a bus stream that were not read yet";
     BUS_GAP "bus_gap_total" Counter "Times a bus stream was trimmed beyond what was read: events are missing";
     BUS_INVALID "bus_invalid_total" Counter "Bus entries that could not be read, kept in fairlane:invalid";
+    UNMATCHED "unmatched_total" Counter "Events of the bus of a type that no pipeline takes; the first 50 types have a label, all others are other";
     BUS_TRIMMED "bus_trimmed_total" Counter "Bus entries removed because everybody has them";
     FANOUT_COPIES "fanout_copies_total" Counter "Copies of events put into queues";
     FANOUT_FILTER_ERRORS "fanout_filter_errors_total" Counter "Events whose filter could not be evaluated: no match";
@@ -272,6 +273,11 @@ impl std::fmt::Debug for BusMetrics {
 /// A bus entry that could not be read.
 pub fn bus_invalid(reason: &'static str) {
     counter!(BUS_INVALID, "reason" => reason).increment(1);
+}
+
+/// Events of a type that no pipeline takes.
+pub fn unmatched(kind: &str, events: u64) {
+    counter!(UNMATCHED, "type" => kind.to_owned()).increment(events);
 }
 
 /// Time from a batch read to all its copies queued.

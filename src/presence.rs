@@ -89,7 +89,8 @@ pub struct Process {
 /// # Errors
 /// When Redis does not answer or refuses.
 pub async fn processes(link: &Link) -> Result<Vec<Process>, StoreError> {
-    let look = Beat { key: keys::PROCESSES, id: "", says: "", ttl_ms: millis(SILENT) };
+    let key = keys::processes(link.prefix());
+    let look = Beat { key: &key, id: "", says: "", ttl_ms: millis(SILENT) };
     let said = link.call(&look).await?;
     // One of another version may say it in other words.
     let mut found: Vec<Process> =
@@ -165,6 +166,7 @@ async fn beat(
     shutdown: Shutdown,
 ) {
     let mut last: BTreeMap<PipelineName, (u64, u64)> = BTreeMap::new();
+    let key = keys::processes(link.prefix());
     let mut noted = Instant::now();
     loop {
         let seconds = noted.elapsed().as_secs_f64().max(0.001);
@@ -180,8 +182,7 @@ async fn beat(
             process.breakers.truncate(BREAKERS_MAX);
         }
         let says = serde_json::to_string(&process).unwrap_or_default();
-        let beat =
-            Beat { key: keys::PROCESSES, id: &process.id, says: &says, ttl_ms: millis(SILENT) };
+        let beat = Beat { key: &key, id: &process.id, says: &says, ttl_ms: millis(SILENT) };
         match link.call(&beat).await {
             Ok(_) => drop(heard.send_replace(true)),
             Err(error) => debug!(%error, "cannot say that this process runs"),
@@ -193,7 +194,7 @@ async fn beat(
             () = tokio::time::sleep(pause) => {}
         }
     }
-    let goodbye = Beat { key: keys::PROCESSES, id: &process.id, says: "", ttl_ms: millis(SILENT) };
+    let goodbye = Beat { key: &key, id: &process.id, says: "", ttl_ms: millis(SILENT) };
     let _ = tokio::time::timeout(GOODBYE, link.call(&goodbye)).await;
 }
 

@@ -2,7 +2,7 @@
 //! first 16 bytes of its HMAC-SHA256.
 //!
 //! They cannot be guessed, need no record anywhere, and every process on one Redis can read them:
-//! all share the key ([`crate::keyspace::keys::SIGNING_KEY`]).
+//! all share the key ([`crate::keyspace::keys::signing_key`]).
 
 use std::fmt;
 

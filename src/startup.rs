@@ -165,7 +165,8 @@ impl Start {
             return Ok(());
         }
         let mut known = redis::cmd("HMGET");
-        known.arg(keys::PIPELINES);
+        let key = keys::pipelines(self.link.prefix());
+        known.arg(&key);
         for name in &self.names {
             known.arg(name.as_str());
         }
@@ -177,7 +178,7 @@ impl Start {
         for (at, name) in self.names.iter().enumerate() {
             if matches!(known.get(at), None | Some(Value::Nil)) {
                 let first_seen = millis(self.clock.now());
-                pipe.cmd("HSETNX").arg(keys::PIPELINES).arg(name.as_str()).arg(first_seen);
+                pipe.cmd("HSETNX").arg(&key).arg(name.as_str()).arg(first_seen);
             }
         }
         if pipe.is_empty() {

@@ -58,10 +58,10 @@ pub(crate) struct Point {
 pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), StoreError> {
     // Names and numbers always encode.
     let text = serde_json::to_string(point).unwrap_or_default();
-    let mut pipe = redis::Pipeline::with_capacity(3);
-    pipe.cmd("RPUSH").arg(keys::TREND).arg(text);
-    pipe.cmd("LTRIM").arg(keys::TREND).arg(-POINTS).arg(-1);
-    pipe.cmd("PEXPIRE").arg(keys::TREND).arg(millis(SPAN));
+    let (mut pipe, trend) = (redis::Pipeline::with_capacity(3), keys::trend(link.prefix()));
+    pipe.cmd("RPUSH").arg(&trend).arg(text);
+    pipe.cmd("LTRIM").arg(&trend).arg(-POINTS).arg(-1);
+    pipe.cmd("PEXPIRE").arg(&trend).arg(millis(SPAN));
     link.run_checked("RPUSH", &pipe).await.map(drop)
 }
 
@@ -71,7 +71,7 @@ pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), StoreError> {
 /// When Redis does not answer or refuses.
 pub(crate) async fn read(link: &Link) -> Result<Vec<Point>, StoreError> {
     let mut command = redis::cmd("LRANGE");
-    command.arg(keys::TREND).arg(0).arg(-1);
+    command.arg(keys::trend(link.prefix())).arg(0).arg(-1);
     let misread = |source| link.misread("LRANGE", source);
     let mut reply = Reply::new(link.command("LRANGE", command).await?).map_err(misread)?;
     let mut points = Vec::with_capacity(reply.len());

@@ -101,7 +101,11 @@ impl Builder {
             None => Some(PrivateRedis::start(&self.config.data_dir).await?),
         };
         let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
-        let open = |url| Target::open(url, certificates.as_ref());
+        let prefix = &self.config.redis.prefix;
+        let open = |url| {
+            let target = Target::open(url, certificates.as_ref());
+            target.map(|target| target.with_prefix(prefix.clone()))
+        };
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };

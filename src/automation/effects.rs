@@ -158,7 +158,12 @@ impl Effects {
     }
 
     async fn emit(&self, batch: &Batch) -> Result<(), Failed> {
-        let emit = Emit { stream: &self.stream, window_ms: millis(WINDOW), events: &batch.events };
+        let emit = Emit {
+            prefix: self.bus.prefix(),
+            stream: &self.stream,
+            window_ms: millis(WINDOW),
+            events: &batch.events,
+        };
         self.bus.call(&emit).await.map(drop).map_err(|error| {
             let (away, reason) = tried(&error);
             Failed { at: batch.at, away, reason }

@@ -65,10 +65,13 @@ pub enum Change {
 /// Whether an event may change a profile. What a rule changed is in it already.
 #[must_use]
 pub fn changes_any(event: &Event) -> bool {
-    let kind = event.kind();
-    let is_kept =
-        matches!(kind, TAG_APPLIED | TAG_REMOVED | FIELD_CHANGED) || kind.starts_with(SUBSCRIBER);
-    is_kept && event.extension(APPLIED).is_none()
+    may_change(event.kind()) && event.extension(APPLIED).is_none()
+}
+
+/// Whether events of a type change profiles, unless a rule made them.
+#[must_use]
+pub fn may_change(kind: &str) -> bool {
+    matches!(kind, TAG_APPLIED | TAG_REMOVED | FIELD_CHANGED) || kind.starts_with(SUBSCRIBER)
 }
 
 /// Checks the name of a tag.

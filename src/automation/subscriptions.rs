@@ -136,6 +136,16 @@ impl Subscriptions {
         doubtful
     }
 
+    /// Whether the bot has a rule for a type, as far as is known: in doubt, after rules were read
+    /// once, it has.
+    pub(crate) fn has_rule(&self, bot: &BotId, kind: &str) -> bool {
+        let state = self.read();
+        // With any rule, profiles are kept.
+        let known = state.bots.get(bot);
+        known.is_some_and(|wants| profile::may_change(kind) || wants.takes(kind))
+            || state.loaded && (state.missed.is_some() || state.changing.contains_key(bot))
+    }
+
     /// Waits until all rules were read once.
     pub(crate) async fn loaded(&self) {
         let mut loaded = self.loaded.subscribe();

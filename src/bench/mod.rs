@@ -213,7 +213,11 @@ impl Rig {
         let mut cursor = 0_u64;
         loop {
             let mut scan = redis::cmd("SCAN");
-            scan.arg(cursor).arg("MATCH").arg("fl:*").arg("COUNT").arg(10_000);
+            scan.arg(cursor)
+                .arg("MATCH")
+                .arg(format!("{}:*", self.link.prefix()))
+                .arg("COUNT")
+                .arg(10_000);
             let found = self.link.command("SCAN", scan).await?;
             let (next, keys): (u64, Vec<String>) = redis::from_redis_value(found)
                 .map_err(|error| BenchError::Address(error.into()))?;

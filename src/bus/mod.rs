@@ -136,6 +136,9 @@ pub trait Source: Send + Sync + 'static {
     /// Removes entries older than `keep` that no consumer group of the stream needs.
     fn trim(&self, keep: Offset) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
+    /// Where entries are kept that cannot be read.
+    fn aside(&self) -> &str;
+
     /// Keeps entries that cannot be read where a person can look at them.
     fn put_aside(
         &self,

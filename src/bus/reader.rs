@@ -407,7 +407,7 @@ impl<S: Source> Reader<S> {
         for (offset, entry) in &invalid {
             metrics::bus_invalid(entry.error.label());
             warn!(stream = self.source.name(), %offset, error = %entry.error,
-                "an entry of the bus is no event; kept in fairlane:invalid");
+                "an entry of the bus is no event; kept in {}", self.source.aside());
         }
         Ok(())
     }

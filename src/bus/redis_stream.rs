@@ -14,7 +14,7 @@ use crate::id::Offset;
 use crate::keyspace::scripts::{Hold, Note, Trim};
 use crate::keyspace::{Link, Reply, ReplyError, StoreError, keys};
 
-/// About how many entries `fairlane:invalid` keeps.
+/// About how many entries are kept that cannot be read.
 const INVALID_MAX: usize = 10_000;
 /// Of an unreadable entry this much is kept, in bytes.
 const RAW_MAX: usize = 64 * 1_024;
@@ -25,6 +25,8 @@ pub struct RedisStream {
     name: String,
     reader_key: String,
     read_key: String,
+    /// Where entries go that cannot be read.
+    invalid: String,
     /// Tells this reader from others.
     token: String,
     /// Only for reads that block.
@@ -41,8 +43,9 @@ impl RedisStream {
     pub fn new(name: &str, blocking: Arc<Link>, link: Arc<Link>) -> Self {
         Self {
             name: name.to_owned(),
-            reader_key: keys::reader(name),
-            read_key: keys::read(name),
+            reader_key: keys::reader(link.prefix(), name),
+            read_key: keys::read(link.prefix(), name),
+            invalid: link.prefix().invalid_stream(),
             token: uuid::Uuid::now_v7().to_string(),
             blocking,
             link,
@@ -120,10 +123,14 @@ impl Source for RedisStream {
         self.link.call(&Trim { stream: &self.name, keep }).await
     }
 
+    fn aside(&self) -> &str {
+        &self.invalid
+    }
+
     async fn put_aside(&self, entries: &[(Offset, &InvalidEntry)]) -> Result<(), StoreError> {
         let mut pipe = Pipeline::with_capacity(entries.len());
         for (offset, invalid) in entries {
-            pipe.cmd("XADD").arg(keys::INVALID).arg("MAXLEN").arg("~").arg(INVALID_MAX).arg("*");
+            pipe.cmd("XADD").arg(&self.invalid).arg("MAXLEN").arg("~").arg(INVALID_MAX).arg("*");
             pipe.arg("stream").arg(&self.name).arg("offset").arg(offset.to_string());
             pipe.arg("reason").arg(invalid.error.to_string()).arg("entry").arg(&invalid.raw);
         }

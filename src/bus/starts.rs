@@ -106,7 +106,7 @@ impl Starts {
         new: Offset,
         end: Offset,
     ) -> Result<Offset, StoreError> {
-        let key = keys::starts(stream);
+        let key = keys::starts(link.prefix(), stream);
         let read = redis::Cmd::hget(&key, pipeline.as_str());
         let known = offset(link, link.command("HGET", read.clone()).await?)?;
         let place = (stream.to_owned(), pipeline.clone());

@@ -333,15 +333,17 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Mongo(
             MongoError::Away { .. } | MongoError::Lookup { .. } | MongoError::Silent { .. },
         ) => Exit::Unavailable,
-        AppError::Bind(_) | AppError::Observe(_) | AppError::Outbound(_) | AppError::SigningKey => {
-            Exit::Failed
-        }
+        AppError::Bind(_)
+        | AppError::Observe(_)
+        | AppError::Outbound(_)
+        | AppError::SigningKey { .. } => Exit::Failed,
         AppError::Config(_)
         | AppError::Files { .. }
         | AppError::Handler { .. }
         | AppError::PushUrl { .. }
         | AppError::Filter { .. }
         | AppError::Shards { .. }
+        | AppError::StreamShared { .. }
         | AppError::Auth(_)
         | AppError::Headers(_)
         | AppError::Mongo(_)

@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::event::{EVENT_MAX_BYTES, Event};
 use crate::filter::Glob;
 use crate::keyspace::StoreError;
+use crate::unmatched;
 
 /// Most events of one batch.
 const BATCH_EVENTS: usize = 1_000;
@@ -78,8 +79,8 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
             "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
         );
     }
-    let taken = taken(&config);
-    let (summary, unmatched) = Session::with(config, async |session| {
+    let taken = unmatched::written(&config);
+    let (summary, untaken) = Session::with(config, async |session| {
         let mut job = Job::new(&name, stream, size);
         let sent = job.send(session, read_ahead(input, taken)).await;
         job.progress.finish_and_clear();
@@ -93,7 +94,7 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
         };
         format!("published {} to {}{refused}", count(summary.published, "event"), summary.stream)
     })?;
-    if let Some((kind, events)) = unmatched {
+    if let Some((kind, events)) = untaken {
         let more = if events > 1 { " and others" } else { "" };
         eprintln!(
             "note: {} of a type that no pipeline of this configuration takes ({}{more}); `events` of a pipeline names its types",
@@ -105,13 +106,6 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
         return Err(CliError::LinesRefused(summary.refused));
     }
     Ok(())
-}
-
-/// The types that a pipeline takes, not counting what the rules of a bot may be about.
-fn taken(config: &Config) -> Vec<Glob> {
-    let enabled = config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled);
-    let written = enabled.filter(|(name, _)| !name.automates());
-    written.flat_map(|(_, pipeline)| pipeline.events.iter().map(|glob| Glob::new(glob))).collect()
 }
 
 type Input = Box<dyn Read + Send>;

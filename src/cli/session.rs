@@ -43,7 +43,8 @@ impl Session {
     ) -> Result<T, CliError> {
         let redis = Redis::open(&config).await?;
         let result = async {
-            let session = Self::open(config, redis.target()?).await?;
+            let target = redis.target()?.with_prefix(config.redis.prefix.clone());
+            let session = Self::open(config, target).await?;
             act(&session).await
         }
         .await;
@@ -54,7 +55,11 @@ impl Session {
     async fn open(config: Config, target: Target) -> Result<Self, CliError> {
         let server = Server::new(target.clone(), TIMEOUT);
         let configured = config.redis.shards;
-        let shards = server.shards().await?.unwrap_or(configured);
+        let stored = server.shards().await?;
+        if stored.is_none() {
+            notice_others(&server).await;
+        }
+        let shards = stored.unwrap_or(configured);
         if shards != configured {
             let (configured, stored) = (configured.get(), shards.get());
             return Err(CliError::Shards { configured, stored });
@@ -117,7 +122,8 @@ impl Session {
 
     /// The queues of a pipeline, to act on.
     pub(super) fn queue(&self, name: &PipelineName) -> Queue {
-        let keys = self.shards.shards().map(|shard| ShardKeys::new(name, shard)).collect();
+        let keys = |shard| ShardKeys::new(self.looking.prefix(), name, shard);
+        let keys = self.shards.shards().map(keys).collect();
         let link = Link::new(self.looking.target().clone(), keys, FAIR_SLICE_US, TIMEOUT);
         self.view(name).over(Arc::new(link))
     }
@@ -126,6 +132,20 @@ impl Session {
         let defaults = || PipelineConfig::new("", [""; 0]);
         let config = self.config.pipelines.get(name).cloned().unwrap_or_else(defaults);
         queue::limits(&config, self.shards)
+    }
+}
+
+/// An empty environment beside others: perhaps one of them is meant.
+async fn notice_others(server: &Server) {
+    // Only a notice: what the command itself asks says what is wrong.
+    let Ok(others) = server.environments().await else { return };
+    if !others.is_empty() {
+        let others: Vec<_> = others.iter().map(|other| format!("{other:?}")).collect();
+        eprintln!(
+            "note: there is no data yet under redis.prefix = {:?}; this Redis has data under {}",
+            server.target().prefix(),
+            others.join(", ")
+        );
     }
 }
 

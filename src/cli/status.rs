@@ -44,6 +44,8 @@ struct Status {
     streams: Vec<StreamView>,
     /// Bus entries that could not be read.
     invalid: u64,
+    #[serde(skip)]
+    invalid_stream: String,
     processes: Vec<Process>,
     pipelines: Vec<PipelineStatus>,
     problems: Vec<Problem>,
@@ -122,8 +124,9 @@ async fn read(session: &Session) -> Result<Status, CliError> {
     let processes = session.processes().await?;
     let pipelines = read_pipelines(session, &processes).await?;
     let invalid = session.server.invalid_entries().await?;
-    let problems = Vec::new();
-    let mut status = Status { redis, streams, invalid, processes, pipelines, problems };
+    let (problems, invalid_stream) = (Vec::new(), session.config.redis.prefix.invalid_stream());
+    let mut status =
+        Status { redis, streams, invalid, invalid_stream, processes, pipelines, problems };
     status.problems = find_problems(&status, millis(SystemClock.now()));
     Ok(status)
 }
@@ -324,7 +327,7 @@ fn find_problems(status: &Status, now_ms: u64) -> Vec<Problem> {
     if status.invalid > 0 {
         add(
             format!("put aside because it could not be read: {}", count(status.invalid, "event")),
-            format!("{client} XREVRANGE fairlane:invalid + - COUNT 10"),
+            format!("{client} XREVRANGE {} + - COUNT 10", status.invalid_stream),
         );
     }
     for pipeline in &status.pipelines {
@@ -461,6 +464,7 @@ mod tests {
                 groups: Vec::new(),
             }],
             invalid: 0,
+            invalid_stream: "fairlane:invalid".to_owned(),
             processes: vec![Process {
                 id: "a".to_owned(),
                 host: "here".to_owned(),

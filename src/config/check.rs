@@ -41,8 +41,6 @@ const DATABASE_MAX_BYTES: usize = 63;
 const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
 /// Databases of MongoDB itself.
 const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
-/// Where unreadable events go. Reading it back would send them round for ever.
-const INVALID_STREAM: &str = "fairlane:invalid";
 
 /// The upper bounds of numbers.
 pub(super) mod limits {
@@ -134,9 +132,10 @@ impl Config {
                 format!("names {twice:?} twice; name each stream once"),
             ));
         }
-        if self.bus.streams.iter().any(|stream| stream == INVALID_STREAM) {
-            let problem =
-                format!("names {INVALID_STREAM:?}, where unreadable events are put; remove it");
+        // Reading it back would send unreadable events round for ever.
+        let invalid = self.redis.prefix.invalid_stream();
+        if self.bus.streams.contains(&invalid) {
+            let problem = format!("names {invalid:?}, where unreadable events are put; remove it");
             return Err(Fault::new("bus.streams", problem));
         }
         let callbacks = &self.callbacks;

@@ -26,7 +26,7 @@ use jiff::tz::TimeZone;
 
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Mode, Settings};
-use crate::id::ShardCount;
+use crate::id::{Prefix, ShardCount};
 use crate::notification::{Cap, CapError};
 use crate::outbound::sign::Secret;
 use crate::outbound::{CheckedUrl, Policy};
@@ -179,6 +179,14 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         "" => None,
         text => Some(MongoUrl::parse(text).map_err(|error| top.invalid("mongodb.url", error))?),
     };
+    let prefix = top.text("redis.prefix");
+    let prefix = Prefix::parse(prefix).map_err(|error| top.invalid("redis.prefix", error))?;
+    // Environments that share a Redis do not read each other's events by default.
+    let streams = if layers.is_made("bus.streams") {
+        top.list("bus.streams")
+    } else {
+        vec![prefix.events_stream()]
+    };
     let config = Config {
         file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
@@ -190,6 +198,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
             cert_file: certificates::path(top.text("redis.cert_file")),
             key_file: certificates::path(top.text("redis.key_file")),
             shards: shards(&top)?,
+            prefix: prefix.clone(),
         },
         mongodb: MongoConfig {
             url: mongo_url,
@@ -198,7 +207,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         },
         bus: BusConfig {
             source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
-            streams: top.list("bus.streams"),
+            streams,
             retention: top.duration("bus.retention")?,
             trim: top.flag("bus.trim"),
         },

@@ -34,7 +34,7 @@ use jiff::tz::TimeZone;
 
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Settings};
-use crate::id::{PipelineName, ShardCount};
+use crate::id::{PipelineName, Prefix, ShardCount};
 use crate::notification::Cap;
 use crate::outbound::CheckedUrl;
 use crate::outbound::sign::Secret;
@@ -91,6 +91,8 @@ pub struct RedisConfig {
     pub cert_file: Option<PathBuf>,
     /// Its private key in PEM.
     pub key_file: Option<PathBuf>,
+    /// What every key and channel begins with.
+    pub prefix: Prefix,
     /// Into how many parts the bots of each pipeline are cut. Fixed when the data is created.
     pub shards: ShardCount,
 }

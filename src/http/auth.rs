@@ -475,8 +475,9 @@ impl Caller {
 
     /// Writes down that lines of an import were taken.
     pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
-        let (token, bot, pipeline) = (&self.0.name, bot.as_str(), PipelineName::COUNTERS);
-        info!(token, action = "import counters", pipeline, bot, lines, "an operator acted");
+        let (token, bot) = (&self.rights.name, bot.as_str());
+        let (address, pipeline) = (self.address(), PipelineName::COUNTERS);
+        info!(token, address, action = "import counters", pipeline, bot, lines, "an operator acted");
     }
 
     /// Writes down what an operator did to the counter of an ad.

@@ -44,8 +44,20 @@ pub(super) enum Mode {
 pub(super) struct Events<'a> {
     /// The bot of each.
     pub(super) bots: Vec<BotId>,
+    /// The type of each.
+    pub(super) kinds: Vec<Box<str>>,
     /// The JSON text of each.
     pub(super) texts: Vec<Cow<'a, [u8]>>,
+}
+
+impl<'a> Events<'a> {
+    fn one(event: &Event, text: Cow<'a, [u8]>) -> Self {
+        Self {
+            bots: vec![event.bot().clone()],
+            kinds: vec![event.kind().into()],
+            texts: vec![text],
+        }
+    }
 }
 
 impl Mode {
@@ -88,7 +100,7 @@ impl Mode {
 
 fn structured(body: &[u8]) -> Result<Events<'_>, Problem> {
     match Event::from_json(body) {
-        Ok(event) => Ok(Events { bots: vec![event.bot().clone()], texts: vec![body.into()] }),
+        Ok(event) => Ok(Events::one(&event, body.into())),
         Err(error) => {
             check_json(body)?;
             Err(invalid(1, vec![flaw(0, &error)]))
@@ -115,6 +127,7 @@ fn batch(body: &[u8]) -> Result<Events<'_>, Problem> {
         let taken = match Event::from_json_prefix(rest) {
             Ok((event, taken)) => {
                 events.bots.push(event.bot().clone());
+                events.kinds.push(event.kind().into());
                 events.texts.push(rest[..taken].trim_ascii().into());
                 taken
             }
@@ -199,7 +212,7 @@ fn binary<'a>(headers: &HeaderMap, body: &[u8]) -> Result<Events<'a>, Problem> {
     // Texts and JSON values always encode.
     let text = serde_json::to_vec(&attributes).unwrap_or_default();
     match Event::from_json(&text) {
-        Ok(event) => Ok(Events { bots: vec![event.bot().clone()], texts: vec![text.into()] }),
+        Ok(event) => Ok(Events::one(&event, text.into())),
         Err(error) => Err(invalid(1, vec![flaw(0, &error)])),
     }
 }

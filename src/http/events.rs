@@ -1,6 +1,6 @@
 //! Events onto the bus.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -32,12 +32,19 @@ pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
 struct Accepted {
     /// How many: all of the request.
     accepted: usize,
+    /// Their types that no enabled pipeline takes, and no rule of their bot that this process knows
+    /// of: such events are stored and copied nowhere. Absent when there is none. A process without
+    /// the roles `work` and `ingest` knows no rules.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(required = false, max_items = 1_000)]
+    unmatched: BTreeSet<Box<str>>,
 }
 
 /// Publish events
 ///
 /// One CloudEvent (structured, or binary with its attributes in headers `ce-…`) or a batch of up to
-/// 1,000. Answered once the bus has them; all of them or none. `application/json` is taken as an
+/// 1,000. Answered once the bus has them; all of them or none. `unmatched` names types that nobody
+/// takes, for example mistyped ones. `application/json` is taken as an
 /// event or a batch too. Whether an id was seen before, or an event has expired, is not asked here.
 #[utoipa::path(
     post, path = "/v1/events", tag = "events", operation_id = "publishEvents",
@@ -90,5 +97,8 @@ async fn publish(
         Problem::new(Kind::Starting, detail).retry_after(1)
     })?;
     bus::publish(&api.bus, &api.stream, &events.texts).await?;
-    Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: events.texts.len() })))
+    let kinds = events.bots.iter().zip(events.kinds);
+    let unmatched = kinds.filter(|(bot, kind)| !api.taken.takes(bot, kind));
+    let unmatched = unmatched.map(|(_, kind)| kind).collect();
+    Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: events.texts.len(), unmatched })))
 }

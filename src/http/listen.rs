@@ -253,9 +253,9 @@ impl UnusableHeaders {
             return;
         };
         counter.increment(1);
-        if self.lately.take() {
+        if let Some(suppressed) = self.lately.take() {
             let (reason, remedy) = (why.as_str(), why.remedy());
-            warn!(%proxy, reason, remedy, "a connection of a trusted proxy does not start with a usable header of the PROXY protocol; closed");
+            warn!(%proxy, reason, remedy, suppressed, "a connection of a trusted proxy does not start with a usable header of the PROXY protocol; closed");
         }
     }
 }

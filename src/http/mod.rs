@@ -82,6 +82,7 @@ use crate::notifications::Notifications;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
 use crate::startup::Startup;
+use crate::unmatched::Taken;
 
 /// What the routes work with.
 pub(crate) struct Api {
@@ -91,6 +92,8 @@ pub(crate) struct Api {
     pub(crate) bus: Arc<Link>,
     /// The bus stream that events are put on.
     pub(crate) stream: String,
+    /// The types of events that somebody takes.
+    pub(crate) taken: Taken,
     /// Nothing is put on it before the pipelines have their places there.
     pub(crate) startup: Startup,
     pub(crate) clock: SharedClock,

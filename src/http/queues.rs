@@ -70,7 +70,8 @@ impl Queues {
             self.configured.iter().filter(|(name, config)| config.enabled || !is_built_in(name));
         let mut names: BTreeSet<_> = asked.map(|(name, _)| name.clone()).collect();
         let misread = |source| self.link.misread("HKEYS", source);
-        let known = self.link.command("HKEYS", redis::Cmd::hkeys(keys::PIPELINES)).await?;
+        let known = redis::Cmd::hkeys(keys::pipelines(self.link.prefix()));
+        let known = self.link.command("HKEYS", known).await?;
         let known = match known {
             Value::Set(values) => Value::Array(values),
             value => value,
@@ -90,8 +91,9 @@ impl Queues {
         }
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         let make = || {
-            let keys = self.shards.shards().map(|shard| ShardKeys::new(name, shard)).collect();
             let target = self.link.target().clone();
+            let keys = |shard| ShardKeys::new(target.prefix(), name, shard);
+            let keys = self.shards.shards().map(keys).collect();
             self.make(name, &Arc::new(Link::new(target, keys, FAIR_SLICE_US, self.timeout)))
         };
         others.entry(name.clone()).or_insert_with(make).clone()

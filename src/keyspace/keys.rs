@@ -1,5 +1,10 @@
 //! THE key table: every Redis key Fairlane uses, and nothing else builds one.
 //!
+//! What stands as `fl` here is `redis.prefix`, see [`Prefix`]: environments with different ones share
+//! a Redis and nothing in it. The bus streams have names of their own (`bus.streams`); where those are
+//! not set, their names and that of the stream of unreadable entries begin with the prefix too, with
+//! `fairlane` instead of `fl`.
+//!
 //! All keys of one pipeline and shard share the hash tag `{<pipeline>:<shard>}`, so a script
 //! touches one cluster slot. An idle bot holds no key and no field (`weight`, `paused` and what has a
 //! TTL aside).
@@ -50,84 +55,112 @@
 use std::time::Duration;
 
 use super::topology::slot_of;
-use crate::id::{BotId, PipelineName, Shard};
+use crate::id::{BotId, PipelineName, Prefix, Shard};
 use crate::notification::NotificationId;
 
-/// Bus entries that could not be read go here.
-pub const INVALID: &str = "fairlane:invalid";
-/// Names of the pipelines that ever ran.
-pub const PIPELINES: &str = "fl:pipelines";
-/// The number of shards.
-pub const SHARDS: &str = "fl:shards";
-/// The key that signs what names a lease, and cursors.
-pub const SIGNING_KEY: &str = "fl:lease-key";
-/// The types of notifications with a place of their own in the statistics.
-pub const KINDS: &str = "fl:notification-types";
-/// What the running processes say of themselves.
-pub const PROCESSES: &str = "fl:processes";
-/// The lock of the process that looks for lost notifications.
-pub const AUDITOR: &str = "fl:auditor";
-/// The lock of the process that samples shared values.
-pub const SAMPLER: &str = "fl:sampler";
-/// How the pipelines did lately.
-pub const TREND: &str = "fl:trend";
+macro_rules! global {
+    ($($(#[$doc:meta])* $name:ident $key:literal),+ $(,)?) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(prefix: &Prefix) -> String {
+            format!(concat!("{}:", $key), prefix)
+        })+
+    };
+}
+global! {
+    /// Names of the pipelines that ever ran.
+    pipelines "pipelines",
+    /// The number of shards.
+    shards "shards",
+    /// The key that signs what names a lease, and cursors.
+    signing_key "lease-key",
+    /// The types of notifications with a place of their own in the statistics.
+    kinds "notification-types",
+    /// What the running processes say of themselves.
+    processes "processes",
+    /// The lock of the process that looks for lost notifications.
+    auditor "auditor",
+    /// The lock of the process that samples shared values.
+    sampler "sampler",
+    /// How the pipelines did lately.
+    trend "trend",
+}
 
 /// The lock of the process that reads `stream`.
 #[must_use]
-pub fn reader(stream: &str) -> String {
-    format!("fl:{{{stream}}}:reader")
+pub fn reader(prefix: &Prefix, stream: &str) -> String {
+    format!("{prefix}:{{{stream}}}:reader")
 }
 
 /// How far `stream` was read.
 #[must_use]
-pub fn read(stream: &str) -> String {
-    format!("fl:{{{stream}}}:read")
+pub fn read(prefix: &Prefix, stream: &str) -> String {
+    format!("{prefix}:{{{stream}}}:read")
 }
 
 /// Where each pipeline starts on `stream`.
 #[must_use]
-pub fn starts(stream: &str) -> String {
-    format!("fl:{{{stream}}}:starts")
+pub fn starts(prefix: &Prefix, stream: &str) -> String {
+    format!("{prefix}:{{{stream}}}:starts")
 }
 
 /// The pattern of the keys of [`starts`]. Others may fit it too: ask [`is_starts`].
 #[must_use]
-pub fn all_starts() -> &'static str {
-    "fl:{*}:starts"
+pub fn all_starts(prefix: &Prefix) -> String {
+    format!("{prefix}:{{*}}:starts")
 }
 
 /// Whether `key` is one of [`starts`].
 #[must_use]
-pub fn is_starts(key: &[u8]) -> bool {
-    let stream = key.strip_prefix(b"fl:{").and_then(|key| key.strip_suffix(b"}:starts"));
+pub fn is_starts(prefix: &Prefix, key: &[u8]) -> bool {
+    let stream = within(prefix, key).and_then(|key| key.strip_suffix(b"}:starts"));
     // A bot of a queue may be named like the end of such a key.
     stream.is_some_and(|stream| !stream.contains(&b'}'))
 }
 
+/// The pattern of the keys of [`shards`] of every environment.
+pub(super) const ALL_SHARDS: &str = "*:shards";
+/// A pattern that the keys of [`read`] and [`starts`] of every environment fit, and a few others.
+pub(super) const ALL_READ: &str = "*}:[rs]*[ds]";
+
+/// The environment whose key of [`shards`] this is.
+pub(super) fn environment(key: &[u8]) -> Option<Prefix> {
+    Prefix::parse(std::str::from_utf8(key).ok()?.strip_suffix(":shards")?).ok()
+}
+
+/// The environment that reads a stream, and the stream, if this is its key of [`read`] or
+/// [`starts`].
+pub(super) fn reading(key: &[u8]) -> Option<(Prefix, &str)> {
+    let (prefix, rest) = std::str::from_utf8(key).ok()?.split_once(":{")?;
+    let (stream, name) = rest.split_once("}:")?;
+    let prefix = Prefix::parse(prefix).ok()?;
+    matches!(name, "read" | "starts").then_some((prefix, stream))
+}
+
 /// What remembers that a rule put the event `id` on `stream`.
 #[must_use]
-pub fn seen(stream: &str, id: &str) -> String {
-    format!("fl:{{{stream}}}:seen:{id}")
+pub fn seen(prefix: &Prefix, stream: &str, id: &str) -> String {
+    format!("{prefix}:{{{stream}}}:seen:{id}")
 }
 
 /// A key to try rights on. `number` decides its slot, `id` keeps two that try apart.
 #[must_use]
-pub fn check(number: u32, id: &str) -> String {
-    format!("fl:{{check-{number}}}:{id}")
+pub fn check(prefix: &Prefix, number: u32, id: &str) -> String {
+    format!("{prefix}:{{check-{number}}}:{id}")
 }
 
 /// A pattern for `SCAN` that every key of `pipeline` fits. Others may fit it too: ask
 /// [`belongs_to`].
 #[must_use]
-pub fn pattern(pipeline: &PipelineName) -> String {
+pub fn pattern(prefix: &Prefix, pipeline: &PipelineName) -> String {
     // No character of a pipeline's name has a meaning in a pattern, nor have braces.
-    format!("fl:{{{pipeline}:*}}:*")
+    format!("{prefix}:{{{pipeline}:*}}:*")
 }
 
 /// The pattern of the records of notifications of `pipeline`.
 #[must_use]
-pub fn records(pipeline: &PipelineName) -> String {
-    format!("fl:{{{pipeline}:*}}:n:*")
+pub fn records(prefix: &Prefix, pipeline: &PipelineName) -> String {
+    format!("{prefix}:{{{pipeline}:*}}:n:*")
 }
 
 /// The notification whose record `key` is.
@@ -141,13 +174,18 @@ pub fn notification_of(key: &[u8]) -> Option<NotificationId> {
 ///
 /// The keys of a bus stream named like the pipeline (`fl:{log:events}:read`) are not.
 #[must_use]
-pub fn belongs_to(pipeline: &PipelineName, key: &[u8]) -> bool {
-    let rest =
-        key.strip_prefix(b"fl:{").and_then(|key| key.strip_prefix(pipeline.as_str().as_bytes()));
+pub fn belongs_to(prefix: &Prefix, pipeline: &PipelineName, key: &[u8]) -> bool {
+    let name = pipeline.as_str().as_bytes();
+    let rest = within(prefix, key).and_then(|key| key.strip_prefix(name));
     let Some(rest) = rest.and_then(|rest| rest.strip_prefix(b":")) else { return false };
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let name = rest[digits..].strip_prefix(b"}:");
     digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"reader" | b"starts"))
+}
+
+/// What is behind the brace of a key with a hash tag.
+fn within<'a>(prefix: &Prefix, key: &'a [u8]) -> Option<&'a [u8]> {
+    key.strip_prefix(prefix.as_str().as_bytes())?.strip_prefix(b":{")
 }
 
 /// The keys of one pipeline and shard.
@@ -174,8 +212,8 @@ pub struct ShardKeys {
 impl ShardKeys {
     /// The keys of `shard` of `pipeline`.
     #[must_use]
-    pub fn new(pipeline: &PipelineName, shard: Shard) -> Self {
-        let prefix = format!("fl:{{{pipeline}:{shard}}}:");
+    pub fn new(prefix: &Prefix, pipeline: &PipelineName, shard: Shard) -> Self {
+        let prefix = format!("{prefix}:{{{pipeline}:{shard}}}:");
         let key = |name: &str| format!("{prefix}{name}");
         Self {
             base: ["meta", "ctl", "busy", "own", "att", "fin", "paused", "wake"].map(key),
@@ -358,24 +396,52 @@ mod tests {
     use crate::id::ShardCount;
 
     #[test]
-    fn no_key_of_a_bot_is_taken_for_the_starts_of_a_stream() {
-        assert!(is_starts(starts("fairlane:events").as_bytes()));
+    fn the_environments_of_a_redis_are_told_by_their_keys() {
+        let other = Prefix::parse("staging").unwrap();
+        assert_eq!(environment(shards(&other).as_bytes()), Some(other.clone()));
+        for key in ["shards", "a:b:shards", ":shards", "fl:{x:1}:q::shards"] {
+            assert_eq!(environment(key.as_bytes()), None, "{key}");
+        }
+        for key in [read(&other, "fairlane:events"), starts(&other, "fairlane:events")] {
+            let expected = Some((other.clone(), "fairlane:events"));
+            assert_eq!(reading(key.as_bytes()), expected, "{key}");
+        }
         let pipeline = PipelineName::parse("log").unwrap();
-        let keys = ShardKeys::new(&pipeline, ShardCount::new(1).unwrap().shards().next().unwrap());
+        let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
+        let keys = ShardKeys::new(&other, &pipeline, shard);
+        let bot = BotId::parse("}:read").unwrap();
+        assert_eq!(reading(keys.queue(&bot).as_bytes()), None);
+        for wrong in ["", "a:b", "a{b", "a}", "a b", "a*", &"a".repeat(33)] {
+            assert!(Prefix::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn no_key_of_a_bot_is_taken_for_the_starts_of_a_stream() {
+        let prefix = Prefix::default();
+        assert!(is_starts(&prefix, starts(&prefix, "fairlane:events").as_bytes()));
+        let pipeline = PipelineName::parse("log").unwrap();
+        let keys = ShardKeys::new(
+            &prefix,
+            &pipeline,
+            ShardCount::new(1).unwrap().shards().next().unwrap(),
+        );
         let bot = BotId::parse("}:starts").unwrap();
-        for key in [keys.queue(&bot), keys.rules(&bot), read("log:3"), "fl:shards".to_owned()] {
-            assert!(!is_starts(key.as_bytes()), "{key}");
+        for key in
+            [keys.queue(&bot), keys.rules(&bot), read(&prefix, "log:3"), "fl:shards".to_owned()]
+        {
+            assert!(!is_starts(&prefix, key.as_bytes()), "{key}");
         }
     }
 
     #[test]
     fn a_pipeline_owns_the_keys_of_its_shards_and_no_others() {
-        let pipeline = PipelineName::parse("log").unwrap();
+        let (prefix, pipeline) = (Prefix::default(), PipelineName::parse("log").unwrap());
         let bot = BotId::parse("} strange: *").unwrap();
         for shard in ShardCount::new(12).unwrap().shards() {
-            let keys = ShardKeys::new(&pipeline, shard);
+            let keys = ShardKeys::new(&prefix, &pipeline, shard);
             for key in keys.base.iter().chain([&keys.dlq, &keys.queue(&bot)]) {
-                assert!(belongs_to(&pipeline, key.as_bytes()), "{key}");
+                assert!(belongs_to(&prefix, &pipeline, key.as_bytes()), "{key}");
             }
         }
         for foreign in [
@@ -384,13 +450,15 @@ mod tests {
             "fl:{log:0x}:meta",
             "fl:{log:}:meta",
             "fl:pipelines",
-            &read("log:events"),
-            &reader("log:events"),
-            &read("log:3"),
-            &reader("log:3"),
-            &starts("log:3"),
+            "fl2:{log:0}:meta",
+            "other:{log:0}:meta",
+            &read(&prefix, "log:events"),
+            &reader(&prefix, "log:events"),
+            &read(&prefix, "log:3"),
+            &reader(&prefix, "log:3"),
+            &starts(&prefix, "log:3"),
         ] {
-            assert!(!belongs_to(&pipeline, foreign.as_bytes()), "{foreign}");
+            assert!(!belongs_to(&prefix, &pipeline, foreign.as_bytes()), "{foreign}");
         }
     }
 }

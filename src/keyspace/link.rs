@@ -29,6 +29,7 @@ use super::route::{Place, place};
 use super::scripts::Call;
 use super::target::{CONNECT_TIMEOUT, Target};
 use super::topology::Topology;
+use crate::id::Prefix;
 use crate::metrics;
 use crate::pressure::Pressure;
 use crate::telemetry::OncePerMinute;
@@ -114,6 +115,12 @@ impl Link {
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// What the keys begin with.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        self.target.prefix()
     }
 
     /// Commands sent so far.
@@ -292,7 +299,7 @@ impl Link {
         let topology = self.topology().await?;
         let held = |place| (0..=u16::MAX >> 2).find(|&slot| topology.holder(slot) == Some(place));
         let nodes = topology.nodes().iter().enumerate();
-        Ok(nodes.map(|(at, node)| (Target::alone(node.client().clone()), held(at))).collect())
+        Ok(nodes.map(|(at, node)| (self.target.alone(node.client().clone()), held(at))).collect())
     }
 
     /// How many slots no primary holds.

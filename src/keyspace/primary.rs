@@ -96,7 +96,8 @@ pub struct Primary {
 impl Primary {
     /// The one at `target`, which holds `slot`.
     pub(super) fn new(target: Target, slot: Option<u16>, response_timeout: Duration) -> Self {
-        let lives_here = |number: &u32| slot_of(keys::check(*number, "").as_bytes());
+        let prefix = target.prefix().clone();
+        let lives_here = |number: &u32| slot_of(keys::check(&prefix, *number, "").as_bytes());
         let number = slot.and_then(|slot| (0..=u32::MAX).find(|number| lives_here(number) == slot));
         Self { link: Link::plain(target, response_timeout), number: number.unwrap_or(0) }
     }
@@ -199,11 +200,11 @@ impl Primary {
         cursor: u64,
         pipeline: &PipelineName,
     ) -> Result<(u64, Vec<Vec<u8>>), StoreError> {
-        self.scan(cursor, &keys::records(pipeline), RECORDS).await
+        self.scan(cursor, &keys::records(self.link.prefix(), pipeline), RECORDS).await
     }
 
     fn key(&self) -> String {
-        keys::check(self.number, &uuid::Uuid::now_v7().to_string())
+        keys::check(self.link.prefix(), self.number, &uuid::Uuid::now_v7().to_string())
     }
 
     async fn ask<T: FromRedisValue>(

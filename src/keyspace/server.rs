@@ -2,7 +2,7 @@
 //! it holds, what this user may do there. Runs none of the queue's scripts, so it needs no `recover`
 //! and works on servers that the queues could not use.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -17,10 +17,14 @@ use super::reply::{Reply, ReplyError};
 use super::target::Target;
 use super::topology::slot_of;
 use crate::clock::millis;
-use crate::id::{Offset, PipelineName, ShardCount};
+use crate::id::{Offset, PipelineName, Prefix, ShardCount};
 
 /// Keys looked at by one step of a deletion.
 const SCAN_COUNT: usize = 1_000;
+/// Keys looked at by one step of a search, its most steps on one server, and the most keys found.
+const FIND_COUNT: usize = 10_000;
+const FIND_STEPS: usize = 100;
+const FIND_MAX: usize = 10_000;
 /// What is published is heard within this time.
 const HEARD_WITHIN: Duration = Duration::from_secs(3);
 
@@ -80,7 +84,8 @@ impl StreamView {
             "stream" => StreamKind::Stream,
             _ => StreamKind::Other,
         };
-        let reader = link.command("EXISTS", redis::Cmd::exists(keys::reader(stream))).await?;
+        let reader =
+            link.command("EXISTS", redis::Cmd::exists(keys::reader(link.prefix(), stream))).await?;
         let reader = link.read("EXISTS", reader)?;
         let mut view = Self {
             stream: stream.to_owned(),
@@ -96,7 +101,7 @@ impl StreamView {
         let mut pipe = Pipeline::with_capacity(3);
         pipe.cmd("XINFO").arg("STREAM").arg(stream);
         pipe.cmd("XINFO").arg("GROUPS").arg(stream);
-        pipe.cmd("HMGET").arg(keys::read(stream)).arg("entries").arg("offset");
+        pipe.cmd("HMGET").arg(keys::read(link.prefix(), stream)).arg("entries").arg("offset");
         let values = Value::Array(link.run_checked("XINFO", &pipe).await?);
         let (facts, groups, (copied, offset)): Answers = link.read("XINFO", values)?;
         let number = |facts: &HashMap<String, Value>, name: &str| {
@@ -219,7 +224,8 @@ impl Server {
     /// # Errors
     /// When Redis does not answer or refuses, or the number is none.
     pub async fn shards(&self) -> Result<Option<ShardCount>, StoreError> {
-        let number: Option<u16> = self.ask("GET", redis::Cmd::get(keys::SHARDS)).await?;
+        let number: Option<u16> =
+            self.ask("GET", redis::Cmd::get(keys::shards(self.link.prefix()))).await?;
         let Some(number) = number else { return Ok(None) };
         ShardCount::new(number).map(Some).ok_or_else(|| {
             let source = ReplyError::unexpected("a number of shards", &number.to_string());
@@ -232,11 +238,58 @@ impl Server {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn pipelines(&self) -> Result<Vec<PipelineName>, StoreError> {
-        let names: Vec<String> = self.ask("HKEYS", redis::Cmd::hkeys(keys::PIPELINES)).await?;
+        let names: Vec<String> =
+            self.ask("HKEYS", redis::Cmd::hkeys(keys::pipelines(self.link.prefix()))).await?;
         let mut names: Vec<_> =
             names.iter().filter_map(|name| PipelineName::parse(name).ok()).collect();
         names.sort();
         Ok(names)
+    }
+
+    /// The prefixes of the other environments in this Redis. Of a very large one only a part is looked
+    /// at.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn environments(&self) -> Result<BTreeSet<Prefix>, StoreError> {
+        let keys = self.find(keys::ALL_SHARDS).await?;
+        let mut found: BTreeSet<_> = keys.iter().filter_map(|key| keys::environment(key)).collect();
+        found.remove(self.link.prefix());
+        Ok(found)
+    }
+
+    /// Which of these bus streams other environments read, and their prefixes. Of a very large Redis
+    /// only a part is looked at.
+    ///
+    /// # Errors
+    /// When Redis does not answer or refuses.
+    pub async fn read_elsewhere(
+        &self,
+        streams: &[String],
+    ) -> Result<BTreeSet<(String, Prefix)>, StoreError> {
+        let keys = self.find(keys::ALL_READ).await?;
+        let found = keys.iter().filter_map(|key| keys::reading(key));
+        let found = found.filter(|(prefix, stream)| {
+            prefix != self.link.prefix() && streams.iter().any(|ours| ours == stream)
+        });
+        Ok(found.map(|(prefix, stream)| (stream.to_owned(), prefix)).collect())
+    }
+
+    /// Keys that fit a pattern.
+    async fn find(&self, pattern: &str) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut found = Vec::new();
+        for primary in self.primaries().await? {
+            let mut cursor = 0;
+            for _ in 0..FIND_STEPS {
+                let (next, mut some) = primary.scan(cursor, pattern, FIND_COUNT).await?;
+                found.append(&mut some);
+                cursor = next;
+                if cursor == 0 || found.len() >= FIND_MAX {
+                    break;
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// How many bus entries were put aside because they could not be read.
@@ -244,7 +297,7 @@ impl Server {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn invalid_entries(&self) -> Result<u64, StoreError> {
-        self.ask("XLEN", redis::Cmd::xlen(keys::INVALID)).await
+        self.ask("XLEN", redis::Cmd::xlen(self.link.prefix().invalid_stream())).await
     }
 
     /// A bus stream.
@@ -262,12 +315,12 @@ impl Server {
     /// # Errors
     /// When Redis does not answer or refuses. What was deleted stays deleted; it can be repeated.
     pub async fn erase(&self, pipeline: &PipelineName) -> Result<u64, StoreError> {
-        let mut erased = 0;
+        let (mut erased, prefix) = (0, self.link.prefix());
         for primary in self.primaries().await? {
-            let (mut cursor, pattern) = (0, keys::pattern(pipeline));
+            let (mut cursor, pattern) = (0, keys::pattern(prefix, pipeline));
             loop {
                 let (next, mut found) = primary.scan(cursor, &pattern, SCAN_COUNT).await?;
-                found.retain(|key| keys::belongs_to(pipeline, key));
+                found.retain(|key| keys::belongs_to(prefix, pipeline, key));
                 erased += self.unlink(&found).await?;
                 cursor = next;
                 if cursor == 0 {
@@ -275,9 +328,9 @@ impl Server {
                 }
             }
             loop {
-                let all = keys::all_starts();
-                let (next, mut found) = primary.scan(cursor, all, SCAN_COUNT).await?;
-                found.retain(|key| keys::is_starts(key));
+                let all = keys::all_starts(prefix);
+                let (next, mut found) = primary.scan(cursor, &all, SCAN_COUNT).await?;
+                found.retain(|key| keys::is_starts(prefix, key));
                 for key in found {
                     self.ask::<u64>("HDEL", redis::Cmd::hdel(key, pipeline.as_str())).await?;
                 }
@@ -287,7 +340,7 @@ impl Server {
                 }
             }
         }
-        let forget = redis::Cmd::hdel(keys::PIPELINES, pipeline.as_str());
+        let forget = redis::Cmd::hdel(keys::pipelines(self.link.prefix()), pipeline.as_str());
         self.ask::<u64>("HDEL", forget).await?;
         Ok(erased)
     }
@@ -311,12 +364,12 @@ impl Server {
         Ok(counts.into_iter().sum())
     }
 
-    /// Whether a channel under `fl:` may be listened to, and what is published there arrives.
+    /// Whether a channel under the prefix may be listened to, and what is published there arrives.
     ///
     /// # Errors
     /// When Redis does not answer or refuses, or nothing arrives within 3 s.
     pub async fn try_channel(&self) -> Result<(), StoreError> {
-        let channel = keys::check(0, &uuid::Uuid::now_v7().to_string());
+        let channel = keys::check(self.link.prefix(), 0, &uuid::Uuid::now_v7().to_string());
         let mut subscriber = self.target().subscriber().await?;
         subscriber.subscribe(&channel).await.map_err(|source| match source.code() {
             Some(code) => StoreError::Refused {

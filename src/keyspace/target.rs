@@ -11,12 +11,13 @@ use tokio::sync::Notify;
 
 use super::error::StoreError;
 use crate::config::{RedisUrl, RedisUrlError};
+use crate::id::Prefix;
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Where Redis is: one server, or a cluster. Cheap to clone; clones share what they learn.
 #[derive(Clone)]
-pub struct Target(Arc<Inner>);
+pub struct Target(Arc<Inner>, Prefix);
 
 struct Inner {
     /// What the URL names: one, or nodes of a cluster.
@@ -78,7 +79,7 @@ impl Target {
         };
         let seeds: Vec<Client> = url.seeds().into_iter().map(open).collect::<Result<_, _>>()?;
         let shown: Vec<String> = seeds.iter().map(address).collect();
-        Ok(Self(Arc::new(Inner {
+        let inner = Inner {
             seeds,
             cluster: url.is_cluster(),
             shown: shown.join(","),
@@ -86,7 +87,20 @@ impl Target {
             next: AtomicUsize::new(rand::random::<u16>().into()),
             doubts: AtomicU64::new(0),
             doubted: Notify::new(),
-        })))
+        };
+        Ok(Self(Arc::new(inner), Prefix::default()))
+    }
+
+    /// The same place, of which keys with this prefix are ours.
+    #[must_use]
+    pub fn with_prefix(self, prefix: Prefix) -> Self {
+        Self(self.0, prefix)
+    }
+
+    /// What our keys begin with.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        &self.1
     }
 
     /// The client behind it, for connections of another kind; of a cluster, that of the first node
@@ -116,9 +130,9 @@ impl Target {
         Client::open(info.clone().set_addr(addr)).unwrap_or_else(|_| self.client().clone())
     }
 
-    /// One node, as a server by itself.
-    pub(super) fn alone(client: Client) -> Self {
-        Self(Arc::new(Inner {
+    /// One node of it, as a server by itself.
+    pub(super) fn alone(&self, client: Client) -> Self {
+        let inner = Inner {
             shown: address(&client),
             seeds: vec![client],
             cluster: false,
@@ -126,7 +140,8 @@ impl Target {
             next: AtomicUsize::new(0),
             doubts: AtomicU64::new(0),
             doubted: Notify::new(),
-        }))
+        };
+        Self(Arc::new(inner), self.1.clone())
     }
 
     /// An answer did not come in time: what happened to one connection may have happened to all of

@@ -152,5 +152,6 @@ async fn unhurried(
 }
 
 async fn hold(link: &Link, token: &str, ttl: Duration) -> Result<bool, StoreError> {
-    link.call(&Hold { key: keys::AUDITOR, token, ttl_ms: millis(ttl) }).await
+    let lock = keys::auditor(link.prefix());
+    link.call(&Hold { key: &lock, token, ttl_ms: millis(ttl) }).await
 }

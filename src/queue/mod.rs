@@ -123,7 +123,8 @@ impl Queue {
     /// The queues of `name`, reached by `link`.
     #[must_use]
     pub fn new(name: PipelineName, count: ShardCount, limits: Limits, link: Arc<Link>) -> Self {
-        let shards = count.shards().map(|shard| ShardKeys::new(&name, shard)).collect();
+        let shards =
+            count.shards().map(|shard| ShardKeys::new(link.prefix(), &name, shard)).collect();
         Self { name, shards, count, limits, views: Arc::default(), link }
     }
 

@@ -294,9 +294,10 @@ impl Queue {
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn label(&self, kind: &str) -> Result<String, StoreError> {
+        let kinds = keys::kinds(self.link().prefix());
         let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("SISMEMBER").arg(keys::KINDS).arg(kind);
-        pipe.cmd("SCARD").arg(keys::KINDS);
+        pipe.cmd("SISMEMBER").arg(&kinds).arg(kind);
+        pipe.cmd("SCARD").arg(&kinds);
         let values = self.link().run_checked("SISMEMBER", &pipe).await?;
         let mut reply = Reply::new(Value::Array(values))
             .map_err(|error| self.link().misread("SISMEMBER", error))?;
@@ -311,7 +312,7 @@ impl Queue {
             return Ok(OTHER_KINDS.to_owned());
         }
         let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("SADD").arg(keys::KINDS).arg(kind);
+        pipe.cmd("SADD").arg(&kinds).arg(kind);
         self.link().run_checked("SADD", &pipe).await?;
         Ok(kind.to_owned())
     }

@@ -132,7 +132,8 @@ impl Sampler {
     async fn round(&mut self, now: Instant) -> Result<Option<Duration>, StoreError> {
         let link = Arc::clone(&self.link);
         let ttl_ms = millis(ACTIVE * 3);
-        if !link.call(&Hold { key: keys::SAMPLER, token: &self.token, ttl_ms }).await? {
+        let lock = keys::sampler(link.prefix());
+        if !link.call(&Hold { key: &lock, token: &self.token, ttl_ms }).await? {
             // That one primary answers is known now.
             if link.target().is_cluster() {
                 link.command("PING", redis::cmd("PING")).await?;

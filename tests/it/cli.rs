@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlane::event::Event;
-use fairlane::id::{BotId, PipelineName, ShardCount};
+use fairlane::id::{BotId, PipelineName, Prefix, ShardCount};
 use fairlane::keyspace::keys::{self, ShardKeys};
 use fairlane::keyspace::private::PrivateRedis;
 use fairlane::keyspace::scripts::Limits;
@@ -58,7 +58,8 @@ impl Place {
     /// The queues of a pipeline; at most `max_queue` events a bot, the others die.
     fn queue(&self, name: &str, max_queue: u64) -> Queue {
         let (name, count) = (PipelineName::parse(name).unwrap(), ShardCount::new(SHARDS).unwrap());
-        let shards = count.shards().map(|shard| ShardKeys::new(&name, shard)).collect();
+        let shards =
+            count.shards().map(|shard| ShardKeys::new(&Prefix::default(), &name, shard)).collect();
         let target = Target::new(self.redis.url().expose()).unwrap();
         let link = Link::new(target, shards, 10_000, Duration::from_secs(10));
         let limits = Limits {
@@ -267,7 +268,7 @@ async fn status_shows_what_is_wrong_and_which_command_helps() {
     let log = place.queue("log", 2);
     log.push(&bot("a"), &events(&bot("a"), 0..5), PushOptions::default()).await.unwrap();
     log.pause(None).await.unwrap();
-    place.redis(&["HSET", keys::PIPELINES, "old", "1"]).await;
+    place.redis(&["HSET", &keys::pipelines(&Prefix::default()), "old", "1"]).await;
     place.redis(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
 
     let ran = place.run(&["status"]);
@@ -330,7 +331,7 @@ async fn bots_are_listed_shown_and_changed() {
     assert_eq!(ran.out, "bot -odd * {} of pipeline log is purged: deleted 1 event\n");
     assert_eq!(state(&odd).await.depth, 0);
 
-    place.redis(&["HSET", keys::PIPELINES, "other", "1"]).await;
+    place.redis(&["HSET", &keys::pipelines(&Prefix::default()), "other", "1"]).await;
     let ran = place.run(&["bots", "pause", "full"]);
     assert_eq!(ran.code, 64, "{ran:?}");
     assert!(ran.err.contains("--pipeline: log, other"), "{ran:?}");
@@ -411,9 +412,9 @@ async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
     for queue in [&old, &log] {
         queue.push(&bot("a"), &events(&bot("a"), 0..5), PushOptions::default()).await.unwrap();
     }
-    place.redis(&["HSET", keys::PIPELINES, "old", "1", "log", "1"]).await;
+    place.redis(&["HSET", &keys::pipelines(&Prefix::default()), "old", "1", "log", "1"]).await;
     // Keys of a bus stream that is named like the pipeline.
-    place.redis(&["HSET", &keys::read("old:events"), "entries", "1"]).await;
+    place.redis(&["HSET", &keys::read(&Prefix::default(), "old:events"), "entries", "1"]).await;
 
     let ran = place.run(&["pipelines", "drop", "log", "--yes"]);
     assert_eq!(ran.code, 1, "{ran:?}");
@@ -427,7 +428,7 @@ async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
 
     let left = place.redis(&["KEYS", "fl:{old:*"]).await;
     let left: Vec<String> = redis::from_redis_value(left).unwrap();
-    assert_eq!(left, [keys::read("old:events")]);
+    assert_eq!(left, [keys::read(&Prefix::default(), "old:events")]);
     let known = place.json(&["pipelines", "list"]);
     assert_eq!(known.as_array().unwrap().len(), 1);
     assert_eq!((&known[0]["name"], &known[0]["depth"]), (&"log".into(), &5.into()));
@@ -443,13 +444,13 @@ async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
 #[tokio::test]
 async fn another_number_of_shards_is_refused() {
     let place = Place::new().await;
-    place.redis(&["SET", keys::SHARDS, "8"]).await;
+    place.redis(&["SET", &keys::shards(&Prefix::default()), "8"]).await;
     for arguments in [&["bots", "list"][..], &["check"]] {
         let ran = place.run(arguments);
         assert_eq!(ran.code, 64, "{ran:?}");
         assert!(format!("{}{}", ran.out, ran.err).contains("set redis.shards = 8"), "{ran:?}");
     }
-    place.redis(&["SET", keys::SHARDS, "4"]).await;
+    place.redis(&["SET", &keys::shards(&Prefix::default()), "4"]).await;
     assert_eq!(place.run(&["bots", "list"]).code, 0);
     place.stop().await;
 }

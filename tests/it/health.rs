@@ -17,6 +17,7 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("bus_events_total", &[("stream", "fairlane:events")]),
     ("bus_lag_events", &[("stream", "fairlane:events")]),
     ("bus_gap_total", &[("stream", "fairlane:events")]),
+    ("unmatched_total", &[("type", "other")]),
     ("bus_invalid_total", &[("reason", "field")]),
     ("bus_invalid_total", &[("reason", "size")]),
     ("bus_invalid_total", &[("reason", "json")]),

@@ -6,12 +6,14 @@ use fairlane::app::Roles;
 use redis::aio::MultiplexedConnection;
 use serde_json::{Value, json};
 
-use crate::support::bus::event;
+use crate::support::automating::Rig;
+use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
-use crate::support::http::Client;
+use crate::support::http::{Client, get, metric};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
+use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -166,4 +168,61 @@ async fn an_event_from_http_is_handled_like_any_other() {
     let ids: Vec<_> = (0..50).map(|id| id.to_string()).collect();
     assert_eq!(log.ids("from-http"), ids);
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_type_that_no_pipeline_takes_is_named_counted_and_logged_once_a_minute() {
+    let server = RedisServer::start(Options::default());
+    let settings = [
+        ("pipelines.test.handler", "\"log\""),
+        ("pipelines.test.events", "[\"tag.*\"]"),
+        ("pipelines.test.filter", "'event.id != \"9\"'"),
+    ];
+    let process = Served::start(&config(&server, "test", &settings)).await;
+    let client = Client::new(&process.http());
+    let batch = [
+        event("a", "tga.applied", 1),
+        event("b", "tag.applied", 2),
+        event("b", "tga.applied", 3),
+        event("b", "order.piad", 4),
+    ];
+    let answer = client.publish(BATCH, format!("[{}]", batch.join(","))).await;
+    let expected = json!({ "accepted": 4, "unmatched": ["order.piad", "tga.applied"] });
+    assert_eq!((answer.code, answer.json()), (202, expected));
+    // Taken, though the filter does not let it through.
+    let answer = client.publish(STRUCTURED, event("a", "tag.applied", 9)).await;
+    assert_eq!((answer.code, answer.json()), (202, json!({ "accepted": 1 })));
+    // The other way onto the bus.
+    add(&server, STREAM, &[event("c", "tga.applied", 5), event("c", "tag.removed", 6)]).await;
+    let counted = async |kind| {
+        let (_, text) = get(&process.metrics(), "/metrics").await;
+        metric(&text, "fairlane_unmatched_total", &[("type", kind)])
+    };
+    eventually(LONG, "it is counted", async || counted("tga.applied").await == Some(3.0)).await;
+    assert_eq!(counted("order.piad").await, Some(1.0));
+    assert_eq!((counted("other").await, counted("tag.applied").await), (Some(0.0), None));
+    let log = process.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("that no pipeline")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("WARN"), "{lines:?}");
+    assert!(lines[0].contains("tga.applied") || lines[0].contains("order.piad"), "{lines:?}");
+
+    // A process that only answers HTTP knows the pipelines too.
+    let front = Served::start_as(&config(&server, "test", &settings), "http").await;
+    let answer = Client::new(&front.http()).publish(STRUCTURED, event("a", "tga.applied", 7)).await;
+    assert_eq!(answer.json(), json!({ "accepted": 1, "unmatched": ["tga.applied"] }));
+}
+
+#[tokio::test]
+async fn a_type_is_taken_where_the_bot_has_a_rule_for_it() {
+    let rig = Rig::start(&[]).await;
+    let rule = json!({ "on": ["cart.abandoned"], "actions": [{ "set_tag": { "tag": "left" } }] });
+    rig.put("shop-1", "left", &rule).await;
+    let unmatched = async |bot| {
+        let answer = rig.client.publish(STRUCTURED, event(bot, "cart.abandoned", 1)).await;
+        assert_eq!(answer.code, 202, "{answer:?}");
+        answer.json().get("unmatched").is_some()
+    };
+    eventually(LONG, "the rule is known", async || !unmatched("shop-1").await).await;
+    eventually(LONG, "no doubt is left", async || unmatched("shop-2").await).await;
+    assert!(!unmatched("shop-1").await);
 }

@@ -33,31 +33,31 @@ fn settings(server: &RedisServer) -> String {
 }
 
 /// The lines of the log that are new since there were `before`, once the outage has lasted.
-async fn lines_of_outage(served: &Served, before: usize) -> Vec<String> {
+async fn lines_of_outage(process: &Served, before: usize) -> Vec<String> {
     let began = Instant::now();
     eventually(OUTAGE * 2, "the outage lasts", async || began.elapsed() > OUTAGE).await;
-    served.log().lines().skip(before).map(str::to_owned).collect()
+    process.log().lines().skip(before).map(str::to_owned).collect()
 }
 
-async fn says(served: &Served, what: &str) {
-    eventually(LONG * 3, what, async || served.log().contains(what)).await;
+async fn says(process: &Served, what: &str) {
+    eventually(LONG * 3, what, async || process.log().contains(what)).await;
 }
 
 #[tokio::test]
 async fn while_redis_refuses_connections_a_process_logs_a_few_lines() {
     let mut server =
         RedisServer::start(Options { persistence: Persistence::Always, ..Options::default() });
-    let served = Served::start(&settings(&server)).await;
-    says(&served, "reading the bus").await;
-    let before = served.log().lines().count();
+    let process = Served::start(&settings(&server)).await;
+    says(&process, "reading the bus").await;
+    let before = process.log().lines().count();
     server.kill9();
-    let lines = lines_of_outage(&served, before).await;
+    let lines = lines_of_outage(&process, before).await;
     println!("{} lines in {OUTAGE:?} without Redis", lines.len());
     assert!(lines.iter().any(|line| line.contains("WARN")), "an outage is told: {lines:#?}");
     assert!(lines.len() <= LINES, "{} lines: {lines:#?}", lines.len());
     server.restart();
     for end in ["subscribed to the wake channels again", "the bus is read again"] {
-        says(&served, end).await;
+        says(&process, end).await;
     }
 }
 
@@ -79,11 +79,11 @@ async fn fill(connection: &mut MultiplexedConnection) {
 async fn while_redis_is_full_a_process_logs_a_few_lines() {
     let server = RedisServer::start(Options { max_memory: 16 << 20, ..Options::default() });
     let config = settings(&server);
-    let served = Served::start(&config).await;
-    says(&served, "reading the bus").await;
+    let process = Served::start(&config).await;
+    says(&process, "reading the bus").await;
     let (lines_queue, mut connection) = (queue(&config, "lines").await, server.connection().await);
     // It finds all this when it wakes: events to copy, delayed ones in many shards, and no memory.
-    served.sigstop();
+    process.sigstop();
     let due = SystemClock.now() + Duration::from_secs(1);
     for bot in 0..64 {
         let bot = BotId::parse(&format!("due-{bot}")).unwrap();
@@ -94,9 +94,9 @@ async fn while_redis_is_full_a_process_logs_a_few_lines() {
     let events: Vec<String> = (0..64).map(|id| event(&format!("b-{id}"), "test", id)).collect();
     add(&server, STREAM, &events).await;
     fill(&mut connection).await;
-    let before = served.log().lines().count();
-    served.sigcont();
-    let lines = lines_of_outage(&served, before).await;
+    let before = process.log().lines().count();
+    process.sigcont();
+    let lines = lines_of_outage(&process, before).await;
     // What the pipelines' own handler writes.
     let handled = |line: &String| line.contains("\"message\":\"event\"");
     let told: Vec<&String> = lines.iter().filter(|line| !handled(line)).collect();
@@ -108,5 +108,5 @@ async fn while_redis_is_full_a_process_logs_a_few_lines() {
         .query_async(&mut connection)
         .await
         .unwrap();
-    says(&served, "the bus is read again").await;
+    says(&process, "the bus is read again").await;
 }

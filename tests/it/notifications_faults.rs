@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use fairlane::app::Roles;
 use fairlane::clock::{Clock as _, SystemClock, millis};
-use fairlane::id::PipelineName;
 use fairlane::id::{BotId, ShardCount};
+use fairlane::id::{PipelineName, Prefix};
 use fairlane::keyspace::keys::ShardKeys;
 use fairlane::keyspace::scripts::{Begin, Call as _, Finish, Promote, SendHold, Throttle};
 use fairlane::notification::{Caps, NewNotification, NotificationId, State, When};
@@ -76,7 +76,7 @@ impl Shas {
     fn new() -> Self {
         let name = PipelineName::parse("notifications").unwrap();
         let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
-        let (keys, now) = (&ShardKeys::new(&name, shard), Duration::ZERO);
+        let (keys, now) = (&ShardKeys::new(&Prefix::default(), &name, shard), Duration::ZERO);
         let throttle =
             &Throttle { threshold: now, by_kind: Vec::new(), caps: Caps::default(), defers: false };
         let bot = &bot("b");

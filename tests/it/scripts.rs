@@ -9,7 +9,7 @@ mod views;
 
 use std::sync::Arc;
 
-use fairlane::id::{BotId, Offset, PipelineName, ShardCount};
+use fairlane::id::{BotId, Offset, PipelineName, Prefix, ShardCount};
 use fairlane::keyspace::keys::ShardKeys;
 use fairlane::keyspace::scripts::{
     Call, Claim, Claimed, Complete, Completed, Completion, Enqueue, Enqueued, Exception, Fate,
@@ -30,7 +30,7 @@ const LIMITS: Limits =
 
 fn keys(pipeline: &str) -> ShardKeys {
     let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
-    ShardKeys::new(&PipelineName::parse(pipeline).unwrap(), shard)
+    ShardKeys::new(&Prefix::default(), &PipelineName::parse(pipeline).unwrap(), shard)
 }
 
 fn bot(text: &str) -> BotId {

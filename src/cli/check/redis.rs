@@ -1,5 +1,7 @@
 //! Redis: is it the right one, does it keep what it is given, may we do what we do?
 
+use std::collections::BTreeSet;
+
 use futures_util::{StreamExt as _, stream};
 
 use super::{ANSWER, Exit, Finding, bus, clock};
@@ -8,7 +10,7 @@ use crate::cli::output::{bytes, duration, number};
 use crate::cli::session::Redis;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::Config;
-use crate::id::{PipelineName, ShardCount};
+use crate::id::{PipelineName, Prefix, ShardCount};
 use crate::keyspace::{Primary, Server, ServerInfo, StoreError};
 
 /// The oldest Redis that has what the scripts need.
@@ -32,7 +34,10 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
         }
     };
     let findings = match redis.target() {
-        Ok(target) => check_server(config, &Server::new(target, ANSWER)).await,
+        Ok(target) => {
+            let target = target.with_prefix(config.redis.prefix.clone());
+            check_server(config, &Server::new(target, ANSWER)).await
+        }
         Err(error) => {
             let why = "nothing starts without Redis";
             let finding = Finding::fail("redis", error.to_string(), why, "correct redis.url");
@@ -72,7 +77,10 @@ async fn check_server(config: &Config, server: &Server) -> Vec<Finding> {
 async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
     let mut findings = vec![
         match server.try_channel().await {
-            Ok(()) => Finding::ok("channels", "what is published under fl: is heard"),
+            Ok(()) => {
+                let found = format!("what is published under {}: is heard", config.redis.prefix);
+                Finding::ok("channels", found)
+            }
             Err(error) => refused("channels", &error),
         },
         match server.shards().await {
@@ -83,11 +91,41 @@ async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
             Ok(known) => check_known(config, &known),
             Err(error) => refused("data", &error),
         },
+        match server.environments().await {
+            Ok(others) => check_environments(config, server, &others).await,
+            Err(error) => refused("prefix", &error),
+        },
     ];
     for stream in &config.bus.streams {
         findings.push(bus::check(server, stream, config.bus.trim).await);
     }
     findings
+}
+
+/// Whether other environments are in this Redis, and read the same streams.
+async fn check_environments(
+    config: &Config,
+    server: &Server,
+    others: &BTreeSet<Prefix>,
+) -> Finding {
+    let prefix = &config.redis.prefix;
+    if others.is_empty() {
+        return Finding::ok("prefix", format!("{prefix}, the only one in this Redis"));
+    }
+    let shared = match server.read_elsewhere(&config.bus.streams).await {
+        Ok(shared) => shared,
+        Err(error) => return refused("prefix", &error),
+    };
+    let names: Vec<_> = others.iter().map(Prefix::as_str).collect();
+    let found = format!("{prefix}; also in this Redis: {}", names.join(", "));
+    match shared.first() {
+        None => Finding::ok("prefix", found),
+        Some((stream, other)) => {
+            let why = format!("{other} reads {stream} too: both handle its events and trim it");
+            let remedy = "name other streams in bus.streams, or set bus.trim = false to look on";
+            Finding::warn("prefix", found, why, remedy)
+        }
+    }
 }
 
 /// One server; `at` tells it from its siblings. A single finding: it does not answer.
@@ -116,7 +154,9 @@ async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
             Err(error) => refused(&name("scripts"), &error),
         },
         match node.try_keys().await {
-            Ok(()) => Finding::ok(name("keys"), "may be written under fl:"),
+            Ok(()) => {
+                Finding::ok(name("keys"), format!("may be written under {}:", config.redis.prefix))
+            }
             Err(error) => refused(&name("keys"), &error),
         },
     ]
@@ -138,7 +178,7 @@ pub(super) fn refused(check: &str, error: &StoreError) -> Finding {
     } else if starts("NOPERM") {
         (
             "Fairlane needs this right",
-            "give it to the user: ACL SETUSER … +@all ~fl:* ~fairlane:* &fl:*, and the bus streams",
+            "give it to the user: ACL SETUSER … +@all ~fl:* ~fairlane:* &fl:* (with redis.prefix = P: ~P:* &P:*), and the bus streams",
         )
     } else if starts("NOAUTH") || starts("WRONGPASS") {
         ("Redis does not know us", "correct user and password in redis.url")

@@ -4,7 +4,7 @@
 use redis::{Cmd, Value};
 
 use super::{Call, Counted, Index, Limits, Queued, evalsha};
-use crate::id::{BotId, Offset, Sequence};
+use crate::id::{BotId, Offset, Prefix, Sequence};
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::reply::{Reply, ReplyError};
 
@@ -235,6 +235,8 @@ impl Call for Promote<'_> {
 /// `lua/emit.lua`. Answers how many were put there now.
 #[derive(Debug)]
 pub struct Emit<'a> {
+    /// What our keys begin with.
+    pub prefix: &'a Prefix,
     /// The bus stream.
     pub stream: &'a str,
     /// For how long the ids are remembered, ms.
@@ -251,7 +253,7 @@ impl Call for Emit<'_> {
         let mut cmd = evalsha(Index::emit, 1 + self.events.len());
         cmd.arg(self.stream);
         for (id, _) in self.events {
-            cmd.arg(keys::seen(self.stream, id));
+            cmd.arg(keys::seen(self.prefix, self.stream, id));
         }
         cmd.arg(self.window_ms);
         for (_, event) in self.events {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fairlane::id::{BotId, Fence, Offset, PipelineName, ShardCount};
+use fairlane::id::{BotId, Fence, Offset, PipelineName, Prefix, ShardCount};
 use fairlane::keyspace::keys::ShardKeys;
 use fairlane::keyspace::scripts::{self as call, Call};
 use redis::{Cmd, Value};
@@ -41,7 +41,7 @@ pub(super) struct Real {
 impl Real {
     pub(super) fn new(clocked: Clocked) -> Self {
         let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
-        let keys = ShardKeys::new(&PipelineName::parse("p").unwrap(), shard);
+        let keys = ShardKeys::new(&Prefix::default(), &PipelineName::parse("p").unwrap(), shard);
         let bots = NAMES.iter().map(|name| BotId::parse(name).unwrap()).collect();
         Self { clocked, keys, bots, fences: BTreeMap::new(), letters: Vec::new() }
     }

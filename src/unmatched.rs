@@ -1,0 +1,175 @@
+//! Types of events that no pipeline takes: a mistyped one must not vanish without a sign.
+//!
+//! A type is taken when `events` of an enabled pipeline names it. The pipeline of automations names
+//! every type, but copies only what a bot has rules for: there a type is taken when the bot of the
+//! event has a rule for it. A filter that does not match leaves its type taken.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::automation::Subscriptions;
+use crate::config::Config;
+use crate::filter::Glob;
+use crate::id::{BotId, PipelineName};
+use crate::metrics;
+
+/// Types with a label of their own in `fairlane_unmatched_total`, the first that a process meets;
+/// what comes later is counted as [`OTHER`].
+const LABELS_MAX: usize = 50;
+/// The label of all further types.
+const OTHER: &str = "other";
+/// Types of one copy that are told apart.
+const FOUND_MAX: usize = 1_000;
+/// Between two log lines.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// The types that somebody takes.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    written: Vec<Glob>,
+    /// What rules may be about.
+    by_rule: Vec<Glob>,
+    /// Where the rules of bots are known.
+    rules: Option<Arc<Subscriptions>>,
+}
+
+/// The types that the enabled pipelines name, not counting what the rules of a bot may be about.
+pub(crate) fn written(config: &Config) -> Vec<Glob> {
+    named(config, |name| !name.automates())
+}
+
+fn named(config: &Config, which: impl Fn(&PipelineName) -> bool) -> Vec<Glob> {
+    let enabled = config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled);
+    let meant = enabled.filter(|(name, _)| which(name));
+    meant.flat_map(|(_, pipeline)| pipeline.events.iter().map(|glob| Glob::new(glob))).collect()
+}
+
+impl Taken {
+    /// By a configuration. Without `rules`, what rules may be about is not counted.
+    pub(crate) fn new(config: &Config, rules: Option<Arc<Subscriptions>>) -> Self {
+        let by_rule = named(config, PipelineName::automates);
+        Self { written: written(config), by_rule, rules }
+    }
+
+    /// Whether somebody takes events of a bot of this type.
+    pub(crate) fn takes(&self, bot: &BotId, kind: &str) -> bool {
+        let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(kind));
+        let taken = |known: &Arc<Subscriptions>| has(&self.by_rule) && known.has_rule(bot, kind);
+        has(&self.written) || self.rules.as_ref().is_some_and(taken)
+    }
+}
+
+/// Events of such types in some batches of the bus.
+#[derive(Debug, Default)]
+pub(crate) struct Found(BTreeMap<Box<str>, u64>);
+
+impl Found {
+    pub(crate) fn add(&mut self, kind: &str) {
+        let is_told_apart = self.0.len() < FOUND_MAX || self.0.contains_key(kind);
+        let place = if is_told_apart { kind } else { OTHER };
+        *self.0.entry(place.into()).or_default() += 1;
+    }
+}
+
+/// Counts and logs them, for one process.
+#[derive(Debug)]
+pub(crate) struct Unmatched(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    labels: BTreeSet<Box<str>>,
+    /// What is not logged yet: a type, and how many events.
+    open: Option<(Box<str>, u64)>,
+    logged: Option<Instant>,
+}
+
+impl Unmatched {
+    pub(crate) fn new() -> Self {
+        metrics::unmatched(OTHER, 0);
+        Self(Mutex::default())
+    }
+
+    /// Counts what was found once it is behind the reader.
+    pub(crate) fn count(&self, found: &Found) {
+        if found.0.is_empty() {
+            return;
+        }
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (kind, &events) in &found.0 {
+            metrics::unmatched(state.label(kind), events);
+            state.open.get_or_insert_with(|| (kind.clone(), 0)).1 += events;
+        }
+        drop(state);
+        self.log();
+    }
+
+    /// Logs what was counted, unless there was a line within the last minute.
+    pub(crate) fn log(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.logged.is_some_and(|logged| logged.elapsed() < LOG_EVERY) {
+            return;
+        }
+        if let Some((kind, events)) = state.open.take() {
+            state.logged = Some(Instant::now());
+            warn!(events, %kind,
+                "events of a type that no pipeline of this configuration takes; `events` of a pipeline names its types");
+        }
+    }
+}
+
+impl State {
+    fn label<'a>(&mut self, kind: &'a str) -> &'a str {
+        if self.labels.contains(kind) {
+            return kind;
+        }
+        if self.labels.len() >= LABELS_MAX {
+            return OTHER;
+        }
+        self.labels.insert(kind.into());
+        kind
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_so_many_types_have_a_label_of_their_own() {
+        let mut state = State::default();
+        for number in 0..LABELS_MAX {
+            let kind = format!("type-{number}");
+            assert_eq!(state.label(&kind), kind);
+        }
+        assert_eq!(state.label("one-more"), OTHER);
+        assert_eq!(state.label("type-7"), "type-7", "it keeps its label");
+    }
+
+    #[test]
+    fn of_very_many_types_the_events_are_still_counted() {
+        let mut found = Found::default();
+        for number in 0..2 * FOUND_MAX {
+            found.add(&format!("type-{number}"));
+        }
+        assert!(found.0.len() <= FOUND_MAX + 1, "{} types", found.0.len());
+        assert_eq!(found.0.values().sum::<u64>(), 2 * FOUND_MAX as u64);
+    }
+
+    #[test]
+    fn a_type_is_taken_by_a_pipeline_and_not_by_what_rules_may_be_about() {
+        let text = "[pipelines.tags]\nhandler = \"log\"\nevents = [\"tag.*\"]\n\
+                    [pipelines.off]\nhandler = \"log\"\nevents = [\"*\"]\nenabled = false\n";
+        let config = Config::from_toml(text, "the test").unwrap();
+        let (taken, bot) = (Taken::new(&config, None), BotId::parse("b").unwrap());
+        for (kind, expected) in [("tag.applied", true), ("tga.applied", false), ("x", false)] {
+            assert_eq!(taken.takes(&bot, kind), expected, "{kind}");
+        }
+        // Nobody knows of a rule before the rules were read.
+        let rules = Some(Arc::new(Subscriptions::new()));
+        assert!(!Taken::new(&config, rules).takes(&bot, "tga.applied"));
+    }
+}
