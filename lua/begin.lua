@@ -143,7 +143,7 @@ for i = 1, (#KEYS - 13) / 3 do
       arm(note, NOW_MS + hold)
       call('HSET', note.key, 'state', 'sending', 'attempts', note.attempts + 1)
       if note.uid ~= '' then
-        call('HSET', user, 'by', id, 'until', NOW_MS + hold + patience)
+        call('HSET', user, 'by', id, 'until', NOW_MS + hold + patience, 'late', '')
         if call('PTTL', user) < USER_KEPT_MS then call('PEXPIRE', user, USER_KEPT_MS) end
       end
       local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck', 'headers')

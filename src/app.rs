@@ -441,8 +441,10 @@ impl App {
         }
         // Its own connection: what the others wait for must not make Redis seem to be away.
         let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
-        // The other one would keep Redis from being stopped.
-        let health = Health { link: Arc::new(link), ..health };
+        let Health { link: admin, mongodb, leaving, stopping, startup } = health;
+        // It would keep Redis from being stopped.
+        drop(admin);
+        let health = Health { link: Arc::new(link), mongodb, leaving, stopping, startup };
         let observing = observe::spawn(self.metrics_listener, health, stop.clone())?;
         if let Ok(store) = &stores.counters {
             shutdown.spawn(upkeep::prepare(store.clone(), shutdown.clone()));

@@ -78,7 +78,7 @@ static UNREACHED: Outage = Outage::shared();
 type Stamped = (Vec<u8>, Option<(AdId, u64)>);
 
 /// Why a batch could not be copied. Reading again from [`Positions::lowest`] after
-/// [`Fanout::positions`] mends both.
+/// the positions were read anew mends both.
 #[derive(Debug, thiserror::Error)]
 pub enum FanoutError {
     /// A store failed.

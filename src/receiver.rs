@@ -188,12 +188,9 @@ async fn receive(State(receiver): State<Arc<Receiver>>, request: Request) -> Res
     };
     let (ids, again) = receiver.note(&mut told, push.as_ref());
     // Nothing of what hangs or is refused counts as received.
-    let answer = match receiver.answer(parts.uri.path(), &told, push.as_ref()) {
-        Some(answer) => answer,
-        None => {
-            (receiver.tell)(&told);
-            std::future::pending().await
-        }
+    let Some(answer) = receiver.answer(parts.uri.path(), &told, push.as_ref()) else {
+        (receiver.tell)(&told);
+        return std::future::pending().await;
     };
     let answers_first = push.is_some() && receiver.behaviour.complete_at.is_some();
     if !answers_first {
@@ -201,7 +198,9 @@ async fn receive(State(receiver): State<Arc<Receiver>>, request: Request) -> Res
     }
     if answer.status().is_success() {
         let mut known = receiver.known.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.into_iter().for_each(|id| known.add(id));
+        for id in ids {
+            known.add(id);
+        }
         drop(known);
         if let (true, Some(push)) = (answers_first, push) {
             receiver.complete_later(push);

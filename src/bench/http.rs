@@ -199,6 +199,10 @@ pub(super) fn failed(error: std::io::Error) -> BenchError {
     BenchError::Http(error)
 }
 
+/// What is shed is sent again after this long, and so often at most.
+const SHED_AGAIN: Duration = Duration::from_millis(25);
+const SHED_AGAIN_MAX: usize = 400;
+
 /// A connection that is kept open, for the least client there can be.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -211,6 +215,23 @@ impl Connection {
         let stream = TcpStream::connect(address).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         Ok(Self { stream, answer: Vec::new() })
+    }
+
+    /// The same for a caller that comes again when it is shed, as all should.
+    pub(super) async fn send_until_accepted(
+        &mut self,
+        request: &[u8],
+        good: &[u8],
+    ) -> Result<(), BenchError> {
+        for _ in 0..SHED_AGAIN_MAX {
+            match self.send(request, good).await {
+                Err(_) if self.answer.starts_with(b"HTTP/1.1 503 ") => {
+                    tokio::time::sleep(SHED_AGAIN).await;
+                }
+                ended => return ended,
+            }
+        }
+        self.send(request, good).await
     }
 
     /// Sends a request and waits for the whole answer, which must begin like this.

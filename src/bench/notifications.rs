@@ -382,7 +382,7 @@ impl Accepting {
                 let request = format!(
                     "GET /send_delayed?bot={bot}&at={at}&url={url}/{us} HTTP/1.1\r\nhost: {host}\r\n\r\n"
                 );
-                connection.send(request.as_bytes(), b"HTTP/1.1 200 ").await?;
+                connection.send_until_accepted(request.as_bytes(), b"HTTP/1.1 200 ").await?;
             }
             Ok::<_, BenchError>(())
         });

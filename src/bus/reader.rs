@@ -11,7 +11,7 @@
 //! again, and the shards that have it say so.
 //!
 //! Where a pipeline starts that never read the stream is fixed before any process that has it is
-//! ready, see [`super::starts`]. What pipelines of other processes need is not trimmed.
+//! ready, see `bus::starts`. What pipelines of other processes need is not trimmed.
 //!
 //! A full Redis refuses copies. Steps 1 to 4 need no memory without one: sessions go on, and each
 //! makes room by trimming.

@@ -514,7 +514,7 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
                 giant: usize::try_from(giant).unwrap_or(usize::MAX),
                 window: Duration::from_secs(seconds.get().into()),
             };
-            let report = fairness::run(options, watch).await?;
+            let report = Box::pin(fairness::run(options, watch)).await?;
             progress.clear();
             print(args.json, &report)
         }

@@ -140,7 +140,7 @@ async fn examine(config: &Config, audits: bool) -> Vec<Finding> {
         progress.step("this machine", machine::check(config)),
     );
     let audit = if audits {
-        progress.step("every notification and queue", audit::check(config)).await
+        Box::pin(progress.step("every notification and queue", audit::check(config))).await
     } else {
         Vec::new()
     };

@@ -103,7 +103,7 @@ pub(super) async fn receiver(config: &Config, args: ReceiverArgs) -> Result<(), 
         headers: args.headers,
     };
     let shutdown = Shutdown::new();
-    shutdown.listen_for_signals(GRACE).map_err(CliError::Signals)?;
+    shutdown.listen_for_signals(Duration::ZERO, GRACE).map_err(CliError::Signals)?;
     let listener = http::bind("--listen", args.listen, BACKLOG).map_err(AppError::from)?;
     let address = listener.local_addr().map_err(CliError::Receiver)?;
     let output = Output::new(args.json);

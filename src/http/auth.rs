@@ -477,7 +477,15 @@ impl Caller {
     pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
         let (token, bot) = (&self.rights.name, bot.as_str());
         let (address, pipeline) = (self.address(), PipelineName::COUNTERS);
-        info!(token, address, action = "import counters", pipeline, bot, lines, "an operator acted");
+        info!(
+            token,
+            address,
+            action = "import counters",
+            pipeline,
+            bot,
+            lines,
+            "an operator acted"
+        );
     }
 
     /// Writes down what an operator did to the counter of an ad.

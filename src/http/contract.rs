@@ -171,6 +171,9 @@ fn without_null(mut schema: Value) -> Value {
     if let Some(values) = schema.get_mut("enum").and_then(Value::as_array_mut) {
         values.retain(|value| !value.is_null());
     }
+    if let Some(options) = schema.get_mut("oneOf").and_then(Value::as_array_mut) {
+        options.retain(|option| option["type"] != "null");
+    }
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         for property in properties.values_mut() {
             *property = without_null(property.take());

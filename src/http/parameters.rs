@@ -11,9 +11,7 @@ use axum::http::Method;
 use reqwest::Url;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
-use utoipa::{PartialSchema, ToSchema};
 
 use super::admit::NamedBots;
 use super::extract::{media_type, percent_decoded, read, unsupported};
@@ -211,25 +209,27 @@ fn flag(text: &str) -> Result<bool, String> {
 }
 
 /// A flag, for the document: what [`Parameters::flag`] reads.
-#[derive(Debug)]
-pub(super) struct Flag;
-
-impl PartialSchema for Flag {
-    fn schema() -> RefOr<Schema> {
-        let texts = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .enum_values(Some(YES.into_iter().chain(NO)))
-            .description(Some("In any case; the empty one means yes"));
-        let number = ObjectBuilder::new().schema_type(Type::Integer).enum_values(Some([0, 1]));
-        let one_of = OneOfBuilder::new()
-            .item(ObjectBuilder::new().schema_type(Type::Boolean))
-            .item(number)
-            .item(texts);
-        one_of.into()
-    }
+pub(super) fn flag_schema() -> Schema {
+    flag_values().build().into()
 }
 
-impl ToSchema for Flag {}
+/// The same in JSON, where `null` counts as left out.
+pub(super) fn flag_or_null_schema() -> Schema {
+    flag_values().item(ObjectBuilder::new().schema_type(Type::Null)).build().into()
+}
+
+fn flag_values() -> OneOfBuilder {
+    let texts = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .enum_values(Some(YES.into_iter().chain(NO)))
+        .description(Some("In any case; the empty one means yes"));
+    let number = ObjectBuilder::new().schema_type(Type::Integer).enum_values(Some([0, 1]));
+    OneOfBuilder::new()
+        .item(ObjectBuilder::new().schema_type(Type::Boolean))
+        .item(number)
+        .item(texts)
+        .default(Some(serde_json::json!(false)))
+}
 
 /// What was sent, not longer than a person reads.
 pub(super) fn shown(text: &str) -> String {

@@ -32,7 +32,8 @@ const KILLS: usize = 14;
 
 /// The name by which `emit` is called.
 fn emit() -> Vec<u8> {
-    let command = Emit { stream: "s", window_ms: 1, events: &[] }.command();
+    let prefix = fairlane::id::Prefix::default();
+    let command = Emit { prefix: &prefix, stream: "s", window_ms: 1, events: &[] }.command();
     let mut arguments = command.args_iter().filter_map(|argument| match argument {
         Arg::Simple(bytes) => Some(bytes.to_vec()),
         _ => None,

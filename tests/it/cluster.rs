@@ -84,9 +84,10 @@ async fn a_frozen_primary_holds_up_its_own_shards_only() {
     let (frozen, before) = (now(), fleet.settled());
     let until = frozen + micros(Duration::from_secs(4));
     eventually(LONG, "it was frozen for long", async || now() > until).await;
-    let meanwhile = fleet.settled() - before;
+    // However fast the machine is: held up, they would stay where they are.
+    eventually(LONG, "the shards of the others go on", async || fleet.settled() > before + 3_000)
+        .await;
     fleet.server.nodes[0].sigcont();
-    assert!(meanwhile > 3_000, "only {meanwhile} events were done while it was frozen");
     fleet.drains(LONG).await;
     let report = fleet.report();
     assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");

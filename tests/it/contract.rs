@@ -173,7 +173,7 @@ impl Contract {
         let is_meant = |field: &str| {
             meanings.as_object().into_iter().flatten().any(|(name, _)| {
                 let rest = field.strip_prefix(&name.to_lowercase());
-                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[', ' ']))
             })
         };
         let errors = values[0]["errors"].as_array().cloned().unwrap_or_default();
@@ -340,9 +340,13 @@ fn objects(document: &Value, schema: &Value, depth: usize) -> BoxedStrategy<Valu
     let mut made: BoxedStrategy<Map<String, Value>> = Just(Map::new()).boxed();
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         let value = strategy(document, property, depth + 1);
-        let chance = if required.contains(name.as_str()) { 1.0 } else { 0.5 };
+        let value = if required.contains(name.as_str()) {
+            value.prop_map(Some).boxed()
+        } else {
+            proptest::option::of(value).boxed()
+        };
         let name = name.clone();
-        made = (made, proptest::option::weighted(chance, value))
+        made = (made, value)
             .prop_map(move |(mut map, value)| {
                 if let Some(value) = value {
                     map.insert(name.clone(), value);

@@ -503,8 +503,8 @@ async fn what_is_done_to_an_ad_is_logged_with_the_name_of_the_token() {
     for (act, action) in acts.iter().zip(["reset counter", "set counter", "forget counter"]) {
         let act: Value = serde_json::from_str(act).unwrap();
         let fields = json!({
-            "message": "an operator acted", "token": "operator", "action": action,
-            "pipeline": "counters", "bot": "shop-1", "ad": "ad x",
+            "message": "an operator acted", "token": "operator", "address": "127.0.0.1",
+            "action": action, "pipeline": "counters", "bot": "shop-1", "ad": "ad x",
         });
         assert_eq!(act["fields"], fields);
     }

@@ -59,7 +59,7 @@ impl Environment {
             self.client.post("/v1/bots/b/counters/ad/views").await.code == 200
         })
         .await;
-        let path = "/send_delayed?bot=b&delay=1h&type=t&url=http%3A%2F%2F127.0.0.1%3A1%2F";
+        let path = "/send_delayed?bot=b&delay=3600&type=t&url=http%3A%2F%2F127.0.0.1%3A4099%2F";
         let answer = self.client.get(path).await;
         assert_eq!(answer.code, 200, "{answer:?}");
         eventually(LONG, "its own events are handled, and what the rule made", async || {
@@ -147,7 +147,11 @@ async fn two_environments_share_a_redis_and_nothing_in_it() {
     }
 
     // A third one is refused where it would read along, and told of where it finds nothing.
-    let third = [("redis.prefix", "\"third\""), ("bus.streams", "[\"staging:events\"]")];
+    let third = [
+        ("redis.prefix", "\"third\""),
+        ("bus.streams", "[\"staging:events\"]"),
+        ("pipelines.shop.handler", "\"log\""),
+    ];
     let mut refused = Served::spawn(&config(&server, "shop", &third), "work");
     assert_eq!(refused.wait_exit(LONG).expect("it ends").code(), Some(64));
     let log = refused.log();

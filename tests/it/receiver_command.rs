@@ -204,7 +204,7 @@ async fn it_answers_pushes_first_and_completes_their_leases() {
     assert_eq!(told[0]["push"]["events"], serde_json::json!(["1"]));
     assert_eq!(
         (&told[1]["signature"], &told[1]["status"]),
-        (&"ours".into(), &200.into()),
+        (&"ours".into(), &204.into()),
         "{told:?}"
     );
 }

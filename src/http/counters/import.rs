@@ -98,7 +98,10 @@ pub(super) async fn import(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<ImportProgress>, Problem> {
-    let counters = api.counters_of(&bot, &caller)?;
+    if extract::media_type(&headers)?.as_deref() != Some(NDJSON) {
+        let detail = format!("the content-type is not {NDJSON}");
+        return Err(Problem::new(Kind::MediaType, detail));
+    }
     let Some(key) = key.as_str() else {
         let detail = "it is missing; send a text of your own that names this import";
         return Err(Problem::field("Idempotency-Key", detail));
@@ -108,16 +111,12 @@ pub(super) async fn import(
         let detail = format!("it is {first}; write a whole number from 1 to {LINE_MAX}");
         return Err(Problem::field("line", detail));
     }
-    if extract::media_type(&headers)?.as_deref() != Some(NDJSON) {
-        let detail = format!("the content-type is not {NDJSON}");
-        return Err(Problem::new(Kind::MediaType, detail));
-    }
     let text = extract::read(&headers, body).await?;
     let lines = view::lines(&text, first).map_err(|bad| refused(&bad))?;
     if lines.is_empty() {
         return Err(Problem::new(Kind::InvalidRequest, "the body has no line; send one at least"));
     }
-    let progress = counters.import(&bot, key, &lines).await?;
+    let progress = api.counters_of(&bot, &caller)?.import(&bot, key, &lines).await?;
     if progress.imported > 0 {
         caller.imported(&bot, progress.imported);
     }

@@ -13,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::super::Api;
 use super::super::auth::Caller;
 use super::super::docs::{Body, OfNotifications};
-use super::super::parameters::{self, Flag, Parameters, shown};
+use super::super::parameters::{self, Parameters, flag_or_null_schema, flag_schema, shown};
 use super::super::problem::Problem;
 use super::either;
 use crate::id::BotId;
@@ -73,8 +73,8 @@ pub(super) struct SendDelayed {
     recheck_url: Option<String>,
     /// Once due it waits until `/user_online` tells that the user is. There without a value it
     /// means yes.
-    #[param(value_type = Option<Flag>, inline, default = false)]
-    #[schema(value_type = Option<Flag>, inline, default = false)]
+    #[param(schema_with = flag_schema, required = false)]
+    #[schema(schema_with = flag_or_null_schema, required = false)]
     send_than_online: Option<bool>,
     /// GET, POST, PUT, PATCH or DELETE; POST where there is a `body`, else GET.
     #[param(example = "POST")]

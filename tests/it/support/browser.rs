@@ -4,7 +4,7 @@
 //! let page = Page::open(&instance.client().address).await;
 //! assert_eq!(page.goto("/notifications").await, 200);
 //! page.sees("Dead letters").await;
-//! page.follow(button("Redrive all")).await;
+//! page.follow(button("Redrive all…")).await;
 //! eventually(LONG, "all are gone", async || page.count("#dead tbody tr").await == 0).await;
 //! assert_eq!(page.barriers().await, NONE);
 //! assert_eq!(page.problems(), NONE);

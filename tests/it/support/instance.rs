@@ -17,6 +17,9 @@ use tokio::task::JoinSet;
 use super::http::Client;
 use super::recorder::Log;
 
+/// A start takes some milliseconds, and longer beside other work.
+const READY: Duration = Duration::from_secs(2);
+
 /// Runs until stopped or dropped.
 pub(crate) struct Instance {
     pub(crate) address: SocketAddr,
@@ -57,7 +60,18 @@ impl Instance {
         let shutdown = Shutdown::new();
         let mut running = JoinSet::new();
         running.spawn(app.run(shutdown.clone()));
-        Self { address, http, queues, notifications, shutdown, running }
+        let instance = Self { address, http, queues, notifications, shutdown, running };
+        // Some tests start one that cannot become ready: they look for themselves.
+        let _ = tokio::time::timeout(READY, instance.becomes_ready()).await;
+        instance
+    }
+
+    /// Waits until it has fixed where its pipelines start.
+    async fn becomes_ready(&self) {
+        let client = Client::new(&self.address.to_string());
+        while client.get("/readyz").await.code != 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     pub(crate) fn queue(&self, pipeline: &str) -> &Queue {
