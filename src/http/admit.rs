@@ -33,13 +33,14 @@ use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use hyper::body::{Body as _, Bytes, Frame, SizeHint};
+use hyper::body::{Body as _, Bytes};
 use rand::Rng as _;
 use rustc_hash::FxHasher;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::auth::{Access, Caller};
+use super::body::Keeping;
 use super::extract;
 use super::listen::{Peer, network};
 use super::page::Cursors;
@@ -580,38 +581,13 @@ fn hold(permit: Permit, response: Response) -> Response {
         permit.answered();
         return response;
     }
-    response.map(|body| Body::new(HeldBody { body, _permit: permit }))
+    response.map(|body| Body::new(Keeping::new(body, permit)))
 }
 
 /// Marks an answer that goes on for minutes and mostly rests: it takes no place from others. Whoever
 /// gives such answers bounds them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unhurried;
-
-struct HeldBody {
-    body: Body,
-    _permit: Permit,
-}
-
-impl hyper::body::Body for HeldBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
 
 /// The deadline passed.
 struct Late;

@@ -25,6 +25,7 @@ mod admission;
 mod admit;
 mod auth;
 mod automations;
+mod body;
 mod bots;
 mod cloudevents;
 mod contract;

@@ -10,17 +10,14 @@
 //! A request whose client leaves, or takes nothing for too long, ends with its connection. An answer
 //! that goes on until somebody leaves ends with its head.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 
 use ::metrics::Histogram;
-use axum::body::Body;
 use axum::response::Response;
-use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::admit::Unhurried;
+use super::body::Keeping;
 
 /// The times of one connection. Clones share them.
 #[derive(Clone, Default)]
@@ -79,7 +76,7 @@ impl Stopwatch {
     }
 
     /// The head of an answer is there, and its body is about to be sent.
-    pub(super) fn answer(&self, response: Response) -> Response<Watched> {
+    pub(super) fn answer(&self, response: Response) -> Response<Keeping<Option<Given>>> {
         if let Some(exchange) = &mut self.state().current {
             exchange.answered = Some(Instant::now());
         }
@@ -87,8 +84,8 @@ impl Stopwatch {
         if is_endless {
             self.given();
         }
-        let watch = (!is_endless).then(|| self.clone());
-        response.map(|body| Watched { body, watch })
+        let given = (!is_endless).then(|| Given(self.clone()));
+        response.map(|body| Keeping::new(body, given))
     }
 
     /// All of the answer is in the buffer of the connection.
@@ -132,37 +129,12 @@ impl Drop for State {
     }
 }
 
-/// The body of an answer. It is dropped when the connection has all of it, or is over.
-pub(super) struct Watched {
-    body: Body,
-    watch: Option<Stopwatch>,
-}
+/// An answer whose body is dropped when the connection has all of it, or is over.
+pub(super) struct Given(Stopwatch);
 
-impl hyper::body::Body for Watched {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for Watched {
+impl Drop for Given {
     fn drop(&mut self) {
-        if let Some(watch) = self.watch.take() {
-            watch.given();
-        }
+        self.0.given();
     }
 }
 
