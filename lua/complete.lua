@@ -21,7 +21,7 @@
 -- Where views are counted, what leaves the queue is noted in the book of its bot.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item, each with
---       books followed by the book of views.lua
+--       books followed by the ledger of ledger.lua
 -- ARGV  max dead letters, keys per item (1, with books 5), then per item: bot, run, fence, before, n,
 --       mode, ms, cost µs, bound (fail: events to isolate; hand: most open leases), number of
 --       exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since

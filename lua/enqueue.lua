@@ -7,7 +7,7 @@
 -- forward.
 --
 -- KEYS  the eight of shared.lua, [9] hwm (hash: stream -> last offset copied), [10] dlq,
---       [11..] q:<bot> per bot, then with views per bot the book of views.lua
+--       [11..] q:<bot> per bot, then with views per bot the ledger of ledger.lua
 -- ARGV  stream, prev, last, slice µs, linger ms, max queue, overflow, max dead letters, length of
 --       the views or 0, the views: cached ads (most of a generation), then per bot a count and that
 --       many ads and numbers; then per bot: id, count, events as MessagePack (at most 500 events)

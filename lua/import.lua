@@ -2,7 +2,7 @@
 -- import: queues what replaces all that was counted of an ad before, as a line of an import whose
 -- lines are taken in their order and once each.
 --
--- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua, [14] idem:<import>:
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<import>:
 --       the last line that was taken
 -- ARGV  ad, total, slice µs, linger ms, the line before (must have been taken), line, the last line
 --       that counts as taken with it, ms that the import is remembered, bot, 1, event as MessagePack

@@ -1,7 +1,7 @@
 #!lua
 -- increment_if_exists: counts views of an ad whose total is cached; else changes nothing.
 --
--- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua, [14] idem:<key> (only
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<key> (only
 --       with an idempotency key)
 -- ARGV  ad, n, cached ads (most of a generation), slice µs, linger ms, idempotency window ms, bot,
 --       1, event as MessagePack

@@ -2,7 +2,7 @@
 -- recount: puts a dead letter of the pipeline `counters` back, at the tail and with a new sequence:
 -- with the old one it would be below what its ad has already. It is counted now, if it can be.
 --
--- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua, [14] dlq
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] dlq
 -- ARGV  id of the dead letter, cached ads (most of a generation), slice µs, linger ms, ad or '', n,
 --       bot, 1, event as MessagePack
 -- Reply 1, or 0 when there is no such dead letter

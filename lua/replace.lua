@@ -2,7 +2,7 @@
 -- replace: queues what replaces all that was counted of an ad before, and caches its new total,
 -- which stays cached until that is applied.
 --
--- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua
 -- ARGV  ad, total, slice µs, linger ms, bot, 1, event as MessagePack
 -- Reply the sequence
 -- Cost  about 12 commands

@@ -7,7 +7,7 @@
 -- a stored total, or with a replacement queued, the views are counted and nobody knows the total.
 -- Somebody may have cached it meanwhile: then that counts.
 --
--- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the book of views.lua, [14] idem:<key> (only
+-- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<key> (only
 --       with an idempotency key)
 -- ARGV  ad, n, cached ads (most of a generation), slice µs, linger ms, idempotency window ms, bot,
 --       1, event as MessagePack, acked as the miss answered it, stored total or '', stored sequence

@@ -21,16 +21,17 @@ use tracing::{debug, info};
 pub use self::builder::Builder;
 use self::builder::{Plan, Stores};
 pub use self::control::Control;
-use crate::automation::effects::Effects;
-use crate::automation::stats::{self, RuleNotes};
-use crate::automation::{self, Editor, RulesEar, Subscriptions};
+use crate::automations::effects::Effects;
+use crate::automations::stats::{self, RuleNotes};
+use crate::automations::{self, Editor, RulesEar};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::bus::starts::Starts;
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::{Config, ConfigError};
+use crate::counters::view::Calendar;
 use crate::counters::{Counters, upkeep};
-use crate::fanout::Fanout;
+use crate::fanout::{Fanout, Interest};
 use crate::filter::FilterError;
 use crate::handler::LogHandler;
 use crate::http::{
@@ -41,7 +42,7 @@ use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::private::{PrivateRedis, PrivateRedisError};
 use crate::keyspace::{Link, Server, StoreError, Target};
 use crate::lifecycle::Shutdown;
-use crate::metrics::{CounterMetrics, DueMetrics, PipelineMetrics};
+use crate::metrics::PipelineMetrics;
 use crate::notifications::{Notifications, audit};
 use crate::outbound::headers::HeadersError;
 use crate::outbound::{OutboundSetupError, Policy};
@@ -348,7 +349,7 @@ impl App {
     /// The delayed notifications, to accept and look at; `None` without their pipeline.
     #[must_use]
     pub fn notifications(&self) -> Option<Notifications> {
-        let plan = self.plans.iter().find(|plan| plan.name.notifies())?;
+        let plan = self.plans.iter().find(|plan| plan.name.is(crate::notifications::PIPELINE))?;
         let queue = plan.queue(&self.config, &self.links.views);
         let threshold = self.config.notifications.online_threshold;
         let sets = plan.header_sets();
@@ -400,22 +401,22 @@ impl App {
             let pipelines: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
             info!(redis = %target, metrics = %address, http, ?pipelines, "fairlane is running");
         }
-        let counters = counters(&stores, &plans, &config, &links.views);
+        let counters = counters(&stores, &plans, &config, &links.views, &clock);
         let mut servers = tokio::task::JoinSet::new();
         if let Some((listener, access)) = self.http_door {
             let open = |plan: &Plan| plan.open(plan.queue(&config, &links.admin));
             let leases = OpenLeases::new(&signing_key, &clock, plans.iter().map(open));
             let automations = editor(&stores, &plans, &config, &links.admin);
             let admin = Arc::clone(&links.admin);
-            let (shards, views) = (config.redis.shards, stores.views.clone());
+            let (shards, kinds) = (config.redis.shards, stores.kinds.clone());
             let pipelines = config.pipelines.clone();
             let bus = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
             self.control.0.cursors.sign_with(signing_key.clone());
             let api = Api {
-                queues: Queues::new(pipelines, shards, views, admin, RESPONSE_TIMEOUT),
+                queues: Queues::new(pipelines, shards, kinds, admin, RESPONSE_TIMEOUT),
                 bus: Arc::new(bus),
                 stream: config.bus.streams.first().cloned().unwrap_or_default(),
-                taken: Taken::new(&config, rules(&plans, roles)),
+                taken: Taken::new(&config, &stores.kinds, interests(&plans, roles)),
                 startup,
                 clock: Arc::clone(&clock),
                 access: Arc::new(access),
@@ -461,7 +462,7 @@ impl App {
                 let board = DueBoard::new(&queue);
                 ears.push(Box::new(DueEar(Arc::clone(&board))));
                 let clock = Arc::clone(&clock);
-                if plan.name.notifies() {
+                if plan.name.is(crate::notifications::PIPELINE) {
                     let (link, clock) = (Arc::clone(&links.admin), Arc::clone(&clock));
                     shutdown.spawn(audit::at_start(queue.clone(), link, clock, shutdown.clone()));
                 }
@@ -469,7 +470,7 @@ impl App {
             }
             if let Some(automations) = plan.automations().filter(|_| roles.work || roles.ingest) {
                 ears.push(Box::new(RulesEar(automations.clone())));
-                shutdown.spawn(automation::watch::run(automations.clone(), shutdown.clone()));
+                shutdown.spawn(automations::watch::run(automations.clone(), shutdown.clone()));
             }
             if roles.work {
                 let effects = |queue: Queue| {
@@ -501,8 +502,7 @@ impl App {
             sampled.push(Sampled {
                 queue: queue.clone(),
                 metrics: PipelineMetrics::new(&plan.name),
-                views: plan.name.counts_views().then(CounterMetrics::new),
-                due: plan.name.notifies().then(DueMetrics::new),
+                gauges: plan.gauges(),
                 keep_dead: plan.config.dead.keep,
             });
             if roles.ingest && plan.takes_of_bus() {
@@ -625,18 +625,23 @@ fn counters(
     plans: &[Plan],
     config: &Config,
     link: &Arc<Link>,
+    clock: &SharedClock,
 ) -> Result<Counters, String> {
     let store = stores.counters.clone()?;
-    let plan = plans.iter().find(|plan| plan.name.counts_views());
+    let plan = plans.iter().find(|plan| plan.name.is(crate::counters::PIPELINE));
     let plan = plan.ok_or_else(|| "pipelines.counters is not enabled".to_owned())?;
     let read_timeout = config.counters.read_timeout;
-    Ok(Counters::new(plan.queue(config, link), store, read_timeout))
+    let (queue, zone) = (plan.queue(config, link), config.counters.time_zone.clone());
+    let calendar = Calendar::new(Arc::clone(clock), zone);
+    Ok(Counters::new(queue, store, calendar, read_timeout))
 }
 
-/// The rules of bots, where the process keeps up with them.
-fn rules(plans: &[Plan], roles: Roles) -> Option<Arc<Subscriptions>> {
-    let known = plans.iter().find_map(Plan::automations).filter(|_| roles.work || roles.ingest);
-    known.map(|automations| Arc::clone(automations.subscriptions()))
+/// What the selective pipelines want, where the process keeps up with it.
+fn interests(plans: &[Plan], roles: Roles) -> Vec<(PipelineName, Arc<dyn Interest>)> {
+    if !roles.work && !roles.ingest {
+        return Vec::new();
+    }
+    plans.iter().filter_map(|plan| Some((plan.name.clone(), plan.interest()?))).collect()
 }
 
 /// What changes rules, or why nobody evaluates them.
@@ -647,7 +652,7 @@ fn editor(
     link: &Arc<Link>,
 ) -> Result<Editor, String> {
     let automations = stores.automations.clone()?;
-    let plan = plans.iter().find(|plan| plan.name.automates());
+    let plan = plans.iter().find(|plan| plan.name.is(crate::automations::PIPELINE));
     let plan = plan.ok_or_else(|| "pipelines.automations is not enabled".to_owned())?;
     Ok(Editor::new(automations, plan.queue(config, link)))
 }

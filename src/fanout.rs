@@ -1,7 +1,7 @@
 //! Fan-out: from a batch of bus entries to a copy in the queue of its bot, in every pipeline that
 //! matches.
 //!
-//! 1. Match: by type (globs), for rules by what the bot has rules for, then by the pipeline's filter.
+//! 1. Match: by type (globs), by what the pipeline wants of the bot, then by the pipeline's filter.
 //! 2. Encode once.
 //! 3. Gather: while the bus is behind, what is wanted of several batches, since a call for many
 //!    events costs a shard much less than many calls for a few.
@@ -15,25 +15,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use crate::automation::Subscriptions;
 use crate::bus::Entry;
 use crate::bus::starts::{self, Starts};
 use crate::event::Event;
 use crate::filter::{Facts, Filter, Glob};
 use crate::id::{BotId, Offset, Shard};
 use crate::keyspace::StoreError;
-use crate::keyspace::scripts::{Advance, Advanced, Counted, Enqueue, Enqueued, Queued};
-use crate::metrics::{self, CounterMetrics, PipelineMetrics};
+use crate::keyspace::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued};
+use crate::ledger::{Account, Posting};
+use crate::metrics::{self, PipelineMetrics};
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
 use crate::telemetry::{OncePerMinute, Outage, Recovered};
 use crate::unmatched::{Found, Unmatched};
-use crate::view::{self, AdId};
 
 /// Most events of one enqueue call.
 const CALL_EVENTS: usize = 500;
@@ -55,12 +54,10 @@ pub struct Route {
     pub types: Vec<Glob>,
     /// What it takes of them.
     pub filter: Option<Filter>,
-    /// Of these, only what a bot has rules for; where rules are evaluated.
-    pub(crate) subscriptions: Option<Arc<Subscriptions>>,
+    /// What it takes of these for the bot of an event; `None`: all.
+    pub interest: Option<Arc<dyn Interest>>,
     /// Whether it begins at the first entry of a stream that it never read; else at the next.
     pub from_earliest: bool,
-    /// The metrics of the pipeline that counts views, if this is it.
-    pub views: Option<CounterMetrics>,
     /// Its metrics.
     pub metrics: PipelineMetrics,
     /// Counts for the fleet.
@@ -74,8 +71,21 @@ pub struct Route {
 /// Shards of a cluster that take nothing, of every pipeline.
 static UNREACHED: Outage = Outage::shared();
 
-/// An event as it goes into the queue of a pipeline that counts views, and what it counts.
-type Stamped = (Vec<u8>, Option<(AdId, u64)>);
+/// What a pipeline wants of the events of its types, by what it knows of their bots.
+pub trait Interest: std::fmt::Debug + Send + Sync + 'static {
+    /// Whether it wants the event. In doubt, yes.
+    fn wants(&self, event: &Event) -> bool;
+
+    /// Whether it wants events of the type of the bot, as far as is known. In doubt, once all bots
+    /// were known, yes.
+    fn takes(&self, bot: &BotId, kind: &str) -> bool;
+
+    /// Ends once it knows all bots.
+    fn known(&self) -> BoxFuture<'_, ()>;
+}
+
+/// An event as it goes into a queue with a ledger, and what it posts.
+type Stamped = (Vec<u8>, Option<Posting>);
 
 /// Why a batch could not be copied. Reading again from [`Positions::lowest`] after
 /// the positions were read anew mends both.
@@ -150,7 +160,7 @@ pub struct Gathered {
     events: Vec<Wanted>,
     /// Per pipeline, which of these it wants.
     wanted: Vec<Vec<usize>>,
-    /// Per pipeline that counts views, these events as it stores them.
+    /// Per pipeline with a ledger, these events as it stores them.
     stamped: Vec<Vec<Stamped>>,
     /// What no pipeline takes by its type.
     unmatched: Found,
@@ -166,7 +176,7 @@ pub struct Gathered {
 struct Wanted {
     offset: Offset,
     bot: BotId,
-    /// Unless only views of it are counted.
+    /// Unless only pipelines with a ledger want it.
     encoded: Option<Vec<u8>>,
 }
 
@@ -201,8 +211,8 @@ struct ShardBatch<'a> {
 #[derive(Default)]
 struct CallBatch<'a> {
     bots: Vec<(BotId, Vec<&'a [u8]>)>,
-    /// Per bot, where views are counted.
-    counted: Vec<BTreeMap<AdId, u64>>,
+    /// Per bot, where the queues have a ledger.
+    postings: Vec<BTreeMap<Account, u64>>,
     places: FxHashMap<BotId, usize>,
     events: usize,
     bytes: usize,
@@ -223,11 +233,11 @@ impl<'a> CallBatch<'a> {
         place
     }
 
-    /// Notes what an event of the bot at `place` counts.
-    fn count(&mut self, place: usize, counts: Option<&(AdId, u64)>) {
-        self.counted.resize_with(self.bots.len(), BTreeMap::new);
-        if let Some((ad, n)) = counts {
-            *self.counted[place].entry(ad.clone()).or_default() += n;
+    /// Notes what an event of the bot at `place` posts.
+    fn post(&mut self, place: usize, posting: Option<&Posting>) {
+        self.postings.resize_with(self.bots.len(), BTreeMap::new);
+        if let Some(Posting { account, amount }) = posting {
+            *self.postings[place].entry(account.clone()).or_default() += amount;
         }
     }
 
@@ -244,11 +254,12 @@ impl Fanout {
         Self { routes, starts, waits_elsewhere, unmatched }
     }
 
-    /// Waits until it is known which bots have rules, but not longer than `within`: then everything
-    /// that may concern a rule is copied.
+    /// Waits until every pipeline knows what it wants, but not longer than `within`: then everything
+    /// in doubt is copied.
     pub(crate) async fn ready(&self, within: Duration) {
-        let rules = self.routes.iter().filter_map(|route| route.subscriptions.as_ref());
-        let _ = tokio::time::timeout(within, join_all(rules.map(|rules| rules.loaded()))).await;
+        let interests = self.routes.iter().filter_map(|route| route.interest.as_ref());
+        let known = join_all(interests.map(|interest| interest.known()));
+        let _ = tokio::time::timeout(within, known).await;
     }
 
     /// Whether there is any pipeline.
@@ -299,8 +310,7 @@ impl Fanout {
         }
         let mut needed: Option<Offset> = None;
         for name in others {
-            // Nothing of the bus is a notification.
-            if name.notifies() || self.routes.iter().any(|route| *route.queue.name() == name) {
+            if self.routes.iter().any(|route| *route.queue.name() == name) {
                 continue;
             }
             let (count, limits) = (queue.shard_count(), queue.limits());
@@ -335,11 +345,11 @@ impl Fanout {
                 }
                 is_wanted = true;
                 gathered.wanted[number].push(index);
-                if route.views.is_some() {
-                    let (event, counts) = view::arrived(event, &route.queue.views().calendar);
+                if let Some(ledger) = route.queue.ledger() {
+                    let (event, posting) = ledger.enter(event);
                     let bytes = event.encode();
                     gathered.bytes += bytes.len();
-                    gathered.stamped[number].push((bytes, counts));
+                    gathered.stamped[number].push((bytes, posting));
                 } else {
                     encoded.get_or_insert_with(|| event.encode());
                 }
@@ -431,9 +441,9 @@ impl Fanout {
 }
 
 impl Route {
-    /// Whether it takes an event of a type that it names: all, or what its bot has rules for.
+    /// Whether it takes an event of a type that it names.
     fn concerns(&self, event: &Event) -> bool {
-        self.subscriptions.as_ref().is_none_or(|rules| rules.wants(event))
+        self.interest.as_ref().is_none_or(|interest| interest.wants(event))
     }
 
     /// Whether its filter lets the event through.
@@ -477,8 +487,8 @@ impl Route {
             }
             if let Some(call) = entry.calls.last_mut() {
                 let place = call.add(bot, bytes, *offset);
-                if let Some((_, counts)) = stamped {
-                    call.count(place, counts.as_ref());
+                if let Some((_, posting)) = stamped {
+                    call.post(place, posting.as_ref());
                 }
             }
         }
@@ -565,10 +575,11 @@ impl Route {
                 let last = if index + 1 == count { end } else { batch.last };
                 let keys = self.queue.keys(shard);
                 let bots = batch.bots;
-                let cached_ads = self.queue.views().cached_ads;
-                let counted = self.views.is_some().then_some(batch.counted);
-                let counted = counted.map(|bots| Counted { cached_ads, bots });
-                calls.push((shard, Enqueue { keys, stream, prev, last, limits, bots, counted }));
+                let postings = self.queue.ledger().map(|ledger| Postings {
+                    cached_accounts: ledger.cached_accounts(),
+                    bots: batch.postings,
+                });
+                calls.push((shard, Enqueue { keys, stream, prev, last, limits, bots, postings }));
                 prev = last;
             }
         }
@@ -584,8 +595,8 @@ impl Route {
             match reply {
                 Ok(Enqueued::Ok(more)) => {
                     *position = position.and(Some(call.last));
-                    if let (Some(views), Some(counted)) = (&self.views, &call.counted) {
-                        views.views.increment(counted.sum());
+                    if let (Some(ledger), Some(postings)) = (self.queue.ledger(), &call.postings) {
+                        ledger.posted(postings.sum());
                     }
                     queued.appended += more.appended;
                     queued.dead += more.dead;

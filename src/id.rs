@@ -95,31 +95,10 @@ impl BotId {
 pub struct PipelineName(Arc<str>);
 
 impl PipelineName {
-    /// The built-in pipeline that counts views.
-    pub const COUNTERS: &str = "counters";
-
-    /// The built-in pipeline of delayed notifications.
-    pub const NOTIFICATIONS: &str = "notifications";
-
-    /// The built-in pipeline of the bots' rules.
-    pub const AUTOMATIONS: &str = "automations";
-
-    /// Whether it is [`Self::AUTOMATIONS`].
+    /// Whether it is `name`.
     #[must_use]
-    pub fn automates(&self) -> bool {
-        self.as_str() == Self::AUTOMATIONS
-    }
-
-    /// Whether it is [`Self::NOTIFICATIONS`].
-    #[must_use]
-    pub fn notifies(&self) -> bool {
-        self.as_str() == Self::NOTIFICATIONS
-    }
-
-    /// Whether it is [`Self::COUNTERS`].
-    #[must_use]
-    pub fn counts_views(&self) -> bool {
-        self.as_str() == Self::COUNTERS
+    pub fn is(&self, name: &str) -> bool {
+        self.as_str() == name
     }
 
     /// Checks the bounds and takes a copy.

@@ -81,7 +81,7 @@
 
 pub mod admission;
 pub mod app;
-pub mod automation;
+pub mod automations;
 #[doc(hidden)]
 pub mod bench;
 mod breaker;
@@ -90,7 +90,7 @@ pub mod bus;
 pub mod cli;
 pub mod clock;
 pub mod config;
-mod counters;
+pub mod counters;
 mod deadline;
 #[doc(hidden)]
 pub mod demo;
@@ -102,15 +102,17 @@ pub mod history;
 mod http;
 pub mod id;
 pub mod keyspace;
+pub mod ledger;
 pub mod lifecycle;
 pub mod metrics;
-pub mod notification;
 pub mod notifications;
 pub mod outbound;
+pub mod pipeline;
 pub mod pool;
 pub mod presence;
 pub mod pressure;
 mod private;
+mod product;
 pub mod queue;
 mod receiver;
 mod signing;
@@ -119,4 +121,3 @@ pub mod store;
 pub mod telemetry;
 mod trend;
 mod unmatched;
-pub mod view;

@@ -530,7 +530,7 @@ pub(crate) struct AutomationMetrics {
 impl AutomationMetrics {
     /// The handles, at 0.
     pub(crate) fn new() -> Self {
-        for action in crate::automation::rule::Action::NAMES {
+        for action in crate::automations::rule::Action::NAMES {
             counter!(AUTOMATION_ACTIONS, "action" => action).absolute(0);
         }
         let metrics = Self {
@@ -566,8 +566,8 @@ pub(crate) struct NotificationMetrics {
 impl NotificationMetrics {
     /// The handles, at 0.
     pub(crate) fn new() -> Self {
-        for outcome in crate::notification::OUTCOMES {
-            let kind = crate::notification::NO_KIND;
+        for outcome in crate::notifications::record::OUTCOMES {
+            let kind = crate::notifications::record::NO_KIND;
             counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).absolute(0);
         }
         breaker_open("other", 0);

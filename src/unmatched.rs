@@ -1,8 +1,8 @@
 //! Types of events that no pipeline takes: a mistyped one must not vanish without a sign.
 //!
-//! A type is taken when `events` of an enabled pipeline names it. The pipeline of automations names
-//! every type, but copies only what a bot has rules for: there a type is taken when the bot of the
-//! event has a rule for it. A filter that does not match leaves its type taken.
+//! A type is taken when `events` of an enabled pipeline names it. A pipeline that is selective names
+//! many types, but copies only what it wants for the bot of the event: there a type is taken when it
+//! wants it for that bot. A filter that does not match leaves its type taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +11,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::automation::Subscriptions;
 use crate::config::Config;
+use crate::fanout::Interest;
 use crate::filter::Glob;
 use crate::id::{BotId, PipelineName};
 use crate::metrics;
+use crate::product::Kinds;
 
 /// Types with a label of their own in `fairlane_unmatched_total`, the first that a process meets;
 /// what comes later is counted as [`OTHER`].
@@ -31,15 +32,13 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Taken {
     written: Vec<Glob>,
-    /// What rules may be about.
-    by_rule: Vec<Glob>,
-    /// Where the rules of bots are known.
-    rules: Option<Arc<Subscriptions>>,
+    /// Of each selective pipeline that runs here, the types it names, and what it wants of them.
+    selective: Vec<(Vec<Glob>, Arc<dyn Interest>)>,
 }
 
-/// The types that the enabled pipelines name, not counting what the rules of a bot may be about.
-pub(crate) fn written(config: &Config) -> Vec<Glob> {
-    named(config, |name| !name.automates())
+/// The types that the enabled pipelines name, selective ones aside.
+pub(crate) fn written(config: &Config, kinds: &Kinds) -> Vec<Glob> {
+    named(config, |name| !kinds.of(name).selective)
 }
 
 fn named(config: &Config, which: impl Fn(&PipelineName) -> bool) -> Vec<Glob> {
@@ -49,17 +48,24 @@ fn named(config: &Config, which: impl Fn(&PipelineName) -> bool) -> Vec<Glob> {
 }
 
 impl Taken {
-    /// By a configuration. Without `rules`, what rules may be about is not counted.
-    pub(crate) fn new(config: &Config, rules: Option<Arc<Subscriptions>>) -> Self {
-        let by_rule = named(config, PipelineName::automates);
-        Self { written: written(config), by_rule, rules }
+    /// By a configuration, and what the selective pipelines want that run here.
+    pub(crate) fn new(
+        config: &Config,
+        kinds: &Kinds,
+        interests: Vec<(PipelineName, Arc<dyn Interest>)>,
+    ) -> Self {
+        let types = |name: PipelineName| named(config, |other| *other == name);
+        let selective = interests.into_iter().map(|(name, interest)| (types(name), interest));
+        Self { written: written(config, kinds), selective: selective.collect() }
     }
 
     /// Whether somebody takes events of a bot of this type.
     pub(crate) fn takes(&self, bot: &BotId, kind: &str) -> bool {
         let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(kind));
-        let taken = |known: &Arc<Subscriptions>| has(&self.by_rule) && known.has_rule(bot, kind);
-        has(&self.written) || self.rules.as_ref().is_some_and(taken)
+        let wanted = |(types, interest): &(Vec<Glob>, Arc<dyn Interest>)| {
+            has(types) && interest.takes(bot, kind)
+        };
+        has(&self.written) || self.selective.iter().any(wanted)
     }
 }
 
@@ -164,12 +170,14 @@ mod tests {
         let text = "[pipelines.tags]\nhandler = \"log\"\nevents = [\"tag.*\"]\n\
                     [pipelines.off]\nhandler = \"log\"\nevents = [\"*\"]\nenabled = false\n";
         let config = Config::from_toml(text, "the test").unwrap();
-        let (taken, bot) = (Taken::new(&config, None), BotId::parse("b").unwrap());
+        let kinds = Kinds::today(&config);
+        let (taken, bot) = (Taken::new(&config, &kinds, Vec::new()), BotId::parse("b").unwrap());
         for (kind, expected) in [("tag.applied", true), ("tga.applied", false), ("x", false)] {
             assert_eq!(taken.takes(&bot, kind), expected, "{kind}");
         }
-        // Nobody knows of a rule before the rules were read.
-        let rules = Some(Arc::new(Subscriptions::new()));
-        assert!(!Taken::new(&config, rules).takes(&bot, "tga.applied"));
+        // No rule is known before the rules were read.
+        let name = PipelineName::parse(crate::automations::PIPELINE).unwrap();
+        let rules: Arc<dyn Interest> = Arc::new(crate::automations::Subscriptions::new());
+        assert!(!Taken::new(&config, &kinds, vec![(name, rules)]).takes(&bot, "tga.applied"));
     }
 }

@@ -8,38 +8,42 @@ use futures_util::future::OptionFuture;
 use tracing::{info, warn};
 
 use super::{App, AppError, Roles};
-use crate::automation::Automations;
-use crate::automation::effects::Effects;
+use crate::automations::Automations;
+use crate::automations::effects::Effects;
+use crate::automations::handler::AutomationHandler;
 use crate::clock::SharedClock;
 use crate::config::{Config, NotificationsConfig, OnThrottle, PUSH, PipelineConfig, Start};
-use crate::fanout::Route;
+use crate::counters::gauges::CounterGauges;
+use crate::counters::handler::{CounterHandler, MinAge};
+use crate::counters::store::CounterStore;
+use crate::fanout::{Interest, Route};
 use crate::filter::{Filter, Glob, Sees};
-use crate::handler::{
-    AnyHandler, AutomationHandler, CounterHandler, Environment, Handler, MinAge, NotifyHandler,
-    PushHandler, store_patience,
-};
+use crate::handler::{AnyHandler, Environment, Handler, PushHandler, store_patience};
 use crate::id::PipelineName;
 use crate::keyspace::private::PrivateRedis;
-use crate::keyspace::scripts::Throttle;
 use crate::keyspace::{Link, Target};
 use crate::lifecycle::Shutdown;
-use crate::metrics::{self, CounterMetrics, PipelineMetrics};
-use crate::notification::Caps;
+use crate::metrics::{self, PipelineMetrics};
+use crate::notifications::gauges::DueGauges;
+use crate::notifications::handler::NotifyHandler;
+use crate::notifications::record::Caps;
+use crate::notifications::scripts::Throttle;
 use crate::notifications::{Gates, PER_HOST, Sender, Sending};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
+use crate::pipeline::Kind;
 use crate::pool::open::OpenPipeline;
 use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings, Work};
 use crate::presence::Meter;
-use crate::queue::{self, Queue, ViewSettings};
+use crate::product::Kinds;
+use crate::queue::sample::Gauges;
+use crate::queue::{self, Queue};
 use crate::signing::SigningKey;
-use crate::store::counters::CounterStore;
 use crate::store::mongo::Mongo;
 use crate::store::private::PrivateMongo;
 use crate::telemetry::OncePerMinute;
-use crate::view::Calendar;
 
 /// Collects what an [`App`] is made of.
 pub struct Builder {
@@ -133,7 +137,8 @@ impl Builder {
             return Ok((Ok(Mongo::open(url, database).await?), None));
         }
         let needs = |(name, pipeline): (&PipelineName, &PipelineConfig)| {
-            (name.counts_views() || name.automates()) && pipeline.enabled
+            (name.is(crate::counters::PIPELINE) || name.is(crate::automations::PIPELINE))
+                && pipeline.enabled
         };
         if !config.pipelines.iter().any(needs) {
             let reason = "neither pipelines.counters nor pipelines.automations is enabled";
@@ -153,27 +158,25 @@ impl Builder {
 
     /// What is kept in MongoDB; without it, the pipelines that keep something there are left out.
     fn stores(&mut self, mongo: Result<Mongo, String>) -> Stores {
-        let calendar =
-            Calendar::new(Arc::clone(&self.clock), self.config.counters.time_zone.clone());
-        let views = ViewSettings { calendar, cached_ads: self.config.counters.cached_ads };
-        let counters = self.kept(&mongo, PipelineName::COUNTERS).map(|mongo| {
+        let kinds = Kinds::new(&self.config, &self.clock);
+        let counters = self.kept(&mongo, crate::counters::PIPELINE).map(|mongo| {
             let pipelines = &self.config.pipelines;
-            let pipeline = pipelines.iter().find(|(name, _)| name.counts_views());
+            let pipeline = pipelines.iter().find(|(name, _)| name.is(crate::counters::PIPELINE));
             let timeout = pipeline.map(|(_, pipeline)| pipeline.handler_timeout);
             let within = store_patience(timeout.unwrap_or_default());
             CounterStore::writing_within(mongo, within)
         });
         if let Err(reason) = &counters {
             info!(reason, "views are not counted");
-            self.config.pipelines.retain(|name, _| !name.counts_views());
+            self.config.pipelines.retain(|name, _| !name.is(crate::counters::PIPELINE));
         }
-        let automations = self.kept(&mongo, PipelineName::AUTOMATIONS);
+        let automations = self.kept(&mongo, crate::automations::PIPELINE);
         let automations = automations.map(|mongo| Automations::new(&mongo));
         if let Err(reason) = &automations {
             info!(reason, "rules of bots are not evaluated");
-            self.config.pipelines.retain(|name, _| !name.automates());
+            self.config.pipelines.retain(|name, _| !name.is(crate::automations::PIPELINE));
         }
-        Stores { mongo: mongo.ok(), counters, automations, views, min_age: MinAge::new() }
+        Stores { mongo: mongo.ok(), counters, automations, kinds, min_age: MinAge::new() }
     }
 
     /// The MongoDB for a pipeline, or why it does not run.
@@ -190,7 +193,7 @@ impl Builder {
     /// What push handlers and notifications call with; `None` without any.
     fn outbound(&self) -> Result<Option<Outbound>, AppError> {
         let calls = |(name, pipeline): &(&PipelineName, &PipelineConfig)| {
-            pipeline.enabled && (self.is_push(pipeline) || name.notifies())
+            pipeline.enabled && (self.is_push(pipeline) || name.is(crate::notifications::PIPELINE))
         };
         let pipelines = self.config.pipelines.iter().filter(calls);
         let Some(shortest) = pipelines.map(|(_, pipeline)| pipeline.handler_timeout).min() else {
@@ -218,13 +221,15 @@ impl Builder {
         outbound: Option<&Outbound>,
         stores: &Stores,
     ) -> Result<Handles, AppError> {
-        if let Some(outbound) = outbound.filter(|_| name.notifies()) {
+        if let Some(outbound) = outbound.filter(|_| name.is(crate::notifications::PIPELINE)) {
             return Ok(Handles::Notifications(self.sending(outbound)?));
         }
-        if let (true, Ok(automations)) = (name.automates(), &stores.automations) {
+        if let (true, Ok(automations)) =
+            (name.is(crate::automations::PIPELINE), &stores.automations)
+        {
             return Ok(Handles::Rules(automations.clone()));
         }
-        if let (true, Ok(store)) = (name.counts_views(), &stores.counters) {
+        if let (true, Ok(store)) = (name.is(crate::counters::PIPELINE), &stores.counters) {
             let (store, min_age) = (store.clone(), stores.min_age.clone());
             let handler = CounterHandler::new(store, min_age, config.handler_timeout);
             return Ok(Handles::Events(Arc::new(handler)));
@@ -296,7 +301,7 @@ impl Builder {
             config: config.clone(),
             handler,
             filter,
-            views: stores.views.clone(),
+            kind: stores.kinds.of(name),
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
@@ -315,7 +320,7 @@ pub(super) struct Stores {
     pub(super) counters: Result<CounterStore, String>,
     /// Or why no rules are evaluated, for callers.
     pub(super) automations: Result<Automations, String>,
-    pub(super) views: ViewSettings,
+    pub(super) kinds: Kinds,
     pub(super) min_age: MinAge,
 }
 
@@ -335,7 +340,7 @@ pub(super) struct Plan {
     pub(super) config: PipelineConfig,
     handler: Handles,
     pub(super) filter: Option<Filter>,
-    pub(super) views: ViewSettings,
+    pub(super) kind: Kind,
     pub(super) meter: Arc<Meter>,
 }
 
@@ -348,9 +353,9 @@ impl Plan {
         }
     }
 
-    /// Whether events of the bus are copied for it: nothing of the bus is a notification.
+    /// Whether events of the bus are copied for it.
     pub(super) fn takes_of_bus(&self) -> bool {
-        !self.name.notifies()
+        !self.kind.off_bus
     }
 
     /// Whether it begins at the first entry of a stream that it never read; else at the next.
@@ -374,25 +379,39 @@ impl Plan {
         }
     }
 
+    /// What it wants of the events of its types.
+    pub(super) fn interest(&self) -> Option<Arc<dyn Interest>> {
+        self.automations().map(|rules| Arc::clone(rules.subscriptions()) as Arc<dyn Interest>)
+    }
+
     pub(super) fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
         let shards = config.redis.shards;
         let limits = queue::limits(&self.config, shards);
-        Queue::new(self.name.clone(), shards, limits, Arc::clone(link))
-            .with_views(self.views.clone())
+        Queue::new(self.name.clone(), shards, limits, Arc::clone(link)).of_kind(self.kind.clone())
     }
 
     pub(super) fn route(self, queue: Queue) -> Route {
         Route {
             from_earliest: self.starts_earliest(),
-            subscriptions: self.automations().map(|rules| Arc::clone(rules.subscriptions())),
+            interest: self.interest(),
             metrics: PipelineMetrics::new(&self.name),
             meter: self.meter,
             warned: OncePerMinute::default(),
             full: OncePerMinute::default(),
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
-            views: self.name.counts_views().then(CounterMetrics::new),
             queue,
+        }
+    }
+
+    /// What its product shows beside the metrics of every pipeline.
+    pub(super) fn gauges(&self) -> Option<Box<dyn Gauges>> {
+        if self.name.is(crate::counters::PIPELINE) {
+            Some(Box::new(CounterGauges::new()))
+        } else if self.name.is(crate::notifications::PIPELINE) {
+            Some(Box::new(DueGauges::new()))
+        } else {
+            None
         }
     }
 
@@ -404,10 +423,10 @@ impl Plan {
             lease_ttl: config.lease_ttl,
             handler_timeout: config.handler_timeout,
             workers: Bounds { min: config.workers.min.get(), max: config.workers.max.get() },
-            // A view is never given up for the failures of others.
-            max_attempts: match &self.handler {
-                Handles::Events(handler) if handler.keeps_books() => u32::MAX,
-                _ => config.max_attempts.get(),
+            // What is posted to a ledger is never given up for the failures of others.
+            max_attempts: match &self.kind.ledger {
+                Some(_) => u32::MAX,
+                None => config.max_attempts.get(),
             },
             backoff: Backoff {
                 initial: config.backoff.initial,
@@ -445,7 +464,8 @@ impl Plan {
             }
         };
         let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
-        let needs_mongo = self.name.counts_views() || self.name.automates();
+        let needs_mongo =
+            self.name.is(crate::counters::PIPELINE) || self.name.is(crate::automations::PIPELINE);
         let work = Work {
             handler,
             environment,

@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use super::mongo::{Choice, Database};
 use super::{BenchError, Rig, Running, STREAM, drained};
 use crate::app::{App, Roles};
-use crate::automation::rule::Rule;
+use crate::automations::rule::Rule;
+use crate::automations::store::{AUTOMATIONS, document};
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::{PipelineConfig, Start, WorkersConfig};
 use crate::event::{Event, EventError};
@@ -28,7 +29,6 @@ use crate::handler::LogHandler;
 use crate::id::{BotId, PipelineName, RuleId};
 use crate::metrics;
 use crate::queue::Queue;
-use crate::store::automations::{AUTOMATIONS, document};
 
 /// The type that the rules are about.
 const WANTED: &str = "tag.applied";
@@ -191,7 +191,7 @@ async fn app(
     config.bus.trim = false;
     config.mongodb.url = Some(database.url.clone());
     config.mongodb.database = database.name.clone();
-    config.pipelines.retain(|name, _| name.automates() && has_rules);
+    config.pipelines.retain(|name, _| name.is(crate::automations::PIPELINE) && has_rules);
     let max = NonZeroUsize::new(options.workers).unwrap_or(NonZeroUsize::MIN);
     for pipeline in config.pipelines.values_mut() {
         pipeline.start = Start::Earliest;
@@ -205,7 +205,7 @@ async fn app(
 }
 
 fn automations(app: &App) -> Result<Queue, BenchError> {
-    let name = PipelineName::parse(PipelineName::AUTOMATIONS)?;
+    let name = PipelineName::parse(crate::automations::PIPELINE)?;
     app.queue(&name).ok_or_else(|| {
         BenchError::Stuck(std::time::Duration::ZERO, "rules are not evaluated".to_owned())
     })

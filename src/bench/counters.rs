@@ -476,7 +476,7 @@ async fn flushed(
 }
 
 fn pipeline() -> PipelineName {
-    PipelineName::parse(PipelineName::COUNTERS).expect("a legal name")
+    PipelineName::parse(crate::counters::PIPELINE).expect("a legal name")
 }
 
 fn stuck(what: &str) -> BenchError {

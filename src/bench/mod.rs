@@ -24,6 +24,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{App, AppError, Roles};
+use crate::automations::subscribers::SUBSCRIBERS;
 use crate::clock::{Clock, SystemClock, micros};
 use crate::config::{Config, ConfigError, PipelineConfig, RedisUrl, WorkersConfig};
 use crate::event::{Event, EventError};
@@ -36,7 +37,6 @@ use crate::notifications::AcceptError;
 use crate::queue::FAIR_SLICE_US;
 use crate::store::mongo::MongoError;
 use crate::store::private::PrivateMongoError;
-use crate::store::subscribers::SUBSCRIBERS;
 
 /// The stream that benches publish to.
 const STREAM: &str = "fairlane:events";

@@ -25,8 +25,8 @@ use super::{BenchError, Rig, cpu, drained};
 use crate::app::App;
 use crate::clock::{Clock as _, SystemClock, micros, millis, rfc3339};
 use crate::id::BotId;
-use crate::notification::{NO_KIND, NewNotification, When};
 use crate::notifications::Notifications;
+use crate::notifications::record::{NO_KIND, NewNotification, When};
 use crate::outbound::sign::Secret;
 
 /// What to run.
@@ -291,7 +291,7 @@ async fn app(rig: &Rig) -> Result<App, BenchError> {
     config.callbacks.allow_nets = vec![std::net::IpAddr::from([127, 0, 0, 1]).into()];
     // Signing is a part of sending.
     config.callbacks.secrets = vec![Secret::parse(SECRET).map_err(std::io::Error::other)?];
-    config.pipelines.retain(|name, _| name.notifies());
+    config.pipelines.retain(|name, _| name.is(crate::notifications::PIPELINE));
     Ok(App::builder(config).build().await?)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 
 use super::{Entry, EntryError, Extent, Fetched, InvalidEntry, Source};
-use crate::automation::decide::DUE;
+use crate::automations::decide::DUE;
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::Offset;

@@ -332,7 +332,7 @@ async fn change(
             })
         }
         Action::Purge { bot, yes } => {
-            if let Some(kept) = queue.kept_from_purge() {
+            if let Some(kept) = queue.protected() {
                 return Err(kept.into());
             }
             let depth = queue.view_bot(bot, SystemClock.now()).await?.depth;

@@ -19,9 +19,9 @@ use super::output::{Output, count, plain};
 use super::session::Session;
 use crate::config::Config;
 use crate::counters::import::{ImportError, import};
+use crate::counters::view::{self, Line};
 use crate::id::{BotId, PipelineName};
 use crate::queue::Queue;
-use crate::view::{self, Line};
 
 /// Lines of one step.
 const LINES: u64 = 1_000;
@@ -98,7 +98,7 @@ pub(super) async fn counters(config: Config, args: CountersArgs) -> Result<(), C
         return Err(CliError::ImportRefused(size.bad));
     }
     let summary = Session::with(config, async |session| {
-        let pipeline = PipelineName::parse(PipelineName::COUNTERS).expect("a built-in name");
+        let pipeline = PipelineName::parse(crate::counters::PIPELINE).expect("a built-in name");
         let queue = session.queue(&pipeline);
         let job = Job { queue, bot, key, name: &name, progress: bar(size.bytes) };
         let summary = job.run(&file).await;

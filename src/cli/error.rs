@@ -9,7 +9,7 @@ use crate::config::{ConfigError, MongoUrlError};
 use crate::id::{LetterId, PipelineName};
 use crate::keyspace::StoreError;
 use crate::keyspace::private::PrivateRedisError;
-use crate::queue::KeptFromPurge;
+use crate::pipeline::Protected;
 use crate::store::mongo::MongoError;
 use crate::telemetry::TelemetryError;
 
@@ -110,7 +110,7 @@ pub enum CliError {
     NoSecret,
     /// These events are not deleted.
     #[error(transparent)]
-    Purge(#[from] KeptFromPurge),
+    Purge(#[from] Protected),
     /// Nobody said yes.
     #[error("nothing was done: {0} needs a confirmation; answer y on a terminal, or add --yes")]
     NotConfirmed(&'static str),

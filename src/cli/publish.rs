@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::event::{EVENT_MAX_BYTES, Event};
 use crate::filter::Glob;
 use crate::keyspace::StoreError;
+use crate::product::Kinds;
 use crate::unmatched;
 
 /// Most events of one batch.
@@ -79,7 +80,7 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
             "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
         );
     }
-    let taken = unmatched::written(&config);
+    let taken = unmatched::written(&config, &Kinds::today(&config));
     let (summary, untaken) = Session::with(config, async |session| {
         let mut job = Job::new(&name, stream, size);
         let sent = job.send(session, read_ahead(input, taken)).await;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use redis::TlsCertificates;
 
 use super::error::CliError;
-use crate::clock::SystemClock;
 use crate::config::{Config, PipelineConfig, RedisUrl, is_built_in};
 use crate::id::{PipelineName, ShardCount};
 use crate::keyspace::keys::ShardKeys;
@@ -15,8 +14,8 @@ use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::scripts::Limits;
 use crate::keyspace::{Link, Server, Target};
 use crate::presence::{self, Process};
-use crate::queue::{self, FAIR_SLICE_US, Queue, ViewSettings};
-use crate::view::Calendar;
+use crate::product::Kinds;
+use crate::queue::{self, FAIR_SLICE_US, Queue};
 
 /// How long an operator waits for one answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
@@ -113,11 +112,9 @@ impl Session {
 
     /// The queues of a pipeline, to look at.
     pub(super) fn view(&self, name: &PipelineName) -> Queue {
-        let counters = &self.config.counters;
-        let calendar = Calendar::new(Arc::new(SystemClock), counters.time_zone.clone());
-        let views = ViewSettings { calendar, cached_ads: counters.cached_ads };
+        let kind = Kinds::today(&self.config).of(name);
         Queue::new(name.clone(), self.shards, self.limits(name), Arc::clone(&self.looking))
-            .with_views(views)
+            .of_kind(kind)
     }
 
     /// The queues of a pipeline, to act on.

@@ -408,7 +408,7 @@ fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMu
         );
     }
     let waits = matches!(state, PipelineState::Enabled) && !view.stopped;
-    if waits && name.counts_views() && view.oldest_age_ms > OLD_VIEWS_MS {
+    if waits && name.is(crate::counters::PIPELINE) && view.oldest_age_ms > OLD_VIEWS_MS {
         add(
             format!("views wait {} for MongoDB", duration(view.oldest_age_ms)),
             "nothing is lost; see whether MongoDB answers: fairlane check".to_owned(),

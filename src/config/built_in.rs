@@ -3,13 +3,13 @@
 
 use crate::id::PipelineName;
 
-/// The handler of [`PipelineName::AUTOMATIONS`], which no other pipeline may have.
+/// The handler of [`crate::automations::PIPELINE`], which no other pipeline may have.
 pub const AUTOMATION: &str = "automation";
 
-/// The handler of [`PipelineName::COUNTERS`], which no other pipeline may have.
+/// The handler of [`crate::counters::PIPELINE`], which no other pipeline may have.
 pub const COUNTER: &str = "counter";
 
-/// The handler of [`PipelineName::NOTIFICATIONS`], which no other pipeline may have.
+/// The handler of [`crate::notifications::PIPELINE`], which no other pipeline may have.
 pub const NOTIFY: &str = "notify";
 
 /// The handler that sends slices to [`PipelineConfig::url`](super::PipelineConfig::url).
@@ -17,9 +17,9 @@ pub const PUSH: &str = "push";
 
 /// Their names, and their defaults over those of every pipeline.
 pub(super) const BUILT_IN: [(&str, &str); 3] = [
-    (PipelineName::AUTOMATIONS, include_str!("automations.toml")),
-    (PipelineName::COUNTERS, include_str!("counters.toml")),
-    (PipelineName::NOTIFICATIONS, include_str!("notifications.toml")),
+    (crate::automations::PIPELINE, include_str!("automations.toml")),
+    (crate::counters::PIPELINE, include_str!("counters.toml")),
+    (crate::notifications::PIPELINE, include_str!("notifications.toml")),
 ];
 
 /// Whether a pipeline of this name exists without being written.

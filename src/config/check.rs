@@ -14,7 +14,7 @@ use super::layers::Layers;
 use super::{Config, OnOverflow, PipelineConfig, RedisUrl, Scope, TokenConfig};
 use crate::admission::Class;
 use crate::id::PipelineName;
-use crate::notification::KIND_MAX_BYTES;
+use crate::notifications::record::KIND_MAX_BYTES;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -385,7 +385,7 @@ fn check_pipeline(
         return Err(Fault::new(key("handler"), "is not set; name a handler, such as \"log\""));
     }
     names(&key("events"), &p.events, EVENTS_MAX, "type glob")?;
-    if p.enabled && p.events.is_empty() && !name.notifies() {
+    if p.enabled && p.events.is_empty() && !name.is(crate::notifications::PIPELINE) {
         let remedy =
             "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
         return Err(Fault::new(key("events"), format!("is empty; {remedy}")));
@@ -442,7 +442,7 @@ fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Resu
         "the views that arrive are put there, and those elsewhere would be lost",
         "the views would be lost, which \"counter\" alone counts",
     ];
-    if !reserved((name, p, prefix), (PipelineName::COUNTERS, COUNTER), why)? {
+    if !reserved((name, p, prefix), (crate::counters::PIPELINE, COUNTER), why)? {
         return Ok(());
     }
     if let Some(most) = p.max_queue {
@@ -474,7 +474,7 @@ fn check_automating(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Re
         "the fan-out copies there what bots have rules for",
         "no rule would be evaluated, which \"automation\" alone does",
     ];
-    reserved((name, p, prefix), (PipelineName::AUTOMATIONS, AUTOMATION), why).map(drop)
+    reserved((name, p, prefix), (crate::automations::PIPELINE, AUTOMATION), why).map(drop)
 }
 
 /// A notification is kept for so long after its end: `KEPT_MS` of `lua/notifications.lua`.
@@ -486,7 +486,7 @@ fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Res
     let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
     let why =
         ["what is due is put there", "what is due would not be sent, which \"notify\" alone does"];
-    if !reserved((name, p, prefix), (PipelineName::NOTIFICATIONS, NOTIFY), why)? {
+    if !reserved((name, p, prefix), (crate::notifications::PIPELINE, NOTIFY), why)? {
         return Ok(());
     }
     if !p.events.is_empty() {

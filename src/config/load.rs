@@ -27,7 +27,7 @@ use jiff::tz::TimeZone;
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Mode, Settings};
 use crate::id::{Prefix, ShardCount};
-use crate::notification::{Cap, CapError};
+use crate::notifications::record::{Cap, CapError};
 use crate::outbound::sign::Secret;
 use crate::outbound::{CheckedUrl, Policy};
 

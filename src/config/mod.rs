@@ -35,7 +35,7 @@ use jiff::tz::TimeZone;
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Settings};
 use crate::id::{PipelineName, Prefix, ShardCount};
-use crate::notification::Cap;
+use crate::notifications::record::Cap;
 use crate::outbound::CheckedUrl;
 use crate::outbound::sign::Secret;
 

@@ -5,11 +5,11 @@
 //! and the queue are never of different times. An import waits where it would take room from others:
 //! while many records of its bot wait to be written, and while Redis is nearly full.
 
+use crate::counters::scripts::Taken;
+use crate::counters::view::Line;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
-use crate::keyspace::scripts::Taken;
 use crate::queue::Queue;
-use crate::view::Line;
 
 /// Lines of one write.
 const LINES: usize = 250;

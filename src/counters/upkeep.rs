@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use crate::handler::MinAge;
+use crate::counters::handler::MinAge;
+use crate::counters::store::CounterStore;
 use crate::keyspace::{Link, StoreError};
 use crate::lifecycle::Shutdown;
-use crate::store::counters::CounterStore;
 
 /// Between two tries to create the indexes.
 const PREPARE_AGAIN: Duration = Duration::from_secs(5);

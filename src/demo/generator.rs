@@ -127,7 +127,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::automation::profile::{self, Profile};
+    use crate::automations::profile::{self, Profile};
 
     #[test]
     fn the_generator_prefers_few_bots_but_reaches_many() {

@@ -1,11 +1,8 @@
 //! What is done with a slice. A handler decides *whether* an event is done; the retry policy
 //! (`pool::retry`) decides *when* it is tried again, and the worker commits the outcomes.
 
-mod automation;
-mod counter;
 mod log;
-mod notify;
-mod portion;
+pub(crate) mod portion;
 mod push;
 
 use std::future::Future;
@@ -16,14 +13,12 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-pub(crate) use self::automation::AutomationHandler;
-pub(crate) use self::counter::{CounterHandler, MinAge};
 pub use self::log::LogHandler;
-pub(crate) use self::notify::NotifyHandler;
 pub(crate) use self::push::{PushHandler, acknowledgement};
 use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::id::{BotId, Fence, PipelineName, Sequence};
+use crate::ledger::LedgerEntry;
 
 /// What a handler may use. Each instance of the service has its own.
 #[derive(Clone)]
@@ -73,6 +68,8 @@ pub struct Outcomes {
     pub(crate) exceptions: Vec<(usize, Outcome)>,
     /// The rest is not handed out before this long.
     pub(crate) rest: Option<Duration>,
+    /// What the ledger has of the settled events, in order; `None`: the handler does not say.
+    pub(crate) ledger: Option<Vec<LedgerEntry>>,
 }
 
 /// What becomes of one settled event that is not done.
@@ -88,14 +85,14 @@ impl Outcomes {
     /// Every event is done.
     #[must_use]
     pub fn done() -> Self {
-        Self { settled: None, exceptions: Vec::new(), rest: None }
+        Self { settled: None, exceptions: Vec::new(), rest: None, ledger: None }
     }
 
     /// The first `count` events are settled, the rest is to be handed out again, in order. More
     /// than the slice has means all.
     #[must_use]
     pub fn first(count: usize) -> Self {
-        Self { settled: Some(count), exceptions: Vec::new(), rest: None }
+        Self { settled: Some(count), exceptions: Vec::new(), rest: None, ledger: None }
     }
 
     /// The events that are not settled are handed out again after `delay` only. Nothing is counted
@@ -103,6 +100,14 @@ impl Outcomes {
     #[must_use]
     pub fn rest_after(mut self, delay: Duration) -> Self {
         self.rest = Some(delay);
+        self
+    }
+
+    /// What the ledger of the queue has of the settled events, in the order of the slice: all of it,
+    /// events that post nothing aside. Without it, each event that leaves is asked for its entry.
+    #[must_use]
+    pub fn noting(mut self, entries: Vec<LedgerEntry>) -> Self {
+        self.ledger = Some(entries);
         self
     }
 
@@ -248,12 +253,6 @@ pub(crate) trait AnyHandler: Send + Sync + 'static {
         false
     }
 
-    /// Whether what leaves the queue is noted in its book: then the handler gets as many events at
-    /// once as a slice may have, and none is ever given up for having failed.
-    fn keeps_books(&self) -> bool {
-        false
-    }
-
     fn committed(&self, slice: &Slice, settled: usize);
 }
 
@@ -273,7 +272,7 @@ impl<H: Handler> AnyHandler for H {
 }
 
 /// Makes a panic a failure.
-async fn caught(
+pub(crate) async fn caught(
     handling: impl Future<Output = Result<Outcomes, Failure>>,
 ) -> Result<Outcomes, Failure> {
     // Handlers are shared and behind `&self`: what a panic leaves behind is the handler's own

@@ -11,27 +11,27 @@ use std::time::Duration;
 
 /// How much is written at a time. In what it is counted is the handler's own affair.
 #[derive(Debug)]
-pub(super) struct Portion(AtomicUsize);
+pub(crate) struct Portion(AtomicUsize);
 
 impl Portion {
     /// Everything, until the store is slow.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicUsize::new(usize::MAX))
     }
 
     /// At least 1.
-    pub(super) fn now(&self) -> usize {
+    pub(crate) fn now(&self) -> usize {
         // Relaxed here and below: a number that is a little old is as good.
         self.0.load(Ordering::Relaxed)
     }
 
     /// So much was not taken in time. Those that failed together do not halve it together.
-    pub(super) fn too_much(&self, size: usize) {
+    pub(crate) fn too_much(&self, size: usize) {
         self.0.fetch_min((size / 2).max(1), Ordering::Relaxed);
     }
 
     /// So much was taken, and this long it took of the time that there is.
-    pub(super) fn taken(&self, size: usize, took: Duration, within: Duration) {
+    pub(crate) fn taken(&self, size: usize, took: Duration, within: Duration) {
         if took > within / 2 {
             self.0.fetch_min((size - size / 4).max(1), Ordering::Relaxed);
         } else if took <= within / 4 && size >= self.now() / 2 {

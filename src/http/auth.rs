@@ -38,9 +38,9 @@ use super::problem::{Kind, Problem};
 use crate::admission::Class;
 use crate::admission::quota::{Quota, Taken};
 use crate::config::{Config, Scope, TokenConfig};
+use crate::counters::view::AdId;
 use crate::filter::Glob;
 use crate::id::{BotId, PipelineName, RuleId};
-use crate::view::AdId;
 
 /// Shortest token, in bytes.
 const TOKEN_MIN_BYTES: usize = 16;
@@ -469,14 +469,14 @@ impl Caller {
     /// Writes down what an operator did to a rule.
     pub(crate) fn did_to_rule(&self, action: &'static str, bot: &BotId, rule: &RuleId) {
         let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), PipelineName::AUTOMATIONS);
+        let (address, pipeline) = (self.address(), crate::automations::PIPELINE);
         info!(token, address, action, pipeline, bot, %rule, "an operator acted");
     }
 
     /// Writes down that lines of an import were taken.
     pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
         let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), PipelineName::COUNTERS);
+        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
         info!(
             token,
             address,
@@ -491,7 +491,7 @@ impl Caller {
     /// Writes down what an operator did to the counter of an ad.
     pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
         let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), PipelineName::COUNTERS);
+        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
         info!(token, address, action, pipeline, bot, %ad, "an operator acted");
     }
 }

@@ -20,12 +20,12 @@ use super::auth::Caller;
 use super::docs::{Bodiless, Body, OfAutomations, OfVersion};
 use super::extract::{self, NoBody, Path};
 use super::problem::{Kind, Problem};
-use crate::automation::rule::{Action, Rule, Unusable};
-use crate::automation::{EditError, Editor};
+use crate::automations::queue::RuleStats;
+use crate::automations::rule::{Action, Rule, Unusable};
+use crate::automations::store::{Expected, Stored, WriteError};
+use crate::automations::{EditError, Editor};
 use crate::clock::rfc3339;
 use crate::id::{BotId, RuleId};
-use crate::queue::RuleStats;
-use crate::store::automations::{Expected, Stored, WriteError};
 
 /// What asks for the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {

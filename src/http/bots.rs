@@ -18,9 +18,7 @@ use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
-use crate::queue::{
-    BotCursor, BotOrder, BotView, DeadOfBot, KeptFromPurge, LastFailure, Queue, QueuedEvent,
-};
+use crate::queue::{BotCursor, BotOrder, BotView, DeadOfBot, LastFailure, Queue, QueuedEvent};
 
 /// Bots of a page, and events of a bot, at most.
 const LIMIT_MAX: u32 = 1_000;
@@ -78,11 +76,10 @@ impl BotPath {
     /// Answers how many events were deleted.
     pub(super) async fn purge(&self, api: &Api, caller: &Caller) -> Result<u64, Problem> {
         let queue = self.queue(api, caller).await?;
-        if let Some(kept) = queue.kept_from_purge() {
-            let kind = match kept {
-                KeptFromPurge::Views => Kind::KeepsViews,
-                KeptFromPurge::Notifications => Kind::KeepsNotifications,
-            };
+        if let Some(kept) = queue.protected() {
+            let kinds = [Kind::KeepsViews, Kind::KeepsNotifications];
+            let kind = kinds.into_iter().find(|kind| kind.code() == kept.code);
+            let kind = kind.unwrap_or(Kind::InvalidRequest);
             return Err(Problem::new(kind, kept.to_string()));
         }
         let purged = queue.purge(&self.bot).await?;

@@ -27,8 +27,8 @@ use super::docs::{Body, OfCounters};
 use super::extract::{JsonOrNothing, Path};
 use super::problem::{Kind, Problem};
 use crate::counters::Counters;
+use crate::counters::view::{self, AdId, VIEWS_MAX};
 use crate::id::BotId;
-use crate::view::{self, AdId, VIEWS_MAX};
 
 /// Longest `Idempotency-Key`, in bytes.
 const KEY_MAX_BYTES: usize = 255;

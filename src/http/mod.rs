@@ -73,7 +73,7 @@ pub(crate) use self::proxy_protocol::Unusable as UnusableProxyHeader;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::routes::{ROUTES, Row};
 use self::stopwatch::{Meters, Stopwatch};
-use crate::automation::Editor;
+use crate::automations::Editor;
 use crate::clock::SharedClock;
 use crate::config::Scope;
 use crate::counters::Counters;

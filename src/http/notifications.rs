@@ -22,8 +22,8 @@ use super::parameters;
 use super::problem::{Kind, Problem};
 use crate::clock::rfc3339;
 use crate::id::BotId;
-use crate::keyspace::scripts::{Amended, Amendment};
-use crate::notification::{Kept, NotificationId, State as Stage, When};
+use crate::notifications::record::{Kept, NotificationId, State as Stage, When};
+use crate::notifications::scripts::{Amended, Amendment};
 use crate::notifications::{AcceptError, Notifications};
 
 /// What asks for the scope `publish`.

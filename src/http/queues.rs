@@ -11,13 +11,14 @@ use crate::config::{PipelineConfig, is_built_in};
 use crate::id::{PipelineName, ShardCount};
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::{Link, Reply, StoreError};
-use crate::queue::{self, FAIR_SLICE_US, Queue, ViewSettings};
+use crate::product::Kinds;
+use crate::queue::{self, FAIR_SLICE_US, Queue};
 
 /// The pipelines of the configuration, enabled or not, and those that ever ran.
 pub(crate) struct Queues {
     configured: BTreeMap<PipelineName, PipelineConfig>,
     shards: ShardCount,
-    views: ViewSettings,
+    kinds: Kinds,
     /// Serves the shards of the enabled pipelines.
     link: Arc<Link>,
     /// How long an answer may take.
@@ -32,11 +33,11 @@ impl Queues {
     pub(crate) fn new(
         configured: BTreeMap<PipelineName, PipelineConfig>,
         shards: ShardCount,
-        views: ViewSettings,
+        kinds: Kinds,
         link: Arc<Link>,
         timeout: Duration,
     ) -> Self {
-        Self { configured, shards, views, link, timeout, others: Mutex::default() }
+        Self { configured, shards, kinds, link, timeout, others: Mutex::default() }
     }
 
     /// Whether this process would run the pipeline.
@@ -120,7 +121,6 @@ impl Queues {
         let defaults = || PipelineConfig::new("", [""; 0]);
         let config = self.configured.get(name).cloned().unwrap_or_else(defaults);
         let limits = queue::limits(&config, self.shards);
-        Queue::new(name.clone(), self.shards, limits, Arc::clone(link))
-            .with_views(self.views.clone())
+        Queue::new(name.clone(), self.shards, limits, Arc::clone(link)).of_kind(self.kinds.of(name))
     }
 }

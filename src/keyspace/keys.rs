@@ -1,4 +1,5 @@
-//! THE key table: every Redis key Fairlane uses, and nothing else builds one.
+//! THE key table: every Redis key of the core, and nothing else builds one. A product that keeps more
+//! beside its queues has a table of its own, in its `keys.rs`.
 //!
 //! What stands as `fl` here is `redis.prefix`, see [`Prefix`]: environments with different ones share
 //! a Redis and nothing in it. The bus streams have names of their own (`bus.streams`); where those are
@@ -27,22 +28,14 @@
 //! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for people |
 //! | `fl:{p:s}:failing:<bot>` | string, TTL | since when its handler fails, and the sequence of the event that is tried next, for people |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
-//! | `fl:{p:s}:unflushed:<bot>` | hash | counters: `v<ad>` views queued, `r<ad>` replacements queued |
-//! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | counters: ad → `run\|total` cached; two generations of a day |
-//! | `fl:{p:s}:acked:<bot>` | string, TTL | counters: highest sequence completed |
-//! | `fl:{p:s}:rules:<bot>` | hash | automations: `m<rule>` how often it matched, `a<rule>` its actions, `e<rule>` its errors, `l<rule>` the last one |
-//! | `fl:{p:s}:n:<id>` | hash | notifications: the record, kept a week after its end |
-//! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | notifications: when the user got the last one and was online last, which one is being sent |
-//! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
-//! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | notifications: which one has the caller's key |
-//! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | notifications: `type\|outcome` → how many |
+//! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued |
+//! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | ledger: account → `run\|total` cached; two generations of a day |
+//! | `fl:{p:s}:acked:<bot>` | string, TTL | ledger: highest sequence completed |
 //! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
 //! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
-//! | `fl:notification-types` | set | the types with a place of their own in the statistics, at most about 50 |
 //! | `fl:lease-key` | string | 32 random bytes that sign what names a lease, and cursors |
 //! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
-//! | `fl:auditor` | string, TTL | who looks for notifications that are in no structure |
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:trend` | list, TTL | depth, age and rates of the pipelines in the last 15 minutes, for charts |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
@@ -52,11 +45,8 @@
 //! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
-use std::time::Duration;
-
 use super::topology::slot_of;
 use crate::id::{BotId, PipelineName, Prefix, Shard};
-use crate::notification::NotificationId;
 
 macro_rules! global {
     ($($(#[$doc:meta])* $name:ident $key:literal),+ $(,)?) => {
@@ -74,12 +64,8 @@ global! {
     shards "shards",
     /// The key that signs what names a lease, and cursors.
     signing_key "lease-key",
-    /// The types of notifications with a place of their own in the statistics.
-    kinds "notification-types",
     /// What the running processes say of themselves.
     processes "processes",
-    /// The lock of the process that looks for lost notifications.
-    auditor "auditor",
     /// The lock of the process that samples shared values.
     sampler "sampler",
     /// How the pipelines did lately.
@@ -157,19 +143,6 @@ pub fn pattern(prefix: &Prefix, pipeline: &PipelineName) -> String {
     format!("{prefix}:{{{pipeline}:*}}:*")
 }
 
-/// The pattern of the records of notifications of `pipeline`.
-#[must_use]
-pub fn records(prefix: &Prefix, pipeline: &PipelineName) -> String {
-    format!("{prefix}:{{{pipeline}:*}}:n:*")
-}
-
-/// The notification whose record `key` is.
-#[must_use]
-pub fn notification_of(key: &[u8]) -> Option<NotificationId> {
-    let (_, rest) = std::str::from_utf8(key).ok()?.split_once('}')?;
-    rest.strip_prefix(":n:")?.parse().ok()
-}
-
 /// Whether `key` is one of the keys of `pipeline`.
 ///
 /// The keys of a bus stream named like the pipeline (`fl:{log:events}:read`) are not.
@@ -193,8 +166,6 @@ fn within<'a>(prefix: &Prefix, key: &'a [u8]) -> Option<&'a [u8]> {
 pub struct ShardKeys {
     prefix: String,
     slot: u16,
-    books: bool,
-    renews: bool,
     /// The eight keys that every queue script declares first, in the order of `lua/shared.lua`.
     pub base: [String; 8],
     /// Weights.
@@ -223,8 +194,6 @@ impl ShardKeys {
             due: key("due"),
             later: key("later"),
             slot: slot_of(prefix.as_bytes()),
-            books: pipeline.counts_views(),
-            renews: pipeline.automates(),
             prefix,
         }
     }
@@ -307,75 +276,14 @@ impl ShardKeys {
         self.of_bot("failing:", bot)
     }
 
-    /// Whether queues are kept with books.
+    /// The ledger of one bot's queue, in the order of `lua/ledger.lua`.
     #[must_use]
-    pub fn has_books(&self) -> bool {
-        self.books
-    }
-
-    /// What is kept with the queue of one bot where views are counted, in the order of
-    /// `lua/views.lua`.
-    #[must_use]
-    pub fn book(&self, bot: &BotId) -> [String; 4] {
+    pub fn ledger(&self, bot: &BotId) -> [String; 4] {
         ["unflushed:", "total:0:", "total:1:", "acked:"].map(|name| self.of_bot(name, bot))
     }
 
-    /// Whether what comes back gets a new sequence: what is not above the last is passed over.
-    #[must_use]
-    pub fn renews(&self) -> bool {
-        self.renews
-    }
-
-    /// What happened to the rules of one bot.
-    #[must_use]
-    pub fn rules(&self, bot: &BotId) -> String {
-        self.of_bot("rules:", bot)
-    }
-
-    /// The record of a notification.
-    #[must_use]
-    pub fn notification(&self, id: NotificationId) -> String {
-        format!("{}n:{id}", self.prefix)
-    }
-
-    /// What is known of the user of a bot that notifications go to.
-    #[must_use]
-    pub fn user(&self, bot: &BotId, uid: &str) -> String {
-        self.of_bot("user:", bot) + "\n" + uid
-    }
-
-    /// The notifications that wait for a user.
-    #[must_use]
-    pub fn online(&self, bot: &BotId, uid: &str) -> String {
-        self.of_bot("online:", bot) + "\n" + uid
-    }
-
-    /// The notification that has a caller's key.
-    #[must_use]
-    pub fn notification_key(&self, bot: &BotId, key: &str) -> String {
-        self.of_bot("key:", bot) + "\n" + key
-    }
-
-    /// The statistics of the day and of the hour of a time since 1970.
-    #[must_use]
-    pub fn stats(&self, now: Duration) -> [String; 2] {
-        let hours = now.as_secs() / 3_600;
-        [self.stats_of_day(hours / 24), self.stats_of_hour(hours)]
-    }
-
-    /// The statistics of a day, by its number since 1970.
-    #[must_use]
-    pub fn stats_of_day(&self, day: u64) -> String {
-        format!("{}stats:day:{day}", self.prefix)
-    }
-
-    /// The statistics of an hour, by its number since 1970.
-    #[must_use]
-    pub fn stats_of_hour(&self, hour: u64) -> String {
-        format!("{}stats:hour:{hour}", self.prefix)
-    }
-
-    fn of_bot(&self, name: &str, bot: &BotId) -> String {
+    /// A key of one bot that begins with `name`.
+    pub(crate) fn of_bot(&self, name: &str, bot: &BotId) -> String {
         let mut key = String::with_capacity(self.prefix.len() + name.len() + bot.as_str().len());
         key.push_str(&self.prefix);
         key.push_str(name);
@@ -428,7 +336,7 @@ mod tests {
         );
         let bot = BotId::parse("}:starts").unwrap();
         for key in
-            [keys.queue(&bot), keys.rules(&bot), read(&prefix, "log:3"), "fl:shards".to_owned()]
+            [keys.queue(&bot), keys.failure(&bot), read(&prefix, "log:3"), "fl:shards".to_owned()]
         {
             assert!(!is_starts(&prefix, key.as_bytes()), "{key}");
         }

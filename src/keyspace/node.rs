@@ -16,7 +16,7 @@ use tracing::info;
 use super::error::StoreError;
 use super::keys::ShardKeys;
 use super::reply::{Reply, ReplyError};
-use super::scripts::{Call, Recover, SCRIPTS};
+use super::scripts::{self, Call, Recover};
 use super::target::{Target, address, connect_error};
 
 /// Oldest server that has every command the scripts use.
@@ -204,7 +204,7 @@ impl Node {
     ) -> Result<String, StoreError> {
         let mut pipe = Pipeline::new();
         pipe.cmd("INFO").arg("server");
-        for script in SCRIPTS.iter() {
+        for script in scripts::all() {
             pipe.cmd("SCRIPT").arg("LOAD").arg(&script.code);
         }
         let values = self.handshake(connection, &pipe).await?;

@@ -6,8 +6,6 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 use serde::Serialize;
 
-use crate::id::PipelineName;
-
 use super::error::StoreError;
 use super::keys;
 use super::link::Link;
@@ -18,8 +16,6 @@ use super::topology::slot_of;
 const CHECK_SCRIPT: &str = include_str!("../../lua/check.lua");
 /// How long a key that rights are tried on may stay, should its deletion fail.
 const CHECK_TTL_SECONDS: u32 = 10;
-/// Records that one step of a walk looks for.
-const RECORDS: usize = 500;
 
 /// What a server says of itself.
 #[derive(Debug, Clone, Serialize, Default)]
@@ -183,7 +179,7 @@ impl Primary {
     }
 
     /// One step of a walk over its keys: where to go on (0: at the end), and some that fit.
-    pub(super) async fn scan(
+    pub(crate) async fn scan(
         &self,
         cursor: u64,
         pattern: &str,
@@ -192,15 +188,6 @@ impl Primary {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(count);
         self.ask("SCAN", scan).await
-    }
-
-    /// One step of a walk over the records of notifications.
-    pub(crate) async fn scan_records(
-        &self,
-        cursor: u64,
-        pipeline: &PipelineName,
-    ) -> Result<(u64, Vec<Vec<u8>>), StoreError> {
-        self.scan(cursor, &keys::records(self.link.prefix(), pipeline), RECORDS).await
     }
 
     fn key(&self) -> String {

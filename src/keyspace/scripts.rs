@@ -5,11 +5,10 @@
 
 mod copy;
 mod lease;
-mod notify;
+mod ledger;
 mod operate;
-mod views;
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Once, PoisonError, RwLock};
 
 use redis::{Cmd, Value};
 
@@ -18,67 +17,107 @@ pub use self::lease::{
     Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
     Verdict,
 };
-pub use self::notify::{
-    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
-    Scheduled, SendHold, Throttle,
-};
+pub use self::ledger::{Postings, Recount};
 pub use self::operate::{
     Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
     Revoke, Trim,
 };
-pub use self::views::{
-    Counted, Counting, Import, IncrementIfExists, Recount, Replace, Taken, Upsert, Viewed, Views,
-};
 use super::reply::{Reply, ReplyError};
 
-/// A script as it is loaded: its first line, of `lua/shared.lua`, `lua/views.lua`,
-/// `lua/notifications.lua` and `lua/offsets.lua` those that it needs, its body.
-pub(super) struct Script {
+/// A script as it is loaded: its first line, what it shares with others, its body.
+pub(crate) struct Script {
     pub(super) code: String,
     sha: String,
 }
 
-macro_rules! scripts {
-    ($($const:ident $name:literal $shared:expr),+ $(,)?) => {
-        #[derive(Debug, Clone, Copy)]
-        #[expect(non_camel_case_types, reason = "named as the files are")]
-        enum Index { $($const),+ }
-
-        /// Every script, in one table.
-        pub(super) static SCRIPTS: LazyLock<Vec<Script>> = LazyLock::new(|| {
-            vec![$(Script::new(include_str!(concat!("../../lua/", $name, ".lua")), $shared)),+]
-        });
-    };
-}
-scripts! {
-    enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" VIEWS,
-    promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
-    redrive "redrive" QUEUES, revoke "revoke" QUEUES, recover "recover" QUEUES, reconcile "reconcile" QUEUES,
-    increment_if_exists "increment_if_exists" VIEWS, upsert "upsert" VIEWS,
-    replace "replace" VIEWS, import "import" VIEWS, recount "recount" VIEWS,
-    schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
-    release "release" NOTES, restore "restore" NOTES,
-    advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
-    emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
-}
-
-/// What is placed before the body of a script.
-const ALONE: &[&str] = &[];
-const QUEUES: &[&str] = &[include_str!("../../lua/shared.lua")];
-const VIEWS: &[&str] = &[QUEUES[0], include_str!("../../lua/views.lua")];
-const OFFSETS: &[&str] = &[include_str!("../../lua/offsets.lua")];
-const COPIES: &[&str] = &[VIEWS[0], VIEWS[1], OFFSETS[0]];
-const NOTES: &[&str] = &[QUEUES[0], include_str!("../../lua/notifications.lua")];
-
 impl Script {
     #[expect(clippy::disallowed_methods, reason = "the one place that knows scripts")]
-    fn new(file: &str, before: &[&str]) -> Self {
+    pub(crate) fn new(file: &str, before: &[&str]) -> Self {
         let (first, body) = file.split_once('\n').unwrap_or((file, ""));
         let code = format!("{first}\n{}\n{body}", before.join("\n"));
         let sha = redis::Script::new(&code).get_hash().to_owned();
         Self { code, sha }
     }
 }
+
+/// The scripts of the core, or those of a product. See [`scripts!`].
+pub(crate) struct Table {
+    scripts: LazyLock<Vec<Script>>,
+    registered: Once,
+}
+
+/// Every table that is in use.
+static TABLES: RwLock<Vec<&'static Table>> = RwLock::new(Vec::new());
+
+impl Table {
+    pub(crate) const fn new(scripts: fn() -> Vec<Script>) -> Self {
+        Self { scripts: LazyLock::new(scripts), registered: Once::new() }
+    }
+
+    /// Has every connection that is made from now on load these scripts. One that was made before
+    /// is made again when it is first asked for one of them, as after `SCRIPT FLUSH`.
+    pub(crate) fn register(&'static self) {
+        self.registered.call_once(|| {
+            TABLES.write().unwrap_or_else(PoisonError::into_inner).push(self);
+        });
+    }
+
+    pub(crate) fn evalsha(&'static self, script: usize, keys: usize) -> Cmd {
+        self.register();
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.scripts[script].sha).arg(keys);
+        cmd
+    }
+}
+
+/// Every script that is to be loaded.
+pub(super) fn all() -> impl Iterator<Item = &'static Script> {
+    SCRIPTS.register();
+    let tables = TABLES.read().unwrap_or_else(PoisonError::into_inner).clone();
+    tables.into_iter().flat_map(|table| table.scripts.iter())
+}
+
+/// A table of scripts by the names of their files in `lua/`, each with what is placed before its
+/// body; and `evalsha`, the command that calls one.
+macro_rules! scripts {
+    ($table:ident: $($const:ident $name:literal $before:expr),+ $(,)?) => {
+        #[derive(Debug, Clone, Copy)]
+        #[expect(non_camel_case_types, reason = "named as the files are")]
+        enum Index { $($const),+ }
+
+        pub(crate) static $table: $crate::keyspace::scripts::Table =
+            $crate::keyspace::scripts::Table::new(|| vec![$(
+                $crate::keyspace::scripts::Script::new(
+                    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $name, ".lua")),
+                    $before,
+                )
+            ),+]);
+
+        fn evalsha(script: Index, keys: usize) -> redis::Cmd {
+            $table.evalsha(script as usize, keys)
+        }
+    };
+}
+pub(crate) use scripts;
+
+scripts! {
+    SCRIPTS:
+    enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" LEDGERS,
+    promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
+    redrive "redrive" QUEUES, recount "recount" LEDGERS, revoke "revoke" QUEUES,
+    recover "recover" QUEUES, reconcile "reconcile" QUEUES,
+    advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
+    emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
+}
+
+/// What is placed before the body of a script.
+const ALONE: &[&str] = &[];
+const OFFSETS: &[&str] = &[include_str!("../../lua/offsets.lua")];
+const COPIES: &[&str] = &[LEDGERS[0], LEDGERS[1], OFFSETS[0]];
+/// What is placed before a script that works on queues.
+pub(crate) const QUEUES: &[&str] = &[include_str!("../../lua/shared.lua")];
+/// What is placed before a script that works on queues with a ledger.
+pub(crate) const LEDGERS: &[&str] = &[QUEUES[0], include_str!("../../lua/ledger.lua")];
 
 /// A call of one script.
 pub trait Call {
@@ -93,12 +132,6 @@ pub trait Call {
     /// # Errors
     /// When the reply has another shape than the script's contract says.
     fn reply(value: Value) -> Result<Self::Reply, ReplyError>;
-}
-
-fn evalsha(script: Index, keys: usize) -> Cmd {
-    let mut cmd = redis::cmd("EVALSHA");
-    cmd.arg(&SCRIPTS[script as usize].sha).arg(keys);
-    cmd
 }
 
 /// What bounds a queue and its dead letters.

@@ -9,17 +9,21 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use super::keys;
+use super::queue::Suspect;
+use super::record::NotificationId;
 use crate::clock::{SharedClock, millis};
 use crate::id::BotId;
 use crate::keyspace::scripts::Hold;
-use crate::keyspace::{Link, Primary, Server, StoreError, keys};
+use crate::keyspace::{Link, Primary, Server, StoreError};
 use crate::lifecycle::Shutdown;
-use crate::notification::NotificationId;
-use crate::queue::{Queue, Suspect};
+use crate::queue::Queue;
 
 /// Between two steps of the one that runs beside the work of a process: a million takes minutes,
 /// and nobody notices.
 const PACE: Duration = Duration::from_millis(50);
+/// Records that one step of a walk looks at, about.
+const RECORDS: usize = 500;
 /// Notifications that are looked for in the queues together: a queue that is long is read seldom.
 const SUSPECTS_MAX: usize = 50_000;
 /// Who audits says so this often at least.
@@ -61,7 +65,8 @@ impl<'a> Walk<'a> {
     /// Looks at some hundred; answers whether there are more.
     async fn step(&mut self) -> Result<bool, StoreError> {
         let Some(primary) = self.primaries.last() else { return Ok(false) };
-        let (next, names) = primary.scan_records(self.cursor, self.queue.name()).await?;
+        let pattern = keys::records(self.queue.link().prefix(), self.queue.name());
+        let (next, names) = primary.scan(self.cursor, &pattern, RECORDS).await?;
         let ids: Vec<NotificationId> =
             names.iter().filter_map(|name| keys::notification_of(name)).collect();
         self.found.records += ids.len() as u64;

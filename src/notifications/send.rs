@@ -7,7 +7,7 @@ use rand::Rng as _;
 use tokio::time::Instant;
 
 use super::gate::{Gates, Told};
-use crate::notification::{Begun, Ending};
+use crate::notifications::record::{Begun, Ending};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::{self, Secret};
 use crate::outbound::{

@@ -22,8 +22,8 @@ use crate::telemetry::{Outage, Recovered};
 
 /// Most completions of one script call.
 const CALL_MAX: usize = 64;
-/// Most ads whose numbers one script call lowers, so that it stays short.
-const CALL_ADS: usize = 500;
+/// Maximum number of accounts that one script call changes, so that it stays short.
+const CALL_ACCOUNTS: usize = 500;
 /// Most completions taken into one write.
 const GROUP_MAX: usize = 2_048;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -205,10 +205,12 @@ async fn commit_group(
     for item in waiting.drain(..) {
         let groups = shards.entry(item.shard).or_default();
         // The script takes each bot once: a renewal and its slice's end go in separate calls.
-        let ads = |item: &Item| item.completion.left.as_ref().map_or(0, |left| left.ads.len());
+        let accounts = |item: &Item| {
+            item.completion.leaving.as_ref().map_or(0, |leaving| leaving.accounts.len())
+        };
         let fits = |group: &Vec<Item>| {
             group.len() < CALL_MAX
-                && group.iter().map(ads).sum::<usize>() + ads(&item) <= CALL_ADS
+                && group.iter().map(accounts).sum::<usize>() + accounts(&item) <= CALL_ACCOUNTS
                 && !group.iter().any(|other| other.completion.bot == item.completion.bot)
         };
         match groups.last_mut() {
@@ -227,10 +229,11 @@ async fn commit_group(
         .iter()
         .map(|(_, group)| group.iter().map(|item| item.completion.clone()).collect())
         .collect();
+    let ledger = queue.ledger().is_some();
     let calls: Vec<Complete<'_>> = groups
         .iter()
         .zip(&completions)
-        .map(|((shard, _), items)| Complete { keys: queue.keys(*shard), dead_max, items })
+        .map(|((shard, _), items)| Complete { keys: queue.keys(*shard), dead_max, ledger, items })
         .collect();
     let replies = match queue.link().call_all(&calls).await {
         Ok(replies) => replies,

@@ -346,7 +346,7 @@ impl Listener for Ear {
         match *wake {
             Wake::Ready(score) => self.0.heard(shard, score),
             Wake::Deadline(deadline_ms) => self.0.heard_deadline(shard, deadline_ms),
-            Wake::Due(_) | Wake::Rules(_) => {}
+            Wake::Due(_) | Wake::Told(..) => {}
         }
     }
 
@@ -418,7 +418,7 @@ async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
             seen: ask.seen,
             slice_us: FAIR_SLICE_US,
             alone: ask.alone,
-            isolate: if shared.handler.keeps_books() { 0 } else { shared.settings.batch },
+            isolate: if shared.queue.ledger().is_some() { 0 } else { shared.settings.batch },
         })
         .collect();
     let sent: Vec<Sent> = asks.iter().map(|ask| shared.sending(ask.shard)).collect();
@@ -473,8 +473,9 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
         > settings.workers.max as u64;
     let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
-    let books = shared.handler.keeps_books();
-    let usual = if books {
+    // The store takes what is merged of as many events as a slice may have, and none is given up.
+    let ledger = shared.queue.ledger().is_some();
+    let usual = if ledger {
         settings.batch
     } else if shared.handler.is_remote() {
         shared.estimate.pushed()
@@ -484,7 +485,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let usual = usual.clamp(1, settings.batch);
     let mut pipe = Pipeline::with_capacity(leases.len());
     for lease in &leases {
-        let n = if lease.attempts.isolated() && !books { 1 } else { usual };
+        let n = if lease.attempts.isolated() && !ledger { 1 } else { usual };
         pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
     }
     let values = match shared.queue.link().run_each(&pipe).await {

@@ -323,10 +323,11 @@ impl Open<'_> {
             mode: settlement.mode,
             cost: settlement.n as u64,
             exceptions: settlement.exceptions.clone(),
-            left: None,
+            leaving: None,
         };
         let (keys, dead_max) = (queue.keys(queue.shard_of(bot)), queue.limits().dead_max);
-        let complete = Complete { keys, dead_max, items: std::slice::from_ref(&item) };
+        let (ledger, items) = (queue.ledger().is_some(), std::slice::from_ref(&item));
+        let complete = Complete { keys, dead_max, ledger, items };
         let completed = queue.link().call(&complete).await?;
         self.pipeline.metrics.letters_removed.increment(completed.letters_removed);
         match completed.verdicts.first() {

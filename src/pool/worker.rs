@@ -24,9 +24,9 @@ use super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::keyspace::scripts::{Completion, Exception, Mode};
+use crate::ledger::{Leaving, LedgerEntry};
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
-use crate::view::{self, Left};
 
 /// One slice costs at most this in virtual time: a single one charged without bound would starve
 /// its bot.
@@ -38,8 +38,8 @@ const LAST_COMMIT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two tries to hand a lease over.
 const HAND_AGAIN: Duration = Duration::from_millis(250);
-/// Most events removed by one completion that notes them in a book.
-const BOOKED: usize = 250;
+/// Maximum number of events that one completion removes from a queue with a ledger.
+const NOTED: usize = 250;
 /// Between two tries to renew.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
@@ -103,8 +103,10 @@ impl Worker {
         if !self.lease.is_held() {
             return self.lost();
         }
+        let mut answer = answer;
+        let entries = answer.as_mut().ok().and_then(|outcomes| outcomes.ledger.take());
         let settlement = self.settle(&slice, answer);
-        self.finish(&slice, &slice_events, settlement, took).await;
+        self.finish(&slice, &slice_events, settlement, entries, took).await;
     }
 
     /// Decodes the records and decides which of them the handler gets.
@@ -354,6 +356,7 @@ impl Worker {
         fitness: &[Fitness],
         slice: &Slice,
         mut settlement: Settlement,
+        entries: Option<Vec<LedgerEntry>>,
         took: Duration,
     ) {
         let exceptions = std::mem::take(&mut settlement.exceptions);
@@ -374,8 +377,9 @@ impl Worker {
             self.observe(slice, took);
         }
         let cost = self.cost(n, took);
-        let committed = if self.shared.handler.keeps_books() {
-            self.commit_with_books(fitness, slice, n, mode, cost, exceptions).await
+        let committed = if self.shared.queue.ledger().is_some() {
+            let slice = (fitness, slice, entries);
+            self.commit_with_ledger(slice, n, mode, cost, exceptions).await
         } else {
             self.commit(self.lease.completion(n, mode, cost, exceptions)).await
         };
@@ -422,29 +426,36 @@ impl Worker {
         self.shared.commits.commit(self.lease.shard, completion, deadline).await
     }
 
-    /// Commits in parts, so that no script is long: each notes in the book what it removes.
-    async fn commit_with_books(
+    /// Commits in parts, so that no script is long: each takes out of the ledger what it removes.
+    async fn commit_with_ledger(
         &mut self,
-        fitness: &[Fitness],
-        slice: &Slice,
+        (fitness, slice, entries): (&[Fitness], &Slice, Option<Vec<LedgerEntry>>),
         n: usize,
         mode: Mode,
         cost: u64,
         exceptions: Vec<Exception>,
     ) -> Committed {
-        let ttl_ms = crate::clock::millis(self.shared.settings.lease_ttl);
-        let mut deliveries = slice.events.iter();
+        let shared = Arc::clone(&self.shared);
+        let ttl_ms = crate::clock::millis(shared.settings.lease_ttl);
+        let mut deliveries = slice.events.iter().enumerate();
+        let mut entries = entries.map(|entries| entries.into_iter().peekable());
         let mut exceptions = exceptions;
         exceptions.sort_by_key(|exception| exception.index);
         let mut exceptions = exceptions.into_iter().peekable();
         let mut from = 0;
         loop {
-            let to = n.min(from + BOOKED);
+            let to = n.min(from + NOTED);
             let fit = fitness[from..to].iter().filter(|fitness| **fitness == Fitness::Fit).count();
-            let mut left = Left::default();
-            for delivery in deliveries.by_ref().take(fit) {
-                if let Ok(record) = view::read(&delivery.event) {
-                    left.add(delivery.sequence, &record);
+            let mut leaving = Leaving::default();
+            for (at, delivery) in deliveries.by_ref().take(fit) {
+                if let Some(entries) = &mut entries {
+                    while let Some(entry) = entries.next_if(|entry| entry.index <= at) {
+                        leaving.add(delivery.sequence, entry.account, entry.change);
+                    }
+                } else if let Some((account, change)) =
+                    shared.queue.ledger().and_then(|ledger| ledger.entry(&delivery.event))
+                {
+                    leaving.add(delivery.sequence, account, change);
                 }
             }
             let mut here = Vec::new();
@@ -454,7 +465,7 @@ impl Worker {
             let last = to == n;
             let (mode, cost) = if last { (mode, cost) } else { (Mode::Keep { ttl_ms }, 0) };
             let mut completion = self.lease.completion(to - from, mode, cost, here);
-            completion.left = (!left.ads.is_empty()).then_some(left);
+            completion.leaving = (!leaving.accounts.is_empty()).then_some(leaving);
             let sent = self.shared.sending(self.lease.shard);
             let committed = self.commit(completion).await;
             if last || committed != Committed::Done {

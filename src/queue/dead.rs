@@ -10,8 +10,9 @@ use super::Queue;
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, LetterId, Offset, Shard};
-use crate::keyspace::scripts::Redrive;
+use crate::keyspace::scripts::{Recount, Redrive};
 use crate::keyspace::{Reply, ReplyError, StoreError};
+use crate::ledger::Ledger;
 
 /// Dead letters handled by one write.
 const PAGE: usize = 100;
@@ -198,7 +199,7 @@ impl Queue {
         Ok(self.dead_from(id.shard, &entry, &entry).await?.pop())
     }
 
-    /// Puts a dead letter of `bot` back, in order; where views are counted, at the tail. Answers whether there was one.
+    /// Puts a dead letter of `bot` back, in order; in a queue with a ledger, at the tail. Answers whether there was one.
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
@@ -206,11 +207,37 @@ impl Queue {
         if id.shard != self.shard_of(bot) {
             return Ok(false);
         }
-        if self.name().counts_views() {
-            return self.recount(bot, id).await;
+        if let Some(ledger) = self.ledger() {
+            return self.recount(ledger, bot, id).await;
         }
         let (keys, slice_us) = (self.keys(id.shard), self.limits().slice_us);
-        self.link().call(&Redrive { keys, id: id.entry, bot, slice_us }).await
+        let renews = self.kind.renews;
+        self.link().call(&Redrive { keys, id: id.entry, bot, slice_us, renews }).await
+    }
+
+    /// Puts a dead letter back at the tail, and posts what it can be. With its old sequence it would
+    /// be below what the durable store has of its account.
+    async fn recount(
+        &self,
+        ledger: &dyn Ledger,
+        bot: &BotId,
+        id: LetterId,
+    ) -> Result<bool, StoreError> {
+        let Some(letter) = self.dead_letter(id).await?.filter(|letter| letter.bot == *bot) else {
+            return Ok(false);
+        };
+        let Some(event) = letter.event else { return Ok(false) };
+        let (event, posting) = ledger.enter(&event);
+        let recount = Recount {
+            keys: self.keys_of(bot),
+            limits: self.limits(),
+            cached_accounts: ledger.cached_accounts(),
+            id: id.entry,
+            bot,
+            posting: posting.as_ref(),
+            event: &event.encode(),
+        };
+        self.link().call(&recount).await
     }
 
     /// Deletes a dead letter. Answers whether there was one.
@@ -237,21 +264,22 @@ impl Queue {
         bot: Option<&BotId>,
         until: Duration,
     ) -> Result<u64, StoreError> {
-        let slice_us = self.limits().slice_us;
+        let (slice_us, renews) = (self.limits().slice_us, self.kind.renews);
         let mut count = 0;
         for shard in self.dead_shards(bot) {
             let keys = self.keys(shard);
             let mut pages = Pages::until(until);
             while let Some(letters) = pages.next(self, shard, bot).await? {
-                if self.name().counts_views() {
+                if let Some(ledger) = self.ledger() {
                     for (bot, entry) in &letters {
-                        count += u64::from(self.recount(bot, LetterId::new(shard, *entry)).await?);
+                        let id = LetterId::new(shard, *entry);
+                        count += u64::from(self.recount(ledger, bot, id).await?);
                     }
                     continue;
                 }
                 let calls: Vec<_> = letters
                     .iter()
-                    .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us })
+                    .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us, renews })
                     .collect();
                 for reply in self.link().call_all(&calls).await? {
                     count += u64::from(reply?);

@@ -164,7 +164,7 @@ impl Lease {
             mode,
             cost,
             exceptions,
-            left: None,
+            leaving: None,
         }
     }
 }

@@ -14,7 +14,6 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
 //! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
 
-mod automations;
 pub(crate) mod capability;
 mod dead;
 mod depth;
@@ -22,16 +21,13 @@ mod failure;
 mod inspect;
 mod lease;
 mod list;
-mod notifications;
 pub(crate) mod sample;
 pub(crate) mod schedule;
-mod views;
 pub(crate) mod wake;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::automations::{LastError, RuleStats};
 pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
 pub use self::depth::Depth;
 pub(crate) use self::failure::Noted;
@@ -39,9 +35,6 @@ pub use self::failure::{Failing, LastFailure};
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::list::{BotCursor, BotOrder, BotPage};
-pub(crate) use self::notifications::Suspect;
-pub use self::notifications::{Accepted, KINDS_MAX, Span, Stats, Tally};
-pub use self::views::{Book, IDEMPOTENCY_WINDOW, IMPORT_WINDOW, Known, NewViews, ViewSettings};
 use crate::config::{OnOverflow, PipelineConfig};
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
@@ -50,6 +43,8 @@ use crate::keyspace::scripts::{
     Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke,
 };
 use crate::keyspace::{Link, Reply, StoreError};
+use crate::ledger::Ledger;
+use crate::pipeline::{Kind, Protected};
 
 /// One slice in virtual time while bots compete: a bot whose last finish is at most this far ahead
 /// of the clock counts as quiet, and slices shrink to this length while more bots are ready than
@@ -62,21 +57,6 @@ pub(crate) const FAIR_SLICE_US: u64 = 10_000;
 /// Most delayed events moved by one call.
 pub const PROMOTE_BATCH: usize = 100;
 
-/// Why the events of a pipeline are not purged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum KeptFromPurge {
-    /// One collection of MongoDB may have them, and the other would never get them.
-    #[error(
-        "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it (POST /v1/bots/BOT/counters/AD/reset)"
-    )]
-    Views,
-    /// Their records would stay, and never fall due again.
-    #[error(
-        "notifications are not purged: what is queued is sent at once or ends as it should; cancel single ones before they are due"
-    )]
-    Notifications,
-}
-
 /// The queues of one pipeline, over one link. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Queue {
@@ -84,7 +64,7 @@ pub struct Queue {
     shards: Arc<[ShardKeys]>,
     count: ShardCount,
     limits: Limits,
-    views: Arc<ViewSettings>,
+    kind: Arc<Kind>,
     link: Arc<Link>,
 }
 
@@ -120,12 +100,12 @@ pub struct PushOptions<'a> {
 }
 
 impl Queue {
-    /// The queues of `name`, reached by `link`.
+    /// The queues of `name`, of the default kind, reached by `link`.
     #[must_use]
     pub fn new(name: PipelineName, count: ShardCount, limits: Limits, link: Arc<Link>) -> Self {
         let shards =
             count.shards().map(|shard| ShardKeys::new(link.prefix(), &name, shard)).collect();
-        Self { name, shards, count, limits, views: Arc::default(), link }
+        Self { name, shards, count, limits, kind: Arc::default(), link }
     }
 
     /// The same queues by another link.
@@ -134,16 +114,22 @@ impl Queue {
         Self { link, ..self.clone() }
     }
 
-    /// The same queues, whose views are counted so.
+    /// The same queues, as those of a pipeline of this kind.
     #[must_use]
-    pub fn with_views(self, views: ViewSettings) -> Self {
-        Self { views: Arc::new(views), ..self }
+    pub fn of_kind(self, kind: Kind) -> Self {
+        Self { kind: Arc::new(kind), ..self }
     }
 
-    /// How views are counted.
+    /// What the events post while they are queued.
     #[must_use]
-    pub fn views(&self) -> &ViewSettings {
-        &self.views
+    pub fn ledger(&self) -> Option<&dyn Ledger> {
+        self.kind.ledger.as_deref()
+    }
+
+    /// Why events may not be deleted, if so.
+    #[must_use]
+    pub fn protected(&self) -> Option<Protected> {
+        self.kind.protected
     }
 
     /// The pipeline's name.
@@ -188,7 +174,7 @@ impl Queue {
         &self.link
     }
 
-    fn keys_of(&self, bot: &BotId) -> &ShardKeys {
+    pub(crate) fn keys_of(&self, bot: &BotId) -> &ShardKeys {
         self.keys(self.shard_of(bot))
     }
 
@@ -244,24 +230,12 @@ impl Queue {
     }
 
     /// Deletes the queue of a bot and answers how many events that were. A running lease is
-    /// revoked. Not for all: [`Self::kept_from_purge`].
+    /// revoked. Not for all: [`Self::protected`].
     ///
     /// # Errors
     /// When Redis does not answer or refuses.
     pub async fn purge(&self, bot: &BotId) -> Result<u64, StoreError> {
         self.link.call(&Purge { keys: self.keys_of(bot), bot }).await
-    }
-
-    /// Why events of this pipeline may not be deleted, if so.
-    #[must_use]
-    pub fn kept_from_purge(&self) -> Option<KeptFromPurge> {
-        if self.name.counts_views() {
-            Some(KeptFromPurge::Views)
-        } else if self.name.notifies() {
-            Some(KeptFromPurge::Notifications)
-        } else {
-            None
-        }
     }
 
     /// Breaks the lease or park of a bot. Answers whether there was one.

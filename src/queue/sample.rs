@@ -19,7 +19,7 @@ use crate::id::{PipelineName, Shard};
 use crate::keyspace::scripts::Hold;
 use crate::keyspace::{Link, ServerInfo, StoreError, keys};
 use crate::lifecycle::Shutdown;
-use crate::metrics::{self, CounterMetrics, DueMetrics, PipelineMetrics};
+use crate::metrics::{self, PipelineMetrics};
 use crate::presence;
 use crate::telemetry::OncePerMinute;
 use crate::trend::{self, Point, Sample};
@@ -37,10 +37,28 @@ pub(crate) struct Sampled {
     pub(crate) metrics: PipelineMetrics,
     /// Dead letters older than this are removed.
     pub(crate) keep_dead: Duration,
-    /// Of the pipeline that counts views.
-    pub(crate) views: Option<CounterMetrics>,
-    /// Of the pipeline of the notifications.
-    pub(crate) due: Option<DueMetrics>,
+    /// What its product shows beside that.
+    pub(crate) gauges: Option<Box<dyn Gauges>>,
+}
+
+/// What a product shows of its pipeline.
+pub(crate) trait Gauges: Send + Sync + 'static {
+    /// Whether its delayed events are watched: then a sample says how late the first of them is.
+    fn watches_delayed(&self) -> bool {
+        false
+    }
+
+    /// Shows what was found; [`Seen::default`] when another process samples.
+    fn show(&self, seen: &Seen);
+}
+
+/// What was found of a pipeline.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    /// Its queues.
+    pub(crate) view: PipelineView,
+    /// How long the first delayed event has been due, ms. 0 unless they are watched.
+    pub(crate) overdue_ms: u64,
 }
 
 /// Counts what is heard: a sign of life.
@@ -189,9 +207,9 @@ impl Sampler {
     fn leave(&mut self) {
         self.quiet_until = None;
         for sampled in &self.pipelines {
-            show(&sampled.metrics, sampled.views.as_ref(), &PipelineView::default());
-            if let Some(due) = &sampled.due {
-                show_due(due, 0, 0);
+            show(&sampled.metrics, &PipelineView::default());
+            if let Some(gauges) = &sampled.gauges {
+                gauges.show(&Seen::default());
             }
         }
         metrics::redis_memory(0, 0);
@@ -215,22 +233,24 @@ impl Sampled {
         expires: bool,
         found: &mut Found,
     ) -> Result<(), StoreError> {
-        let Self { queue, metrics, views, due, keep_dead } = self;
+        let Self { queue, metrics, gauges, keep_dead } = self;
         let view = queue.view(clock.now()).await?;
         found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
-        show(metrics, views.as_ref(), &view);
+        show(metrics, &view);
         let (depth, oldest_age_ms) = (view.depth, view.oldest_age_ms);
         let sample = Sample { depth, oldest_age_ms, ..Sample::default() };
         found.samples.insert(queue.name().clone(), sample);
-        if let Some(due) = due {
+        let mut overdue_ms = 0;
+        if gauges.as_ref().is_some_and(|gauges| gauges.watches_delayed()) {
             let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
             found.quiet &= first.is_none_or(|first| first > now_ms);
             // Nobody is heard when a time comes and no scheduler is there.
             let left = first.map(|first| Duration::from_millis(first.saturating_sub(now_ms)));
             found.rest = left.map_or(found.rest, |left| found.rest.min(left + ACTIVE));
-            let overdue_ms = first.map_or(0, |first| now_ms.saturating_sub(first));
-            // What was moved in time may still wait for a worker.
-            show_due(due, view.delayed, overdue_ms.max(view.oldest_age_ms));
+            overdue_ms = first.map_or(0, |first| now_ms.saturating_sub(first));
+        }
+        if let Some(gauges) = gauges {
+            gauges.show(&Seen { view, overdue_ms });
         }
         if expires {
             let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
@@ -241,7 +261,7 @@ impl Sampled {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
-fn show(metrics: &PipelineMetrics, views: Option<&CounterMetrics>, view: &PipelineView) {
+fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.depth.set(view.depth as f64);
     metrics.ready.set(view.ready as f64);
     metrics.leased.set(view.leased as f64);
@@ -250,16 +270,6 @@ fn show(metrics: &PipelineMetrics, views: Option<&CounterMetrics>, view: &Pipeli
     metrics.paused.set(view.paused as f64);
     metrics.dead_letters.set(view.dead as f64);
     metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
-    if let Some(views) = views {
-        views.unflushed.set(view.depth as f64);
-        views.unflushed_oldest.set(view.oldest_age_ms as f64 / 1_000.0);
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
-fn show_due(metrics: &DueMetrics, count: u64, overdue_ms: u64) {
-    metrics.due.set(count as f64);
-    metrics.overdue.set(overdue_ms as f64 / 1_000.0);
 }
 
 /// Used and maximum memory of the server, bytes; of a cluster, of the fullest primary.

@@ -34,25 +34,19 @@ pub(crate) enum Wake {
     Deadline(u64),
     /// Its next delayed event is due at this time, ms since 1970.
     Due(u64),
-    /// The rules of a bot change, or have changed.
-    Rules(BotId),
+    /// A product tells of a bot: its word for what happened, and the bot.
+    Told(Box<str>, BotId),
 }
 
 impl Wake {
-    /// What a message that rules of a bot change begins with.
-    pub(crate) const RULES: &str = "rules";
-
     fn parse(payload: &str) -> Option<Self> {
-        let (what, number) = payload.split_once(' ')?;
-        if what == Self::RULES {
-            return BotId::parse(number).ok().map(Self::Rules);
-        }
-        let number = parse_score(number)?;
+        let (what, rest) = payload.split_once(' ')?;
+        let number = || parse_score(rest);
         match what {
-            "ready" => Some(Self::Ready(number)),
-            "deadline" => Some(Self::Deadline(u64::try_from(number).ok()?)),
-            "due" => Some(Self::Due(u64::try_from(number).ok()?)),
-            _ => None,
+            "ready" => number().map(Self::Ready),
+            "deadline" => Some(Self::Deadline(u64::try_from(number()?).ok()?)),
+            "due" => Some(Self::Due(u64::try_from(number()?).ok()?)),
+            _ => BotId::parse(rest).ok().map(|bot| Self::Told(what.into(), bot)),
         }
     }
 }
@@ -174,8 +168,8 @@ mod tests {
             ("deadline 1700000000000", Some(Wake::Deadline(1_700_000_000_000))),
             ("due 5", Some(Wake::Due(5))),
             ("due -5", None),
-            ("rules a b|c", Some(Wake::Rules(BotId::parse("a b|c").unwrap()))),
-            ("rules ", None),
+            ("news a b|c", Some(Wake::Told("news".into(), BotId::parse("a b|c").unwrap()))),
+            ("news ", None),
             ("ready", None),
             ("hello 5", None),
             ("", None),

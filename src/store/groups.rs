@@ -23,24 +23,24 @@ type WeakGroup<O> = WeakShared<BoxFuture<'static, Ended<O>>>;
 type Run<I, O> = dyn Fn(Vec<I>, Place) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
 /// The place of a group among those under way, free once the last clone is dropped: what goes on
 /// in the server after all members have left keeps one.
-pub(in crate::store) type Place = Arc<Option<OwnedSemaphorePermit>>;
+pub(crate) type Place = Arc<Option<OwnedSemaphorePermit>>;
 /// What is asked; `None` once it is under way.
 type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
 
 /// How things are done together.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::store) struct Rules {
+pub(crate) struct Rules {
     /// Most items of a group, unless one member alone brings more.
-    pub(in crate::store) items_max: usize,
+    pub(crate) items_max: usize,
     /// Most groups under way.
-    pub(in crate::store) under_way: usize,
+    pub(crate) under_way: usize,
     /// So long after a failure everyone fails at once, and then until one that tries ends well.
     /// Zero: only those fail with it who were waiting then.
-    pub(in crate::store) pause: Duration,
+    pub(crate) pause: Duration,
 }
 
 /// Makes items of type `I` together, with one result for all of a group. Clones share.
-pub(in crate::store) struct Groups<I, O>(Arc<Inner<I, O>>);
+pub(crate) struct Groups<I, O>(Arc<Inner<I, O>>);
 
 struct Inner<I, O> {
     rules: Rules,
@@ -81,7 +81,7 @@ where
     O: Send + Sync + 'static,
 {
     /// Groups that are done by `run`, which must be bounded in time.
-    pub(in crate::store) fn new<F>(rules: Rules, run: F) -> Self
+    pub(crate) fn new<F>(rules: Rules, run: F) -> Self
     where
         F: Fn(Vec<I>, Place) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
     {
@@ -100,19 +100,13 @@ where
     ///
     /// # Cancel safety
     /// Whether the items are done is open: with others in their group they are.
-    pub(in crate::store) async fn join(
-        &self,
-        items: Vec<I>,
-    ) -> Result<(Arc<O>, Range<usize>), MongoError> {
+    pub(crate) async fn join(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
         let (group, place) = self.enter(items)?;
         Ok((group.await?, place))
     }
 
     /// [`Self::join`] in a group of their own.
-    pub(in crate::store) async fn alone(
-        &self,
-        items: Vec<I>,
-    ) -> Result<(Arc<O>, Range<usize>), MongoError> {
+    pub(crate) async fn alone(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
         let place = 0..items.len();
         let (_, group) = self.begin(&mut self.0.state(), items)?;
         Ok((group.await?, place))

@@ -14,7 +14,7 @@ const SWEEP_MIN: usize = 64;
 
 /// Whose turn it is to write, by bot. Clones share.
 #[derive(Clone, Default)]
-pub(in crate::store) struct Turns(Arc<Mutex<Bots>>);
+pub(crate) struct Turns(Arc<Mutex<Bots>>);
 
 #[derive(Default)]
 struct Bots {
@@ -47,7 +47,7 @@ impl Turns {
     ///
     /// # Cancel safety
     /// The place in the line is lost.
-    pub(in crate::store) async fn of(&self, bot: &BotId) -> Turn {
+    pub(crate) async fn of(&self, bot: &BotId) -> Turn {
         let gate = self.gate(bot);
         Turn(Arc::new(gate.lock_owned().await))
     }

@@ -8,8 +8,9 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::id::BotId;
-use fairlane::notification::{NewNotification, State, When};
-use fairlane::queue::{PushOptions, Queue, Span};
+use fairlane::notifications::queue::Span;
+use fairlane::notifications::record::{NewNotification, State, When};
+use fairlane::queue::{PushOptions, Queue};
 
 use crate::cli::run_in;
 use crate::support::bus::{add, event, patient};

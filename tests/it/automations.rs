@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use fairlane::automations::store::{Expected, RuleStore};
 use fairlane::config::MongoUrl;
 use fairlane::id::{BotId, RuleId};
-use fairlane::store::automations::{Expected, RuleStore};
 use fairlane::store::mongo::Mongo;
 use serde_json::{Value, json};
 

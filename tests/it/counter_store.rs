@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use fairlane::config::MongoUrl;
+use fairlane::counters::store::{Added, Change, CounterStore, DAILY, Effect, Stored, TOTALS};
+use fairlane::counters::view::{AdId, Deed, Record, Replacement};
 use fairlane::id::{BotId, Sequence};
-use fairlane::store::counters::{Added, Change, CounterStore, DAILY, Effect, Stored, TOTALS};
 use fairlane::store::mongo::{Mongo, MongoError};
-use fairlane::view::{AdId, Deed, Record, Replacement};
 use futures_util::TryStreamExt as _;
 use futures_util::future::join_all;
 use jiff::civil::{Date, date};

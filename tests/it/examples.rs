@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use fairlane::notification::State;
+use fairlane::notifications::record::State;
 
 use crate::support::automating::{self, tag};
 use crate::support::config::config;

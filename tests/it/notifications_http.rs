@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock};
-use fairlane::notification::{NotificationId, State};
+use fairlane::notifications::record::{NotificationId, State};
 use serde_json::{Value, json};
 
 use crate::support::http::{Answer, Client, Operation};

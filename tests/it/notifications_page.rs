@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairlane::notification::State;
+use fairlane::notifications::record::State;
 use serde_json::json;
 
 use crate::support::http::{Answer, Client};
@@ -25,7 +25,10 @@ fn page(answer: &Answer) -> String {
     String::from_utf8(answer.body.clone()).unwrap()
 }
 
-async fn send(client: &Client, body: serde_json::Value) -> fairlane::notification::NotificationId {
+async fn send(
+    client: &Client,
+    body: serde_json::Value,
+) -> fairlane::notifications::record::NotificationId {
     let kind = [("content-type", "application/json")];
     let answer = client.send("POST", "/send_delayed", &kind, body.to_string().as_bytes()).await;
     answer.header("x-event-id").expect("it is accepted").parse().unwrap()

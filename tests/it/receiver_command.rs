@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use fairlane::notification::{NewNotification, State};
+use fairlane::notifications::record::{NewNotification, State};
 use serde_json::Value;
 
 use crate::support::http::Client;

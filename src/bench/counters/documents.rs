@@ -8,7 +8,7 @@ use mongodb::{Collection, Database};
 use super::exact::Found;
 use super::plan::{Ads, Place, ad_name, bot_name};
 use crate::bench::BenchError;
-use crate::store::counters::{DAILY, TOTALS};
+use crate::counters::store::{DAILY, TOTALS};
 
 /// Views of each ad that is in MongoDB before anything is counted.
 pub(super) const STORED: u64 = 7;

@@ -91,7 +91,7 @@ fn some_of(all: &[String]) -> String {
 }
 
 async fn notifications(config: &Config) -> Vec<Finding> {
-    let Ok(name) = PipelineName::parse(PipelineName::NOTIFICATIONS) else { return Vec::new() };
+    let Ok(name) = PipelineName::parse(crate::notifications::PIPELINE) else { return Vec::new() };
     let audited = Session::with(config.clone(), async |session| {
         let clock: SharedClock = Arc::new(SystemClock);
         let queue = session.queue(&name);

@@ -33,7 +33,9 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("configuration", format!("{from}; {redis}"))];
     let mut handled = false;
     for (name, pipeline) in config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled) {
-        if (name.counts_views() || name.automates()) && config.mongodb.url.is_none() {
+        if (name.is(crate::counters::PIPELINE) || name.is(crate::automations::PIPELINE))
+            && config.mongodb.url.is_none()
+        {
             findings.push(without_mongodb(name, config));
         } else {
             findings.push(check_pipeline(name, pipeline));

@@ -30,7 +30,7 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
 /// What there is without a URL.
 async fn private(config: &Config) -> String {
     let keeps = |(name, p): (&PipelineName, &PipelineConfig)| {
-        (name.counts_views() || name.automates()) && p.enabled
+        (name.is(crate::counters::PIPELINE) || name.is(crate::automations::PIPELINE)) && p.enabled
     };
     if config.redis.url.is_some() || !config.pipelines.iter().any(keeps) {
         return "not used (mongodb.url is empty)".to_owned();

@@ -13,7 +13,7 @@ use super::super::auth::Caller;
 use super::super::docs::{Body, OfAutomations};
 use super::super::extract::{self, Path};
 use super::super::problem::{Kind, Problem};
-use crate::automation::profile::{Profile, REPLACED};
+use crate::automations::profile::{Profile, REPLACED};
 use crate::clock::rfc3339;
 use crate::event::{ATTRIBUTE_MAX_BYTES, Event};
 use crate::id::BotId;

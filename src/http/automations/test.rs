@@ -14,13 +14,13 @@ use super::super::docs::{Body, OfAutomations};
 use super::super::extract::{self, Path};
 use super::super::problem::Problem;
 use super::BotPath;
-use crate::automation::decide::{Deed, Note, RuleSet, decide};
-use crate::automation::profile::Profile;
-use crate::automation::rule::{Ready, Rule};
+use crate::automations::decide::{Deed, Note, RuleSet, decide};
+use crate::automations::profile::Profile;
+use crate::automations::rule::{Ready, Rule};
+use crate::automations::store::Stored;
 use crate::event::Event;
 use crate::filter::{Filter, Sees};
 use crate::id::{BotId, RuleId};
-use crate::store::automations::Stored;
 
 /// What is tried.
 #[derive(Debug, Deserialize, ToSchema)]

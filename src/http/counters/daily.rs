@@ -15,7 +15,7 @@ use super::super::docs::OfStoredCounters;
 use super::super::extract::{Path, Query};
 use super::super::problem::Problem;
 use super::AdPath;
-pub(super) use crate::view::Day;
+pub(super) use crate::counters::view::Day;
 
 /// The longest time that can be asked for at once.
 const MONTHS_MAX: i32 = 24;

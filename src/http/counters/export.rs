@@ -21,7 +21,7 @@ use super::super::problem::{Kind, Problem};
 use super::BotPath;
 use super::daily::Day;
 use crate::counters::CountersError;
-use crate::view::AdId;
+use crate::counters::view::AdId;
 
 pub(super) const NDJSON: &str = "application/x-ndjson";
 /// Lines of one write, at most.

@@ -19,7 +19,7 @@ use super::export::NDJSON;
 use super::replace::days_schema;
 use super::{BotPath, IdempotencyKey};
 use crate::counters::import::ImportError;
-use crate::view;
+use crate::counters::view;
 
 /// The highest number of a line: numbers stay exact wherever they are read.
 const LINE_MAX: u64 = 1_000_000_000_000;

@@ -16,7 +16,7 @@ use super::super::extract::{self, NoBody, Path};
 use super::super::problem::Problem;
 use super::AdPath;
 use super::daily::Day;
-use crate::view::{DAYS_MAX, Replacement};
+use crate::counters::view::{DAYS_MAX, Replacement};
 
 /// What an ad is given in the place of all that was counted.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -131,7 +131,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::view::TOTAL_MAX;
+    use crate::counters::view::TOTAL_MAX;
 
     /// The replacement, or the field and the detail.
     fn read(figures: &Value) -> Result<Replacement, (String, String)> {

@@ -20,9 +20,9 @@ use super::super::extract::{self, Path, Query};
 use super::super::problem::Problem;
 use super::BotPath;
 use super::daily::{DailyQuery, Day, DayViews};
+use crate::counters::view::AdId;
 use crate::counters::{Counters, Totals};
 use crate::id::BotId;
-use crate::view::AdId;
 
 /// Ads of one question, at most.
 const IDS_MAX: usize = 1_000;

@@ -17,7 +17,7 @@ use super::super::parameters::{self, Parameters, flag_or_null_schema, flag_schem
 use super::super::problem::Problem;
 use super::either;
 use crate::id::BotId;
-use crate::notification::{Duplicates, NO_KIND, NewNotification, UID_MAX_BYTES, When};
+use crate::notifications::record::{Duplicates, NO_KIND, NewNotification, UID_MAX_BYTES, When};
 use crate::outbound::{CheckedUrl, Policy};
 
 const EVENT_ID: HeaderName = HeaderName::from_static("x-event-id");

@@ -13,7 +13,7 @@ use super::super::docs::OfNotifications;
 use super::super::extract::Query;
 use super::super::problem::Problem;
 use crate::clock::{millis, rfc3339};
-use crate::queue::{Span, Tally};
+use crate::notifications::queue::{Span, Tally};
 
 /// The unit of the statistics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -157,7 +157,7 @@ pub(in super::super) async fn tallies(
     api: &Api,
     by: By,
     last: u64,
-) -> Result<Vec<(String, crate::queue::Stats)>, Problem> {
+) -> Result<Vec<(String, crate::notifications::queue::Stats)>, Problem> {
     let this = millis(api.clock.now()) / 1_000 / by.seconds();
     let numbers: Vec<u64> = (0..last).map(|ago| this.saturating_sub(ago)).collect();
     let spans: Vec<Span> = numbers.iter().map(|number| by.span(*number)).collect();

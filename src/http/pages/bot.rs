@@ -18,12 +18,13 @@ use super::super::extract::{Path, Query};
 use super::super::problem::Problem;
 use super::overview::ranking;
 use super::{Refusal, grouped, headline, pipeline, spoken};
-use crate::automation::profile::Profile;
+use crate::automations::profile::Profile;
+use crate::automations::subscribers::Kept;
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotState, BotView, DeadOfBot, KeptFromPurge, LastFailure, QueuedEvent};
-use crate::store::subscribers::Kept;
+use crate::pipeline::Protected;
+use crate::queue::{BotState, BotView, DeadOfBot, LastFailure, QueuedEvent};
 
 /// Next events that are shown of each queue.
 const NEXT: usize = 5;
@@ -68,7 +69,7 @@ struct OfBot {
     failure: Option<LastFailure>,
     dead: DeadOfBot,
     next: Vec<QueuedEvent>,
-    kept: Option<KeptFromPurge>,
+    kept: Option<Protected>,
 }
 
 /// Asks which bot, and names those with most events.
@@ -156,7 +157,7 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 {
             let next = queue.next_events(bot, NEXT).await?;
             let failure = queue.last_failure(&look).await?;
-            let kept = queue.kept_from_purge();
+            let kept = queue.protected();
             queues.push(OfBot { pipeline, look, failure, dead, next, kept });
         }
     }
@@ -423,7 +424,7 @@ fn row(Shown { id, rule, stats }: &Shown) -> Markup {
 }
 
 /// An action as a rule writes it, without what is noise to the eye.
-fn spoken_action(action: &crate::automation::rule::Action) -> String {
+fn spoken_action(action: &crate::automations::rule::Action) -> String {
     let Ok(serde_json::Value::Object(map)) = serde_json::to_value(action) else {
         return action.name().to_owned();
     };

@@ -14,8 +14,8 @@ use super::super::auth::Caller;
 use super::super::extract::Query;
 use super::super::problem::Problem;
 use super::{Refusal, bot, grouped, headline, page};
+use crate::counters::view::AdId;
 use crate::id::BotId;
-use crate::view::AdId;
 
 /// Ads that are looked up at once.
 const ADS: usize = 100;

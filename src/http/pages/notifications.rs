@@ -20,11 +20,12 @@ use super::super::problem::{Kind, Problem};
 use super::{Refusal, grouped, page, place, spoken};
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
-use crate::id::{LetterId, PipelineName};
-use crate::notification::Kept;
+use crate::id::LetterId;
 use crate::notifications::Breaker;
+use crate::notifications::queue::{Stats, Tally};
+use crate::notifications::record::Kept;
 use crate::presence;
-use crate::queue::{DeadLetter, Queue, Stats, Tally};
+use crate::queue::{DeadLetter, Queue};
 
 /// Dead letters on the page.
 const LETTERS: usize = 20;
@@ -274,7 +275,7 @@ fn letters(view: &View) -> Markup {
             } @else {
                 p {
                     "The newest " (LETTERS) "; "
-                    a href={"/v1/pipelines/" (PipelineName::NOTIFICATIONS) "/dead"} { "all of them" }
+                    a href={"/v1/pipelines/" (crate::notifications::PIPELINE) "/dead"} { "all of them" }
                     ". Redriven, one is sent at once, with all its attempts and its time to expire before it."
                 }
                 div.wide tabindex="0" role="region" aria-label="Dead letters" {

@@ -3,7 +3,7 @@
 
 use redis::{Cmd, Value};
 
-use super::{Call, Counted, Index, Limits, Queued, evalsha};
+use super::{Call, Index, Limits, Postings, Queued, evalsha};
 use crate::id::{BotId, Offset, Prefix, Sequence};
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::reply::{Reply, ReplyError};
@@ -23,8 +23,8 @@ pub struct Enqueue<'a> {
     pub limits: Limits,
     /// Encoded events per bot, in order.
     pub bots: Vec<(BotId, Vec<&'a [u8]>)>,
-    /// What the events count, in the pipeline that does.
-    pub counted: Option<Counted>,
+    /// What the events post, where the queues have a ledger.
+    pub postings: Option<Postings>,
 }
 
 /// Where the shard stands after an [`Enqueue`].
@@ -43,25 +43,25 @@ impl Call for Enqueue<'_> {
     const NAME: &'static str = "enqueue";
 
     fn command(&self) -> Cmd {
-        let each = if self.counted.is_some() { 5 } else { 1 };
+        let each = if self.postings.is_some() { 5 } else { 1 };
         let mut cmd = evalsha(Index::enqueue, 10 + each * self.bots.len());
         cmd.arg(&self.keys.base).arg(&self.keys.hwm).arg(&self.keys.dlq);
         for (bot, _) in &self.bots {
             cmd.arg(self.keys.queue(bot));
         }
-        if self.counted.is_some() {
+        if self.postings.is_some() {
             for (bot, _) in &self.bots {
-                cmd.arg(&self.keys.book(bot));
+                cmd.arg(&self.keys.ledger(bot));
             }
         }
         let limits = self.limits;
         cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
         cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
         cmd.arg(limits.overflow()).arg(limits.dead_max);
-        match &self.counted {
-            Some(counted) => {
-                cmd.arg(counted.len());
-                counted.add_to(&mut cmd);
+        match &self.postings {
+            Some(postings) => {
+                cmd.arg(postings.len());
+                postings.add_to(&mut cmd);
             }
             None => {
                 cmd.arg(0);

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
-use super::views::add_left;
+use super::ledger::add_leaving;
 use super::{Call, Index, evalsha};
 use crate::id::{BotId, Fence};
 use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::reply::{Reply, ReplyError};
-use crate::view::Left;
+use crate::ledger::Leaving;
 
 /// `lua/claim.lua`.
 #[derive(Debug)]
@@ -232,8 +232,8 @@ pub struct Completion {
     pub cost: u64,
     /// Those of the `n` that are not done.
     pub exceptions: Vec<Exception>,
-    /// What the `n` count, in the pipeline that does.
-    pub left: Option<Left>,
+    /// What the `n` take out of the ledger, where one is kept.
+    pub leaving: Option<Leaving>,
 }
 
 /// `lua/complete.lua`.
@@ -243,6 +243,8 @@ pub struct Complete<'a> {
     pub keys: &'a ShardKeys,
     /// Most dead letters of the shard.
     pub dead_max: u64,
+    /// Whether the queues have a ledger.
+    pub ledger: bool,
     /// At most 64, each bot at most once.
     pub items: &'a [Completion],
 }
@@ -281,14 +283,13 @@ impl Call for Complete<'_> {
 
     fn command(&self) -> Cmd {
         let keys = self.keys;
-        let books = keys.has_books();
-        let each = if books { 5 } else { 1 };
+        let each = if self.ledger { 5 } else { 1 };
         let mut cmd = evalsha(Index::complete, 11 + each * self.items.len());
         cmd.arg(&keys.base).arg(&keys.dlq).arg(&keys.due).arg(&keys.later);
         for item in self.items {
             cmd.arg(keys.queue(&item.bot));
-            if books {
-                cmd.arg(&keys.book(&item.bot));
+            if self.ledger {
+                cmd.arg(&keys.ledger(&item.bot));
             }
         }
         cmd.arg(self.dead_max).arg(each);
@@ -314,8 +315,8 @@ impl Call for Complete<'_> {
                     }
                 }
             }
-            if books {
-                add_left(&mut cmd, item.left.as_ref());
+            if self.ledger {
+                add_leaving(&mut cmd, item.leaving.as_ref());
             }
         }
         cmd

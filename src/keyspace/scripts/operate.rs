@@ -58,14 +58,16 @@ bot_call! {
     |self, cmd| {
         cmd.arg(&self.keys.dlq).arg(self.keys.queue(self.bot));
         cmd.arg(self.id.to_string()).arg(self.bot.as_str()).arg(self.slice_us);
-        cmd.arg(u8::from(self.keys.renews()));
+        cmd.arg(u8::from(self.renews));
     }, |n| { n == 1 },
     { /// The dead letter.
       id: Offset,
       /// Whose event it is.
       bot: &'a BotId,
       /// One slice, µs.
-      slice_us: u64 }
+      slice_us: u64,
+      /// Whether it gets a new sequence.
+      renews: bool }
 }
 
 bot_call! {

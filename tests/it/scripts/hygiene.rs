@@ -3,16 +3,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use fairlane::counters::scripts::{Counting, Import, IncrementIfExists, Replace, Upsert, Views};
+use fairlane::counters::view::AdId;
 use fairlane::id::{BotId, Offset, Prefix, Sequence};
 use fairlane::keyspace::scripts::{
-    Advance, Amend, Amendment, Beat, Begin, Call, Claim, Complete, Completion, Counting, Emit,
-    Enqueue, Enqueued, Exception, Fate, Finish, Heads, Hold, Import, IncrementIfExists, Mode, Note,
-    Pause, Promote, Purge, Push, Reconcile, Recount, Recover, Redrive, Release, Replace, Restore,
-    Resume, Revoke, Schedule, Throttle, Trim, Upsert, Verdict, Views,
+    Advance, Beat, Call, Claim, Complete, Completion, Emit, Enqueue, Enqueued, Exception, Fate,
+    Heads, Hold, Mode, Note, Pause, Promote, Purge, Push, Reconcile, Recount, Recover, Redrive,
+    Resume, Revoke, Trim, Verdict,
 };
 use fairlane::keyspace::{Link, Target};
-use fairlane::notification::{Caps, Ended, Ending};
-use fairlane::view::AdId;
+use fairlane::notifications::record::{Caps, Ended, Ending};
+use fairlane::notifications::scripts::{
+    Amend, Amendment, Begin, Finish, Release, Restore, Schedule, Throttle,
+};
 use redis::{Arg, Cmd, Commands, Value};
 
 use super::{

@@ -6,12 +6,13 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::id::{BotId, Sequence, ShardCount};
-use fairlane::keyspace::scripts::{
-    Amend, Amended, Amendment, Begin, Finish, Promote, Redrive, Release, Restore, Schedule,
-    Scheduled, SendHold, Throttle,
-};
-use fairlane::notification::{
+use fairlane::keyspace::scripts::{Promote, Redrive};
+use fairlane::notifications::record::{
     Begun, Cap, Caps, Duplicates, Ended, Ending, NewNotification, NotificationId, State, When,
+};
+use fairlane::notifications::scripts::{
+    Amend, Amended, Amendment, Begin, Finish, Release, Restore, Schedule, Scheduled, SendHold,
+    Throttle,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};

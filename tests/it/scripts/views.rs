@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use fairlane::clock::{Clock as _, SystemClock};
-use fairlane::id::{BotId, Sequence};
-use fairlane::keyspace::scripts::{
-    Claimed, Counted, Counting, Enqueue, Enqueued, Import, IncrementIfExists, Mode, Recover,
-    Replace, Taken, Upsert, Verdict, Viewed, Views,
+use fairlane::counters::scripts::{
+    Counting, Import, IncrementIfExists, Replace, Taken, Upsert, Viewed, Views,
 };
-use fairlane::view::{AdId, Left};
+use fairlane::counters::view::{AdId, Left};
+use fairlane::id::{BotId, Sequence};
+use fairlane::keyspace::scripts::{Claimed, Counted, Enqueue, Enqueued, Mode, Recover, Verdict};
 use redis::Commands;
 
 use super::{LIMITS, SLICE_US, Shard, bot, completion};

@@ -38,7 +38,7 @@ impl Clocked {
             assert_eq!(shared.matches(real).count(), 1, "shared.lua says {real} once");
             shared = shared.replace(real, &ours);
         }
-        shared.push_str(include_str!("../../../lua/views.lua"));
+        shared.push_str(include_str!("../../../lua/ledger.lua"));
         shared.push_str(include_str!("../../../lua/notifications.lua"));
         shared.push_str(include_str!("../../../lua/offsets.lua"));
         let sources = sources!(

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use fairlane::store::automations::AUTOMATIONS;
-use fairlane::store::counters::{DAILY, TOTALS};
-use fairlane::store::subscribers::SUBSCRIBERS;
+use fairlane::automations::store::AUTOMATIONS;
+use fairlane::automations::subscribers::SUBSCRIBERS;
+use fairlane::counters::store::{DAILY, TOTALS};
 use mongodb::bson::doc;
 use tempfile::TempDir;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::id::BotId;
-use fairlane::notification::{Kept, NewNotification, NotificationId, State, When};
-use fairlane::queue::{Span, Tally};
+use fairlane::notifications::queue::{Span, Tally};
+use fairlane::notifications::record::{Kept, NewNotification, NotificationId, State, When};
 use tokio::sync::Semaphore;
 
 use super::config::configs;

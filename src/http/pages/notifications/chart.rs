@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::super::super::notifications::stats::By;
 use super::super::grouped;
 use super::short;
-use crate::queue::Stats;
+use crate::notifications::queue::Stats;
 
 /// Types with a colour of their own; the rest is one more.
 const TYPES: usize = 5;
@@ -137,7 +137,7 @@ fn column(column: &Column<'_>) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue::Tally;
+    use crate::notifications::queue::Tally;
 
     #[test]
     fn the_scale_ends_at_a_round_number() {

@@ -24,11 +24,11 @@ use mongodb::bson::{
 use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 use serde_json::Value as Json;
 
-use super::groups::{Groups, Place, Rules};
-use super::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
-use super::turns::{Turn, Turns};
-use crate::automation::profile::Profile;
+use crate::automations::profile::Profile;
 use crate::id::{BotId, Sequence};
+use crate::store::groups::{Groups, Place, Rules};
+use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::store::turns::{Turn, Turns};
 
 /// The collection.
 pub const SUBSCRIBERS: &str = "subscribers";

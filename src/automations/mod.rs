@@ -24,9 +24,13 @@
 mod cache;
 pub mod decide;
 pub(crate) mod effects;
+pub(crate) mod handler;
 pub mod profile;
+pub mod queue;
 pub mod rule;
 pub(crate) mod stats;
+pub mod store;
+pub mod subscribers;
 mod subscriptions;
 pub(crate) mod watch;
 
@@ -36,12 +40,32 @@ use tracing::warn;
 
 use self::cache::RuleCache;
 use self::decide::RuleSet;
+use self::store::{Expected, RuleStore, WriteError};
+use self::subscribers::SubscriberStore;
 pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
+use crate::clock::SharedClock;
+use crate::config::Config;
 use crate::id::{BotId, RuleId};
+use crate::pipeline::Kind;
+use crate::product;
 use crate::queue::Queue;
-use crate::store::automations::{Expected, RuleStore, WriteError};
 use crate::store::mongo::{Mongo, MongoError};
-use crate::store::subscribers::SubscriberStore;
+
+/// The pipeline of the bots' rules.
+pub const PIPELINE: &str = "automations";
+
+/// The product.
+pub(crate) struct Product;
+
+impl product::Product for Product {
+    fn pipeline(&self) -> &'static str {
+        PIPELINE
+    }
+
+    fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
+        Kind { selective: true, renews: true, ..Kind::default() }
+    }
+}
 
 /// The rules and profiles of every bot, as one process knows them. Cheap to clone.
 #[derive(Debug, Clone)]

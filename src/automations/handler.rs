@@ -16,14 +16,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::portion::Portion;
-use super::{Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE};
-use crate::automation::Automations;
-use crate::automation::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
-use crate::automation::effects::{Effects, Failed, Task};
+use super::Automations;
+use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
+use super::effects::{Effects, Failed, Task};
+use super::subscribers::{Kept, Next};
+use crate::handler::portion::Portion;
+use crate::handler::{
+    Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
+};
 use crate::id::Sequence;
 use crate::store::mongo::MongoError;
-use crate::store::subscribers::{Kept, Next};
 use crate::store::turns::Turn;
 
 /// How often it begins anew because another one wrote.
@@ -76,7 +78,7 @@ impl AutomationHandler {
         effects: Effects,
         handler_timeout: Duration,
     ) -> Self {
-        let patience = super::store_patience(handler_timeout);
+        let patience = store_patience(handler_timeout);
         Self { automations, effects, patience, portion: Portion::new() }
     }
 

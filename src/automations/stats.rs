@@ -8,11 +8,12 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::decide::Note;
+use crate::automations::queue::{LastError, RuleStats};
 use crate::clock::{SharedClock, millis};
 use crate::id::{BotId, RuleId};
 use crate::lifecycle::Shutdown;
 use crate::metrics::AutomationMetrics;
-use crate::queue::{LastError, Queue, RuleStats};
+use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
 
 /// How often they are added up.

@@ -13,8 +13,8 @@ use tracing::{info, warn};
 
 use super::Automations;
 use super::subscriptions::Wanted;
+use crate::automations::store::{Changed, GONE_FOR};
 use crate::lifecycle::Shutdown;
-use crate::store::automations::{Changed, GONE_FOR};
 use crate::store::mongo::MongoError;
 
 /// How often it is asked what changed.

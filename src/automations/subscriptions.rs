@@ -14,16 +14,20 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::{Notify, watch};
 
 use super::profile;
+use super::queue::RULES;
+use super::store::Subscribing;
 use crate::event::Event;
+use crate::fanout::Interest;
 use crate::filter::Glob;
 use crate::id::{BotId, Shard};
 use crate::metrics::AutomationMetrics;
 use crate::queue::wake::{Listener, Wake};
-use crate::store::automations::Subscribing;
 
 /// The types that a bot has rules for, those in force.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
@@ -117,9 +121,10 @@ impl Subscriptions {
         let (news, loaded) = (Notify::new(), watch::Sender::new(false));
         Self { state: RwLock::default(), news, loaded, metrics }
     }
+}
 
-    /// Whether the bot of an event wants it, or may want it.
-    pub(crate) fn wants(&self, event: &Event) -> bool {
+impl Interest for Subscriptions {
+    fn wants(&self, event: &Event) -> bool {
         let (bot, kind) = (event.bot(), event.kind());
         let is_kept = profile::changes_any(event);
         let state = self.read();
@@ -136,9 +141,7 @@ impl Subscriptions {
         doubtful
     }
 
-    /// Whether the bot has a rule for a type, as far as is known: in doubt, after rules were read
-    /// once, it has.
-    pub(crate) fn has_rule(&self, bot: &BotId, kind: &str) -> bool {
+    fn takes(&self, bot: &BotId, kind: &str) -> bool {
         let state = self.read();
         // With any rule, profiles are kept.
         let known = state.bots.get(bot);
@@ -146,6 +149,12 @@ impl Subscriptions {
             || state.loaded && (state.missed.is_some() || state.changing.contains_key(bot))
     }
 
+    fn known(&self) -> BoxFuture<'_, ()> {
+        self.loaded().boxed()
+    }
+}
+
+impl Subscriptions {
     /// Waits until all rules were read once.
     pub(crate) async fn loaded(&self) {
         let mut loaded = self.loaded.subscribe();
@@ -259,7 +268,9 @@ pub(crate) struct RulesEar(pub(crate) super::Automations);
 
 impl Listener for RulesEar {
     fn heard(&self, _: Shard, wake: &Wake) {
-        if let Wake::Rules(bot) = wake {
+        if let Wake::Told(what, bot) = wake
+            && **what == *RULES
+        {
             self.0.changes(bot);
         }
     }

@@ -35,11 +35,11 @@ use tokio::sync::OnceCell;
 use self::read::{Pages, Totals};
 use self::statement::{Plan, Statement, Statements};
 use self::write::{Item, Refusals, Writer};
-use super::groups::{Groups, Rules};
-use super::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
-use super::turns::{Turn, Turns};
+use crate::counters::view::{AdId, Replacement};
 use crate::id::{BotId, Sequence};
-use crate::view::{AdId, Replacement};
+use crate::store::groups::{Groups, Rules};
+use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::store::turns::{Turn, Turns};
 
 /// The totals.
 pub const TOTALS: &str = "counters_totals";

@@ -1,20 +1,18 @@
 //! Counting views: what the scripts of the counters pipeline do for one bot.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::tz::TimeZone;
 use redis::{Pipeline, Value};
 
-use super::Queue;
-use crate::clock::{SystemClock, millis};
+use super::scripts::{Counting, Import, IncrementIfExists, Replace, Taken, Upsert, Viewed, Views};
+use super::view::{self, AdId, Calendar, Line};
+use crate::clock::millis;
 use crate::event::Event;
-use crate::id::{BotId, LetterId, Sequence};
-use crate::keyspace::scripts::{
-    Counting, Import, IncrementIfExists, Recount, Replace, Taken, Upsert, Viewed, Views,
-};
+use crate::id::{BotId, Sequence};
 use crate::keyspace::{Reply, ReplyError, ServerInfo, StoreError};
-use crate::view::{self, AdId, Calendar, Line};
+use crate::ledger::{Account, Change, Ledger, Posting};
+use crate::metrics::CounterMetrics;
+use crate::queue::Queue;
 
 /// A second view with the same idempotency key within this time counts nothing.
 pub const IDEMPOTENCY_WINDOW: Duration = Duration::from_secs(3_600);
@@ -22,20 +20,40 @@ pub const IDEMPOTENCY_WINDOW: Duration = Duration::from_secs(3_600);
 /// An import is remembered for so long after its last line.
 pub const IMPORT_WINDOW: Duration = Duration::from_secs(7 * 86_400);
 
-/// How views are counted in a pipeline that does.
-#[derive(Debug, Clone)]
-pub struct ViewSettings {
-    /// On which day.
-    pub calendar: Calendar,
-    /// Most ads of a bot whose totals one generation caches.
-    pub cached_ads: u64,
+/// The ledger of views: per ad, how many are queued.
+#[derive(Debug)]
+pub struct ViewLedger {
+    /// On which day something is counted.
+    calendar: Calendar,
+    /// Maximum number of ads of a bot whose totals one generation caches.
+    cached_ads: u64,
+    metrics: CounterMetrics,
 }
 
-impl Default for ViewSettings {
-    /// Days of UTC, and as many ads as by default.
-    fn default() -> Self {
-        let calendar = Calendar::new(Arc::new(SystemClock), TimeZone::UTC);
-        Self { calendar, cached_ads: 100_000 }
+impl ViewLedger {
+    /// Counts on the days of `calendar`.
+    pub(crate) fn new(calendar: Calendar, cached_ads: u64) -> Self {
+        Self { calendar, cached_ads, metrics: CounterMetrics::new() }
+    }
+}
+
+impl Ledger for ViewLedger {
+    fn enter(&self, event: &Event) -> (Event, Option<Posting>) {
+        let (event, counts) = view::arrived(event, &self.calendar);
+        (event, counts.map(|(ad, amount)| Posting { account: ad.account(), amount }))
+    }
+
+    fn entry(&self, event: &Event) -> Option<(Account, Change)> {
+        let record = view::read(event).ok()?;
+        Some((record.ad.account(), record.deed.change()))
+    }
+
+    fn cached_accounts(&self) -> u64 {
+        self.cached_ads
+    }
+
+    fn posted(&self, amount: u64) {
+        self.metrics.views.increment(amount);
     }
 }
 
@@ -46,7 +64,7 @@ pub struct NewViews<'a> {
     pub bot: &'a BotId,
     /// Which ad.
     pub ad: &'a AdId,
-    /// How many: 1 to [`crate::view::VIEWS_MAX`].
+    /// How many: 1 to [`crate::counters::view::VIEWS_MAX`].
     pub n: u64,
     /// Their event, stamped with the day and encoded.
     pub event: &'a [u8],
@@ -187,7 +205,7 @@ impl Queue {
     /// When Redis does not answer or refuses.
     pub async fn book(&self, bot: &BotId, ads: &[AdId]) -> Result<Book, StoreError> {
         let keys = self.keys_of(bot);
-        let [unflushed, first, second, acked] = keys.book(bot);
+        let [unflushed, first, second, acked] = keys.ledger(bot);
         let mut pipe = Pipeline::with_capacity(5);
         // The counts before the totals: those that are lowered meanwhile are in no total yet.
         pipe.cmd("HMGET").arg(unflushed);
@@ -212,7 +230,7 @@ impl Queue {
     /// When Redis does not answer or refuses.
     pub async fn progress(&self, bot: &BotId) -> Result<(String, Option<Sequence>), StoreError> {
         let keys = self.keys_of(bot);
-        let [.., acked] = keys.book(bot);
+        let [.., acked] = keys.ledger(bot);
         let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("LINDEX").arg(keys.queue(bot)).arg(0);
         pipe.cmd("GET").arg(acked);
@@ -225,27 +243,9 @@ impl Queue {
         Ok((acked, head.as_deref().and_then(Event::sequence_of)))
     }
 
-    /// Puts a dead letter back at the tail, counted if it can be. Answers whether there was one.
-    pub(super) async fn recount(&self, bot: &BotId, id: LetterId) -> Result<bool, StoreError> {
-        let Some(letter) = self.dead_letter(id).await?.filter(|letter| letter.bot == *bot) else {
-            return Ok(false);
-        };
-        let Some(event) = letter.event else { return Ok(false) };
-        let (event, counts) = view::arrived(&event, &self.views().calendar);
-        let recount = Recount {
-            keys: self.keys_of(bot),
-            limits: self.limits(),
-            cached_ads: self.views().cached_ads,
-            id: id.entry,
-            bot,
-            counts: counts.as_ref().map(|(ad, n)| (ad, *n)),
-            event: &event.encode(),
-        };
-        self.link().call(&recount).await
-    }
-
     fn counting<'a>(&'a self, bot: &'a BotId, ad: &'a AdId) -> Counting<'a> {
-        let (limits, cached_ads) = (self.limits(), self.views().cached_ads);
+        let cached_ads = self.ledger().map_or(0, Ledger::cached_accounts);
+        let limits = self.limits();
         Counting { keys: self.keys_of(bot), limits, cached_ads, bot, ad }
     }
 

@@ -4,14 +4,22 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::{Call, Index, evalsha};
 use crate::clock::millis;
 use crate::id::{BotId, Sequence};
 use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::reply::{Reply, ReplyError};
-use crate::notification::{
+use crate::keyspace::scripts::{Call, QUEUES, scripts};
+use crate::keyspace::{Reply, ReplyError};
+use crate::notifications::record::{
     Begun, Cap, Caps, Duplicates, Ended, NewNotification, NotificationId, State, When, late_step,
 };
+
+scripts! {
+    SCRIPTS:
+    schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
+    release "release" NOTES, restore "restore" NOTES,
+}
+
+const NOTES: &[&str] = &[QUEUES[0], include_str!("../../lua/notifications.lua")];
 
 /// Keys that every one of them declares.
 const KEYS: usize = 13;

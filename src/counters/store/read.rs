@@ -11,10 +11,10 @@ use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 
 use super::statement::{self, Month};
 use super::{DAILY, Stored, TOTALS};
+use crate::counters::view::AdId;
 use crate::deadline;
 use crate::id::{BotId, Sequence};
 use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
-use crate::view::AdId;
 
 /// Reading totals takes at most this long.
 const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);

@@ -20,15 +20,15 @@ use super::decide::{DUE, Deed, Effect, Note, emitted, name};
 use super::rule::{Delay, Notify, text_of};
 use super::stats::RuleNotes;
 use crate::clock::{SharedClock, millis};
+use crate::counters::view::AdId;
 use crate::counters::{Counters, CountersError};
 use crate::event::Event;
 use crate::id::RuleId;
 use crate::keyspace::scripts::Emit;
 use crate::keyspace::{Link, StoreError};
-use crate::notification::{Duplicates, NewNotification, When};
+use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
 use crate::queue::{PushOptions, Queue};
-use crate::view::AdId;
 
 /// Names are remembered so long.
 const WINDOW: Duration = Duration::from_secs(3_600);

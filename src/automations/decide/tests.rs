@@ -1,7 +1,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::automation::rule::Rule;
+use crate::automations::rule::Rule;
 use crate::filter::{Filter, Sees};
 
 fn event(kind: &str, data: &Value) -> Event {

@@ -1,14 +1,18 @@
-//! Counting views: `increment_if_exists`, `upsert`, `replace`, `import`, `recount`.
-
-use std::collections::BTreeMap;
+//! Counting views: `increment_if_exists`, `upsert`, `replace`, `import`.
 
 use redis::{Cmd, Value};
 
-use super::{Call, Index, Limits, evalsha};
-use crate::id::{BotId, Offset, Sequence};
+use super::view::AdId;
+use crate::id::{BotId, Sequence};
 use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::reply::{Reply, ReplyError};
-use crate::view::{AdId, Left};
+use crate::keyspace::scripts::{Call, LEDGERS, Limits, scripts};
+use crate::keyspace::{Reply, ReplyError};
+
+scripts! {
+    SCRIPTS:
+    increment_if_exists "increment_if_exists" LEDGERS, upsert "upsert" LEDGERS,
+    replace "replace" LEDGERS, import "import" LEDGERS,
+}
 
 /// Where something is counted, and within which bounds.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +33,7 @@ impl Counting<'_> {
     /// The command up to the keys: the queue and the book of the bot, then `more`.
     fn begin(&self, script: Index, more: Option<String>) -> Cmd {
         let mut cmd = evalsha(script, 13 + usize::from(more.is_some()));
-        cmd.arg(&self.keys.base).arg(self.keys.queue(self.bot)).arg(&self.keys.book(self.bot));
+        cmd.arg(&self.keys.base).arg(self.keys.queue(self.bot)).arg(&self.keys.ledger(self.bot));
         cmd.arg(more);
         cmd
     }
@@ -218,92 +222,5 @@ impl Call for Import<'_> {
             "GAP" => Ok(Taken::Gap(reply.number()?)),
             other => Err(ReplyError::unexpected("a status", other)),
         }
-    }
-}
-
-/// `lua/recount.lua`. Answers whether there was such a dead letter.
-#[derive(Debug)]
-pub struct Recount<'a> {
-    /// The shard of `bot`.
-    pub keys: &'a ShardKeys,
-    /// Bounds of the queue.
-    pub limits: Limits,
-    /// Most ads of a bot whose totals one generation caches.
-    pub cached_ads: u64,
-    /// The dead letter.
-    pub id: Offset,
-    /// Whose it is.
-    pub bot: &'a BotId,
-    /// What its event counts; `None`: nothing.
-    pub counts: Option<(&'a AdId, u64)>,
-    /// Its event, encoded.
-    pub event: &'a [u8],
-}
-
-impl Call for Recount<'_> {
-    type Reply = bool;
-    const NAME: &'static str = "recount";
-
-    fn command(&self) -> Cmd {
-        let Self { keys, limits, bot, .. } = self;
-        let mut cmd = evalsha(Index::recount, 14);
-        cmd.arg(&keys.base).arg(keys.queue(bot)).arg(&keys.book(bot)).arg(&keys.dlq);
-        cmd.arg(self.id.to_string()).arg(self.cached_ads).arg(limits.slice_us);
-        cmd.arg(limits.linger_ms);
-        match self.counts {
-            Some((ad, n)) => cmd.arg(ad.as_str()).arg(n),
-            None => cmd.arg("").arg(0),
-        };
-        cmd.arg(bot.as_str()).arg(1).arg(self.event);
-        cmd
-    }
-
-    fn reply(value: Value) -> Result<bool, ReplyError> {
-        Reply::yes(value)
-    }
-}
-
-/// The views of an enqueue: what its events count.
-#[derive(Debug, Default)]
-pub struct Counted {
-    /// Most ads of a bot whose totals one generation caches.
-    pub cached_ads: u64,
-    /// Per bot of the call, in the same order: ads and how often each was viewed.
-    pub bots: Vec<BTreeMap<AdId, u64>>,
-}
-
-impl Counted {
-    /// How many views they are.
-    #[must_use]
-    pub fn sum(&self) -> u64 {
-        self.bots.iter().flat_map(BTreeMap::values).sum()
-    }
-
-    /// How many arguments they are.
-    pub(super) fn len(&self) -> usize {
-        1 + self.bots.iter().map(|ads| 1 + 2 * ads.len()).sum::<usize>()
-    }
-
-    /// Their arguments.
-    pub(super) fn add_to(&self, cmd: &mut Cmd) {
-        cmd.arg(self.cached_ads);
-        for ads in &self.bots {
-            cmd.arg(ads.len());
-            for (ad, n) in ads {
-                cmd.arg(ad.as_str()).arg(*n);
-            }
-        }
-    }
-}
-
-/// What leaves a queue, as arguments of a completion.
-pub(super) fn add_left(cmd: &mut Cmd, left: Option<&Left>) {
-    let Some(left) = left else {
-        cmd.arg("").arg(0);
-        return;
-    };
-    cmd.arg(left.last.get()).arg(left.ads.len());
-    for (ad, (views, replacements)) in &left.ads {
-        cmd.arg(ad.as_str()).arg(*views).arg(*replacements);
     }
 }

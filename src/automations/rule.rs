@@ -9,11 +9,11 @@ use serde_json::Value as Json;
 use utoipa::ToSchema;
 
 use super::profile::{self, check_name, check_value};
+use crate::counters::view::{AdId, VIEWS_MAX};
 use crate::filter::{Filter, FilterError, Glob, Sees};
 use crate::id::RuleId;
-use crate::notification::{BODY_MAX_BYTES, DELAY_MAX, KIND_MAX_BYTES, UID_MAX_BYTES};
+use crate::notifications::record::{BODY_MAX_BYTES, DELAY_MAX, KIND_MAX_BYTES, UID_MAX_BYTES};
 use crate::outbound::{CheckedUrl, Policy};
-use crate::view::{AdId, VIEWS_MAX};
 
 /// Most rules of a bot.
 pub const RULES_MAX: usize = 1_000;
@@ -172,11 +172,11 @@ pub struct Notify {
 }
 
 fn none() -> String {
-    crate::notification::NO_KIND.to_owned()
+    crate::notifications::record::NO_KIND.to_owned()
 }
 
 fn is_none(kind: &str) -> bool {
-    kind == crate::notification::NO_KIND
+    kind == crate::notifications::record::NO_KIND
 }
 
 /// What is counted.

@@ -7,9 +7,9 @@ use rustc_hash::FxHashMap;
 
 use super::decide::RuleSet;
 use super::rule::Ready;
+use crate::automations::store::{RuleStore, Stored};
 use crate::filter::{Filter, FilterError, Sees};
 use crate::id::BotId;
-use crate::store::automations::{RuleStore, Stored};
 use crate::store::mongo::MongoError;
 
 /// Bots of a generation. Two are kept: what is used moves to the younger one.

@@ -20,16 +20,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::portion::Portion;
-use super::{
-    Answer, AnyHandler, Delivery, Environment, Failure, Handling, Outcomes, Slice, TURN_PATIENCE,
-};
+use super::store::{Added, Change, CounterStore, Effect};
+use super::view::{self, AdId, Deed};
 use crate::clock::micros;
+use crate::handler::portion::Portion;
+use crate::handler::{
+    Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
+};
 use crate::id::BotId;
+use crate::ledger::LedgerEntry;
 use crate::metrics::CounterMetrics;
-use crate::store::counters::{Added, Change, CounterStore, Effect};
 use crate::store::turns::Turn;
-use crate::view::{self, AdId, Deed};
 
 /// A bot whose views are partly too young is looked at again after this long: often enough that
 /// none waits 3 s, seldom enough that many views share a write.
@@ -79,7 +80,7 @@ impl CounterHandler {
             store,
             min_age,
             metrics: CounterMetrics::new(),
-            patience: super::store_patience(handler_timeout),
+            patience: store_patience(handler_timeout),
             portion: Portion::new(),
         }
     }
@@ -111,11 +112,12 @@ impl CounterHandler {
             return Err(Failure::unavailable(0, reason));
         };
         let mut settled = 0;
-        let mut dead = Vec::new();
+        let (mut dead, mut entries) = (Vec::new(), Vec::new());
         let mut failed = false;
         while settled < count && (settled == 0 || Instant::now() < slice.deadline) {
-            let portion = merge(&slice.events[settled..count], self.portion.now());
-            let (refused, taken) = (portion.refused.clone(), portion.count);
+            let mut portion = merge(&slice.events[settled..count], self.portion.now());
+            let (refused, taken) = (std::mem::take(&mut portion.refused), portion.count);
+            let noted = std::mem::take(&mut portion.entries);
             match self.take(&turn, &slice.bot, portion, until).await {
                 Ok(()) => {}
                 Err(reason) if settled == 0 => return Err(Failure::unavailable(0, reason)),
@@ -125,9 +127,13 @@ impl CounterHandler {
                 }
             }
             dead.extend(refused.into_iter().map(|(at, why)| (settled + at, why)));
+            entries.extend(noted.into_iter().map(|entry| {
+                let index = settled + entry.index;
+                LedgerEntry { index, ..entry }
+            }));
             settled += taken;
         }
-        let outcomes = Outcomes::first(settled);
+        let outcomes = Outcomes::first(settled).noting(entries);
         let outcomes = if failed { outcomes.rest_after(AGAIN) } else { outcomes };
         Ok(dead.into_iter().fold(outcomes, |outcomes, (at, why)| outcomes.dead(at, why)))
     }
@@ -167,21 +173,10 @@ impl CounterHandler {
     }
 }
 
-impl AnyHandler for CounterHandler {
-    fn handle_boxed<'a>(
-        &'a self,
-        _: &'a Environment,
-        slice: &'a Slice,
-        _: &'a str,
-    ) -> Handling<'a> {
-        Box::pin(async move { super::caught(self.flush(slice)).await.map(Answer::Settled) })
+impl Handler for CounterHandler {
+    async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        self.flush(slice).await
     }
-
-    fn keeps_books(&self) -> bool {
-        true
-    }
-
-    fn committed(&self, _: &Slice, _: usize) {}
 }
 
 /// What a portion does to the counters.
@@ -191,6 +186,8 @@ struct Merged {
     changes: Vec<Change>,
     /// Events that count nothing, and why.
     refused: Vec<(usize, String)>,
+    /// What the ledger has of the others.
+    entries: Vec<LedgerEntry>,
     /// How many events those are.
     count: usize,
 }
@@ -225,6 +222,8 @@ fn merge(events: &[Delivery], most: usize) -> Merged {
                 continue;
             }
         };
+        let (account, change) = (record.ad.account(), record.deed.change());
+        merged.entries.push(LedgerEntry { index: at, account, change });
         let changes = &mut merged.changes;
         match record.deed {
             Deed::Add { n, day } => {
@@ -252,9 +251,9 @@ mod tests {
     use jiff::civil::{Date, date};
 
     use super::*;
+    use crate::counters::view::Replacement;
     use crate::event::Event;
     use crate::id::Sequence;
-    use crate::view::Replacement;
 
     const DAY: Date = date(2026, 11, 20);
 

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 
-use super::Queue;
-use super::wake::Wake;
 use crate::id::{BotId, RuleId};
+use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::{Reply, StoreError};
+use crate::queue::Queue;
 
 /// What happened to a rule since it was made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,14 +34,28 @@ pub struct LastError {
     pub why: String,
 }
 
+/// The word on the wake channel for rules of a bot that change, or have changed.
+pub(crate) const RULES: &str = "rules";
+
 /// The fields of a rule: how often it matched, its actions, its errors, the last of them.
 const FIELDS: [char; 4] = ['m', 'a', 'e', 'l'];
+
+/// Beside the keys of the queues ([`crate::keyspace::keys`]):
+/// `fl:{p:s}:rules:<bot>`, a hash: `m<rule>` how often it matched, `a<rule>` its actions, `e<rule>`
+/// its errors, `l<rule>` the last one.
+impl ShardKeys {
+    /// What happened to the rules of one bot.
+    #[must_use]
+    pub fn rules(&self, bot: &BotId) -> String {
+        self.of_bot("rules:", bot)
+    }
+}
 
 impl Queue {
     /// Tells every process that the rules of a bot change.
     pub(crate) async fn tell_rules(&self, bot: &BotId) -> Result<(), StoreError> {
         let mut command = redis::cmd("PUBLISH");
-        command.arg(self.keys_of(bot).wake()).arg(format!("{} {bot}", Wake::RULES));
+        command.arg(self.keys_of(bot).wake()).arg(format!("{RULES} {bot}"));
         self.link().command("PUBLISH", command).await.map(drop)
     }
 

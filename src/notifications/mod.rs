@@ -9,6 +9,12 @@
 
 pub(crate) mod audit;
 mod gate;
+pub(crate) mod gauges;
+pub(crate) mod handler;
+pub mod keys;
+pub mod queue;
+pub mod record;
+pub mod scripts;
 mod send;
 mod sender;
 
@@ -18,16 +24,42 @@ use std::time::Duration;
 
 pub use self::audit::Audit;
 pub(crate) use self::gate::{Breaker, Gates};
+use self::queue::{Accepted, Span, Stats};
+use self::record::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
+use self::scripts::{Amended, Amendment};
 pub(crate) use self::sender::{PER_HOST, Sender, Sending};
 use crate::clock::SharedClock;
+use crate::config::Config;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
-use crate::keyspace::scripts::{Amended, Amendment};
 use crate::metrics::NotificationMetrics;
-use crate::notification::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::{CheckedUrl, Policy};
-use crate::queue::{Accepted, Queue, Span, Stats};
+use crate::pipeline::{Kind, Protected};
+use crate::product;
+use crate::queue::Queue;
+
+/// The pipeline of delayed notifications.
+pub const PIPELINE: &str = "notifications";
+
+/// Why its records are not purged.
+const PROTECTED: Protected = Protected {
+    code: "keeps-notifications",
+    reason: "notifications are not purged: what is queued is sent at once or ends as it should; cancel single ones before they are due",
+};
+
+/// The product.
+pub(crate) struct Product;
+
+impl product::Product for Product {
+    fn pipeline(&self) -> &'static str {
+        PIPELINE
+    }
+
+    fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
+        Kind { off_bus: true, protected: Some(PROTECTED), ..Kind::default() }
+    }
+}
 
 /// The notifications of every bot. Cheap to clone.
 #[derive(Clone)]

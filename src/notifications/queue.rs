@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 
-use super::Queue;
+use super::keys;
 use crate::event::Event;
 use crate::id::{BotId, Sequence, Shard};
-use crate::keyspace::scripts::{
+use crate::keyspace::{Reply, ReplyError, StoreError};
+use crate::notifications::record::{Ended, Kept, NewNotification, NotificationId, OTHER_KINDS};
+use crate::notifications::scripts::{
     Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
     Scheduled, SendHold, Throttle,
 };
-use crate::keyspace::{Reply, ReplyError, StoreError, keys};
-use crate::notification::{Ended, Kept, NewNotification, NotificationId, OTHER_KINDS};
+use crate::queue::Queue;
 
 /// Types with a place of their own in the statistics; what comes later is `other`.
 pub const KINDS_MAX: usize = 50;
@@ -336,7 +337,7 @@ pub struct Tally {
     /// How often each thing happened: `received`, `retried`, or how a notification ended.
     pub outcomes: BTreeMap<String, u64>,
     /// How many were first sent how late: by the steps of
-    /// [`LATE_STEPS`](crate::notification::LATE_STEPS), each later than the step before.
+    /// [`LATE_STEPS`](crate::notifications::record::LATE_STEPS), each later than the step before.
     pub late: BTreeMap<u64, u64>,
 }
 

@@ -20,9 +20,9 @@ use mongodb::bson::{
 use mongodb::options::{FindOptions, IndexOptions, ReadPreference, SelectionCriteria};
 use tracing::warn;
 
-use super::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
-use crate::automation::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
+use crate::automations::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
 use crate::id::{BotId, RuleId};
+use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::telemetry::OncePerMinute;
 
 /// The collection.

@@ -27,8 +27,14 @@
 //! A view waits for Redis, which alone can count it, until that has been silent for a second; and for
 //! MongoDB like a reader, since it counts without a total too.
 
+pub(crate) mod gauges;
+pub(crate) mod handler;
 pub(crate) mod import;
+pub mod queue;
+pub mod scripts;
+pub mod store;
 pub(crate) mod upkeep;
+pub mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,16 +45,45 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use self::import::{ImportError, Progress};
+use self::queue::{Book, Known, NewViews, ViewLedger};
+use self::scripts::Viewed;
+use self::store::{CounterStore, Stored};
+use self::view::{AdId, Calendar, Line, Replacement};
 use crate::breaker::{Breaker, Unanswered};
+use crate::clock::SharedClock;
+use crate::config::Config;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
-use crate::keyspace::scripts::Viewed;
 use crate::metrics::CounterMetrics;
-use crate::queue::{Book, Known, NewViews, Queue};
-use crate::store::counters::{CounterStore, Stored};
+use crate::pipeline::{Kind, Protected};
+use crate::product;
+use crate::queue::Queue;
 use crate::store::mongo::MongoError;
 use crate::telemetry::OncePerMinute;
-use crate::view::{self, AdId, Line, Replacement};
+
+/// The pipeline that counts views.
+pub const PIPELINE: &str = "counters";
+
+/// Why its records are not purged.
+const PROTECTED: Protected = Protected {
+    code: "keeps-views",
+    reason: "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it (POST /v1/bots/BOT/counters/AD/reset)",
+};
+
+/// The product.
+pub(crate) struct Product;
+
+impl product::Product for Product {
+    fn pipeline(&self) -> &'static str {
+        PIPELINE
+    }
+
+    fn kind(&self, config: &Config, clock: &SharedClock) -> Kind {
+        let calendar = Calendar::new(Arc::clone(clock), config.counters.time_zone.clone());
+        let ledger = ViewLedger::new(calendar, config.counters.cached_ads);
+        Kind { ledger: Some(Arc::new(ledger)), protected: Some(PROTECTED), ..Kind::default() }
+    }
+}
 
 /// A document that a flush may have changed is read again after these times: a flush takes some
 /// milliseconds from its first write to its completion.
@@ -107,6 +142,8 @@ pub(crate) struct Totals {
 pub(crate) struct Counters {
     queue: Queue,
     store: CounterStore,
+    /// Of the days that are told.
+    calendar: Calendar,
     metrics: CounterMetrics,
     /// Who reads waits so long.
     read_timeout: Duration,
@@ -116,10 +153,16 @@ pub(crate) struct Counters {
 
 impl Counters {
     /// The counters in the queues of the pipeline that counts views, and in `store`.
-    pub(crate) fn new(queue: Queue, store: CounterStore, read_timeout: Duration) -> Self {
+    pub(crate) fn new(
+        queue: Queue,
+        store: CounterStore,
+        calendar: Calendar,
+        read_timeout: Duration,
+    ) -> Self {
         let (redis, mongo) = (Breaker::new("redis"), Breaker::new("mongodb"));
         let (redis, mongo) = (Arc::new(redis), Arc::new(mongo));
-        Self { queue, store, metrics: CounterMetrics::new(), read_timeout, redis, mongo }
+        let metrics = CounterMetrics::new();
+        Self { queue, store, calendar, metrics, read_timeout, redis, mongo }
     }
 
     /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and answers the new total; `None` where no store
@@ -314,7 +357,7 @@ impl Counters {
 
     /// Today in the configured time zone.
     pub(crate) fn today(&self) -> Date {
-        self.queue.views().calendar.today()
+        self.calendar.today()
     }
 
     /// Views of ads per day, from `from` to `to`, days without any among them. What was viewed in the

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::SharedClock;
 use crate::event::{Event, EventBuilder};
-use crate::id::{BotId, Sequence};
+use crate::id::BotId;
+use crate::ledger::{Account, Change};
 
 /// Longest id of an ad, in bytes.
 pub const AD_ID_MAX_BYTES: usize = 128;
@@ -99,6 +100,12 @@ impl AdId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Its account in the ledger.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        Arc::clone(&self.0).into()
+    }
 }
 
 impl fmt::Display for AdId {
@@ -161,6 +168,17 @@ pub enum Deed {
     },
     /// All that was counted before is replaced.
     Replace(Replacement),
+}
+
+impl Deed {
+    /// What the ledger has of it.
+    #[must_use]
+    pub fn change(&self) -> Change {
+        match self {
+            Self::Add { n, .. } => Change::Add(*n),
+            Self::Replace(_) => Change::Replace,
+        }
+    }
 }
 
 /// What replaces all that was counted of an ad before.
@@ -291,27 +309,6 @@ fn row(text: &[u8]) -> Result<(AdId, Replacement), String> {
         .map_err(|error| error.to_string().replace(" at line 1 column ", " at column "))?;
     let with = Replacement::checked(row.total, row.days);
     Ok((row.ad, with.map_err(|(field, detail)| format!("{field}: {detail}"))?))
-}
-
-/// What some records count that leave their queue together.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Left {
-    /// The sequence of the last of them.
-    pub last: Sequence,
-    /// Per ad: views and replacements.
-    pub ads: BTreeMap<AdId, (u64, u64)>,
-}
-
-impl Left {
-    /// Adds a record.
-    pub fn add(&mut self, sequence: Sequence, record: &Record) {
-        self.last = sequence;
-        let (views, replacements) = self.ads.entry(record.ad.clone()).or_default();
-        match &record.deed {
-            Deed::Add { n, .. } => *views += n,
-            Deed::Replace(_) => *replacements += 1,
-        }
-    }
 }
 
 #[derive(Deserialize)]

@@ -19,8 +19,8 @@ use jiff::civil::Date;
 use mongodb::bson::{RawArrayBuf, RawBson, RawDocumentBuf, cstr, rawdoc};
 
 use super::{Added, Change, Effect};
+use crate::counters::view::{AdId, Replacement};
 use crate::id::{BotId, Sequence};
-use crate::view::{AdId, Replacement};
 
 /// Days of a month's document: the longest month.
 pub(super) const DAYS: usize = 31;

@@ -1,0 +1,87 @@
+//! The keys of the notifications, beside those of their queues ([`crate::keyspace::keys`]).
+//!
+//! | key | type | meaning |
+//! |---|---|---|
+//! | `fl:{p:s}:n:<id>` | hash | the record, kept a week after its end |
+//! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | when the user got the last one and was online last, which one is being sent |
+//! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
+//! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | which one has the caller's key |
+//! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | `type\|outcome` → how many |
+//! | `fl:notification-types` | set | the types with a place of their own in the statistics, at most about 50 |
+//! | `fl:auditor` | string, TTL | who looks for notifications that are in no structure |
+
+use std::time::Duration;
+
+use super::record::NotificationId;
+use crate::id::{BotId, PipelineName, Prefix};
+use crate::keyspace::keys::ShardKeys;
+
+/// The types with a place of their own in the statistics.
+#[must_use]
+pub fn kinds(prefix: &Prefix) -> String {
+    format!("{prefix}:notification-types")
+}
+
+/// The lock of the process that looks for lost notifications.
+#[must_use]
+pub fn auditor(prefix: &Prefix) -> String {
+    format!("{prefix}:auditor")
+}
+
+/// The pattern of the records of notifications of `pipeline`.
+#[must_use]
+pub fn records(prefix: &Prefix, pipeline: &PipelineName) -> String {
+    format!("{prefix}:{{{pipeline}:*}}:n:*")
+}
+
+/// The notification whose record `key` is.
+#[must_use]
+pub fn notification_of(key: &[u8]) -> Option<NotificationId> {
+    let (_, rest) = std::str::from_utf8(key).ok()?.split_once('}')?;
+    rest.strip_prefix(":n:")?.parse().ok()
+}
+
+impl ShardKeys {
+    /// The record of a notification.
+    #[must_use]
+    pub fn notification(&self, id: NotificationId) -> String {
+        format!("{}n:{id}", self.prefix())
+    }
+
+    /// What is known of the user of a bot that notifications go to.
+    #[must_use]
+    pub fn user(&self, bot: &BotId, uid: &str) -> String {
+        self.of_bot("user:", bot) + "\n" + uid
+    }
+
+    /// The notifications that wait for a user.
+    #[must_use]
+    pub fn online(&self, bot: &BotId, uid: &str) -> String {
+        self.of_bot("online:", bot) + "\n" + uid
+    }
+
+    /// The notification that has a caller's key.
+    #[must_use]
+    pub fn notification_key(&self, bot: &BotId, key: &str) -> String {
+        self.of_bot("key:", bot) + "\n" + key
+    }
+
+    /// The statistics of the day and of the hour of a time since 1970.
+    #[must_use]
+    pub fn stats(&self, now: Duration) -> [String; 2] {
+        let hours = now.as_secs() / 3_600;
+        [self.stats_of_day(hours / 24), self.stats_of_hour(hours)]
+    }
+
+    /// The statistics of a day, by its number since 1970.
+    #[must_use]
+    pub fn stats_of_day(&self, day: u64) -> String {
+        format!("{}stats:day:{day}", self.prefix())
+    }
+
+    /// The statistics of an hour, by its number since 1970.
+    #[must_use]
+    pub fn stats_of_hour(&self, hour: u64) -> String {
+        format!("{}stats:hour:{hour}", self.prefix())
+    }
+}
