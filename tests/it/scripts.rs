@@ -55,7 +55,17 @@ fn claim_all(keys: &ShardKeys) -> Claim<'_> {
 fn completion(claimed: &Claimed, lease: usize, n: usize, mode: Mode) -> Completion {
     let grant = &claimed.leases[lease];
     let (bot, run, fence) = (grant.bot.clone(), Arc::clone(&claimed.run), grant.fence);
-    Completion { bot, run, fence, before: 0, n, mode, cost: 0, exceptions: Vec::new(), left: None }
+    Completion {
+        bot,
+        run,
+        fence,
+        before: 0,
+        n,
+        mode,
+        cost: 0,
+        exceptions: Vec::new(),
+        leaving: None,
+    }
 }
 
 fn dead(index: usize) -> Exception {
@@ -66,6 +76,8 @@ fn dead(index: usize) -> Exception {
 struct Shard {
     clocked: Clocked,
     keys: ShardKeys,
+    /// Whether its queues have a ledger.
+    ledger: bool,
     _server: RedisServer,
 }
 
@@ -76,7 +88,8 @@ impl Shard {
 
     fn of(pipeline: &str) -> Self {
         let server = RedisServer::start(Options::default());
-        Self { clocked: Clocked::new(&server), keys: keys(pipeline), _server: server }
+        let ledger = pipeline == fairlane::counters::PIPELINE;
+        Self { clocked: Clocked::new(&server), keys: keys(pipeline), ledger, _server: server }
     }
 
     fn call<C: Call>(&mut self, now_us: i64, call: &C) -> C::Reply {
@@ -105,7 +118,7 @@ impl Shard {
         let keys = &self.keys.clone();
         let bots = bots.iter().map(|bot| (bot.clone(), vec![event.as_bytes()])).collect();
         let call =
-            Enqueue { keys, stream: "events", prev, last, limits: LIMITS, bots, counted: None };
+            Enqueue { keys, stream: "events", prev, last, limits: LIMITS, bots, postings: None };
         self.call(NOW, &call)
     }
 
@@ -116,7 +129,8 @@ impl Shard {
 
     fn complete(&mut self, now_us: i64, dead_max: u64, items: &[Completion]) -> Completed {
         let keys = &self.keys.clone();
-        self.call(now_us, &Complete { keys, dead_max, items })
+        let ledger = self.ledger;
+        self.call(now_us, &Complete { keys, dead_max, ledger, items })
     }
 
     /// Makes these many first events of the only ready bot dead letters.

@@ -99,7 +99,11 @@ impl Real {
             Action::Redrive(place, bot) => {
                 let id = place.map_or(Offset { ms: 1, seq: 1 }, |place| self.letters[place]);
                 let (bot, slice_us) = (&self.bot(*bot).clone(), limits.slice_us);
-                self.script(step, &call::Redrive { keys, id, bot, slice_us }, changed)
+                self.script(
+                    step,
+                    &call::Redrive { keys, id, bot, slice_us, renews: false },
+                    changed,
+                )
             }
             Action::Promote(events) => {
                 let events: Vec<(String, BotId)> = events
@@ -140,7 +144,7 @@ impl Real {
             last: decode::offset(last),
             limits: limits(step.limits),
             bots: bots.collect(),
-            counted: None,
+            postings: None,
         };
         self.script(step, &call, |reply, server| {
             let at = server.hwm.get(&stream).copied().unwrap_or(0);
@@ -224,7 +228,8 @@ impl Real {
         let keys = &self.keys.clone();
         let items: Vec<call::Completion> =
             calls.iter().map(|call| self.item(step.now_us / 1_000, call)).collect();
-        let call = call::Complete { keys, dead_max: step.limits.dead_max as u64, items: &items };
+        let dead_max = step.limits.dead_max as u64;
+        let call = call::Complete { keys, dead_max, ledger: false, items: &items };
         self.script(step, &call, |reply, _| Answer::Completed {
             verdicts: reply
                 .verdicts
@@ -268,7 +273,7 @@ impl Real {
             },
             cost: unsigned(call.cost),
             exceptions: exceptions.collect(),
-            left: None,
+            leaving: None,
         }
     }
 

@@ -76,7 +76,12 @@ fn dead_letters_are_bounded_and_the_removed_are_counted() {
     assert_eq!(shard.kill(NOW, 2, 2).letters_removed, 2);
     let keys = &shard.keys.clone();
     for id in shard.letters() {
-        assert!(shard.call(NOW, &Redrive { keys, id, bot: &bot("a"), slice_us: SLICE_US }));
+        assert!(
+            shard.call(
+                NOW,
+                &Redrive { keys, id, bot: &bot("a"), slice_us: SLICE_US, renews: false }
+            )
+        );
     }
     assert_eq!(shard.events("a"), ["4", "5"], "the oldest went");
 }
@@ -96,7 +101,8 @@ fn letters_put_back_in_any_order_are_in_their_old_order() {
         shard.push(NOW, "a", &["new"], LIMITS);
         let ids = shard.letters();
         for n in order {
-            let redrive = Redrive { keys, id: ids[n], bot: &bot("a"), slice_us: SLICE_US };
+            let redrive =
+                Redrive { keys, id: ids[n], bot: &bot("a"), slice_us: SLICE_US, renews: false };
             assert!(shard.call(NOW, &redrive));
             assert!(!shard.call(NOW, &redrive), "once");
         }
@@ -119,7 +125,7 @@ fn a_letter_is_put_back_behind_more_events_than_one_look_takes() {
     shard.complete(NOW, 200, &[Completion { exceptions: (0..151).map(dead).collect(), ..release }]);
     let keys = &shard.keys.clone();
     for id in shard.letters() {
-        shard.call(NOW, &Redrive { keys, id, bot: &bot("a"), slice_us: SLICE_US });
+        shard.call(NOW, &Redrive { keys, id, bot: &bot("a"), slice_us: SLICE_US, renews: false });
     }
     assert_eq!(shard.events("a"), numbers);
 }

@@ -73,7 +73,7 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     let bots_events = bots.iter().map(|bot| (bot.clone(), events())).collect();
     let stream = "events {*}";
     let enqueue =
-        Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events, counted: None };
+        Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events, postings: None };
     assert!(
         matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done) if done.appended == 3 * count as u64)
     );
@@ -100,7 +100,7 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     assert_eq!(done.verdicts, vec![Verdict::Ok; count]);
 
     for (bot, id) in bots.iter().zip(shard.letters()) {
-        assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us }), "{bot}");
+        assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us, renews: false }), "{bot}");
     }
     let due: Vec<(String, BotId)> = {
         let ids: Vec<String> = shard.clocked.plain().zrange(&keys.due, 0, -1).unwrap();
@@ -214,16 +214,16 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             last: at,
             limits: LIMITS,
             bots,
-            counted: None,
+            postings: None,
         }),
         named(&Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: 0, idempotency }),
         named(&claim_all(keys)),
-        named(&Complete { keys, dead_max: 1, items: &items }),
+        named(&Complete { keys, dead_max: 1, ledger: false, items: &items }),
         named(&Promote { keys, slice_us, events: &ids }),
         named(&Pause { keys, bot: Some(a) }),
         named(&Resume { keys, bot: Some(a), slice_us }),
         named(&Purge { keys, bot: a }),
-        named(&Redrive { keys, id: at, bot: a, slice_us }),
+        named(&Redrive { keys, id: at, bot: a, slice_us, renews: false }),
         named(&Revoke { keys, bot: a, slice_us }),
         named(&Recover { keys, run: "run", slice_us }),
         named(&Reconcile { keys, bots: &[a.clone(), bot("b")], bots_max: 9 }),
@@ -250,10 +250,10 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Recount {
             keys,
             limits: LIMITS,
-            cached_ads: 1,
+            cached_accounts: 1,
             id: at,
             bot: a,
-            counts: None,
+            posting: None,
             event: b"1",
         }),
         named(&Schedule { keys, now, id, new, label: "none", known: None }),

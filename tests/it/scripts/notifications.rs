@@ -721,7 +721,7 @@ fn a_retry_counts_a_postponement_does_not_and_both_end_where_it_expires() {
 
     // Redriven, it begins anew.
     let (keys, letter) = (&notes.shard.keys.clone(), notes.shard.letters()[0]);
-    let redrive = Redrive { keys, id: letter, bot: &bot("b"), slice_us: SLICE_US };
+    let redrive = Redrive { keys, id: letter, bot: &bot("b"), slice_us: SLICE_US, renews: false };
     assert!(notes.shard.call(notes.now, &redrive));
     let begun = notes.step("b").remove(0);
     assert_eq!((begun.id, begun.attempts), (note, 1));

@@ -34,7 +34,7 @@ async fn claim(link: &Link) -> Claimed {
 
 async fn complete(link: &Link, item: Completion) -> Result<Verdict, StoreError> {
     let (keys, items) = (&keys("p"), &[item]);
-    Ok(link.call(&Complete { keys, dead_max: 9, items }).await?.verdicts[0])
+    Ok(link.call(&Complete { keys, dead_max: 9, ledger: false, items }).await?.verdicts[0])
 }
 
 /// Every key with everything it holds.
@@ -65,7 +65,7 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
     let (prev, last) = (Offset::default(), Offset { ms: 1, seq: 1 });
     let bots = || vec![(a.clone(), vec![&b"4"[..], b"5"]), (bot("b"), vec![b"6"])];
     let limits = Limits { max_queue: 4, ..LIMITS };
-    let enqueue = Enqueue { keys, stream: "s", prev, last, limits, bots: bots(), counted: None };
+    let enqueue = Enqueue { keys, stream: "s", prev, last, limits, bots: bots(), postings: None };
     let refused = link.call(&enqueue).await.unwrap_err();
     assert!(refused.is_full() && refused.is_passing(), "{refused}");
     assert!(push(&link, &["4"]).await.unwrap_err().is_full());

@@ -6,9 +6,10 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::counters::scripts::{
     Counting, Import, IncrementIfExists, Replace, Taken, Upsert, Viewed, Views,
 };
-use fairlane::counters::view::{AdId, Left};
+use fairlane::counters::view::AdId;
 use fairlane::id::{BotId, Sequence};
-use fairlane::keyspace::scripts::{Claimed, Counted, Enqueue, Enqueued, Mode, Recover, Verdict};
+use fairlane::keyspace::scripts::{Claimed, Enqueue, Enqueued, Mode, Postings, Recover, Verdict};
+use fairlane::ledger::Leaving;
 use redis::Commands;
 
 use super::{LIMITS, SLICE_US, Shard, bot, completion};
@@ -91,13 +92,13 @@ impl Counters {
     }
 
     fn unflushed(&mut self) -> BTreeMap<String, u64> {
-        let [unflushed, ..] = self.shard.keys.book(&self.bot);
+        let [unflushed, ..] = self.shard.keys.ledger(&self.bot);
         self.shard.clocked.plain().hgetall(unflushed).unwrap()
     }
 
     /// How many totals each generation caches.
     fn generations(&mut self) -> [u64; 2] {
-        let [_, first, second, _] = self.shard.keys.book(&self.bot);
+        let [_, first, second, _] = self.shard.keys.ledger(&self.bot);
         [first, second].map(|key| self.shard.clocked.plain().hlen(key).unwrap())
     }
 
@@ -112,9 +113,9 @@ impl Counters {
     /// Completes the first `n`, which count these.
     fn complete(&mut self, claimed: &Claimed, n: usize, mode: Mode, ads: &[(&str, u64, u64)]) {
         let last = Sequence::new(self.sequences()[n.max(1) - 1]);
-        let ads = ads.iter().map(|(id, views, replacements)| (ad(id), (*views, *replacements)));
+        let accounts = ads.iter().map(|(id, views, replaced)| ((*id).into(), (*views, *replaced)));
         let mut item = completion(claimed, 0, n, mode);
-        item.left = (n > 0).then(|| Left { last, ads: ads.collect() });
+        item.leaving = (n > 0).then(|| Leaving { last, accounts: accounts.collect() });
         let completed = self.shard.complete(self.now, 100, &[item]);
         assert_eq!(completed.verdicts, [Verdict::Ok]);
     }
@@ -228,7 +229,8 @@ fn a_completion_lowers_what_is_unflushed_and_repeated_changes_nothing() {
     counters.complete(&claimed, 2, keep, &[("x", 2, 0), ("y", 1, 0)]);
     assert_eq!(counters.unflushed(), BTreeMap::from([("vx".to_owned(), 3)]));
     let mut again = completion(&claimed, 0, 2, keep);
-    again.left = Some(Left { last: Sequence::new(1), ads: [(ad("x"), (2, 0))].into() });
+    again.leaving =
+        Some(Leaving { last: Sequence::new(1), accounts: [("x".into(), (2, 0))].into() });
     assert_eq!(counters.shard.complete(counters.now, 100, &[again]).verdicts, [Verdict::Ok]);
     assert_eq!(counters.unflushed(), BTreeMap::from([("vx".to_owned(), 3)]));
     assert_eq!(counters.view("x", 0), total(5), "the cached total stays");
@@ -250,7 +252,7 @@ fn a_cached_total_is_forgotten_after_two_days_unless_it_is_viewed_or_waits() {
     for id in ["hot", "cold"] {
         counters.upsert(id, 1, Some((10, 0)));
     }
-    let [_, first, second, _] = counters.shard.keys.book(&counters.bot);
+    let [_, first, second, _] = counters.shard.keys.ledger(&counters.bot);
     let ttl = |counters: &mut Counters, key: &str| -> i64 {
         counters.shard.clocked.plain().pttl(key).unwrap()
     };
@@ -288,11 +290,11 @@ fn views_from_the_bus_raise_what_is_cached_and_count_once() {
     let (start, end) = ("0-0".parse().unwrap(), "5-0".parse().unwrap());
     let mut copy = || {
         let bots = vec![(bot("b"), vec![&b"one"[..], b"two"]), (bot("c"), vec![&b"bad"[..]])];
-        let counted = vec![[(ad("x"), 4), (ad("y"), 1)].into(), BTreeMap::new()];
-        let counted = Some(Counted { cached_ads: ADS, bots: counted });
+        let posted = vec![[("x".into(), 4), ("y".into(), 1)].into(), BTreeMap::new()];
+        let postings = Some(Postings { cached_accounts: ADS, bots: posted });
         let limits = LIMITS;
         let call =
-            Enqueue { keys: &keys, stream: "s", prev: start, last: end, limits, bots, counted };
+            Enqueue { keys: &keys, stream: "s", prev: start, last: end, limits, bots, postings };
         counters.shard.call(counters.now, &call)
     };
     assert!(matches!(copy(), Enqueued::Ok(queued) if queued.appended == 3));
