@@ -238,7 +238,8 @@ async fn a_disabled_pipeline_holds_nothing_back() {
     // Enabled again, it goes on with what is left, and somebody is told about the rest.
     let instance = Instance::start(&both, log.content()).await;
     add(&server, STREAM, &events(10..12)).await;
-    eventually(LONG, "both go on", async || log.ids("bus-off").contains(&"11".to_owned())).await;
+    let has = |pipeline, id: &str| log.ids(pipeline).iter().any(|handled| handled == id);
+    eventually(LONG, "both go on", async || has("bus-off", "11") && has("bus-on", "11")).await;
     assert_eq!(log.ids("bus-on"), ids(0..12));
     instance.stop().await;
 }
