@@ -1,8 +1,8 @@
-//! The documentation tells the truth: its shell blocks run, its links lead somewhere, the tests that
-//! it names exist.
+//! The documentation tells the truth: its shell blocks run, its links lead somewhere, the tests
+//! that it names exist.
 //!
-//! The shell blocks of a page are one script, which `bash -eu` runs in a directory of its own. Blocks
-//! that no test can run are marked as `bash` instead of `sh`.
+//! The shell blocks of a page are one script, which `bash -eu` runs in a directory of its own.
+//! Blocks that no test can run are marked as `bash` instead of `sh`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -96,6 +96,49 @@ pages! {
         r#"fairlane_events_total{pipeline="replayed",outcome="done"} 34"#,
         "whsec_WYM0tVDec9oRdBmDbgnsyhyH+mVGhayJv4mQKi1Q9Vk=",
         r#"{"status":"stopping""#,
+    ];
+    the_page_on_configuration_can_be_followed_word_for_word: "docs/configuration.md" => [
+        "ok     pipeline tags           handler log, events tag.*",
+        "wrong.toml:4: pipelines.tags.handler_timeout is 26s, above shutdown_grace (25s)",
+        "exit code 64",
+    ];
+    the_page_on_operations_can_be_followed_word_for_word: "docs/operations.md" => [
+        "bot bot-7 of pipeline tags is paused",
+        "the queue of the bot is full (max_queue = 2)",
+        "put back 1 dead letter of pipeline tags",
+        r#"fairlane_events_total{pipeline="tags",outcome="done"} 3"#,
+        "nothing is wrong",
+    ];
+    the_runbook_can_be_started_word_for_word: "docs/runbook.md" => [
+        "no `fairlane serve` runs",
+        "0 failures",
+    ];
+    the_page_on_overload_can_be_followed_word_for_word: "docs/overload.md" => [
+        "x-shed-reason: switch",
+        r#"{"class":"p3","reason":"switch""#,
+    ];
+    the_page_on_redis_can_be_followed_word_for_word: "docs/redis.md" => [
+        "ok     eviction                noeviction",
+        "published 1 event to staging:events",
+    ];
+    the_page_on_the_edge_can_be_followed_word_for_word: "docs/edge.md" => [
+        r#""top_addresses":[{"address":"203.0.113.7""#,
+        "access-control-allow-origin: https://shop.example",
+        r#"{"status":"stopping""#,
+    ];
+    the_page_on_kubernetes_can_be_followed_word_for_word: "docs/kubernetes.md" => [
+        "ok     auth                    1 token can be read",
+        "0 failures",
+    ];
+    the_page_on_security_can_be_followed_word_for_word: "docs/security.md" => [
+        r#"{"accepted":1}"#,
+        r#"{"type":"urn:fairlane:problem:unauthorized""#,
+        r#""detail":"token \"shop\" has no scope \"read\"""#,
+        "whsec_fqRaVx4cXVbksvPOn7y6U0PbiCVkKdPL31wAd09v45o=",
+        "url: the address is 127.0.0.1, which is not public",
+    ];
+    the_page_on_upgrading_can_be_followed_word_for_word: "docs/upgrading.md" => [
+        "published 5 events to fairlane:events",
     ];
 }
 
@@ -225,11 +268,8 @@ fn the_readme_is_short() {
 #[test]
 fn the_summary_lists_every_page_of_the_book_once() {
     let summary = read("docs/SUMMARY.md");
-    let listed: Vec<&str> = summary
-        .split("](")
-        .skip(1)
-        .filter_map(|part| part.split(')').next())
-        .collect();
+    let listed: Vec<&str> =
+        summary.split("](").skip(1).filter_map(|part| part.split(')').next()).collect();
     let pages = pages();
     let there: BTreeSet<&str> = pages
         .iter()
