@@ -254,6 +254,12 @@ fn follow(page: &str, expected: &[&str]) {
 fn every_page_with_shell_blocks_is_run_by_a_test() {
     let run: BTreeSet<&str> = RUN.iter().copied().collect();
     let pages = pages();
+    for page in &pages {
+        let text = read(page);
+        let is_odd = |line: &&str| line.trim_start().starts_with("```sh") && *line != "```sh";
+        let odd: Vec<&str> = text.lines().filter(is_odd).collect();
+        assert!(odd.is_empty(), "{page}: mark a block that no test can run as bash: {odd:?}");
+    }
     let with_blocks = pages.iter().filter(|page| !blocks(&read(page)).is_empty());
     let with_blocks: BTreeSet<&str> = with_blocks.map(String::as_str).collect();
     assert_eq!(run, with_blocks, "tests (left) and pages with shell blocks (right) differ");
