@@ -1,4 +1,4 @@
-//! A user with exactly the rights that README says suffice.
+//! A user with exactly the rights that docs/redis.md lists can do everything.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
