@@ -7,9 +7,10 @@
 // nothing is checked: for trying things out. RECEIVER_LOG=FILE appends a line of JSON per push.
 //
 // Put your own work into handle(). It gets the events of one bot in order, and never two calls for
-// one bot at once. An event may come again after a crash: remember its id together with its effect.
+// one bot concurrently. An event may come again after a crash: remember its id together with its
+// effect.
 //
-// --async answers 202 at once, goes on working, and then completes the lease at FAIRLANE:
+// --async answers 202 immediately, goes on working, and then completes the lease at FAIRLANE:
 //
 //     php push_receiver.php --async http://FAIRLANE:8080 [--listen 127.0.0.1:9000]
 //
@@ -24,6 +25,8 @@ const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
 function handle(string $bot, array $event): void
 {
     // Throw an exception when it cannot be done now: this event, and those behind it, come again.
+    $data = json_encode($event['data'] ?? null, JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
+    file_put_contents('php://stdout', implode(' ', [$bot, $event['type'], $event['id'], $data]) . "\n");
 }
 
 // Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new.

@@ -10,7 +10,7 @@ fairlane.toml:                              then:
     url = "http://127.0.0.1:9000/"              operator's secret: --operator-secret whsec_…
 
 Put your own work into handle(). It gets the events of one bot in order, and never two calls for
-one bot at once. An event may come again after a crash: its id tells, see Seen.
+one bot concurrently. An event may come again after a crash: its id tells, see Seen.
 
 --async http://FAIRLANE:8080 answers 202 and completes later, from another thread.
 """
@@ -28,6 +28,8 @@ class Failed(Exception):
 
 def handle(bot, event):
     """What is done with an event. Replace it; raise Failed when it cannot be done now."""
+    data = json.dumps(event.get("data"), ensure_ascii=False, separators=(",", ":"))
+    print(bot, event["type"], event["id"], data, flush=True)
 
 
 class Seen:

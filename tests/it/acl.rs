@@ -1,4 +1,4 @@
-//! A user with exactly the rights that README says suffice.
+//! A user with exactly the rights that docs/redis.md lists can do everything.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,13 +23,13 @@ use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
 
-const README: &str = include_str!("../../README.md");
+const PAGE: &str = include_str!("../../docs/redis.md");
 const LONG: Duration = Duration::from_secs(30);
 const PASSWORD: &str = "s3cret";
 
-/// The words of README's `ACL SETUSER`.
+/// The words of `ACL SETUSER` in docs/redis.md.
 fn rule() -> Vec<String> {
-    let (_, rest) = README.split_once("ACL SETUSER fairlane").expect("README has the rule");
+    let (_, rest) = PAGE.split_once("ACL SETUSER fairlane").expect("the page has the rule");
     let (rule, _) = rest.split_once("```").expect("it stands in a block");
     let words = rule.split_whitespace().filter(|word| *word != "\\");
     words.map(|word| word.replace("PASSWORD", PASSWORD)).collect()
@@ -39,7 +39,7 @@ fn commands() -> BTreeSet<String> {
     rule().iter().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect()
 }
 
-/// A server that takes the user `fairlane` by README's rule and nobody else over TCP.
+/// A server that takes the user `fairlane` by the rule of docs/redis.md and nobody else over TCP.
 async fn guarded() -> (RedisServer, String) {
     let server = RedisServer::start(Options { tcp: true, ..Options::default() });
     let mut connection = patient(&server).await;
@@ -241,7 +241,7 @@ async fn nothing_was_denied_or_idle(server: &RedisServer) {
         .into_iter()
         .filter(|command| !is_used(command) && !ELSEWHERE.contains(&command.as_str()))
         .collect();
-    assert_eq!(idle, [""; 0], "README lists what nobody needs");
+    assert_eq!(idle, [""; 0], "docs/redis.md lists commands that are never needed");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn every_command_of_the_scripts_is_among_the_rights_that_readme_lists() {
             let (gap, next) = (words.next(), words.next().unwrap_or_default().to_lowercase());
             let pair = format!("{name}|{next}");
             let known = listed.contains(&name) || (gap == Some(", ") && listed.contains(&pair));
-            assert!(known, "{} calls {name}, which README does not list", path.display());
+            assert!(known, "{} calls {name}, which docs/redis.md does not list", path.display());
         }
     }
 }

@@ -94,6 +94,42 @@ async fn the_receiver_in_python_can_answer_first_and_complete_later() {
 }
 
 #[tokio::test]
+async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_node() {
+    if !is_there("node") || !is_there("curl") {
+        return println!("not shown: there is no node or no curl");
+    }
+    let server = RedisServer::start(Options::default());
+    let receiver = ExampleReceiver::node(&["--secret", &secret_of("shop")]);
+    let process = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
+    both_arrive(&server, &process, &receiver).await;
+    // The key of another bot: that one's pushes are refused.
+    assert!(publish(&server, &process, "other").status.success());
+    eventually(LONG, "it is refused again and again", async || {
+        crate::support::push::metric(&process, "events_total", &[("outcome", "retried")]).await >= 2
+    })
+    .await;
+    assert!(receiver.pushes().iter().all(|push| push.bot == "shop"));
+}
+
+#[tokio::test]
+async fn the_receiver_in_node_can_answer_first_and_complete_later() {
+    if !is_there("node") || !is_there("curl") {
+        return println!("not shown: there is no node or no curl");
+    }
+    let server = RedisServer::start(Options::default());
+    let listening = Served::start_as(&pushing(&server, "http://127.0.0.1:8/", &[]), "http").await;
+    let fairlane = format!("http://{}", listening.http());
+    let receiver = ExampleReceiver::node(&["--async", &fairlane, "--secret", &secret_of("shop")]);
+    let process = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
+    both_arrive(&server, &process, &receiver).await;
+    eventually(LONG, "both are counted where they were completed", async || {
+        let done = [("outcome", "done")];
+        crate::support::push::metric(&listening, "events_total", &done).await == 2
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_php() {
     if !is_there("php") || !is_there("curl") {
         return println!("not shown: there is no php or no curl");

@@ -53,10 +53,21 @@ pub(crate) fn is_there(program: &str) -> bool {
 impl ExampleReceiver {
     /// The one in Python, on a free port.
     pub(crate) fn python(arguments: &[&str]) -> Self {
+        let mut python = Command::new("python3");
+        python.arg("-B").arg(example("push_receiver.py"));
+        Self::by_options(&mut python, arguments)
+    }
+
+    /// The one in Node.js, which has the options of the one in Python.
+    pub(crate) fn node(arguments: &[&str]) -> Self {
+        let mut node = Command::new("node");
+        node.arg(example("push_receiver.mjs"));
+        Self::by_options(&mut node, arguments)
+    }
+
+    fn by_options(command: &mut Command, arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut child = Command::new("python3")
-            .arg("-B")
-            .arg(example("push_receiver.py"))
+        let mut child = command
             .args(["--port", "0", "--log"])
             .arg(directory.path().join("log"))
             .args(arguments)
