@@ -48,6 +48,7 @@ use crate::outbound::headers::HeadersError;
 use crate::outbound::{OutboundSetupError, Policy};
 use crate::pool::open::OpenLeases;
 use crate::presence;
+use crate::product::Kinds;
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
@@ -515,7 +516,7 @@ impl App {
         shutdown.spawn(sample::run(sampled, link, activity, sample_clock, shutdown.clone()));
         if !fanout.is_empty() {
             let fanout = Arc::new(Fanout::new(fanout, starts));
-            read_bus(&config, &target, &links.ingest, &fanout, &clock, &shutdown);
+            read_bus(&config, (&target, &links.ingest), &stores.kinds, &fanout, &clock, &shutdown);
         }
 
         let redis = private.map(|redis| supervise::redis(redis, &config, &links.admin, &shutdown));
@@ -660,8 +661,8 @@ fn editor(
 /// Starts a reader per bus stream.
 fn read_bus(
     config: &Config,
-    target: &Target,
-    link: &Arc<Link>,
+    (target, link): (&Target, &Arc<Link>),
+    kinds: &Kinds,
     fanout: &Arc<Fanout>,
     clock: &SharedClock,
     shutdown: &Shutdown,
@@ -672,6 +673,7 @@ fn read_bus(
         let timeout = INGEST_TIMEOUT + RedisStream::WAIT_MAX;
         let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
         let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(link));
+        let source = source.reserving(kinds.reserved());
         let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
         shutdown.spawn(reader::run(source, fanout, retention, clock, shutdown.clone()));
     }

@@ -12,6 +12,8 @@ pub struct Kind {
     pub off_bus: bool,
     /// Of the events of its types, only those are copied that it wants for their bot.
     pub selective: bool,
+    /// Attributes that it sets on events of its own: those of the bus lose them.
+    pub reserved: &'static [&'static str],
     /// What its events post while they are queued; `None`: nothing.
     pub ledger: Option<Arc<dyn Ledger>>,
     /// A dead letter that is put back gets a new sequence, for a handler that passes over what is

@@ -32,6 +32,11 @@ impl Kinds {
         Self(BUILT_IN.iter().map(kind).collect())
     }
 
+    /// Attributes that nothing of the bus may bring.
+    pub(crate) fn reserved(&self) -> Vec<&'static str> {
+        self.0.iter().flat_map(|(_, kind)| kind.reserved).copied().collect()
+    }
+
     /// By the clock of the system.
     pub(crate) fn today(config: &Config) -> Self {
         let clock: SharedClock = Arc::new(SystemClock);

@@ -54,9 +54,9 @@ pub const OPERATIONS_MAX: usize = 256;
 pub enum Class {
     /// Health, completions of what was begun: never shed, but bounded.
     P0,
-    /// Somebody waits for it: views, totals, one thing looked up or changed.
+    /// A caller waits for it: one thing looked up or changed.
     P1,
-    /// It can be sent again: events, notifications.
+    /// It can be sent again, such as events.
     P2,
     /// It can wait: backfill, listings, exports.
     P3,

@@ -63,7 +63,8 @@ impl product::Product for Product {
     }
 
     fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
-        Kind { selective: true, renews: true, ..Kind::default() }
+        // What waits for its time is in a queue; nothing of the bus can claim to be that.
+        Kind { selective: true, renews: true, reserved: &[decide::DUE], ..Kind::default() }
     }
 }
 

@@ -63,8 +63,8 @@ const TRIM: Duration = Duration::from_secs(5);
 const MISSING_FIRST: Duration = Duration::from_secs(1);
 const MISSING_LAST: Duration = Duration::from_secs(4);
 
-/// The bots that have rules are read before the first batch, for so long at most.
-const RULES_WITHIN: Duration = Duration::from_secs(2);
+/// The first batch waits until the pipelines know what they want, but not longer.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// How a stream is kept.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +100,7 @@ pub(crate) async fn run<S: Source>(
     tokio::select! {
         biased;
         () = shutdown.soft.cancelled() => return,
-        () = reader.fanout.ready(RULES_WITHIN) => {}
+        () = reader.fanout.ready(KNOWN_WITHIN) => {}
     }
     loop {
         tokio::select! {

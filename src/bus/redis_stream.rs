@@ -7,7 +7,6 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 
 use super::{Entry, EntryError, Extent, Fetched, InvalidEntry, Source};
-use crate::automations::decide::DUE;
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::Offset;
@@ -29,6 +28,8 @@ pub struct RedisStream {
     invalid: String,
     /// Tells this reader from others.
     token: String,
+    /// Attributes that nothing of the bus may bring.
+    reserved: Vec<&'static str>,
     /// Only for reads that block.
     blocking: Arc<Link>,
     link: Arc<Link>,
@@ -47,9 +48,16 @@ impl RedisStream {
             read_key: keys::read(link.prefix(), name),
             invalid: link.prefix().invalid_stream(),
             token: uuid::Uuid::now_v7().to_string(),
+            reserved: Vec::new(),
             blocking,
             link,
         }
+    }
+
+    /// Drops these attributes of every event: pipelines set them on events of their own.
+    #[must_use]
+    pub fn reserving(self, reserved: Vec<&'static str>) -> Self {
+        Self { reserved, ..self }
     }
 
     fn misread(&self, command: &'static str) -> impl Fn(ReplyError) -> StoreError {
@@ -79,7 +87,7 @@ impl Source for RedisStream {
     }
 
     fn decode(&self, fetched: Raw) -> Result<Vec<Entry>, StoreError> {
-        entries(fetched).map_err(self.misread("XREAD"))
+        entries(fetched, &self.reserved).map_err(self.misread("XREAD"))
     }
 
     async fn extent(&self) -> Result<Extent, StoreError> {
@@ -165,18 +173,21 @@ fn raw(value: Value) -> Result<Raw, ReplyError> {
     }
 }
 
-fn entries(Raw(found): Raw) -> Result<Vec<Entry>, ReplyError> {
+fn entries(Raw(found): Raw, reserved: &[&str]) -> Result<Vec<Entry>, ReplyError> {
     let mut entries = Vec::with_capacity(found.len());
     for entry in found {
         let mut entry = Reply::new(entry)?;
         let offset = entry.parsed()?;
         let fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
-        entries.push(Entry { offset, event: event(fields)? });
+        entries.push(Entry { offset, event: event(fields, reserved)? });
     }
     Ok(entries)
 }
 
-fn event(mut fields: Reply) -> Result<Result<Event, InvalidEntry>, ReplyError> {
+fn event(
+    mut fields: Reply,
+    reserved: &[&str],
+) -> Result<Result<Event, InvalidEntry>, ReplyError> {
     let mut raw = Vec::new();
     while fields.len() > 1 {
         let name = fields.bytes()?.unwrap_or_default();
@@ -192,8 +203,9 @@ fn event(mut fields: Reply) -> Result<Result<Event, InvalidEntry>, ReplyError> {
                 continue;
             }
         };
-        // What waits for its time is in a queue; nothing of the bus is told to be that.
-        let decoded = decoded.map(|event| event.with_extension(DUE, None));
+        let decoded = decoded.map(|event| {
+            reserved.iter().fold(event, |event, name| event.with_extension(name, None))
+        });
         return Ok(decoded.map_err(|error| InvalidEntry {
             error: error.into(),
             raw: value[..value.len().min(RAW_MAX)].to_vec(),

@@ -39,7 +39,7 @@
 //! | `fl:sampler` | string, TTL | who samples the shared values |
 //! | `fl:trend` | list, TTL | depth, age and rates of the pipelines in the last 15 minutes, for charts |
 //! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
-//! | `fl:{<stream>}:seen:<id>` | string, TTL | what rules put on the bus |
+//! | `fl:{<stream>}:seen:<id>` | string, TTL | what handlers put on the bus |
 //! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
 //! | `fl:{<stream>}:starts` | hash | pipeline → the offset behind which it takes the entries of a bus stream |
 //! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
@@ -123,7 +123,7 @@ pub(super) fn reading(key: &[u8]) -> Option<(Prefix, &str)> {
     matches!(name, "read" | "starts").then_some((prefix, stream))
 }
 
-/// What remembers that a rule put the event `id` on `stream`.
+/// What remembers that a handler put the event `id` on `stream`.
 #[must_use]
 pub fn seen(prefix: &Prefix, stream: &str, id: &str) -> String {
     format!("{prefix}:{{{stream}}}:seen:{id}")

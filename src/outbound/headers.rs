@@ -1,5 +1,5 @@
 //! Headers that targets ask for beside ours, such as a token: sets of them, each in a file that the
-//! configuration names. Requests and rules name a set and never hold a value.
+//! configuration names. Callers name a set and never hold a value.
 //!
 //! A set is for some bots and some hosts: a tenant who may name it cannot have it sent elsewhere.
 //! Values are sent and nothing else: no log, no page, no answer and no store ever has one.

@@ -1,4 +1,4 @@
-//! Calling other people's HTTP servers: for push handlers and notifications.
+//! Calling other people's HTTP servers.
 //!
 //! What every call has: an address that was judged ([`CheckedUrl`]), no redirects, no proxies (the
 //! variables of the environment are ignored), a deadline for everything, an answer of bounded

@@ -70,5 +70,6 @@ mod scripts;
 mod starting;
 mod status;
 mod store;
+mod structure;
 mod support;
 mod tls;
