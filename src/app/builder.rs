@@ -7,28 +7,24 @@ use std::sync::Arc;
 use futures_util::future::OptionFuture;
 use tracing::{info, warn};
 
-use super::{App, AppError, Roles};
+use super::{App, AppError, Private, Roles};
 use crate::automations::Automations;
-use crate::automations::effects::Effects;
-use crate::automations::handler::AutomationHandler;
+use crate::automations::part::AutomationPart;
 use crate::clock::SharedClock;
 use crate::config::{Config, NotificationsConfig, OnThrottle, PUSH, PipelineConfig, Start};
-use crate::counters::gauges::CounterGauges;
-use crate::counters::handler::{CounterHandler, MinAge};
+use crate::counters::part::CounterPart;
 use crate::counters::store::CounterStore;
-use crate::fanout::{Interest, Route};
+use crate::fanout::Route;
 use crate::filter::{Filter, Glob, Sees};
 use crate::handler::{AnyHandler, Environment, Handler, PushHandler, store_patience};
 use crate::id::PipelineName;
 use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::{Link, Target};
-use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
-use crate::notifications::gauges::DueGauges;
-use crate::notifications::handler::NotifyHandler;
+use crate::notifications::part::NotificationPart;
 use crate::notifications::record::Caps;
 use crate::notifications::scripts::Throttle;
-use crate::notifications::{Gates, PER_HOST, Sender, Sending};
+use crate::notifications::{Gates, PER_HOST, Sending};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
 use crate::pipeline::Kind;
@@ -37,8 +33,7 @@ use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings, Work};
 use crate::presence::Meter;
-use crate::product::Kinds;
-use crate::queue::sample::Gauges;
+use crate::product::{Kinds, Part, Seat};
 use crate::queue::{self, Queue};
 use crate::signing::SigningKey;
 use crate::store::mongo::Mongo;
@@ -90,11 +85,11 @@ impl Builder {
         self.config.check()?;
         metrics::install();
         let (mongo, private_mongo) = self.mongo().await?;
-        let stores = self.stores(mongo);
         let outbound = self.outbound()?;
+        let products = self.products(mongo, outbound.as_ref())?;
         let mut plans = Vec::new();
         for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
-            plans.push(self.plan(name, config, outbound.as_ref(), &stores)?);
+            plans.push(self.plan(name, config, outbound.as_ref(), &products)?);
         }
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
@@ -113,8 +108,8 @@ impl Builder {
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
-        match App::assemble(self, plans, target, stores).await {
-            Ok(app) => Ok(App { private, private_mongo, ..app }),
+        match App::assemble(self, plans, target, products).await {
+            Ok(app) => Ok(App { private: Private { redis: private, mongo: private_mongo }, ..app }),
             Err(error) => {
                 if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {
                     warn!(error = %stop, "cannot stop the private Redis");
@@ -156,8 +151,13 @@ impl Builder {
         }
     }
 
-    /// What is kept in MongoDB; without it, the pipelines that keep something there are left out.
-    fn stores(&mut self, mongo: Result<Mongo, String>) -> Stores {
+    /// What the products share; without MongoDB, the pipelines that keep something there are left
+    /// out.
+    fn products(
+        &mut self,
+        mongo: Result<Mongo, String>,
+        outbound: Option<&Outbound>,
+    ) -> Result<Products, AppError> {
         let kinds = Kinds::new(&self.config, &self.clock);
         let counters = self.kept(&mongo, crate::counters::PIPELINE).map(|mongo| {
             let pipelines = &self.config.pipelines;
@@ -176,7 +176,12 @@ impl Builder {
             info!(reason, "rules of bots are not evaluated");
             self.config.pipelines.retain(|name, _| !name.is(crate::automations::PIPELINE));
         }
-        Stores { mongo: mongo.ok(), counters, automations, kinds, min_age: MinAge::new() }
+        let enabled = |name: &str| {
+            self.config.pipelines.iter().any(|(other, config)| other.is(name) && config.enabled)
+        };
+        let outbound = outbound.filter(|_| enabled(crate::notifications::PIPELINE));
+        let sending = outbound.map(|outbound| self.sending(outbound)).transpose()?;
+        Ok(Products { mongo: mongo.ok(), counters, automations, sending, kinds })
     }
 
     /// The MongoDB for a pipeline, or why it does not run.
@@ -214,25 +219,30 @@ impl Builder {
         config.handler == PUSH && !self.handlers.contains_key(PUSH)
     }
 
-    fn handler_of(
+    fn part(
         &self,
         name: &PipelineName,
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
-        stores: &Stores,
-    ) -> Result<Handles, AppError> {
-        if let Some(outbound) = outbound.filter(|_| name.is(crate::notifications::PIPELINE)) {
-            return Ok(Handles::Notifications(self.sending(outbound)?));
-        }
-        if let (true, Ok(automations)) =
-            (name.is(crate::automations::PIPELINE), &stores.automations)
+        products: &Products,
+    ) -> Result<Arc<dyn Part>, AppError> {
+        let timeout = config.handler_timeout;
+        let pressure = products.mongo.as_ref().map(|mongo| Arc::clone(mongo.pressure()));
+        if name.is(crate::notifications::PIPELINE)
+            && let Some(sending) = &products.sending
         {
-            return Ok(Handles::Rules(automations.clone()));
+            return Ok(Arc::new(NotificationPart(sending.clone())));
         }
-        if let (true, Ok(store)) = (name.is(crate::counters::PIPELINE), &stores.counters) {
-            let (store, min_age) = (store.clone(), stores.min_age.clone());
-            let handler = CounterHandler::new(store, min_age, config.handler_timeout);
-            return Ok(Handles::Events(Arc::new(handler)));
+        if name.is(crate::automations::PIPELINE)
+            && let (Ok(automations), Some(pressure)) = (&products.automations, &pressure)
+        {
+            let pressure = Arc::clone(pressure);
+            return Ok(Arc::new(AutomationPart::new(automations.clone(), timeout, pressure)));
+        }
+        if name.is(crate::counters::PIPELINE)
+            && let (Ok(store), Some(pressure)) = (&products.counters, pressure)
+        {
+            return Ok(Arc::new(CounterPart::new(store.clone(), timeout, pressure)));
         }
         if let Some(outbound) = outbound
             && self.is_push(config)
@@ -245,12 +255,12 @@ impl Builder {
                 warn!(pipeline = %name, %url,
                     "pushes are not signed, so the receiver cannot know who calls; set callbacks.secrets");
             }
-            let (outbound, timeout) = (outbound.clone(), config.handler_timeout);
-            let handler = PushHandler::new(outbound, url, secrets, timeout);
-            return Ok(Handles::Events(Arc::new(handler)));
+            let handler = PushHandler::new(outbound.clone(), url, secrets, timeout);
+            return Ok(Arc::new(Handled(Arc::new(handler))));
         }
-        let handler = self.handlers.get(&config.handler).map(Arc::clone).map(Handles::Events);
-        handler.ok_or_else(|| {
+        let handler = self.handlers.get(&config.handler).map(Arc::clone);
+        let part = handler.map(|handler| Arc::new(Handled(handler)) as Arc<dyn Part>);
+        part.ok_or_else(|| {
             let known: BTreeSet<_> =
                 self.handlers.keys().map(String::as_str).chain([PUSH]).collect();
             let known: Vec<_> = known.into_iter().map(|name| format!("{name:?}")).collect();
@@ -288,9 +298,9 @@ impl Builder {
         name: &PipelineName,
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
-        stores: &Stores,
+        products: &Products,
     ) -> Result<Plan, AppError> {
-        let handler = self.handler_of(name, config, outbound, stores)?;
+        let part = self.part(name, config, outbound, products)?;
         let filter =
             config.filter.as_deref().map(|text| Filter::compile(text, Sees::Event)).transpose();
         let filter =
@@ -299,9 +309,9 @@ impl Builder {
         Ok(Plan {
             name: name.clone(),
             config: config.clone(),
-            handler,
+            part,
             filter,
-            kind: stores.kinds.of(name),
+            kind: products.kinds.of(name),
             meter: Arc::new(Meter { max, ..Meter::default() }),
         })
     }
@@ -313,46 +323,45 @@ fn caps(config: &NotificationsConfig) -> Caps {
     Caps { all: config.caps.clone(), by_bot: by_bot.collect(), by_kind: config.type_caps.clone() }
 }
 
-/// What is kept in MongoDB.
-pub(super) struct Stores {
+/// What the products share.
+pub(super) struct Products {
     pub(super) mongo: Option<Mongo>,
     /// Or why views are not counted, for callers.
     pub(super) counters: Result<CounterStore, String>,
     /// Or why no rules are evaluated, for callers.
     pub(super) automations: Result<Automations, String>,
+    /// What sends notifications, where they run.
+    pub(super) sending: Option<Sending>,
     pub(super) kinds: Kinds,
-    pub(super) min_age: MinAge,
 }
 
-/// What handles the events of a pipeline.
-enum Handles {
-    /// This.
-    Events(Arc<dyn AnyHandler>),
-    /// What sends notifications, once there are queues that it can end them in.
-    Notifications(Sending),
-    /// What evaluates rules, once there is where their actions can take place.
-    Rules(Automations),
+impl Products {
+    /// What decides whether a host gets another notification.
+    pub(super) fn gates(&self) -> Option<Arc<Gates>> {
+        self.sending.as_ref().map(|sending| Arc::clone(&sending.gates))
+    }
+}
+
+/// A pipeline that no product has.
+struct Handled(Arc<dyn AnyHandler>);
+
+impl Part for Handled {
+    fn handler(&self, _: &Seat<'_>) -> Arc<dyn AnyHandler> {
+        Arc::clone(&self.0)
+    }
 }
 
 /// A pipeline, checked.
 pub(super) struct Plan {
     pub(super) name: PipelineName,
     pub(super) config: PipelineConfig,
-    handler: Handles,
+    pub(super) part: Arc<dyn Part>,
     pub(super) filter: Option<Filter>,
     pub(super) kind: Kind,
     pub(super) meter: Arc<Meter>,
 }
 
 impl Plan {
-    /// What decides whether a host gets another notification.
-    pub(super) fn gates(&self) -> Option<Arc<Gates>> {
-        match &self.handler {
-            Handles::Notifications(sending) => Some(Arc::clone(&sending.gates)),
-            Handles::Events(_) | Handles::Rules(_) => None,
-        }
-    }
-
     /// Whether events of the bus are copied for it.
     pub(super) fn takes_of_bus(&self) -> bool {
         !self.kind.off_bus
@@ -361,27 +370,6 @@ impl Plan {
     /// Whether it begins at the first entry of a stream that it never read; else at the next.
     pub(super) fn starts_earliest(&self) -> bool {
         self.config.start == Start::Earliest
-    }
-
-    /// The headers that notifications may have sent with them.
-    pub(super) fn header_sets(&self) -> HeaderSets {
-        match &self.handler {
-            Handles::Notifications(sending) => sending.sets.clone(),
-            Handles::Events(_) | Handles::Rules(_) => HeaderSets::default(),
-        }
-    }
-
-    /// The rules that it evaluates.
-    pub(super) fn automations(&self) -> Option<&Automations> {
-        match &self.handler {
-            Handles::Rules(automations) => Some(automations),
-            Handles::Events(_) | Handles::Notifications(_) => None,
-        }
-    }
-
-    /// What it wants of the events of its types.
-    pub(super) fn interest(&self) -> Option<Arc<dyn Interest>> {
-        self.automations().map(|rules| Arc::clone(rules.subscriptions()) as Arc<dyn Interest>)
     }
 
     pub(super) fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
@@ -393,7 +381,7 @@ impl Plan {
     pub(super) fn route(self, queue: Queue) -> Route {
         Route {
             from_earliest: self.starts_earliest(),
-            interest: self.interest(),
+            interest: self.part.interest(),
             metrics: PipelineMetrics::new(&self.name),
             meter: self.meter,
             warned: OncePerMinute::default(),
@@ -401,17 +389,6 @@ impl Plan {
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
             queue,
-        }
-    }
-
-    /// What its product shows beside the metrics of every pipeline.
-    pub(super) fn gauges(&self) -> Option<Box<dyn Gauges>> {
-        if self.name.is(crate::counters::PIPELINE) {
-            Some(Box::new(CounterGauges::new()))
-        } else if self.name.is(crate::notifications::PIPELINE) {
-            Some(Box::new(DueGauges::new()))
-        } else {
-            None
         }
     }
 
@@ -441,42 +418,16 @@ impl Plan {
         OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter))
     }
 
-    pub(super) fn pool(
-        &self,
-        queue: Queue,
-        clock: &SharedClock,
-        signing_key: &SigningKey,
-        mongo: Option<&Mongo>,
-        effects: impl FnOnce(Queue) -> Effects,
-        shutdown: &Shutdown,
-    ) -> Pool {
-        let handler: Arc<dyn AnyHandler> = match &self.handler {
-            Handles::Events(handler) => Arc::clone(handler),
-            Handles::Rules(automations) => {
-                let (automations, effects) = (automations.clone(), effects(queue.clone()));
-                let timeout = self.settings().handler_timeout;
-                Arc::new(AutomationHandler::new(automations, effects, timeout))
-            }
-            Handles::Notifications(sending) => {
-                let (queue, clock) = (queue.clone(), Arc::clone(clock));
-                let sender = Sender::new(queue, sending.clone(), clock, shutdown.clone());
-                Arc::new(NotifyHandler(sender))
-            }
-        };
-        let environment = Environment { clock: Arc::clone(clock), pipeline: self.name.clone() };
-        let needs_mongo =
-            self.name.is(crate::counters::PIPELINE) || self.name.is(crate::automations::PIPELINE);
+    pub(super) fn pool(&self, seat: &Seat<'_>, signing_key: &SigningKey) -> Pool {
+        let environment =
+            Environment { clock: Arc::clone(seat.clock), pipeline: self.name.clone() };
         let work = Work {
-            handler,
+            handler: self.part.handler(seat),
             environment,
             signing_key: signing_key.clone(),
             meter: Arc::clone(&self.meter),
-            stores: mongo
-                .filter(|_| needs_mongo)
-                .map(|mongo| Arc::clone(mongo.pressure()))
-                .into_iter()
-                .collect(),
+            stores: self.part.stores(),
         };
-        Pool::new(queue, self.settings(), work, shutdown.clone())
+        Pool::new(seat.pool.clone(), self.settings(), work, seat.shutdown.clone())
     }
 }

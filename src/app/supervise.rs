@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use futures_util::future::{OptionFuture, join3};
 use tracing::{debug, error, info, warn};
 
+use super::{AppError, Private, Site};
 use crate::config::Config;
 use crate::keyspace::Link;
 use crate::keyspace::private::PrivateRedis;
@@ -15,8 +17,40 @@ use crate::telemetry::{Outage, Recovered};
 /// They are looked after this often.
 const SUPERVISE: Duration = Duration::from_secs(2);
 
+impl Private {
+    /// Looks after the servers until the soft stop.
+    pub(super) async fn supervised(self, site: &Site, shutdown: &Shutdown) -> Self {
+        let (config, link) = (&site.config, &site.links.admin);
+        let redis = self.redis.map(|private| redis(private, config, link, shutdown));
+        let mongo = self.mongo.zip(site.products.mongo.clone());
+        let mongo = mongo.map(|(private, store)| mongo_server(private, config, store, shutdown));
+        let (redis, mongo) = (OptionFuture::from(redis), OptionFuture::from(mongo));
+        let (redis, mongo, ()) = join3(redis, mongo, shutdown.soft.cancelled()).await;
+        Self { redis, mongo }
+    }
+
+    /// Stops the servers that no other process uses.
+    pub(super) async fn stop(self) -> Result<(), AppError> {
+        if let Some(private) = self.redis {
+            if private.stop().await? {
+                info!("stopped the private Redis");
+            } else {
+                info!("left the private Redis running: others still use it");
+            }
+        }
+        if let Some(private) = self.mongo {
+            if private.stop().await? {
+                info!("stopped the private MongoDB");
+            } else {
+                info!("left the private MongoDB running: others still use it");
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Starts the private Redis again when it dies, until the soft stop. Answers the one that runs.
-pub(super) async fn redis(
+async fn redis(
     mut private: PrivateRedis,
     config: &Config,
     link: &Link,
@@ -58,7 +92,7 @@ pub(super) async fn redis(
 }
 
 /// Starts the private MongoDB again when it dies, until the soft stop. Answers the one that runs.
-pub(super) async fn mongo(
+async fn mongo_server(
     mut private: PrivateMongo,
     config: &Config,
     mongo: Mongo,

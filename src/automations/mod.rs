@@ -25,6 +25,7 @@ mod cache;
 pub mod decide;
 pub(crate) mod effects;
 pub(crate) mod handler;
+pub(crate) mod part;
 pub mod profile;
 pub mod queue;
 pub mod rule;

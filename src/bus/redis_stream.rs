@@ -184,10 +184,7 @@ fn entries(Raw(found): Raw, reserved: &[&str]) -> Result<Vec<Entry>, ReplyError>
     Ok(entries)
 }
 
-fn event(
-    mut fields: Reply,
-    reserved: &[&str],
-) -> Result<Result<Event, InvalidEntry>, ReplyError> {
+fn event(mut fields: Reply, reserved: &[&str]) -> Result<Result<Event, InvalidEntry>, ReplyError> {
     let mut raw = Vec::new();
     while fields.len() > 1 {
         let name = fields.bytes()?.unwrap_or_default();

@@ -30,6 +30,7 @@
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub(crate) mod import;
+pub(crate) mod part;
 pub mod queue;
 pub mod scripts;
 pub mod store;
@@ -54,6 +55,7 @@ use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
+use crate::keyspace::scripts::Table;
 use crate::metrics::CounterMetrics;
 use crate::pipeline::{Kind, Protected};
 use crate::product;
@@ -82,6 +84,10 @@ impl product::Product for Product {
         let calendar = Calendar::new(Arc::clone(clock), config.counters.time_zone.clone());
         let ledger = ViewLedger::new(calendar, config.counters.cached_ads);
         Kind { ledger: Some(Arc::new(ledger)), protected: Some(PROTECTED), ..Kind::default() }
+    }
+
+    fn scripts(&self) -> Option<&'static Table> {
+        Some(&scripts::SCRIPTS)
     }
 }
 

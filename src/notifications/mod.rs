@@ -12,6 +12,7 @@ mod gate;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub mod keys;
+pub(crate) mod part;
 pub mod queue;
 pub mod record;
 pub mod scripts;
@@ -32,6 +33,7 @@ use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
+use crate::keyspace::scripts::Table;
 use crate::metrics::NotificationMetrics;
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::{CheckedUrl, Policy};
@@ -58,6 +60,10 @@ impl product::Product for Product {
 
     fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
         Kind { off_bus: true, protected: Some(PROTECTED), ..Kind::default() }
+    }
+
+    fn scripts(&self) -> Option<&'static Table> {
+        Some(&scripts::SCRIPTS)
     }
 }
 

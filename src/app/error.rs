@@ -1,0 +1,130 @@
+//! Why a process cannot start.
+
+use crate::config::ConfigError;
+use crate::filter::FilterError;
+use crate::http::{AuthError, BindError};
+use crate::id::{PipelineName, Prefix};
+use crate::keyspace::StoreError;
+use crate::keyspace::private::PrivateRedisError;
+use crate::outbound::OutboundSetupError;
+use crate::outbound::headers::HeadersError;
+use crate::store::mongo::MongoError;
+use crate::store::private::PrivateMongoError;
+
+/// Why a process cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The configuration contradicts itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A pipeline names a handler that nobody registered.
+    #[error(
+        "pipelines.{pipeline}.handler is {handler:?}, which this program does not have; it has {known}"
+    )]
+    Handler {
+        /// The pipeline.
+        pipeline: PipelineName,
+        /// What it names.
+        handler: String,
+        /// What there is.
+        known: String,
+    },
+    /// A push pipeline does not say where to.
+    #[error(
+        "pipelines.{pipeline}.url is not set, which handler = \"push\" needs; set it to the receiver's http:// or https:// URL"
+    )]
+    PushUrl {
+        /// The pipeline.
+        pipeline: PipelineName,
+    },
+    /// Nobody can be called.
+    #[error(transparent)]
+    Outbound(#[from] OutboundSetupError),
+    /// The key that signs is damaged.
+    #[error(
+        "the key {key} in Redis is damaged; delete it while no fairlane runs, and a new one is made"
+    )]
+    SigningKey {
+        /// Where it is.
+        key: String,
+    },
+    /// Fewer files may be open than there may be connections.
+    #[error(
+        "http.max_connections is {connections}, which needs {needed} open files, but this process may open {allowed}; raise the limit (LimitNOFILE in systemd, ulimit -n) or lower http.max_connections"
+    )]
+    Files {
+        /// The setting.
+        connections: usize,
+        /// For these and all else.
+        needed: u64,
+        /// The hard limit.
+        allowed: u64,
+    },
+    /// The operating system gives no thread.
+    #[error("cannot serve metrics.listen: {0}")]
+    Observe(#[from] std::io::Error),
+    /// A filter cannot be used.
+    #[error("pipelines.{pipeline}.filter: {source}")]
+    Filter {
+        /// The pipeline.
+        pipeline: PipelineName,
+        /// Why.
+        #[source]
+        source: FilterError,
+    },
+    /// The data was created with another number of shards.
+    #[error(
+        "redis.shards is {configured}, but the data in Redis was created with {stored}; set it to {stored}"
+    )]
+    Shards {
+        /// The setting.
+        configured: u16,
+        /// What the data says.
+        stored: String,
+    },
+    /// Another environment reads a stream.
+    #[error(
+        "bus.streams names {stream:?}, which the environment with redis.prefix = {other:?} reads: both would handle its events, and each trim what the other needs; under redis.prefix = {prefix:?} there is no data yet, so set redis.prefix = {other:?} if that one is meant, or else another bus.streams (or bus.trim = false, to look on)"
+    )]
+    StreamShared {
+        /// The stream.
+        stream: String,
+        /// Who reads it.
+        other: Prefix,
+        /// The setting.
+        prefix: Prefix,
+    },
+    /// Redis has no memory left for the first data.
+    #[error(
+        "Redis is full, and holds none of Fairlane's data yet ({source}); raise its maxmemory or free memory, then start again"
+    )]
+    Full {
+        /// What was refused.
+        #[source]
+        source: StoreError,
+    },
+    /// No private Redis could be started.
+    #[error(transparent)]
+    PrivateRedis(#[from] PrivateRedisError),
+    /// The private MongoDB cannot be stopped.
+    #[error(transparent)]
+    PrivateMongo(#[from] PrivateMongoError),
+    /// `redis.url` cannot be read.
+    #[error("redis.url cannot be used: {0}")]
+    RedisUrl(#[source] redis::RedisError),
+    /// Redis does not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A listener cannot be opened.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// `mongodb.url` cannot be used.
+    #[error(transparent)]
+    Mongo(#[from] MongoError),
+    /// The tokens cannot be used.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
+    /// A set of `callbacks.headers` cannot be used.
+    #[error(transparent)]
+    Headers(#[from] HeadersError),
+}

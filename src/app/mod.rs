@@ -1,0 +1,247 @@
+//! Puts the parts together. The only folder that knows every one of them.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `builder` | checks the configuration, and plans each pipeline |
+//! | `register` | what is fixed with the first data of an environment |
+//! | `start` | starts the parts |
+//! | `supervise` | looks after the private servers, and stops them |
+
+mod builder;
+mod control;
+mod error;
+pub(crate) mod files;
+mod observe;
+mod register;
+mod roles;
+mod start;
+mod supervise;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub use self::builder::Builder;
+use self::builder::{Plan, Products};
+pub use self::control::Control;
+pub use self::error::AppError;
+use self::register::register;
+pub use self::roles::Roles;
+use crate::bus::starts::Starts;
+use crate::clock::{SharedClock, SystemClock};
+use crate::config::Config;
+use crate::handler::LogHandler;
+use crate::http::{self, Access, Ending, Health};
+use crate::id::PipelineName;
+use crate::keyspace::keys::ShardKeys;
+use crate::keyspace::private::PrivateRedis;
+use crate::keyspace::{Link, Target};
+use crate::lifecycle::Shutdown;
+use crate::notifications::Notifications;
+use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::signing::SigningKey;
+use crate::store::private::PrivateMongo;
+use crate::store::watch;
+
+/// A call that takes longer has an unknown outcome.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for claims, reads and completions. An answer to a claim that comes later finds its
+/// leases all but run out, and until then nothing else is claimed.
+const POOL_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// The same for the fan-out, whose calls can be repeated. Until then nothing else is copied.
+const INGEST_TIMEOUT: Duration = Duration::from_millis(800);
+/// HTTP clients have this long to take their last answer.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// One instance of the service. Several may run in one process.
+pub struct App {
+    site: Site,
+    private: Private,
+    metrics_listener: TcpListener,
+    http_door: Option<(TcpListener, Access)>,
+}
+
+/// What the parts of an instance are made of.
+struct Site {
+    config: Config,
+    roles: Roles,
+    clock: SharedClock,
+    target: Target,
+    links: Links,
+    plans: Vec<Plan>,
+    signing_key: SigningKey,
+    products: Products,
+    control: Control,
+}
+
+/// The private servers, where there are any.
+#[derive(Default)]
+struct Private {
+    redis: Option<PrivateRedis>,
+    mongo: Option<PrivateMongo>,
+}
+
+/// The connections of one instance.
+struct Links {
+    /// Claims, reads and completions of every pool.
+    pool: Arc<Link>,
+    /// The fan-out.
+    ingest: Arc<Link>,
+    /// Views and totals.
+    views: Arc<Link>,
+    /// Everything that may be slow or rare.
+    admin: Arc<Link>,
+}
+
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App").field("target", &self.site.target).finish_non_exhaustive()
+    }
+}
+
+impl App {
+    /// Begins with the configuration and the built-in handlers.
+    #[must_use]
+    pub fn builder(config: Config) -> Builder {
+        let builder = Builder {
+            config,
+            roles: Roles::ALL,
+            handlers: HashMap::new(),
+            clock: Arc::new(SystemClock),
+        };
+        builder.handler("log", LogHandler)
+    }
+
+    async fn assemble(
+        builder: Builder,
+        plans: Vec<Plan>,
+        target: Target,
+        products: Products,
+    ) -> Result<Self, AppError> {
+        let Builder { config, roles, clock, .. } = builder;
+        let (shards, config_admission) = (config.redis.shards, config.admission);
+        let all: Vec<ShardKeys> = plans
+            .iter()
+            .flat_map(|plan| {
+                shards.shards().map(|shard| ShardKeys::new(target.prefix(), &plan.name, shard))
+            })
+            .collect();
+        let link =
+            |timeout| Arc::new(Link::new(target.clone(), all.clone(), FAIR_SLICE_US, timeout));
+        let links = Links {
+            pool: link(POOL_TIMEOUT),
+            ingest: link(INGEST_TIMEOUT),
+            views: link(RESPONSE_TIMEOUT),
+            admin: link(RESPONSE_TIMEOUT),
+        };
+        let signing_key = register(&links.admin, &config).await?;
+        files::make_room(&config, roles)?;
+        let (listen, backlog) = (config.metrics.listen, config.http.backlog);
+        let metrics_listener = http::bind("metrics.listen", listen, backlog)?;
+        let http_door = if roles.http {
+            let access = Access::open(&config)?;
+            Some((http::bind("http.listen", config.http.listen, backlog)?, access))
+        } else {
+            None
+        };
+        let control = Control::new(config_admission);
+        let site =
+            Site { config, roles, clock, target, links, plans, signing_key, products, control };
+        Ok(Self { site, private: Private::default(), metrics_listener, http_door })
+    }
+
+    /// Where HTTP is served; `None` without that role.
+    ///
+    /// # Errors
+    /// When the operating system does not tell.
+    pub fn http_address(&self) -> std::io::Result<Option<SocketAddr>> {
+        self.http_door.as_ref().map(|(listener, _)| listener.local_addr()).transpose()
+    }
+
+    /// Where metrics and health are served.
+    ///
+    /// # Errors
+    /// When the operating system does not tell.
+    pub fn metrics_address(&self) -> std::io::Result<SocketAddr> {
+        self.metrics_listener.local_addr()
+    }
+
+    /// What can be changed while it runs.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.site.control.clone()
+    }
+
+    /// Where Redis is.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.site.target
+    }
+
+    /// The queues of a pipeline, to push to or to look at.
+    #[must_use]
+    pub fn queue(&self, pipeline: &PipelineName) -> Option<Queue> {
+        let plan = self.site.plans.iter().find(|plan| plan.name == *pipeline)?;
+        Some(plan.queue(&self.site.config, &self.site.links.admin))
+    }
+
+    /// The delayed notifications, to accept and look at; `None` without their pipeline.
+    #[must_use]
+    pub fn notifications(&self) -> Option<Notifications> {
+        self.site.notifications()
+    }
+
+    /// Runs until `shutdown` stops it and everything that was begun has ended.
+    ///
+    /// # Errors
+    /// When the private Redis cannot be stopped.
+    pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
+        let Self { mut site, private, metrics_listener, http_door } = self;
+        // Health is answered until the very end, so it has a stop of its own.
+        let stop = CancellationToken::new();
+        let starts = Arc::new(Starts::default());
+        let startup = site.place_pipelines(&starts, &shutdown);
+        site.announce(&metrics_listener, http_door.as_ref().map(|(listener, _)| listener));
+        let mongodb = watch::begin(site.products.mongo.clone(), &shutdown);
+        // Its own connection: what the others wait for must not make Redis seem to be unavailable.
+        let link = Link::new(site.target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+        let health = |link| Health {
+            link,
+            mongodb: mongodb.clone(),
+            leaving: shutdown.leaving.clone(),
+            stopping: shutdown.soft.clone(),
+            startup: startup.clone(),
+        };
+        let fellows = site.fellows();
+        let mut servers = JoinSet::new();
+        if let Some((listener, access)) = http_door {
+            let health = health(Arc::clone(&site.links.admin));
+            let api = site.api(access, &fellows, &health);
+            let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
+            servers.spawn(site.serve(listener, api, health, ending));
+        }
+        let observing = observe::spawn(metrics_listener, health(Arc::new(link)), stop.clone())?;
+        site.start_pipelines(&fellows, starts, &shutdown);
+
+        let private = private.supervised(&site, &shutdown).await;
+        shutdown.wait().await;
+        stop.cancel();
+        let ending = async { while servers.join_next().await.is_some() {} };
+        // A client that stalls in mid-request must not keep the process.
+        let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
+        drop(servers);
+        let _ = tokio::time::timeout(LAST_ANSWERS, observing).await;
+        if let Some(mongo) = site.products.mongo.take() {
+            mongo.close().await;
+        }
+        // Our connections must be gone before the last one out turns off the light.
+        drop((site, fellows));
+        private.stop().await
+    }
+}

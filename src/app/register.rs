@@ -1,0 +1,74 @@
+//! What is fixed with the first data of an environment, and looked at before.
+
+use redis::Value;
+use tracing::{debug, info};
+
+use super::{AppError, RESPONSE_TIMEOUT};
+use crate::config::Config;
+use crate::keyspace::{Link, Server, keys};
+use crate::signing::{KEY_BYTES, SigningKey};
+
+/// Fixes the number of shards and the key that signs with the first data. Answers the key.
+pub(super) async fn register(link: &Link, config: &Config) -> Result<SigningKey, AppError> {
+    let (shards, prefix) = (config.redis.shards.get(), link.prefix());
+    let (shards_key, signing_key) = (keys::shards(prefix), keys::signing_key(prefix));
+    let damaged = || AppError::SigningKey { key: signing_key.clone() };
+    let mut look = redis::Pipeline::new();
+    look.cmd("GET").arg(&shards_key);
+    look.cmd("GET").arg(&signing_key);
+    let mut found = link.run_checked("GET", &look).await?;
+    // What is there is not written again: a Redis that is full refuses that too.
+    if found.contains(&Value::Nil) {
+        if found[0] == Value::Nil {
+            Box::pin(check_environment(link, config)).await?;
+        }
+        let fresh: [u8; KEY_BYTES] = rand::random();
+        let mut write = redis::Pipeline::new();
+        write.cmd("SET").arg(&shards_key).arg(shards).arg("NX");
+        write.cmd("SET").arg(&signing_key).arg(&fresh[..]).arg("NX");
+        link.run_checked("SET", &write).await.map_err(|source| {
+            if source.is_full() { AppError::Full { source } } else { source.into() }
+        })?;
+        found = link.run_checked("GET", &look).await?;
+    }
+    let mut found = found.into_iter();
+    let stored = match found.next() {
+        Some(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        _ => String::new(),
+    };
+    if stored != shards.to_string() {
+        return Err(AppError::Shards { configured: shards, stored });
+    }
+    match found.next() {
+        Some(Value::BulkString(bytes)) => {
+            let key = bytes.as_slice().try_into().map_err(|_| damaged())?;
+            Ok(SigningKey::new(key))
+        }
+        _ => Err(damaged()),
+    }
+}
+
+/// Looks around before the first data of an environment is written: others may be in this Redis.
+async fn check_environment(link: &Link, config: &Config) -> Result<(), AppError> {
+    let server = Server::new(link.target().clone(), RESPONSE_TIMEOUT);
+    let others = match server.environments().await {
+        Ok(others) if others.is_empty() => return Ok(()),
+        Ok(others) => others,
+        Err(error) => {
+            debug!(%error, "whether other environments are in this Redis is not known");
+            return Ok(());
+        }
+    };
+    let prefix = link.prefix();
+    info!(%prefix, ?others, "new data: this Redis has other environments (redis.prefix)");
+    // Who trims nothing may look on.
+    if !config.bus.trim {
+        return Ok(());
+    }
+    match server.read_elsewhere(&config.bus.streams).await?.pop_first() {
+        Some((stream, other)) => {
+            Err(AppError::StreamShared { stream, other, prefix: prefix.clone() })
+        }
+        None => Ok(()),
+    }
+}

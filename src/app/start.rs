@@ -1,0 +1,220 @@
+//! Starts the parts of an instance.
+
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tracing::info;
+
+use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site};
+use crate::automations::Editor;
+use crate::bus::reader::{self, Retention};
+use crate::bus::redis_stream::RedisStream;
+use crate::bus::starts::Starts;
+use crate::counters::Counters;
+use crate::counters::view::Calendar;
+use crate::fanout::{Fanout, Interest};
+use crate::http::{self, Access, Api, Ending, Exports, Health, Limits, Live, Proxies, Queues};
+use crate::id::PipelineName;
+use crate::keyspace::Link;
+use crate::lifecycle::Shutdown;
+use crate::metrics::PipelineMetrics;
+use crate::notifications::Notifications;
+use crate::outbound::Policy;
+use crate::pool::open::OpenLeases;
+use crate::presence;
+use crate::product::{Fellows, Seat};
+use crate::queue::FAIR_SLICE_US;
+use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
+use crate::queue::schedule::{self, DueBoard, DueEar};
+use crate::queue::wake::{self, Listener};
+use crate::startup::{Start, Starting, Startup};
+use crate::unmatched::Taken;
+
+impl Site {
+    /// Has every pipeline placed on the bus before the process is ready.
+    pub(super) fn place_pipelines(&self, starts: &Arc<Starts>, shutdown: &Shutdown) -> Startup {
+        let Self { config, roles, clock, links, plans, .. } = self;
+        let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
+        let gates = self.products.gates().filter(|_| roles.work);
+        let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
+        let starting = |plan: &super::Plan| Starting {
+            queue: plan.queue(config, &links.admin),
+            from_earliest: plan.starts_earliest(),
+        };
+        let start = Start {
+            names: plans.iter().map(|plan| plan.name.clone()).collect(),
+            pipelines: plans.iter().filter(|plan| plan.takes_of_bus()).map(starting).collect(),
+            streams: config.bus.streams.clone(),
+            starts: Arc::clone(starts),
+            link: Arc::clone(&links.admin),
+            clock: Arc::clone(clock),
+            heard: presence::begin(meters, gates, &roles.names(), link, clock.now(), shutdown),
+        };
+        start.begin(shutdown)
+    }
+
+    /// Says in the log what runs, and where.
+    pub(super) fn announce(&self, metrics: &TcpListener, http: Option<&TcpListener>) {
+        if let Ok(address) = metrics.local_addr() {
+            let http = http.and_then(|listener| listener.local_addr().ok());
+            let http = http.map(tracing::field::display);
+            let pipelines: Vec<&str> = self.plans.iter().map(|plan| plan.name.as_str()).collect();
+            info!(redis = %self.target, metrics = %address, http, ?pipelines, "fairlane is running");
+        }
+    }
+
+    /// The products that others act on.
+    pub(super) fn fellows(&self) -> Fellows {
+        Fellows { counters: self.counters(), notifications: self.notifications() }
+    }
+
+    /// What counts views, or why nothing does.
+    fn counters(&self) -> Result<Counters, String> {
+        let store = self.products.counters.clone()?;
+        let plan = self.plan(crate::counters::PIPELINE)?;
+        let (config, queue) = (&self.config, plan.queue(&self.config, &self.links.views));
+        let zone = config.counters.time_zone.clone();
+        let calendar = Calendar::new(Arc::clone(&self.clock), zone);
+        Ok(Counters::new(queue, store, calendar, config.counters.read_timeout))
+    }
+
+    /// The delayed notifications, where they run.
+    pub(super) fn notifications(&self) -> Option<Notifications> {
+        let sending = self.products.sending.as_ref()?;
+        let queue = self.plan(crate::notifications::PIPELINE).ok()?;
+        let queue = queue.queue(&self.config, &self.links.views);
+        let threshold = self.config.notifications.online_threshold;
+        Some(Notifications::new(queue, Arc::clone(&self.clock), threshold, sending.sets.clone()))
+    }
+
+    /// What changes rules, or why no rule is evaluated.
+    fn editor(&self) -> Result<Editor, String> {
+        let automations = self.products.automations.clone()?;
+        let plan = self.plan(crate::automations::PIPELINE)?;
+        Ok(Editor::new(automations, plan.queue(&self.config, &self.links.admin)))
+    }
+
+    fn plan(&self, pipeline: &str) -> Result<&super::Plan, String> {
+        let plan = self.plans.iter().find(|plan| plan.name.is(pipeline));
+        plan.ok_or_else(|| format!("pipelines.{pipeline} is not enabled"))
+    }
+
+    /// What the selective pipelines want, where the process keeps up with it.
+    fn interests(&self) -> Vec<(PipelineName, Arc<dyn Interest>)> {
+        if !self.roles.work && !self.roles.ingest {
+            return Vec::new();
+        }
+        let interest = |plan: &super::Plan| Some((plan.name.clone(), plan.part.interest()?));
+        self.plans.iter().filter_map(interest).collect()
+    }
+
+    /// What the routes work with.
+    pub(super) fn api(&self, access: Access, fellows: &Fellows, health: &Health) -> Api {
+        let Self { config, clock, links, plans, signing_key, .. } = self;
+        let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.admin));
+        let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
+        let bus = Link::new(self.target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+        self.control.0.cursors.sign_with(signing_key.clone());
+        let (shards, kinds) = (config.redis.shards, self.products.kinds.clone());
+        let (pipelines, admin) = (config.pipelines.clone(), Arc::clone(&links.admin));
+        Api {
+            queues: Queues::new(pipelines, shards, kinds, admin, RESPONSE_TIMEOUT),
+            bus: Arc::new(bus),
+            stream: config.bus.streams.first().cloned().unwrap_or_default(),
+            taken: Taken::new(config, &self.products.kinds, self.interests()),
+            startup: health.startup.clone(),
+            clock: Arc::clone(clock),
+            access: Arc::new(access),
+            door: Arc::clone(&self.control.0),
+            leases,
+            counters: fellows.counters.clone(),
+            automations: self.editor(),
+            exports: Exports::default(),
+            notifications: fellows.notifications.clone(),
+            targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
+            live: Live::new(health.clone()),
+        }
+    }
+
+    /// Answers HTTP until it is to stop.
+    pub(super) fn serve(
+        &self,
+        listener: TcpListener,
+        api: Api,
+        health: Health,
+        ending: Ending,
+    ) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let http = &self.config.http;
+        let proxies = Proxies::new(&http.trusted_proxies, http.proxy_protocol);
+        let limits = Limits {
+            name: "http",
+            connections: http.max_connections,
+            per_address: http.max_connections_per_address,
+        };
+        http::serve(listener, http::routes(api, health), limits, proxies, ending)
+    }
+
+    /// Starts what each pipeline needs, and what all of them share. The plans are used up.
+    pub(super) fn start_pipelines(
+        &mut self,
+        fellows: &Fellows,
+        starts: Arc<Starts>,
+        shutdown: &Shutdown,
+    ) {
+        let plans = std::mem::take(&mut self.plans);
+        let Self { config, roles, clock, target, links, signing_key, .. } = self;
+        let activity = Arc::new(Activity::default());
+        let (mut listening, mut sampled, mut routes) = (Vec::new(), Vec::new(), Vec::new());
+        for plan in plans {
+            let queue = plan.queue(config, &links.admin);
+            let pool = queue.over(Arc::clone(&links.pool));
+            let seat = Seat { config, roles, clock, shutdown, queue: &queue, pool: &pool, fellows };
+            let mut ears: Vec<Box<dyn Listener>> =
+                vec![Box::new(ActivityEar(Arc::clone(&activity)))];
+            if roles.schedule {
+                let board = DueBoard::new(&queue);
+                ears.push(Box::new(DueEar(Arc::clone(&board))));
+                let (queue, clock) = (queue.clone(), Arc::clone(clock));
+                shutdown.spawn(schedule::run(queue, board, clock, shutdown.clone()));
+            }
+            plan.part.start(&seat);
+            ears.extend(plan.part.listener(&seat));
+            if roles.work {
+                let pool = plan.pool(&seat, signing_key);
+                ears.push(pool.listener());
+                shutdown.spawn(pool.run());
+            }
+            sampled.push(Sampled {
+                queue: queue.clone(),
+                metrics: PipelineMetrics::new(&plan.name),
+                gauges: plan.part.gauges(),
+                keep_dead: plan.config.dead.keep,
+            });
+            if roles.ingest && plan.takes_of_bus() {
+                routes.push(plan.route(queue.over(Arc::clone(&links.ingest))));
+            }
+            listening.push((queue, ears));
+        }
+        shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
+        let (link, clock) = (Arc::clone(&links.admin), Arc::clone(clock));
+        shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
+        if !routes.is_empty() {
+            self.read_bus(&Arc::new(Fanout::new(routes, starts)), shutdown);
+        }
+    }
+
+    /// Starts a reader per bus stream.
+    fn read_bus(&self, fanout: &Arc<Fanout>, shutdown: &Shutdown) {
+        let Self { config, links, target, clock, .. } = self;
+        let retention = Retention { trim: config.bus.trim, keep: config.bus.retention };
+        for stream in &config.bus.streams {
+            // Commands that block need a connection of their own.
+            let timeout = INGEST_TIMEOUT + RedisStream::WAIT_MAX;
+            let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
+            let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(&links.ingest));
+            let source = source.reserving(self.products.kinds.reserved());
+            let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
+            shutdown.spawn(reader::run(source, fanout, retention, clock, shutdown.clone()));
+        }
+    }
+}
