@@ -143,6 +143,7 @@ mod tests {
     use std::time::Duration;
 
     use ::metrics::HistogramFn;
+    use axum::body::Body;
 
     use super::*;
 
