@@ -649,7 +649,8 @@ fn editor(
     let automations = stores.automations.clone()?;
     let plan = plans.iter().find(|plan| plan.name.automates());
     let plan = plan.ok_or_else(|| "pipelines.automations is not enabled".to_owned())?;
-    Ok(Editor::new(automations, plan.queue(config, link)))
+    let read_timeout = config.counters.read_timeout;
+    Ok(Editor::new(automations, plan.queue(config, link), read_timeout))
 }
 
 /// Starts a reader per bus stream.

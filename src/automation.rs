@@ -31,17 +31,19 @@ mod subscriptions;
 pub(crate) mod watch;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::warn;
 
 use self::cache::RuleCache;
 use self::decide::RuleSet;
 pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
+use crate::breaker::{Breaker, Unanswered};
 use crate::id::{BotId, RuleId};
 use crate::queue::Queue;
-use crate::store::automations::{Expected, RuleStore, WriteError};
+use crate::store::automations::{Expected, RuleStore, Stored, WriteError};
 use crate::store::mongo::{Mongo, MongoError};
-use crate::store::subscribers::SubscriberStore;
+use crate::store::subscribers::{Kept, SubscriberStore};
 
 /// The rules and profiles of every bot, as one process knows them. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -101,11 +103,17 @@ impl Automations {
     }
 }
 
-/// Changes rules so that every process hears of it.
+/// Shows rules and profiles, and changes rules so that every process hears of it.
+///
+/// A reader waits `read_timeout` for MongoDB, and does not wait for a MongoDB that is known to hang
+/// ([`Breaker`]). The breaker belongs to these readers alone: slow questions of the counters do not
+/// open it. A writer waits as long as a command may take.
 #[derive(Debug, Clone)]
 pub(crate) struct Editor {
     automations: Automations,
     queue: Queue,
+    read_timeout: Duration,
+    mongo: Arc<Breaker>,
 }
 
 /// Why a rule is not changed.
@@ -120,12 +128,43 @@ pub(crate) enum EditError {
 }
 
 impl Editor {
-    pub(crate) fn new(automations: Automations, queue: Queue) -> Self {
-        Self { automations, queue }
+    pub(crate) fn new(automations: Automations, queue: Queue, read_timeout: Duration) -> Self {
+        Self { automations, queue, read_timeout, mongo: Arc::new(Breaker::new("mongodb")) }
     }
 
-    pub(crate) fn automations(&self) -> &Automations {
-        &self.automations
+    /// The rules of a bot, in the order of their ids.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time or refuses.
+    pub(crate) async fn rules(&self, bot: &BotId) -> Result<Vec<Stored>, Unanswered<MongoError>> {
+        self.mongo.read(self.read_timeout, self.automations.store().list(bot)).await
+    }
+
+    /// A rule; `None` if there is no such rule.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time or refuses.
+    pub(crate) async fn rule(
+        &self,
+        bot: &BotId,
+        id: &RuleId,
+    ) -> Result<Option<Stored>, Unanswered<MongoError>> {
+        self.mongo.read(self.read_timeout, self.automations.store().get(bot, id)).await
+    }
+
+    /// What is kept of a subscriber; without a sequence where there is nothing.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time or refuses.
+    pub(crate) async fn subscriber(
+        &self,
+        bot: &BotId,
+        subscriber: &str,
+    ) -> Result<Kept, Unanswered<MongoError>> {
+        let subscribers = [subscriber];
+        let kept = self.automations.subscribers().read(bot, &subscribers);
+        let kept = self.mongo.read(self.read_timeout, kept).await?;
+        Ok(kept.into_iter().next().unwrap_or_default())
     }
 
     pub(crate) fn queue(&self) -> &Queue {

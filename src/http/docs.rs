@@ -224,7 +224,10 @@ impl IntoResponses for OfAutomations {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
             (404, "There is no such thing, or rules are not evaluated here; `detail` says which"),
-            (503, "Redis or MongoDB is away; Retry-After tells when to come again"),
+            (
+                503,
+                "Redis or MongoDB is unavailable, or MongoDB does not answer a reader in time; Retry-After tells when to come again",
+            ),
         ])
     }
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 use tracing::{error, warn};
 use utoipa::ToSchema;
 
+use crate::breaker::Unanswered;
 use crate::counters::CountersError;
 use crate::keyspace::StoreError;
 use crate::pool::open::LeaseError;
@@ -249,6 +250,12 @@ impl Problem {
         self
     }
 
+    /// MongoDB does not answer a reader in time, or is known not to.
+    fn mongo_hangs() -> Self {
+        let detail = "nothing was done: MongoDB does not answer in time; come again";
+        Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS)
+    }
+
     /// With the seconds after which it can be tried again.
     pub(crate) fn retry_after(self, seconds: u32) -> Self {
         self.header(header::RETRY_AFTER, seconds.into())
@@ -317,10 +324,16 @@ impl From<CountersError> for Problem {
                 let detail = "nothing was done: Redis does not answer in time; come again";
                 Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
             }
-            CountersError::MongoHangs => {
-                let detail = "nothing was done: MongoDB does not answer in time; come again";
-                Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS)
-            }
+            CountersError::MongoHangs => Self::mongo_hangs(),
+        }
+    }
+}
+
+impl From<Unanswered<MongoError>> for Problem {
+    fn from(unanswered: Unanswered<MongoError>) -> Self {
+        match unanswered {
+            Unanswered::Failed(error) => error.into(),
+            Unanswered::Open | Unanswered::Late(_) => Self::mongo_hangs(),
         }
     }
 }

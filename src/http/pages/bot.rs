@@ -141,8 +141,8 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         Ok(editor) => {
             rules = shown(editor, bot).await.map_err(|problem| problem.detail().to_owned());
             if !subscriber.is_empty() {
-                let kept = editor.automations().subscribers().read(bot, &[subscriber]).await?;
-                known = Some((subscriber.to_owned(), kept.into_iter().next()));
+                let kept = editor.subscriber(bot, subscriber).await?;
+                known = Some((subscriber.to_owned(), Some(kept)));
             }
         }
         Err(problem) => rules = rules.map_err(|_| problem.detail().to_owned()),
