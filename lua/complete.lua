@@ -77,7 +77,7 @@ local function close(item, n, length)
       lower(book, 'r' .. ARGV[i], tonumber(ARGV[i + 2]))
     end
   end
-  keep_cached(book) -- while MongoDB is away, nothing else may tell a total
+  keep_cached(book) -- while MongoDB is unavailable, nothing else may tell a total
 end
 
 local meta = call('HMGET', META, 'v', 'depth', 'run', 'open')

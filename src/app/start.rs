@@ -91,7 +91,8 @@ impl Site {
     fn editor(&self) -> Result<Editor, String> {
         let automations = self.products.automations.clone()?;
         let plan = self.plan(crate::automations::PIPELINE)?;
-        Ok(Editor::new(automations, plan.queue(&self.config, &self.links.admin)))
+        let queue = plan.queue(&self.config, &self.links.admin);
+        Ok(Editor::new(automations, queue, self.config.counters.read_timeout))
     }
 
     fn plan(&self, pipeline: &str) -> Result<&super::Plan, String> {

@@ -8,7 +8,7 @@
 //! 4. The decisions are carried out. An action that fails holds the bot, and those that were done
 //!    are not done again.
 //!
-//! MongoDB away counts no attempt. Where it is slow, fewer events are decided on at a time, and a
+//! MongoDB unavailable counts no attempt. Where it is slow, fewer events are decided on at a time, and a
 //! write that is still under way in the server is waited for.
 
 use std::collections::HashMap;
@@ -182,7 +182,7 @@ impl AutomationHandler {
         Ok(subjects.collect())
     }
 
-    /// MongoDB away counts no attempt; what it refuses does, so that no bot waits for ever.
+    /// MongoDB unavailable counts no attempt; what it refuses does, so that no bot waits for ever.
     fn failed(&self, error: &MongoError, count: usize) -> Failure {
         if error.is_timeout() {
             self.portion.too_much(count);

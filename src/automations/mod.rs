@@ -7,7 +7,7 @@
 //! 2. What was decided is kept with the profile, in one write; then it is carried out, each action
 //!    once. Whoever repeats an event finds the decision, whatever has changed since. What remains:
 //!    an action that was carried out is remembered for an hour, so that one whose slice could not
-//!    be completed for longer, with Redis away or everything stopped, may happen again.
+//!    be completed for longer, with Redis unavailable or everything stopped, may happen again.
 //! 3. A rule that was changed decides within a second, in every process.
 //! 4. A filter that fails is no match. It is counted, and the bot goes on.
 //!
@@ -36,14 +36,16 @@ mod subscriptions;
 pub(crate) mod watch;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::warn;
 
 use self::cache::RuleCache;
 use self::decide::RuleSet;
-use self::store::{Expected, RuleStore, WriteError};
-use self::subscribers::SubscriberStore;
+use self::store::{Expected, RuleStore, Stored, WriteError};
+use self::subscribers::{Kept, SubscriberStore};
 pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
+use crate::breaker::{Breaker, Unanswered};
 use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::id::{BotId, RuleId};
@@ -127,11 +129,17 @@ impl Automations {
     }
 }
 
-/// Changes rules so that every process hears of it.
+/// Shows rules and profiles, and changes rules so that every process hears of it.
+///
+/// A reader waits `read_timeout` for MongoDB, and does not wait for a MongoDB that is known to hang
+/// ([`Breaker`]). The breaker belongs to these readers alone: slow questions of the counters do not
+/// open it. A writer waits as long as a command may take.
 #[derive(Debug, Clone)]
 pub(crate) struct Editor {
     automations: Automations,
     queue: Queue,
+    read_timeout: Duration,
+    mongo: Arc<Breaker>,
 }
 
 /// Why a rule is not changed.
@@ -146,12 +154,43 @@ pub(crate) enum EditError {
 }
 
 impl Editor {
-    pub(crate) fn new(automations: Automations, queue: Queue) -> Self {
-        Self { automations, queue }
+    pub(crate) fn new(automations: Automations, queue: Queue, read_timeout: Duration) -> Self {
+        Self { automations, queue, read_timeout, mongo: Arc::new(Breaker::new("mongodb")) }
     }
 
-    pub(crate) fn automations(&self) -> &Automations {
-        &self.automations
+    /// The rules of a bot, in the order of their ids.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time or refuses.
+    pub(crate) async fn rules(&self, bot: &BotId) -> Result<Vec<Stored>, Unanswered<MongoError>> {
+        self.mongo.read(self.read_timeout, self.automations.store().list(bot)).await
+    }
+
+    /// A rule; `None` if there is no such rule.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time or refuses.
+    pub(crate) async fn rule(
+        &self,
+        bot: &BotId,
+        id: &RuleId,
+    ) -> Result<Option<Stored>, Unanswered<MongoError>> {
+        self.mongo.read(self.read_timeout, self.automations.store().get(bot, id)).await
+    }
+
+    /// What is kept of a subscriber; without a sequence where there is nothing.
+    ///
+    /// # Errors
+    /// When MongoDB does not answer in time or refuses.
+    pub(crate) async fn subscriber(
+        &self,
+        bot: &BotId,
+        subscriber: &str,
+    ) -> Result<Kept, Unanswered<MongoError>> {
+        let subscribers = [subscriber];
+        let kept = self.automations.subscribers().read(bot, &subscribers);
+        let kept = self.mongo.read(self.read_timeout, kept).await?;
+        Ok(kept.into_iter().next().unwrap_or_default())
     }
 
     pub(crate) fn queue(&self) -> &Queue {

@@ -21,6 +21,7 @@ use mongodb::options::{FindOptions, IndexOptions, ReadPreference, SelectionCrite
 use tracing::warn;
 
 use crate::automations::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
+use crate::deadline;
 use crate::id::{BotId, RuleId};
 use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::telemetry::OncePerMinute;
@@ -358,7 +359,7 @@ impl RuleStore {
         let mut options = FindOptions::builder().sort(sort).selection_criteria(primary).build();
         options.projection = projection;
         options.limit = (limit > 0).then_some(limit);
-        self.mongo.find(AUTOMATIONS, filter, options, ANSWER_TIMEOUT).await
+        self.mongo.find(AUTOMATIONS, filter, options, deadline::at_most(ANSWER_TIMEOUT)).await
     }
 }
 

@@ -8,7 +8,7 @@
 //! * a bot, from the news that its rules change until they were read again;
 //! * everybody, when news may have been missed, until what changed was read.
 //!
-//! While MongoDB is away, what was known last is right: nobody can change a rule without it, and
+//! While MongoDB is unavailable, what was known last is right: nobody can change a rule without it, and
 //! from whom it is not away there is news.
 
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -33,7 +33,7 @@ Examples:
 const REDRIVE_EXAMPLES: &str = "\
 Examples:
   fairlane dead redrive 3.1763640000000-0   one, back to its place in the order
-  fairlane dead redrive --bot shop-7        all of that bot
+  fairlane dead redrive --bot shop-7        all of that bot; asks first
   fairlane dead redrive --all               all of the pipeline; asks first
   fairlane dead redrive --all --yes         for scripts: asks nothing";
 const DROP_EXAMPLES: &str = "\
@@ -79,7 +79,7 @@ enum Action {
     Redrive {
         #[command(flatten)]
         which: Which,
-        /// Do not ask before those of a whole pipeline are put back.
+        /// Do not ask before those of a bot or of a whole pipeline are put back.
         #[arg(long)]
         yes: bool,
     },
@@ -205,12 +205,21 @@ async fn redrive(
         u64::from(queue.redrive(&letter.bot, id).await?)
     } else {
         let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
-        if bot.is_none() {
-            let letters = queue.count_dead_letters(None, until).await?;
-            let letters = count(letters, "dead letter");
-            let question = format!("Put back {letters} of all bots of pipeline {pipeline}?");
-            confirm(&question, yes, "putting back all dead letters of a pipeline")?;
-        }
+        let letters = count(queue.count_dead_letters(bot, until).await?, "dead letter");
+        let (question, what) = match bot {
+            Some(bot) => (
+                format!(
+                    "Put back {letters} of bot {} in pipeline {pipeline}?",
+                    plain(bot.as_str())
+                ),
+                "putting back all dead letters of a bot",
+            ),
+            None => (
+                format!("Put back {letters} of all bots of pipeline {pipeline}?"),
+                "putting back all dead letters of a pipeline",
+            ),
+        };
+        confirm(&question, yes, what)?;
         queue.redrive_all(bot, until).await?
     };
     output.show(&Counted { pipeline, letters }, |counted| {

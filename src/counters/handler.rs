@@ -10,7 +10,7 @@
 //! A write that took too long may go on in the server. The next one of its bot waits for it: see
 //! `store::turns`.
 //!
-//! MongoDB away counts no attempt, and no view is ever given up: only what never was one becomes a
+//! MongoDB unavailable counts no attempt, and no view is ever given up: only what never was one becomes a
 //! dead letter.
 
 use std::collections::HashMap;

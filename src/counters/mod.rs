@@ -139,7 +139,7 @@ impl From<Unanswered<MongoError>> for CountersError {
 pub(crate) struct Totals {
     /// In the order that was asked; `None` where no store can tell it now.
     pub(crate) totals: Vec<Option<u64>>,
-    /// Redis is away or hangs: what was viewed in the last seconds is missing.
+    /// Redis is unavailable or hangs: what was viewed in the last seconds is missing.
     pub(crate) stale: bool,
 }
 

@@ -16,7 +16,7 @@ const PREPARE_AGAIN: Duration = Duration::from_secs(5);
 /// How often Redis is asked how it persists.
 const ASK: Duration = Duration::from_secs(60);
 
-/// Creates the indexes, however long MongoDB is away.
+/// Creates the indexes, however long MongoDB is unavailable.
 pub(crate) async fn prepare(store: CounterStore, shutdown: Shutdown) {
     let mut warned = false;
     loop {

@@ -351,7 +351,7 @@ pub fn viewed(event: &Event) -> Result<(AdId, u64), ViewError> {
 /// The event of `n` views that came without one.
 #[must_use]
 pub fn view(bot: &BotId, ad: &AdId, n: u64) -> Event {
-    // Views wait in memory while MongoDB is away, so the id is short: unique among those of a bot.
+    // Views wait in memory while MongoDB is unavailable, so the id is short: unique among those of a bot.
     let id = base36(rand::random());
     let data = if n == 1 {
         serde_json::json!({ "ad": ad })

@@ -201,6 +201,19 @@ impl Door {
         self.judge(Some(of_bot), "bot", route, &whose)
     }
 
+    /// Charges the bot of a request that may name it in the body, once the body is read. A bot that
+    /// the path or query names was charged before.
+    pub(super) fn charge_named(
+        &self,
+        bot: &BotId,
+        parts: &Parts,
+    ) -> Result<Option<Taken>, Problem> {
+        if bot_of(&parts.uri).is_some() {
+            return Ok(None);
+        }
+        self.charge_bot(bot, 1, parts)
+    }
+
     /// Charges a token that everybody may know: by the address, and as a whole. These are bounds even
     /// while there is room for more.
     pub(super) fn charge_public(

@@ -204,7 +204,7 @@ struct Listed {
 
 /// The rules of a bot and what happened to them.
 pub(super) async fn shown(editor: &Editor, bot: &BotId) -> Result<Vec<Shown>, Problem> {
-    let stored = editor.automations().store().list(bot).await?;
+    let stored = editor.rules(bot).await?;
     let mut stats = editor.queue().rule_stats(bot).await?;
     Ok(stored.into_iter().map(|stored| show(stored, &mut stats)).collect())
 }
@@ -294,7 +294,7 @@ async fn get(
     Path(RulePath { bot, rule }): Path<RulePath>,
 ) -> Result<Response, Problem> {
     let editor = api.automations_of(&bot, &caller)?;
-    let stored = editor.automations().store().get(&bot, &rule).await?;
+    let stored = editor.rule(&bot, &rule).await?;
     let stored = stored.ok_or_else(|| none(&bot, &rule))?;
     let mut stats = editor.queue().rule_stats(&bot).await?;
     let version = stored.version.clone();

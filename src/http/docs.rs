@@ -117,7 +117,7 @@ impl IntoResponses for GuardedProblems {
             (500, "A fault of the server; its log tells more"),
             (
                 503,
-                "Redis is away or full, or more requests come than can be answered in time (x-shed-reason); Retry-After tells when to come again",
+                "Redis is unavailable or full, or more requests come than can be answered in time (x-shed-reason); Retry-After tells when to come again",
             ),
             (504, "The time of x-deadline-ms is over, or less than the request takes"),
         ])
@@ -178,7 +178,7 @@ impl IntoResponses for OfCounters {
             (404, "The counters do not run here; `detail` says why"),
             (
                 503,
-                "Redis is away or full, or both stores are away; Retry-After tells when to come again",
+                "Redis is unavailable or full, or both stores are unavailable; Retry-After tells when to come again",
             ),
         ])
     }
@@ -195,7 +195,7 @@ impl IntoResponses for OfImports {
             (409, "Lines before these were not imported; `detail` says where to go on"),
             (
                 503,
-                "Redis is away or nearly full, or many records of the bot wait to be written; Retry-After tells when to come again",
+                "Redis is unavailable or nearly full, or many records of the bot wait to be written; Retry-After tells when to come again",
             ),
         ]));
         responses
@@ -210,7 +210,7 @@ impl IntoResponses for OfStoredCounters {
         let mut responses = OfCounters::responses();
         responses.extend(problems(&[(
             503,
-            "MongoDB is away, or another export runs; Retry-After tells when to come again",
+            "MongoDB is unavailable, or another export runs; Retry-After tells when to come again",
         )]));
         responses
     }
@@ -224,7 +224,10 @@ impl IntoResponses for OfAutomations {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
             (404, "There is no such thing, or rules are not evaluated here; `detail` says which"),
-            (503, "Redis or MongoDB is away; Retry-After tells when to come again"),
+            (
+                503,
+                "Redis or MongoDB is unavailable, or MongoDB does not answer a reader in time; Retry-After tells when to come again",
+            ),
         ])
     }
 }

@@ -77,7 +77,10 @@ async fn publish(
         })
         .collect();
     if !foreign.is_empty() {
-        let detail = format!("nothing was stored: {} events are of other bots", foreign.len());
+        let detail = match foreign.len() {
+            1 => "nothing was stored: the token is not for the bot of 1 event".to_owned(),
+            n => format!("nothing was stored: the token is not for the bots of {n} events"),
+        };
         return Err(Problem::new(Kind::Forbidden, detail).errors(foreign));
     }
     let mut counts = BTreeMap::<&BotId, u32>::new();

@@ -60,7 +60,7 @@ pub(crate) enum Status {
     Starting,
     /// It ends: send requests elsewhere. Those that come are answered for `shutdown_delay`.
     Stopping,
-    /// Nothing: Redis is away.
+    /// Nothing: Redis is unavailable.
     Unavailable,
 }
 
@@ -134,7 +134,7 @@ async fn alive() -> &'static str {
     get, path = "/readyz", tag = "health", security(()),
     responses(
         (status = 200, description = "Ready, or degraded: all but one dependency", body = Readiness),
-        (status = 503, description = "Redis is away, or the process is starting or stopping", body = Readiness),
+        (status = 503, description = "Redis is unavailable, or the process is starting or stopping", body = Readiness),
         Open,
     )
 )]

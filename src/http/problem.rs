@@ -6,6 +6,7 @@ use serde::Serialize;
 use tracing::{error, warn};
 use utoipa::ToSchema;
 
+use crate::breaker::Unanswered;
 use crate::counters::CountersError;
 use crate::keyspace::StoreError;
 use crate::pool::open::LeaseError;
@@ -17,7 +18,7 @@ pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Entries of [`Problem::errors`] that are shown; a batch has at most as many events.
 const ERRORS_MAX: usize = 1_000;
-/// When to come again while Redis or MongoDB is away, in seconds.
+/// When to come again while Redis or MongoDB is unavailable, in seconds.
 const AWAY_SECONDS: u32 = 1;
 /// When to come again while Redis is full, in seconds.
 const FULL_SECONDS: u32 = 5;
@@ -147,8 +148,8 @@ impl Kind {
             Self::ImportGap => (S::CONFLICT, "import-gap", "Lines are missing"),
             Self::Full => (S::SERVICE_UNAVAILABLE, "full", "Redis is full"),
             Self::Starting => (S::SERVICE_UNAVAILABLE, "starting", "Not ready yet"),
-            Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is away"),
-            Self::MongoAway => (S::SERVICE_UNAVAILABLE, "mongodb-away", "MongoDB is away"),
+            Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is unavailable"),
+            Self::MongoAway => (S::SERVICE_UNAVAILABLE, "mongodb-away", "MongoDB is unavailable"),
             Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "Busy"),
             Self::Overloaded => (S::SERVICE_UNAVAILABLE, "overloaded", "Overloaded"),
             Self::Quota => (S::TOO_MANY_REQUESTS, "quota", "Too many requests"),
@@ -254,6 +255,12 @@ impl Problem {
         self
     }
 
+    /// MongoDB does not answer a reader in time, or is known not to.
+    fn mongo_hangs() -> Self {
+        let detail = "nothing was done: MongoDB does not answer in time; come again";
+        Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS)
+    }
+
     /// With the seconds after which it can be tried again.
     pub(crate) fn retry_after(self, seconds: u32) -> Self {
         self.header(header::RETRY_AFTER, seconds.into())
@@ -281,13 +288,13 @@ impl From<StoreError> for Problem {
             return Self::new(Kind::Internal, detail);
         }
         if let Some(suppressed) = AWAY.take() {
-            warn!(%error, suppressed, "an HTTP request cannot be done: Redis is away");
+            warn!(%error, suppressed, "an HTTP request cannot be done: Redis is unavailable");
         }
         let detail = match error {
             StoreError::Unknown { .. } => {
                 "Redis did not answer in time, so it is unknown whether this was done; look, or come again"
             }
-            _ => "nothing was done: Redis is away; come again",
+            _ => "nothing was done: Redis is unavailable; come again",
         };
         Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
     }
@@ -300,9 +307,9 @@ impl From<MongoError> for Problem {
         static REFUSED: OncePerMinute = OncePerMinute::new();
         if error.is_passing() {
             if let Some(suppressed) = AWAY.take() {
-                warn!(%error, suppressed, "an HTTP request cannot be done: MongoDB is away");
+                warn!(%error, suppressed, "an HTTP request cannot be done: MongoDB is unavailable");
             }
-            let detail = "nothing was done: MongoDB is away; come again";
+            let detail = "nothing was done: MongoDB is unavailable; come again";
             return Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS);
         }
         if let Some(suppressed) = REFUSED.take() {
@@ -322,10 +329,16 @@ impl From<CountersError> for Problem {
                 let detail = "nothing was done: Redis does not answer in time; come again";
                 Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
             }
-            CountersError::MongoHangs => {
-                let detail = "nothing was done: MongoDB does not answer in time; come again";
-                Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS)
-            }
+            CountersError::MongoHangs => Self::mongo_hangs(),
+        }
+    }
+}
+
+impl From<Unanswered<MongoError>> for Problem {
+    fn from(unanswered: Unanswered<MongoError>) -> Self {
+        match unanswered {
+            Unanswered::Failed(error) => error.into(),
+            Unanswered::Open | Unanswered::Late(_) => Self::mongo_hangs(),
         }
     }
 }

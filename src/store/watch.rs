@@ -52,7 +52,7 @@ async fn watch(mongo: Mongo, reachable: Arc<Reachable>, shutdown: Shutdown) {
         let news = reachable.set(answer.is_ok());
         match answer {
             Ok(()) if news => info!(%mongo, "MongoDB answers"),
-            Err(error) if news || first => warn!(%error, "MongoDB is away"),
+            Err(error) if news || first => warn!(%error, "MongoDB is unavailable"),
             Ok(()) | Err(_) => {}
         }
         first = false;

@@ -117,6 +117,54 @@ async fn every_action_is_done_once_and_the_profile_shows_it() {
 }
 
 #[tokio::test]
+async fn a_rule_sends_the_headers_that_it_names_for_their_bots_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("crm.headers");
+    std::fs::write(&file, "Authorization: Bearer s3cret-of-the-crm\nX-Tenant: 7\n").unwrap();
+    let receiver = Receiver::content().await;
+    let sets = format!(
+        "[{{ name = \"crm\", headers_file = {file:?}, bots = [\"shop\"], hosts = [\"127.0.0.1:{}\"] }}]",
+        receiver.address.port()
+    );
+    let rig = Rig::start(&[("callbacks.headers", &sets)]).await;
+    let rule = |path: &str, set: Option<&str>| {
+        let url = format!("{}/{path}", receiver.url());
+        // Users of their own: one user gets one in half an hour.
+        let mut notify = json!({ "url": url, "method": "POST", "uid": path });
+        if let Some(set) = set {
+            notify["headers_from"] = set.into();
+        }
+        json!({ "on": ["sale.made"], "actions": [{ "notify": notify }] })
+    };
+    rig.put("shop", "named", &rule("named", Some("crm"))).await;
+    rig.put("shop", "plain", &rule("plain", None)).await;
+    rig.put("other", "named", &rule("foreign", Some("crm"))).await;
+    rig.publish(&[
+        event("other", "u", "1", "sale.made", json!({})),
+        event("shop", "u", "2", "sale.made", json!({})),
+    ])
+    .await;
+    eventually(LONG, "both calls", async || receiver.called() == 2).await;
+    eventually(LONG, "the other bot is told why", async || {
+        rig.stats("other", "named").await["errors"] == 1
+    })
+    .await;
+    let stats = rig.stats("other", "named").await;
+    let why = stats["last_error"]["reason"].as_str().unwrap();
+    assert!(why.contains("headers_from") && why.contains("no set of this name"), "{why}");
+    let mut calls = receiver.calls();
+    calls.sort_by(|a, b| a.line.cmp(&b.line));
+    assert!(calls[0].line.contains("/named") && calls[1].line.contains("/plain"), "{calls:?}");
+    assert_eq!(calls[0].headers["authorization"], "Bearer s3cret-of-the-crm");
+    assert_eq!(calls[0].headers["x-tenant"], "7");
+    assert_eq!(calls[0].json()["rule"], "named");
+    assert!(!calls[1].headers.contains_key("authorization"), "{:?}", calls[1]);
+    let shown = rig.client.get("/v1/bots/shop/automations").await;
+    assert!(!String::from_utf8_lossy(&shown.body).contains("s3cret"), "{shown:?}");
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
 async fn the_welcome_flow_notifies_those_who_did_not_reply() {
     let rig = Rig::start(&[]).await;
     let receiver = Receiver::content().await;
@@ -372,7 +420,7 @@ async fn only_what_a_bot_has_rules_for_is_copied_and_in_doubt_everything() {
     assert_eq!(profile(&client, "none", "u").await, Value::Null);
     instance.stop().await;
 
-    // MongoDB is away from the start: nobody knows who has rules.
+    // MongoDB is unavailable from the start: nobody knows who has rules.
     stores.mongo.kill9();
     let blind = Instance::start(&config, Log::default().content()).await;
     let before = copies(&blind).await;

@@ -295,7 +295,7 @@ async fn data_that_does_not_fit_the_configuration_is_found_out() {
             "fail bus fairlane:events the key holds something that is no stream",
             "no event can be published or read; rename that key, or set bus.streams",
             "warn bus others 1 event, 1 unread, no reader now; group billing (lag 1, pending 0)",
-            "nobody reads it, so nothing is handled; start `fairlane serve` with the role ingest",
+            "no process reads it, so nothing is handled; start `fairlane serve` with the role ingest",
         ],
     );
 }
@@ -319,7 +319,7 @@ async fn every_probe_runs_although_redis_is_away() {
         &[
             "ok pipeline log",
             "fail redis cannot connect to Redis at 127.0.0.1:",
-            "nothing is copied or handled while Redis is away; start that Redis, or correct redis.url",
+            "nothing is copied or handled while Redis is unavailable; start that Redis, or correct redis.url",
             "fail mongodb no MongoDB at mongodb://***@127.0.0.1:",
             "/readyz says degraded, and what needs MongoDB waits; start it, or correct mongodb.url",
             &held,
@@ -436,9 +436,9 @@ async fn a_target_that_cannot_be_reached_is_explained() {
         69,
         &[
             "warn callbacks no secrets: calls are not signed",
-            "a receiver cannot tell them from anybody else's; set callbacks.secrets",
+            "a receiver cannot tell them from forged ones; set callbacks.secrets",
             "fail target of shop nobody.invalid: the name cannot be looked up: ",
-            "the pipeline's bots wait until it can be reached; see to the name server, or correct pipelines.shop.url",
+            "the pipeline's bots wait until it can be reached; check the name server, or correct pipelines.shop.url",
         ],
     );
     let port = free_port();
@@ -518,7 +518,7 @@ async fn every_primary_of_a_cluster_is_looked_at() {
         &[
             &line("ok keys", 0, "may be written under fl:"),
             &line("fail redis", 2, "cannot connect to Redis at "),
-            "nothing is copied or handled while Redis is away; start that Redis",
+            "nothing is copied or handled while Redis is unavailable; start that Redis",
         ],
     );
 }

@@ -368,7 +368,12 @@ async fn dead_letters_are_put_back_in_order_or_dropped() {
     assert_eq!(place.json(&["dead", "redrive", newer])["letters"], 1);
     assert_eq!(place.run(&["dead", "redrive", newer]).code, 1);
     assert_eq!(place.json(&["dead", "drop", older])["letters"], 1);
-    assert_eq!(place.json(&["dead", "redrive", "--bot", "a"])["letters"], 150);
+    let ran = place.run(&["dead", "redrive", "--bot", "a"]);
+    assert_eq!((ran.code, ran.out.as_str()), (64, ""), "{ran:?}");
+    assert!(ran.err.contains("all dead letters of a bot"), "{ran:?}");
+    assert!(ran.err.contains("nothing was done") && ran.err.contains("add --yes"), "{ran:?}");
+    assert_eq!(log.next_events(&a, 1_000).await.unwrap().len(), 1, "nothing was done");
+    assert_eq!(place.json(&["dead", "redrive", "--bot", "a", "--yes"])["letters"], 150);
     let queued = log.next_events(&a, 1_000).await.unwrap();
     let handled_in: Vec<_> =
         queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();

@@ -96,7 +96,7 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
     instance.stop().await;
 }
 
-/// Views of so many records of 200 ads arrive while MongoDB is away, and are written while new ones
+/// Views of so many records of 200 ads arrive while MongoDB is unavailable, and are written while new ones
 /// are answered.
 async fn drains(records: usize) {
     let stores = Stores::start(Persistence::EverySecond);

@@ -11,9 +11,9 @@ use crate::cli::run_in;
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, configs};
 use crate::support::http::{get, metric};
-use crate::support::instance::Instance;
+use crate::support::instance::{Instance, queue};
 use crate::support::recorder::Log;
-use crate::support::redis::{Options, RedisServer};
+use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -127,6 +127,129 @@ async fn a_depth_is_set_right_beside_traffic() {
         assert_eq!(queue.reconcile_depth(shard).await.unwrap(), Depth::Right);
     }
     instance.stop().await;
+}
+
+type Redis = redis::aio::MultiplexedConnection;
+
+/// The depth of a pipeline of one shard as Redis has it, and how many events its queues have.
+async fn counted(redis: &mut Redis, name: &str) -> (i64, i64) {
+    let depth: Option<i64> = redis.hget(format!("fl:{{{name}:0}}:meta"), "depth").await.unwrap();
+    let queues: Vec<String> = redis.keys(format!("fl:{{{name}:0}}:q:*")).await.unwrap();
+    let mut events = 0;
+    for queue in queues {
+        events += redis.llen::<_, i64>(queue).await.unwrap();
+    }
+    (depth.unwrap_or_default(), events)
+}
+
+/// Queues the events of four bots, while Redis loses power within a transaction, and is restarted
+/// twice. Between the two, the file is `rewritten` or not. Answers what is [`counted`] then.
+async fn lose_power(
+    server: &mut RedisServer,
+    config: &str,
+    name: &str,
+    cut_after: &str,
+    rewritten: bool,
+) -> (i64, i64) {
+    let damaged = queue(config, name).await;
+    damaged.pause(None).await.unwrap();
+    for bot in ["a", "b", "c"] {
+        push(&damaged, bot).await;
+    }
+    if cut_after == "RPUSH" {
+        push(&damaged, "late").await;
+    } else {
+        assert_eq!(damaged.purge(&BotId::parse("a").unwrap()).await.unwrap(), 1);
+    }
+    server.kill9();
+    server.cut_transaction_after(cut_after);
+    server.restart();
+    let mut redis = server.connection().await;
+    assert_eq!(counted(&mut redis, name).await, (3, 3), "nothing of the transaction is there");
+    if rewritten {
+        let () = redis::cmd("BGREWRITEAOF").query_async(&mut redis).await.unwrap();
+        eventually(LONG, "the file is rewritten", async || {
+            let mut info = redis::cmd("INFO");
+            let info: String = info.arg("persistence").query_async(&mut redis).await.unwrap();
+            ["aof_rewrites:1\r", "aof_rewrite_in_progress:0\r", "aof_last_bgrewrite_status:ok\r"]
+                .iter()
+                .all(|line| info.contains(line))
+        })
+        .await;
+    }
+    // Whoever had no answer tries again.
+    push(&queue(config, name).await, "late").await;
+    assert_eq!(counted(&mut redis, name).await, (4, 4));
+    server.restart();
+    counted(&mut server.connection().await, name).await
+}
+
+#[tokio::test]
+async fn a_depth_that_a_cut_transaction_left_wrong_hides_no_pipeline_and_the_audit_sets_it_right() {
+    for (name, beside, cut_after, error) in
+        [("cut-low", "beside-low", "RPUSH", -1), ("cut-high", "beside-high", "UNLINK", 1)]
+    {
+        let persistence = Persistence::Always;
+        let mut server = RedisServer::start(Options { persistence, ..Options::default() });
+        let text = configs(&server, &[name, beside], &[("redis.shards", "1")]);
+        let other = queue(&text, beside).await;
+        other.pause(None).await.unwrap();
+        push(&other, "x").await;
+        push(&other, "y").await;
+        let (depth, events) = lose_power(&mut server, &text, name, cut_after, false).await;
+        assert_eq!(depth - events, error, "{depth}, {events}");
+
+        let log = Log::default();
+        let instance = Instance::start(&text, log.content()).await;
+        instance.queue(name).resume(None).await.unwrap();
+        let mut redis = server.connection().await;
+        eventually(LONG, "all is handled", async || counted(&mut redis, name).await == (error, 0))
+            .await;
+        let client = instance.client();
+        let listed = client.get("/v1/pipelines").await;
+        assert_eq!(listed.code, 200, "{listed:?}");
+        let depth = async |name: &str| {
+            client.get(&format!("/v1/pipelines/{name}")).await.json()["depth"].as_i64()
+        };
+        assert_eq!((depth(name).await, depth(beside).await), (Some(error.max(0)), Some(2)));
+        eventually(LONG, "both are sampled", async || {
+            let sampled =
+                async |name: &str| gauge(&instance, "queue_depth", &[("pipeline", name)]).await;
+            let expected = if error > 0 { 1.0 } else { 0.0 };
+            (sampled(name).await, sampled(beside).await) == (Some(expected), Some(2.0))
+                && gauge(&instance, "redis_up", &[]).await == Some(1.0)
+        })
+        .await;
+
+        let place = tempfile::tempdir().unwrap();
+        let operator = text.replace("\"recorder\"", "\"log\"");
+        std::fs::write(place.path().join("fairlane.toml"), &operator).unwrap();
+        let status = run_in(place.path(), &["status", "--json"], "");
+        assert_eq!(status.code, 0, "{status:?}");
+        for expected in [&*format!("set right: {name}:0 was {error}, is 0"), "all are right"] {
+            let ran = run_in(place.path(), &["check", "--audit"], "");
+            let all = format!("{}{}", ran.out, ran.err);
+            let words = all.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(words.contains(expected), "{expected}: {all}");
+        }
+        assert_eq!(depth(name).await, Some(0));
+        let handled = log.len();
+        push(instance.queue(name), "late").await;
+        eventually(LONG, "what comes is handled", async || log.len() == handled + 1).await;
+        eventually(LONG, "and counted so", async || counted(&mut redis, name).await == (0, 0))
+            .await;
+        instance.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_rewritten_after_the_cut_leaves_the_depth_right() {
+    for (name, cut_after) in [("new-low", "RPUSH"), ("new-high", "UNLINK")] {
+        let persistence = Persistence::Always;
+        let mut server = RedisServer::start(Options { persistence, ..Options::default() });
+        let text = configs(&server, &[name], &[("redis.shards", "1")]);
+        assert_eq!(lose_power(&mut server, &text, name, cut_after, true).await, (4, 4));
+    }
 }
 
 /// Writes until Redis refuses.

@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(60);
 const TTL: Duration = Duration::from_secs(3);
 /// A busy machine may be this late.
 const NOISE: Duration = Duration::from_secs(4);
-/// How long Redis is away. The issue asks for 20 s; the length changes nothing but the time the
+/// How long Redis is unavailable. The issue asks for 20 s; the length changes nothing but the time the
 /// test takes.
 const OUTAGE: Duration = Duration::from_secs(5);
 

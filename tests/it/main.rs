@@ -4,6 +4,7 @@ mod acl;
 mod async_push;
 mod automations;
 mod automations_faults;
+mod automations_hangs;
 mod automations_http;
 mod browser;
 mod bus;

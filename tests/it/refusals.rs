@@ -170,6 +170,82 @@ async fn a_quota_that_is_used_up_is_told_with_the_bots_of_the_body() {
 }
 
 #[tokio::test]
+async fn a_bot_in_the_body_of_a_notification_is_charged_and_told_and_no_other_bot_is() {
+    let guarded = Guarded::start(&[
+        ("admission.bot_in_flight", "1"),
+        ("admission.limit_max", "8"),
+        ("pipelines.notifications.enabled", "true"),
+        ("callbacks.allow_nets", "[\"127.0.0.1\"]"),
+    ])
+    .await;
+    let delayed = |bot: &str| {
+        let body = json!({ "bot": bot, "delay": 3_600, "url": "http://127.0.0.1:8088/" });
+        ("/send_delayed", "application/json", body.to_string())
+    };
+    let online = |bot: &str| {
+        ("/user_online", "application/x-www-form-urlencoded", format!("uid=ann&bot={bot}"))
+    };
+    let post = |client: Client, (path, kind, body): (&'static str, &'static str, String)| async move {
+        client.send("POST", path, &[("content-type", kind)], body.as_bytes()).await
+    };
+    let over_quota =
+        |answer: &Answer| (answer.code, answer.header("x-shed-reason")) == (429, Some("quota"));
+    // Requests that hang end after 5 s, so a slow machine may need more than one try.
+    let mut refused = false;
+    for _ in 0..10 {
+        guarded.server.sigstop();
+        let stopped = Instant::now();
+        let in_flight = async |least: &dyn Fn(i64) -> i64| {
+            eventually(LONG, "requests hang", async || {
+                let all = guarded.seen_by("root").await;
+                let number = |name: &str| all[name].as_i64().unwrap();
+                // The question itself is one.
+                number("in_flight") > least(number("limit"))
+                    || stopped.elapsed() > Duration::from_secs(4)
+            })
+            .await;
+        };
+        // One request of the bot is in flight, and others take the room.
+        let mut hanging = JoinSet::new();
+        hanging.spawn(post(guarded.by("shop"), delayed("shop-9")));
+        in_flight(&|_| 1).await;
+        for _ in 0..5 {
+            let client = guarded.by("root");
+            hanging.spawn(async move { client.get("/v1/pipelines/test").await });
+        }
+        in_flight(&|limit| limit - limit / 4).await;
+        let first = post(guarded.by("shop"), delayed("shop-9")).await;
+        let second = post(guarded.by("shop"), online("shop-9")).await;
+        // Another bot is let in.
+        hanging.spawn(post(guarded.by("shop"), online("shop-8")));
+        in_flight(&|limit| limit - limit / 4 + 1).await;
+        guarded.server.sigcont();
+        let others = hanging.join_all().await;
+        assert!(!others.iter().any(over_quota), "{others:?}");
+        refused = over_quota(&first) && over_quota(&second);
+        if refused {
+            break;
+        }
+    }
+    assert!(refused, "its quota is charged for what the body names, unless every try was too slow");
+    let all = guarded.seen_by("root").await;
+    let told = |bot: &str| {
+        let bots = all["top_bots"].as_array().unwrap();
+        let mut found = bots.iter().filter(|one| one["bot"] == bot);
+        found.any(|one| {
+            let mut reasons = one["reasons"].as_array().unwrap().iter();
+            reasons.any(|one| one["reason"] == "quota")
+        })
+    };
+    assert!(told("shop-9") && !told("shop-8"), "{all}");
+    // While there is room, it is served, over its quota or not.
+    eventually(LONG, "it is served", async || {
+        post(guarded.by("shop"), delayed("shop-9")).await.code == 200
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_token_of_a_lower_class_lowers_its_requests_and_no_others() {
     let guarded = Guarded::start(&[("admission.p3", "\"refuse\"")]).await;
     assert_eq!(guarded.by("root").get("/v1/pipelines").await.code, 200);

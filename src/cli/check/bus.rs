@@ -37,7 +37,7 @@ fn judge(check: String, view: &StreamView, trim: bool) -> Finding {
         return Finding::warn(
             check,
             found,
-            "nobody reads it, so nothing is handled",
+            "no process reads it, so nothing is handled",
             "start `fairlane serve` with the role ingest",
         );
     }

@@ -79,7 +79,7 @@ fn check_secrets(config: &Config) -> Finding {
         0 => Finding::warn(
             check,
             "no secrets: calls are not signed",
-            "a receiver cannot tell them from anybody else's",
+            "a receiver cannot tell them from forged ones",
             "set callbacks.secrets to \"whsec_…\"; `fairlane secret --bot BOT` prints what its receiver needs",
         ),
         secrets => {

@@ -172,7 +172,7 @@ pub(super) fn refused(check: &str, error: &StoreError) -> Finding {
     let starts = |code: &str| message.starts_with(code);
     let (why, remedy) = if away {
         (
-            "nothing is copied or handled while Redis is away",
+            "nothing is copied or handled while Redis is unavailable",
             "start that Redis, or correct redis.url (FAIRLANE__REDIS__URL), its user and password",
         )
     } else if starts("NOPERM") {

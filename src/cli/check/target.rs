@@ -46,7 +46,7 @@ async fn check_target(pipeline: &PipelineName, url: &CheckedUrl) -> Finding {
     let addresses = match look_up(host, port).await {
         Ok(addresses) => addresses,
         Err(problem) => {
-            return away(format!("{host}: {problem}"), "see to the name server");
+            return away(format!("{host}: {problem}"), "check the name server");
         }
     };
     let shown = show(host, &addresses);

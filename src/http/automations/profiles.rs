@@ -14,6 +14,7 @@ use super::super::docs::{Body, OfAutomations};
 use super::super::extract::{self, Path};
 use super::super::problem::{Kind, Problem};
 use crate::automations::profile::{Profile, REPLACED};
+use crate::automations::subscribers::Kept;
 use crate::clock::rfc3339;
 use crate::event::{ATTRIBUTE_MAX_BYTES, Event};
 use crate::id::BotId;
@@ -79,9 +80,8 @@ pub(super) async fn get(
     path.check()?;
     let SubscriberPath { bot, subscriber } = path;
     let editor = api.automations_of(&bot, &caller)?;
-    let kept = editor.automations().subscribers().read(&bot, &[&subscriber]).await?;
-    let known = kept.into_iter().next().and_then(|kept| Some((kept.sequence?, kept.profile)));
-    let (sequence, profile) = known.ok_or_else(|| {
+    let Kept { sequence, profile, .. } = editor.subscriber(&bot, &subscriber).await?;
+    let sequence = sequence.ok_or_else(|| {
         let detail = format!(
             "nothing is known of subscriber {subscriber:?} of bot {:?}: profiles are kept from its first rule on, and events may still wait in its queue",
             bot.as_str()

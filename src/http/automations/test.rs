@@ -115,7 +115,7 @@ pub(super) async fn test(
                 RuleId::parse("rule").map_err(|error| Problem::field("rule", error.to_string()))?;
             vec![Stored { id, rule: Rule { enabled: true, ..rule }, version: String::new() }]
         }
-        None => editor.automations().store().list(&bot).await?,
+        None => editor.rules(&bot).await?,
     };
     let mut profile = match (subscriber, event.subject()) {
         (Some(profile), _) => {
@@ -124,10 +124,7 @@ pub(super) async fn test(
             })?;
             profile
         }
-        (None, Some(subject)) => {
-            let kept = editor.automations().subscribers().read(&bot, &[subject]).await?;
-            kept.into_iter().next().map(|kept| kept.profile).unwrap_or_default()
-        }
+        (None, Some(subject)) => editor.subscriber(&bot, subject).await?.profile,
         (None, None) => Profile::default(),
     };
     // A thousand rules take their time.

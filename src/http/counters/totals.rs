@@ -67,7 +67,7 @@ pub(super) struct Shown<'a> {
     /// can tell it now.
     #[schema(value_type = std::collections::BTreeMap<String, Option<u64>>)]
     totals: ByAd<'a>,
-    /// There, and `true`, only while Redis is away: views of the last seconds are missing.
+    /// There, and `true`, only while Redis is unavailable: views of the last seconds are missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     stale: bool,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::request::Parts;
 use axum::http::{HeaderName, Method};
 use axum::response::{IntoResponse as _, Json, Response};
 use serde::Serialize;
@@ -117,10 +118,12 @@ pub(super) struct SendDelayed {
 pub(super) async fn send_delayed(
     State(api): State<Arc<Api>>,
     caller: Caller,
+    parts: Parts,
     parameters: Parameters,
 ) -> Result<Response, Problem> {
     let new = new_notification(parameters, &api.targets)?;
     caller.check_bot(&new.bot)?;
+    let _taken = api.door.charge_named(&new.bot, &parts)?;
     let accepted = api.notifications()?.accept(&new).await?;
     Ok(([(EVENT_ID, accepted.id.to_string())], "ok").into_response())
 }
@@ -140,9 +143,10 @@ pub(super) async fn send_delayed(
 pub(super) async fn send_delayed_by_post(
     api: State<Arc<Api>>,
     caller: Caller,
+    parts: Parts,
     parameters: Parameters,
 ) -> Result<Response, Problem> {
-    send_delayed(api, caller, parameters).await
+    send_delayed(api, caller, parts, parameters).await
 }
 
 fn bot(parameters: &mut Parameters) -> Result<BotId, Problem> {
@@ -241,6 +245,7 @@ pub(super) struct Queued {
 pub(super) async fn user_online(
     State(api): State<Arc<Api>>,
     caller: Caller,
+    parts: Parts,
     mut parameters: Parameters,
 ) -> Result<Json<Queued>, Problem> {
     let (bot, uid) = (bot(&mut parameters)?, parameters.take("uid"));
@@ -253,6 +258,7 @@ pub(super) async fn user_online(
         return Err(Problem::field("uid", detail));
     }
     caller.check_bot(&bot)?;
+    let _taken = api.door.charge_named(&bot, &parts)?;
     let queued = api.notifications()?.online(&bot, &uid).await?;
     Ok(Json(Queued { queued }))
 }
@@ -271,7 +277,8 @@ pub(super) async fn user_online(
 pub(super) async fn user_online_by_post(
     api: State<Arc<Api>>,
     caller: Caller,
+    parts: Parts,
     parameters: Parameters,
 ) -> Result<Json<Queued>, Problem> {
-    user_online(api, caller, parameters).await
+    user_online(api, caller, parts, parameters).await
 }

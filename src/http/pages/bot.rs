@@ -142,8 +142,8 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         Ok(editor) => {
             rules = shown(editor, bot).await.map_err(|problem| problem.detail().to_owned());
             if !subscriber.is_empty() {
-                let kept = editor.automations().subscribers().read(bot, &[subscriber]).await?;
-                known = Some((subscriber.to_owned(), kept.into_iter().next()));
+                let kept = editor.subscriber(bot, subscriber).await?;
+                known = Some((subscriber.to_owned(), Some(kept)));
             }
         }
         Err(problem) => rules = rules.map_err(|_| problem.detail().to_owned()),
@@ -554,8 +554,8 @@ mod tests {
     fn without_rules_the_page_says_what_helps_or_why() {
         let page = body(&view(Ok(Vec::new())), false).into_string();
         assert!(page.contains("PUT /v1/bots/BOT/automations/RULE"), "{page}");
-        let page = body(&view(Err("MongoDB is away".to_owned())), false).into_string();
-        assert!(page.contains("MongoDB is away") && !page.contains("subscriber"), "{page}");
+        let page = body(&view(Err("MongoDB is unavailable".to_owned())), false).into_string();
+        assert!(page.contains("MongoDB is unavailable") && !page.contains("subscriber"), "{page}");
     }
 
     #[test]

@@ -116,7 +116,7 @@ fn totals(found: &Found) -> Markup {
                             td.number {
                                 @match total {
                                     Some(total) => (grouped(*total)),
-                                    None => "not known now: MongoDB is away",
+                                    None => "not known now: MongoDB is unavailable",
                                 }
                             }
                         }

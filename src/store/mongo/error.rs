@@ -36,7 +36,7 @@ pub enum MongoError {
     },
     /// A `mongodb+srv` name leads to no servers.
     #[error(
-        "the servers behind {url} cannot be looked up: {}; correct mongodb.url, or see to the name server",
+        "the servers behind {url} cannot be looked up: {}; correct mongodb.url, or check the name server",
         plain(source)
     )]
     Lookup {

@@ -164,7 +164,7 @@ fn lines_of_an_import_are_taken_once_each_in_their_order() {
 #[test]
 fn a_document_that_a_flush_may_have_changed_is_refused() {
     let mut counters = Counters::new();
-    assert_eq!(counters.upsert("x", 3, None), Viewed::Counted(None), "MongoDB is away");
+    assert_eq!(counters.upsert("x", 3, None), Viewed::Counted(None), "MongoDB is unavailable");
     let head = counters.sequences()[0];
     // The flush has written the queued view but not completed it.
     assert_eq!(counters.upsert("x", 1, Some((3, head))), Viewed::Ask(String::new()));

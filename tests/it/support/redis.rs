@@ -152,6 +152,21 @@ impl RedisServer {
         file.set_len(length.saturating_sub(bytes)).unwrap();
     }
 
+    /// Cuts the append-only file within its last transaction while the server is down: that keeps its
+    /// commands up to the first of this name, and the beginning of the next one.
+    pub(crate) fn cut_transaction_after(&self, command: &str) {
+        let bytes = fs::read(self.aof()).unwrap();
+        let find = |from: usize, part: &[u8]| {
+            let found = bytes[from..].windows(part.len()).position(|window| window == part);
+            from + found.unwrap_or_else(|| panic!("no {command} in the last transaction"))
+        };
+        let multi = b"*1\r\n$5\r\nMULTI\r\n";
+        let begin = bytes.windows(multi.len()).rposition(|window| window == multi);
+        let name = format!("${}\r\n{command}\r\n", command.len());
+        let next = find(find(begin.expect("a transaction"), name.as_bytes()), b"\r\n*") + 2;
+        self.truncate_aof(u64::try_from(bytes.len() - next - 3).unwrap());
+    }
+
     /// The part of the append-only file that grows.
     fn aof(&self) -> PathBuf {
         let parts = fs::read_dir(self.directory.path().join("appendonlydir")).unwrap();
