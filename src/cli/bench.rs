@@ -445,7 +445,7 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
                 bots: size(bots),
                 workers: size(workers),
             };
-            let report = latency::run(options, watch).await?;
+            let report = Box::pin(latency::run(options, watch)).await?;
             progress.clear();
             print(args.json, &report)?;
             faultless(verify, report.lost, report.reordered)
