@@ -13,26 +13,40 @@
 //!
 //! # The map, in the order of the data
 //!
+//! The core, which names no product:
+//!
 //! | module | holds |
 //! |---|---|
-//! | [`id`], [`event`], [`filter`], [`view`], [`notification`], [`clock`] | the base: parsed ids, the event and its wire forms, globs and CEL, views of ads, delayed notifications, time |
-//! | [`keyspace`] | Redis: connections, THE key table, one typed call per `lua/*.lua` |
+//! | [`id`], [`event`], [`filter`], [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire forms, globs and CEL, time, what a pipeline keeps beside its queues and what kind it is of |
+//! | [`keyspace`] | Redis: connections, the key table, one typed call per script in `lua/` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
-//! | [`admission`] | which requests are begun while more come than can be answered in time; quotas |
-//! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document |
+//! | [`admission`] | admission control and quotas |
 //! | [`fanout`] | which pipelines take an event; the copy into the queues |
-//! | [`queue`] | one pipeline's queues: THE ORDERING CONTRACT, leases, operators' commands |
-//! | [`pool`] | dispatcher, workers, committer; THE RETRY POLICY; the worker target |
-//! | [`store`] | the durable stores: MongoDB |
-//! | [`handler`] | `trait Handler` and the built-in ones |
-//! | [`automation`] | rules of bots: what they say, what they decide, what is done then |
-//! | [`notifications`] | delayed notifications: accepted, released, sent; the circuit breaker |
-//! | [`outbound`] | calling other people's HTTP servers: the address rules, signatures |
-//! | [`app`] | puts it together |
+//! | [`queue`] | one pipeline's queues: the ordering contract, leases, operators' commands |
+//! | [`pool`] | dispatcher, workers, committer; the retry policy; the worker target |
+//! | [`handler`] | `trait Handler` and the handlers `log` and `push` |
+//! | [`outbound`] | calls to HTTP servers of others: the address rules, signatures |
 //! | [`pressure`] | how slow a store is, and how much of the work that needs it should go on |
+//!
+//! The products, each with its records, handler, stores, scripts, keys and gauges:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `product` | the seam: what a product says of its pipeline, and what it starts |
+//! | [`counters`] | views of ads, counted in Redis and written to `MongoDB` |
+//! | [`notifications`] | delayed notifications: accepted, released, sent; the circuit breaker |
+//! | [`automations`] | rules of bots: what they say, what they decide, what is done then |
+//!
+//! Around them:
+//!
+//! | module | holds |
+//! |---|---|
+//! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document, the pages |
+//! | [`store`] | `MongoDB`: the client, grouped writes, the private server |
+//! | [`app`] | puts it together |
 //! | [`presence`] | what the running processes say of themselves: rates, workers |
 //! | `trend` | how the pipelines did in the last 15 minutes, for charts |
-//! | `private` | what the private servers, Redis and MongoDB, have in common |
+//! | `private` | what the private servers, Redis and `MongoDB`, have in common |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
 //! | [`history`] | judges what happened: loss, order, holders, repetitions |
 //!
