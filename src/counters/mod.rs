@@ -23,7 +23,7 @@
 //! # Stores that hang
 //!
 //! Who reads waits for `counters.read_timeout` at most, and not at all for a store that is known to
-//! hang ([`Breaker`]). Redis has half of the time, so that MongoDB can tell totals in the other half.
+//! hang (`Breaker`). Redis has half of the time, so that MongoDB can tell totals in the other half.
 //! A view waits for Redis, which alone can count it, until that has been silent for a second; and for
 //! MongoDB like a reader, since it counts without a total too.
 
