@@ -49,6 +49,12 @@ const STEPS: [Step; 6] = [
 ];
 
 impl Step {
+    /// How long a process may take to come to it: only one that has a slice of more than 250 views
+    /// completes it in parts.
+    fn patience(self) -> Duration {
+        Duration::from_secs(if self == Self::InTheCompletion { 20 } else { 5 })
+    }
+
     /// Sets the traps that a process is in at this moment.
     fn traps(self, node: &Node) -> Vec<Trap> {
         let mongo = |collection, deed| node.mongo.trap(on("update", collection), 1, deed);
@@ -145,7 +151,7 @@ impl Site<'_> {
                 continue;
             }
             let bot = random.random_range(0..BOTS);
-            let burst: Vec<View> = (0..400)
+            let burst: Vec<View> = (0..600)
                 .map(|_| {
                     let number = bot + BOTS * random.random_range(0..ADS / BOTS / 4);
                     // Only ads that are everybody's.
@@ -169,7 +175,7 @@ impl Site<'_> {
             let traps = step.traps(&node);
             let mut caught = true;
             for trap in &traps {
-                caught &= trap.springs(Duration::from_secs(5)).await;
+                caught &= trap.springs(step.patience()).await;
             }
             *met.entry(step).or_default() += u32::from(caught);
             node.served.kill9();
@@ -212,10 +218,12 @@ async fn three_processes_killed_a_hundred_times_at_every_step_of_the_flush_count
     println!("{views} views of {} ads, {:?}, {met:?}", expected.len(), started.elapsed());
     stores.settles(&killed[0].0.client(), &expected, LONG).await;
     // A slow machine views fewer ads, and writes them in smaller portions.
-    assert!(expected.len() as u64 > ADS / 8, "only {} ads were viewed", expected.len());
+    assert!(expected.len() as u64 > ADS / 2, "only {} ads were viewed", expected.len());
     for step in STEPS {
-        // How often a slow machine has slices long enough for each step is not known.
-        assert!(met.contains_key(&step), "{step:?} was never met: {met:?}");
+        assert!(
+            met.get(&step).is_some_and(|times| *times >= 5),
+            "{step:?} was hardly met: {met:?}"
+        );
     }
     assert_eq!(letters(&killed[0].0.client()).await.len(), 0, "a view is never given up");
 }

@@ -10,6 +10,21 @@ use tokio::net::TcpStream;
 /// An answer takes at most this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A start takes some milliseconds, and longer beside other work.
+const READY: Duration = Duration::from_secs(2);
+
+/// Waits until the process at `address` has fixed where its pipelines start. Some tests start one
+/// that cannot become ready: after a while they look for themselves.
+pub(crate) async fn until_ready(address: &str) {
+    let client = Client::new(address);
+    let ready = async {
+        while client.get("/readyz").await.code != 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let _ = tokio::time::timeout(READY, ready).await;
+}
+
 /// Asks for a path; answers the code and the body. Code 0: no answer.
 pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
     let answer = Client::new(address).send("GET", path, &[], b"").await;

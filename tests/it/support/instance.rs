@@ -14,11 +14,8 @@ use fairlane::notifications::Notifications;
 use fairlane::queue::Queue;
 use tokio::task::JoinSet;
 
-use super::http::Client;
+use super::http::{Client, until_ready};
 use super::recorder::Log;
-
-/// A start takes some milliseconds, and longer beside other work.
-const READY: Duration = Duration::from_secs(2);
 
 /// Runs until stopped or dropped.
 pub(crate) struct Instance {
@@ -61,17 +58,8 @@ impl Instance {
         let mut running = JoinSet::new();
         running.spawn(app.run(shutdown.clone()));
         let instance = Self { address, http, queues, notifications, shutdown, running };
-        // Some tests start one that cannot become ready: they look for themselves.
-        let _ = tokio::time::timeout(READY, instance.becomes_ready()).await;
+        until_ready(&instance.address.to_string()).await;
         instance
-    }
-
-    /// Waits until it has fixed where its pipelines start.
-    async fn becomes_ready(&self) {
-        let client = Client::new(&self.address.to_string());
-        while client.get("/readyz").await.code != 200 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
     }
 
     pub(crate) fn queue(&self, pipeline: &str) -> &Queue {

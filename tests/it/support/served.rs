@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::http::until_ready;
 use super::process::signal;
 use super::wait::{eventually, holds_within};
 
@@ -33,6 +34,7 @@ impl Served {
             served.log().contains("fairlane is running")
         })
         .await;
+        until_ready(&served.metrics()).await;
         served
     }
 
