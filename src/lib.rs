@@ -32,7 +32,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `product` | the seam: what a product says of its pipeline, and what it starts |
+//! | [`product`] | the seam: what a product says of its pipeline, and what runs of it |
 //! | [`counters`] | views of ads, counted in Redis and written to `MongoDB` |
 //! | [`notifications`] | delayed notifications: accepted, released, sent; the circuit breaker |
 //! | [`automations`] | rules of bots: what they say, what they decide, what is done then |
@@ -126,7 +126,7 @@ pub mod pool;
 pub mod presence;
 pub mod pressure;
 mod private;
-mod product;
+pub mod product;
 pub mod queue;
 mod receiver;
 mod signing;

@@ -1,58 +1,152 @@
-//! The products: what makes more of a pipeline than a handler. The core names none of them; here they
-//! are listed, once.
+//! Products: what makes more of a pipeline than a handler. The core names none of them; the
+//! built-in ones are listed here, once. A program that uses the crate adds its own with
+//! [`Builder::product`](crate::app::Builder::product).
+//!
+//! A product says what kind of pipeline it needs before anything runs ([`Product`]). Each instance
+//! then opens it once. What opens is its [`Part`] of the instance: the handler, the routes, the
+//! background tasks, the metrics, and the services that other products use.
+//!
+//! Two sections of the configuration belong to a product: `[pipelines.NAME]`, as for every
+//! pipeline, and `[products.NAME]`, whose keys the product defines ([`Opening::section`]).
 
+use std::any::{Any, TypeId};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use ::axum::routing::MethodRouter;
+use serde::de::DeserializeOwned;
+
+pub use ::{axum, metrics};
+
+pub use crate::admission::Class;
 use crate::app::Roles;
 use crate::clock::{SharedClock, SystemClock};
-use crate::config::Config;
-use crate::counters::Counters;
+pub use crate::config::Scope;
+use crate::config::{Config, ConfigError, PipelineConfig};
 use crate::fanout::Interest;
-use crate::handler::AnyHandler;
+use crate::handler::{AnyHandler, Handler};
 use crate::id::PipelineName;
 use crate::keyspace::scripts::Table;
 use crate::lifecycle::Shutdown;
-use crate::notifications::Notifications;
+use crate::outbound::Outbound;
+use crate::outbound::headers::HeadersError;
 use crate::pipeline::Kind;
 use crate::pressure::Pressure;
 use crate::queue::Queue;
-use crate::queue::sample::Gauges;
-use crate::queue::wake::Listener;
+pub use crate::queue::sample::{Gauges, Seen};
+pub use crate::queue::wake::{Listener, Wake};
+use crate::store::mongo::Mongo;
 use crate::{automations, counters, notifications};
 
 /// What a product says of its pipeline before anything runs.
-pub(crate) trait Product: Sync {
-    /// The name of its pipeline.
+pub trait Product: Send + Sync + 'static {
+    /// The name of its pipeline, and of its section `[products.NAME]`.
     fn pipeline(&self) -> &'static str;
 
-    /// The kind of it.
-    fn kind(&self, config: &Config, clock: &SharedClock) -> Kind;
+    /// How its queues differ from those of other pipelines.
+    fn kind(&self, config: &Config, clock: &SharedClock) -> Kind {
+        let _ = (config, clock);
+        Kind::default()
+    }
+
+    /// Whether it keeps documents in MongoDB.
+    fn needs_mongo(&self) -> bool {
+        false
+    }
+
+    /// Whether it calls HTTP servers of others.
+    fn calls_out(&self) -> bool {
+        false
+    }
 
     /// Scripts that it runs in Redis beside those of the core.
+    #[doc(hidden)]
     fn scripts(&self) -> Option<&'static Table> {
         None
     }
+
+    /// Makes its part of one instance. Called only where its pipeline is enabled.
+    ///
+    /// # Errors
+    /// [`OpenError::Unavailable`] leaves the pipeline out; every other error stops the start.
+    fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError>;
 }
 
-/// What handles the events of one pipeline in one instance, and what goes with that.
-pub(crate) trait Part: Send + Sync {
-    /// The handler, where the process handles events.
-    fn handler(&self, seat: &Seat<'_>) -> Arc<dyn AnyHandler>;
+/// Why a product does not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Something it needs is not there. The instance runs without its pipeline, and logs the reason.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A setting is wrong. The instance does not start.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A file with request headers cannot be used. The instance does not start.
+    #[error(transparent)]
+    Headers(#[from] HeadersError),
+}
 
-    /// What it wants of the events of its types; `None`: all.
-    fn interest(&self) -> Option<Arc<dyn Interest>> {
-        None
+/// What a product opens with.
+pub struct Opening<'a> {
+    /// The whole configuration.
+    pub config: &'a Config,
+    /// The settings of its pipeline.
+    pub pipeline: &'a PipelineConfig,
+    /// The wall clock.
+    pub clock: &'a SharedClock,
+    pub(crate) name: &'a PipelineName,
+    /// Or why there is none.
+    pub(crate) mongo: &'a Result<Mongo, String>,
+    /// Where a pipeline calls HTTP servers of others.
+    pub(crate) outbound: Option<&'a Outbound>,
+}
+
+impl Opening<'_> {
+    /// Reads the section `[products.NAME]` of the product. A section that is missing is read as an
+    /// empty one.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`], with the place of the section, where a key has no meaning or a value
+    /// the wrong type.
+    pub fn section<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        self.config.product_section(self.name)
     }
 
-    /// What it shows beside the metrics of every pipeline.
-    fn gauges(&self) -> Option<Box<dyn Gauges>> {
-        None
+    /// The MongoDB of the instance.
+    pub(crate) fn mongo(&self) -> Result<Mongo, OpenError> {
+        self.mongo.clone().map_err(OpenError::Unavailable)
+    }
+}
+
+/// The handler of a product.
+#[derive(Clone)]
+pub struct SharedHandler(pub(crate) Arc<dyn AnyHandler>);
+
+impl<H: Handler> From<H> for SharedHandler {
+    fn from(handler: H) -> Self {
+        Self(Arc::new(handler))
+    }
+}
+
+impl std::fmt::Debug for SharedHandler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedHandler").finish_non_exhaustive()
+    }
+}
+
+/// What runs of a product in one instance.
+pub trait Part: Send + Sync {
+    /// Handles the events of its pipeline. Called once, and only where the process handles events.
+    fn handler(&self, seat: &Seat<'_>) -> SharedHandler;
+
+    /// Offers what routes and other products use. Called once, before anything starts.
+    fn offer(&self, offering: &Offering<'_>, services: &mut Services) {
+        let _ = (offering, services);
     }
 
-    /// What hears the wake channels.
-    fn listener(&self, seat: &Seat<'_>) -> Option<Box<dyn Listener>> {
-        let _ = seat;
-        None
+    /// The routes it serves on `http.listen`.
+    fn routes(&self) -> Vec<Route> {
+        Vec::new()
     }
 
     /// Starts what runs beside the pipeline, until the soft stop.
@@ -60,37 +154,159 @@ pub(crate) trait Part: Send + Sync {
         let _ = seat;
     }
 
-    /// The stores that a handler waits for, Redis aside.
+    /// Which events of its types it takes. `None`: all of them.
+    fn interest(&self) -> Option<Arc<dyn Interest>> {
+        None
+    }
+
+    /// What it shows beside the metrics of every pipeline, each time the queues are sampled.
+    fn gauges(&self) -> Option<Box<dyn Gauges>> {
+        None
+    }
+
+    /// What listens to the wake channels of its pipeline.
+    fn listener(&self, seat: &Seat<'_>) -> Option<Box<dyn Listener>> {
+        let _ = seat;
+        None
+    }
+
+    /// The stores that its handler waits for, Redis aside: while they are slow, fewer workers run.
     fn stores(&self) -> Vec<Arc<Pressure>> {
         Vec::new()
     }
 }
 
-/// What a part works with.
-pub(crate) struct Seat<'a> {
-    pub(crate) config: &'a Config,
-    pub(crate) roles: &'a Roles,
-    pub(crate) clock: &'a SharedClock,
-    pub(crate) shutdown: &'a Shutdown,
-    /// The queues of its pipeline, for everything that may be slow or rare.
-    pub(crate) queue: &'a Queue,
-    /// The same on the hot path.
-    pub(crate) pool: &'a Queue,
-    /// The products that it may act on.
-    pub(crate) fellows: &'a Fellows,
+/// What the services of a product work with.
+pub struct Offering<'a> {
+    /// The whole configuration.
+    pub config: &'a Config,
+    /// The wall clock.
+    pub clock: &'a SharedClock,
+    /// For everything that may be slow or rare.
+    pub queue: &'a Queue,
+    /// For requests that a client waits for.
+    pub requests: &'a Queue,
 }
 
-/// The products that others act on.
-pub(crate) struct Fellows {
-    /// Or why views are not counted here.
-    pub(crate) counters: Result<Counters, String>,
-    /// `None`: they do not run here.
-    pub(crate) notifications: Option<Notifications>,
+/// What a part works with.
+pub struct Seat<'a> {
+    /// The whole configuration.
+    pub config: &'a Config,
+    /// What the process does.
+    pub roles: &'a Roles,
+    /// The wall clock.
+    pub clock: &'a SharedClock,
+    /// Stops the instance; background tasks are spawned on it.
+    pub shutdown: &'a Shutdown,
+    /// The queues of its pipeline, for everything that may be slow or rare.
+    pub queue: &'a Queue,
+    /// What the products offer each other.
+    pub services: &'a Services,
+    /// The queues of its pipeline on the hot path.
+    pub(crate) pool: &'a Queue,
+}
+
+/// What the products of one instance offer to routes and to each other: one value of each type.
+#[derive(Clone, Default)]
+pub struct Services {
+    offered: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
+    /// Why a pipeline does not run here.
+    absent: BTreeMap<String, String>,
+}
+
+impl Services {
+    /// Offers a value; it replaces an earlier one of its type.
+    pub fn offer<T: Send + Sync + 'static>(&mut self, service: T) {
+        self.offered.insert(TypeId::of::<T>(), Arc::new(service));
+    }
+
+    /// The value of a type. `None`: no product that runs here offers one.
+    #[must_use]
+    pub fn get<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.offered.get(&TypeId::of::<T>())?.downcast_ref()
+    }
+
+    /// The same, or why the pipeline that offers it does not run here.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    pub fn of<T: Send + Sync + 'static>(&self, pipeline: &str) -> Result<&T, String> {
+        self.get().ok_or_else(|| {
+            let reason = self.absent.get(pipeline).cloned();
+            reason.unwrap_or_else(|| format!("pipelines.{pipeline} is not enabled"))
+        })
+    }
+
+    /// Notes why a pipeline does not run here.
+    pub(crate) fn lacks(&mut self, pipeline: &str, reason: String) {
+        self.absent.insert(pipeline.to_owned(), reason);
+    }
+}
+
+impl std::fmt::Debug for Services {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { offered, absent } = self;
+        f.debug_struct("Services").field("offered", &offered.len()).field("absent", absent).finish()
+    }
+}
+
+/// A route that a product serves on `http.listen`. It passes admission control, quotas, metrics and
+/// authentication as the built-in ones do. The `OpenAPI` document does not describe it.
+#[derive(Debug, Clone)]
+pub struct Route {
+    pub(crate) template: &'static str,
+    pub(crate) scope: Scope,
+    pub(crate) class: Class,
+    pub(crate) body_max: usize,
+    pub(crate) handler: MethodRouter,
+}
+
+impl Route {
+    /// A route below `/v1/`. A template with `{bot}` asks for a token that covers this bot, every
+    /// other one for a token that covers all bots. Under overload, the class decides which requests
+    /// are shed first. A body has at most 16 KiB.
+    #[must_use]
+    pub fn new(template: &'static str, scope: Scope, class: Class, handler: MethodRouter) -> Self {
+        Self { template, scope, class, body_max: 16 << 10, handler }
+    }
+
+    /// Takes bodies up to this size in bytes, at most 1 MiB.
+    #[must_use]
+    pub fn body_max(mut self, bytes: usize) -> Self {
+        self.body_max = bytes.min(1 << 20);
+        self
+    }
 }
 
 /// The built-in products.
 static BUILT_IN: [&dyn Product; 3] =
     [&counters::Product, &notifications::Product, &automations::Product];
+
+/// The products of one program.
+#[derive(Clone, Default)]
+pub(crate) struct Products(Vec<Arc<dyn Product>>);
+
+impl Products {
+    /// Adds one. It takes the place of an earlier one with the same pipeline.
+    pub(crate) fn add(&mut self, product: Arc<dyn Product>) {
+        self.0.retain(|other| other.pipeline() != product.pipeline());
+        self.0.push(product);
+    }
+
+    /// All of them, the built-in ones first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Product> {
+        let replaced = |product: &&dyn Product| {
+            !self.0.iter().any(|other| other.pipeline() == product.pipeline())
+        };
+        let built_in = BUILT_IN.into_iter().filter(replaced);
+        built_in.chain(self.0.iter().map(|product| &**product as &dyn Product))
+    }
+
+    /// The one that has a pipeline.
+    pub(crate) fn of(&self, pipeline: &PipelineName) -> Option<&dyn Product> {
+        self.all().find(|product| pipeline.is(product.pipeline()))
+    }
+}
 
 /// The kinds of all pipelines under one configuration.
 #[derive(Debug, Clone)]
@@ -98,10 +314,10 @@ pub(crate) struct Kinds(Vec<(&'static str, Kind)>);
 
 impl Kinds {
     /// From here on, connections load the scripts of the products too.
-    pub(crate) fn new(config: &Config, clock: &SharedClock) -> Self {
-        BUILT_IN.iter().filter_map(|product| product.scripts()).for_each(Table::register);
-        let kind = |product: &&dyn Product| (product.pipeline(), product.kind(config, clock));
-        Self(BUILT_IN.iter().map(kind).collect())
+    pub(crate) fn new(products: &Products, config: &Config, clock: &SharedClock) -> Self {
+        products.all().filter_map(|product| product.scripts()).for_each(Table::register);
+        let kind = |product: &dyn Product| (product.pipeline(), product.kind(config, clock));
+        Self(products.all().map(kind).collect())
     }
 
     /// Attributes that nothing of the bus may bring.
@@ -109,10 +325,10 @@ impl Kinds {
         self.0.iter().flat_map(|(_, kind)| kind.reserved).copied().collect()
     }
 
-    /// By the clock of the system.
+    /// The kinds of the built-in products, by the clock of the system.
     pub(crate) fn today(config: &Config) -> Self {
         let clock: SharedClock = Arc::new(SystemClock);
-        Self::new(config, &clock)
+        Self::new(&Products::default(), config, &clock)
     }
 
     /// The kind of a pipeline.

@@ -1,6 +1,6 @@
 //! Checks what an [`App`] is made of, and makes a plan for each pipeline.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,24 +8,16 @@ use futures_util::future::OptionFuture;
 use tracing::{info, warn};
 
 use super::{App, AppError, Private, Roles};
-use crate::automations::Automations;
-use crate::automations::part::AutomationPart;
 use crate::clock::SharedClock;
-use crate::config::{Config, NotificationsConfig, OnThrottle, PUSH, PipelineConfig, Start};
-use crate::counters::part::CounterPart;
-use crate::counters::store::CounterStore;
-use crate::fanout::Route;
+use crate::config::{Config, PUSH, PipelineConfig, Start};
+use crate::fanout;
 use crate::filter::{Filter, Glob, Sees};
-use crate::handler::{AnyHandler, Environment, Handler, PushHandler, store_patience};
+use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
+use crate::http::ROUTES;
 use crate::id::PipelineName;
 use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::{Link, Target};
 use crate::metrics::{self, PipelineMetrics};
-use crate::notifications::part::NotificationPart;
-use crate::notifications::record::Caps;
-use crate::notifications::scripts::Throttle;
-use crate::notifications::{Gates, PER_HOST, Sending};
-use crate::outbound::headers::HeaderSets;
 use crate::outbound::{self, CONNECT_TIMEOUT, Outbound};
 use crate::pipeline::Kind;
 use crate::pool::open::OpenPipeline;
@@ -33,7 +25,9 @@ use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings, Work};
 use crate::presence::Meter;
-use crate::product::{Kinds, Part, Seat};
+use crate::product::{
+    Kinds, OpenError, Opening, Part, Product, Products, Route, Seat, Services, SharedHandler,
+};
 use crate::queue::{self, Queue};
 use crate::signing::SigningKey;
 use crate::store::mongo::Mongo;
@@ -46,6 +40,7 @@ pub struct Builder {
     pub(super) roles: Roles,
     pub(super) handlers: HashMap<String, Arc<dyn AnyHandler>>,
     pub(super) clock: SharedClock,
+    pub(super) products: Products,
 }
 
 impl fmt::Debug for Builder {
@@ -60,6 +55,14 @@ impl Builder {
     #[must_use]
     pub fn handler(mut self, name: impl Into<String>, handler: impl Handler) -> Self {
         self.handlers.insert(name.into(), Arc::new(handler));
+        self
+    }
+
+    /// Adds a product. It takes the place of another one with the same pipeline. Its pipeline runs
+    /// where the configuration has it.
+    #[must_use]
+    pub fn product(mut self, product: impl Product) -> Self {
+        self.products.add(Arc::new(product));
         self
     }
 
@@ -83,14 +86,25 @@ impl Builder {
     /// See [`AppError`]; nothing is left running.
     pub async fn build(mut self) -> Result<App, AppError> {
         self.config.check()?;
+        self.config.check_products(self.products.all().map(Product::pipeline))?;
         metrics::install();
         let (mongo, private_mongo) = self.mongo().await?;
         let outbound = self.outbound()?;
-        let products = self.products(mongo, outbound.as_ref())?;
-        let mut plans = Vec::new();
-        for (name, config) in self.config.pipelines.iter().filter(|(_, config)| config.enabled) {
-            plans.push(self.plan(name, config, outbound.as_ref(), &products)?);
+        let kinds = Kinds::new(&self.products, &self.config, &self.clock);
+        let needs = Needs { mongo, outbound, kinds };
+        let (mut plans, mut services) = (Vec::new(), Services::default());
+        for (name, config) in &self.config.pipelines {
+            if config.enabled {
+                plans.extend(self.plan(name, config, &needs, &mut services)?);
+            } else {
+                services.lacks(name.as_str(), format!("pipelines.{name}.enabled is false"));
+            }
         }
+        let runs = |name: &PipelineName| plans.iter().any(|plan| plan.name == *name);
+        // A pipeline that does not run here takes nothing.
+        self.config.pipelines.retain(|name, config| !config.enabled || runs(name));
+        let routes: Vec<Route> = plans.iter().flat_map(|plan| plan.part.routes()).collect();
+        Self::check_routes(&routes)?;
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
@@ -108,7 +122,8 @@ impl Builder {
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
-        match App::assemble(self, plans, target, products).await {
+        let plans = Plans { plans, needs, services, routes };
+        match App::assemble(self, plans, target).await {
             Ok(app) => Ok(App { private: Private { redis: private, mongo: private_mongo }, ..app }),
             Err(error) => {
                 if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {
@@ -132,11 +147,10 @@ impl Builder {
             return Ok((Ok(Mongo::open(url, database).await?), None));
         }
         let needs = |(name, pipeline): (&PipelineName, &PipelineConfig)| {
-            (name.is(crate::counters::PIPELINE) || name.is(crate::automations::PIPELINE))
-                && pipeline.enabled
+            pipeline.enabled && self.products.of(name).is_some_and(Product::needs_mongo)
         };
         if !config.pipelines.iter().any(needs) {
-            let reason = "neither pipelines.counters nor pipelines.automations is enabled";
+            let reason = "no pipeline that needs MongoDB is enabled";
             return Ok((Err(reason.to_owned()), None));
         }
         if config.redis.url.is_some() {
@@ -151,54 +165,11 @@ impl Builder {
         }
     }
 
-    /// What the products share; without MongoDB, the pipelines that keep something there are left
-    /// out.
-    fn products(
-        &mut self,
-        mongo: Result<Mongo, String>,
-        outbound: Option<&Outbound>,
-    ) -> Result<Products, AppError> {
-        let kinds = Kinds::new(&self.config, &self.clock);
-        let counters = self.kept(&mongo, crate::counters::PIPELINE).map(|mongo| {
-            let pipelines = &self.config.pipelines;
-            let pipeline = pipelines.iter().find(|(name, _)| name.is(crate::counters::PIPELINE));
-            let timeout = pipeline.map(|(_, pipeline)| pipeline.handler_timeout);
-            let within = store_patience(timeout.unwrap_or_default());
-            CounterStore::writing_within(mongo, within)
-        });
-        if let Err(reason) = &counters {
-            info!(reason, "views are not counted");
-            self.config.pipelines.retain(|name, _| !name.is(crate::counters::PIPELINE));
-        }
-        let automations = self.kept(&mongo, crate::automations::PIPELINE);
-        let automations = automations.map(|mongo| Automations::new(&mongo));
-        if let Err(reason) = &automations {
-            info!(reason, "rules of bots are not evaluated");
-            self.config.pipelines.retain(|name, _| !name.is(crate::automations::PIPELINE));
-        }
-        let enabled = |name: &str| {
-            self.config.pipelines.iter().any(|(other, config)| other.is(name) && config.enabled)
-        };
-        let outbound = outbound.filter(|_| enabled(crate::notifications::PIPELINE));
-        let sending = outbound.map(|outbound| self.sending(outbound)).transpose()?;
-        Ok(Products { mongo: mongo.ok(), counters, automations, sending, kinds })
-    }
-
-    /// The MongoDB for a pipeline, or why it does not run.
-    fn kept(&self, mongo: &Result<Mongo, String>, pipeline: &str) -> Result<Mongo, String> {
-        let is_enabled = |(name, config): (&PipelineName, &PipelineConfig)| {
-            name.as_str() == pipeline && config.enabled
-        };
-        if !self.config.pipelines.iter().any(is_enabled) {
-            return Err(format!("pipelines.{pipeline}.enabled is false"));
-        }
-        mongo.clone()
-    }
-
-    /// What push handlers and notifications call with; `None` without any.
+    /// What push handlers and products call with; `None` where none does.
     fn outbound(&self) -> Result<Option<Outbound>, AppError> {
         let calls = |(name, pipeline): &(&PipelineName, &PipelineConfig)| {
-            pipeline.enabled && (self.is_push(pipeline) || name.is(crate::notifications::PIPELINE))
+            let product = self.products.of(name);
+            pipeline.enabled && product.map_or_else(|| self.is_push(pipeline), Product::calls_out)
         };
         let pipelines = self.config.pipelines.iter().filter(calls);
         let Some(shortest) = pipelines.map(|(_, pipeline)| pipeline.handler_timeout).min() else {
@@ -219,31 +190,13 @@ impl Builder {
         config.handler == PUSH && !self.handlers.contains_key(PUSH)
     }
 
-    fn part(
+    /// What handles the events of a pipeline that no product has.
+    fn handled(
         &self,
         name: &PipelineName,
         config: &PipelineConfig,
         outbound: Option<&Outbound>,
-        products: &Products,
     ) -> Result<Arc<dyn Part>, AppError> {
-        let timeout = config.handler_timeout;
-        let pressure = products.mongo.as_ref().map(|mongo| Arc::clone(mongo.pressure()));
-        if name.is(crate::notifications::PIPELINE)
-            && let Some(sending) = &products.sending
-        {
-            return Ok(Arc::new(NotificationPart(sending.clone())));
-        }
-        if name.is(crate::automations::PIPELINE)
-            && let (Ok(automations), Some(pressure)) = (&products.automations, &pressure)
-        {
-            let pressure = Arc::clone(pressure);
-            return Ok(Arc::new(AutomationPart::new(automations.clone(), timeout, pressure)));
-        }
-        if name.is(crate::counters::PIPELINE)
-            && let (Ok(store), Some(pressure)) = (&products.counters, pressure)
-        {
-            return Ok(Arc::new(CounterPart::new(store.clone(), timeout, pressure)));
-        }
         if let Some(outbound) = outbound
             && self.is_push(config)
         {
@@ -255,7 +208,7 @@ impl Builder {
                 warn!(pipeline = %name, %url,
                     "pushes are not signed, so the receiver cannot know who calls; set callbacks.secrets");
             }
-            let handler = PushHandler::new(outbound.clone(), url, secrets, timeout);
+            let handler = PushHandler::new(outbound.clone(), url, secrets, config.handler_timeout);
             return Ok(Arc::new(Handled(Arc::new(handler))));
         }
         let handler = self.handlers.get(&config.handler).map(Arc::clone);
@@ -272,83 +225,93 @@ impl Builder {
         })
     }
 
-    /// What sends notifications.
-    fn sending(&self, outbound: &Outbound) -> Result<Sending, AppError> {
-        let (config, secrets) = (&self.config.notifications, &self.config.callbacks.secrets);
-        if secrets.is_empty() {
-            // Many send none; `fairlane check` warns of it.
-            info!(
-                "notifications are not signed, so the receivers cannot know who calls; set callbacks.secrets"
-            );
-        }
-        let throttle = Throttle {
-            threshold: config.user_poll_threshold,
-            by_kind: config.type_thresholds.clone(),
-            caps: caps(config),
-            defers: config.on_throttle == OnThrottle::Defer,
-        };
-        let gates = Gates::new(PER_HOST, config.host_rate);
-        let sets = HeaderSets::open(&self.config.callbacks.headers)?;
-        let (outbound, secrets) = (outbound.clone(), secrets.clone());
-        Ok(Sending { outbound, secrets, sets, throttle, gates })
-    }
-
+    /// A plan for a pipeline. `None`: its product cannot run here, for the reason that `services` tells.
     fn plan(
         &self,
         name: &PipelineName,
         config: &PipelineConfig,
-        outbound: Option<&Outbound>,
-        products: &Products,
-    ) -> Result<Plan, AppError> {
-        let part = self.part(name, config, outbound, products)?;
+        needs: &Needs,
+        services: &mut Services,
+    ) -> Result<Option<Plan>, AppError> {
+        let outbound = needs.outbound.as_ref();
+        let opened = self.products.of(name).map(|product| {
+            let (mongo, clock) = (&needs.mongo, &self.clock);
+            let config = &self.config;
+            product.open(&Opening {
+                config,
+                pipeline: &config.pipelines[name],
+                clock,
+                name,
+                mongo,
+                outbound,
+            })
+        });
+        let part = match opened {
+            None => self.handled(name, config, outbound)?,
+            Some(Ok(part)) => part,
+            Some(Err(OpenError::Unavailable(reason))) => {
+                info!(pipeline = %name, reason, "the pipeline does not run here");
+                services.lacks(name.as_str(), reason);
+                return Ok(None);
+            }
+            Some(Err(OpenError::Config(error))) => return Err(error.into()),
+            Some(Err(OpenError::Headers(error))) => return Err(error.into()),
+        };
         let filter =
             config.filter.as_deref().map(|text| Filter::compile(text, Sees::Event)).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
         let max = if self.roles.work { config.workers.max.get() } else { 0 };
-        Ok(Plan {
+        Ok(Some(Plan {
             name: name.clone(),
             config: config.clone(),
             part,
             filter,
-            kind: products.kinds.of(name),
+            kind: needs.kinds.of(name),
             meter: Arc::new(Meter { max, ..Meter::default() }),
-        })
+        }))
+    }
+
+    /// Refuses routes that others serve already, and those outside `/v1/`.
+    fn check_routes(routes: &[Route]) -> Result<(), AppError> {
+        let shape = |template: &str| -> Vec<String> {
+            let part = |part: &str| if part.starts_with('{') { "{}" } else { part }.to_owned();
+            template.split('/').map(part).collect()
+        };
+        let mut known: HashSet<_> = ROUTES.iter().map(|row| shape(row.1)).collect();
+        for Route { template, .. } in routes {
+            if !template.starts_with("/v1/") || !known.insert(shape(template)) {
+                return Err(AppError::Route { template });
+            }
+        }
+        Ok(())
     }
 }
 
-/// The caps of the configuration.
-fn caps(config: &NotificationsConfig) -> Caps {
-    let by_bot = config.bot_caps.iter().map(|(glob, caps)| (Glob::new(glob), caps.clone()));
-    Caps { all: config.caps.clone(), by_bot: by_bot.collect(), by_kind: config.type_caps.clone() }
-}
-
-/// What the products share.
-pub(super) struct Products {
-    pub(super) mongo: Option<Mongo>,
-    /// Or why views are not counted, for callers.
-    pub(super) counters: Result<CounterStore, String>,
-    /// Or why no rules are evaluated, for callers.
-    pub(super) automations: Result<Automations, String>,
-    /// What sends notifications, where they run.
-    pub(super) sending: Option<Sending>,
+/// What pipelines need beside their configuration.
+pub(super) struct Needs {
+    /// Or why there is none.
+    pub(super) mongo: Result<Mongo, String>,
+    outbound: Option<Outbound>,
     pub(super) kinds: Kinds,
-}
-
-impl Products {
-    /// What decides whether a host gets another notification.
-    pub(super) fn gates(&self) -> Option<Arc<Gates>> {
-        self.sending.as_ref().map(|sending| Arc::clone(&sending.gates))
-    }
 }
 
 /// A pipeline that no product has.
 struct Handled(Arc<dyn AnyHandler>);
 
 impl Part for Handled {
-    fn handler(&self, _: &Seat<'_>) -> Arc<dyn AnyHandler> {
-        Arc::clone(&self.0)
+    fn handler(&self, _: &Seat<'_>) -> SharedHandler {
+        SharedHandler(Arc::clone(&self.0))
     }
+}
+
+/// Everything that was planned.
+pub(super) struct Plans {
+    pub(super) plans: Vec<Plan>,
+    pub(super) needs: Needs,
+    pub(super) services: Services,
+    /// What the products serve over HTTP.
+    pub(super) routes: Vec<Route>,
 }
 
 /// A pipeline, checked.
@@ -378,8 +341,8 @@ impl Plan {
         Queue::new(self.name.clone(), shards, limits, Arc::clone(link)).of_kind(self.kind.clone())
     }
 
-    pub(super) fn route(self, queue: Queue) -> Route {
-        Route {
+    pub(super) fn route(self, queue: Queue) -> fanout::Route {
+        fanout::Route {
             from_earliest: self.starts_earliest(),
             interest: self.part.interest(),
             metrics: PipelineMetrics::new(&self.name),
@@ -422,7 +385,7 @@ impl Plan {
         let environment =
             Environment { clock: Arc::clone(seat.clock), pipeline: self.name.clone() };
         let work = Work {
-            handler: self.part.handler(seat),
+            handler: self.part.handler(seat).0,
             environment,
             signing_key: signing_key.clone(),
             meter: Arc::clone(&self.meter),

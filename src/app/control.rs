@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::admission::{Admission, system_ticks};
 use crate::config::AdmissionConfig;
-use crate::http::{Door, QuotaSettings, ROUTES};
+use crate::http::{Door, QuotaSettings, ROUTES, Row};
+use crate::product::Route;
 
 /// Changes a running [`App`](super::App). Clones change the same one.
 #[derive(Clone)]
@@ -18,9 +19,12 @@ impl fmt::Debug for Control {
 }
 
 impl Control {
-    pub(super) fn new(config: AdmissionConfig) -> Self {
+    pub(super) fn new(config: AdmissionConfig, products: &[Route]) -> Self {
         let admission = Admission::new(config.settings, system_ticks());
-        let door = Door::new(admission, quotas(config), ROUTES);
+        let of_products =
+            products.iter().map(|route| ("*", route.template, route.class, route.body_max));
+        let rows: Vec<Row> = ROUTES.iter().copied().chain(of_products).collect();
+        let door = Door::new(admission, quotas(config), &rows);
         door.set_deadlines(config.deadlines);
         Self(Arc::new(door))
     }

@@ -103,6 +103,12 @@ pub enum AppError {
         #[source]
         source: StoreError,
     },
+    /// A product serves a route that is taken, or that is not below `/v1/`.
+    #[error("a product cannot serve {template:?}: it is served already, or not below /v1/")]
+    Route {
+        /// The route.
+        template: &'static str,
+    },
     /// No private Redis could be started.
     #[error(transparent)]
     PrivateRedis(#[from] PrivateRedisError),

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use self::builder::Builder;
-use self::builder::{Plan, Products};
+use self::builder::{Needs, Plan, Plans};
 pub use self::control::Control;
 pub use self::error::AppError;
 use self::register::register;
@@ -44,6 +44,7 @@ use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::{Link, Target};
 use crate::lifecycle::Shutdown;
 use crate::notifications::Notifications;
+use crate::product::{Offering, Products, Route, Services};
 use crate::queue::{FAIR_SLICE_US, Queue};
 use crate::signing::SigningKey;
 use crate::store::private::PrivateMongo;
@@ -76,7 +77,9 @@ struct Site {
     links: Links,
     plans: Vec<Plan>,
     signing_key: SigningKey,
-    products: Products,
+    needs: Needs,
+    services: Services,
+    routes: Vec<Route>,
     control: Control,
 }
 
@@ -114,17 +117,14 @@ impl App {
             roles: Roles::ALL,
             handlers: HashMap::new(),
             clock: Arc::new(SystemClock),
+            products: Products::default(),
         };
         builder.handler("log", LogHandler)
     }
 
-    async fn assemble(
-        builder: Builder,
-        plans: Vec<Plan>,
-        target: Target,
-        products: Products,
-    ) -> Result<Self, AppError> {
+    async fn assemble(builder: Builder, plans: Plans, target: Target) -> Result<Self, AppError> {
         let Builder { config, roles, clock, .. } = builder;
+        let Plans { plans, needs, mut services, routes } = plans;
         let (shards, config_admission) = (config.redis.shards, config.admission);
         let all: Vec<ShardKeys> = plans
             .iter()
@@ -150,9 +150,27 @@ impl App {
         } else {
             None
         };
-        let control = Control::new(config_admission);
-        let site =
-            Site { config, roles, clock, target, links, plans, signing_key, products, control };
+        for plan in &plans {
+            let queue = plan.queue(&config, &links.admin);
+            let requests = queue.over(Arc::clone(&links.views));
+            let offering =
+                Offering { config: &config, clock: &clock, queue: &queue, requests: &requests };
+            plan.part.offer(&offering, &mut services);
+        }
+        let control = Control::new(config_admission, &routes);
+        let site = Site {
+            config,
+            roles,
+            clock,
+            target,
+            links,
+            plans,
+            signing_key,
+            needs,
+            services,
+            routes,
+            control,
+        };
         Ok(Self { site, private: Private::default(), metrics_listener, http_door })
     }
 
@@ -194,7 +212,7 @@ impl App {
     /// The delayed notifications, to accept and look at; `None` without their pipeline.
     #[must_use]
     pub fn notifications(&self) -> Option<Notifications> {
-        self.site.notifications()
+        self.site.services.get().cloned()
     }
 
     /// Runs until `shutdown` stops it and everything that was begun has ended.
@@ -208,7 +226,7 @@ impl App {
         let starts = Arc::new(Starts::default());
         let startup = site.place_pipelines(&starts, &shutdown);
         site.announce(&metrics_listener, http_door.as_ref().map(|(listener, _)| listener));
-        let mongodb = watch::begin(site.products.mongo.clone(), &shutdown);
+        let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
         // Its own connection: what the others wait for must not make Redis seem to be unavailable.
         let link = Link::new(site.target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
         let health = |link| Health {
@@ -218,16 +236,15 @@ impl App {
             stopping: shutdown.soft.clone(),
             startup: startup.clone(),
         };
-        let fellows = site.fellows();
         let mut servers = JoinSet::new();
         if let Some((listener, access)) = http_door {
             let health = health(Arc::clone(&site.links.admin));
-            let api = site.api(access, &fellows, &health);
+            let api = site.api(access, &health);
             let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
             servers.spawn(site.serve(listener, api, health, ending));
         }
         let observing = observe::spawn(metrics_listener, health(Arc::new(link)), stop.clone())?;
-        site.start_pipelines(&fellows, starts, &shutdown);
+        site.start_pipelines(starts, &shutdown);
 
         let private = private.supervised(&site, &shutdown).await;
         shutdown.wait().await;

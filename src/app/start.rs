@@ -6,23 +6,20 @@ use tokio::net::TcpListener;
 use tracing::info;
 
 use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site};
-use crate::automations::Editor;
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::bus::starts::Starts;
-use crate::counters::Counters;
-use crate::counters::view::Calendar;
 use crate::fanout::{Fanout, Interest};
-use crate::http::{self, Access, Api, Ending, Exports, Health, Limits, Live, Proxies, Queues};
+use crate::http::{self, Access, Api, Ending, Health, Limits, Live, Proxies, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::Link;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
-use crate::notifications::Notifications;
+use crate::notifications::Gates;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
 use crate::presence;
-use crate::product::{Fellows, Seat};
+use crate::product::Seat;
 use crate::queue::FAIR_SLICE_US;
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
@@ -35,7 +32,7 @@ impl Site {
     pub(super) fn place_pipelines(&self, starts: &Arc<Starts>, shutdown: &Shutdown) -> Startup {
         let Self { config, roles, clock, links, plans, .. } = self;
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
-        let gates = self.products.gates().filter(|_| roles.work);
+        let gates = self.services.get::<Arc<Gates>>().filter(|_| roles.work).cloned();
         let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
         let starting = |plan: &super::Plan| Starting {
             queue: plan.queue(config, &links.admin),
@@ -63,43 +60,6 @@ impl Site {
         }
     }
 
-    /// The products that others act on.
-    pub(super) fn fellows(&self) -> Fellows {
-        Fellows { counters: self.counters(), notifications: self.notifications() }
-    }
-
-    /// What counts views, or why nothing does.
-    fn counters(&self) -> Result<Counters, String> {
-        let store = self.products.counters.clone()?;
-        let plan = self.plan(crate::counters::PIPELINE)?;
-        let (config, queue) = (&self.config, plan.queue(&self.config, &self.links.views));
-        let zone = config.counters.time_zone.clone();
-        let calendar = Calendar::new(Arc::clone(&self.clock), zone);
-        Ok(Counters::new(queue, store, calendar, config.counters.read_timeout))
-    }
-
-    /// The delayed notifications, where they run.
-    pub(super) fn notifications(&self) -> Option<Notifications> {
-        let sending = self.products.sending.as_ref()?;
-        let queue = self.plan(crate::notifications::PIPELINE).ok()?;
-        let queue = queue.queue(&self.config, &self.links.views);
-        let threshold = self.config.notifications.online_threshold;
-        Some(Notifications::new(queue, Arc::clone(&self.clock), threshold, sending.sets.clone()))
-    }
-
-    /// What changes rules, or why no rule is evaluated.
-    fn editor(&self) -> Result<Editor, String> {
-        let automations = self.products.automations.clone()?;
-        let plan = self.plan(crate::automations::PIPELINE)?;
-        let queue = plan.queue(&self.config, &self.links.admin);
-        Ok(Editor::new(automations, queue, self.config.counters.read_timeout))
-    }
-
-    fn plan(&self, pipeline: &str) -> Result<&super::Plan, String> {
-        let plan = self.plans.iter().find(|plan| plan.name.is(pipeline));
-        plan.ok_or_else(|| format!("pipelines.{pipeline} is not enabled"))
-    }
-
     /// What the selective pipelines want, where the process keeps up with it.
     fn interests(&self) -> Vec<(PipelineName, Arc<dyn Interest>)> {
         if !self.roles.work && !self.roles.ingest {
@@ -110,28 +70,25 @@ impl Site {
     }
 
     /// What the routes work with.
-    pub(super) fn api(&self, access: Access, fellows: &Fellows, health: &Health) -> Api {
+    pub(super) fn api(&self, access: Access, health: &Health) -> Api {
         let Self { config, clock, links, plans, signing_key, .. } = self;
         let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.admin));
         let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
         let bus = Link::new(self.target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
         self.control.0.cursors.sign_with(signing_key.clone());
-        let (shards, kinds) = (config.redis.shards, self.products.kinds.clone());
+        let (shards, kinds) = (config.redis.shards, self.needs.kinds.clone());
         let (pipelines, admin) = (config.pipelines.clone(), Arc::clone(&links.admin));
         Api {
             queues: Queues::new(pipelines, shards, kinds, admin, RESPONSE_TIMEOUT),
             bus: Arc::new(bus),
             stream: config.bus.streams.first().cloned().unwrap_or_default(),
-            taken: Taken::new(config, &self.products.kinds, self.interests()),
+            taken: Taken::new(config, &self.needs.kinds, self.interests()),
             startup: health.startup.clone(),
             clock: Arc::clone(clock),
             access: Arc::new(access),
             door: Arc::clone(&self.control.0),
             leases,
-            counters: fellows.counters.clone(),
-            automations: self.editor(),
-            exports: Exports::default(),
-            notifications: fellows.notifications.clone(),
+            services: self.services.clone(),
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             live: Live::new(health.clone()),
         }
@@ -152,24 +109,20 @@ impl Site {
             connections: http.max_connections,
             per_address: http.max_connections_per_address,
         };
-        http::serve(listener, http::routes(api, health), limits, proxies, ending)
+        http::serve(listener, http::routes(api, health, &self.routes), limits, proxies, ending)
     }
 
     /// Starts what each pipeline needs, and what all of them share. The plans are used up.
-    pub(super) fn start_pipelines(
-        &mut self,
-        fellows: &Fellows,
-        starts: Arc<Starts>,
-        shutdown: &Shutdown,
-    ) {
+    pub(super) fn start_pipelines(&mut self, starts: Arc<Starts>, shutdown: &Shutdown) {
         let plans = std::mem::take(&mut self.plans);
-        let Self { config, roles, clock, target, links, signing_key, .. } = self;
+        let Self { config, roles, clock, target, links, signing_key, services, .. } = self;
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
             let queue = plan.queue(config, &links.admin);
             let pool = queue.over(Arc::clone(&links.pool));
-            let seat = Seat { config, roles, clock, shutdown, queue: &queue, pool: &pool, fellows };
+            let seat =
+                Seat { config, roles, clock, shutdown, services, queue: &queue, pool: &pool };
             let mut ears: Vec<Box<dyn Listener>> =
                 vec![Box::new(ActivityEar(Arc::clone(&activity)))];
             if roles.schedule {
@@ -213,7 +166,7 @@ impl Site {
             let timeout = INGEST_TIMEOUT + RedisStream::WAIT_MAX;
             let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
             let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(&links.ingest));
-            let source = source.reserving(self.products.kinds.reserved());
+            let source = source.reserving(self.needs.kinds.reserved());
             let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
             shutdown.spawn(reader::run(source, fanout, retention, clock, shutdown.clone()));
         }

@@ -42,6 +42,7 @@ use tracing::warn;
 
 use self::cache::RuleCache;
 use self::decide::RuleSet;
+use self::part::AutomationPart;
 use self::store::{Expected, RuleStore, Stored, WriteError};
 use self::subscribers::{Kept, SubscriberStore};
 pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
@@ -50,7 +51,7 @@ use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::id::{BotId, RuleId};
 use crate::pipeline::Kind;
-use crate::product;
+use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
 use crate::store::mongo::{Mongo, MongoError};
 
@@ -68,6 +69,14 @@ impl product::Product for Product {
     fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
         // What waits for its time is in a queue; nothing of the bus can claim to be that.
         Kind { selective: true, renews: true, reserved: &[decide::DUE], ..Kind::default() }
+    }
+
+    fn needs_mongo(&self) -> bool {
+        true
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
+        Ok(Arc::new(AutomationPart::new(&opening.mongo()?, opening.pipeline.handler_timeout)))
     }
 }
 

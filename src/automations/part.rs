@@ -5,12 +5,13 @@ use std::sync::Arc;
 use super::effects::Effects;
 use super::handler::AutomationHandler;
 use super::stats::{self, RuleNotes};
-use super::{Automations, RulesEar, watch};
+use super::{Automations, Editor, RulesEar, watch};
+use crate::counters::{self, Counters};
 use crate::fanout::Interest;
-use crate::handler::AnyHandler;
+use crate::notifications::Notifications;
 use crate::pressure::Pressure;
-use crate::product::{Part, Seat};
-use crate::queue::wake::Listener;
+use crate::product::{Listener, Offering, Part, Seat, Services, SharedHandler};
+use crate::store::mongo::Mongo;
 
 /// Evaluates the rules.
 pub(crate) struct AutomationPart {
@@ -20,11 +21,8 @@ pub(crate) struct AutomationPart {
 }
 
 impl AutomationPart {
-    pub(crate) fn new(
-        automations: Automations,
-        handler_timeout: std::time::Duration,
-        pressure: Arc<Pressure>,
-    ) -> Self {
+    pub(crate) fn new(mongo: &Mongo, handler_timeout: std::time::Duration) -> Self {
+        let (automations, pressure) = (Automations::new(mongo), Arc::clone(mongo.pressure()));
         Self { automations, handler_timeout, pressure }
     }
 
@@ -35,7 +33,12 @@ impl AutomationPart {
 }
 
 impl Part for AutomationPart {
-    fn handler(&self, seat: &Seat<'_>) -> Arc<dyn AnyHandler> {
+    fn offer(&self, offering: &Offering<'_>, services: &mut Services) {
+        let (automations, queue) = (self.automations.clone(), offering.queue.clone());
+        services.offer(Editor::new(automations, queue, offering.config.counters.read_timeout));
+    }
+
+    fn handler(&self, seat: &Seat<'_>) -> SharedHandler {
         let notes = Arc::new(RuleNotes::new(Arc::clone(seat.clock)));
         let (queue, shutdown) = (seat.pool.clone(), seat.shutdown);
         shutdown.spawn(stats::run(Arc::clone(&notes), queue.clone(), shutdown.clone()));
@@ -43,12 +46,12 @@ impl Part for AutomationPart {
             bus: Arc::clone(queue.link()),
             stream: seat.config.bus.streams.first().cloned().unwrap_or_default(),
             queue,
-            notifications: seat.fellows.notifications.clone(),
-            counters: seat.fellows.counters.clone(),
+            notifications: seat.services.get::<Notifications>().cloned(),
+            counters: seat.services.of::<Counters>(counters::PIPELINE).cloned(),
             clock: Arc::clone(seat.clock),
             notes,
         };
-        Arc::new(AutomationHandler::new(self.automations.clone(), effects, self.handler_timeout))
+        AutomationHandler::new(self.automations.clone(), effects, self.handler_timeout).into()
     }
 
     fn interest(&self) -> Option<Arc<dyn Interest>> {

@@ -6,19 +6,21 @@
 use std::collections::BTreeMap;
 use std::mem::discriminant;
 
+use serde::Deserialize as _;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::built_in::BUILT_IN;
 use super::duplicate::{self, Duplicate};
 use super::error::{ConfigError, Origin};
-use super::{DEFAULT_TOML, HEADERS_TOML, PIPELINE_TOML, TOKEN_TOML};
+use super::{DEFAULT_TOML, HEADERS_TOML, PIPELINE_TOML, ProductSection, TOKEN_TOML};
 use crate::id::PipelineName;
 
 /// The prefix of environment variables that are settings.
 pub(super) const ENV_PREFIX: &str = "FAIRLANE__";
 const ENV_SEPARATOR: &str = "__";
 const PIPELINES: &str = "pipelines";
+const PRODUCTS: &str = "products";
 /// How the parser calls what is there twice.
 const DUPLICATE: &str = "duplicate key";
 
@@ -126,6 +128,8 @@ pub(super) struct Layers {
     schema: Schema,
     pub(super) settings: BTreeMap<String, Setting>,
     pub(super) pipelines: BTreeMap<PipelineName, Origin>,
+    /// The sections of products from outside the crate. Only the product knows their keys.
+    pub(super) products: BTreeMap<String, ProductSection>,
 }
 
 impl Layers {
@@ -133,7 +137,8 @@ impl Layers {
     pub(super) fn defaults() -> Self {
         let schema = Schema::of_defaults();
         let settings = with_prefix("", &schema.top).collect();
-        let mut layers = Self { schema, settings, pipelines: BTreeMap::new() };
+        let (pipelines, products) = (BTreeMap::new(), BTreeMap::new());
+        let mut layers = Self { schema, settings, pipelines, products };
         for (name, defaults) in BUILT_IN {
             let added = layers.add_pipeline(name, Origin::Code);
             added.expect("the built-in pipelines have usable names: tests load them");
@@ -179,6 +184,14 @@ impl Layers {
         value: &Spanned<DeValue<'_>>,
         path: &mut Vec<String>,
     ) -> Result<(), ConfigError> {
+        match path.as_slice() {
+            [first] if first == PRODUCTS && matches!(value.get_ref(), DeValue::Table(_)) => {
+                let DeValue::Table(inner) = value.get_ref() else { return Ok(()) };
+                return self.add_table(file, inner, path);
+            }
+            [first, name] if first == PRODUCTS => return self.add_product(name, at, value),
+            _ => {}
+        }
         let value = value.get_ref();
         match self.schema.find(path, &at)? {
             Known::Table => {
@@ -208,6 +221,28 @@ impl Layers {
                 }
             }
         }
+    }
+
+    /// Takes the section of a product in place of the one before.
+    fn add_product(
+        &mut self,
+        name: &str,
+        at: Origin,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Result<(), ConfigError> {
+        let key = format!("{PRODUCTS}.{name}");
+        let DeValue::Table(_) = value.get_ref() else {
+            let (expected, found) = ("a table", found(value.get_ref()));
+            return Err(ConfigError::WrongType { at, key, expected, found });
+        };
+        let read = toml::Table::deserialize(ValueDeserializer::from(value.clone()));
+        let table = read.map_err(|error| ConfigError::Invalid {
+            at: at.clone(),
+            key,
+            problem: format!("cannot be read: {}", error.message()),
+        })?;
+        self.products.insert(name.to_owned(), ProductSection { table, at });
+        Ok(())
     }
 
     /// Takes a list of tables in place of the one before.

@@ -219,6 +219,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         metrics: MetricsConfig { listen: top.address("metrics.listen")? },
         auth: AuthConfig { tokens, allow_anonymous: top.flag("auth.allow_anonymous") },
         pipelines,
+        products: layers.products.clone(),
     };
     config.find_fault().map_or(Ok(config), |fault| Err(fault.into_error(layers)))
 }

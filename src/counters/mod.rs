@@ -27,6 +27,7 @@
 //! A view waits for Redis, which alone can count it, until that has been silent for a second; and for
 //! MongoDB like a reader, since it counts without a total too.
 
+pub(crate) mod exports;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub(crate) mod import;
@@ -45,7 +46,9 @@ use jiff::civil::Date;
 use tokio::time::Instant;
 use tracing::warn;
 
+use self::exports::{Exports, Turn};
 use self::import::{ImportError, Progress};
+use self::part::CounterPart;
 use self::queue::{Book, Known, NewViews, ViewLedger};
 use self::scripts::Viewed;
 use self::store::{CounterStore, Stored};
@@ -58,7 +61,7 @@ use crate::keyspace::StoreError;
 use crate::keyspace::scripts::Table;
 use crate::metrics::CounterMetrics;
 use crate::pipeline::{Kind, Protected};
-use crate::product;
+use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
 use crate::store::mongo::MongoError;
 use crate::telemetry::OncePerMinute;
@@ -86,8 +89,16 @@ impl product::Product for Product {
         Kind { ledger: Some(Arc::new(ledger)), protected: Some(PROTECTED), ..Kind::default() }
     }
 
+    fn needs_mongo(&self) -> bool {
+        true
+    }
+
     fn scripts(&self) -> Option<&'static Table> {
         Some(&scripts::SCRIPTS)
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
+        Ok(Arc::new(CounterPart::new(opening.mongo()?, opening.pipeline.handler_timeout)))
     }
 }
 
@@ -155,6 +166,7 @@ pub(crate) struct Counters {
     read_timeout: Duration,
     redis: Arc<Breaker>,
     mongo: Arc<Breaker>,
+    exports: Exports,
 }
 
 impl Counters {
@@ -168,7 +180,8 @@ impl Counters {
         let (redis, mongo) = (Breaker::new("redis"), Breaker::new("mongodb"));
         let (redis, mongo) = (Arc::new(redis), Arc::new(mongo));
         let metrics = CounterMetrics::new();
-        Self { queue, store, calendar, metrics, read_timeout, redis, mongo }
+        let exports = Exports::default();
+        Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports }
     }
 
     /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and answers the new total; `None` where no store
@@ -379,6 +392,11 @@ impl Counters {
         to: Date,
     ) -> Result<Vec<Vec<(Date, u64)>>, CountersError> {
         Ok(self.mongo.read(self.read_timeout, self.store.daily(bot, ads, from, to)).await?)
+    }
+
+    /// The turn to export, unless another export has it.
+    pub(crate) fn begin_export(&self) -> Option<Turn> {
+        self.exports.begin()
     }
 
     /// The views of one day, ads without any left out.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::gauges::CounterGauges;
 use super::handler::{CounterHandler, MinAge};
 use super::store::CounterStore;
-use super::upkeep;
-use crate::handler::AnyHandler;
+use super::view::Calendar;
+use super::{Counters, upkeep};
+use crate::handler::{AnyHandler, store_patience};
 use crate::pressure::Pressure;
-use crate::product::{Part, Seat};
-use crate::queue::sample::Gauges;
+use crate::product::{Gauges, Offering, Part, Seat, Services, SharedHandler};
+use crate::store::mongo::Mongo;
 
 /// Writes the views to `store`.
 pub(crate) struct CounterPart {
@@ -20,11 +21,9 @@ pub(crate) struct CounterPart {
 }
 
 impl CounterPart {
-    pub(crate) fn new(
-        store: CounterStore,
-        handler_timeout: std::time::Duration,
-        pressure: Arc<Pressure>,
-    ) -> Self {
+    pub(crate) fn new(mongo: Mongo, handler_timeout: std::time::Duration) -> Self {
+        let pressure = Arc::clone(mongo.pressure());
+        let store = CounterStore::writing_within(mongo, store_patience(handler_timeout));
         let min_age = MinAge::new();
         let handler = CounterHandler::new(store.clone(), min_age.clone(), handler_timeout);
         Self { store, min_age, handler: Arc::new(handler), pressure }
@@ -32,8 +31,15 @@ impl CounterPart {
 }
 
 impl Part for CounterPart {
-    fn handler(&self, _: &Seat<'_>) -> Arc<dyn AnyHandler> {
-        Arc::clone(&self.handler) as Arc<dyn AnyHandler>
+    fn handler(&self, _: &Seat<'_>) -> SharedHandler {
+        SharedHandler(Arc::clone(&self.handler) as Arc<dyn AnyHandler>)
+    }
+
+    fn offer(&self, offering: &Offering<'_>, services: &mut Services) {
+        let config = &offering.config.counters;
+        let calendar = Calendar::new(Arc::clone(offering.clock), config.time_zone.clone());
+        let (queue, store) = (offering.requests.clone(), self.store.clone());
+        services.offer(Counters::new(queue, store, calendar, config.read_timeout));
     }
 
     fn gauges(&self) -> Option<Box<dyn Gauges>> {

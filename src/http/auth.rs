@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
@@ -504,6 +504,25 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
         let caller = parts.extensions.get().cloned();
         caller.ok_or_else(|| Problem::new(Kind::Internal, "this route is not guarded"))
     }
+}
+
+/// Refuses callers that are not for the bot of the path. Where the path names none, they must be for
+/// all bots.
+pub(super) async fn cover(
+    caller: Caller,
+    path: RawPathParams,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    match path.iter().find(|(name, _)| *name == "bot") {
+        Some((name, text)) => {
+            let bot =
+                BotId::parse(text).map_err(|error| Problem::field(name, error.to_string()))?;
+            caller.check_bot(&bot)?;
+        }
+        None => caller.check_all_bots()?,
+    }
+    Ok(next.run(request).await)
 }
 
 /// What a guarded route asks for.

@@ -25,7 +25,9 @@ use crate::automations::rule::{Action, Rule, Unusable};
 use crate::automations::store::{Expected, Stored, WriteError};
 use crate::automations::{EditError, Editor};
 use crate::clock::rfc3339;
+use crate::counters::{self, Counters};
 use crate::id::{BotId, RuleId};
+use crate::notifications::Notifications;
 
 /// What asks for the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
@@ -49,7 +51,7 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 impl Api {
     /// The rules, where they are evaluated.
     pub(super) fn automations(&self) -> Result<&Editor, Problem> {
-        self.automations.as_ref().map_err(|why| {
+        self.services.of(crate::automations::PIPELINE).map_err(|why| {
             Problem::new(Kind::NoAutomations, format!("rules are not evaluated here: {why}"))
         })
     }
@@ -344,10 +346,11 @@ async fn put(
     let calls = |action: &Action| matches!(action, Action::Notify(_) | Action::Push(_));
     for (at, action) in rule.actions.iter().enumerate() {
         let field = || format!("actions[{at}].{}", action.name());
-        if let (true, Err(why)) = (counts(action), &api.counters) {
+        if let (true, Err(why)) = (counts(action), api.services.of::<Counters>(counters::PIPELINE))
+        {
             return Err(Problem::field(&field(), format!("views are not counted here: {why}")));
         }
-        if calls(action) && api.notifications.is_none() {
+        if calls(action) && api.services.get::<Notifications>().is_none() {
             let why = "notifications do not run here: pipelines.notifications.enabled is false";
             return Err(Problem::field(&field(), why));
         }

@@ -20,7 +20,6 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub(crate) use self::export::Exports;
 use super::Api;
 use super::auth::Caller;
 use super::docs::{Body, OfCounters};
@@ -65,7 +64,7 @@ impl Api {
     /// The counters of a bot, if it is the caller's and they run.
     pub(super) fn counters_of(&self, bot: &BotId, caller: &Caller) -> Result<&Counters, Problem> {
         caller.check_bot(bot)?;
-        self.counters.as_ref().map_err(|reason| {
+        self.services.of(crate::counters::PIPELINE).map_err(|reason| {
             Problem::new(Kind::NoCounters, format!("the counters do not run here: {reason}"))
         })
     }

@@ -13,6 +13,7 @@
 //! | `/send_delayed`, `/user_online`, `DELETE` and `PATCH /v1/notifications/…` | scope `publish`, for the bot |
 //! | `/v1/leases/…` | who has the lease's capability; no other site's page |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
+//! | routes of products | the scope that the route asks for, for the bot of the path, or else for all bots |
 //! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
 //!
 //! A request passes, from the outside in: limits of the connection ([`listen`]), what pages of other
@@ -63,7 +64,6 @@ use utoipa_axum::router::OpenApiRouter;
 pub(crate) use self::admit::{Door, QuotaSettings};
 use self::auth::Guard;
 pub(crate) use self::auth::{Access, AuthError};
-pub(crate) use self::counters::Exports;
 pub(crate) use self::forwarded::Proxies;
 pub(crate) use self::health::Health;
 pub(crate) use self::listen::{BindError, Ending, Limits, bind, serve};
@@ -73,15 +73,13 @@ pub(crate) use self::proxy_protocol::Unusable as UnusableProxyHeader;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::routes::{ROUTES, Row};
 use self::stopwatch::{Meters, Stopwatch};
-use crate::automations::Editor;
 use crate::clock::SharedClock;
 use crate::config::Scope;
-use crate::counters::Counters;
 use crate::keyspace::Link;
 use crate::metrics;
-use crate::notifications::Notifications;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
+use crate::product::{self, Services};
 use crate::startup::Startup;
 use crate::unmatched::Taken;
 
@@ -103,13 +101,8 @@ pub(crate) struct Api {
     pub(crate) door: Arc<Door>,
     /// Leases that receivers hold.
     pub(crate) leases: OpenLeases,
-    /// Views of ads; or why they are not counted here, for callers.
-    pub(crate) counters: Result<Counters, String>,
-    /// Rules and profiles; or why they are not evaluated here, for callers.
-    pub(crate) automations: Result<Editor, String>,
-    pub(crate) exports: Exports,
-    /// `None`: they do not run here.
-    pub(crate) notifications: Option<Notifications>,
+    /// What the products offer.
+    pub(crate) services: Services,
     /// Where URLs that come in by requests may lead to.
     pub(crate) targets: Policy,
     /// What the pages share.
@@ -117,7 +110,7 @@ pub(crate) struct Api {
 }
 
 /// The routes of `http.listen`.
-pub(crate) fn routes(api: Api, health: Health) -> Router {
+pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> Router {
     let api = Arc::new(api);
     let (access, door) = (Arc::clone(&api.access), Arc::clone(&api.door));
     door.know(&access);
@@ -136,6 +129,7 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
         .merge(guarded(Scope::Read, reading()))
         .merge(guarded(Scope::Operate, operating()))
         .merge(capable(leases::completing()));
+    let of_products = of_products(products, guard);
     let pages = pages::routes(Arc::clone(&api), &access, guard);
     let (served, mut document) = served.with_state(api).split_for_parts();
     let (health, of_health) = health::routes(health).split_for_parts();
@@ -143,6 +137,7 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
     let routes = served
         .merge(docs::routes(&document))
         .merge(pages)
+        .merge(of_products)
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers call by any name.
         .merge(health);
@@ -152,6 +147,15 @@ pub(crate) fn routes(api: Api, health: Health) -> Router {
 /// Routes behind admission: whoever is refused there has cost nothing yet.
 pub(crate) fn admitted(routes: Router, door: Arc<Door>) -> Router {
     routes.layer(from_fn_with_state(door, admit::admit))
+}
+
+/// The routes of products from outside the crate.
+fn of_products(products: &[product::Route], guard: impl Fn(Scope) -> Guard) -> Router {
+    products.iter().fold(Router::new(), |routes, route| {
+        let one = Router::new().route(route.template, route.handler.clone());
+        let guard = from_fn_with_state(guard(route.scope), auth::guard);
+        routes.merge(one.route_layer(from_fn(auth::cover)).route_layer(guard))
+    })
 }
 
 /// What asks for the scope `publish`.

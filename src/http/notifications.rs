@@ -42,7 +42,7 @@ pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
 impl Api {
     /// The notifications, where they run.
     pub(super) fn notifications(&self) -> Result<&Notifications, Problem> {
-        self.notifications.as_ref().ok_or_else(|| {
+        self.services.get().ok_or_else(|| {
             let detail = "notifications do not run here: pipelines.notifications.enabled is false";
             Problem::new(Kind::NoNotifications, detail)
         })

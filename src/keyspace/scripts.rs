@@ -41,7 +41,7 @@ impl Script {
 }
 
 /// The scripts of the core, or those of a product. See [`scripts!`].
-pub(crate) struct Table {
+pub struct Table {
     scripts: LazyLock<Vec<Script>>,
     registered: Once,
 }

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 pub use self::audit::Audit;
 pub(crate) use self::gate::{Breaker, Gates};
+use self::part::NotificationPart;
 use self::queue::{Accepted, Span, Stats};
 use self::record::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
 use self::scripts::{Amended, Amendment};
@@ -38,7 +39,7 @@ use crate::metrics::NotificationMetrics;
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::{CheckedUrl, Policy};
 use crate::pipeline::{Kind, Protected};
-use crate::product;
+use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
 
 /// The pipeline of delayed notifications.
@@ -62,8 +63,19 @@ impl product::Product for Product {
         Kind { off_bus: true, protected: Some(PROTECTED), ..Kind::default() }
     }
 
+    fn calls_out(&self) -> bool {
+        true
+    }
+
     fn scripts(&self) -> Option<&'static Table> {
         Some(&scripts::SCRIPTS)
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
+        let Some(outbound) = opening.outbound else {
+            return Err(OpenError::Unavailable("nothing can be called".to_owned()));
+        };
+        Ok(Arc::new(NotificationPart::open(opening, outbound)?))
     }
 }
 

@@ -2,21 +2,63 @@
 
 use std::sync::Arc;
 
+use tracing::info;
+
 use super::gauges::DueGauges;
 use super::handler::NotifyHandler;
-use super::{Sender, Sending, audit};
-use crate::handler::AnyHandler;
-use crate::product::{Part, Seat};
-use crate::queue::sample::Gauges;
+use super::record::Caps;
+use super::scripts::Throttle;
+use super::{Gates, Notifications, PER_HOST, Sender, Sending, audit};
+use crate::config::{NotificationsConfig, OnThrottle};
+use crate::filter::Glob;
+use crate::outbound::Outbound;
+use crate::outbound::headers::{HeaderSets, HeadersError};
+use crate::product::{Gauges, Offering, Opening, Part, Seat, Services, SharedHandler};
 
 /// Sends the notifications.
 pub(crate) struct NotificationPart(pub(crate) Sending);
 
+impl NotificationPart {
+    pub(crate) fn open(opening: &Opening<'_>, outbound: &Outbound) -> Result<Self, HeadersError> {
+        let callbacks = &opening.config.callbacks;
+        if callbacks.secrets.is_empty() {
+            // Many send none; `fairlane check` warns of it.
+            info!(
+                "notifications are not signed, so the receivers cannot know who calls; set callbacks.secrets"
+            );
+        }
+        let config = &opening.config.notifications;
+        let throttle = Throttle {
+            threshold: config.user_poll_threshold,
+            by_kind: config.type_thresholds.clone(),
+            caps: caps(config),
+            defers: config.on_throttle == OnThrottle::Defer,
+        };
+        let gates = Gates::new(PER_HOST, config.host_rate);
+        let sets = HeaderSets::open(&callbacks.headers)?;
+        let (outbound, secrets) = (outbound.clone(), callbacks.secrets.clone());
+        Ok(Self(Sending { outbound, secrets, sets, throttle, gates }))
+    }
+}
+
+/// The caps of the configuration.
+fn caps(config: &NotificationsConfig) -> Caps {
+    let by_bot = config.bot_caps.iter().map(|(glob, caps)| (Glob::new(glob), caps.clone()));
+    Caps { all: config.caps.clone(), by_bot: by_bot.collect(), by_kind: config.type_caps.clone() }
+}
+
 impl Part for NotificationPart {
-    fn handler(&self, seat: &Seat<'_>) -> Arc<dyn AnyHandler> {
+    fn offer(&self, offering: &Offering<'_>, services: &mut Services) {
+        let threshold = offering.config.notifications.online_threshold;
+        let (queue, clock) = (offering.requests.clone(), Arc::clone(offering.clock));
+        services.offer(Notifications::new(queue, clock, threshold, self.0.sets.clone()));
+        services.offer(Arc::clone(&self.0.gates));
+    }
+
+    fn handler(&self, seat: &Seat<'_>) -> SharedHandler {
         let (queue, clock) = (seat.pool.clone(), Arc::clone(seat.clock));
         let sender = Sender::new(queue, self.0.clone(), clock, seat.shutdown.clone());
-        Arc::new(NotifyHandler(sender))
+        NotifyHandler(sender).into()
     }
 
     fn gauges(&self) -> Option<Box<dyn Gauges>> {

@@ -42,7 +42,7 @@ pub(crate) struct Sampled {
 }
 
 /// What a product shows of its pipeline.
-pub(crate) trait Gauges: Send + Sync + 'static {
+pub trait Gauges: Send + Sync + 'static {
     /// Whether its delayed events are watched: then a sample says how late the first of them is.
     fn watches_delayed(&self) -> bool {
         false
@@ -54,11 +54,11 @@ pub(crate) trait Gauges: Send + Sync + 'static {
 
 /// What was found of a pipeline.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// Its queues.
-    pub(crate) view: PipelineView,
+    pub view: PipelineView,
     /// How long the first delayed event has been due, ms. 0 unless they are watched.
-    pub(crate) overdue_ms: u64,
+    pub overdue_ms: u64,
 }
 
 /// Counts what is heard: a sign of life.

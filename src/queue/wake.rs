@@ -27,7 +27,7 @@ const DOUBTED_WITHIN: Duration = Duration::from_millis(250);
 
 /// What a shard published.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Wake {
+pub enum Wake {
     /// Its lowest score fell to this.
     Ready(i64),
     /// Its next lease or park ends at this time, ms since 1970.
@@ -52,7 +52,7 @@ impl Wake {
 }
 
 /// Who hears what the shards of one pipeline publish.
-pub(crate) trait Listener: Send + Sync + 'static {
+pub trait Listener: Send + Sync + 'static {
     /// A shard published something.
     fn heard(&self, shard: Shard, wake: &Wake);
     /// Something may have been missed.

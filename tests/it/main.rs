@@ -23,6 +23,7 @@ mod counters_http;
 mod counters_import;
 mod counters_outages;
 mod counters_slow;
+mod custom_product;
 mod damage;
 mod dashboards;
 mod docs;

@@ -1,7 +1,6 @@
 //! All views of a day, for analysts: one line per ad, as a stream.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -9,7 +8,6 @@ use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
 use tracing::warn;
 use utoipa::{IntoParams, ToSchema};
 
@@ -21,6 +19,7 @@ use super::super::problem::{Kind, Problem};
 use super::BotPath;
 use super::daily::Day;
 use crate::counters::CountersError;
+use crate::counters::exports::{Overtaken, Turn};
 use crate::counters::view::AdId;
 
 pub(super) const NDJSON: &str = "application/x-ndjson";
@@ -28,8 +27,6 @@ pub(super) const NDJSON: &str = "application/x-ndjson";
 const LINES: usize = 1_000;
 /// When to come again while another export runs, in seconds.
 const BUSY_SECONDS: u32 = 5;
-/// An export whose client takes nothing for so long gives way to the next one.
-const STALLED: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -70,7 +67,7 @@ pub(super) async fn export(
     Query(ExportQuery { day: Day(day) }): Query<ExportQuery>,
 ) -> Result<Response, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
-    let Some(turn) = api.exports.begin() else {
+    let Some(turn) = counters.begin_export() else {
         let detail = "another export runs in this process; come again, or ask another process";
         return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
     };
@@ -85,9 +82,9 @@ enum Broken {
     /// A store failed.
     #[error(transparent)]
     Counters(#[from] CountersError),
-    /// The client took nothing, and the next one came.
-    #[error("its client took nothing for {STALLED:?}, and another export began")]
-    Overtaken,
+    /// The client read nothing, and the next one came.
+    #[error(transparent)]
+    Overtaken(#[from] Overtaken),
 }
 
 /// The lines, as many at once as are there. An error cuts the answer off.
@@ -110,61 +107,10 @@ fn chunks(
     views.map(chunk).inspect_err(|error: &Broken| warn!(%error, "an export broke off"))
 }
 
-/// Lets one export at a time through.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Exports(Arc<Mutex<Latest>>);
-
-#[derive(Debug, Default)]
-struct Latest {
-    /// Counts the exports.
-    number: u64,
-    /// When the client last took something; `None`: it has ended.
-    moved: Option<Instant>,
-}
-
-impl Exports {
-    /// A turn, unless another export has it.
-    fn begin(&self) -> Option<Turn> {
-        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.moved.is_some_and(|moved| moved.elapsed() < STALLED) {
-            return None;
-        }
-        latest.number += 1;
-        latest.moved = Some(Instant::now());
-        Some(Turn { exports: self.clone(), number: latest.number })
-    }
-}
-
-/// The right to go on, until it is dropped or the client stalls.
-#[derive(Debug)]
-struct Turn {
-    exports: Exports,
-    number: u64,
-}
-
-impl Turn {
-    /// Notes that the client took what there was.
-    fn go_on(&self) -> Result<(), Broken> {
-        let mut latest = self.exports.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.number != self.number {
-            return Err(Broken::Overtaken);
-        }
-        latest.moved = Some(Instant::now());
-        Ok(())
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let mut latest = self.exports.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.number == self.number {
-            latest.moved = None;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use axum::Router;
     use axum::routing::get;
     use futures_util::stream;
@@ -175,6 +121,7 @@ mod tests {
     use super::super::super::forwarded::Proxies;
     use super::super::super::listen::{Limits, serve};
     use super::*;
+    use crate::counters::exports::Exports;
     use crate::keyspace::StoreError;
 
     fn ad(number: u64) -> (AdId, u64) {
@@ -245,24 +192,5 @@ mod tests {
         };
         let cut = answered(stream::iter([Ok(ad(1))]).chain(Box::pin(stream::once(later)))).await;
         assert!(cut.contains("200 OK") && cut.ends_with("}\n\r\n"), "{cut}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_export_runs_at_a_time_and_one_whose_client_stalls_gives_way() {
-        let exports = Exports::default();
-        let first = exports.begin().unwrap();
-        assert!(exports.begin().is_none());
-        drop(first);
-        let second = exports.begin().unwrap();
-        tokio::time::advance(STALLED / 2).await;
-        second.go_on().unwrap();
-        tokio::time::advance(STALLED / 2).await;
-        assert!(exports.begin().is_none(), "it went on meanwhile");
-        tokio::time::advance(STALLED / 2).await;
-        let third = exports.begin().unwrap();
-        assert!(matches!(second.go_on(), Err(Broken::Overtaken)));
-        drop(second);
-        assert!(exports.begin().is_none(), "what was overtaken ends nobody else's turn");
-        third.go_on().unwrap();
     }
 }

@@ -15,6 +15,7 @@ use super::super::extract::Query;
 use super::super::problem::Problem;
 use super::{Refusal, bot, grouped, headline, page};
 use crate::counters::view::AdId;
+use crate::counters::{self, Counters};
 use crate::id::BotId;
 
 /// Ads that are looked up at once.
@@ -47,7 +48,7 @@ pub(super) async fn show(
 ) -> Result<Response, Refusal> {
     let Query(wish) = wish?;
     let found = find(&api, &caller, &wish).await?;
-    let content = match &api.counters {
+    let content = match api.services.of::<Counters>(counters::PIPELINE) {
         Err(why) => html! {
             (headline("Counters", caller.has_token()))
             p.none { "Views are not counted here: " (why) "." }

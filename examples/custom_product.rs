@@ -1,0 +1,115 @@
+//! A product of your own: it counts the events of each bot, tells the counts over HTTP and forgets
+//! quiet bots. It has a kind of pipeline, a handler, a route, a background task, a metric and a
+//! section of the configuration. `cargo run --example custom_product`
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairlane::app::App;
+use fairlane::clock::SharedClock;
+use fairlane::config::{Config, PipelineConfig};
+use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
+use fairlane::id::PipelineName;
+use fairlane::lifecycle::Shutdown;
+use fairlane::pipeline::{Kind, Protected};
+use fairlane::product::axum::{Json, extract::Path, routing::get};
+use fairlane::product::metrics::gauge;
+use fairlane::product::{
+    Class, OpenError, Opening, Part, Product, Route, Scope, Seat, SharedHandler,
+};
+use serde::Deserialize;
+
+const NAME: &str = "activity";
+
+/// The section `[products.activity]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    /// A bot without events for this long is forgotten. Default: 1 hour.
+    forget_after_seconds: Option<u64>,
+}
+
+pub(crate) struct Activity;
+
+impl Product for Activity {
+    fn pipeline(&self) -> &'static str {
+        NAME
+    }
+
+    /// Operators cannot purge its queues: the counts would miss events.
+    fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
+        let reason = "events that are not counted yet are not purged";
+        Kind { protected: Some(Protected { code: "counts-events", reason }), ..Kind::default() }
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
+        let settings: Settings = opening.section()?;
+        let forget_after = Duration::from_secs(settings.forget_after_seconds.unwrap_or(3_600));
+        Ok(Arc::new(ActivityPart { counts: Counts::default(), forget_after }))
+    }
+}
+
+/// Events of each bot, and when the last one came.
+#[derive(Clone, Default)]
+struct Counts(Arc<Mutex<HashMap<String, (usize, Instant)>>>);
+
+impl Counts {
+    fn with<T>(&self, use_them: impl FnOnce(&mut HashMap<String, (usize, Instant)>) -> T) -> T {
+        use_them(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Handler for Counts {
+    async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        self.with(|counts| {
+            let (count, last) = counts.entry(slice.bot.to_string()).or_insert((0, Instant::now()));
+            (*count, *last) = (*count + slice.events.len(), Instant::now());
+        });
+        Ok(Outcomes::done())
+    }
+}
+
+struct ActivityPart {
+    counts: Counts,
+    forget_after: Duration,
+}
+
+impl Part for ActivityPart {
+    fn handler(&self, _: &Seat<'_>) -> SharedHandler {
+        self.counts.clone().into()
+    }
+
+    fn routes(&self) -> Vec<Route> {
+        let counts = self.counts.clone();
+        let tell = get(async move |Path(bot): Path<String>| {
+            Json(counts.with(|counts| counts.get(&bot).map_or(0, |(count, _)| *count)))
+        });
+        vec![Route::new("/v1/bots/{bot}/activity", Scope::Read, Class::P1, tell)]
+    }
+
+    fn start(&self, seat: &Seat<'_>) {
+        let (counts, forget_after) = (self.counts.clone(), self.forget_after);
+        let stopping = seat.shutdown.soft.clone();
+        seat.shutdown.spawn(stopping.run_until_cancelled_owned(async move {
+            loop {
+                let bots = counts.with(|counts| {
+                    counts.retain(|_, (_, last)| last.elapsed() < forget_after);
+                    counts.len()
+                });
+                gauge!("activity_bots").set(u32::try_from(bots).unwrap_or(u32::MAX));
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+        }));
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut config = Config::load(None)?;
+    let pipeline = PipelineConfig::new(NAME, ["*"]);
+    config.pipelines.entry(PipelineName::parse(NAME)?).or_insert(pipeline);
+    let shutdown = Shutdown::new();
+    shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace)?;
+    App::builder(config).product(Activity).build().await?.run(shutdown).await?;
+    Ok(())
+}
