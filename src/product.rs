@@ -282,6 +282,11 @@ impl Route {
 static BUILT_IN: [&dyn Product; 3] =
     [&counters::Product, &notifications::Product, &automations::Product];
 
+/// Whether a built-in product has this pipeline.
+pub(crate) fn is_product(pipeline: &str) -> bool {
+    BUILT_IN.iter().any(|product| product.pipeline() == pipeline)
+}
+
 /// The products of one program.
 #[derive(Clone, Default)]
 pub(crate) struct Products(Vec<Arc<dyn Product>>);

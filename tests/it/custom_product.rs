@@ -1,5 +1,6 @@
 //! A product from outside the crate is served as the built-in ones are: `examples/custom_product.rs`.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::support::config::config;
 use crate::support::http::{Client, get, metric, until_ready};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
+use crate::support::served::PROGRAM;
 use crate::support::wait::eventually;
 
 #[path = "../../examples/custom_product.rs"]
@@ -106,6 +108,18 @@ async fn a_section_that_its_product_does_not_understand_stops_the_start_and_is_n
     assert!(error.contains("products.activity") && error.contains("forget_after"), "{error}");
     let error = refused(with_section(&server, "[products.activty]", &[]), Activity).await;
     assert!(error.contains("\"products.activty\"") && error.contains("activity"), "{error}");
+}
+
+#[tokio::test]
+async fn check_warns_of_a_section_whose_product_this_program_does_not_have() {
+    let server = RedisServer::start(Options::default());
+    let directory = tempfile::tempdir().unwrap();
+    let text = config(&server, "activity", &[("pipelines.activity.handler", "\"log\"")]);
+    let file = directory.path().join("fairlane.toml");
+    std::fs::write(&file, format!("{text}\n[products.activity]\n")).unwrap();
+    let output = Command::new(PROGRAM).args(["check", "--config"]).arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("products.activity") && said.contains("no product"), "{said}");
 }
 
 /// Serves a route that is not its own.

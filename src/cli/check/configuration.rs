@@ -6,6 +6,7 @@ use crate::config::{AUTOMATION, COUNTER, Config, ConfigError, NOTIFY, PUSH, Pipe
 use crate::filter::{Filter, Sees};
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
+use crate::product::is_product;
 
 /// The handlers of the program itself.
 const BUILT_IN: [&str; 5] = [AUTOMATION, COUNTER, "log", NOTIFY, PUSH];
@@ -50,6 +51,15 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
             "add a section [pipelines.NAME]; `fairlane config` prints one",
         ));
     }
+    let sections = config.products.keys().filter(|name| !is_product(name));
+    findings.extend(sections.map(|name| {
+        Finding::warn(
+            format!("products.{name}"),
+            "is no product of this program",
+            "`fairlane serve` does not start with it",
+            "run this configuration with the program that adds the product, or correct the name",
+        )
+    }));
     if targets(config).next().is_some() {
         findings.push(check_secrets(config));
     }
