@@ -36,8 +36,10 @@ pub struct RedisStream {
 }
 
 impl RedisStream {
-    /// Longest wait of one read. The response timeout of `blocking` must be longer.
-    pub const WAIT_MAX: Duration = Duration::from_secs(2);
+    /// Longest wait of one read. The response timeout of `blocking` must be longer. A process that
+    /// runs alone goes on within two seconds after a lost reply: this wait and the response timeout
+    /// of a read are the longest part of that.
+    pub const WAIT_MAX: Duration = Duration::from_secs(1);
 
     /// The stream `name`, read by `blocking`, everything else by `link`.
     #[must_use]
