@@ -254,11 +254,11 @@ impl App {
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
         let _ = tokio::time::timeout(LAST_ANSWERS, observing).await;
-        if let Some(mongo) = site.products.mongo.take() {
+        if let Ok(mongo) = site.needs.mongo.clone() {
             mongo.close().await;
         }
         // Our connections must be gone before the last one out turns off the light.
-        drop((site, fellows));
+        drop(site);
         private.stop().await
     }
 }

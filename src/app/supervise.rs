@@ -22,7 +22,7 @@ impl Private {
     pub(super) async fn supervised(self, site: &Site, shutdown: &Shutdown) -> Self {
         let (config, link) = (&site.config, &site.links.admin);
         let redis = self.redis.map(|private| redis(private, config, link, shutdown));
-        let mongo = self.mongo.zip(site.products.mongo.clone());
+        let mongo = self.mongo.zip(site.needs.mongo.clone().ok());
         let mongo = mongo.map(|(private, store)| mongo_server(private, config, store, shutdown));
         let (redis, mongo) = (OptionFuture::from(redis), OptionFuture::from(mongo));
         let (redis, mongo, ()) = join3(redis, mongo, shutdown.soft.cancelled()).await;

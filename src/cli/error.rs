@@ -335,6 +335,7 @@ fn of_app(error: &AppError) -> Exit {
         ) => Exit::Unavailable,
         AppError::Bind(_)
         | AppError::Observe(_)
+        | AppError::Route { .. }
         | AppError::Outbound(_)
         | AppError::SigningKey { .. } => Exit::Failed,
         AppError::Config(_)

@@ -1,7 +1,7 @@
 //! Views of ads, counted by processes that are killed, frozen and cut off at every step of a flush:
 //! each counts once, in the total and in its day.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -96,6 +96,8 @@ struct Site<'a> {
     clients: RefCell<Vec<Client>>,
     kills: watch::Sender<u32>,
     acknowledged: RefCell<Sums>,
+    /// Processes that are to be killed in the middle of a completion.
+    need_long_slices: Cell<u32>,
 }
 
 impl Site<'_> {
@@ -151,7 +153,9 @@ impl Site<'_> {
                 continue;
             }
             let bot = random.random_range(0..BOTS);
-            let burst: Vec<View> = (0..600)
+            // While the first of them are being written, the others become one long slice.
+            let views = if self.need_long_slices.get() > 0 { 2_000 } else { 400 };
+            let burst: Vec<View> = (0..views)
                 .map(|_| {
                     let number = bot + BOTS * random.random_range(0..ADS / BOTS / 4);
                     // Only ads that are everybody's.
@@ -173,10 +177,13 @@ impl Site<'_> {
         for round in 0..KILLS {
             let step = STEPS[(round as usize + 2 * place) % STEPS.len()];
             let traps = step.traps(&node);
+            let needs_long = u32::from(step == Step::InTheCompletion);
+            self.need_long_slices.update(|others| others + needs_long);
             let mut caught = true;
             for trap in &traps {
                 caught &= trap.springs(step.patience()).await;
             }
+            self.need_long_slices.update(|all| all - needs_long);
             *met.entry(step).or_default() += u32::from(caught);
             node.served.kill9();
             // What it sent last arrives after its death, or never.
@@ -202,6 +209,7 @@ async fn three_processes_killed_a_hundred_times_at_every_step_of_the_flush_count
         clients: RefCell::new(nodes.iter().map(Node::client).collect()),
         kills: watch::Sender::default(),
         acknowledged: RefCell::default(),
+        need_long_slices: Cell::default(),
     };
     let started = Instant::now();
     let killing = join_all(nodes.into_iter().zip(0..).map(|(node, place)| site.kill(place, node)));
