@@ -320,7 +320,7 @@ pub(crate) struct Kinds(Vec<(&'static str, Kind)>);
 impl Kinds {
     /// From here on, connections load the scripts of the products too.
     pub(crate) fn new(products: &Products, config: &Config, clock: &SharedClock) -> Self {
-        products.all().filter_map(|product| product.scripts()).for_each(Table::register);
+        products.all().filter_map(Product::scripts).for_each(Table::register);
         let kind = |product: &dyn Product| (product.pipeline(), product.kind(config, clock));
         Self(products.all().map(kind).collect())
     }

@@ -122,7 +122,7 @@ impl Builder {
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")
         };
-        let plans = Plans { plans, needs, services, routes };
+        let plans = Plans { all: plans, needs, services, routes };
         match App::assemble(self, plans, target).await {
             Ok(app) => Ok(App { private: Private { redis: private, mongo: private_mongo }, ..app }),
             Err(error) => {
@@ -307,7 +307,7 @@ impl Part for Handled {
 
 /// Everything that was planned.
 pub(super) struct Plans {
-    pub(super) plans: Vec<Plan>,
+    pub(super) all: Vec<Plan>,
     pub(super) needs: Needs,
     pub(super) services: Services,
     /// What the products serve over HTTP.

@@ -124,7 +124,7 @@ impl App {
 
     async fn assemble(builder: Builder, plans: Plans, target: Target) -> Result<Self, AppError> {
         let Builder { config, roles, clock, .. } = builder;
-        let Plans { plans, needs, mut services, routes } = plans;
+        let Plans { all: plans, needs, mut services, routes } = plans;
         let (shards, config_admission) = (config.redis.shards, config.admission);
         let all: Vec<ShardKeys> = plans
             .iter()
