@@ -39,7 +39,7 @@ fn with_section(server: &RedisServer, section: &str, more: &[(&str, &str)]) -> C
 /// What starts it says, which it must not do.
 async fn refused(config: Config, product: impl Product) -> String {
     let built = App::builder(config).product(product).build().await;
-    let error: AppError = built.err().expect("it does not start");
+    let error: AppError = built.expect_err("it does not start");
     error.to_string()
 }
 
