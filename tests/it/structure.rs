@@ -10,7 +10,7 @@ const CORE: &[&str] = &[
     "event",
     "event.rs",
     "fanout.rs",
-    "filter.rs",
+    "filter",
     "handler",
     "keyspace",
     "ledger.rs",
