@@ -9,7 +9,7 @@ const CORE: &[&str] = &[
     "bus",
     "event",
     "event.rs",
-    "fanout.rs",
+    "fanout",
     "filter",
     "handler",
     "keyspace",
