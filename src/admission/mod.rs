@@ -19,7 +19,9 @@
 //! refusal or there is room. Time is what the caller says it is; nothing here waits, and nothing
 //! knows HTTP.
 
+mod ask;
 mod limit;
+mod permit;
 pub mod quota;
 mod room;
 mod share;
@@ -33,7 +35,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+pub use self::ask::{Ask, Class, Mode, Operation, Reason};
 use self::limit::{Limiter, Sample, Window};
+pub use self::permit::{Permit, Place};
 use self::room::Room;
 use self::share::Shares;
 pub use self::shed::{AsName, Refused, ShedCounts, Top};
@@ -48,160 +52,6 @@ const ROOM_MAX: usize = 1_024;
 const TRY_EVERY_US: u64 = 20_000;
 /// Most kinds of requests whose latencies are told apart.
 pub const OPERATIONS_MAX: usize = 256;
-
-/// How much it matters that a request is answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// Health, completions of what was begun: never shed, but bounded.
-    P0,
-    /// A caller waits for it: one thing looked up or changed.
-    P1,
-    /// It can be sent again, such as events.
-    P2,
-    /// It can wait: backfill, listings, exports.
-    P3,
-}
-
-impl Class {
-    /// All, the highest first.
-    pub const ALL: [Self; 4] = [Self::P0, Self::P1, Self::P2, Self::P3];
-
-    /// Its name in the configuration, in headers and as a label.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::P0 => "p0",
-            Self::P1 => "p1",
-            Self::P2 => "p2",
-            Self::P3 => "p3",
-        }
-    }
-
-    /// So many requests at most are in flight when one more of the class begins. The limit is for the
-    /// lower classes, less of it for the lowest; the first finds room above it, since it is what all
-    /// this is for: where it alone asks for too much, the limit follows.
-    fn allowed(self, limit: usize, max: usize) -> usize {
-        match self {
-            Self::P0 | Self::P1 => limit.saturating_mul(2).min(max).max(1),
-            Self::P2 => (limit - limit.div_ceil(10)).max(1),
-            Self::P3 => (limit - limit.div_ceil(4)).max(1),
-        }
-    }
-
-    /// How long it may wait while waiting is the rule. The first class goes before all others, so that
-    /// its queue is a short one while it alone does not ask for too much.
-    fn target(self) -> Duration {
-        match self {
-            Self::P0 | Self::P1 => Duration::from_millis(50),
-            Self::P2 | Self::P3 => Duration::from_millis(1),
-        }
-    }
-
-    /// How long it may wait while waiting is the exception.
-    fn interval(self) -> Duration {
-        match self {
-            Self::P0 | Self::P1 => Duration::from_millis(100),
-            Self::P2 | Self::P3 => Duration::from_millis(20),
-        }
-    }
-}
-
-/// What is done with a class.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Mode {
-    /// Requests are shed when there is no room.
-    #[default]
-    Enforce,
-    /// What would be shed is counted and let through.
-    Shadow,
-    /// All are let through, and nothing is decided.
-    Off,
-    /// All are refused.
-    Refuse,
-}
-
-impl Mode {
-    const ALL: [Self; 4] = [Self::Enforce, Self::Shadow, Self::Off, Self::Refuse];
-}
-
-/// Why a request was not begun.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Reason {
-    /// No room, neither in flight nor to wait.
-    Capacity,
-    /// It waited too long.
-    Wait,
-    /// It waited, and a higher class took its place.
-    Displaced,
-    /// Its caller asks for much more than the others do, and there is not room for all.
-    Share,
-    /// Less time is left than it takes, or none.
-    Deadline,
-    /// Too many of the critical class at once.
-    Critical,
-    /// Its token or bot has a quota, which is used up.
-    Quota,
-    /// An operator switched the class off.
-    Switch,
-}
-
-impl Reason {
-    /// All.
-    pub const ALL: [Self; 8] = [
-        Self::Capacity,
-        Self::Wait,
-        Self::Displaced,
-        Self::Share,
-        Self::Deadline,
-        Self::Critical,
-        Self::Quota,
-        Self::Switch,
-    ];
-
-    /// Its name, as a label and in headers.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Capacity => "capacity",
-            Self::Wait => "wait",
-            Self::Displaced => "displaced",
-            Self::Share => "share",
-            Self::Deadline => "deadline",
-            Self::Critical => "critical",
-            Self::Quota => "quota",
-            Self::Switch => "switch",
-        }
-    }
-
-    /// Whether it was for want of room: such a refusal can have been a mistake.
-    fn is_want_of_room(self) -> bool {
-        matches!(self, Self::Capacity | Self::Wait | Self::Displaced | Self::Share)
-    }
-}
-
-/// A kind of requests that take about as long: the number of a route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Operation(pub u16);
-
-/// A request that wants to be begun.
-#[derive(Debug, Clone, Copy)]
-pub struct Ask {
-    /// How much it matters.
-    pub class: Class,
-    /// What it is.
-    pub operation: Operation,
-    /// It goes on with something begun before: it ranks first in its class.
-    pub continues: bool,
-    /// Who asks, as a number; 0: nobody in particular.
-    pub caller: u64,
-    /// When the answer is worth nothing any more, in the time of the admission.
-    pub deadline: Option<Duration>,
-    /// As how many requests it counts while it is in flight, by its size; at most half of what its
-    /// class may use. It starts where one place is free.
-    pub places: usize,
-}
 
 /// What is decided.
 #[derive(Debug)]
@@ -615,141 +465,6 @@ impl Decision {
             Self::Waited => "waited",
             Self::Shed => "shed",
             Self::Shadow => "shadow",
-        }
-    }
-}
-
-/// A request in flight, until it is dropped.
-#[derive(Debug)]
-pub struct Permit {
-    admission: Option<Arc<Admission>>,
-    operation: Operation,
-    class: Class,
-    began: Duration,
-    /// The time that its caller gave it then.
-    given: Option<Duration>,
-    places: usize,
-}
-
-impl Permit {
-    /// It turned out to be larger: it counts as so many requests, if that is more than before.
-    pub fn grow(&mut self, places: usize) {
-        let Some(admission) = self.admission.as_ref().filter(|_| self.class != Class::P0) else {
-            return;
-        };
-        let places = places.min(admission.places_max(self.class));
-        if places > self.places {
-            admission.in_flight.fetch_add(places - self.places, Ordering::SeqCst);
-            self.places = places;
-        }
-    }
-
-    /// The request was answered: how long it took counts. One that is only dropped was given up,
-    /// and tells nothing about that.
-    pub fn answered(mut self) {
-        if let Some(admission) = self.admission.take() {
-            admission.end(&self, true);
-        }
-    }
-
-    /// What was done so far does not count: it begins now.
-    #[must_use]
-    pub fn restarted(mut self) -> Self {
-        if let Some(admission) = &self.admission {
-            self.began = admission.now();
-        }
-        self
-    }
-
-    /// Whoever calls it gives the first of its places back.
-    fn forget(mut self) {
-        if let Some(admission) = self.admission.take() {
-            admission.in_flight.fetch_sub(self.places - 1, Ordering::SeqCst);
-        }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        if let Some(admission) = self.admission.take() {
-            admission.end(self, false);
-        }
-    }
-}
-
-/// A place in the room; given up when it is dropped.
-#[derive(Debug)]
-pub struct Place {
-    admission: Arc<Admission>,
-    ask: Ask,
-    rank: Class,
-    serial: u64,
-    since: Duration,
-    patience: Duration,
-    told: oneshot::Receiver<Result<Permit, Reason>>,
-}
-
-impl Place {
-    /// Longest time to wait here.
-    #[must_use]
-    pub fn patience(&self) -> Duration {
-        self.patience
-    }
-
-    /// Whether it has waited that long.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.admission.now() > self.since + self.patience
-    }
-
-    /// What was decided, if it was.
-    pub fn try_answer(&mut self) -> Option<Result<Permit, Reason>> {
-        let answer = self.told.try_recv().ok()?;
-        Some(self.note(answer))
-    }
-
-    /// Waits until it can begin.
-    ///
-    /// # Errors
-    /// Why it cannot.
-    ///
-    /// # Cancel safety
-    /// The place is given up.
-    pub async fn wait(mut self) -> Result<Permit, Reason> {
-        let answer = tokio::time::timeout(self.patience, &mut self.told).await;
-        let answer = match answer {
-            Ok(Ok(answer)) => answer,
-            // Told in the very moment that the patience ended?
-            Err(_) | Ok(Err(_)) => self.told.try_recv().unwrap_or(Err(Reason::Wait)),
-        };
-        self.note(answer)
-    }
-
-    fn note(&self, answer: Result<Permit, Reason>) -> Result<Permit, Reason> {
-        let reason = match answer {
-            Ok(permit)
-                if self.ask.deadline.is_some_and(|deadline| deadline <= self.admission.now()) =>
-            {
-                drop(permit);
-                Reason::Deadline
-            }
-            Ok(permit) => {
-                self.admission.metrics.decided(self.ask.class, Decision::Waited);
-                return Ok(permit);
-            }
-            Err(Reason::Wait) if self.rank != self.ask.class => Reason::Share,
-            Err(reason) => reason,
-        };
-        self.admission.refused(self.ask.class, reason);
-        Err(reason)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut room = self.admission.room();
-        if room.remove(self.rank, self.serial) {
-            self.admission.waiting[self.rank as usize].fetch_sub(1, Ordering::SeqCst);
         }
     }
 }

@@ -11,57 +11,50 @@
 //! through in about a millisecond (prefetching more makes quiet bots wait).
 
 mod board;
+mod claim;
 mod commit;
+mod estimate;
 pub(crate) mod open;
 pub mod retry;
 pub mod scale;
 mod settle;
 mod worker;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use redis::{Pipeline, Value};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::info;
 
-use self::board::{Ask, Board};
+use self::board::Board;
+use self::claim::{by_holder, claim};
 use self::commit::Commits;
+use self::estimate::Estimate;
 use self::retry::{Backoff, RetryBudget};
 use self::scale::{Bounds, Load, Scaler};
-use crate::event::Event;
 use crate::handler::{AnyHandler, Environment};
 use crate::id::Shard;
-use crate::keyspace::Reply;
-use crate::keyspace::scripts::Claim;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
 use crate::pressure::Pressure;
 use crate::queue::wake::{Listener, Wake};
-use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Queue, Sent};
+use crate::queue::{FAIR_SLICE, Queue, Sent};
 use crate::signing::SigningKey;
-use crate::telemetry::{OncePerMinute, Outage, Recovered};
+use crate::telemetry::OncePerMinute;
 
 /// Work that may be taken ahead of the workers.
 const PREFETCH: Duration = Duration::from_millis(1);
 /// Most leases taken ahead of the workers.
 const PREFETCH_MAX: usize = 512;
-/// Events of a slice while nothing is known about the time they take.
-const FEW: usize = 8;
 /// A server of a cluster that is slower than this does not hold up claims from the others.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Capacity freed one by one is collected until a claim is worth its round trip.
 const CLAIM_WORTH: usize = 32;
-
-/// Claims and reads that Redis does not answer or refuses: one story for all pipelines.
-static CLAIMS: Outage = Outage::shared();
-static READS: Outage = Outage::shared();
 
 /// What bounds a pool.
 #[derive(Debug, Clone, Copy)]
@@ -160,62 +153,6 @@ impl Shared {
         self.metrics.workers_busy.increment(1.0);
         self.meter.busy.fetch_add(1, Ordering::Relaxed);
         Busy(self.metrics.workers_busy.clone(), Arc::clone(&self.meter))
-    }
-}
-
-/// Moving averages of handling times, in nanoseconds; 0: unknown.
-#[derive(Debug, Default)]
-struct Estimate {
-    slice: AtomicU64,
-    event: AtomicU64,
-    /// Events of a slice that a receiver outside gets; 0: none got one yet.
-    pushed: AtomicUsize,
-}
-
-impl Estimate {
-    fn observe(&self, took: Duration, events: usize) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
-        // Relaxed and not atomic as a whole: a lost sample does not matter to an average.
-        for (average, sample) in [(&self.slice, nanos), (&self.event, nanos / events.max(1) as u64)]
-        {
-            let old = average.load(Ordering::Relaxed);
-            let new = if old == 0 { sample } else { old - old / 8 + sample / 8 };
-            average.store(new.max(1), Ordering::Relaxed);
-        }
-    }
-
-    /// A call takes long before its first event: dividing its time by them would make slices of one
-    /// event, and keep them so. Instead slices for receivers outside double while calls are short,
-    /// and halve when they are long.
-    fn observe_push(&self, took: Duration, events: usize, time: Duration) {
-        let now = self.pushed();
-        let next = match took {
-            took if took > time => now / 2,
-            took if took <= time / 2 && events >= now => now.saturating_mul(2),
-            _ => return,
-        };
-        // Not atomic as a whole, like the averages.
-        self.pushed.store(next.max(1), Ordering::Relaxed);
-    }
-
-    /// How many events a receiver outside gets at once.
-    fn pushed(&self) -> usize {
-        match self.pushed.load(Ordering::Relaxed) {
-            0 => FEW,
-            events => events,
-        }
-    }
-
-    fn slice(&self) -> Duration {
-        Duration::from_nanos(self.slice.load(Ordering::Relaxed))
-    }
-
-    /// How many events fit into `time`; a few while nothing is known.
-    fn events_in(&self, time: Duration) -> usize {
-        match self.event.load(Ordering::Relaxed) {
-            0 => FEW,
-            event => usize::try_from(time.as_nanos() / u128::from(event)).unwrap_or(usize::MAX),
-        }
     }
 }
 
@@ -328,16 +265,6 @@ async fn answered(
     }
 }
 
-/// Sorts asks by the server that answers them.
-fn by_holder(shared: &Shared, asks: Vec<Ask>) -> impl Iterator<Item = Vec<Ask>> {
-    let link = shared.queue.link();
-    let mut holders: BTreeMap<usize, Vec<Ask>> = BTreeMap::new();
-    for ask in asks {
-        holders.entry(link.holder(shared.queue.keys(ask.shard))).or_default().push(ask);
-    }
-    holders.into_values()
-}
-
 /// Hears what falls below what the dispatcher knows.
 struct Ear(Arc<Board>);
 
@@ -403,164 +330,4 @@ fn of_share(target: usize, share: f64, min: usize) -> usize {
 #[expect(clippy::cast_precision_loss, reason = "a count of workers")]
 fn small(count: usize) -> f64 {
     count as f64
-}
-
-/// Makes the claims in one write; what they lease is read and handled beside the next claim.
-async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
-    let ttl = CLAIM_TTL.min(shared.settings.lease_ttl);
-    let calls: Vec<Claim<'_>> = asks
-        .iter()
-        .map(|ask| Claim {
-            keys: shared.queue.keys(ask.shard),
-            max: ask.max,
-            bound: ask.bound,
-            ttl_ms: crate::clock::millis(ttl),
-            seen: ask.seen,
-            slice_us: FAIR_SLICE_US,
-            alone: ask.alone,
-            isolate: if shared.queue.ledger().is_some() { 0 } else { shared.settings.batch },
-        })
-        .collect();
-    let sent: Vec<Sent> = asks.iter().map(|ask| shared.sending(ask.shard)).collect();
-    let replies = match shared.queue.link().call_all(&calls).await {
-        Ok(replies) => replies,
-        Err(error) => {
-            if let Some(suppressed) = CLAIMS.failed() {
-                warn!(pipeline = %shared.queue.name(), %error, suppressed, "cannot claim; trying again");
-            }
-            for ask in &asks {
-                shared.board.failed(ask.shard);
-            }
-            return;
-        }
-    };
-    let (mut leases, mut failed) = (Vec::new(), false);
-    for ((ask, sent), reply) in asks.iter().zip(sent).zip(replies) {
-        match reply {
-            Ok(mut claimed) => {
-                shared.metrics.leases_lost.increment(claimed.vanished);
-                let grants = std::mem::take(&mut claimed.leases);
-                let run = &claimed.run;
-                let lease = |grant| Lease::new(grant, Arc::clone(run), ask.shard, sent, ttl);
-                leases.extend(grants.into_iter().map(lease));
-                shared.board.claimed(ask.shard, &claimed);
-            }
-            Err(error) => {
-                failed = true;
-                if let Some(suppressed) = CLAIMS.failed() {
-                    warn!(pipeline = %shared.queue.name(), shard = %ask.shard, %error, suppressed,
-                        "cannot claim");
-                }
-                shared.board.failed(ask.shard);
-            }
-        }
-    }
-    if !failed && let Some(Recovered { lasted, failures }) = CLAIMS.succeeded() {
-        info!(?lasted, failures, "claims are answered again");
-    }
-    if leases.is_empty() {
-        return;
-    }
-    shared.held.fetch_add(leases.len(), Ordering::AcqRel);
-    let shared_by_feed = Arc::clone(shared);
-    // Not awaited: the next claim goes out while the events come in.
-    shared.shutdown.spawn(feed(shared_by_feed, leases));
-}
-
-/// Reads the heads of the queues in one write and starts the workers.
-async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
-    let settings = &shared.settings;
-    let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
-        > settings.workers.max as u64;
-    let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
-    // The store takes what is merged of as many events as a slice may have, and none is given up.
-    let ledger = shared.queue.ledger().is_some();
-    let usual = if ledger {
-        settings.batch
-    } else if shared.handler.is_remote() {
-        shared.estimate.pushed()
-    } else {
-        shared.estimate.events_in(time)
-    };
-    let usual = usual.clamp(1, settings.batch);
-    let mut pipe = Pipeline::with_capacity(leases.len());
-    for lease in &leases {
-        let n = if lease.attempts.isolated() && !ledger { 1 } else { usual };
-        pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
-    }
-    let values = match shared.queue.link().run_each(&pipe).await {
-        Ok(values) => {
-            if let Some(Recovered { lasted, failures }) = READS.succeeded() {
-                info!(?lasted, failures, "the queues of leased bots can be read again");
-            }
-            values
-        }
-        Err(error) => {
-            if let Some(suppressed) = READS.failed() {
-                warn!(pipeline = %shared.queue.name(), leases = leases.len(), %error, suppressed,
-                    "cannot read the queues of leased bots; their leases run out");
-            }
-            Vec::new()
-        }
-    };
-    let mut values = values.into_iter();
-    let now_us = crate::clock::micros(shared.now());
-    let mut oldest_us = 0;
-    for lease in leases {
-        let records = values.next().and_then(Result::ok).and_then(records);
-        if let Some(first) = records.as_ref().and_then(|records| records.first()) {
-            let arrived = Event::sequence_of(first).map_or(now_us, super::id::Sequence::get);
-            oldest_us = oldest_us.max(now_us.saturating_sub(arrived));
-        }
-        let shared = Arc::clone(&shared);
-        let release = Release(Arc::clone(&shared));
-        let Some(records) = records else { continue };
-        shared.shutdown.clone().spawn(async move {
-            let _release = release;
-            worker::run(shared, lease, records).await;
-        });
-    }
-    shared.oldest_us.store(oldest_us, Ordering::Relaxed);
-}
-
-/// Frees the place of one lease, however its worker ends.
-struct Release(Arc<Shared>);
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        self.0.held.fetch_sub(1, Ordering::AcqRel);
-        self.0.board.changed().notify_one();
-    }
-}
-
-fn records(value: Value) -> Option<Vec<Vec<u8>>> {
-    let mut reply = Reply::new(value).ok()?;
-    let mut records = Vec::with_capacity(reply.len());
-    while reply.len() > 0 {
-        records.push(reply.bytes().ok()??);
-    }
-    Some(records)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slices_for_a_receiver_outside_grow_while_calls_are_short_and_shrink_when_they_are_long() {
-        let time = Duration::from_millis(200);
-        let estimate = Estimate::default();
-        let call = |millis, events| {
-            estimate.observe_push(Duration::from_millis(millis), events, time);
-            estimate.pushed()
-        };
-        assert_eq!(estimate.pushed(), FEW);
-        assert_eq!([call(90, 8), call(90, 16), call(90, 8)], [16, 32, 32], "8 say nothing of 32");
-        assert_eq!([call(150, 32), call(201, 32), call(201, 1)], [32, 16, 8]);
-        for _ in 0..9 {
-            call(9_000, 1);
-        }
-        assert_eq!(estimate.pushed(), 1);
-        assert_eq!(call(1, 1), 2);
-    }
 }

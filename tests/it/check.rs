@@ -1,13 +1,14 @@
 //! `fairlane check`: what a person sees, against real servers that are well and unwell.
 
+mod database;
+mod targets;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Read as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mongodb::bson::doc;
 use serde_json::Value;
 
 use crate::support::cluster::Cluster;
@@ -331,54 +332,6 @@ async fn every_probe_runs_although_redis_is_away() {
 }
 
 #[tokio::test]
-async fn a_mongodb_that_refuses_or_promises_little_is_explained() {
-    let redis = redis();
-    let options = mongo::Options { standalone: true, ..mongo::Options::default() };
-    let mut mongo = MongoServer::start(options);
-    let url = |user: &str, options: &str| {
-        format!("\"mongodb://{user}{}/{options}\"", mongo_address(&mongo))
-    };
-    check(&redis, &[("mongodb.url", &url("", "?w=1"))]).expect(
-        0,
-        &[
-            "warn mongodb topology a standalone server",
-            "a majority of one means little: nothing has a copy, and there is no failover; make it",
-            "warn mongodb writes mongodb.url asks for w=1",
-            "a failover may undo what was acknowledged; remove w and journal from the options",
-        ],
-    );
-    let client = mongodb::Client::with_uri_str(mongo.url()).await.unwrap();
-    let roles = [doc! { "role": "read", "db": "fairlane" }];
-    let reader = doc! { "createUser": "reader", "pwd": "right", "roles": roles };
-    client.database("admin").run_command(reader).await.unwrap();
-    client.shutdown().await;
-    let wrong = url("reader:wr0ng@", "");
-    let right = url("reader:right@", "");
-    mongo.restart(mongo::Options { auth: true, ..mongo::Options::default() });
-    let ran = check(&redis, &[("mongodb.url", &wrong)]);
-    ran.expect(
-        1,
-        &[
-            "fail mongodb MongoDB at mongodb://***@127.0.0.1:",
-            "it cannot be used at all; correct user and password in mongodb.url",
-        ],
-    );
-    assert!(!format!("{ran:?}").contains("wr0ng"), "{ran:?}");
-    check(&redis, &[("mongodb.url", &right)]).expect(
-        1,
-        &[
-            "ok mongodb answers at",
-            "fail mongodb rights MongoDB at mongodb://***@127.0.0.1:",
-            "Fairlane writes, reads and deletes there; give the user the role readWrite",
-        ],
-    );
-}
-
-fn mongo_address(server: &MongoServer) -> String {
-    server.address().to_string()
-}
-
-#[tokio::test]
 async fn a_configuration_that_cannot_be_loaded_is_the_only_finding() {
     let place = Place::new("redis://", &[]);
     let ran = place.run(&[]);
@@ -387,70 +340,6 @@ async fn a_configuration_that_cannot_be_loaded_is_the_only_finding() {
     let json: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((ran.code, json.as_array().unwrap().len()), (64, 1), "{ran:?}");
     assert_eq!(json[0]["exit"], Value::Null);
-}
-
-/// The settings of a push pipeline beside the usual one.
-fn push(url: &str) -> [(&'static str, String); 3] {
-    [
-        ("pipelines.shop.handler", "\"push\"".to_owned()),
-        ("pipelines.shop.events", "[\"order.*\"]".to_owned()),
-        ("pipelines.shop.url", format!("{url:?}")),
-    ]
-}
-
-fn check_push(redis: &RedisServer, url: &str, secrets: &str) -> Ran {
-    let push = push(url);
-    let mut settings: Vec<_> = push.iter().map(|(key, value)| (*key, value.as_str())).collect();
-    settings.push(("callbacks.secrets", secrets));
-    check(redis, &settings)
-}
-
-#[tokio::test]
-async fn a_target_is_connected_to_and_sent_nothing() {
-    let redis = redis();
-    let receiver = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let port = receiver.local_addr().unwrap().port();
-    let listening = std::thread::spawn(move || {
-        let (mut stream, _) = receiver.accept().unwrap();
-        let mut sent = Vec::new();
-        stream.read_to_end(&mut sent).unwrap();
-        sent
-    });
-    let secret = "[\"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\"]";
-    let ran = check_push(&redis, &format!("http://localhost:{port}/hook?key=hidden"), secret);
-    let pushes = format!("ok pipeline shop pushes to http://localhost:{port}/hook, events order.*");
-    ran.expect(
-        0,
-        &[&pushes, "ok callbacks calls are signed with 1 secret", "ok target of shop localhost ("],
-    );
-    assert!(ran.out.contains(&format!("127.0.0.1) port {port} answers")), "{}", ran.out);
-    assert!(!format!("{ran:?}").contains("hidden") && !format!("{ran:?}").contains("MDEy"));
-    assert_eq!(listening.join().unwrap(), b"", "a check is no call");
-}
-
-#[tokio::test]
-async fn a_target_that_cannot_be_reached_is_explained() {
-    let redis = redis();
-    let unknown = check_push(&redis, "https://nobody.invalid/hook", "[]");
-    unknown.expect(
-        69,
-        &[
-            "warn callbacks no secrets: calls are not signed",
-            "a receiver cannot tell them from forged ones; set callbacks.secrets",
-            "fail target of shop nobody.invalid: the name cannot be looked up: ",
-            "the pipeline's bots wait until it can be reached; check the name server, or correct pipelines.shop.url",
-        ],
-    );
-    let port = free_port();
-    let refused = check_push(&redis, &format!("http://127.0.0.1:{port}/"), "[]");
-    let found = format!("fail target of shop 127.0.0.1 port {port}: Connection refused");
-    refused.expect(69, &[&found, "the pipeline's bots wait until it can be reached; start what"]);
-
-    // Speaks, but not TLS.
-    let plain = redis.tcp_addr();
-    let no_tls = check_push(&redis, &format!("https://{plain}/"), "[]");
-    let found = format!("fail target of shop {} port {}: ", plain.ip(), plain.port());
-    no_tls.expect(69, &[&found]);
 }
 
 #[tokio::test]
@@ -521,27 +410,4 @@ async fn every_primary_of_a_cluster_is_looked_at() {
             "nothing is copied or handled while Redis is unavailable; start that Redis",
         ],
     );
-}
-
-#[tokio::test]
-async fn what_the_counters_would_run_on_is_told() {
-    let redis = redis();
-    let elsewhere = check(&redis, &[]);
-    let lines = ["ok mongodb not used (mongodb.url is empty)"];
-    elsewhere.expect(0, &["ok pipeline counters does not run: it needs mongodb.url", lines[0]]);
-
-    let off = [("pipelines.counters.enabled", "false")];
-    check(&redis, &off).expect(0, &lines);
-    assert!(!check(&redis, &off).says("ok pipeline counters"));
-
-    let place = Place::new("", &[]);
-    let counts = "ok pipeline counters runs where a private MongoDB can be started: see mongodb";
-    let missing = "ok mongodb not used: /nowhere/mongod cannot be started (No such file";
-    place.run_with(&[], &[("FAIRLANE_MONGOD", "/nowhere/mongod")]).expect(0, &[counts, missing]);
-    let there = "ok mongodb a private one beside the private Redis: /bin/true";
-    place.run_with(&[], &[("FAIRLANE_MONGOD", "/bin/true")]).expect(0, &[counts, there]);
-
-    let url = format!("mongodb://127.0.0.1:{}", free_port());
-    let away = check(&redis, &[("mongodb.url", &format!("{url:?}"))]);
-    away.expect(69, &["ok pipeline counters handler counter, events ad.viewed", "fail mongodb"]);
 }

@@ -1,5 +1,7 @@
 //! A bot's rule: which events it is about, for whom, and what is done then.
 
+mod check;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value as Json;
 use utoipa::ToSchema;
 
-use super::profile::{self, check_name, check_value};
-use crate::counters::view::{AdId, VIEWS_MAX};
-use crate::filter::{Filter, FilterError, Glob, Sees};
+pub use self::check::Unusable;
+use crate::filter::{Filter, FilterError, Glob};
 use crate::id::RuleId;
-use crate::notifications::record::{BODY_MAX_BYTES, DELAY_MAX, KIND_MAX_BYTES, UID_MAX_BYTES};
-use crate::outbound::{CheckedUrl, Policy};
 
 /// Most rules of a bot.
 pub const RULES_MAX: usize = 1_000;
@@ -33,8 +32,6 @@ pub const RULE_MAX_BYTES: usize = 64 * 1_024;
 pub const RULES_MAX_BYTES: usize = 4 << 20;
 /// Most `*` of a type pattern.
 pub const STARS_MAX: usize = 4;
-/// How a notification may be sent.
-const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 
 /// A rule as people write it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -287,169 +284,11 @@ impl Action {
     }
 }
 
-/// Why a rule cannot be kept.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {problem}")]
-pub struct Unusable {
-    /// Where, for example `actions[2].emit.type`.
-    pub field: String,
-    /// What is wrong there, and what helps.
-    pub problem: String,
-    /// The line and column of a filter.
-    pub position: Option<crate::filter::Position>,
-}
-
-impl Unusable {
-    fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { field: field.into(), problem: problem.into(), position: None }
-    }
-}
-
 impl Rule {
     /// Its size as JSON.
     #[must_use]
     pub fn bytes(&self) -> usize {
         serde_json::to_string(self).map_or(usize::MAX, |text| text.len())
-    }
-
-    /// Checks every bound; the URLs by `targets`.
-    ///
-    /// # Errors
-    /// With the first thing that cannot be kept.
-    pub fn check(&self, targets: &Policy) -> Result<(), Unusable> {
-        if self.name.len() > NAME_MAX_BYTES {
-            let problem =
-                format!("has {} bytes; at most {NAME_MAX_BYTES} are allowed", self.name.len());
-            return Err(Unusable::new("name", problem));
-        }
-        counted("on", "type pattern", self.on.len(), TYPES_MAX)?;
-        for (at, pattern) in self.on.iter().enumerate() {
-            check_type(&format!("on[{at}]"), pattern)?;
-            if pattern.matches('*').count() > STARS_MAX {
-                let problem = format!("has more than {STARS_MAX} `*`; write fewer");
-                return Err(Unusable::new(format!("on[{at}]"), problem));
-            }
-        }
-        if let Some(filter) = &self.filter {
-            Filter::compile(filter, Sees::Subscriber).map_err(|error| Unusable {
-                position: error.position(),
-                ..Unusable::new("filter", error.to_string())
-            })?;
-        }
-        counted("actions", "action", self.actions.len(), ACTIONS_MAX)?;
-        let bytes = self.bytes();
-        if bytes > RULE_MAX_BYTES {
-            let problem =
-                format!("the rule has {bytes} bytes; at most {RULE_MAX_BYTES} are allowed");
-            return Err(Unusable::new("actions", problem));
-        }
-        for (at, action) in self.actions.iter().enumerate() {
-            action.check(targets).map_err(|(part, problem)| {
-                Unusable::new(format!("actions[{at}].{}.{part}", action.name()), problem)
-            })?;
-        }
-        Ok(())
-    }
-}
-
-fn counted(field: &str, what: &str, count: usize, most: usize) -> Result<(), Unusable> {
-    match count {
-        0 => Err(Unusable::new(field, format!("is empty; write at least one {what}"))),
-        count if count > most => {
-            Err(Unusable::new(field, format!("has {count} entries; at most {most} are allowed")))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn check_type(field: &str, text: &str) -> Result<(), Unusable> {
-    type_problem(text).map_or(Ok(()), |problem| Err(Unusable::new(field, problem)))
-}
-
-fn type_problem(text: &str) -> Option<String> {
-    if text.is_empty() {
-        return Some("is empty; write a type such as \"tag.applied\"".to_owned());
-    }
-    if text.len() > TYPE_MAX_BYTES {
-        return Some(format!("has {} bytes; at most {TYPE_MAX_BYTES} are allowed", text.len()));
-    }
-    text.chars().any(char::is_control).then(|| "holds a control character; remove it".to_owned())
-}
-
-impl Action {
-    /// The part that cannot be used, and why.
-    fn check(&self, targets: &Policy) -> Result<(), (&'static str, String)> {
-        let url = |part, text: &str| {
-            CheckedUrl::parse(text, targets).map(drop).map_err(|error| (part, error.to_string()))
-        };
-        let delay = |part, delay: Delay| {
-            let most = DELAY_MAX.as_secs() / 86_400;
-            if delay.0 > DELAY_MAX {
-                return Err((part, format!("is more than {most} days")));
-            }
-            Ok(())
-        };
-        let bytes = |part, count: usize, most: usize| {
-            if count > most {
-                return Err((part, format!("has {count} bytes; at most {most} are allowed")));
-            }
-            Ok(())
-        };
-        match self {
-            Self::SetTag(Tag { tag }) | Self::RemoveTag(Tag { tag }) => {
-                check_name(tag).map_err(|problem| ("tag", problem))
-            }
-            Self::SetField(SetField { field, value }) => {
-                profile::check_field(field).map_err(|problem| ("field", problem))?;
-                check_value(value).map_err(|problem| ("value", problem))
-            }
-            Self::Emit(emit) => {
-                type_problem(&emit.kind).map_or(Ok(()), |problem| Err(("type", problem)))?;
-                let data = emit.data.as_ref().map_or(0, |data| data.to_string().len());
-                bytes("data", data, DATA_MAX_BYTES)?;
-                delay("delay", emit.delay)
-            }
-            Self::Notify(notify) => {
-                url("url", &notify.url)?;
-                if let Some(recheck) = &notify.recheck_url {
-                    url("recheck_url", recheck)?;
-                }
-                bytes("type", notify.kind.len(), KIND_MAX_BYTES)?;
-                if notify.kind.is_empty() || notify.kind.chars().any(char::is_control) {
-                    return Err(("type", "is empty or holds a control character".to_owned()));
-                }
-                delay("delay", notify.delay)?;
-                if let Some(uid) = &notify.uid {
-                    bytes("uid", uid.len(), UID_MAX_BYTES)?;
-                    if uid.chars().any(char::is_control) {
-                        return Err(("uid", "holds a control character; remove it".to_owned()));
-                    }
-                }
-                if let Some(headers) = &notify.headers_from {
-                    bytes("headers_from", headers.len(), KIND_MAX_BYTES)?;
-                    if headers.is_empty() || headers.chars().any(char::is_control) {
-                        let problem = "is empty or holds a control character";
-                        return Err(("headers_from", problem.to_owned()));
-                    }
-                }
-                notify.check_body()?;
-                let expires = notify.expires_in.unwrap_or(Delay(Duration::from_secs(1)));
-                if expires.0.is_zero() {
-                    let problem = "is 0, so that it would have expired when it is due";
-                    return Err(("expires_in", problem.to_owned()));
-                }
-                delay("expires_in", expires)
-            }
-            Self::Count(Count { ad, n }) => {
-                AdId::parse(ad).map_err(|error| ("ad", error.to_string()))?;
-                if !(1..=VIEWS_MAX).contains(n) {
-                    let problem = format!("is {n}; write a whole number from 1 to {VIEWS_MAX}");
-                    return Err(("n", problem));
-                }
-                Ok(())
-            }
-            Self::Push(Push { url: to }) => url("url", to),
-        }
     }
 }
 
@@ -458,24 +297,6 @@ impl Notify {
     #[must_use]
     pub fn method(&self) -> String {
         self.method.as_deref().map_or_else(|| "POST".to_owned(), str::to_ascii_uppercase)
-    }
-
-    fn check_body(&self) -> Result<(), (&'static str, String)> {
-        let method = self.method();
-        if !METHODS.contains(&&*method) {
-            let problem = "is none of GET, POST, PUT, PATCH and DELETE";
-            return Err(("method", problem.to_owned()));
-        }
-        let Some(body) = &self.body else { return Ok(()) };
-        if method == "GET" {
-            return Err(("body", "is not sent with GET; write another method".to_owned()));
-        }
-        let length = text_of(body).len();
-        if length > BODY_MAX_BYTES {
-            let problem = format!("has {length} bytes; at most {BODY_MAX_BYTES} are allowed");
-            return Err(("body", problem));
-        }
-        Ok(())
     }
 }
 
@@ -530,72 +351,4 @@ impl Ready {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn rule(text: &str) -> Result<Rule, String> {
-        let rule: Rule = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        rule.check(&Policy::Tenant(Arc::default())).map_err(|error| error.to_string())?;
-        Ok(rule)
-    }
-
-    #[test]
-    fn a_rule_reads_back_as_it_was_written() {
-        let text = r#"{"name":"Welcome","on":["tag.applied","sale.*"],"filter":"subscriber.age > 30","actions":[{"set_tag":{"tag":"a"}},{"remove_tag":{"tag":"b"}},{"set_field":{"field":"stage","value":{"x":[1,2.5,null]}}},{"emit":{"type":"welcome.check","data":{"n":1},"delay":600}},{"notify":{"url":"https://example.com/x","type":"hello","delay":0.5}},{"count":{"ad":"a"}},{"push":{"url":"https://example.com/events"}}],"enabled":false}"#;
-        let read = rule(text).unwrap();
-        assert_eq!(serde_json::to_string(&read).unwrap(), text);
-        let names: Vec<&str> = read.actions.iter().map(Action::name).collect();
-        assert_eq!(names, Action::NAMES);
-        let short =
-            rule(r#"{"on":["*"],"actions":[{"emit":{"type":"x","delay":"10m"}}]}"#).unwrap();
-        assert!(short.enabled);
-        let Action::Emit(emit) = &short.actions[0] else { panic!("{short:?}") };
-        assert_eq!(emit.delay, Delay(Duration::from_secs(600)));
-    }
-
-    #[test]
-    fn what_cannot_be_kept_is_refused_by_its_place() {
-        let with = |action: &str| format!(r#"{{"on":["x"],"actions":[{action}]}}"#);
-        let long = "x".repeat(300);
-        let cases = [
-            (r#"{"on":[],"actions":[{"count":{"ad":"a"}}]}"#.to_owned(), "on: is empty"),
-            (r#"{"on":["x"],"actions":[]}"#.to_owned(), "actions: is empty"),
-            (format!(r#"{{"on":["{long}"],"actions":[]}}"#), "on[0]: has 300 bytes"),
-            (
-                r#"{"on":["x"],"filter":"subscriber.age >","actions":[{"count":{"ad":"a"}}]}"#
-                    .to_owned(),
-                "filter: the filter is not valid CEL: line 1, column 17",
-            ),
-            (with(r#"{"set_tag":{"tag":"a b"}}"#), "actions[0].set_tag.tag: "),
-            (with(r#"{"set_field":{"field":"tags","value":1}}"#), "actions[0].set_field.field: "),
-            (with(r#"{"emit":{"type":""}}"#), "actions[0].emit.type: is empty"),
-            (with(r#"{"emit":{"type":"x","delay":"soon"}}"#), "soon is no time span"),
-            (with(r#"{"emit":{"type":"x","delay":-1}}"#), "-1 is no time span"),
-            (
-                with(r#"{"emit":{"type":"x","delay":99999999}}"#),
-                "emit.delay: is more than 366 days",
-            ),
-            (with(r#"{"notify":{"url":"http://127.0.0.1/"}}"#), "actions[0].notify.url: "),
-            (
-                with(r#"{"notify":{"url":"https://example.com","recheck_url":"http://[::1]/"}}"#),
-                "notify.recheck_url: ",
-            ),
-            (
-                with(r#"{"notify":{"url":"https://example.com","method":"GET","body":"x"}}"#),
-                "notify.body: is not sent with GET",
-            ),
-            (
-                with(r#"{"notify":{"url":"https://example.com","expires_in":0}}"#),
-                "notify.expires_in: is 0",
-            ),
-            (with(r#"{"push":{"url":"ftp://example.com"}}"#), "actions[0].push.url: "),
-            (with(r#"{"count":{"ad":"a","n":1001}}"#), "actions[0].count.n: is 1001"),
-            (with(r#"{"send":{"url":"x"}}"#), "unknown variant `send`"),
-            (with(r#"{"emit":{"type":"x","when":1}}"#), "unknown field `when`"),
-        ];
-        for (text, part) in cases {
-            let error = rule(&text).unwrap_err();
-            assert!(error.contains(part), "{text}: {error}");
-        }
-    }
-}
+mod tests;

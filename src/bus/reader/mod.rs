@@ -23,18 +23,20 @@
 //! in the queues and stays; the stream's last id is raised to there, so that no entry gets an id that
 //! the shards take for one they have.
 
-use std::future::poll_fn;
-use std::pin::pin;
+mod gap;
+mod session;
+
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, join};
+use futures_util::future::join;
 use rand::Rng;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
+use self::gap::{entries_at, gap};
+use self::session::{Copied, Copying, Session};
 use super::redis_stream::RedisStream;
 use super::{Entry, Extent, Fetched as _, Source};
 use crate::clock::{SharedClock, millis};
@@ -55,8 +57,6 @@ const LOCK_ASK: Duration = Duration::from_millis(250);
 /// Entries of a first read, and the bounds of later ones.
 const BATCH_FIRST: usize = 256;
 const BATCH_MAX: usize = 4_096;
-/// About this many bytes are read at once.
-const BATCH_BYTES: usize = 8 << 20;
 const CHECKPOINT: Duration = Duration::from_secs(1);
 const TRIM: Duration = Duration::from_secs(5);
 /// Missing shards are looked for after this long, and each time later up to the last.
@@ -130,68 +130,6 @@ struct Reader<S> {
     /// How long missing shards are left out.
     patience: Duration,
     outage: Outage,
-}
-
-/// Where the shards stand, and the last entry and number of those that were copied.
-type Copied = Result<(Positions, Option<(Offset, u64)>), FanoutError>;
-
-/// The copying beside the reading: a copy may take longer than a batch takes to be read.
-enum Copying<'a> {
-    /// None is under way, and this is where the shards stand.
-    Rests(Positions),
-    Goes(BoxFuture<'a, Copied>),
-    /// Ended, and nobody looked yet.
-    Ended(Copied),
-}
-
-impl Copying<'_> {
-    /// Ends with `work`; a copy goes on meanwhile.
-    async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
-        poll_fn(|context| {
-            // First what asks for the next events, or they would come behind the copy.
-            let worked = work.as_mut().poll(context);
-            if let Self::Goes(copy) = self
-                && let Poll::Ready(copied) = copy.as_mut().poll(context)
-            {
-                *self = Self::Ended(copied);
-            }
-            worked
-        })
-        .await
-    }
-
-    /// Waits for the copy that is under way, notes it, and answers where the shards stand.
-    async fn ends(self, session: &mut Session) -> Result<Positions, FanoutError> {
-        let (positions, covered) = match self {
-            Self::Rests(positions) => return Ok(positions),
-            Self::Goes(copy) => copy.await?,
-            Self::Ended(copied) => copied?,
-        };
-        if let Some((end, entries)) = covered {
-            session.copied = (end, session.copied.1 + entries);
-        }
-        Ok(positions)
-    }
-}
-
-/// What one session knows.
-struct Session {
-    matches: Matches,
-    /// The last entry read.
-    end: Offset,
-    /// Entries ever added to the stream up to `end`, as far as known.
-    entries: u64,
-    /// The last entry copied, and the entries up to there.
-    copied: (Offset, u64),
-    batch: usize,
-    checkpointed: (Instant, Offset),
-    /// The last entry read when the lag was last found to be none.
-    lag_at: Offset,
-    /// When it was last trimmed, and up to where nothing is left.
-    trimmed: (Instant, Offset),
-    /// When to look for shards that are missing.
-    look: Option<Instant>,
 }
 
 impl<S: Source> Reader<S> {
@@ -484,98 +422,12 @@ impl<S: Source> Reader<S> {
     }
 }
 
-impl Session {
-    fn advance(&mut self, batch: &[Entry]) {
-        let Some(last) = batch.last() else { return };
-        self.end = last.offset;
-        self.entries += batch.len() as u64;
-        let bytes: usize = batch
-            .iter()
-            .map(|entry| match &entry.event {
-                Ok(event) => 256 + event.data().map_or(0, str::len),
-                Err(invalid) => invalid.raw.len(),
-            })
-            .sum();
-        let fits = BATCH_BYTES / (bytes / batch.len()).max(1);
-        self.batch = (self.batch * 2).min(fits).clamp(8, BATCH_MAX);
-    }
-}
-
 /// Renews the lock; ends when it is somebody else's.
 async fn keep<S: Source>(source: &S) -> Result<(), StoreError> {
     loop {
         tokio::time::sleep(LOCK_RENEW).await;
         if !source.hold(LOCK_TTL).await? {
             return Ok(());
-        }
-    }
-}
-
-/// How many entries are missing between `start` and the first entry left, when any are.
-fn gap(extent: Extent, start: Offset, noted: Option<(Offset, u64)>) -> Option<u64> {
-    let nothing_read = start == Offset::default();
-    if nothing_read || extent.last <= start || extent.first.is_some_and(|first| first <= start) {
-        return None;
-    }
-    // Everything that is left is later than `start`. With a note of how many entries there were at
-    // `start`, what is missing can be counted; without one the worst is assumed.
-    match noted {
-        Some((offset, entries)) if offset == start => {
-            let missing = extent.added.saturating_sub(entries).saturating_sub(extent.length);
-            (missing > 0).then_some(missing)
-        }
-        _ => Some(extent.added.saturating_sub(extent.length)),
-    }
-}
-
-/// How many entries were ever added up to `start`, as well as it can be told.
-fn entries_at(extent: Extent, start: Offset, noted: Option<(Offset, u64)>) -> u64 {
-    match noted {
-        _ if extent.last <= start => extent.added,
-        Some((offset, entries)) if offset <= start => entries.min(extent.added),
-        _ => extent.added.saturating_sub(extent.length),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(ms: u64) -> Offset {
-        Offset { ms, seq: 0 }
-    }
-
-    #[test]
-    fn a_gap_is_what_was_trimmed_after_the_last_read_entry() {
-        let extent = |first: Option<u64>, last, length, added| Extent {
-            first: first.map(at),
-            last: at(last),
-            length,
-            added,
-        };
-        let cases = [
-            ("never read", extent(Some(5), 9, 3, 10), Offset::default(), None, None),
-            ("the entry read last is still there", extent(Some(5), 9, 3, 10), at(5), None, None),
-            ("at the end of an emptied stream", extent(None, 9, 0, 10), at(9), None, None),
-            (
-                "trimmed up to the entry read last",
-                extent(Some(6), 9, 3, 10),
-                at(5),
-                Some((at(5), 7)),
-                None,
-            ),
-            ("two more trimmed", extent(Some(8), 9, 1, 10), at(5), Some((at(5), 7)), Some(2)),
-            (
-                "emptied before it was read",
-                extent(None, 9, 0, 10),
-                at(5),
-                Some((at(5), 7)),
-                Some(3),
-            ),
-            ("no note: the worst is assumed", extent(Some(6), 9, 3, 10), at(5), None, Some(7)),
-        ];
-        for (name, extent, start, noted, expected) in cases {
-            assert_eq!(gap(extent, start, noted), expected, "{name}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Parsed identifiers. Text from outside becomes one of these types once, at the edge; everything
 //! behind the edge relies on their bounds.
 
+mod number;
+
 use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
@@ -9,6 +11,10 @@ use std::sync::Arc;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xxhash_rust::xxh3::xxh3_64;
+
+pub use self::number::{
+    Fence, LetterId, LetterIdError, Offset, OffsetError, Sequence, Shard, ShardCount,
+};
 
 /// Longest bot id, in bytes.
 pub const BOT_ID_MAX_BYTES: usize = 256;
@@ -299,184 +305,6 @@ text_id!(BotId);
 text_id!(PipelineName);
 text_id!(RuleId);
 
-/// How many shards the data is cut into: 1 to 1,024, fixed when the data is created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShardCount(u16);
-
-impl ShardCount {
-    /// Most shards there may be. Each costs one scan a minute when idle.
-    pub const MAX: u16 = 1_024;
-
-    /// `None` outside 1 to [`Self::MAX`].
-    #[must_use]
-    pub fn new(count: u16) -> Option<Self> {
-        (1..=Self::MAX).contains(&count).then_some(Self(count))
-    }
-
-    /// The number.
-    #[must_use]
-    pub fn get(self) -> u16 {
-        self.0
-    }
-
-    /// Every shard.
-    pub fn shards(self) -> impl Iterator<Item = Shard> + Clone {
-        (0..self.0).map(Shard)
-    }
-}
-
-/// A fixed slice of the bots: `xxh3(bot) % shards`. All keys of one pipeline and shard share one
-/// hash tag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Shard(u16);
-
-impl Shard {
-    /// The shard's number, from 0.
-    #[must_use]
-    pub fn index(self) -> usize {
-        usize::from(self.0)
-    }
-
-    /// The shard of this number, which may be beyond those that there are.
-    pub(crate) fn from_digits(text: &str) -> Option<Self> {
-        text.parse().ok().filter(|number| *number < ShardCount::MAX).map(Self)
-    }
-}
-
-impl fmt::Display for Shard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// The number of a lease. It only grows, so an effect or a commit that carries an older one is
-/// known to be late.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-pub struct Fence(u64);
-
-impl Fence {
-    pub(crate) fn new(number: u64) -> Self {
-        Self(number)
-    }
-
-    /// The number.
-    #[must_use]
-    pub fn get(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for Fence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// The number an event gets from the script that queues it: `max(last + 1, Redis time in µs)`.
-///
-/// It orders the events of a shard, survives a Redis that loses its tail, and tells when the
-/// event arrived.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-pub struct Sequence(u64);
-
-impl Sequence {
-    /// The sequence of this number.
-    #[must_use]
-    pub fn new(number: u64) -> Self {
-        Self(number)
-    }
-
-    /// The number. As a time: microseconds since 1970 on the Redis server's clock.
-    #[must_use]
-    pub fn get(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for Sequence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// A position in a Redis stream: `<ms>-<seq>`, two 64-bit numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Offset {
-    /// Milliseconds since 1970, as the stream's server gave them.
-    pub ms: u64,
-    /// Counts entries of one millisecond.
-    pub seq: u64,
-}
-
-impl fmt::Display for Offset {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.ms, self.seq)
-    }
-}
-
-/// A text that is no stream offset.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a stream offset, which looks like 1700000000000-0")]
-pub struct OffsetError(String);
-
-impl std::str::FromStr for Offset {
-    type Err = OffsetError;
-    fn from_str(text: &str) -> Result<Self, OffsetError> {
-        let parse = || {
-            let (ms, seq) = text.split_once('-')?;
-            Some(Self { ms: ms.parse().ok()?, seq: seq.parse().ok()? })
-        };
-        parse().ok_or_else(|| OffsetError(text.to_owned()))
-    }
-}
-
-/// A dead letter of a pipeline: `<shard>.<ms>-<seq>`, its shard and its place in the stream there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LetterId {
-    pub(crate) entry: Offset,
-    pub(crate) shard: Shard,
-}
-
-impl LetterId {
-    pub(crate) fn new(shard: Shard, entry: Offset) -> Self {
-        Self { entry, shard }
-    }
-}
-
-impl fmt::Display for LetterId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.shard, self.entry)
-    }
-}
-
-impl Serialize for LetterId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for LetterId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(Parsed(PhantomData))
-    }
-}
-
-/// A text that is no id of a dead letter.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not the id of a dead letter, which looks like 3.1700000000000-0")]
-pub struct LetterIdError(String);
-
-impl std::str::FromStr for LetterId {
-    type Err = LetterIdError;
-    fn from_str(text: &str) -> Result<Self, LetterIdError> {
-        let parse = || {
-            let (shard, entry) = text.split_once('.')?;
-            Some(Self { shard: Shard::from_digits(shard)?, entry: entry.parse().ok()? })
-        };
-        parse().ok_or_else(|| LetterIdError(text.chars().take(100).collect()))
-    }
-}
-
 macro_rules! text_schema {
     ($type:ty, $name:literal, $max:expr, $pattern:expr, $example:literal, $description:literal) => {
         impl utoipa::PartialSchema for $type {
@@ -532,52 +360,4 @@ text_schema!(
 );
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hostile_bot_ids_are_either_kept_whole_or_refused_with_a_reason() {
-        for legal in ["*", "{}", "a b", "|||", "fl:{x:1}:ctl", "日本", "'; --", "a/../b", "%00"] {
-            assert_eq!(BotId::parse(legal).unwrap().as_str(), legal);
-        }
-        let refused = [
-            ("", "bot id is empty"),
-            ("a\0b", "bot id holds '\\0' at byte 1; control characters are not allowed"),
-            ("a\n", "bot id holds '\\n' at byte 1; control characters are not allowed"),
-            (&"x".repeat(257), "bot id has 257 bytes; at most 256 are allowed"),
-        ];
-        for (text, why) in refused {
-            assert_eq!(BotId::parse(text).unwrap_err().to_string(), why);
-        }
-    }
-
-    #[test]
-    fn pipeline_names_are_plain_words() {
-        for legal in ["log", "a", "x-1_y", "0"] {
-            assert!(PipelineName::parse(legal).is_ok(), "{legal}");
-        }
-        for refused in ["", "-a", "A", "a b", "a:b", "{a}", "é", &"a".repeat(65)] {
-            assert!(PipelineName::parse(refused).is_err(), "{refused}");
-        }
-    }
-
-    #[test]
-    fn the_id_of_a_dead_letter_is_read_back_and_others_are_refused() {
-        let id: LetterId = "15.1700000000000-3".parse().unwrap();
-        assert_eq!(id.to_string(), "15.1700000000000-3");
-        assert_eq!((id.shard.index(), id.entry.seq), (15, 3));
-        for refused in ["", "7", "1700000000000-0", "1024.1-0", "-1.1-0", "1.1", "1.1-", "a.1-0"] {
-            assert!(refused.parse::<LetterId>().is_err(), "{refused}");
-        }
-    }
-
-    #[test]
-    fn every_bot_has_one_shard_below_the_count() {
-        let shards = ShardCount::new(16).unwrap();
-        let mut met = [0_u32; 16];
-        for n in 0..16_000 {
-            met[BotId::parse(&format!("bot-{n}")).unwrap().shard(shards).index()] += 1;
-        }
-        assert!(met.iter().all(|&bots| (800..1_200).contains(&bots)), "{met:?}");
-    }
-}
+mod tests;

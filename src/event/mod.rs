@@ -5,16 +5,18 @@
 //! the event (`lua/shared.lua`), the third by [`Event::encode`]. `data` is kept as JSON text and
 //! only parsed by whoever reads it.
 
+mod wire;
+
 use std::collections::BTreeMap;
-use std::fmt;
 use std::marker::PhantomData;
 
 use jiff::Timestamp;
-use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde::de::DeserializeOwned;
 use serde::ser::SerializeMap;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
+use self::wire::{Fields, Wire};
 use crate::id::{BotId, IdError, Sequence};
 
 /// Largest event, in bytes of any wire form.
@@ -444,168 +446,6 @@ fn check_size(bytes: &[u8]) -> Result<(), EventError> {
         return Err(EventError::TooLarge { bytes: bytes.len() });
     }
     Ok(())
-}
-
-/// What was read, before the bounds are checked.
-#[derive(Debug, Default)]
-struct Fields {
-    specversion: Option<String>,
-    id: Option<String>,
-    source: Option<String>,
-    kind: Option<String>,
-    botid: Option<String>,
-    subject: Option<String>,
-    time: Option<String>,
-    expirytime: Option<String>,
-    data: Option<Box<RawValue>>,
-    extensions: BTreeMap<String, serde_json::Value>,
-}
-
-impl Fields {
-    fn into_event(self) -> Result<Event, EventError> {
-        let specversion = required("specversion", self.specversion)?;
-        if specversion != "1.0" {
-            let why = format!("{specversion:?} is not supported, \"1.0\" is");
-            return Err(attribute("specversion", why));
-        }
-        let event = Event {
-            id: bounded("id", required("id", self.id)?)?,
-            source: bounded("source", required("source", self.source)?)?,
-            kind: bounded("type", required("type", self.kind)?)?,
-            bot: BotId::parse(&required("botid", self.botid)?)?,
-            subject: self.subject.map(|text| bounded("subject", text)).transpose()?,
-            time: self.time.map(|text| rfc3339("time", text)).transpose()?,
-            expirytime: self.expirytime.map(|text| rfc3339("expirytime", text)).transpose()?,
-            data: self.data,
-            extensions: self.extensions,
-        };
-        if event.extensions.len() > EXTENSIONS_MAX {
-            let why = format!("there are more than {EXTENSIONS_MAX} extension attributes");
-            return Err(attribute("extensions", why));
-        }
-        if let Some(name) = event.extensions.keys().find(|name| name.len() > ATTRIBUTE_MAX_BYTES) {
-            let why = format!("its name has more than {ATTRIBUTE_MAX_BYTES} bytes");
-            return Err(attribute(name.chars().take(32).collect::<String>(), why));
-        }
-        Ok(event)
-    }
-}
-
-fn attribute(name: impl Into<String>, why: String) -> EventError {
-    EventError::Attribute { name: name.into(), why }
-}
-
-fn required(name: &'static str, value: Option<String>) -> Result<String, EventError> {
-    value.ok_or(EventError::Missing { name })
-}
-
-fn bounded(name: &'static str, text: String) -> Result<Box<str>, EventError> {
-    match text.len() {
-        0 => Err(attribute(name, "it is empty".to_owned())),
-        bytes if bytes > ATTRIBUTE_MAX_BYTES => {
-            let why = format!("it has {bytes} bytes; at most {ATTRIBUTE_MAX_BYTES} are allowed");
-            Err(attribute(name, why))
-        }
-        _ => Ok(text.into()),
-    }
-}
-
-fn rfc3339(name: &'static str, text: String) -> Result<Box<str>, EventError> {
-    match text.parse::<Timestamp>() {
-        Ok(_) => Ok(text.into()),
-        Err(source) => Err(attribute(name, format!("it is not an RFC 3339 time: {source}"))),
-    }
-}
-
-/// A map of attributes as it comes in. `D` is the form in which the format can hand over `data`.
-struct Wire<D>(Fields, PhantomData<D>);
-
-trait DataForm: DeserializeOwned {
-    fn into_raw<E: de::Error>(self) -> Result<Box<RawValue>, E>;
-}
-
-impl DataForm for Box<RawValue> {
-    fn into_raw<E: de::Error>(self) -> Result<Box<RawValue>, E> {
-        Ok(self)
-    }
-}
-
-impl DataForm for serde_json::Value {
-    fn into_raw<E: de::Error>(self) -> Result<Box<RawValue>, E> {
-        serde_json::value::to_raw_value(&self).map_err(E::custom)
-    }
-}
-
-impl<'de, D: DataForm> Deserialize<'de> for Wire<D> {
-    fn deserialize<T: Deserializer<'de>>(deserializer: T) -> Result<Self, T::Error> {
-        deserializer.deserialize_map(WireVisitor(PhantomData))
-    }
-}
-
-struct WireVisitor<D>(PhantomData<D>);
-
-impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
-    type Value = Wire<D>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map of CloudEvents attributes")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Wire<D>, A::Error> {
-        let mut fields = Fields::default();
-        let named = |name: &str, error: A::Error| -> A::Error {
-            de::Error::custom(format_args!("{name:?}: {error}"))
-        };
-        while let Some(Name(name)) = map.next_key::<Name>()? {
-            let slot = match &*name {
-                "specversion" => &mut fields.specversion,
-                "id" => &mut fields.id,
-                "source" => &mut fields.source,
-                "type" => &mut fields.kind,
-                "botid" => &mut fields.botid,
-                "subject" => &mut fields.subject,
-                "time" => &mut fields.time,
-                "expirytime" => &mut fields.expirytime,
-                "data" => {
-                    fields.data = map.next_value::<Option<D>>()?.map(D::into_raw).transpose()?;
-                    continue;
-                }
-                _ => {
-                    let value = map.next_value()?;
-                    fields.extensions.insert(name.into_owned(), value);
-                    continue;
-                }
-            };
-            let value = map.next_value::<Option<String>>().map_err(|error| named(&name, error))?;
-            if slot.is_some() {
-                return Err(de::Error::custom(format_args!("{name:?} is given twice")));
-            }
-            *slot = value;
-        }
-        Ok(Wire(fields, PhantomData))
-    }
-}
-
-/// A key, borrowed from the input where it can be.
-struct Name<'a>(std::borrow::Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NameVisitor;
-        impl<'de> Visitor<'de> for NameVisitor {
-            type Value = Name<'de>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of an attribute")
-            }
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Name<'de>, E> {
-                Ok(Name(text.into()))
-            }
-            fn visit_str<E>(self, text: &str) -> Result<Name<'de>, E> {
-                Ok(Name(text.to_owned().into()))
-            }
-        }
-        deserializer.deserialize_str(NameVisitor)
-    }
 }
 
 #[cfg(test)]

@@ -11,16 +11,17 @@
 //! Tokens are kept as SHA-256 only and compared with all of them in constant time. They and what
 //! was sent in their place are never logged.
 
+mod caller;
+mod site;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, RawPathParams, Request, State};
-use axum::http::request::Parts;
+use axum::extract::{RawPathParams, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -28,26 +29,22 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
-use tracing::field::DisplayValue;
-use tracing::{info, warn};
+use tracing::warn;
 
+use self::caller::ANONYMOUS;
+pub(crate) use self::caller::Caller;
+pub(super) use self::site::{check_site, refuse_foreign};
 use super::admit::Door;
-use super::cors::AllowedOrigin;
 use super::listen::Peer;
 use super::problem::{Kind, Problem};
-use crate::admission::Class;
-use crate::admission::quota::{Quota, Taken};
+use crate::admission::quota::Taken;
 use crate::config::{Config, Scope, TokenConfig};
-use crate::counters::view::AdId;
-use crate::filter::Glob;
-use crate::id::{BotId, PipelineName, RuleId};
+use crate::id::BotId;
 
 /// Shortest token, in bytes.
 const TOKEN_MIN_BYTES: usize = 16;
 /// Longest token, in bytes.
 const TOKEN_MAX_BYTES: usize = 4_096;
-/// What the log calls a caller without a token.
-const ANONYMOUS: &str = "anonymous";
 /// So long a browser keeps a token.
 pub(super) const COOKIE_HOURS: u32 = 12;
 
@@ -105,25 +102,6 @@ impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").field("tokens", &self.tokens.len()).finish_non_exhaustive()
     }
-}
-
-/// Who sent a request, and what they may do.
-#[derive(Debug, Clone)]
-pub(crate) struct Caller {
-    rights: Arc<Rights>,
-    /// Where the request comes from; `None` where nobody told.
-    address: Option<IpAddr>,
-}
-
-#[derive(Debug)]
-struct Rights {
-    name: String,
-    /// Of a token with the scope `count`, which everybody may know.
-    public: Option<Public>,
-    class: Option<Class>,
-    scopes: Vec<Scope>,
-    bots: Vec<Glob>,
-    all_bots: bool,
 }
 
 impl Access {
@@ -232,37 +210,6 @@ impl Access {
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         self.tokens.get(place).filter(|_| found.into()).map(|(_, caller)| caller)
     }
-
-    /// Refuses what a page of another site can make a browser send.
-    /// `is_allowed`: the page is of a site that may call this route.
-    fn check_site(&self, uri: &Uri, headers: &HeaderMap, is_allowed: bool) -> Result<(), Problem> {
-        if !self.tokens.is_empty() {
-            return Ok(());
-        }
-        let host = host(uri, headers);
-        if !self.is_known(host) {
-            let detail = format!(
-                "{host:?} is no name of this server; call it by its address or localhost, add the name to http.hosts, or set up auth.tokens"
-            );
-            return Err(Problem::new(Kind::UnknownHost, detail));
-        }
-        let elsewhere = text(headers, &FETCH_SITE).is_some_and(|site| site == "cross-site");
-        if !is_allowed && (elsewhere || is_foreign(host, headers)) {
-            let detail = "a page of another site sent this, which only auth.tokens make safe";
-            return Err(Problem::new(Kind::CrossSite, detail));
-        }
-        Ok(())
-    }
-
-    fn is_known(&self, host: &str) -> bool {
-        let name = without_port(host).to_ascii_lowercase();
-        let name = name.strip_suffix('.').unwrap_or(&name);
-        let literal = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-        literal.unwrap_or(name).parse::<IpAddr>().is_ok()
-            || name == "localhost"
-            || name.ends_with(".localhost")
-            || self.hosts.iter().any(|known| known == name)
-    }
 }
 
 /// The token in the header.
@@ -285,45 +232,6 @@ fn kept(uri: &Uri, headers: &HeaderMap) -> Result<Option<Vec<u8>>, Problem> {
     };
     refuse_foreign(uri, headers)?;
     Ok(Some(token))
-}
-
-/// Refuses what a page that is not of this server sent.
-pub(super) fn refuse_foreign(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
-    let ours = ["same-origin", "none"];
-    let elsewhere = text(headers, &FETCH_SITE).is_some_and(|site| !ours.contains(&site));
-    if elsewhere || is_foreign(host(uri, headers), headers) {
-        let detail = "a page of another site sent this; open the page of this server";
-        return Err(Problem::new(Kind::CrossSite, detail));
-    }
-    Ok(())
-}
-
-fn text<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<&'a str> {
-    headers.get(name).map(|value| value.to_str().unwrap_or("(not text)"))
-}
-
-/// The name that the server was called by.
-fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
-    let authority = uri.authority().map(axum::http::uri::Authority::as_str);
-    authority.or(text(headers, &header::HOST)).unwrap_or_default()
-}
-
-/// Whether the page that sent it is of another server than `host`.
-fn is_foreign(host: &str, headers: &HeaderMap) -> bool {
-    text(headers, &header::ORIGIN).is_some_and(|origin| {
-        let rest = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
-        rest.is_none_or(|rest| !rest.eq_ignore_ascii_case(host))
-    })
-}
-
-const FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
-
-/// `localhost` of `localhost:80`, `[::1]` of `[::1]:80`.
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    }
 }
 
 fn read_token(token: &TokenConfig) -> Result<Vec<u8>, AuthError> {
@@ -357,155 +265,6 @@ fn read_token(token: &TokenConfig) -> Result<Vec<u8>, AuthError> {
     Ok(text.to_vec())
 }
 
-impl Caller {
-    fn new(name: &str, scopes: Vec<Scope>, bots: &[String]) -> Self {
-        let rights = Rights {
-            name: name.to_owned(),
-            public: None,
-            class: None,
-            scopes,
-            bots: bots.iter().map(|glob| Glob::new(glob)).collect(),
-            all_bots: bots.iter().any(|glob| glob == "*"),
-        };
-        Self { rights: Arc::new(rights), address: None }
-    }
-
-    /// The one of a token.
-    fn of(token: &TokenConfig, cors_origins: &[String]) -> Self {
-        let Self { rights, address } = Self::new(&token.name, token.scopes.clone(), &token.bots);
-        let rights = Arc::try_unwrap(rights).unwrap_or_else(|_| unreachable!("it is new"));
-        let public = token.scopes.contains(&Scope::Count).then(|| Public {
-            origins: if token.origins.is_empty() {
-                cors_origins.to_vec()
-            } else {
-                token.origins.clone()
-            },
-            rate: Quota { rate: token.rate, in_flight: 0 },
-            address_rate: Quota { rate: token.address_rate, in_flight: 0 },
-        });
-        Self { rights: Arc::new(Rights { class: token.class, public, ..rights }), address }
-    }
-
-    /// Whether everybody may know its token.
-    pub(super) fn is_public(&self) -> bool {
-        self.rights.public.is_some()
-    }
-
-    /// The class of a request of the caller that is of the class of its route.
-    pub(super) fn class(&self, of_route: Class) -> Class {
-        match self.rights.class {
-            Some(class) if of_route != Class::P0 => class.max(of_route),
-            _ => of_route,
-        }
-    }
-
-    /// One who may do everything.
-    #[cfg(test)]
-    pub(super) fn of_tests() -> Self {
-        let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
-        Self::new("tests", all, &["*".to_owned()])
-    }
-
-    /// The name of the token.
-    pub(super) fn name(&self) -> &str {
-        &self.rights.name
-    }
-
-    /// Whether a token was asked for.
-    pub(super) fn has_token(&self) -> bool {
-        self.rights.name != ANONYMOUS
-    }
-
-    pub(super) fn check_scope(&self, scope: Scope) -> Result<(), Problem> {
-        if self.rights.scopes.contains(&scope) {
-            return Ok(());
-        }
-        let detail = format!("token {:?} has no scope {:?}", self.rights.name, scope.as_str());
-        Err(Problem::new(Kind::Forbidden, detail))
-    }
-
-    /// Whether the caller is for all bots.
-    pub(super) fn covers_all(&self) -> bool {
-        self.rights.all_bots
-    }
-
-    /// Whether the caller may have to do with a bot.
-    pub(crate) fn covers(&self, bot: &BotId) -> bool {
-        self.covers_all() || self.rights.bots.iter().any(|glob| glob.matches(bot.as_str()))
-    }
-
-    /// Refuses a bot that is not the caller's.
-    pub(crate) fn check_bot(&self, bot: &BotId) -> Result<(), Problem> {
-        if self.covers(bot) {
-            return Ok(());
-        }
-        let detail = format!("token {:?} is not for bot {:?}", self.rights.name, bot.as_str());
-        Err(Problem::new(Kind::Forbidden, detail))
-    }
-
-    /// Refuses callers that are not for all bots.
-    pub(crate) fn check_all_bots(&self) -> Result<(), Problem> {
-        if self.covers_all() {
-            return Ok(());
-        }
-        let detail = format!(
-            "token {:?} is not for all bots (bots = [\"*\"]), as what concerns a whole pipeline demands",
-            self.rights.name
-        );
-        Err(Problem::new(Kind::Forbidden, detail))
-    }
-
-    /// Where the request comes from, for the log.
-    fn address(&self) -> Option<DisplayValue<IpAddr>> {
-        self.address.map(tracing::field::display)
-    }
-
-    /// Writes down what an operator did.
-    pub(crate) fn did(&self, action: &'static str, pipeline: &PipelineName, bot: Option<&BotId>) {
-        let (token, bot) = (&self.rights.name, bot.map(BotId::as_str));
-        info!(token, address = self.address(), action, %pipeline, bot, "an operator acted");
-    }
-
-    /// Writes down what an operator did to a rule.
-    pub(crate) fn did_to_rule(&self, action: &'static str, bot: &BotId, rule: &RuleId) {
-        let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), crate::automations::PIPELINE);
-        info!(token, address, action, pipeline, bot, %rule, "an operator acted");
-    }
-
-    /// Writes down that lines of an import were taken.
-    pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
-        let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
-        info!(
-            token,
-            address,
-            action = "import counters",
-            pipeline,
-            bot,
-            lines,
-            "an operator acted"
-        );
-    }
-
-    /// Writes down what an operator did to the counter of an ad.
-    pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
-        let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
-        info!(token, address, action, pipeline, bot, %ad, "an operator acted");
-    }
-}
-
-/// The caller whom [`guard`] found; a route outside its reach answers 500.
-impl<S: Send + Sync> FromRequestParts<S> for Caller {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let caller = parts.extensions.get().cloned();
-        caller.ok_or_else(|| Problem::new(Kind::Internal, "this route is not guarded"))
-    }
-}
-
 /// Refuses callers that are not for the bot of the path. Where the path names none, they must be for
 /// all bots.
 pub(super) async fn cover(
@@ -533,30 +292,6 @@ pub(super) struct Guard {
     pub(super) scope: Scope,
     /// Another scope that is as good.
     pub(super) or: Option<Scope>,
-}
-
-/// The bounds of a token that everybody may know.
-#[derive(Debug)]
-struct Public {
-    origins: Vec<String>,
-    /// Of all requests with it.
-    rate: Quota,
-    /// Of those of one address.
-    address_rate: Quota,
-}
-
-impl Public {
-    /// Refuses requests that no page of its sites sends.
-    fn check_origin(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        let origin = text(headers, &header::ORIGIN).unwrap_or("(none)");
-        if self.origins.iter().any(|known| known == origin) {
-            return Ok(());
-        }
-        let detail = format!(
-            "the token is for pages of certain origins, not of {origin:?}; http.cors_origins and the token's origins name them"
-        );
-        Err(Problem::new(Kind::CrossSite, detail))
-    }
 }
 
 impl Guard {
@@ -591,19 +326,6 @@ pub(super) async fn guard(
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
-        Err(problem) => problem.into_response(),
-    }
-}
-
-/// Lets requests through that no other site's page can have sent.
-pub(super) async fn check_site(
-    State(access): State<Arc<Access>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let is_allowed = request.extensions().get::<AllowedOrigin>().is_some();
-    match access.check_site(request.uri(), request.headers(), is_allowed) {
-        Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     }
 }

@@ -8,10 +8,11 @@
 //! When a renewal is refused, or none was confirmed before the local deadline, the handler is
 //! dropped and nothing is committed: the lease may be somebody else's.
 
+mod finish;
+
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -19,27 +20,17 @@ use tracing::{Instrument as _, debug, debug_span, warn};
 
 use super::Shared;
 use super::commit::Committed;
-use super::retry::RetryBudget;
-use super::settle::{Fitness, Policy, Settlement, given_up, settle};
+use super::settle::Fitness;
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
-use crate::keyspace::scripts::{Completion, Exception, Mode};
-use crate::ledger::{Leaving, LedgerEntry};
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
 
-/// One slice costs at most this in virtual time: a single one charged without bound would starve
-/// its bot.
-const COST_MAX: Duration = Duration::from_secs(60);
-/// After a stop by force, this long is left to give the leases back.
-const LAST_COMMIT: Duration = Duration::from_secs(1);
 /// A bot that was taken ahead and finds no free worker for this long is given back: another
 /// process may have one.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two tries to hand a lease over.
 const HAND_AGAIN: Duration = Duration::from_millis(250);
-/// Maximum number of events that one completion removes from a queue with a ledger.
-const NOTED: usize = 250;
 /// Between two tries to renew.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
@@ -320,192 +311,6 @@ impl Worker {
                     ControlFlow::Break(())
                 }
             }
-        }
-    }
-
-    fn settle(&self, slice: &[Fitness], answer: Result<Outcomes, Failure>) -> Settlement {
-        let shared = &self.shared;
-        let unavailable = matches!(&answer, Err(failure) if failure.is_unavailable());
-        let unavailable = shared.unavailable_for(unavailable);
-        if self.lease.attempts.counted() == 0 {
-            shared.retries.earn(slice.len());
-        }
-        let mut settlement = settle(
-            slice,
-            answer,
-            Policy {
-                max_attempts: shared.settings.max_attempts,
-                backoff: shared.settings.backoff,
-                attempts: self.lease.attempts,
-                unavailable,
-                random: rand::random(),
-                now: shared.now(),
-            },
-        );
-        if let Mode::Fail { ms, .. } = &mut settlement.mode
-            && !shared.retries.take()
-        {
-            let slowed = RetryBudget::slowed(Duration::from_millis(*ms), &shared.settings.backoff);
-            *ms = crate::clock::millis(slowed);
-        }
-        settlement
-    }
-
-    async fn finish(
-        &mut self,
-        fitness: &[Fitness],
-        slice: &Slice,
-        mut settlement: Settlement,
-        entries: Option<Vec<LedgerEntry>>,
-        took: Duration,
-    ) {
-        let exceptions = std::mem::take(&mut settlement.exceptions);
-        let Settlement { n, settled, mode, tally, ref failure, .. } = settlement;
-        if let Some(reason) = failure
-            && mode != Mode::Release
-        {
-            let (pipeline, bot) = (self.shared.queue.name(), &self.lease.bot);
-            if let Some(suppressed) = self.shared.warned.take() {
-                warn!(%pipeline, %bot, reason, suppressed,
-                    "the handler failed, and is tried again; more such within a minute are only counted");
-            } else {
-                debug!(reason, ?mode, "the slice is tried again");
-            }
-        }
-        let given_up = given_up(fitness, &exceptions);
-        if took > Duration::ZERO {
-            self.observe(slice, took);
-        }
-        let cost = self.cost(n, took);
-        let committed = if self.shared.queue.ledger().is_some() {
-            let slice = (fitness, slice, entries);
-            self.commit_with_ledger(slice, n, mode, cost, exceptions).await
-        } else {
-            self.commit(self.lease.completion(n, mode, cost, exceptions)).await
-        };
-        match committed {
-            Committed::Done | Committed::Full => {
-                self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
-                let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
-                tally.record(&self.shared.metrics, sequences, self.shared.now());
-                if let Some(given_up) = given_up {
-                    let event = self.event_at(given_up.index, fitness, slice);
-                    given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
-                }
-                self.shared.handler.committed(slice, settled);
-                let now = self.shared.now();
-                let first = slice.events.first().map(|delivery| delivery.sequence);
-                settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
-            }
-            Committed::Stale => {
-                if !self.ended_outside() {
-                    self.shared.metrics.stale_completions.increment(1);
-                }
-                self.lost();
-            }
-            Committed::Unknown => debug!("the completion was not answered; it may have been done"),
-        }
-    }
-
-    /// The event at a place of the slice; `None` where its record cannot be read.
-    fn event_at<'a>(
-        &'a self,
-        index: usize,
-        fitness: &[Fitness],
-        slice: &'a Slice,
-    ) -> Option<&'a Event> {
-        if fitness.get(index) == Some(&Fitness::Fit) {
-            let k = fitness[..index].iter().filter(|fitness| **fitness == Fitness::Fit).count();
-            return slice.events.get(k).map(|delivery| &delivery.event);
-        }
-        self.unfit.iter().find(|(place, _)| *place == index).map(|(_, event)| event)
-    }
-
-    async fn commit(&self, completion: Completion) -> Committed {
-        let deadline = self.lease.deadline();
-        self.shared.commits.commit(self.lease.shard, completion, deadline).await
-    }
-
-    /// Commits in parts, so that no script is long: each takes out of the ledger what it removes.
-    async fn commit_with_ledger(
-        &mut self,
-        (fitness, slice, entries): (&[Fitness], &Slice, Option<Vec<LedgerEntry>>),
-        n: usize,
-        mode: Mode,
-        cost: u64,
-        exceptions: Vec<Exception>,
-    ) -> Committed {
-        let shared = Arc::clone(&self.shared);
-        let ttl_ms = crate::clock::millis(shared.settings.lease_ttl);
-        let mut deliveries = slice.events.iter().enumerate();
-        let mut entries = entries.map(|entries| entries.into_iter().peekable());
-        let mut exceptions = exceptions;
-        exceptions.sort_by_key(|exception| exception.index);
-        let mut exceptions = exceptions.into_iter().peekable();
-        let mut from = 0;
-        loop {
-            let to = n.min(from + NOTED);
-            let fit = fitness[from..to].iter().filter(|fitness| **fitness == Fitness::Fit).count();
-            let mut leaving = Leaving::default();
-            for (at, delivery) in deliveries.by_ref().take(fit) {
-                if let Some(entries) = &mut entries {
-                    while let Some(entry) = entries.next_if(|entry| entry.index <= at) {
-                        leaving.add(delivery.sequence, entry.account, entry.change);
-                    }
-                } else if let Some((account, change)) =
-                    shared.queue.ledger().and_then(|ledger| ledger.entry(&delivery.event))
-                {
-                    leaving.add(delivery.sequence, account, change);
-                }
-            }
-            let mut here = Vec::new();
-            while let Some(exception) = exceptions.next_if(|exception| exception.index < to) {
-                here.push(Exception { index: exception.index - from, ..exception });
-            }
-            let last = to == n;
-            let (mode, cost) = if last { (mode, cost) } else { (Mode::Keep { ttl_ms }, 0) };
-            let mut completion = self.lease.completion(to - from, mode, cost, here);
-            completion.leaving = (!leaving.accounts.is_empty()).then_some(leaving);
-            let sent = self.shared.sending(self.lease.shard);
-            let committed = self.commit(completion).await;
-            if last || committed != Committed::Done {
-                return committed;
-            }
-            self.lease.removed(to - from);
-            self.lease.extend(sent, self.shared.settings.lease_ttl);
-            from = to;
-        }
-    }
-
-    /// What a slice costs in virtual time, µs.
-    fn cost(&self, n: usize, took: Duration) -> u64 {
-        let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));
-        let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
-        u64::try_from(cost).unwrap_or(u64::MAX)
-    }
-
-    /// Notes how long the handler took.
-    fn observe(&self, slice: &Slice, took: Duration) {
-        self.shared.metrics.handle_seconds.record(took.as_secs_f64());
-        #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
-        self.shared.metrics.slice_events.record(slice.events.len() as f64);
-        self.shared.estimate.observe(took, slice.events.len());
-        if self.shared.handler.is_remote() {
-            let time = self.shared.settings.slice_time;
-            self.shared.estimate.observe_push(took, slice.events.len(), time);
-        }
-    }
-
-    /// Ends the lease with nothing done.
-    async fn give_back(&self) {
-        let completion = self.lease.completion(0, Mode::Release, 0, Vec::new());
-        let deadline = self.lease.deadline();
-        let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
-        if self.shared.shutdown.hard.is_cancelled() {
-            // Not given back in time, it runs out by itself.
-            let _ = tokio::time::timeout(LAST_COMMIT, commit).await;
-        } else {
-            commit.await;
         }
     }
 

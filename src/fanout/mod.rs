@@ -10,34 +10,30 @@
 //!    Each carries the shard's chain of offsets, so the shard itself notices a repeated or lost
 //!    call.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod copy;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::FxBuildHasher;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::warn;
 
 use crate::bus::Entry;
 use crate::bus::starts::{self, Starts};
 use crate::event::Event;
-use crate::filter::{Facts, Filter, Glob};
+use crate::filter::{Filter, Glob};
 use crate::id::{BotId, Offset, Shard};
 use crate::keyspace::StoreError;
-use crate::keyspace::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued};
-use crate::ledger::{Account, Posting};
+use crate::ledger::Posting;
 use crate::metrics::{self, PipelineMetrics};
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
-use crate::telemetry::{OncePerMinute, Outage, Recovered};
+use crate::telemetry::OncePerMinute;
 use crate::unmatched::{Found, Unmatched};
 
-/// Most events of one enqueue call.
-const CALL_EVENTS: usize = 500;
-/// Most bytes of one enqueue call; a single larger event goes alone.
-const CALL_BYTES: usize = 256 * 1_024;
 /// So many events, bytes or batches are copied before more is gathered.
 const GATHERED_EVENTS: usize = 2_000;
 const GATHERED_BYTES: usize = 4 << 20;
@@ -67,9 +63,6 @@ pub struct Route {
     /// When full queues were last logged.
     pub full: OncePerMinute,
 }
-
-/// Shards of a cluster that take nothing, of every pipeline.
-static UNREACHED: Outage = Outage::shared();
 
 /// What a pipeline wants of the events of its types, by what it knows of their bots.
 pub trait Interest: std::fmt::Debug + Send + Sync + 'static {
@@ -199,50 +192,6 @@ impl Gathered {
         self.events.len() >= GATHERED_EVENTS
             || self.bytes >= GATHERED_BYTES
             || self.batches >= GATHERED_BATCHES
-    }
-}
-
-/// The events of one shard, in calls of bounded size.
-struct ShardBatch<'a> {
-    shard: Shard,
-    calls: Vec<CallBatch<'a>>,
-}
-
-#[derive(Default)]
-struct CallBatch<'a> {
-    bots: Vec<(BotId, Vec<&'a [u8]>)>,
-    /// Per bot, where the queues have a ledger.
-    postings: Vec<BTreeMap<Account, u64>>,
-    places: FxHashMap<BotId, usize>,
-    events: usize,
-    bytes: usize,
-    last: Offset,
-}
-
-impl<'a> CallBatch<'a> {
-    fn add(&mut self, bot: &BotId, event: &'a [u8], offset: Offset) -> usize {
-        let bots = &mut self.bots;
-        let place = *self.places.entry(bot.clone()).or_insert_with(|| {
-            bots.push((bot.clone(), Vec::with_capacity(1)));
-            bots.len() - 1
-        });
-        bots[place].1.push(event);
-        self.events += 1;
-        self.bytes += event.len();
-        self.last = offset;
-        place
-    }
-
-    /// Notes what an event of the bot at `place` posts.
-    fn post(&mut self, place: usize, posting: Option<&Posting>) {
-        self.postings.resize_with(self.bots.len(), BTreeMap::new);
-        if let Some(Posting { account, amount }) = posting {
-            *self.postings[place].entry(account.clone()).or_default() += amount;
-        }
-    }
-
-    fn is_full_for(&self, event: &[u8]) -> bool {
-        self.events >= CALL_EVENTS || (self.events > 0 && self.bytes + event.len() > CALL_BYTES)
     }
 }
 
@@ -435,200 +384,6 @@ impl Fanout {
                 concerned[route.queue.shard_of(&gathered.events[index].bot).index()] = true;
             }
             route.advance(stream, gathered.end, &concerned, positions).await?;
-        }
-        Ok(())
-    }
-}
-
-impl Route {
-    /// Whether it takes an event of a type that it names.
-    fn concerns(&self, event: &Event) -> bool {
-        self.interest.as_ref().is_none_or(|interest| interest.wants(event))
-    }
-
-    /// Whether its filter lets the event through.
-    fn passes(&self, event: &Event) -> bool {
-        let Some(filter) = &self.filter else { return true };
-        let matches = Facts::of(event).and_then(|facts| filter.matches(&facts));
-        matches.unwrap_or_else(|error| {
-            self.metrics.filter_errors.increment(1);
-            if let Some(suppressed) = self.warned.take() {
-                warn!(pipeline = %self.queue.name(), id = event.id(), %error, suppressed,
-                    "the filter failed on an event: no match; more such within a minute are only counted");
-            } else {
-                debug!(pipeline = %self.queue.name(), id = event.id(), %error, "no match");
-            }
-            false
-        })
-    }
-
-    fn group<'a>(
-        &self,
-        events: &'a [Wanted],
-        wanted: &[usize],
-        stamped: &'a [Stamped],
-        positions: &[Option<Offset>],
-    ) -> Vec<ShardBatch<'a>> {
-        let mut shards: Vec<Option<ShardBatch<'a>>> = Vec::new();
-        shards.resize_with(positions.len(), || None);
-        for (nth, &index) in wanted.iter().enumerate() {
-            let Wanted { offset, bot, encoded } = &events[index];
-            let stamped = stamped.get(nth);
-            let bytes = stamped.map(|(bytes, _)| bytes).or(encoded.as_ref());
-            let Some(bytes) = bytes else { continue };
-            let shard = self.queue.shard_of(bot);
-            if positions[shard.index()].is_none_or(|position| *offset <= position) {
-                continue; // the shard has it already, or is missing
-            }
-            let entry = shards[shard.index()]
-                .get_or_insert_with(|| ShardBatch { shard, calls: vec![CallBatch::default()] });
-            if entry.calls.last().is_none_or(|call| call.is_full_for(bytes)) {
-                entry.calls.push(CallBatch::default());
-            }
-            if let Some(call) = entry.calls.last_mut() {
-                let place = call.add(bot, bytes, *offset);
-                if let Some((_, posting)) = stamped {
-                    call.post(place, posting.as_ref());
-                }
-            }
-        }
-        shards.into_iter().flatten().collect()
-    }
-
-    /// Moves shards forward to `end` that are not `concerned` by what comes before it.
-    async fn advance(
-        &self,
-        stream: &str,
-        end: Offset,
-        concerned: &[bool],
-        positions: &mut [Option<Offset>],
-    ) -> Result<(), FanoutError> {
-        let mut behind = Vec::new();
-        for shard in self.queue.shard_count().shards() {
-            let passes = !concerned.get(shard.index()).is_some_and(|concerned| *concerned);
-            if let Some(prev) = positions[shard.index()].filter(|at| passes && *at < end) {
-                let keys = self.queue.keys(shard);
-                behind.push((shard, Advance { keys, stream, prev, last: end }));
-            }
-        }
-        if behind.is_empty() {
-            return Ok(());
-        }
-        let (shards, calls): (Vec<Shard>, Vec<Advance<'_>>) = behind.into_iter().unzip();
-        let replies = self.queue.link().call_all(&calls).await?;
-        let (mut lost, mut answered) = (None, false);
-        for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
-            let position = &mut positions[shard.index()];
-            match reply {
-                Ok(Advanced::To(stands)) => {
-                    *position = Some(stands);
-                    answered = true;
-                }
-                Ok(Advanced::Gap(stands)) => return Err(self.moved(shard, stands, call.prev)),
-                Err(error) if error.is_passing() => {
-                    *position = None;
-                    lost = Some(error);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        self.go_on(lost, answered)
-    }
-
-    fn moved(&self, shard: Shard, stands: Offset, thought: Offset) -> FanoutError {
-        FanoutError::Moved { pipeline: self.queue.name().to_string(), shard, stands, thought }
-    }
-
-    /// What it means that some shards gave no answer.
-    fn go_on(&self, lost: Option<StoreError>, answered: bool) -> Result<(), FanoutError> {
-        match lost {
-            Some(error) if !answered => return Err(error.into()),
-            Some(error) => {
-                if let Some(suppressed) = UNREACHED.failed() {
-                    warn!(pipeline = %self.queue.name(), %error, suppressed,
-                        "some shards cannot be reached; the others go on");
-                }
-            }
-            None => {
-                if let Some(Recovered { lasted, failures }) = UNREACHED.succeeded() {
-                    info!(?lasted, failures, "all shards can be reached again");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends the calls in one write, chained per shard; the last of each shard covers up to `end`.
-    async fn enqueue(
-        &self,
-        stream: &str,
-        end: Offset,
-        shards: Vec<ShardBatch<'_>>,
-        positions: &mut [Option<Offset>],
-    ) -> Result<(), FanoutError> {
-        let limits = self.queue.limits();
-        let mut calls = Vec::with_capacity(shards.len());
-        for ShardBatch { shard, calls: batches } in shards {
-            let Some(mut prev) = positions[shard.index()] else { continue };
-            let count = batches.len();
-            for (index, batch) in batches.into_iter().enumerate() {
-                let last = if index + 1 == count { end } else { batch.last };
-                let keys = self.queue.keys(shard);
-                let bots = batch.bots;
-                let postings = self.queue.ledger().map(|ledger| Postings {
-                    cached_accounts: ledger.cached_accounts(),
-                    bots: batch.postings,
-                });
-                calls.push((shard, Enqueue { keys, stream, prev, last, limits, bots, postings }));
-                prev = last;
-            }
-        }
-        if calls.is_empty() {
-            return Ok(());
-        }
-        let (shards, calls): (Vec<Shard>, Vec<Enqueue<'_>>) = calls.into_iter().unzip();
-        let replies = self.queue.link().call_all(&calls).await?;
-        let mut queued = Queued::default();
-        let (mut lost, mut answered) = (None, false);
-        for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
-            let position = &mut positions[shard.index()];
-            match reply {
-                Ok(Enqueued::Ok(more)) => {
-                    *position = position.and(Some(call.last));
-                    if let (Some(ledger), Some(postings)) = (self.queue.ledger(), &call.postings) {
-                        ledger.posted(postings.sum());
-                    }
-                    queued.appended += more.appended;
-                    queued.dead += more.dead;
-                    queued.dropped += more.dropped;
-                    queued.letters_removed += more.letters_removed;
-                    answered = true;
-                }
-                Ok(Enqueued::Duplicate(stands)) => {
-                    *position = position.and(Some(stands));
-                    answered = true;
-                }
-                // The chain broke at the call before, of which nothing is known.
-                Ok(Enqueued::Gap(_)) if position.is_none() => {}
-                Ok(Enqueued::Gap(stands)) => return Err(self.moved(shard, stands, call.prev)),
-                Err(error) if error.is_passing() => {
-                    *position = None;
-                    lost = Some(error);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        self.go_on(lost, answered)?;
-        self.metrics.copies.increment(queued.appended);
-        self.meter.queued.fetch_add(queued.appended, Ordering::Relaxed);
-        self.metrics.dead.increment(queued.dead);
-        self.metrics.dropped.increment(queued.dropped);
-        self.metrics.letters_removed.increment(queued.letters_removed);
-        if queued.dead + queued.dropped > 0
-            && let Some(suppressed) = self.full.take()
-        {
-            warn!(pipeline = %self.queue.name(), dead = queued.dead, dropped = queued.dropped, suppressed,
-                "queues of bots are full (max_queue)");
         }
         Ok(())
     }

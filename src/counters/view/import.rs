@@ -1,0 +1,113 @@
+//! The lines of an import of counters.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::{AdId, Day, Replacement};
+
+/// A line of an import: what is counted of an ad is replaced by it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// Its number, from 1.
+    pub number: u64,
+    /// The line that it follows; empty ones aside, the one before.
+    pub before: u64,
+    /// The last of the empty lines behind it; its own number without any.
+    pub upto: u64,
+    /// The ad.
+    pub ad: AdId,
+    /// What it gets.
+    pub with: Replacement,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    ad: AdId,
+    total: u64,
+    #[serde(default)]
+    days: BTreeMap<Day, u64>,
+}
+
+/// Reads the lines of an import, the first of which has this number: each like
+/// `{"ad": "x", "total": 9, "days": {"2026-11-01": 3}}`, or empty.
+///
+/// # Errors
+/// The numbers of those that say something else, and what is wrong with them.
+pub fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let (mut lines, mut bad) = (Vec::<Line>::new(), Vec::new());
+    let mut before = first.saturating_sub(1);
+    for (number, text) in (first..).zip(text.split(|byte| *byte == b'\n')) {
+        let text = text.trim_ascii();
+        match row(text) {
+            _ if text.is_empty() => {}
+            Ok((ad, with)) => lines.push(Line { number, before, upto: number, ad, with }),
+            Err(reason) => bad.push((number, reason)),
+        }
+        if let Some(last) = lines.last_mut() {
+            last.upto = number;
+            before = number;
+        }
+    }
+    if bad.is_empty() { Ok(lines) } else { Err(bad) }
+}
+
+fn row(text: &[u8]) -> Result<(AdId, Replacement), String> {
+    let row: Row = serde_json::from_slice(text)
+        // The parser was given one line and calls it the first.
+        .map_err(|error| error.to_string().replace(" at line 1 column ", " at column "))?;
+    let with = Replacement::checked(row.total, row.days);
+    Ok((row.ad, with.map_err(|(field, detail)| format!("{field}: {detail}"))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::civil::date;
+
+    use super::*;
+
+    #[test]
+    fn the_lines_of_an_import_follow_each_other_over_empty_ones() {
+        let text = b"\n{\"ad\":\"a\",\"total\":9,\"days\":{\"2026-11-01\":3,\"2026-11-02\":0}}\r\n\n  \n{\"total\":0,\"ad\":\"b\"}\n";
+        let read = lines(text, 11).unwrap();
+        let places: Vec<_> =
+            read.iter().map(|line| (line.before, line.number, line.upto)).collect();
+        assert_eq!(places, [(10, 12, 14), (14, 15, 15)]);
+        assert_eq!(read[0].ad.as_str(), "a");
+        let days = [(date(2026, 11, 1), 3)].into();
+        assert_eq!(read[0].with, Replacement { total: 9, days, forget: false });
+        assert_eq!(read[1].with, Replacement::default());
+        assert_eq!(lines(b"", 1), Ok(Vec::new()));
+        assert_eq!(lines(b"\n\n", 1), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn every_bad_line_of_an_import_is_told_with_its_number() {
+        let text = br#"{"ad":"a","total":1}
+nonsense
+{"ad":"","total":1}
+{"ad":"b"}
+{"ad":"b","total":-1}
+{"ad":"b","total":1,"days":{"2026-11-01":2}}
+{"ad":"b","total":1,"days":{"1.11.2026":1}}
+{"ad":"b","total":1,"views":1}
+{"ad":"b","total":1000000000000001}"#;
+        let bad = lines(text, 1).unwrap_err();
+        let parts = [
+            "at column 2",
+            "empty",
+            "missing field `total`",
+            "invalid value",
+            "days: they have 2 views",
+            "it is no day",
+            "unknown field `views`",
+            "total: it is 1000000000000001",
+        ];
+        assert_eq!(bad.len(), parts.len(), "{bad:?}");
+        for ((number, reason), (expected, part)) in bad.iter().zip((2..).zip(parts)) {
+            assert!(*number == expected && reason.contains(part), "{number}: {reason}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The way from the text of an expression to a filter.
+
+use std::panic::catch_unwind;
+
+use cel::Program;
+use serde_json::json;
+
+use super::evaluate::{Facts, Refusal, shown};
+use super::walk::Walk;
+use super::{
+    FILTER_MAX_ADDITIONS, FILTER_MAX_BYTES, FILTER_MAX_DEPTH, FILTER_MAX_STEPS, Filter,
+    FilterError, Position, Sees, Shape,
+};
+
+/// The parser goes as deep as the text is long.
+const PARSER_STACK: usize = 64 << 20;
+
+/// What the parser says, without the names that its tokens have in its grammar.
+pub(super) fn spoken(problem: &str) -> String {
+    let problem = problem.trim();
+    let problem = problem.strip_prefix("Syntax error: ").unwrap_or(problem);
+    let (found, expected) = problem.split_once(" expecting ").unwrap_or((problem, ""));
+    let strange = ["mismatched input ", "extraneous input ", "no viable alternative at input "];
+    let Some(what) = strange.iter().find_map(|words| found.strip_prefix(words)) else {
+        return match found.strip_prefix("token recognition error at: ") {
+            Some(what) => format!("unexpected {what}"),
+            None => found.replace("'<EOF>'", "the end").replace("<EOF>", "the end"),
+        };
+    };
+    let what = if what.ends_with("<EOF>'") { "end" } else { what };
+    // One sign that is written as such can be told; a set of them is half of the grammar.
+    let is_sign = expected.starts_with('\'') && expected.ends_with('\'');
+    if is_sign {
+        format!("unexpected {what}, {expected} was expected")
+    } else {
+        format!("unexpected {what}")
+    }
+}
+
+impl Filter {
+    /// Compiles an expression such as `event.data.price > 10.0 && event.subject != ""`.
+    ///
+    /// # Errors
+    /// When it is beyond a bound or not CEL; where it is wrong at one place, the message has line
+    /// and column.
+    pub fn compile(text: &str, sees: Sees) -> Result<Self, FilterError> {
+        if text.len() > FILTER_MAX_BYTES {
+            return Err(FilterError::TooLong(text.len()));
+        }
+        if written_depth(text) > FILTER_MAX_DEPTH {
+            return Err(FilterError::TooDeep);
+        }
+        let filter = on_a_deep_stack(|| Self::parse(text, sees))?;
+        // What is wrong for every event is refused now: an answer that is no yes or no, an unknown
+        // function. What a sample event merely lacks is not held against it.
+        let mut sample = Facts::new(json!({ "type": "", "botid": "", "data": {} }));
+        sample.set_subscriber(json!({ "id": "", "tags": [] }));
+        if filter.shape.steps(&sample) > FILTER_MAX_STEPS {
+            return Err(FilterError::TooDear(filter.shape.steps(&sample)));
+        }
+        match filter.answer(&sample) {
+            Err(Refusal::Unknown(name)) => {
+                let offset = text.find(&name).map_or(0, |at| text[..at].chars().count());
+                let at = Position::of(text, offset);
+                Err(FilterError::Unknown { name, at, known: sees.spoken() })
+            }
+            Ok(cel::Value::Bool(_)) | Err(Refusal::Other(_)) => Ok(filter),
+            Ok(other) => Err(FilterError::NotBoolean(shown(&other))),
+        }
+    }
+
+    /// What has to happen on a deep stack: the parser and all that walks a tree of unknown depth.
+    fn parse(text: &str, sees: Sees) -> Result<Self, FilterError> {
+        let syntax = |at, problem: String| FilterError::Syntax { at, problem };
+        let begin = Position { line: 1, column: 1 };
+        let compiled = catch_unwind(|| Program::compile(text))
+            .map_err(|_| syntax(begin, "the parser gave up on it".to_owned()))?;
+        let program = compiled.map_err(|errors| {
+            let Some(first) = errors.errors.first() else {
+                return syntax(begin, "the parser gave up on it".to_owned());
+            };
+            if first.msg.contains("Recursion limit") {
+                return FilterError::TooDeep;
+            }
+            let place = |number: isize| usize::try_from(number).unwrap_or(1).max(1);
+            let at = Position { line: place(first.pos.0), column: place(first.pos.1) };
+            syntax(at, spoken(&first.msg))
+        })?;
+        let mut walk = Walk {
+            text,
+            source: program.source_info(),
+            sees,
+            names: Vec::new(),
+            shape: Shape::default(),
+            in_map: false,
+        };
+        walk.visit(program.expression(), 1, 0)?;
+        let shape = walk.shape;
+        if shape.additions > FILTER_MAX_ADDITIONS {
+            return Err(FilterError::Additions(shape.additions));
+        }
+        Ok(Self { program, shape, sees })
+    }
+}
+
+/// How deep brackets are nested, or signs stand before each other, which the parser folds. What is
+/// in quotes does not count.
+fn written_depth(text: &str) -> usize {
+    let (mut brackets, mut signs, mut deepest) = (0_usize, 0_usize, 0);
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' | b'\'' => {
+                while let Some(inner) = bytes.next().filter(|inner| *inner != byte) {
+                    if inner == b'\\' {
+                        bytes.next();
+                    }
+                }
+            }
+            b'(' | b'[' | b'{' => brackets += 1,
+            b')' | b']' | b'}' => brackets = brackets.saturating_sub(1),
+            _ => {}
+        }
+        signs = match byte {
+            b'!' | b'-' => signs + 1,
+            byte if byte.is_ascii_whitespace() => signs,
+            _ => 0,
+        };
+        deepest = deepest.max(brackets).max(signs);
+    }
+    deepest
+}
+
+/// Runs what recurses as deep as a text is long.
+fn on_a_deep_stack<T: Send>(
+    run: impl FnOnce() -> Result<T, FilterError> + Send,
+) -> Result<T, FilterError> {
+    let gave_up = |why: &str| {
+        let at = Position { line: 1, column: 1 };
+        Err(FilterError::Syntax { at, problem: why.to_owned() })
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(PARSER_STACK);
+        match thread.spawn_scoped(scope, run).map(std::thread::ScopedJoinHandle::join) {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => gave_up("the parser gave up on it"),
+            Err(_) => gave_up("there is no thread to parse it on; try again"),
+        }
+    })
+}

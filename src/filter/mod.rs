@@ -1,0 +1,178 @@
+//! Which events are meant: globs over types, and CEL expressions over an event and, in rules, the
+//! subscriber it is about.
+//!
+//! An expression comes from a configuration or from a tenant. Its text, its depth and its macros
+//! are bounded when it is compiled; what it may cost on one event is bounded before it runs.
+
+mod compile;
+mod evaluate;
+mod glob;
+mod walk;
+
+use std::fmt;
+
+use cel::Program;
+
+pub use self::evaluate::Facts;
+pub use self::glob::Glob;
+
+/// Longest filter, in bytes.
+pub const FILTER_MAX_BYTES: usize = 4_096;
+/// Deepest nesting of a filter: brackets, operators, selections.
+pub const FILTER_MAX_DEPTH: usize = 32;
+/// Deepest nesting of macros (`all`, `exists`, `exists_one`, `filter`, `map`).
+pub const FILTER_MAX_MACROS: usize = 2;
+/// Most additions in a filter: each copies its operands.
+pub const FILTER_MAX_ADDITIONS: usize = 16;
+/// What a filter may cost on one event: about so many evaluations of an operator, and more of
+/// them where the event is large.
+pub const FILTER_MAX_STEPS: u64 = 1_000_000;
+
+/// What an expression may speak of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Sees {
+    /// `event`.
+    Event,
+    /// `event` and `subscriber`.
+    Subscriber,
+}
+
+impl Sees {
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Event => &["event"],
+            Self::Subscriber => &["event", "subscriber"],
+        }
+    }
+
+    fn spoken(self) -> &'static str {
+        match self {
+            Self::Event => "neither `event` nor a function of CEL",
+            Self::Subscriber => "neither `event` nor `subscriber` nor a function of CEL",
+        }
+    }
+}
+
+/// A compiled CEL expression.
+pub struct Filter {
+    program: Program,
+    shape: Shape,
+    sees: Sees,
+}
+
+/// What decides what an expression costs.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Nodes in no macro, in one, and so on.
+    nodes: [u64; FILTER_MAX_MACROS + 1],
+    additions: usize,
+    /// Entries of the longest list that is written out.
+    longest: usize,
+}
+
+/// Why a filter is not usable.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FilterError {
+    /// Longer than [`FILTER_MAX_BYTES`].
+    #[error("the filter has {0} bytes; at most {FILTER_MAX_BYTES} are allowed")]
+    TooLong(usize),
+    /// Deeper than [`FILTER_MAX_DEPTH`].
+    #[error("the filter nests deeper than {FILTER_MAX_DEPTH}")]
+    TooDeep,
+    /// Macros within macros, deeper than [`FILTER_MAX_MACROS`].
+    #[error(
+        "the filter nests macros (all, exists, exists_one, filter, map) deeper than {FILTER_MAX_MACROS}"
+    )]
+    Macros,
+    /// More additions than [`FILTER_MAX_ADDITIONS`].
+    #[error("the filter has {0} additions; at most {FILTER_MAX_ADDITIONS} are allowed")]
+    Additions(usize),
+    /// Lists could grow with every macro.
+    #[error(
+        "the filter makes lists out of lists: no map stands within another, and no macro goes over a map that adds or writes lists"
+    )]
+    Grows,
+    /// A regular expression that cannot be used.
+    #[error("the filter has a regular expression that {0}")]
+    Regex(String),
+    /// Not CEL.
+    #[error("the filter is not valid CEL: {at}: {problem}")]
+    Syntax {
+        /// Where.
+        at: Position,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// It names something that does not exist.
+    #[error("the filter names {name:?} at {at}, which is {known}")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// Where.
+        at: Position,
+        /// What there is.
+        known: &'static str,
+    },
+    /// It could not be evaluated.
+    #[error("the filter cannot be evaluated: {0}")]
+    Evaluation(String),
+    /// It would take too long on this event.
+    #[error(
+        "the filter would take {0} steps on this event; at most {FILTER_MAX_STEPS} are allowed: lists and data are too long for it"
+    )]
+    TooDear(u64),
+    /// It does not answer yes or no.
+    #[error("the filter must answer true or false, not {0}")]
+    NotBoolean(String),
+}
+
+impl FilterError {
+    /// Where in the text it is wrong, if that is a place.
+    #[must_use]
+    pub fn position(&self) -> Option<Position> {
+        match self {
+            Self::Syntax { at, .. } | Self::Unknown { at, .. } => Some(*at),
+            _ => None,
+        }
+    }
+}
+
+/// A place in the text of a filter, counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// The line.
+    pub line: usize,
+    /// The character in it.
+    pub column: usize,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}", self.line, self.column)
+    }
+}
+
+impl Position {
+    /// Where the character at `offset` is.
+    fn of(text: &str, offset: usize) -> Self {
+        let before = text.chars().take(offset);
+        let (mut line, mut column) = (1, 1);
+        for character in before {
+            if character == '\n' {
+                (line, column) = (line + 1, 1);
+            } else {
+                column += 1;
+            }
+        }
+        Self { line, column }
+    }
+}
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Filter")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Tests of globs and filters.
+
+use super::compile::spoken;
+use super::*;
+use crate::event::Event;
+use proptest::prelude::*;
+use serde_json::json;
+
+#[test]
+fn a_star_spans_dots_and_everything_else_is_literal() {
+    let cases = [
+        ("*", "anything.at.all", true),
+        ("*", "", true),
+        ("tag.*", "tag.applied", true),
+        ("tag.*", "tag.", true),
+        ("tag.*", "tagxapplied", false),
+        ("tag.*", "my.tag.applied", false),
+        ("*.applied", "tag.vip.applied", true),
+        ("a*b*c", "aXbYbZc", true),
+        ("a*b*c", "acb", false),
+        ("ab*ba", "aba", false),
+        ("tag.applied", "tag.applied", true),
+        ("tag.applied", "tag.applied2", false),
+        ("", "", true),
+        ("", "x", false),
+        ("**", "x", true),
+    ];
+    for (pattern, text, expected) in cases {
+        assert_eq!(Glob::new(pattern).matches(text), expected, "{pattern:?} {text:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_pattern_made_from_a_text_matches_it(parts in prop::collection::vec("[a-c.]{0,3}", 1..5), fill in "[a-c.]{0,3}") {
+        let glob = Glob::new(&parts.join("*"));
+        prop_assert!(glob.matches(&parts.join(&fill)));
+    }
+}
+
+fn event(data: &str) -> Event {
+    let text = format!(
+        r#"{{"specversion":"1.0","id":"1","source":"s","type":"sale","botid":"b","subject":"u","data":{data}}}"#
+    );
+    Event::from_json(text.as_bytes()).unwrap()
+}
+
+fn compiled(text: &str) -> Filter {
+    Filter::compile(text, Sees::Subscriber).unwrap()
+}
+
+fn facts(data: &str) -> Facts {
+    let mut facts = Facts::of(&event(data)).unwrap();
+    facts.set_subscriber(json!({ "id": "u", "tags": ["vip"], "age": 31 }));
+    facts
+}
+
+#[test]
+fn a_filter_reads_attributes_data_and_the_subscriber() {
+    let filter = compiled(
+        r#"event.type == "sale" && event.data.price > 10 && "vip" in event.data.tags && event.botid == "b" && subscriber.age > 30"#,
+    );
+    assert!(filter.matches(&facts(r#"{"price":11,"tags":["vip"]}"#)).unwrap());
+    assert!(!filter.matches(&facts(r#"{"price":9,"tags":["vip"]}"#)).unwrap());
+    // Numbers of events and of filters are of one type.
+    for text in ["subscriber.age + 1 == 32", "subscriber.age % 2 == 1", "subscriber.age - 40 < 0"] {
+        assert!(compiled(text).matches(&facts("{}")).unwrap(), "{text}");
+    }
+    let mut older = facts("{}");
+    let filter = compiled("subscriber.age == 32");
+    assert!(!filter.matches(&older).unwrap());
+    older.set_subscriber(json!({ "age": 32 }));
+    assert!(filter.matches(&older).unwrap());
+}
+
+#[test]
+fn a_filter_that_cannot_be_used_says_why_and_where() {
+    let many = |part: &str, times: usize| part.repeat(times);
+    let cases = [
+        ("event.data.x >".to_owned(), "line 1, column 15"),
+        ("true &&\n  event.data.x ==== 1".to_owned(), "line 2, column 18"),
+        (many("(", 40) + "true" + &many(")", 40), "deeper than 32"),
+        (many("(", 500) + "true" + &many(")", 500), "deeper than 32"),
+        (many("!", 500) + "true", "deeper than 32"),
+        (many("-", 501) + "1 == 1", "deeper than 32"),
+        (many("true ? true : ", 60) + "true", "deeper than 32"),
+        ("event".to_owned() + &many(".a", 500), "deeper than 32"),
+        (many("1 * ", 500) + "1 == 1", "deeper than 32"),
+        (many("1 == ", 500) + "1", "deeper than 32"),
+        ("true".to_owned() + &many(" ", 10_000), "10004 bytes; at most 4096"),
+        (many("1 + ", 17) + "1 == 18", "17 additions; at most 16"),
+        ("evnt.data.price > 3".to_owned(), "names \"evnt\" at line 1, column 1"),
+        (
+            "event.type == 'x' &&\n person.age > 3".to_owned(),
+            "names \"person\" at line 2, column 2",
+        ),
+        ("fetch('x')".to_owned(), "names \"fetch\" at line 1, column 1"),
+        ("subscriber.name.lower() == 'x'".to_owned(), "names \"lower\" at line 1, column 17"),
+        ("event.type == 'x' && now() > 3".to_owned(), "names \"now\" at line 1, column 22"),
+        ("1 + 1".to_owned(), "must answer true or false"),
+        (
+            "[1].all(a, [1].all(b, [1].all(c, true)))".to_owned(),
+            "nests macros (all, exists, exists_one, filter, map) deeper than 2",
+        ),
+    ];
+    for (text, part) in cases {
+        let error = Filter::compile(&text, Sees::Subscriber).unwrap_err().to_string();
+        assert!(error.contains(part), "{text:.60}: {error}");
+        assert!(!error.contains("expecting") && !error.contains("EOF"), "{error}");
+    }
+    let error = Filter::compile("subscriber.age > 3", Sees::Event).unwrap_err();
+    assert_eq!(error.position(), Some(Position { line: 1, column: 1 }));
+}
+
+#[test]
+fn the_parser_speaks_of_what_was_written() {
+    let cases = [
+        ("Syntax error: mismatched input '<EOF>' expecting {'[', NUM_INT}", "unexpected end"),
+        ("Syntax error: extraneous input '==' expecting {'['}", "unexpected '=='"),
+        ("Syntax error: mismatched input ',' expecting ')'", "unexpected ',', ')' was expected"),
+        ("Syntax error: token recognition error at: '#'", "unexpected '#'"),
+        ("Syntax error: missing ')' at '<EOF>'", "missing ')' at the end"),
+        ("ERROR: something else\n", "ERROR: something else"),
+    ];
+    for (problem, said) in cases {
+        assert_eq!(spoken(problem), said);
+    }
+    for text in ["event.data.x >", "true ==== 1", "'x", "(true", "true)", "a b", "[1, 2", "#"] {
+        let error = Filter::compile(text, Sees::Event).unwrap_err().to_string();
+        assert!(error.contains(": unexpected ") || error.contains(": missing "), "{error}");
+    }
+}
+
+#[test]
+fn what_an_event_lacks_is_an_error_of_that_event() {
+    let lacking = compiled("event.data.x > 1");
+    assert!(matches!(lacking.matches(&facts("{}")), Err(FilterError::Evaluation(_))));
+    let number = compiled("event.data.x");
+    assert!(matches!(number.matches(&facts("{\"x\":1}")), Err(FilterError::NotBoolean(_))));
+    let careful = compiled("has(event.data.x) && event.data.x > 1");
+    assert!(!careful.matches(&facts("{}")).unwrap());
+}
+
+#[test]
+fn what_people_write_is_within_the_bounds() {
+    let tags = (0..60).map(|tag| format!("event.data.tag == \"t{tag}\""));
+    compiled(&tags.collect::<Vec<_>>().join(" || "));
+    compiled("event.data.orders.map(o, o.price).exists(p, p > 10)");
+    for text in [
+        "event.data.tags.exists(tag, tag == \"vip\")",
+        "event.data.orders.exists(o, o.lines.all(l, l.price * 1.2 > 3.0 && l.name.startsWith(\"x\")))",
+        "event.data.tags.filter(t, t != \"a\").map(t, t + \"b\").size() > 0",
+        "type(event.data.x) == int",
+        "event.data.text == \"((((((((((((((((((((((((((((((((((((((((((((((((((\"",
+        "event.data.mail.matches(\"^[^@]+@example[.]com$\")",
+        "subscriber.tags.exists_one(t, t in [\"a\", \"b\"]) ? true : has(subscriber.age)",
+    ] {
+        compiled(text);
+    }
+}
+
+#[test]
+fn a_filter_whose_values_could_grow_without_end_is_refused() {
+    let chain = |of: &str, map: &str| format!("{of}{}.size() == 1", map.repeat(8));
+    for (text, part) in [
+        (chain("[1]", ".map(a,[a,a,a,a])"), "lists out of lists"),
+        (chain("event.data.l", ".map(a,a+a)"), "lists out of lists"),
+        (chain("[1]", ".map(a,{'x':a,'y':a})"), "lists out of lists"),
+        ("[1].map(a, [1].map(b, [a, b])).size() == 1".to_owned(), "lists out of lists"),
+        ("[[1].map(a,[a,a])].exists(x, true)".to_owned(), "lists out of lists"),
+        ("event.data.x.matches(event.data.y)".to_owned(), "regular expression that is no text"),
+        (
+            "event.data.x.matches('(')".to_owned(),
+            "regular expression that is not valid: error: unclosed group",
+        ),
+        (r#"event.data.x.matches("(\\w{200}){50}")"#.to_owned(), "repeats too much"),
+    ] {
+        let error = Filter::compile(&text, Sees::Subscriber).unwrap_err().to_string();
+        assert!(error.contains(part), "{text:.60}: {error}");
+    }
+}
+
+#[test]
+fn all_filters_on_an_event_have_a_bound_together() {
+    let facts = facts(&format!("{{\"l\":{:?}}}", vec![1; 300]));
+    let filter = compiled("event.data.l.all(a, a == 1)");
+    let ran = (0..1_000).take_while(|_| filter.matches(&facts).is_ok()).count();
+    assert!((10..900).contains(&ran), "{ran} ran");
+}
+
+#[test]
+fn a_filter_that_would_take_long_on_an_event_is_not_run() {
+    let list = |n: usize| format!("{{\"l\":{:?}}}", vec![1; n]);
+    let one = compiled("event.data.l.all(a, a == 1)");
+    assert!(one.matches(&facts(&list(1_000))).unwrap());
+    let two = compiled("event.data.l.all(a, event.data.l.all(b, a == b))");
+    assert!(two.matches(&facts(&list(50))).unwrap());
+    assert!(matches!(two.matches(&facts(&list(1_000))), Err(FilterError::TooDear(_))));
+    assert!(matches!(one.matches(&facts(&list(100_000))), Err(FilterError::TooDear(_))));
+}

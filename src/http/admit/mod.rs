@@ -1,0 +1,343 @@
+//! Admission at the edge: who is let in, before anything is read or looked up.
+//!
+//! 1. The class of the route ([`routes`](super::routes)), which `x-priority` may lower, never raise.
+//! 2. The deadline: `x-deadline-ms`, in milliseconds from now. Past it, or when less is left than the
+//!    route usually takes, nothing is begun; a request that misses it is given up: 504. Without the
+//!    header, the default of the class only bounds how long it may take.
+//! 3. [`Admission`]: begin, wait a little, or a refusal that was made before.
+//! 4. What was let in begins one after the other, the highest class first, with a look at what
+//!    arrived in between ([`Door::begin`]): else requests that need the processor would keep
+//!    everybody waiting, even for a refusal.
+//! 5. The body, if there is one. While it is on its way, the request gives its place back: who sends
+//!    slowly holds nobody up.
+//!
+//! Refusals keep the connection; when there are many, each is held back a little, which costs nothing
+//! here and keeps callers that try again at once from spending the processor on refusals.
+//!
+//! After the token is known, quotas are charged ([`Door::charge`]).
+
+mod charge;
+mod refuse;
+mod request;
+mod within;
+
+use std::future::{Future, poll_fn};
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use ::metrics::Histogram;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{Extensions, HeaderName, HeaderValue, Uri};
+use axum::middleware::Next;
+use axum::response::Response;
+use hyper::body::{Body as _, Bytes};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+pub(crate) use self::charge::QuotaSettings;
+use self::charge::{UsedQuotas, Whose};
+use self::refuse::{Pace, refusal};
+use self::request::{bot_of, caller, class, deadline, decoded, places};
+use self::within::Within;
+use super::auth::{Access, Caller};
+use super::body::Keeping;
+use super::extract;
+use super::page::Cursors;
+use super::problem::{Kind, Problem};
+use super::routes::{Route, Routes, Row};
+use super::stopwatch::Stopwatch;
+use crate::admission::turns::Turns;
+use crate::admission::{Admission, Answer, Ask, Class, Permit, Reason, ShedCounts};
+use crate::deadline;
+use crate::metrics as table;
+
+/// Why a request was refused.
+pub(super) const SHED_REASON: HeaderName = HeaderName::from_static("x-shed-reason");
+/// A body that is on its way for longer gives its place back.
+const BODY_AT_ONCE: Duration = Duration::from_millis(20);
+/// Bodies that are waited for outside, at once.
+const SLOW_BODIES: usize = 512;
+/// Most bots of a body that a refusal is counted for.
+const NAMED_MAX: usize = 16;
+
+/// Who is let in.
+pub(crate) struct Door {
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) cursors: Cursors,
+    quotas: UsedQuotas,
+    routes: Routes,
+    pace: Pace,
+    slow_bodies: Semaphore,
+    turns: Arc<Turns>,
+    /// Per reason, as it is sent.
+    refusals: [Bytes; Reason::ALL.len()],
+    shed_seconds: Histogram,
+    /// Per class, how long a request may take that brings no deadline, µs; 0: any time.
+    deadlines: [AtomicU64; 4],
+    /// Who has which token, to tell whose requests are refused.
+    access: OnceLock<Arc<Access>>,
+}
+
+impl Door {
+    /// For the routes of `table`; what is not there is of the second class.
+    pub(crate) fn new(admission: Arc<Admission>, quotas: QuotaSettings, table: &[Row]) -> Self {
+        let quotas = UsedQuotas {
+            settings: RwLock::new(quotas),
+            bots: Arc::default(),
+            tokens: Arc::default(),
+            public: Arc::default(),
+        };
+        Self {
+            admission,
+            cursors: Cursors::default(),
+            quotas,
+            routes: Routes::new(table),
+            pace: Pace::default(),
+            slow_bodies: Semaphore::new(SLOW_BODIES),
+            turns: Turns::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            refusals: Reason::ALL.map(refusal),
+            shed_seconds: table::shed_seconds(),
+            deadlines: Default::default(),
+            access: OnceLock::new(),
+        }
+    }
+
+    /// Tells whose tokens there are, once.
+    pub(super) fn know(&self, access: &Arc<Access>) {
+        let _ = self.access.set(Arc::clone(access));
+    }
+
+    /// The quotas that hold.
+    pub(super) fn quotas(&self) -> QuotaSettings {
+        *self.quotas.settings.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes how long requests may take that bring no deadline, per class.
+    pub(crate) fn set_deadlines(&self, deadlines: [Option<Duration>; 4]) {
+        for (deadline, new) in self.deadlines.iter().zip(deadlines) {
+            let micros = new.map_or(0, |new| u64::try_from(new.as_micros()).unwrap_or(u64::MAX));
+            deadline.store(micros, Ordering::Relaxed);
+        }
+    }
+
+    /// How long a request of a class may take that brings no deadline.
+    pub(super) fn deadline(&self, class: Class) -> Option<Duration> {
+        let micros = self.deadlines[class as usize].load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+
+    /// Changes the quotas; what is in flight goes on.
+    pub(crate) fn set_quotas(&self, quotas: QuotaSettings) {
+        *self.quotas.settings.write().unwrap_or_else(PoisonError::into_inner) = quotas;
+    }
+
+    /// Begins what was let in. Under load that is done by as many at once as there are processors,
+    /// each up to where it waits for the first time; and before each, the runtime looks for what
+    /// arrived. So a request that needs the processor for long delays the judgement of others by
+    /// itself alone, not by all that were let in before it; and a higher class does not wait for
+    /// the lower ones that were let in before it.
+    ///
+    /// `waited`: how long it waited for its place.
+    async fn begin<T>(
+        &self,
+        class: Class,
+        waited: Duration,
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> T {
+        let since = Instant::now();
+        let is_tight = self.admission.is_tight();
+        let turn = if is_tight { Some(self.turns.take(class).await) } else { None };
+        tokio::task::yield_now().await;
+        self.admission.waited(class, waited + since.elapsed());
+        let first = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
+        drop(turn);
+        match first {
+            Poll::Ready(done) => done,
+            Poll::Pending => work.await,
+        }
+    }
+}
+
+/// What is known of a request without its memory.
+struct Seen<'a> {
+    watch: Option<Stopwatch>,
+    waited: Duration,
+    /// Whose token it seems to have.
+    claimed: Option<&'a Caller>,
+    address: Option<IpAddr>,
+    uri: Uri,
+    /// The bots that its body names, once that was read.
+    named: NamedBots,
+}
+
+impl Seen<'_> {
+    fn note(&self, counts: &ShedCounts, reason: Reason) {
+        let named = self.named.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_uri = bot_of(&self.uri).map(decoded);
+        let mut bots: Vec<&str> = named.iter().map(|bot| &**bot).collect();
+        bots.extend(of_uri.as_deref().filter(|bot| !bots.contains(bot)));
+        let token = self.claimed.map(Caller::name);
+        Whose { token, address: self.address, bots: &bots }.note(counts, reason);
+    }
+}
+
+/// The bots that the body of a request names, as whoever reads it tells.
+#[derive(Debug, Clone, Default)]
+pub(super) struct NamedBots(Arc<Mutex<Vec<Box<str>>>>);
+
+impl NamedBots {
+    /// Notes a bot in a request that may be refused later.
+    pub(super) fn note(extensions: &Extensions, bot: &str) {
+        let Some(Self(named)) = extensions.get() else { return };
+        let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.len() < NAMED_MAX && !named.iter().any(|known| **known == *bot) {
+            named.push(bot.into());
+        }
+    }
+}
+
+/// Lets requests in.
+pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let route = door.routes.find(request.method(), request.extensions());
+    let mut seen = Seen {
+        watch: request.extensions().get::<Stopwatch>().cloned(),
+        waited: Duration::ZERO,
+        claimed: door.access.get().and_then(|access| access.claimed(request.headers())),
+        address: Whose::of(request.extensions()).address,
+        uri: request.uri().clone(),
+        named: NamedBots::default(),
+    };
+    let (class, deadline) = match (class(route, request.headers()), deadline(request.headers())) {
+        (Ok(class), Ok(deadline)) => (class, deadline),
+        (Err(problem), _) | (_, Err(problem)) => {
+            return route.answered(seen.watch.as_ref(), problem.into());
+        }
+    };
+    let class = seen.claimed.map_or(class, |caller| caller.class(class));
+    let ask = Ask {
+        class,
+        operation: route.operation,
+        continues: door.cursors.continues(request.uri()),
+        caller: caller(&request, seen.claimed),
+        deadline: deadline.map(|within| door.admission.now() + within),
+        places: places(extract::announced(request.headers()).unwrap_or_default()),
+    };
+    // A default is no wish of the caller: it cuts what takes too long, and nothing is refused for it.
+    let within = deadline.or_else(|| door.deadline(class));
+    let permit = match let_in(&door, &ask, &mut seen.waited).await {
+        Ok(permit) => permit,
+        Err(reason) => {
+            // It may be held back: its memory is not.
+            drop((request, next));
+            return door.refuse(route, &ask, &seen, reason).await;
+        }
+    };
+    let (permit, request) = match with_body(&door, &ask, route, permit, request, &mut seen).await {
+        Ok(both) => both,
+        Err(Turned::Away(problem)) => {
+            return route.answered(seen.watch.as_ref(), (*problem).into());
+        }
+        Err(Turned::Shed(reason)) => return door.refuse(route, &ask, &seen, reason).await,
+    };
+    let work = pin!(async {
+        match within {
+            None => Ok(next.run(request).await),
+            Some(within) => {
+                let until = begun + within;
+                Within::new(until, deadline::until(until, next.run(request))).await
+            }
+        }
+    });
+    let answered =
+        if class == Class::P0 { work.await } else { door.begin(class, seen.waited, work).await };
+    if let Ok(response) = answered {
+        return hold(permit, response);
+    }
+    drop(permit);
+    door.admission.refused(class, Reason::Deadline);
+    route.shed(class, Reason::Deadline).increment(1);
+    seen.note(door.admission.counts(), Reason::Deadline);
+    let detail = "the deadline passed while this was done (x-deadline-ms, or else admission.p1_deadline, p2_deadline, p3_deadline); how far it came is not known";
+    let reason = HeaderValue::from_static(Reason::Deadline.as_str());
+    let cut = Problem::new(Kind::Deadline, detail).header(SHED_REASON, reason);
+    route.answered(seen.watch.as_ref(), cut.into())
+}
+
+/// Adds to `waited` how long it had to wait.
+async fn let_in(door: &Door, ask: &Ask, waited: &mut Duration) -> Result<Permit, Reason> {
+    match door.admission.ask(ask) {
+        Answer::Begin(permit) => Ok(permit),
+        Answer::Wait(place) => {
+            let since = Instant::now();
+            let told = place.wait().await;
+            *waited += since.elapsed();
+            told
+        }
+        Answer::Shed(reason) => Err(reason),
+    }
+}
+
+enum Turned {
+    Away(Box<Problem>),
+    Shed(Reason),
+}
+
+/// The request with its whole body. What is not there at once is waited for without a place.
+async fn with_body(
+    door: &Door,
+    ask: &Ask,
+    route: &Route,
+    mut permit: Permit,
+    request: Request,
+    seen: &mut Seen<'_>,
+) -> Result<(Permit, Request), Turned> {
+    if request.body().is_end_stream() {
+        return Ok((permit, request));
+    }
+    let (mut parts, body) = request.into_parts();
+    parts.extensions.insert(seen.named.clone());
+    let away = |problem| Turned::Away(Box::new(problem));
+    let since = Instant::now();
+    let mut reading = Box::pin(extract::collect(&parts.headers, body, route.body_max));
+    if let Ok(read) = tokio::time::timeout(BODY_AT_ONCE, &mut reading).await {
+        let bytes = read.map_err(away)?;
+        table::http_body(route.template).record(since.elapsed().as_secs_f64());
+        drop(reading);
+        // Its size may not have been announced.
+        permit.grow(places(bytes.len() as u64));
+        return Ok((permit.restarted(), Request::from_parts(parts, Body::from(bytes))));
+    }
+    drop(permit);
+    let Ok(_slow) = door.slow_bodies.try_acquire() else {
+        return Err(Turned::Shed(Reason::Capacity));
+    };
+    let bytes = reading.await.map_err(away)?;
+    table::http_body(route.template).record(since.elapsed().as_secs_f64());
+    let ask = Ask { places: places(bytes.len() as u64), ..*ask };
+    match let_in(door, &ask, &mut seen.waited).await {
+        Ok(permit) => Ok((permit, Request::from_parts(parts, Body::from(bytes)))),
+        Err(reason) => Err(Turned::Shed(reason)),
+    }
+}
+
+/// Counts how long it took when the head is there; a body that is made while it is sent holds the
+/// place until it ends.
+fn hold(permit: Permit, response: Response) -> Response {
+    let unhurried = response.extensions().get::<Unhurried>().is_some();
+    if unhurried || response.body().size_hint().exact().is_some() {
+        permit.answered();
+        return response;
+    }
+    response.map(|body| Body::new(Keeping::new(body, permit)))
+}
+
+/// Marks an answer that goes on for minutes and mostly rests: it takes no place from others. Whoever
+/// gives such answers bounds them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unhurried;

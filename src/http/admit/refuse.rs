@@ -1,0 +1,158 @@
+//! Refusals: the answer, and how long it is held back.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use hyper::body::Bytes;
+use rand::Rng as _;
+
+use super::super::problem::{Kind, PROBLEM_JSON, Problem};
+use super::super::routes::Route;
+use super::super::stopwatch::Meters;
+use super::{Door, SHED_REASON, Seen};
+use crate::admission::{Ask, Reason};
+
+/// Refusals in a period that nobody has to pay for.
+const FREE_REFUSALS: u64 = 50;
+const REFUSALS_PERIOD: Duration = Duration::from_millis(100);
+/// Longest time that a refusal is held back, and most of them at once.
+const HELD_BACK: Duration = Duration::from_millis(100);
+const HELD_BACK_MAX: usize = 4_096;
+
+impl Door {
+    /// Refuses, after a while if there are many.
+    pub(super) async fn refuse(
+        &self,
+        route: &Route,
+        ask: &Ask,
+        request: &Seen<'_>,
+        reason: Reason,
+    ) -> Response {
+        route.shed(ask.class, reason).increment(1);
+        request.note(self.admission.counts(), reason);
+        if !request.waited.is_zero() {
+            self.admission.waited(ask.class, request.waited);
+        }
+        if let Some(watch) = &request.watch {
+            watch.measure(|| Meters { whole: self.shed_seconds.clone(), answer: None });
+        }
+        let now = self.admission.now();
+        if let Some(pause) = self.pace.pause(now) {
+            // An answer that comes too late is none: the caller would be gone, and come again.
+            let left = ask.deadline.map(|deadline| deadline.saturating_sub(now) * 2 / 3);
+            let pause = left.map_or(pause, |left| left.min(pause));
+            let held = Held::new(&self.pace.held);
+            if held.is_some() {
+                tokio::time::sleep(pause).await;
+            }
+        }
+        let mut response = Response::new(Body::from(self.refusals[reason as usize].clone()));
+        *response.status_mut() = status(reason);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        headers.insert(SHED_REASON, HeaderValue::from_static(reason.as_str()));
+        if reason != Reason::Deadline {
+            headers.insert(header::RETRY_AFTER, self.pace.retry_after().into());
+        }
+        response
+    }
+}
+
+/// Counts refusals, and says how long the next is held back.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// The number of the period in the upper half, refusals in it in the lower.
+    this: AtomicU64,
+    /// Refusals of the period before.
+    last: AtomicU64,
+    held: AtomicUsize,
+}
+
+impl Pace {
+    fn pause(&self, now: Duration) -> Option<Duration> {
+        #[expect(clippy::cast_possible_truncation, reason = "wraps after years")]
+        let period = (now.as_millis() / REFUSALS_PERIOD.as_millis()) as u32;
+        let this = self.this.load(Ordering::Relaxed);
+        let known = (this >> 32) as u32;
+        if known == period {
+            self.this.fetch_add(1, Ordering::Relaxed);
+        } else {
+            // Where two begin it at once, one of them is not counted.
+            self.this.store(u64::from(period) << 32 | 1, Ordering::Relaxed);
+            let gone = period.wrapping_sub(known) == 1;
+            self.last.store(if gone { this & u64::from(u32::MAX) } else { 0 }, Ordering::Relaxed);
+        }
+        let many = self.last.load(Ordering::Relaxed).max(this & u64::from(u32::MAX));
+        let beyond = many.checked_sub(FREE_REFUSALS)?;
+        let pause = Duration::from_micros(beyond.saturating_mul(200));
+        (!pause.is_zero()).then(|| pause.min(HELD_BACK))
+    }
+
+    /// When to come again, in seconds: the more are refused the later, and not all at once.
+    fn retry_after(&self) -> u32 {
+        let many = self.last.load(Ordering::Relaxed) / FREE_REFUSALS;
+        jitter(u32::try_from(many).unwrap_or(u32::MAX).clamp(1, 10))
+    }
+}
+
+/// 1 to `most` seconds.
+pub(super) fn jitter(most: u32) -> u32 {
+    rand::rng().random_range(1..=most)
+}
+
+struct Held<'a>(&'a AtomicUsize);
+
+impl<'a> Held<'a> {
+    fn new(held: &'a AtomicUsize) -> Option<Self> {
+        let guard = Self(held);
+        (held.fetch_add(1, Ordering::Relaxed) < HELD_BACK_MAX).then_some(guard)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// 429: the tenant; 503: this server; 504: the time.
+fn status(reason: Reason) -> StatusCode {
+    match reason {
+        Reason::Share | Reason::Quota => StatusCode::TOO_MANY_REQUESTS,
+        Reason::Deadline => StatusCode::GATEWAY_TIMEOUT,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+/// The document of a refusal.
+pub(super) fn refusal(reason: Reason) -> Bytes {
+    let (kind, detail) = match reason {
+        Reason::Capacity | Reason::Wait | Reason::Displaced => {
+            (Kind::Overloaded, "nothing was done: more requests come than can be answered in time")
+        }
+        Reason::Share => (
+            Kind::Quota,
+            "nothing was done: there is not room for all, and this caller asks for much more than the others",
+        ),
+        Reason::Quota => (Kind::Quota, "nothing was done: the quota is used up"),
+        Reason::Deadline => {
+            (Kind::Deadline, "nothing was done: less time is left than it takes (x-deadline-ms)")
+        }
+        Reason::Critical => (Kind::Overloaded, "nothing was done: too many of these at once"),
+        Reason::Switch => {
+            (Kind::Overloaded, "nothing was done: an operator switched off requests of this class")
+        }
+    };
+    let problem = Problem::new(kind, detail);
+    // Texts and numbers always encode.
+    Bytes::from(serde_json::to_vec(&problem).unwrap_or_default())
+}
+
+impl From<Problem> for Response {
+    fn from(problem: Problem) -> Self {
+        axum::response::IntoResponse::into_response(problem)
+    }
+}

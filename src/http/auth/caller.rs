@@ -1,0 +1,214 @@
+//! The sender of a request, and what its token lets it do.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use tracing::field::DisplayValue;
+use tracing::info;
+
+use super::super::problem::{Kind, Problem};
+use super::site::text;
+use crate::admission::Class;
+use crate::admission::quota::Quota;
+use crate::config::{Scope, TokenConfig};
+use crate::counters::view::AdId;
+use crate::filter::Glob;
+use crate::id::{BotId, PipelineName, RuleId};
+
+/// What the log calls a caller without a token.
+pub(super) const ANONYMOUS: &str = "anonymous";
+
+/// Who sent a request, and what they may do.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub(super) rights: Arc<Rights>,
+    /// Where the request comes from; `None` where nobody told.
+    pub(super) address: Option<IpAddr>,
+}
+
+#[derive(Debug)]
+pub(super) struct Rights {
+    pub(super) name: String,
+    /// Of a token with the scope `count`, which everybody may know.
+    pub(super) public: Option<Public>,
+    pub(super) class: Option<Class>,
+    pub(super) scopes: Vec<Scope>,
+    pub(super) bots: Vec<Glob>,
+    pub(super) all_bots: bool,
+}
+
+impl Caller {
+    pub(super) fn new(name: &str, scopes: Vec<Scope>, bots: &[String]) -> Self {
+        let rights = Rights {
+            name: name.to_owned(),
+            public: None,
+            class: None,
+            scopes,
+            bots: bots.iter().map(|glob| Glob::new(glob)).collect(),
+            all_bots: bots.iter().any(|glob| glob == "*"),
+        };
+        Self { rights: Arc::new(rights), address: None }
+    }
+
+    /// The one of a token.
+    pub(super) fn of(token: &TokenConfig, cors_origins: &[String]) -> Self {
+        let Self { rights, address } = Self::new(&token.name, token.scopes.clone(), &token.bots);
+        let rights = Arc::try_unwrap(rights).unwrap_or_else(|_| unreachable!("it is new"));
+        let public = token.scopes.contains(&Scope::Count).then(|| Public {
+            origins: if token.origins.is_empty() {
+                cors_origins.to_vec()
+            } else {
+                token.origins.clone()
+            },
+            rate: Quota { rate: token.rate, in_flight: 0 },
+            address_rate: Quota { rate: token.address_rate, in_flight: 0 },
+        });
+        Self { rights: Arc::new(Rights { class: token.class, public, ..rights }), address }
+    }
+
+    /// Whether everybody may know its token.
+    pub(in super::super) fn is_public(&self) -> bool {
+        self.rights.public.is_some()
+    }
+
+    /// The class of a request of the caller that is of the class of its route.
+    pub(in super::super) fn class(&self, of_route: Class) -> Class {
+        match self.rights.class {
+            Some(class) if of_route != Class::P0 => class.max(of_route),
+            _ => of_route,
+        }
+    }
+
+    /// One who may do everything.
+    #[cfg(test)]
+    pub(in super::super) fn of_tests() -> Self {
+        let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
+        Self::new("tests", all, &["*".to_owned()])
+    }
+
+    /// The name of the token.
+    pub(in super::super) fn name(&self) -> &str {
+        &self.rights.name
+    }
+
+    /// Whether a token was asked for.
+    pub(in super::super) fn has_token(&self) -> bool {
+        self.rights.name != ANONYMOUS
+    }
+
+    pub(in super::super) fn check_scope(&self, scope: Scope) -> Result<(), Problem> {
+        if self.rights.scopes.contains(&scope) {
+            return Ok(());
+        }
+        let detail = format!("token {:?} has no scope {:?}", self.rights.name, scope.as_str());
+        Err(Problem::new(Kind::Forbidden, detail))
+    }
+
+    /// Whether the caller is for all bots.
+    pub(in super::super) fn covers_all(&self) -> bool {
+        self.rights.all_bots
+    }
+
+    /// Whether the caller may have to do with a bot.
+    pub(crate) fn covers(&self, bot: &BotId) -> bool {
+        self.covers_all() || self.rights.bots.iter().any(|glob| glob.matches(bot.as_str()))
+    }
+
+    /// Refuses a bot that is not the caller's.
+    pub(crate) fn check_bot(&self, bot: &BotId) -> Result<(), Problem> {
+        if self.covers(bot) {
+            return Ok(());
+        }
+        let detail = format!("token {:?} is not for bot {:?}", self.rights.name, bot.as_str());
+        Err(Problem::new(Kind::Forbidden, detail))
+    }
+
+    /// Refuses callers that are not for all bots.
+    pub(crate) fn check_all_bots(&self) -> Result<(), Problem> {
+        if self.covers_all() {
+            return Ok(());
+        }
+        let detail = format!(
+            "token {:?} is not for all bots (bots = [\"*\"]), as what concerns a whole pipeline demands",
+            self.rights.name
+        );
+        Err(Problem::new(Kind::Forbidden, detail))
+    }
+
+    /// Where the request comes from, for the log.
+    fn address(&self) -> Option<DisplayValue<IpAddr>> {
+        self.address.map(tracing::field::display)
+    }
+
+    /// Writes down what an operator did.
+    pub(crate) fn did(&self, action: &'static str, pipeline: &PipelineName, bot: Option<&BotId>) {
+        let (token, bot) = (&self.rights.name, bot.map(BotId::as_str));
+        info!(token, address = self.address(), action, %pipeline, bot, "an operator acted");
+    }
+
+    /// Writes down what an operator did to a rule.
+    pub(crate) fn did_to_rule(&self, action: &'static str, bot: &BotId, rule: &RuleId) {
+        let (token, bot) = (&self.rights.name, bot.as_str());
+        let (address, pipeline) = (self.address(), crate::automations::PIPELINE);
+        info!(token, address, action, pipeline, bot, %rule, "an operator acted");
+    }
+
+    /// Writes down that lines of an import were taken.
+    pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
+        let (token, bot) = (&self.rights.name, bot.as_str());
+        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
+        info!(
+            token,
+            address,
+            action = "import counters",
+            pipeline,
+            bot,
+            lines,
+            "an operator acted"
+        );
+    }
+
+    /// Writes down what an operator did to the counter of an ad.
+    pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
+        let (token, bot) = (&self.rights.name, bot.as_str());
+        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
+        info!(token, address, action, pipeline, bot, %ad, "an operator acted");
+    }
+}
+
+/// The caller whom [`guard`](super::guard) found; a route outside its reach answers 500.
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let caller = parts.extensions.get().cloned();
+        caller.ok_or_else(|| Problem::new(Kind::Internal, "this route is not guarded"))
+    }
+}
+
+/// The bounds of a token that everybody may know.
+#[derive(Debug)]
+pub(super) struct Public {
+    origins: Vec<String>,
+    /// Of all requests with it.
+    pub(super) rate: Quota,
+    /// Of those of one address.
+    pub(super) address_rate: Quota,
+}
+
+impl Public {
+    /// Refuses requests that no page of its sites sends.
+    pub(super) fn check_origin(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let origin = text(headers, &header::ORIGIN).unwrap_or("(none)");
+        if self.origins.iter().any(|known| known == origin) {
+            return Ok(());
+        }
+        let detail = format!(
+            "the token is for pages of certain origins, not of {origin:?}; http.cors_origins and the token's origins name them"
+        );
+        Err(Problem::new(Kind::CrossSite, detail))
+    }
+}

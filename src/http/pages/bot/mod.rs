@@ -1,0 +1,213 @@
+//! The page of a bot: its queues and who holds them, its rules and what happened to them, one of its
+//! subscribers.
+
+mod content;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use maud::html;
+use reqwest::Url;
+use serde::Deserialize;
+
+pub(super) use self::content::state;
+use self::content::{body, which};
+use super::super::auth::Caller;
+use super::super::automations::{Shown, shown};
+use super::super::extract::{Path, Query};
+use super::super::problem::Problem;
+use super::super::{Api, bots};
+use super::overview::ranking;
+use super::{Refusal, headline};
+use crate::automations::subscribers::Kept;
+use crate::clock::millis;
+use crate::config::Scope;
+use crate::id::{BotId, PipelineName};
+use crate::pipeline::Protected;
+use crate::queue::{BotState, BotView, DeadOfBot, LastFailure, QueuedEvent};
+
+/// Next events that are shown of each queue.
+const NEXT: usize = 5;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    /// A form sends an empty one.
+    #[serde(default)]
+    bot: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wish {
+    #[serde(default)]
+    subscriber: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct BotPath {
+    bot: BotId,
+}
+
+/// What is shown.
+struct View {
+    bot: BotId,
+    /// Or why none is evaluated.
+    rules: Result<Vec<Shown>, String>,
+    /// Those that are not idle, or have dead letters.
+    queues: Vec<OfBot>,
+    now_ms: u64,
+    may_operate: bool,
+    /// Who was asked for, and what is known.
+    subscriber: Option<(String, Option<Kept>)>,
+}
+
+/// Its queue in one pipeline.
+struct OfBot {
+    pipeline: PipelineName,
+    look: BotView,
+    failure: Option<LastFailure>,
+    dead: DeadOfBot,
+    next: Vec<QueuedEvent>,
+    kept: Option<Protected>,
+}
+
+/// Asks which bot, and names those with most events.
+pub(super) async fn ask(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    headers: HeaderMap,
+    asked: Result<Query<Asked>, Problem>,
+) -> Result<Response, Refusal> {
+    let Query(Asked { bot }) = asked?;
+    if !bot.is_empty() {
+        let bot = BotId::parse(&bot).map_err(|error| Problem::field("bot", error.to_string()))?;
+        return Ok(Redirect::to(&path(&bot)).into_response());
+    }
+    let looked_at = (Arc::clone(&api), caller);
+    let content = async |seen: Arc<(Arc<Api>, Caller)>| {
+        let (api, caller) = &*seen;
+        let overview = api.overview().await?;
+        let busiest = api.busiest(caller, &overview).await?;
+        Ok(html! {
+            (headline("Bots", caller.has_token()))
+            p { "Queues, rules and subscribers of a bot." }
+            (which(None))
+            section {
+                h2 { "Bots with most events" }
+                (ranking(&busiest))
+            }
+        })
+    };
+    api.live.show(&headers, "Bots", looked_at, content).await
+}
+
+/// Where the page of a bot is.
+pub(super) fn path(bot: &BotId) -> String {
+    format!("/bots/{}", encoded(bot.as_str()))
+}
+
+/// A text as a part of a path or query.
+pub(super) fn encoded(text: &str) -> String {
+    let mut url = Url::parse("http://fairlane/").ok();
+    if let Some(mut segments) = url.as_mut().and_then(|url| url.path_segments_mut().ok()) {
+        segments.push(text);
+    }
+    let path = url.as_ref().map(|url| url.path().trim_start_matches('/')).unwrap_or_default();
+    path.replace('&', "%26").replace('+', "%2B")
+}
+
+pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    headers: HeaderMap,
+    Path(BotPath { bot }): Path<BotPath>,
+    wish: Result<Query<Wish>, Problem>,
+) -> Result<Response, Refusal> {
+    caller.check_bot(&bot)?;
+    let Query(Wish { subscriber }) = wish?;
+    let title = format!("Bot {bot}");
+    let looked_at = (Arc::clone(&api), caller, bot, subscriber);
+    let content = async |seen: Arc<(Arc<Api>, Caller, BotId, String)>| {
+        let (api, caller, bot, subscriber) = &*seen;
+        let view = look(api, caller, bot, subscriber).await?;
+        Ok(body(&view, caller.has_token()))
+    };
+    api.live.show(&headers, &title, looked_at, content).await
+}
+
+async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Result<View, Problem> {
+    let (mut rules, mut known) = (Err("rules are not evaluated here".to_owned()), None);
+    match api.automations() {
+        Ok(editor) => {
+            rules = shown(editor, bot).await.map_err(|problem| problem.detail().to_owned());
+            if !subscriber.is_empty() {
+                let kept = editor.subscriber(bot, subscriber).await?;
+                known = Some((subscriber.to_owned(), Some(kept)));
+            }
+        }
+        Err(problem) => rules = rules.map_err(|_| problem.detail().to_owned()),
+    }
+    let mut queues = Vec::new();
+    let now = api.clock.now();
+    for pipeline in api.queues.names().await? {
+        let queue = api.queues.of(&pipeline);
+        let look = queue.view_bot(bot, now).await?;
+        let dead = queue.dead_of(bot).await?;
+        if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 {
+            let next = queue.next_events(bot, NEXT).await?;
+            let failure = queue.last_failure(&look).await?;
+            let kept = queue.protected();
+            queues.push(OfBot { pipeline, look, failure, dead, next, kept });
+        }
+    }
+    Ok(View {
+        bot: bot.clone(),
+        rules,
+        queues,
+        now_ms: millis(now),
+        may_operate: caller.check_scope(Scope::Operate).is_ok(),
+        subscriber: known,
+    })
+}
+
+pub(super) async fn pause(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.pause(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+pub(super) async fn resume(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.resume(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+pub(super) async fn release(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.release(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+pub(super) async fn purge(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+) -> Result<Redirect, Refusal> {
+    of.purge(&api, &caller).await?;
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! Claims: leases are taken, their events read, their workers started.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use redis::{Pipeline, Value};
+use tracing::{info, warn};
+
+use super::board::Ask;
+use super::{Shared, worker};
+use crate::event::Event;
+use crate::keyspace::Reply;
+use crate::keyspace::scripts::Claim;
+use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Sent};
+use crate::telemetry::{Outage, Recovered};
+
+/// Claims and reads that Redis does not answer or refuses: one story for all pipelines.
+static CLAIMS: Outage = Outage::shared();
+static READS: Outage = Outage::shared();
+
+/// Sorts asks by the server that answers them.
+pub(super) fn by_holder(shared: &Shared, asks: Vec<Ask>) -> impl Iterator<Item = Vec<Ask>> {
+    let link = shared.queue.link();
+    let mut holders: BTreeMap<usize, Vec<Ask>> = BTreeMap::new();
+    for ask in asks {
+        holders.entry(link.holder(shared.queue.keys(ask.shard))).or_default().push(ask);
+    }
+    holders.into_values()
+}
+
+/// Makes the claims in one write; what they lease is read and handled beside the next claim.
+pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
+    let ttl = CLAIM_TTL.min(shared.settings.lease_ttl);
+    let calls: Vec<Claim<'_>> = asks
+        .iter()
+        .map(|ask| Claim {
+            keys: shared.queue.keys(ask.shard),
+            max: ask.max,
+            bound: ask.bound,
+            ttl_ms: crate::clock::millis(ttl),
+            seen: ask.seen,
+            slice_us: FAIR_SLICE_US,
+            alone: ask.alone,
+            isolate: if shared.queue.ledger().is_some() { 0 } else { shared.settings.batch },
+        })
+        .collect();
+    let sent: Vec<Sent> = asks.iter().map(|ask| shared.sending(ask.shard)).collect();
+    let replies = match shared.queue.link().call_all(&calls).await {
+        Ok(replies) => replies,
+        Err(error) => {
+            if let Some(suppressed) = CLAIMS.failed() {
+                warn!(pipeline = %shared.queue.name(), %error, suppressed, "cannot claim; trying again");
+            }
+            for ask in &asks {
+                shared.board.failed(ask.shard);
+            }
+            return;
+        }
+    };
+    let (mut leases, mut failed) = (Vec::new(), false);
+    for ((ask, sent), reply) in asks.iter().zip(sent).zip(replies) {
+        match reply {
+            Ok(mut claimed) => {
+                shared.metrics.leases_lost.increment(claimed.vanished);
+                let grants = std::mem::take(&mut claimed.leases);
+                let run = &claimed.run;
+                let lease = |grant| Lease::new(grant, Arc::clone(run), ask.shard, sent, ttl);
+                leases.extend(grants.into_iter().map(lease));
+                shared.board.claimed(ask.shard, &claimed);
+            }
+            Err(error) => {
+                failed = true;
+                if let Some(suppressed) = CLAIMS.failed() {
+                    warn!(pipeline = %shared.queue.name(), shard = %ask.shard, %error, suppressed,
+                        "cannot claim");
+                }
+                shared.board.failed(ask.shard);
+            }
+        }
+    }
+    if !failed && let Some(Recovered { lasted, failures }) = CLAIMS.succeeded() {
+        info!(?lasted, failures, "claims are answered again");
+    }
+    if leases.is_empty() {
+        return;
+    }
+    shared.held.fetch_add(leases.len(), Ordering::AcqRel);
+    let shared_by_feed = Arc::clone(shared);
+    // Not awaited: the next claim goes out while the events come in.
+    shared.shutdown.spawn(feed(shared_by_feed, leases));
+}
+
+/// Reads the heads of the queues in one write and starts the workers.
+async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
+    let settings = &shared.settings;
+    let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
+        > settings.workers.max as u64;
+    let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
+    // The store takes what is merged of as many events as a slice may have, and none is given up.
+    let ledger = shared.queue.ledger().is_some();
+    let usual = if ledger {
+        settings.batch
+    } else if shared.handler.is_remote() {
+        shared.estimate.pushed()
+    } else {
+        shared.estimate.events_in(time)
+    };
+    let usual = usual.clamp(1, settings.batch);
+    let mut pipe = Pipeline::with_capacity(leases.len());
+    for lease in &leases {
+        let n = if lease.attempts.isolated() && !ledger { 1 } else { usual };
+        pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
+    }
+    let values = match shared.queue.link().run_each(&pipe).await {
+        Ok(values) => {
+            if let Some(Recovered { lasted, failures }) = READS.succeeded() {
+                info!(?lasted, failures, "the queues of leased bots can be read again");
+            }
+            values
+        }
+        Err(error) => {
+            if let Some(suppressed) = READS.failed() {
+                warn!(pipeline = %shared.queue.name(), leases = leases.len(), %error, suppressed,
+                    "cannot read the queues of leased bots; their leases run out");
+            }
+            Vec::new()
+        }
+    };
+    let mut values = values.into_iter();
+    let now_us = crate::clock::micros(shared.now());
+    let mut oldest_us = 0;
+    for lease in leases {
+        let records = values.next().and_then(Result::ok).and_then(records);
+        if let Some(first) = records.as_ref().and_then(|records| records.first()) {
+            let arrived = Event::sequence_of(first).map_or(now_us, crate::id::Sequence::get);
+            oldest_us = oldest_us.max(now_us.saturating_sub(arrived));
+        }
+        let shared = Arc::clone(&shared);
+        let release = Release(Arc::clone(&shared));
+        let Some(records) = records else { continue };
+        shared.shutdown.clone().spawn(async move {
+            let _release = release;
+            worker::run(shared, lease, records).await;
+        });
+    }
+    shared.oldest_us.store(oldest_us, Ordering::Relaxed);
+}
+
+/// Frees the place of one lease, however its worker ends.
+struct Release(Arc<Shared>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::AcqRel);
+        self.0.board.changed().notify_one();
+    }
+}
+
+fn records(value: Value) -> Option<Vec<Vec<u8>>> {
+    let mut reply = Reply::new(value).ok()?;
+    let mut records = Vec::with_capacity(reply.len());
+    while reply.len() > 0 {
+        records.push(reply.bytes().ok()??);
+    }
+    Some(records)
+}

@@ -1,0 +1,86 @@
+//! How long slices and events take.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Events of a slice while nothing is known about the time they take.
+const FEW: usize = 8;
+
+/// Moving averages of handling times, in nanoseconds; 0: unknown.
+#[derive(Debug, Default)]
+pub(super) struct Estimate {
+    slice: AtomicU64,
+    event: AtomicU64,
+    /// Events of a slice that a receiver outside gets; 0: none got one yet.
+    pushed: AtomicUsize,
+}
+
+impl Estimate {
+    pub(super) fn observe(&self, took: Duration, events: usize) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
+        // Relaxed and not atomic as a whole: a lost sample does not matter to an average.
+        for (average, sample) in [(&self.slice, nanos), (&self.event, nanos / events.max(1) as u64)]
+        {
+            let old = average.load(Ordering::Relaxed);
+            let new = if old == 0 { sample } else { old - old / 8 + sample / 8 };
+            average.store(new.max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// A call takes long before its first event: dividing its time by them would make slices of one
+    /// event, and keep them so. Instead slices for receivers outside double while calls are short,
+    /// and halve when they are long.
+    pub(super) fn observe_push(&self, took: Duration, events: usize, time: Duration) {
+        let now = self.pushed();
+        let next = match took {
+            took if took > time => now / 2,
+            took if took <= time / 2 && events >= now => now.saturating_mul(2),
+            _ => return,
+        };
+        // Not atomic as a whole, like the averages.
+        self.pushed.store(next.max(1), Ordering::Relaxed);
+    }
+
+    /// How many events a receiver outside gets at once.
+    pub(super) fn pushed(&self) -> usize {
+        match self.pushed.load(Ordering::Relaxed) {
+            0 => FEW,
+            events => events,
+        }
+    }
+
+    pub(super) fn slice(&self) -> Duration {
+        Duration::from_nanos(self.slice.load(Ordering::Relaxed))
+    }
+
+    /// How many events fit into `time`; a few while nothing is known.
+    pub(super) fn events_in(&self, time: Duration) -> usize {
+        match self.event.load(Ordering::Relaxed) {
+            0 => FEW,
+            event => usize::try_from(time.as_nanos() / u128::from(event)).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_for_a_receiver_outside_grow_while_calls_are_short_and_shrink_when_they_are_long() {
+        let time = Duration::from_millis(200);
+        let estimate = Estimate::default();
+        let call = |millis, events| {
+            estimate.observe_push(Duration::from_millis(millis), events, time);
+            estimate.pushed()
+        };
+        assert_eq!(estimate.pushed(), FEW);
+        assert_eq!([call(90, 8), call(90, 16), call(90, 8)], [16, 32, 32], "8 say nothing of 32");
+        assert_eq!([call(150, 32), call(201, 32), call(201, 1)], [32, 16, 8]);
+        for _ in 0..9 {
+            call(9_000, 1);
+        }
+        assert_eq!(estimate.pushed(), 1);
+        assert_eq!(call(1, 1), 2);
+    }
+}
