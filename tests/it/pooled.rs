@@ -90,21 +90,32 @@ async fn connections(server: &RedisServer) -> BTreeSet<String> {
     list.lines().filter(|line| !line.contains("cmd=client")).map(id).collect()
 }
 
+/// The program under test, or that of `FAIRLANE_PROGRAM`, to be compared with it.
+fn program() -> String {
+    std::env::var("FAIRLANE_PROGRAM").unwrap_or_else(|_| PROGRAM.to_owned())
+}
+
+/// Before a server that [`fill`] has filled.
+async fn before_filled(server: &RedisServer, url: &str) -> Served {
+    let config = overflowing(server, url).replace("\"recorder\"", "\"log\"");
+    Served::start_of(&program(), &config).await
+}
+
 #[tokio::test]
 async fn a_large_listing_delays_no_small_read() {
     let (server, proxy) = behind_proxy().await;
-    let config = overflowing(&server, &proxy.url());
-    let instance = Instance::start(&config, Log::default().content()).await;
-    fill(instance.queue("test")).await;
-    let client = instance.client();
+    let queue = queue(&overflowing(&server, &server.url()), "test").await;
+    fill(&queue).await;
+    let process = before_filled(&server, &proxy.url()).await;
+    let client = Client::new(&process.http());
     let small = format!("/v1/pipelines/test/bots/{}", quiet());
     assert_eq!(client.get(&small).await.code, 200);
 
     // The page with the 4 MiB: it asks for 100 letters, a look at a bot for 50.
     proxy.set(Mode::RateEach(2 << 20));
-    let shard = instance.queue("test").shard_of(&bot("large"));
-    let letters = instance.queue("test").keys(shard).dlq.clone();
-    let page = proxy.trap(holds(["XREVRANGE", &*letters, "\r\n100\r\n"]), 1, Deed::HoldReply);
+    let letters = &queue.keys(queue.shard_of(&bot("large"))).dlq;
+    let page =
+        proxy.trap(holds(["XREVRANGE", letters.as_str(), "\r\n100\r\n"]), 1, Deed::HoldReply);
     let mut listing = JoinSet::new();
     let lister = client.clone();
     listing.spawn(async move { lister.get("/v1/pipelines/test/dead?limit=100").await });
@@ -276,17 +287,15 @@ async fn looks(client: &Client, times: usize) -> [Duration; 3] {
 
 /// Prints how long a look at a bot takes, alone and beside clients that list 4 MiB of dead letters
 /// in a loop: with Redis on the same machine, and behind a line that carries 32 MiB a second for
-/// each connection. The program is the one under test, or that of `FAIRLANE_PROGRAM`.
+/// each connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures"]
 async fn p99_of_a_look_at_a_bot_beside_large_listings() {
-    let program = std::env::var("FAIRLANE_PROGRAM").unwrap_or_else(|_| PROGRAM.to_owned());
-    println!("{program}");
+    println!("{}", program());
     let (server, proxy) = behind_proxy().await;
     fill(&queue(&overflowing(&server, &server.url()), "test").await).await;
     for (place, url, times) in [("here", server.url(), 2_000), ("line", proxy.url(), 500)] {
-        let config = overflowing(&server, &url).replace("\"recorder\"", "\"log\"");
-        let process = Served::start_of(&program, &config).await;
+        let process = before_filled(&server, &url).await;
         proxy.set(Mode::RateEach(32 << 20));
         let client = Client::new(&process.http());
         looks(&client, times / 10).await;
