@@ -100,7 +100,7 @@ struct Links {
     /// complete over HTTP, the presence of the process, events that are pushed.
     prompt: Arc<Link>,
     /// Everything that may be slow or rare: what operators read and change, listings, dead letters,
-    /// audits, samples, what is due. Pooled: a large answer delays nobody else's.
+    /// audits, samples, what is due. Pooled: a large answer delays no other call.
     admin: Arc<Link>,
 }
 

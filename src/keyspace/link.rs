@@ -7,7 +7,7 @@
 //! A link is one of two kinds. On the hot paths all calls share one connection per server, which
 //! carries most commands with the fewest packets; answers come in the order of the calls, so a large
 //! one delays all behind it. A pooled link is for everything beside them: each call has a connection
-//! to itself, and delays nobody.
+//! to itself, and delays no other.
 //!
 //! What a cluster answers: `MOVED` did not run; the topology is asked for again and the command
 //! sent once more. `ASK`, `TRYAGAIN` (the slot is under way) and `CLUSTERDOWN` did not run; they are

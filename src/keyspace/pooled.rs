@@ -1,5 +1,5 @@
 //! Connections to one server that a call has to itself: taken from a pool for one write and its
-//! answer, then put back. A large answer delays nobody else's.
+//! answer, then put back. A large answer delays no other call.
 //!
 //! Each is made as a shared one is ([`Setup::connect`]): `recover` has run on it before the pool has
 //! it. It leaves the pool, and is closed,
@@ -52,7 +52,7 @@ pub(super) struct Pooled {
 pub(super) enum Lent<'a> {
     /// Others use it at the same time.
     Shared(Connected),
-    /// Nobody else does.
+    /// No other call uses it until it is put back.
     Own(PooledConnection<'a, Maker>),
 }
 
@@ -138,10 +138,10 @@ impl Pooled {
             .max_lifetime(None)
             // It would ask the server, and wait for the answer, before every call.
             .test_on_check_out(false)
-            // Callers are told, and come again if they like.
+            // The failure is told to the callers, which may come again.
             .retry_connection(false)
             .error_sink(Box::new(Failures(self.failure.clone())))
-            // No less than making one may take: else nobody would hear why none could be made.
+            // As long as making one may take: else its failure would come too late to be told.
             .connection_timeout(wiring.response_timeout.max(CONNECT_TIMEOUT))
             .build_unchecked(maker)
     }
@@ -183,8 +183,8 @@ impl Own {
         sent
     }
 
-    /// Whether a call may take it. When the server has closed it while it rested, as one that
-    /// restarts does, nothing can be handed to it any more.
+    /// Whether a call may take it. A server that restarts closes it while it rests; then it takes no
+    /// command any more.
     async fn is_usable(&mut self) -> bool {
         if self.is_broken() {
             return false;
