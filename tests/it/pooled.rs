@@ -294,14 +294,16 @@ async fn p99_of_a_look_at_a_bot_beside_large_listings() {
     println!("{}", program());
     let (server, proxy) = behind_proxy().await;
     fill(&queue(&overflowing(&server, &server.url()), "test").await).await;
-    for (place, url, times) in [("here", server.url(), 2_000), ("line", proxy.url(), 500)] {
+    let places: [(_, _, _, &[usize]); 2] =
+        [("here", server.url(), 1_000, &[0, 1, 4]), ("line", proxy.url(), 200, &[0, 1])];
+    for (place, url, times, crowds) in places {
         let process = before_filled(&server, &url).await;
         proxy.set(Mode::RateEach(32 << 20));
         let client = Client::new(&process.http());
         looks(&client, times / 10).await;
-        for listers in [0, 1, 4] {
+        for listers in crowds {
             let mut listing = JoinSet::new();
-            for _ in 0..listers {
+            for _ in 0..*listers {
                 let client = client.clone();
                 listing.spawn(async move {
                     loop {
