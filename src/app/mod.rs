@@ -90,7 +90,8 @@ struct Private {
     mongo: Option<PrivateMongo>,
 }
 
-/// The connections of one instance.
+/// The connections of one instance. All but `admin` are hot: the calls of each share a connection per
+/// server and are pipelined on it, so that none of them may ask for much.
 struct Links {
     /// Claims, reads and completions of every pool.
     pool: Arc<Link>,
@@ -98,7 +99,11 @@ struct Links {
     ingest: Arc<Link>,
     /// Views and totals.
     views: Arc<Link>,
-    /// Everything that may be slow or rare.
+    /// Calls that are soon done and must not wait for those of operators: leases that receivers
+    /// complete over HTTP, the presence of the process, events that are pushed.
+    prompt: Arc<Link>,
+    /// Everything that may be slow or rare: what operators read and change, listings, dead letters,
+    /// audits, samples, what is due. Pooled: a large answer delays no other call.
     admin: Arc<Link>,
 }
 
@@ -138,7 +143,13 @@ impl App {
             pool: link(POOL_TIMEOUT),
             ingest: link(INGEST_TIMEOUT),
             views: link(RESPONSE_TIMEOUT),
-            admin: link(RESPONSE_TIMEOUT),
+            prompt: link(RESPONSE_TIMEOUT),
+            admin: Arc::new(Link::pooled(
+                target.clone(),
+                all.clone(),
+                FAIR_SLICE_US,
+                RESPONSE_TIMEOUT,
+            )),
         };
         let signing_key = register(&links.admin, &config).await?;
         files::make_room(&config, roles)?;
@@ -206,7 +217,7 @@ impl App {
     #[must_use]
     pub fn queue(&self, pipeline: &PipelineName) -> Option<Queue> {
         let plan = self.site.plans.iter().find(|plan| plan.name == *pipeline)?;
-        Some(plan.queue(&self.site.config, &self.site.links.admin))
+        Some(plan.queue(&self.site.config, &self.site.links.prompt))
     }
 
     /// The delayed notifications, to accept and look at; `None` without their pipeline.
@@ -227,8 +238,13 @@ impl App {
         let startup = site.place_pipelines(&starts, &shutdown);
         site.announce(&metrics_listener, http_door.as_ref().map(|(listener, _)| listener));
         let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
-        // Its own connection: what the others wait for must not make Redis seem to be unavailable.
-        let link = Link::new(site.target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+        // Connections of their own: what the others wait for must not make Redis seem to be
+        // unavailable. One for `metrics.listen`, which has a runtime of its own, and one for HTTP,
+        // over which events are published too.
+        let link = || {
+            let target = site.target.clone();
+            Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT))
+        };
         let health = |link| Health {
             link,
             mongodb: mongodb.clone(),
@@ -238,12 +254,12 @@ impl App {
         };
         let mut servers = JoinSet::new();
         if let Some((listener, access)) = http_door {
-            let health = health(Arc::clone(&site.links.admin));
+            let health = health(link());
             let api = site.api(access, &health);
             let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
             servers.spawn(site.serve(listener, api, health, ending));
         }
-        let observing = observe::spawn(metrics_listener, health(Arc::new(link)), stop.clone())?;
+        let observing = observe::spawn(metrics_listener, health(link()), stop.clone())?;
         site.start_pipelines(starts, &shutdown);
 
         let private = private.supervised(&site, &shutdown).await;

@@ -33,7 +33,8 @@ impl Site {
         let Self { config, roles, clock, links, plans, .. } = self;
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
         let gates = self.services.get::<Arc<Gates>>().filter(|_| roles.work).cloned();
-        let (meters, link) = (meters.collect(), Arc::clone(&links.admin));
+        // While operators have all pooled connections, the process must not seem to be gone.
+        let (meters, link) = (meters.collect(), Arc::clone(&links.prompt));
         let starting = |plan: &super::Plan| Starting {
             queue: plan.queue(config, &links.admin),
             from_earliest: plan.starts_earliest(),
@@ -72,15 +73,16 @@ impl Site {
     /// What the routes work with.
     pub(super) fn api(&self, access: Access, health: &Health) -> Api {
         let Self { config, clock, links, plans, signing_key, .. } = self;
-        let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.admin));
+        // Not pooled: receivers complete leases as often as workers do, a few small calls each, and a
+        // lease runs out while it waits for a connection that an operator has.
+        let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.prompt));
         let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
-        let bus = Link::new(self.target.clone(), Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
         self.control.0.cursors.sign_with(signing_key.clone());
         let (shards, kinds) = (config.redis.shards, self.needs.kinds.clone());
         let (pipelines, admin) = (config.pipelines.clone(), Arc::clone(&links.admin));
         Api {
             queues: Queues::new(pipelines, shards, kinds, admin, RESPONSE_TIMEOUT),
-            bus: Arc::new(bus),
+            bus: Arc::clone(&health.link),
             stream: config.bus.streams.first().cloned().unwrap_or_default(),
             taken: Taken::new(config, &self.needs.kinds, self.interests()),
             startup: health.startup.clone(),
@@ -162,7 +164,8 @@ impl Site {
         let Self { config, links, target, clock, .. } = self;
         let retention = Retention { trim: config.bus.trim, keep: config.bus.retention };
         for stream in &config.bus.streams {
-            // Commands that block need a connection of their own.
+            // Commands that block need a connection of their own, and all the time: one of a pool
+            // would never be put back, and one less would be left for the others.
             let timeout = INGEST_TIMEOUT + RedisStream::WAIT_MAX;
             let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
             let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(&links.ingest));

@@ -20,7 +20,8 @@ const SUPERVISE: Duration = Duration::from_secs(2);
 impl Private {
     /// Looks after the servers until the soft stop.
     pub(super) async fn supervised(self, site: &Site, shutdown: &Shutdown) -> Self {
-        let (config, link) = (&site.config, &site.links.admin);
+        // Not pooled: a Redis whose connections operators have all taken is not dead.
+        let (config, link) = (&site.config, &site.links.prompt);
         let redis = self.redis.map(|private| redis(private, config, link, shutdown));
         let mongo = self.mongo.zip(site.needs.mongo.clone().ok());
         let mongo = mongo.map(|(private, store)| mongo_server(private, config, store, shutdown));

@@ -63,6 +63,8 @@ impl Session {
             let (configured, stored) = (configured.get(), shards.get());
             return Err(CliError::Shards { configured, stored });
         }
+        // Not pooled, nor is that of `Self::queue`: the command is alone in its process, so a large
+        // answer delays no other call, and one connection is made faster than several.
         let looking = Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, TIMEOUT));
         Ok(Self { config, server, shards, looking })
     }

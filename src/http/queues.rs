@@ -95,7 +95,7 @@ impl Queues {
             let target = self.link.target().clone();
             let keys = |shard| ShardKeys::new(target.prefix(), name, shard);
             let keys = self.shards.shards().map(keys).collect();
-            self.make(name, &Arc::new(Link::new(target, keys, FAIR_SLICE_US, self.timeout)))
+            self.make(name, &Arc::new(Link::pooled(target, keys, FAIR_SLICE_US, self.timeout)))
         };
         others.entry(name.clone()).or_insert_with(make).clone()
     }

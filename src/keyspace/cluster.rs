@@ -107,7 +107,7 @@ impl Link {
         pipe: &Pipeline,
         units: &[&Unit],
     ) -> Result<Vec<Value>, StoreError> {
-        let connected = node.connected(&self.wiring).await?;
+        let connected = node.connected().await?;
         self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
         let barred = |unit: &Unit| matches!(unit.place, Place::Slot(slot) if connected.bars(slot));
         let barred: Vec<bool> = units.iter().map(|unit| barred(unit)).collect();
@@ -223,7 +223,7 @@ impl Link {
             let name = address(&client);
             let known = old.iter().flat_map(|old| old.nodes()).find(|node| node.name() == name);
             known.map_or_else(
-                || Arc::new(Node::new(client, slots.clone())),
+                || Arc::new(Node::new(client, slots.clone(), Arc::clone(&self.wiring))),
                 |n| n.holding(slots.clone()),
             )
         });

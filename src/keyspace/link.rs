@@ -1,8 +1,13 @@
 //! A link: how one part of the program speaks to Redis, be it one server or a cluster.
 //!
-//! A link has one [`Node`] per server, and so one connection, and knows which slot is where. Commands
-//! of one write are sent to their nodes at once and the answers put back in order; those of one
-//! slot stay in their order. A server by itself is the topology with one node.
+//! A link has one [`Node`] per server, and knows which slot is where. Commands of one write are sent
+//! to their nodes concurrently and the answers put back in order; those of one slot stay in their
+//! order. A server by itself is the topology with one node.
+//!
+//! A link is one of two kinds. On the hot paths all calls share one connection per server, which
+//! carries most commands with the fewest packets; answers come in the order of the calls, so a large
+//! one delays all behind it. A pooled link is for everything beside them: each call has a connection
+//! to itself, and delays no other.
 //!
 //! What a cluster answers: `MOVED` did not run; the topology is asked for again and the command
 //! sent once more. `ASK`, `TRYAGAIN` (the slot is under way) and `CLUSTERDOWN` did not run; they are
@@ -44,11 +49,11 @@ static FORGOTTEN: OncePerMinute = OncePerMinute::new();
 pub(super) type Answers<T> = Vec<Result<T, StoreError>>;
 
 /// How one part of the program speaks to Redis. Calls from many tasks share its connections and
-/// are pipelined by them.
+/// are pipelined by them; or, in a pooled link, each has one to itself.
 #[derive(Debug)]
 pub struct Link {
     pub(super) target: Target,
-    pub(super) wiring: Wiring,
+    pub(super) wiring: Arc<Wiring>,
     /// `None` before a cluster was first asked.
     pub(super) topology: RwLock<Option<Arc<Topology>>>,
     /// Something did not fit the topology.
@@ -72,24 +77,60 @@ impl Link {
         slice_us: u64,
         response_timeout: Duration,
     ) -> Self {
+        Self::of(Self::wiring(target, shards, slice_us, response_timeout))
+    }
+
+    /// The same, where each call has a connection to itself: one of the at most [`super::POOLED_MAX`] to a
+    /// server. A call waits up to `response_timeout` for one, and as long for its answer. Calls that
+    /// are under way at the same time are done in any order.
+    #[must_use]
+    pub fn pooled(
+        target: Target,
+        shards: Vec<ShardKeys>,
+        slice_us: u64,
+        response_timeout: Duration,
+    ) -> Self {
+        let wiring = Self::wiring(target, shards, slice_us, response_timeout);
+        Self::of(Wiring { pooled: true, ..wiring })
+    }
+
+    /// A pooled link that never runs a script, and takes servers of any version.
+    pub(super) fn plain(target: Target, response_timeout: Duration) -> Self {
+        let wiring = Self::wiring(target, Vec::new(), 0, response_timeout);
+        Self::of(Wiring { pooled: true, scripts: false, ..wiring })
+    }
+
+    fn wiring(
+        target: Target,
+        shards: Vec<ShardKeys>,
+        slice_us: u64,
+        response_timeout: Duration,
+    ) -> Wiring {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(response_timeout))
             .set_pipeline_buffer_size(1_024);
-        let cluster = target.is_cluster();
         let with_slot = |keys: ShardKeys| (keys.slot(), keys);
-        let shards = shards.into_iter().map(with_slot).collect();
-        let alone = || Arc::new(Topology::single(Node::new(target.client().clone(), Vec::new())));
+        Wiring {
+            config,
+            response_timeout,
+            pooled: false,
+            shards: shards.into_iter().map(with_slot).collect(),
+            slice_us,
+            scripts: true,
+            cluster: target.is_cluster(),
+            target,
+        }
+    }
+
+    fn of(wiring: Wiring) -> Self {
+        let wiring = Arc::new(wiring);
+        let target = wiring.target.clone();
+        let alone = || Node::new(target.client().clone(), Vec::new(), Arc::clone(&wiring));
+        let topology = (!wiring.cluster).then(|| Arc::new(Topology::single(alone())));
         Self {
-            topology: RwLock::new((!cluster).then(alone)),
-            wiring: Wiring {
-                config,
-                shards,
-                slice_us,
-                scripts: true,
-                cluster,
-                target: target.clone(),
-            },
+            topology: RwLock::new(topology),
+            wiring,
             target,
             stale: AtomicBool::new(false),
             looking: tokio::sync::Mutex::new(None),
@@ -102,13 +143,6 @@ impl Link {
     #[must_use]
     pub fn pressure(&self) -> &Arc<Pressure> {
         &self.pressure
-    }
-
-    /// A link that never runs a script, and takes servers of any version.
-    pub(super) fn plain(target: Target, response_timeout: Duration) -> Self {
-        let mut link = Self::new(target, Vec::new(), 0, response_timeout);
-        link.wiring.scripts = false;
-        link
     }
 
     /// Where it leads.
@@ -224,7 +258,7 @@ impl Link {
         }
         let node = &topology.nodes()[0];
         self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
-        let sent = node.send(node.connected(&self.wiring).await?, pipe).await;
+        let sent = node.send(node.connected().await?, pipe).await;
         let values = sent.inspect_err(|error| {
             if error.is_timeout() {
                 self.target.doubt();
@@ -316,12 +350,12 @@ impl Link {
         self.current().and_then(|now| now.holder(keys.slot())).unwrap_or(0)
     }
 
-    /// The number of the connection that calls for a shard take, if there is one; no two of a
-    /// process have the same. While it stays the same, Redis has not been met as another run.
+    /// The number of the connection that calls for a shard take, if there is one that they share; no
+    /// two of a process have the same. While it stays the same, Redis has not been met as another run.
     pub(crate) fn connection(&self, keys: &ShardKeys) -> Option<u64> {
         let topology = self.current()?;
         let at = if self.wiring.cluster { topology.holder(keys.slot())? } else { 0 };
-        topology.nodes()[at].connection(&self.wiring)
+        topology.nodes()[at].connection()
     }
 
     pub(crate) fn refused(&self, command: &'static str, error: &redis::ServerError) -> StoreError {
@@ -352,7 +386,7 @@ impl Link {
         })
     }
 
-    /// Gives the connections up; the next call makes new ones.
+    /// Gives the connections up; the next calls make new ones.
     pub(crate) fn close(&self) {
         self.current().iter().flat_map(|now| now.nodes()).for_each(|node| node.close());
     }

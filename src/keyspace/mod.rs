@@ -9,7 +9,8 @@
 //! |---|---|
 //! | `target` | where Redis is, and what helps when it cannot be reached |
 //! | `topology`, `route` | which node holds which slot; which slot a command is for |
-//! | `node` | one server: making its connection, `recover` first |
+//! | `node` | one server: making connections, `recover` first |
+//! | `pooled` | connections that a call has to itself |
 //! | `link`, `cluster` | sending commands, in a cluster each to its node; what is done when a slot has moved |
 //! | `server`, `primary` | questions of operators, about Redis as a whole and one server of it |
 
@@ -18,6 +19,7 @@ mod error;
 pub mod keys;
 mod link;
 mod node;
+mod pooled;
 mod primary;
 pub mod private;
 mod reply;
@@ -29,6 +31,7 @@ mod topology;
 
 pub use error::StoreError;
 pub use link::Link;
+pub use pooled::POOLED_MAX;
 pub use primary::{Primary, ServerInfo};
 pub use reply::ReplyError;
 pub(crate) use reply::{Reply, parse_score};

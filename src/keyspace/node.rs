@@ -1,8 +1,10 @@
-//! One server, and one multiplexed connection to it, made anew when it breaks.
+//! One server, and the connections to it: one that all calls share, made anew when it breaks, or
+//! those of a pool ([`super::pooled`]), of which a call has one to itself.
 //!
-//! Making a connection: connect → `INFO` (version, run id) → load all scripts → `recover` for every
-//! pipeline and shard of the link that lives there. Only then is it used. A call that fails because
-//! the connection broke or timed out has an *unknown* outcome; it is not repeated here.
+//! Making a connection, of either kind: connect → `INFO` (version, run id) → load all scripts →
+//! `recover` for every pipeline and shard of the link that lives there. Only then is it used. A call
+//! that fails because the connection broke or timed out has an *unknown* outcome; it is not repeated
+//! here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,6 +17,7 @@ use tracing::info;
 
 use super::error::StoreError;
 use super::keys::ShardKeys;
+use super::pooled::{Lent, Pooled};
 use super::reply::{Reply, ReplyError};
 use super::scripts::{self, Call, Recover};
 use super::target::{Target, address, connect_error};
@@ -31,6 +34,10 @@ static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub(super) struct Wiring {
     pub(super) config: AsyncConnectionConfig,
+    /// How long a call waits for its answer, and before that for a connection of a pool.
+    pub(super) response_timeout: Duration,
+    /// Whether each call has a connection to itself, out of a pool.
+    pub(super) pooled: bool,
     /// Shards whose scripts the link calls, each with its slot.
     pub(super) shards: Vec<(u16, ShardKeys)>,
     pub(super) slice_us: u64,
@@ -43,7 +50,7 @@ pub(super) struct Wiring {
 
 impl Wiring {
     /// The primaries of a cluster share no fate: a doubt of one would concern none of the others.
-    fn doubts(&self) -> u64 {
+    pub(super) fn doubts(&self) -> u64 {
         if self.cluster { 0 } else { self.target.doubts() }
     }
 }
@@ -51,19 +58,34 @@ impl Wiring {
 /// One server.
 #[derive(Debug)]
 pub(super) struct Node {
+    setup: Arc<Setup>,
+    connections: Connections,
+}
+
+/// The connections to one server.
+#[derive(Debug)]
+enum Connections {
+    /// One, which all calls share: their commands and answers follow each other on it.
+    Shared { current: RwLock<Option<Connected>>, connecting: tokio::sync::Mutex<()> },
+    /// Several, each lent to one call at a time.
+    Pooled(Pooled),
+}
+
+/// How connections to one server are made.
+#[derive(Debug)]
+pub(super) struct Setup {
     client: Client,
     name: String,
     /// The slots of those of the link's shards that live here.
     slots: Vec<u16>,
-    current: RwLock<Option<Connected>>,
-    connecting: tokio::sync::Mutex<()>,
+    pub(super) wiring: Arc<Wiring>,
 }
 
 /// A connection that may be used.
 #[derive(Debug, Clone)]
 pub(super) struct Connected {
     number: u64,
-    connection: MultiplexedConnection,
+    pub(super) connection: MultiplexedConnection,
     run: Arc<str>,
     /// Slots of shards that could not be recovered, since they are on the move: no script of
     /// theirs may run. Tried again.
@@ -74,6 +96,16 @@ pub(super) struct Connected {
 }
 
 impl Connected {
+    /// Whether no answer was late since before it was made.
+    pub(super) fn is_undoubted(&self, wiring: &Wiring) -> bool {
+        self.doubts == wiring.doubts()
+    }
+
+    /// Whether nothing is on the move there, or was still a moment ago.
+    pub(super) fn is_settled(&self) -> bool {
+        self.barred.is_empty() || self.tried.elapsed() < LIFT
+    }
+
     /// Whether a shard in `slot` may not be spoken to yet.
     pub(super) fn bars(&self, slot: u16) -> bool {
         self.barred.contains(&slot)
@@ -82,103 +114,132 @@ impl Connected {
 
 impl Node {
     /// A server that holds `slots` of the link's shards. Connects at the first call.
-    pub(super) fn new(client: Client, slots: Vec<u16>) -> Self {
-        Self {
-            name: address(&client),
-            client,
-            slots,
-            current: RwLock::new(None),
-            connecting: tokio::sync::Mutex::new(()),
-        }
+    pub(super) fn new(client: Client, slots: Vec<u16>, wiring: Arc<Wiring>) -> Self {
+        let setup = Arc::new(Setup { name: address(&client), client, slots, wiring });
+        let connections = if setup.wiring.pooled {
+            Connections::Pooled(Pooled::new(Arc::clone(&setup)))
+        } else {
+            let connecting = tokio::sync::Mutex::new(());
+            Connections::Shared { current: RwLock::new(None), connecting }
+        };
+        Self { setup, connections }
     }
 
-    /// The same server once it holds `slots`. Its connection is kept unless there are new ones
-    /// among them: for those `recover` has to run first.
+    /// The same server once it holds `slots`. A shared connection is kept unless there are new ones
+    /// among them: for those `recover` has to run first. A pool is made anew: it would go on making
+    /// connections for the old ones.
     pub(super) fn holding(self: &Arc<Self>, slots: Vec<u16>) -> Arc<Self> {
-        if slots == self.slots {
+        let Setup { client, slots: old, wiring, .. } = &*self.setup;
+        if slots == *old {
             return Arc::clone(self);
         }
-        let known = slots.iter().all(|slot| self.slots.contains(slot));
-        let node = Self::new(self.client.clone(), slots);
-        if known && let Some(current) = self.current() {
-            *node.current.write().unwrap_or_else(PoisonError::into_inner) = Some(current);
+        let known = slots.iter().all(|slot| old.contains(slot));
+        let mut node = Self::new(client.clone(), slots, Arc::clone(wiring));
+        if known
+            && let Connections::Shared { current: kept, .. } = &self.connections
+            && let Connections::Shared { current, .. } = &mut node.connections
+        {
+            *current = RwLock::new(read(kept));
         }
         Arc::new(node)
     }
 
     /// Where it is: host and port, or a path.
     pub(super) fn name(&self) -> &str {
-        &self.name
+        &self.setup.name
     }
 
     pub(super) fn client(&self) -> &Client {
-        &self.client
+        &self.setup.client
     }
 
     /// Sends commands in one write.
     pub(super) async fn send(
         &self,
-        mut connected: Connected,
+        connection: Lent<'_>,
         pipe: &Pipeline,
     ) -> Result<Vec<Value>, StoreError> {
-        match connected.connection.send_packed_commands(pipe, 0, pipe.len()).await {
-            Ok(values) => Ok(values),
-            Err(source) => {
-                self.give_up(connected.number);
-                Err(StoreError::Unknown { target: self.name.clone(), source })
+        let sent = match connection {
+            Lent::Shared(mut connected) => {
+                let sent = connected.connection.send_packed_commands(pipe, 0, pipe.len()).await;
+                sent.inspect_err(|_| self.give_up(connected.number))
             }
-        }
-    }
-
-    /// The connection, made if there is none. What is on the move is tried again now and then.
-    pub(super) async fn connected(&self, wiring: &Wiring) -> Result<Connected, StoreError> {
-        if let Some(current) = self.usable(wiring) {
-            return Ok(current);
-        }
-        let _one_at_a_time = self.connecting.lock().await;
-        if let Some(current) = self.usable(wiring) {
-            return Ok(current);
-        }
-        let current = match self.undoubted(wiring) {
-            Some(barring) => self.lift(wiring, barring).await?,
-            None => self.connect(wiring).await?,
+            Lent::Own(mut own) => own.send(pipe).await,
         };
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(current.clone());
-        Ok(current)
+        sent.map_err(|source| StoreError::Unknown { target: self.setup.name.clone(), source })
     }
 
-    fn usable(&self, wiring: &Wiring) -> Option<Connected> {
-        self.undoubted(wiring).filter(|now| now.barred.is_empty() || now.tried.elapsed() < LIFT)
+    /// The connection that a call is to use, made if there is none. What is on the move is tried
+    /// again now and then.
+    pub(super) async fn connected(&self) -> Result<Lent<'_>, StoreError> {
+        let (current, connecting) = match &self.connections {
+            Connections::Shared { current, connecting } => (current, connecting),
+            Connections::Pooled(pooled) => return pooled.take().await.map(Lent::Own),
+        };
+        let wiring = &self.setup.wiring;
+        let undoubted = || read(current).filter(|now| now.is_undoubted(wiring));
+        let usable = || undoubted().filter(Connected::is_settled);
+        if let Some(current) = usable() {
+            return Ok(Lent::Shared(current));
+        }
+        let _one_at_a_time = connecting.lock().await;
+        if let Some(current) = usable() {
+            return Ok(Lent::Shared(current));
+        }
+        let connected = match undoubted() {
+            Some(mut barring) => {
+                let lifted = self.setup.lift(&mut barring).await;
+                lifted.inspect_err(|_| self.give_up(barring.number))?;
+                barring
+            }
+            None => self.setup.connect().await?,
+        };
+        *current.write().unwrap_or_else(PoisonError::into_inner) = Some(connected.clone());
+        Ok(Lent::Shared(connected))
     }
 
-    fn undoubted(&self, wiring: &Wiring) -> Option<Connected> {
-        self.current().filter(|now| now.doubts == wiring.doubts())
-    }
-
-    fn current(&self) -> Option<Connected> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The number of the connection in use, if there is one.
-    pub(super) fn connection(&self, wiring: &Wiring) -> Option<u64> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        let current = current.as_ref().filter(|now| now.doubts == wiring.doubts());
+    /// The number of the connection that all calls share, if there is one. There is none in a pool:
+    /// two calls take two connections, so no number says that Redis was not met as another run
+    /// between them.
+    pub(super) fn connection(&self) -> Option<u64> {
+        let Connections::Shared { current, .. } = &self.connections else { return None };
+        let current = current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = current.as_ref().filter(|now| now.is_undoubted(&self.setup.wiring));
         current.map(|current| current.number)
     }
 
-    /// Gives the connection up; the next call makes a new one.
+    /// Gives its connections up; the next call makes a new one.
     pub(super) fn close(&self) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = None;
+        match &self.connections {
+            Connections::Shared { current, .. } => {
+                *current.write().unwrap_or_else(PoisonError::into_inner) = None;
+            }
+            Connections::Pooled(pooled) => pooled.close(),
+        }
     }
 
     fn give_up(&self, number: u64) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let Connections::Shared { current, .. } = &self.connections else { return };
+        let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
         if current.as_ref().is_some_and(|current| current.number == number) {
             *current = None;
         }
     }
+}
 
-    async fn connect(&self, wiring: &Wiring) -> Result<Connected, StoreError> {
+fn read(current: &RwLock<Option<Connected>>) -> Option<Connected> {
+    current.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+impl Setup {
+    /// Where the server is: host and port, or a path.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes a connection that may be used.
+    pub(super) async fn connect(&self) -> Result<Connected, StoreError> {
+        let wiring = &self.wiring;
         let doubts = wiring.doubts();
         let connecting = self.client.get_multiplexed_async_connection_with_config(&wiring.config);
         let connection = connecting.await.map_err(|source| self.connect_error(source))?;
@@ -192,7 +253,7 @@ impl Node {
         };
         if wiring.scripts {
             connected.run = self.load_scripts(&mut connected.connection).await?.into();
-            self.recover(wiring, &mut connected, &self.slots).await?;
+            self.recover(&mut connected, &self.slots).await?;
         }
         Ok(connected)
     }
@@ -225,22 +286,16 @@ impl Node {
         Ok(field("run_id").to_owned())
     }
 
-    /// Tries to recover again what is on the move.
-    async fn lift(&self, wiring: &Wiring, barring: Connected) -> Result<Connected, StoreError> {
-        let slots = barring.barred.clone();
-        let mut connected = Connected { barred: Vec::new(), tried: Instant::now(), ..barring };
-        let recovered = self.recover(wiring, &mut connected, &slots).await;
-        recovered.inspect_err(|_| self.give_up(connected.number))?;
-        Ok(connected)
+    /// Tries to recover again what is on the move. After an error the connection is not to be used.
+    pub(super) async fn lift(&self, connected: &mut Connected) -> Result<(), StoreError> {
+        let slots = std::mem::take(&mut connected.barred);
+        connected.tried = Instant::now();
+        self.recover(connected, &slots).await
     }
 
     /// Runs `recover` for the shards in `slots`; bars those that are on the move.
-    async fn recover(
-        &self,
-        wiring: &Wiring,
-        connected: &mut Connected,
-        slots: &[u16],
-    ) -> Result<(), StoreError> {
+    async fn recover(&self, connected: &mut Connected, slots: &[u16]) -> Result<(), StoreError> {
+        let wiring = &self.wiring;
         let here = |(slot, _): &&(u16, ShardKeys)| slots.contains(slot);
         let shards: Vec<&(u16, ShardKeys)> = if wiring.cluster {
             wiring.shards.iter().filter(here).collect()

@@ -31,7 +31,7 @@ const HEARD_WITHIN: Duration = Duration::from_secs(3);
 /// A reader notes how far it is every second, and between two writes of what it copies.
 const UNDER_WAY: Duration = Duration::from_secs(3);
 
-/// Plain connections to a server or cluster, made anew when they break.
+/// Plain connections to a server or cluster, out of a pool and made anew when they break.
 #[derive(Debug)]
 pub struct Server {
     link: Link,
@@ -175,7 +175,7 @@ impl Server {
         self.link.target()
     }
 
-    /// The connection, for what others ask over it.
+    /// The connections, for what others ask over them.
     pub(crate) fn link(&self) -> &Link {
         &self.link
     }

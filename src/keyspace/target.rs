@@ -189,7 +189,8 @@ impl Target {
     }
 
     /// A connection of its own for subscriptions. In a cluster to any node, since what is published
-    /// reaches them all, and to another one every time.
+    /// reaches them all, and to another one every time. Not one of a pool: it is kept as long as the
+    /// process runs, it needs neither scripts nor `recover`, and it can send no other command.
     ///
     /// # Errors
     /// When no connection can be made.

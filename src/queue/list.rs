@@ -21,8 +21,8 @@ use crate::keyspace::{Reply, StoreError};
 
 /// Most bots read per shard and kind; beyond it the list covers the first ones found.
 const SHARD_MAX: usize = 100_000;
-/// Shards asked at once.
-const CONCURRENT: usize = 8;
+/// Shards asked concurrently. Each takes a connection, and half of a pool is left for others.
+const CONCURRENT: usize = 4;
 
 /// Which bots come first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

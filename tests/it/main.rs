@@ -57,6 +57,7 @@ mod overload;
 mod overload_bench;
 mod pages;
 mod poison;
+mod pooled;
 mod presence;
 mod private_mongo;
 mod protocol;

@@ -11,13 +11,14 @@ use crate::cli::session::Redis;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::Config;
 use crate::id::{PipelineName, Prefix, ShardCount};
-use crate::keyspace::{Primary, Server, ServerInfo, StoreError};
+use crate::keyspace::{POOLED_MAX, Primary, Server, ServerInfo, StoreError};
 
 /// The oldest Redis that has what the scripts need.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
-/// Connections of one process, those to its bus streams aside: pool, fan-out, operators' calls,
-/// wake-ups.
-const CONNECTIONS: u64 = 4;
+/// Connections that one process keeps to a server, those to its bus streams aside: pool, fan-out,
+/// views, small calls, wake-ups, published events with the health of HTTP, the health of
+/// `metrics.listen`. Beside them are those of the pool that operators' calls share.
+const CONNECTIONS: u64 = 7;
 /// Nodes of a cluster that are asked at once.
 const NODES_AT_ONCE: usize = 8;
 /// Memory in use beyond this share of the maximum is worth a word, in percent. So are clients.
@@ -136,7 +137,7 @@ async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
         Err(error) => return vec![refused(&name("redis"), &error)],
     };
     let uptime = duration(info.uptime_seconds * 1_000);
-    let needed = CONNECTIONS + config.bus.streams.len() as u64;
+    let needed = CONNECTIONS + u64::from(POOLED_MAX) + config.bus.streams.len() as u64;
     vec![
         Finding::ok(name("redis"), format!("answers at {}, up {uptime}", node.target())),
         check_version(name("version"), &info),
@@ -291,13 +292,14 @@ fn check_memory(check: String, info: &ServerInfo) -> Finding {
     )
 }
 
-/// `needed`: connections of one more process.
+/// `needed`: connections of one more process, at most.
 fn check_clients(check: String, info: &ServerInfo, needed: u64) -> Finding {
     let (now, most) = (info.clients, info.clients_max);
     if most == 0 {
         return Finding::ok(check, format!("{} now, their maximum may not be read", number(now)));
     }
-    let found = format!("{} of {}; each process takes {needed} more", number(now), number(most));
+    let (now_shown, most_shown) = (number(now), number(most));
+    let found = format!("{now_shown} of {most_shown}; each process takes up to {needed} more");
     let remedy = "CONFIG SET maxclients with a higher number, and in redis.conf";
     if now + needed > most {
         let why = "one more process could not connect";

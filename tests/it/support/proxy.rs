@@ -28,6 +28,8 @@ pub(crate) enum Mode {
     /// All connections together get so many bytes a second through, in each direction. What was
     /// sent occupies the line, also when its sender has left.
     Rate(u32),
+    /// The same, but each connection gets so many.
+    RateEach(u32),
     /// New connections are closed at once.
     Refuse,
 }
@@ -100,6 +102,9 @@ struct Line {
 /// A slow line carries so many bytes of a connection before the next one gets its turn.
 const PACKET: usize = 1_460;
 
+/// Timers know no less.
+const TICK: Duration = Duration::from_millis(1);
+
 impl Line {
     /// Writes as fast as the mode allows.
     async fn write(
@@ -108,17 +113,27 @@ impl Line {
         bytes: &[u8],
         mode: &watch::Sender<Mode>,
     ) -> std::io::Result<()> {
-        for (at, packet) in (0..).step_by(PACKET).zip(bytes.chunks(PACKET)) {
-            let Mode::Rate(rate) = *mode.borrow() else {
-                return to.write_all(&bytes[at..]).await;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let now = *mode.borrow();
+            let (rate, length) = match now {
+                Mode::Rate(rate) => (rate, PACKET),
+                // No other connection waits for its turn, and timers are too coarse for less.
+                Mode::RateEach(rate) => (rate, PACKET.max(usize::try_from(rate / 50).unwrap())),
+                _ => return to.write_all(rest).await,
             };
+            let (packet, after) = rest.split_at(length.min(rest.len()));
             let took = Duration::from_secs(1) * u32::try_from(packet.len()).unwrap() / rate;
             let mut free_at = self.free_at.lock().await;
             let arrives = free_at.unwrap_or_else(Instant::now).max(Instant::now()) + took;
             *free_at = Some(arrives);
-            // Not a test that waits: the fault itself.
-            tokio::time::sleep_until(arrives).await;
+            let coarse = if matches!(now, Mode::RateEach(_)) { TICK } else { Duration::ZERO };
+            if arrives.saturating_duration_since(Instant::now()) >= coarse {
+                // Not a test that waits: the fault itself.
+                tokio::time::sleep_until(arrives).await;
+            }
             to.write_all(packet).await?;
+            rest = after;
         }
         Ok(())
     }
@@ -199,6 +214,12 @@ pub(crate) fn holds<const N: usize>(needles: [impl Into<Vec<u8>>; N]) -> Matcher
 }
 
 impl Shared {
+    /// The lines to the server and back that a connection uses, whose own ones are `own`.
+    fn lines<'a>(&'a self, own: &'a [Line; 2]) -> &'a [Line; 2] {
+        let each = matches!(*self.mode.borrow(), Mode::RateEach(_));
+        if each { own } else { &self.lines }
+    }
+
     /// Waits as the mode says.
     async fn pass(&self) {
         let mut mode = self.mode.subscribe();
@@ -232,12 +253,12 @@ async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
     let _ = client.set_nodelay(true).and(server.set_nodelay(true));
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
-    let under_way = UnderWay::default();
+    let (under_way, own) = (UnderWay::default(), <[Line; 2]>::default());
     tokio::select! {
         biased;
         _ = cuts.changed() => {}
-        () = commands::<P>(client_reads, server_writes, &shared, &under_way) => {}
-        () = replies::<P>(server_reads, client_writes, &shared, &under_way, losses) => {}
+        () = commands::<P>(client_reads, server_writes, &shared, &own, &under_way) => {}
+        () = replies::<P>(server_reads, client_writes, &shared, &own, &under_way, losses) => {}
     }
 }
 
@@ -245,6 +266,7 @@ async fn commands<P: Protocol>(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     shared: &Shared,
+    own: &[Line; 2],
     under_way: &UnderWay,
 ) {
     let mut buffer = Vec::new();
@@ -263,7 +285,7 @@ async fn commands<P: Protocol>(
             {
                 return;
             }
-            let [there, _] = &shared.lines;
+            let [there, _] = shared.lines(own);
             if there.write(&mut to, &buffer[..length], &shared.mode).await.is_err() {
                 return;
             }
@@ -280,6 +302,7 @@ async fn replies<P: Protocol>(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     shared: &Shared,
+    own: &[Line; 2],
     under_way: &UnderWay,
     losses: watch::Receiver<u64>,
 ) {
@@ -303,7 +326,7 @@ async fn replies<P: Protocol>(
                 Some(caught) => caught.answered(),
                 None => {}
             }
-            let [_, back] = &shared.lines;
+            let [_, back] = shared.lines(own);
             if back.write(&mut to, &buffer[..length], &shared.mode).await.is_err() {
                 return;
             }
@@ -473,5 +496,20 @@ mod tests {
         };
         tokio::join!(sets(first), sets(second));
         assert!(started.elapsed() >= Duration::from_millis(200), "{:?}", started.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_slow_line_of_one_connection_delays_no_other() {
+        let (_server, proxy) = behind_proxy().await;
+        let mut connections = [connect(&proxy).await.unwrap(), connect(&proxy).await.unwrap()];
+        proxy.set(Mode::RateEach(20_000));
+        let [first, second] = &mut connections;
+        let large = first.set::<_, _, ()>("a", "x".repeat(40_000));
+        let small = second.set::<_, _, ()>("b", "x");
+        tokio::select! {
+            biased;
+            _ = large => panic!("it takes two seconds"),
+            done = small => done.unwrap(),
+        }
     }
 }

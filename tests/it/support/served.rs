@@ -27,23 +27,35 @@ impl Served {
     }
 
     pub(crate) async fn start_as(config: &str, roles: &str) -> Self {
-        let mut served = Self::spawn(config, roles);
+        Self::spawn(config, roles).running().await
+    }
+
+    async fn running(mut self) -> Self {
         eventually(START, "fairlane runs", async || {
-            let ended = served.child.try_wait().unwrap();
-            assert!(ended.is_none(), "it ended: {}", served.log());
-            served.log().contains("fairlane is running")
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "it ended: {}", self.log());
+            self.log().contains("fairlane is running")
         })
         .await;
-        until_ready(&served.metrics()).await;
-        served
+        until_ready(&self.metrics()).await;
+        self
     }
 
     pub(crate) fn spawn(config: &str, roles: &str) -> Self {
+        Self::spawn_of(PROGRAM, config, roles)
+    }
+
+    /// The same of another build, to compare it with this one.
+    pub(crate) async fn start_of(program: &str, config: &str) -> Self {
+        Self::spawn_of(program, config, "ingest,work,http,schedule").running().await
+    }
+
+    fn spawn_of(program: &str, config: &str, roles: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("fairlane.toml");
         fs::write(&file, config).unwrap();
         let log = File::create(directory.path().join("log")).unwrap();
-        let child = Command::new(PROGRAM)
+        let child = Command::new(program)
             .args(["serve", "--log-format", "json", "--roles", roles, "--config"])
             .arg(file)
             .current_dir(directory.path())
