@@ -9,7 +9,7 @@ use crate::config::default_text;
 const EXAMPLES: &str = "\
 Examples:
   fairlane config > fairlane.toml      start a configuration file
-  fairlane config | grep -A3 '^# How'  look up a setting";
+  fairlane config | grep -B5 '^shards'  look up a setting";
 
 /// Arguments of `fairlane config`.
 #[derive(Debug, Args)]

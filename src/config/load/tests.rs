@@ -121,7 +121,7 @@ fn what_stands_in_front_is_checked_too() {
         ),
         (
             "[http]\nproxy_protocol = true",
-            "f.toml:2: http.proxy_protocol is true, but http.trusted_proxies is empty, so that nobody's header would be read; name the networks of the proxies",
+            "f.toml:2: http.proxy_protocol is true, but http.trusted_proxies is empty, so no connection may carry the header; name the networks of the proxies",
         ),
         (
             "[admission]\np2_deadline = \"61m\"",
