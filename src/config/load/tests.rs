@@ -289,7 +289,7 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "url = \"https://user:secret@example.com\"",
-            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: receivers authenticate requests by the signatures with callbacks.secrets",
         ),
         ("workers = 3", "f.toml:4: pipelines.p.workers must be a table, not a whole number"),
         ("batch = 1.5", "f.toml:4: pipelines.p.batch must be a whole number, not a fraction"),
@@ -574,7 +574,7 @@ fn callbacks_and_urls_are_read_and_their_secrets_never_shown() {
         ),
         (
             format!("{push}url = \"http://me:hidden@h/\""),
-            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: receivers authenticate requests by the signatures with callbacks.secrets",
         ),
         (
             format!("{push}url = \"h/hook\""),
