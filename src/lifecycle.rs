@@ -1,10 +1,10 @@
 //! The three stages of a stop.
 //!
 //! 1. **Leaving**: `/readyz` answers 503, so that load balancers send requests elsewhere.
-//! Everything else continues: connections are accepted, requests answered, events handled. Starts
-//! with the first SIGTERM or SIGINT and lasts `shutdown_delay`.
+//!    Everything else continues: connections are accepted, requests answered, events handled.
+//!    Starts with the first SIGTERM or SIGINT and lasts `shutdown_delay`.
 //! 2. **Soft**: accept no new work, finish the work in progress. Starts after the delay, or when a
-//! part of the process fails and cancels [`Shutdown::soft`].
+//!    part of the process fails and cancels [`Shutdown::soft`].
 //! 3. **Hard**: stop at the next await. Starts when the grace period ends, or at a second signal.
 //!
 //! Every task is spawned on the tracker, so the process ends after the last task. A hard stop loses

@@ -3,8 +3,8 @@
 //! 1. It announces itself. From then on the bus keeps all entries that its pipelines need.
 //! 2. It records the names of its pipelines, for operators.
 //! 3. It fixes in Redis where each pipeline starts on each stream of the bus, regardless of the
-//! roles of this process. So events that are published once it is ready reach all of its pipelines,
-//! whichever process reads the bus.
+//!    roles of this process. So events that are published once it is ready reach all of its
+//!    pipelines, whichever process reads the bus.
 //!
 //! Everything else works meanwhile, so that a full Redis can be drained. Only publishing over HTTP
 //! waits a moment, and is refused after that.

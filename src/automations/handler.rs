@@ -245,7 +245,7 @@ impl Handler for AutomationHandler {
         let patience = humantime::format_duration(self.patience);
         let turn = self.automations.subscribers().turn(&slice.bot);
         let Ok(turn) = tokio::time::timeout(TURN_PATIENCE.min(self.patience), turn).await else {
-            let reason = "an earlier write of this bot is still under way in MongoDB";
+            let reason = "an earlier write of this bot is still in progress in MongoDB";
             return Err(Failure::unavailable(0, reason));
         };
         for _ in 0..TRIES {

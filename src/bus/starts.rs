@@ -2,10 +2,10 @@
 //!
 //! 1. A shard that has copied from the stream, or was placed on it, knows its position.
 //! 2. For other shards, the start of the pipeline is fixed once, in a hash beside the stream. The
-//! first process that has the pipeline writes the end of the stream there, or its oldest entry for
-//! `start = "earliest"`. Later processes read it.
+//!    first process that has the pipeline writes the end of the stream there, or its oldest entry
+//!    for `start = "earliest"`. Later processes read it.
 //! 3. Shards without a position start there. If the server of a shard is unavailable, the process
-//! that sees it come back places the shard. So no event published in between is lost.
+//!    that sees it come back places the shard. So no event published in between is lost.
 //!
 //! Everything is read before it is written, because a full Redis also refuses writes that would
 //! change nothing.

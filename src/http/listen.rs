@@ -2,12 +2,12 @@
 //!
 //! 1. The backlog of the operating system is bounded; further connections are refused there.
 //! 2. At [`Limits::connections`] open connections Fairlane accepts no more; further ones wait in
-//! the backlog.
+//!    the backlog.
 //! 3. Connections beyond [`Limits::per_address`] from one address are closed immediately, so that
-//! one machine cannot lock out the others. A trusted proxy has no such limit. If it speaks the
-//! PROXY protocol, the connections of each of its clients are counted instead.
+//!    one machine cannot lock out the others. A trusted proxy has no such limit. If it speaks the
+//!    PROXY protocol, the connections of each of its clients are counted instead.
 //! 4. The head of a request must arrive within [`HEAD_TIME`], or within [`HEAD_TIME_SHORT`] once
-//! half of the connections are in use. Slow and idle clients are disconnected.
+//!    half of the connections are in use. Slow and idle clients are disconnected.
 //! 5. A client that reads nothing for [`STALL_TIME`] is disconnected.
 //!
 //! This listener speaks only HTTP/1.1: one request at a time per connection. So a connection is at

@@ -2,8 +2,7 @@
 //!
 //! | event | attempt counted | consequence |
 //! |---|---|---|
-//! | transient failure, panic, handler timeout | yes | the bot is parked for the backoff, then the
-//! same event is retried, in order |
+//! | transient failure, panic, handler timeout | yes | the bot is parked for the backoff, then the same event is retried, in order |
 //! | the same after `max_attempts` | yes | the event becomes a dead letter, the bot continues |
 //! | permanent failure | – | dead letter immediately |
 //! | unavailable | no | the bot is parked; the pause grows with the length of the outage |

@@ -1,9 +1,9 @@
 //! Paged lists of bots, sorted by depth or age.
 //!
 //! 1. Every bot with queued events is in the control set, in the busy set, or paused. The list
-//! reads these ids and scans nothing.
+//!    reads these ids and scans nothing.
 //! 2. A script returns the length and the first sequence of their queues, 500 per call, all shards
-//! concurrently. It does not read the events.
+//!    concurrently. It does not read the events.
 //! 3. Only the bots of the page are read completely.
 
 use std::collections::{BTreeSet, HashMap};

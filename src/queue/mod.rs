@@ -1,12 +1,12 @@
 //! One pipeline's queues. THE ORDERING CONTRACT:
 //!
 //! 1. Per bot and pipeline, events are *first* handled in the order in which they were queued. For
-//! events of one bus stream that is the order of the stream. Across streams and other sources it is
-//! the order in which Redis received them.
+//!    events of one bus stream that is the order of the stream. Across streams and other sources it
+//!    is the order in which Redis received them.
 //! 2. An event is handled at least once. It leaves its queue only by a fenced completion after its
-//! effect, or into the dead letters or the delayed events in the same script.
+//!    effect, or into the dead letters or the delayed events in the same script.
 //! 3. A bot has at most one current lease. A worker frozen past its lease may still run its
-//! handler, but it cannot commit: completions carry the fence.
+//!    handler, but it cannot commit: completions carry the fence.
 //! 4. A retry blocks the queue of that bot, and of no other bot.
 //! 5. There is no order across bots.
 //!
