@@ -1,4 +1,4 @@
-//! The rules of bots in one instance.
+//! The automations in one process.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pressure::Pressure;
 use crate::product::{Part, Seat};
 use crate::queue::wake::Listener;
 
-/// Evaluates the rules.
+/// Runs the automations.
 pub(crate) struct AutomationPart {
     automations: Automations,
     handler_timeout: std::time::Duration,
@@ -28,7 +28,7 @@ impl AutomationPart {
         Self { automations, handler_timeout, pressure }
     }
 
-    /// Whether the process keeps up with the rules.
+    /// Whether the process keeps its index of rules up to date.
     fn keeps_up(seat: &Seat<'_>) -> bool {
         seat.roles.work || seat.roles.ingest
     }
