@@ -56,7 +56,8 @@ pub struct RuleSet {
 }
 
 impl RuleSet {
-    /// The rules of a bot, in the order of their ids. Disabled rules only count for [`Self::is_any`].
+    /// The rules of a bot, in the order of their ids. Disabled rules only count for
+    /// [`Self::is_any`].
     #[must_use]
     pub fn new(rules: Vec<Ready>) -> Self {
         let any = !rules.is_empty();
