@@ -29,7 +29,7 @@ const MANY: usize = 10_000;
 const FORGET_MANY: Duration = Duration::from_secs(30);
 /// Interval of searching for such hosts.
 const SWEEP: Duration = Duration::from_secs(10);
-/// The weight of a new duration in the moving average.
+/// One part in this many of the moving average comes from the newest duration.
 const WEIGHT: u32 = 8;
 /// A host may exceed its rate by the requests of this time.
 const BURST: Duration = Duration::from_millis(100);
