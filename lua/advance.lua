@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- advance: moves a shard for which a batch of a bus stream holds nothing behind that batch, so that
--- it does not keep the stream from being trimmed. The chain of offsets is that of enqueue. Runs on
--- a full Redis too: the new offset takes the place of the old one, and trimming makes room.
+-- advance: moves a shard behind a batch of a bus stream that contains nothing for it. Otherwise the
+-- shard would keep the stream from being trimmed. The chain of offsets is that of enqueue. Also
+-- runs on a full Redis: the new offset replaces the old one, and trimming frees memory.
 --
 -- KEYS  [1] hwm (hash: stream -> last offset copied)
 -- ARGV  stream, prev, last

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- amend: cancels a notification, or moves its due time and with it the time when it expires.
+-- amend: cancels a notification, or moves its due time and its expiry.
 --
--- One that is moved falls due anew: an event of it that is queued already means nothing any more.
+-- A moved notification becomes due again: an event of it that is already queued is ignored.
 --
--- Runs on a full Redis: it writes nothing that was not there, and what is cancelled makes room.
+-- Also runs on a full Redis: it adds no data, and a cancellation frees memory.
 --
 -- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and where it has a
 --       key: [16] key:<bot> <key>
 -- ARGV  id, 'cancel' | 'move', due (ms since 1970, 0: by the delay), delay ms
--- Reply 'OK', or its state, in which it cannot be amended; '' when there is no such notification
+-- Reply 'OK', or the state that forbids the change; '' if the notification does not exist
 -- Cost  up to 14 commands
 assert((#KEYS == 15 or #KEYS == 16) and #ARGV == 4, 'amend: wrong number of arguments')
 local note = note_at(14, ARGV[1])

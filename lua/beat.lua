@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- beat: notes what a process says of itself, forgets those that fell silent, answers the others.
+-- beat: stores the state of a process, removes silent processes, returns the others.
 --
--- KEYS  [1] hash: process id -> '<ms since 1970, this server's clock> <what it says>'
--- ARGV  process id ('' only looks), what it says ('' it goes), ttl ms
--- Reply {what it says, per process heard within the ttl}
--- Cost  3 commands, 1 more when some fell silent
+-- KEYS  [1] hash: process id -> '<ms since 1970, this server's clock> <state>'
+-- ARGV  process id ('': read only), its state ('': remove it), ttl ms
+-- Reply {state, per process that was stored within the ttl}
+-- Cost  3 commands, 1 more if processes are removed
 assert(#KEYS == 1 and #ARGV == 3, 'beat: wrong number of arguments')
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)

@@ -1,21 +1,22 @@
 #!lua flags=allow-oom
--- begin: judges notifications whose events are handled, and begins to send those that may be sent.
+-- begin: decides about notifications whose events are handled, and starts those that may be sent.
 --
--- One that is begun falls due again after `hold`, as a safety net. Then whoever sends it has another
--- `patience` to say how it ended: Redis may have been unavailable, for hours even, and the process
--- alive. Only after that is it begun anew. Until then it has its user for itself. Only finish.lua
--- with its token (the sequence of the event) ends the send.
+-- A started notification becomes due again after `hold`, as a safety net. Its sender then has
+-- another `patience` to report the result: Redis may have been unavailable, even for hours, while
+-- the process was running. Only after that is the notification started again. Until then no other
+-- notification is sent to its user. Only finish.lua with its token (the sequence of the event) ends
+-- the send.
 --
--- Runs on a full Redis: notifications.lua says why it cannot make it fuller for long.
+-- Also runs on a full Redis: notifications.lua explains why it cannot fill it further.
 --
 -- KEYS  the thirteen of notifications.lua, then per event: n:<id>, user:<bot> <uid>,
 --       online:<bot> <uid>
 -- ARGV  hold ms, patience ms, max dead letters, throttled ones ('drop' | 'defer'), threshold ms,
 --       number of types with another, per such type: name, threshold ms; number of caps, per cap: n,
---       window ms; number of caps of types, each: type, n, window ms (n = 0: the type has none, nor
---       those of all); then per event: id, sequence
--- Reply {dead letters removed, per event: 0, or how it ended: {outcome, label}, or what is to be
---       sent: {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
+--       window ms; number of caps of types, each: type, n, window ms (n = 0: the type has no cap, nor
+--       those of all types); then per event: id, sequence
+-- Reply {dead letters removed, per event: 0, or the end: {outcome, label}, or the send:
+--       {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
 --       attempts, when it could be sent, 1 if its lateness counts, headers}}
 -- Cost  3 commands + up to 9 an event
 assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
@@ -23,7 +24,7 @@ local hold, patience, dead_max, defers =
   tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'defer'
 local at, thresholds, caps, caps_of = 6, {}, {}, {}
 
--- Reads a list of ARGV, whose length stands before it, by entries of so many.
+-- Reads a list in ARGV: its length, then entries of `width` values each.
 local function each(width, take)
   local first = at + 1
   at = first + width * tonumber(ARGV[at])
@@ -44,7 +45,7 @@ local first = at
 assert(#ARGV == first - 1 + 2 * (#KEYS - 13) / 3, 'begin: wrong number of arguments')
 local reply = {0}
 
--- When its user may get it, and why not before. `known` is what the user's hash says.
+-- When the user may get the notification, and why not earlier. `known` is the user's hash.
 local function room_for(note, known)
   local free, why = 0, nil
   if note.online ~= '1' and known[1] then
@@ -68,7 +69,7 @@ local function room_for(note, known)
   return free, why
 end
 
--- Whether it may be sent now; else it falls due later, or how it ended.
+-- Whether the notification may be sent now. Otherwise it becomes due later, or ends.
 local function may_send(note, user, online, waits)
   if note.due > NOW_MS and not waits then
     arm(note, note.due) -- it was moved while its event was queued
@@ -96,7 +97,7 @@ local function may_send(note, user, online, waits)
   if known[2] and known[2] ~= note.id then
     local over = tonumber(known[3]) <= NOW_MS
     if over and known[6] ~= known[2] then
-      -- Nobody said how that one ended: perhaps nobody could.
+      -- That send has no result yet: its process may have been unable to report it.
       call('HSET', user, 'late', known[2], 'until', NOW_MS + patience)
       over = false
     end
@@ -127,7 +128,7 @@ for i = 1, (#KEYS - 13) / 3 do
     call('HSET', note.key, 'asked', sequence) -- and it keeps the token
     arm(note, NOW_MS + patience)
   elseif is_new and (not ENDED[note.state] or note.state == 'dead') then
-    if note.state == 'dead' then -- somebody redrove it
+    if note.state == 'dead' then -- an operator redrove it
       note.attempts, note.expires = 0, NOW_MS + math.max(0, note.expires - note.due)
       note.due, note.reason, note.ready, note.told = NOW_MS, nil, nil, nil
       call('HSET', note.key, 'attempts', 0, 'due', note.due, 'expires', note.expires)

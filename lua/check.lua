@@ -1,5 +1,6 @@
 #!lua
--- check: writes a key that soon vanishes and reads it again: whether scripts may run at all.
+-- check: writes a key with a short time to live and reads it again, to test whether scripts may
+-- run.
 --
 -- KEYS  fl:{check-<number>}:<id>
 -- ARGV  a text

@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
--- claim: leases up to `max` bots whose score is at most `bound`, the lowest first.
+-- claim: leases up to `max` bots with a score of at most `bound`, lowest scores first.
 --
--- First reaps: at most 64 bots whose lease or park has run out join again. A lease that ran out
--- counts in `att`: as `lost` when its holder had confirmed it, else only as `suspect`, because
--- then its holder may never have had it (a lost reply). This is the only reaper.
--- The bound makes one clock of all shards: a claimer that finds something lower elsewhere is
--- refused here and learns the true lowest score.
+-- First it reaps: at most 64 bots whose lease or park has expired become ready again. An expired
+-- lease counts in `att`: as `lost` if its holder had confirmed it, otherwise only as `suspect`,
+-- because the holder may never have got it (a lost reply). No other script reaps. The bound makes
+-- one clock of all shards: a claim that would find lower scores elsewhere is refused here, and
+-- returns the true lowest score.
 --
 -- KEYS  the eight of shared.lua, [9] weight (hash, bots whose weight is not 1)
 -- ARGV  max, bound, ttl ms, seen (highest clock the claimer saw on any shard), slice µs,
 --       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (how
 --       many events a bot takes one by one after its holder vanished)
 -- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
---       ready bots left, leases reaped, run of the server (cut), then per bot: id, fence, start,
+--       ready bots left, leases reaped, run id of the server (shortened), then per bot: id, fence, start,
 --       att or '', weight}
 -- Cost  13 to 15 commands for any max, about 7 more when reaping
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
@@ -86,8 +86,8 @@ if #taken > 0 or v > tonumber(meta[1] or 0) then
   call('HSET', META, 'v', v, 'f', fence)
 end
 
--- A finish behind the clock says nothing any more. With nothing ready or busy anywhere the clock
--- stands still, and every finish is forgotten instead.
+-- A finish behind the clock has no meaning any more. If no bot is ready or busy anywhere, the clock
+-- stands still, and all finishes are removed instead.
 local ready = call('ZCARD', CTL)
 local deadline = lowest(BUSY)
 if alone and ready == 0 and not deadline then

@@ -1,29 +1,28 @@
 #!lua flags=allow-oom
--- complete: ends or goes on with the leases of several bots of one shard, removing what is done.
+-- complete: ends or continues the leases of several bots of one shard, and removes settled events.
 --
--- Per bot: `run` and `fence` name the lease (a server that lost its tail and whose clock was set
--- back may give a fence out twice, but never under the same run), `before` how many events the caller knows to be removed under
--- it, `n` how many more to remove. Another fence answers STALE. A call that was made before
--- (removed = before + n) removes nothing again, but the lease goes on or ends as it says now.
--- Anything else answers BAD.
---   keep     the lease goes on and is confirmed, its deadline now + ms (n = 0: renew)
+-- Per bot, `run` and `fence` name the lease (a server that lost its last writes and whose clock was
+-- set back may issue a fence twice, but never in the same run), `before` is the number of events
+-- that the caller knows to be removed under it, and `n` the number of further events to remove.
+-- Another fence returns STALE. A repeated call (removed = before + n) removes nothing again, but
+-- continues or ends the lease as requested. Any other difference returns BAD.
+--   keep     the lease continues and is confirmed, its deadline now + ms (n = 0: renew)
 --   hand     keep, never with an earlier deadline, and the lease is handed over: from now on a
---            receiver outside completes it. With `bound` open ones in the shard it is kept, but not
---            handed over, and the answer is FULL
+--            receiver completes it. With `bound` open ones in the shard it is kept, but not
+--            handed over, and the reply is FULL
 --   release  the lease ends; with events left the bot is ready again at its virtual finish
---   park     the lease ends; the bot rests for ms, its events stay where they are (retry in order)
---   fail     park, and one failure is counted
--- A release, park or fail that is repeated answers STALE: unknown, not lost.
--- Progress (n > 0) forgets lost leases and failures. Exceptions are events among the n that are
--- not done but leave the queue: to the dead letters, or to be delayed. One that is not among them
--- makes the whole item BAD.
+--   park     the lease ends; the bot is parked for ms, its events stay queued (retry in order)
+--   fail     like park, and counts one failure
+-- A repeated release, park or fail returns STALE: unknown, not lost. Progress (n > 0) resets lost
+-- leases and failures. Exceptions are events among the n that are not done but leave the queue: to
+-- the dead letters, or to the delayed events. An exception outside the n makes the whole item BAD.
 --
--- Where views are counted, what leaves the queue is noted in the book of its bot.
+-- For counted views, events that leave the queue are noted in the book of their bot.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item, each with
 --       books followed by the ledger of ledger.lua
 -- ARGV  max dead letters, keys per item (1, with books 5), then per item: bot, run, fence, before, n,
---       mode, ms, cost µs, bound (fail: events to isolate; hand: most open leases), number of
+--       mode, ms, cost µs, bound (fail: events to isolate; hand: maximum of open leases), number of
 --       exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since
 --       1970) ''; with books also: last sequence that leaves or '', number of ads, per ad: id, views,
 --       replacements
@@ -61,7 +60,7 @@ while at <= #ARGV do
   bots[#bots + 1] = item.bot
 end
 
--- Notes in the book of an item's bot what leaves the queue: its first n of `length` events.
+-- Notes in the book of an item's bot that the first n of `length` events leave the queue.
 local function close(item, n, length)
   local book = book_at(item.at + 1)
   if n > 0 and item.last ~= '' then
@@ -77,7 +76,7 @@ local function close(item, n, length)
       lower(book, 'r' .. ARGV[i], tonumber(ARGV[i + 2]))
     end
   end
-  keep_cached(book) -- while MongoDB is unavailable, nothing else may tell a total
+  keep_cached(book) -- while MongoDB is unavailable, only this cache may have the total
 end
 
 local meta = call('HMGET', META, 'v', 'depth', 'run', 'open')
@@ -137,7 +136,7 @@ for i, item in ipairs(items) do
       if attempts[i] or item.mode == 'fail' then
         local suspect, lost, failed, isolate = parts(attempts[i] or '0|0|0|0')
         if n > 0 then
-          -- With the queue empty, whatever failed before has gone through.
+          -- The queue is empty, so every event that failed before is settled.
           suspect, lost, failed, isolate = 0, 0, 0, n == length and 0 or math.max(0, isolate - n)
         end
         if item.mode == 'fail' then

@@ -1,9 +1,9 @@
 #!lua
--- emit: puts events of rules on the bus, each once, however often a slice is repeated.
+-- emit: publishes events of rules to the bus, each once, regardless of retries of a slice.
 --
 -- KEYS  [1] the stream, [2..] fl:{<stream>}:seen:<id> per event
 -- ARGV  how long the ids are remembered (ms), then the events as JSON
--- Reply how many were put there now
+-- Reply how many were published now
 -- Cost  1 to 3 commands an event
 assert(#KEYS >= 2 and #ARGV == #KEYS, 'emit: wrong number of arguments')
 local added = 0

@@ -1,15 +1,15 @@
 #!lua
 -- enqueue: copies a batch of one bus stream into the queues of a shard, exactly once.
 --
--- The batch covers the offsets (prev, last] of the stream. It is taken only when the shard stands
--- at `prev`: a repeated batch changes nothing, and a shard that lost its tail says where it
--- stands, because lists and offset roll back together. A batch without bots moves an idle shard
--- forward.
+-- The batch covers the offsets (prev, last] of the stream. It is accepted only if the shard is at
+-- `prev`. So a repeated batch changes nothing, and a shard that lost its last writes returns its
+-- position, because queues and offset roll back together. A batch without bots advances an idle
+-- shard.
 --
 -- KEYS  the eight of shared.lua, [9] hwm (hash: stream -> last offset copied), [10] dlq,
 --       [11..] q:<bot> per bot, then with views per bot the ledger of ledger.lua
 -- ARGV  stream, prev, last, slice µs, linger ms, max queue, overflow, max dead letters, length of
---       the views or 0, the views: cached ads (most of a generation), then per bot a count and that
+--       the views or 0, the views: cached ads (maximum of a generation), then per bot a count and that
 --       many ads and numbers; then per bot: id, count, events as MessagePack (at most 500 events)
 -- Reply {'OK', offset, appended, dead, dropped, dead letters removed} | {'DUP', offset} | {'GAP', offset}
 -- Cost  about 11 commands + 1 a bot (2 with max queue) + 3 an ad

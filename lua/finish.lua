@@ -1,22 +1,23 @@
 #!lua flags=allow-oom
--- finish: ends sends that begin.lua began.
+-- finish: stores the results of sends that begin.lua started.
 --
--- A send is named by its notification and token. Another token, or one that has ended, answers
--- STALE and changes nothing: the send was taken for lost, or this call was made before. Where Redis
--- lost its tail and the begin with it, the token is above everything that it knows: it is believed.
---   sent      the receiver has it; the user has got one now
---   refused   the receiver of the recheck does not want it sent
---   retry     it falls due again after `ms`, or is given up if that is too late
---   postpone  the same, and this was no attempt
---   dead      it is given up
+-- A notification and a token name a send. Another token, or a send that has ended, returns STALE
+-- and changes nothing: the send was considered lost, or this call is a repetition. If Redis lost
+-- the start of the send with its last writes, the token is above every known sequence, and the
+-- result is accepted.
+--   sent      the receiver has it; it counts for the user
+--   refused   the recheck refused
+--   retry     it becomes due again after `ms`, or expires if that is too late
+--   postpone  the same, without counting an attempt
+--   dead      it becomes a dead letter
 --
--- Runs on a full Redis: notifications.lua says why it cannot make it fuller for long.
+-- Also runs on a full Redis: notifications.lua explains why it cannot fill it further.
 --
 -- KEYS  the thirteen of notifications.lua, then per send: n:<id>, user:<bot> <uid>
--- ARGV  max dead letters, then per send: id, token, outcome, ms, reason, how late it was ('late<at
+-- ARGV  max dead letters, then per send: id, token, outcome, ms, reason, its delay ('late<at
 --       most so many ms>') or '', how long its user's hash is kept (ms), how many sends the user's log
 --       holds, and the log of the type (0: there is none)
--- Reply {dead letters removed, per send: 'STALE', or how it is now: 'sent', 'refused', 'retry',
+-- Reply {dead letters removed, per send: 'STALE', or its new state: 'sent', 'refused', 'retry',
 --       'postpone', 'dead'}
 -- Cost  2 commands + up to 22 a send
 assert(#KEYS > 13 and (#KEYS - 13) % 2 == 0 and #ARGV == 1 + 9 * (#KEYS - 13) / 2,

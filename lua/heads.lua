@@ -1,10 +1,10 @@
 #!lua flags=no-writes
--- heads: how many events some queues of one shard hold, and the sequence of the first of each.
--- For lists of bots: the events themselves stay where they are.
+-- heads: the length of some queues of one shard, and the sequence of the first event of each. For
+-- lists of bots: it does not read the events.
 --
 -- KEYS  q:<bot> per bot, at most 500
--- ARGV  how many queues
--- Reply per queue: length, sequence (0 when it is empty)
+-- ARGV  number of queues
+-- Reply per queue: length, sequence (0 if it is empty)
 -- Cost  2 commands a queue
 assert(#ARGV == 1 and #KEYS == tonumber(ARGV[1]) and #KEYS <= 500, 'heads: wrong number of arguments')
 local reply = {}

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- hold: takes or renews a lock with a time to live, or gives it back.
+-- hold: takes, renews or releases a lock with a time to live.
 --
 -- KEYS  [1] the lock
--- ARGV  token of the caller, ttl ms (0: give back)
--- Reply 1 when the caller holds the lock (or gave it back), else 0
+-- ARGV  token of the caller, ttl ms (0: release)
+-- Reply 1 if the caller holds the lock (or released it), otherwise 0
 -- Cost  2 commands
 assert(#KEYS == 1 and #ARGV == 2, 'hold: wrong number of arguments')
 local holder, ttl = redis.call('GET', KEYS[1]), tonumber(ARGV[2])

@@ -1,13 +1,13 @@
 #!lua
--- import: queues what replaces all that was counted of an ad before, as a line of an import whose
--- lines are taken in their order and once each.
+-- import: queues a replacement of the counters of an ad, from one line of an import. Each line is
+-- accepted once, and in order.
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<import>:
---       the last line that was taken
--- ARGV  ad, total, slice µs, linger ms, the line before (must have been taken), line, the last line
---       that counts as taken with it, ms that the import is remembered, bot, 1, event as MessagePack
--- Reply {'OK' | 'DUP' (taken before) | 'GAP' (the line before was not), the last line taken}
--- Cost  about 14 commands, 1 for a line that was taken before
+--       the last accepted line
+-- ARGV  ad, total, slice µs, linger ms, the line before (must be accepted), line, the last line
+--       that is accepted with it, ms that the import is remembered, bot, 1, event as MessagePack
+-- Reply {'OK' | 'DUP' (accepted before) | 'GAP' (the line before is missing), the last accepted line}
+-- Cost  about 14 commands, 1 for a line that was accepted before
 assert(#KEYS == 14 and #ARGV == 11, 'import: wrong number of arguments')
 local import, ad = KEYS[14], ARGV[1]
 local before, line, upto = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])

@@ -1,11 +1,11 @@
 #!lua
--- increment_if_exists: counts views of an ad whose total is cached; else changes nothing.
+-- increment_if_exists: counts views of an ad whose total is cached; otherwise changes nothing.
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<key> (only
 --       with an idempotency key)
--- ARGV  ad, n, cached ads (most of a generation), slice µs, linger ms, idempotency window ms, bot,
+-- ARGV  ad, n, cached ads (maximum of a generation), slice µs, linger ms, idempotency window ms, bot,
 --       1, event as MessagePack
--- Reply {'OK', new total} | {'MISS', acked or ''} | {'DUP', what the first call answered}
+-- Reply {'OK', new total} | {'MISS', acked or ''} | {'DUP', reply of the first call}
 -- Cost  about 12 commands, about 5 for a miss
 assert(#KEYS >= 13 and #ARGV == 9, 'increment_if_exists: wrong number of arguments')
 local idem, ad, n = KEYS[14], ARGV[1], tonumber(ARGV[2])

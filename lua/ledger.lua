@@ -1,20 +1,20 @@
--- Shared by the scripts that count views: placed behind shared.lua when it is loaded.
+-- Shared by the scripts that count views: inserted after shared.lua when a script is loaded.
 --
--- The queue of a bot in the pipeline `counters` is kept with a book of four keys:
+-- The queue of a bot in the pipeline `counters` has a book of four keys:
 --   [1] unflushed:<bot>  hash         'v' .. ad -> views queued, 'r' .. ad -> replacements queued;
---                                     gone when the queue is empty
+--                                     absent if the queue is empty
 --   [2] total:0:<bot>    hash         ad -> run|total: the cached totals, in two generations of a
 --   [3] total:1:<bot>                 day: the parity of the server's day tells the young one
---   [4] acked:<bot>      string, 1 h  the highest sequence that was completed
+--   [4] acked:<bot>      string, 1 h  the highest completed sequence
 --
--- An ad is in one generation at most. A total counts only under the run of the server that it
--- names: after a lost tail it may be less than what MongoDB has.
+-- An ad is in at most one generation. A total is valid only in the run of the server that it names:
+-- after Redis lost its last writes, it may be lower than the total in MongoDB.
 local DAY_MS, ACKED_SECONDS = 86400000, 3600
 local TODAY = math.floor(NOW_MS / DAY_MS)
 
-local run_now -- read once, by the scripts that need it
+local run_now -- read once, by scripts that need it
 
--- The book whose keys begin at KEYS[at].
+-- The book whose keys start at KEYS[at].
 local function book_at(at)
   run_now = run_now or short_run(call('HGET', META, 'run'))
   return {
@@ -23,7 +23,7 @@ local function book_at(at)
   }
 end
 
--- The total that `text` says, if it is of this run of the server.
+-- The total in `text`, if it belongs to this run of the server.
 local function valid(text)
   local run, total = string.match(text or '', '^(.*)|(%d+)$')
   return run == run_now and tonumber(total) or nil
@@ -38,14 +38,14 @@ local function cached(book, ad)
   return valid(call('HGET', book.old, ad)), false
 end
 
--- The totals stay two days more at least.
+-- The totals stay for at least two more days.
 local function keep_cached(book)
   call('PEXPIREAT', book.young, (TODAY + 2) * DAY_MS)
   call('PEXPIREAT', book.old, (TODAY + 2) * DAY_MS)
 end
 
--- Caches a total in the young generation. With `room` (most ads of a generation) one that is full
--- takes nothing new: what the old one has is renewed there. Without, it is always taken.
+-- Caches a total in the young generation. With `room` (the maximum of a generation), a full one
+-- accepts only ads of the old generation. Without `room`, every ad is accepted.
 local function cache(book, ad, total, is_young, room)
   local text = run_now .. '|' .. digits(total)
   if is_young then
@@ -61,7 +61,7 @@ local function cache(book, ad, total, is_young, room)
   end
 end
 
--- Notes `n` queued views of an ad, in its cached total too.
+-- Adds `n` queued views of an ad, to its cached total too.
 local function count(book, ad, n, room)
   call('HINCRBY', book.unflushed, 'v' .. ad, n)
   local total, is_young = cached(book, ad)
@@ -70,7 +70,7 @@ local function count(book, ad, n, room)
   end
 end
 
--- Lowers a number of queued things by what left the queue.
+-- Lowers a count of queued views or replacements after events left the queue.
 local function lower(book, field, by)
   if by > 0 and call('HINCRBY', book.unflushed, field, -by) <= 0 then
     call('HDEL', book.unflushed, field)

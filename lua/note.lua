@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- note: writes down how far a bus stream was read. Runs on a full Redis too: a stream is trimmed
--- there, and without the note its next reader takes that for a gap.
+-- note: stores how far a bus stream was read. Also runs on a full Redis, where streams are trimmed:
+-- without the note, the next reader would consider the trimmed entries a gap.
 --
--- KEYS  [1] hash: offset, entries (how many were ever added up to there)
+-- KEYS  [1] hash: offset, entries (number ever added up to there)
 -- ARGV  offset, entries
 -- Reply 1
 -- Cost  1 command

@@ -1,7 +1,7 @@
--- Placed before the body of the scripts that compare offsets of a bus stream.
+-- Inserted before the body of the scripts that compare offsets of a bus stream.
 --
--- Whether stream offset a comes after b. They are (ms, seq) pairs of up to 64 bits each: compared
--- as texts, since a Lua number would lose digits.
+-- Whether stream offset a is after b. Offsets are (ms, seq) pairs of up to 64 bits each. They are
+-- compared as texts, because a Lua number would lose digits.
 local function after(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
   local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')

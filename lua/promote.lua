@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
 -- promote: moves delayed events that are due into their bots' queues, with fresh sequences.
 --
--- The caller read ids and bots before; each is checked again, so any number of callers may run.
+-- The caller has read ids and bots before; the script checks each again, so any number of callers
+-- may run.
 --
--- Runs on a full Redis: an event that was accepted leaves `due` and `later` for a list that is
--- emptied. It takes no more memory there, but for the first of a bot: its list and its place in the
--- control set, of which there is one a bot.
+-- Also runs on a full Redis: an accepted event moves from `due` and `later` to a queue that workers
+-- drain. It needs no more memory there, except for the first event of a bot: its list and its entry
+-- in the control set, one per bot.
 --
 -- KEYS  the eight of shared.lua, [9] due, [10] later, [11..] q:<bot> per event
 -- ARGV  slice µs, then per event, oldest first: id, bot (at most 100 events a call)

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- purge: deletes the queue of a bot. Revokes a running lease: its holder removes nothing more.
--- Delayed events, dead letters, weight and pause of the bot stay.
+-- purge: deletes the queue of a bot. Revokes its lease: the holder cannot remove events any more.
+-- Keeps delayed events, dead letters, weight and pause of the bot.
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>
 -- ARGV  bot
--- Reply how many events were deleted
+-- Reply number of deleted events
 -- Cost  about 11 commands
 assert(#KEYS == 9 and #ARGV == 1, 'purge: wrong number of arguments')
 local bot = ARGV[1]

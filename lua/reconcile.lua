@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- reconcile: compares `depth` of a shard with the sum of the lengths of its queues, and sets it to
--- that. Every other script changes both together, so the difference is an error that stays: a Redis
--- that lost a part of a script with its tail, or keys that a person changed.
+-- reconcile: compares the `depth` of a shard with the sum of the lengths of its queues, and
+-- corrects it. Every other script changes both together, so a difference is a permanent error:
+-- Redis lost a part of a script with its last writes, or a person changed keys.
 --
 -- A bot with events is ready, busy or paused. The caller names the bots whose queues it declares as
--- keys. While it does not name all of these, nothing is compared, and the answer is who is missing:
--- the caller asks again with them too. So the comparison sees one moment, also beside traffic.
+-- keys. If bots are missing, nothing is compared, and the reply names them: the caller repeats the
+-- call with them. So the comparison sees one consistent state, also during traffic.
 --
 -- KEYS  the eight of shared.lua, [9..] q:<bot> per bot
--- ARGV  most bots, bots named, each bot
+-- ARGV  maximum number of bots, number of named bots, each bot
 -- Reply {'SET', depth before as text, depth} | {'MORE', bot...} | {'MANY', bots in the shard}
 -- Cost  7 commands + 1 a bot; 10,000 bots take some 20 ms
 assert(#KEYS >= 8 and #ARGV >= 2 and #ARGV == #KEYS - 6 and tonumber(ARGV[2]) == #KEYS - 8,

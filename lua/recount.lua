@@ -1,11 +1,11 @@
 #!lua
--- recount: puts a dead letter of the pipeline `counters` back, at the tail and with a new sequence:
--- with the old one it would be below what its ad has already. It is counted now, if it can be.
+-- recount: redrives a dead letter of the pipeline `counters`, at the tail and with a new sequence:
+-- the old sequence would be below the one stored with its ad. It is counted now, if possible.
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] dlq
--- ARGV  id of the dead letter, cached ads (most of a generation), slice µs, linger ms, ad or '', n,
+-- ARGV  id of the dead letter, cached ads (maximum of a generation), slice µs, linger ms, ad or '', n,
 --       bot, 1, event as MessagePack
--- Reply 1, or 0 when there is no such dead letter
+-- Reply 1, or 0 if the dead letter does not exist
 -- Cost  about 13 commands
 assert(#KEYS == 14 and #ARGV == 9, 'recount: wrong number of arguments')
 if call('XDEL', KEYS[14], ARGV[1]) == 0 then

@@ -1,18 +1,19 @@
 #!lua flags=allow-oom
--- recover: first command on every new connection, per pipeline and shard. When the server is
--- another process than the data remembers, it may have lost its tail: what lease holders believe
--- to have removed may be back. So every lease of the older run is revoked; nothing is counted.
+-- recover: the first command on every new connection, per pipeline and shard. If the server's run
+-- id differs from the stored one, the server may have lost its last writes: events that lease
+-- holders removed may be back. So every lease of the older run is revoked, without counting an
+-- attempt.
 --
 -- KEYS  the eight of shared.lua
 -- ARGV  run id of the server, slice µs
--- Reply how many leases were revoked, -1 when the run is known
--- Cost  1 command when the run is known, else about 10 + 1 per 64 leases
+-- Reply number of revoked leases, -1 if the run is known
+-- Cost  1 command if the run is known, otherwise about 10 + 1 per 64 leases
 assert(#KEYS == 8 and #ARGV == 2, 'recover: wrong number of arguments')
 local meta = call('HMGET', META, 'run', 'v')
 if meta[1] == ARGV[1] then
   return -1
 end
--- Ready again in the order in which they were granted.
+-- Ready again in the order in which the leases were granted.
 local owners, leased, fences = call('HGETALL', OWN), {}, {}
 for i = 1, #owners, 2 do
   leased[#leased + 1] = owners[i]

@@ -1,11 +1,11 @@
 #!lua
--- redrive: puts one dead letter back into its bot's queue, in order: before the first event with
--- a higher sequence; or at the end with a new sequence, where who handles it passes over what is not
--- above the last. Revokes a running lease, whose holder counted from another head.
+-- redrive: moves one dead letter back into its bot's queue, in order: before the first event with a
+-- higher sequence; or at the end with a new sequence, if its handler skips events up to the last
+-- sequence. Revokes a running lease, because its holder counted from another head.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] q:<bot>
 -- ARGV  id of the dead letter, bot, slice µs, renew (1 or 0)
--- Reply 1, or 0 when there is no such dead letter of this bot
+-- Reply 1, or 0 if this bot has no such dead letter
 -- Cost  about 13 commands, more behind many events that were redriven before
 assert(#KEYS == 10 and #ARGV == 4, 'redrive: wrong number of arguments')
 local DLQ, QUEUE, id, bot = KEYS[9], KEYS[10], ARGV[1], ARGV[2]

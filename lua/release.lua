@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- release: a user is online. The notification that waits longest for that is due now, unless
--- another one was released less than the threshold before.
+-- release: a user is online. The notification that has waited longest for the user becomes due now,
+-- unless another one was released less than the threshold before.
 --
--- Runs on a full Redis: notifications.lua says why it cannot make it fuller for long.
+-- Also runs on a full Redis: notifications.lua explains why it cannot fill it further.
 --
 -- KEYS  the thirteen of notifications.lua, [14] online:<bot> <uid>, [15] user:<bot> <uid>
 -- ARGV  bot, uid, threshold ms
--- Reply 1, or 0 when none waits that is due, or it is too soon
+-- Reply 1, or 0 if no due one waits, or it is too soon
 -- Cost  up to 10 commands
 assert(#KEYS == 15 and #ARGV == 3, 'release: wrong number of arguments')
 local threshold = tonumber(ARGV[3])

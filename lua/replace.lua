@@ -1,6 +1,6 @@
 #!lua
--- replace: queues what replaces all that was counted of an ad before, and caches its new total,
--- which stays cached until that is applied.
+-- replace: queues a replacement of the counters of an ad, and caches its new total, which stays
+-- cached until the replacement is applied.
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua
 -- ARGV  ad, total, slice µs, linger ms, bot, 1, event as MessagePack

@@ -1,13 +1,12 @@
 #!lua
--- restore: has a notification fall due that was found nowhere: at once, or where it waits for its
--- user when it expires.
+-- restore: reschedules a lost notification: immediately, or at its expiry if it waits for its user.
 --
--- The caller saw the record, and no event of it in the queue of its bot. If an event was acted on
--- since, or it has a due time, it was not lost.
+-- The caller saw the record, and no event of it in the queue of its bot. If an event was handled
+-- since, or the notification has a due time, it was not lost.
 --
 -- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>
--- ARGV  id, its `s` as it was seen
--- Reply 1, or 0 when it needs nothing
+-- ARGV  id, its `s` as the caller saw it
+-- Reply 1, or 0 if it was not lost
 -- Cost  up to 12 commands
 assert(#KEYS == 15 and #ARGV == 2, 'restore: wrong number of arguments')
 local note = note_at(14, ARGV[1])

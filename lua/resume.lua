@@ -3,7 +3,7 @@
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot> (with a bot)
 -- ARGV  bot or '' for the whole shard, slice µs
--- Reply 1 when that changed something, else 0
+-- Reply 1 if that changed something, otherwise 0
 -- Cost  about 8 commands
 assert(#KEYS >= 8 and #ARGV == 2, 'resume: wrong number of arguments')
 local bot = ARGV[1]

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- revoke: breaks the lease or park of a bot. Its holder can commit nothing more; the bot is ready
--- again at once unless it is paused or has no events.
+-- revoke: breaks the lease or park of a bot. Its holder cannot commit any more. The bot is ready
+-- again immediately, unless it is paused or has no events.
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>
 -- ARGV  bot, slice µs
--- Reply 1 when there was a lease or park, else 0
+-- Reply 1 if there was a lease or park, otherwise 0
 -- Cost  about 10 commands
 assert(#KEYS == 9 and #ARGV == 2, 'revoke: wrong number of arguments')
 local bot = ARGV[1]

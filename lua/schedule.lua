@@ -1,21 +1,21 @@
 #!lua
 -- schedule: accepts a notification.
 --
--- One that waits for its user stands in the user's sorted set from its due time on, and falls due
--- only when it is released (release.lua) or expires. With a key the caller looks up before which
--- notification has it: `ignore` keeps that one unless it has ended, `replace` cancels it unless it is
--- being sent. One that
--- was accepted just before is kept by `ignore` even if it has ended, unless it was cancelled: the
--- caller repeats a request whose answer was lost. `once` keeps it as long as it is known.
+-- A notification that waits for its user is in the user's sorted set from its due time on, and
+-- becomes due only when it is released (release.lua) or expires. With a key, the caller first looks
+-- up the notification that has it. `ignore` keeps that one unless it has ended; `replace` cancels
+-- it unless it is in flight. `ignore` also keeps a recently accepted one that has ended, unless it
+-- was cancelled, because the caller may repeat a request whose answer was lost. `once` keeps it as
+-- long as its record exists.
 --
 -- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and with a key:
 --       [16] key:<bot> <key> (string: id), [17] n:<id that has the key> and [18] its
 --       online:<bot> <uid> (or again KEYS[14] and KEYS[15])
 -- ARGV  id, bot, uid, type, label, due (ms since 1970, 0: by the delay), delay ms, expires after
 --       (ms from the due time), online (1 or 0), duplicates ('ignore' | 'replace' | 'once' | ''), the id that
---       has the key or '', then names and values of what else the record has
--- Reply {'OK', due (ms), label of the one that was replaced or ''} | {'DUP', due of the one that has
---       the key} | {'AGAIN'}: another one has the key by now
+--       has the key or '', then names and values of the other fields of the record
+-- Reply {'OK', due (ms), label of the replaced one or ''} | {'DUP', due of the one that has
+--       the key} | {'AGAIN'}: another notification got the key meanwhile
 -- Cost  11 commands, with a key up to 11 more
 local REPEAT_MS = 300000
 assert((#KEYS == 15 or #KEYS == 18) and #ARGV >= 11 and #ARGV % 2 == 1,

@@ -1,20 +1,20 @@
--- Shared by every script: placed between a script's first line and its body when it is loaded.
+-- Shared by every script: inserted between a script's first line and its body when it is loaded.
 --
 -- Every script declares the same eight keys of one pipeline and shard first:
 --   KEYS[1] meta    hash       v virtual clock (µs), f last fence, seq last sequence, depth, run, paused,
 --                           open (leases that were handed over)
---   KEYS[2] ctl     sorted set bots that are ready -> score (see join)
+--   KEYS[2] ctl     sorted set ready bots -> score (see join)
 --   KEYS[3] busy    sorted set bots leased or parked -> deadline (ms since 1970)
 --   KEYS[4] own     hash       bot -> fence|acked|start|confirmed of the current lease; confirmed is
---                           0, 1, or 2: handed over to a receiver outside
+--                           0, 1, or 2: handed over to a receiver
 --   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress
 --   KEYS[6] fin     sorted set bot -> last virtual finish (µs), only while ahead of the clock
---   KEYS[7] paused  set        bots that an operator stopped
---   KEYS[8] wake    channel    'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one falls;
---                           'rules <bot>' when those change
+--   KEYS[7] paused  set        bots that an operator paused
+--   KEYS[8] wake    channel    'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one becomes lower;
+--                           'rules <bot>' when its rules change
 --
--- Numbers: everything stays below 2^53. Numbers handed to redis.call keep all digits; numbers
--- joined into a text do not, hence digits().
+-- Numbers: all values stay below 2^53. Numbers passed to redis.call keep all digits; numbers joined
+-- into a text do not, hence digits().
 local META, CTL, BUSY, OWN, ATT, FIN, PAUSED, WAKE =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local call = redis.call
@@ -27,7 +27,7 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
--- Enough of the server's run id to tell two runs apart.
+-- A prefix of the server's run id that is long enough to distinguish runs.
 local function short_run(run)
   return string.sub(run or '', 1, 8)
 end
@@ -37,17 +37,17 @@ local function lowest(key)
   return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
 end
 
--- Tells every process that a score, deadline or due time fell below what they know.
+-- Wakes every process after a score, deadline or due time became lower than they know.
 local function wake(what, before, now)
   if now and (not before or now < before) then
     call('PUBLISH', WAKE, what .. ' ' .. digits(now))
   end
 end
 
--- Puts bots that are neither busy nor paused into the control set; one that is in it keeps its
--- place. A bot whose last finish is at most one slice ahead of the clock `v` joins the quiet class,
--- before every busy bot and first come first served in real time over all shards; any other
--- joins at its last finish, so that draining and coming back gains nothing.
+-- Puts bots that are neither busy nor paused into the control set; a bot that is already in it
+-- keeps its position. A bot whose last finish is at most one slice ahead of the clock `v` joins the
+-- quiet class, before every busy bot, and first come first served in real time over all shards. Any
+-- other bot joins at its last finish, so that draining and returning gives no advantage.
 local function join(bots, v, slice)
   if #bots == 0 then
     return
@@ -73,7 +73,7 @@ local function join(bots, v, slice)
   wake('ready', before, first)
 end
 
--- Of these bots, those that are in neither `busy` nor `paused`.
+-- The bots among these that are in neither `busy` nor `paused`.
 local function at_rest(bots)
   if #bots == 0 then
     return bots
@@ -94,7 +94,7 @@ local function record(sequence, event)
   return '\147\1\207' .. struct.pack('>I8', sequence) .. event
 end
 
--- Moves an event to the dead letters; answers how many of the oldest had to go for it.
+-- Moves an event to the dead letters; returns how many of the oldest were deleted for it.
 local function bury(dead, max, bot, entry, reason, attempts)
   call('XADD', dead, '*', 'bot', bot, 'record', entry, 'reason', reason,
     'attempts', attempts, 'time', digits(NOW_MS))
@@ -104,14 +104,14 @@ local function bury(dead, max, bot, entry, reason, attempts)
   return 0
 end
 
--- The four parts of an `own` or `att` field as numbers.
+-- The four parts of an `own` or `att` field, as numbers.
 local function parts(text)
   local a, b, c, d = string.match(text or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
   return tonumber(a), tonumber(b), tonumber(c), tonumber(d)
 end
 
--- Ends the leases and parks of these bots without a completion; nothing is counted against them.
--- Where they stood ahead of the clock `v` is kept, also for the paused: it gains no turn.
+-- Ends the leases and parks of these bots without a completion, and counts no attempt. Their lead
+-- over the clock `v` is kept, also for paused bots, so that they gain no turn.
 local function revoke(bots, v)
   local finishes, handed = {}, 0
   for i, owner in ipairs(call('HMGET', OWN, unpack(bots))) do
@@ -134,7 +134,8 @@ local function revoke(bots, v)
   end
 end
 
--- Takes a bot out of the control set. Where it stood is kept: leaving and coming back gains no turn.
+-- Removes a bot from the control set. Its position is kept, so that leaving and returning gives no
+-- advantage.
 local function withdraw(bot)
   local score = tonumber(call('ZSCORE', CTL, bot) or 0)
   if score > tonumber(call('HGET', META, 'v') or 0) then
@@ -151,11 +152,12 @@ local function counts(at, queues)
   return at == #ARGV + 1
 end
 
--- Appends events with fresh sequences to queues and lets bots that had none join.
+-- Appends events with fresh sequences to queues; bots that had none become ready.
 -- ARGV[at..last]: per bot its id, a count and that many events; KEYS[first..]: their queues.
 -- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'), dead (key),
 -- dead_max, linger (ms), slice (µs).
--- Answers the number appended, dead-lettered, dropped, and of old dead letters removed.
+-- Returns the numbers of events appended, dead-lettered and dropped, and of old dead letters
+-- deleted.
 local function append(first, at, limits, last)
   local meta = call('HMGET', META, 'seq', 'v', 'depth')
   local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
@@ -196,7 +198,7 @@ local function append(first, at, limits, last)
     local before, until_ms = lowest(BUSY), NOW_MS + limits.linger
     local scores, deadlines = call('ZMSCORE', CTL, unpack(fresh)), {}
     for i, bot in ipairs(fresh) do
-      if not scores[i] then -- one that the reaper put back with an empty queue keeps its place
+      if not scores[i] then -- a bot that the reaper put back with an empty queue keeps its position
         deadlines[#deadlines + 1] = until_ms
         deadlines[#deadlines + 1] = bot
       end

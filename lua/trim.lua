@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- trim: removes entries of a bus stream that everybody has: older than the given offset, and
--- never one that a consumer group of the stream has not taken and acknowledged.
+-- trim: deletes entries of a bus stream that every reader has: older than the given offset, and
+-- never one that a consumer group of the stream has not read and acknowledged.
 --
 -- KEYS  [1] the stream
 -- ARGV  the lowest offset to keep
--- Reply how many entries were removed
+-- Reply number of deleted entries
 -- Cost  2 commands + 1 a consumer group
 assert(#KEYS == 1 and #ARGV == 1, 'trim: wrong number of arguments')
 local STREAM, keep = KEYS[1], ARGV[1]

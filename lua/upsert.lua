@@ -1,17 +1,17 @@
 #!lua
 -- upsert: counts views of an ad whose total was not cached, and caches it.
 --
--- The total is what MongoDB stored plus what is queued. A document that was read while a flush was
--- under way may have some of what is queued: it is refused when something was completed since the
--- miss, or when the head of the queue is not above the last sequence that the document has. Without
--- a stored total, or with a replacement queued, the views are counted and nobody knows the total.
--- Somebody may have cached it meanwhile: then that counts.
+-- The total is the one stored in MongoDB plus the queued views. A document that was read during a
+-- flush may already contain some of the queued views. It is refused if something was completed
+-- since the miss, or if the head of the queue is not above the last sequence of the document.
+-- Without a stored total, or with a queued replacement, the views are counted and the total is
+-- unknown. If another call cached it meanwhile, that total is used.
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<key> (only
 --       with an idempotency key)
--- ARGV  ad, n, cached ads (most of a generation), slice µs, linger ms, idempotency window ms, bot,
+-- ARGV  ad, n, cached ads (maximum of a generation), slice µs, linger ms, idempotency window ms, bot,
 --       1, event as MessagePack, acked as the miss answered it, stored total or '', stored sequence
--- Reply {'OK', new total or ''} | {'AGAIN', acked or ''} | {'DUP', what the first call answered}
+-- Reply {'OK', new total or ''} | {'AGAIN', acked or ''} | {'DUP', reply of the first call}
 -- Cost  about 17 commands
 assert(#KEYS >= 13 and #ARGV == 12, 'upsert: wrong number of arguments')
 local idem, ad, n, room = KEYS[14], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

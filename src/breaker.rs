@@ -1,15 +1,15 @@
-//! A circuit breaker for readers: whether a store answers in time.
+//! A circuit breaker for readers: does a store answer in time?
 //!
-//! A store that hangs refuses nothing, so each reader would wait for it as long as it may. Instead
-//! the first one that waits too long opens the breaker. While it is open, readers are answered
-//! immediately by other means; every quarter of a second one of them is let through as a probe, and
-//! the first answer of the store closes it.
+//! A hanging store reports no error, so each reader would wait for its whole timeout. Instead, the
+//! first reader whose timeout passes opens the breaker. While it is open, readers get an answer
+//! from elsewhere immediately. Every quarter of a second one reader asks the store as a probe, and
+//! the first answer of the store closes the breaker.
 //!
 //! | state | a reader |
 //! |---|---|
-//! | closed | asks the store, and waits for it as long as a reader may |
+//! | closed | asks the store, and waits up to its timeout |
 //! | open | does not ask |
-//! | half open: open for a quarter of a second since the last probe | asks, as the probe |
+//! | half open: a quarter of a second after the last probe | asks, as the probe |
 
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,12 +22,12 @@ use tracing::{info, warn};
 use crate::deadline;
 use crate::metrics as table;
 
-/// From one probe to the next.
+/// Interval between two probes.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
-/// What cannot be done by other means waits for a store that has been silent for less than this.
+/// Work that only the store can do is attempted until the store has been silent for this long.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 
-/// Whether one store answers its readers in time.
+/// The breaker of one store.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     store: &'static str,
@@ -39,7 +39,7 @@ pub(crate) struct Breaker {
 #[derive(Debug, Clone, Copy)]
 struct Open {
     since: Instant,
-    /// When the next probe goes to the store.
+    /// When the next probe is sent to the store.
     probe_at: Instant,
 }
 
@@ -48,32 +48,32 @@ struct Open {
 pub(crate) enum Unanswered<E> {
     /// The breaker is open: the store was not asked.
     Open,
-    /// It did not answer within this time.
+    /// The store did not answer within this time.
     Late(Duration),
-    /// It answered with an error, or cannot be reached.
+    /// The store answered with an error, or is unreachable.
     Failed(E),
 }
 
-/// What a breaker has to know of an error.
+/// The classification of errors for a breaker.
 pub(crate) trait Away {
-    /// Whether the store did not answer. Else it did, with a refusal.
+    /// Whether the store did not answer. Otherwise it answered with a refusal.
     fn is_away(&self) -> bool;
 }
 
 impl Breaker {
-    /// Closed. `store` names it in metrics and the log.
+    /// A closed breaker. `store` names it in metrics and the log.
     pub(crate) fn new(store: &'static str) -> Self {
         Self { store, refused: table::reads_refused(store), open: Mutex::default() }
     }
 
-    /// Asks the store, for `within` at most: or for what is left until the caller's own deadline,
-    /// which says nothing about the store when it passes.
+    /// Asks the store, with the timeout `within`, or the caller's remaining deadline if that is
+    /// shorter. A deadline that passes does not open the breaker.
     ///
     /// # Errors
-    /// When there is no answer in time, or none is waited for.
+    /// If there is no answer in time, or the breaker is open.
     ///
     /// # Cancel safety
-    /// That of the question. One who leaves says nothing about the store.
+    /// That of the question. A cancelled question does not change the breaker.
     pub(crate) async fn read<T, E: Away>(
         &self,
         within: Duration,
@@ -98,11 +98,11 @@ impl Breaker {
         }
     }
 
-    /// Has the store do what it alone can do, for as long as that takes; unless the store has not
-    /// answered for a second.
+    /// Runs work that only the store can do, without a timeout; unless the store has not answered
+    /// for a second.
     ///
     /// # Errors
-    /// When it fails, or the store was not asked.
+    /// If the work fails, or the store was not asked.
     ///
     /// # Cancel safety
     /// That of the work.
@@ -126,7 +126,8 @@ impl Breaker {
         done.map_err(Unanswered::Failed)
     }
 
-    /// Whether the store may be asked by one who minds when it has been silent for `patience`.
+    /// Whether a caller should ask the store, if it accepts a silence of the store up to
+    /// `patience`.
     fn lets_through(&self, patience: Duration) -> bool {
         let mut state = self.state();
         let now = Instant::now();
@@ -143,7 +144,7 @@ impl Breaker {
 
     fn answers(&self) {
         if self.state().take().is_some() {
-            info!(store = self.store, "answers readers again");
+            info!(store = self.store, "the store answers readers again");
         }
     }
 
@@ -156,7 +157,7 @@ impl Breaker {
         if is_news {
             let within = humantime::format_duration(within);
             warn!(store = self.store, %within,
-                "did not answer a reader in time; readers do not wait for it until it answers a probe");
+                "the store did not answer a reader in time; readers skip it until it answers a probe");
         }
     }
 

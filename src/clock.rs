@@ -1,9 +1,9 @@
-//! Time. Code that decides by time asks a [`Clock`], so that tests own it.
+//! Time. Code that depends on time uses a [`Clock`], so that tests can control it.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Where the wall clock's time comes from.
+/// The source of the wall clock's time.
 ///
 /// Deadlines of leases use the monotonic clock of the runtime instead (`tokio::time`), which
 /// tests can pause.
@@ -12,7 +12,7 @@ pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Duration;
 }
 
-/// The clock every part shares.
+/// The clock that all components share.
 pub type SharedClock = Arc<dyn Clock>;
 
 /// The operating system's clock.
@@ -22,24 +22,24 @@ pub struct SystemClock;
 impl Clock for SystemClock {
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
     fn now(&self) -> Duration {
-        // A clock before 1970 is treated as 1970: events then look young, none is lost.
+        // A clock before 1970 is treated as 1970: events then look young, and none is lost.
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
 }
 
-/// Whole milliseconds of a duration, capped.
+/// A duration in whole milliseconds, capped.
 #[must_use]
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whole microseconds of a duration, capped.
+/// A duration in whole microseconds, capped.
 #[must_use]
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since 1970 as people and programs write a time (RFC 3339), in UTC.
+/// Formats milliseconds since 1970 as RFC 3339, in UTC.
 #[must_use]
 pub fn rfc3339(millis: u64) -> String {
     let time = i64::try_from(millis).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());

@@ -1,5 +1,5 @@
-//! Until when whoever asked waits for the answer: known to all that is done for the request, however
-//! deep, so that a store is not asked for what nobody would read.
+//! The deadline of a request, available to all code that works for it, so that no store is asked
+//! for an answer that would come too late.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,7 +10,7 @@ tokio::task_local! {
     static DEADLINE: Instant;
 }
 
-/// Lets all that `work` does know.
+/// Runs `work` with this deadline.
 pub(crate) fn until<T>(
     deadline: Instant,
     work: impl Future<Output = T>,
@@ -18,9 +18,9 @@ pub(crate) fn until<T>(
     DEADLINE.scope(deadline, work)
 }
 
-/// `time`, or what is left until the deadline, if that is less; a millisecond at least, since
-/// servers take zero for as long as it takes. Only for what one caller alone waits for: who shares an
-/// answer must not cut it short for the others.
+/// `time`, or the remaining time until the deadline if that is less; at least a millisecond,
+/// because servers interpret zero as no limit. Only for calls of a single caller: shared calls must
+/// not use the deadline of one caller.
 pub(crate) fn at_most(time: Duration) -> Duration {
     let left = DEADLINE.try_with(|deadline| deadline.duration_since(Instant::now()));
     left.map_or(time, |left| left.max(Duration::from_millis(1)).min(time))

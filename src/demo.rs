@@ -1,8 +1,8 @@
-//! `fairlane demo`: the main job on generated traffic, everything private and local.
+//! `fairlane demo`: the main function on generated events, with private local servers.
 //!
-//! A few very busy bots (campaigns that put thousands of events on the bus at once) among
-//! thousands of quiet ones (Zipf). One handling in a hundred fails and is tried again in order.
-//! At the end, loss and order are checked.
+//! A few very busy bots publish campaigns of thousands of events, beside thousands of quiet ones
+//! (Zipf distribution). One handling in a hundred fails and is retried in order. At the end the
+//! demo checks for lost and reordered events.
 
 mod generator;
 
@@ -27,23 +27,24 @@ use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{PipelineView, Queue};
 
-/// Bots that run campaigns.
+/// Number of bots that run campaigns.
 pub(crate) const BUSY: usize = 5;
-/// Workers of the demo.
+/// Number of workers.
 const WORKERS: usize = 16;
-/// What the handler takes per event; it waits once per slice, as one call of another service would.
+/// Time that the handler takes per event. It waits once per slice, like one call of another
+/// service.
 const HANDLING: Duration = Duration::from_micros(200);
-/// A campaign starts this often.
+/// Interval between two campaigns.
 const CAMPAIGN_EVERY: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_millis(10);
 const REFRESH: Duration = Duration::from_millis(500);
 
-/// What the demo's pipeline is called.
+/// The name of the demo's pipeline.
 const PIPELINE: &str = "demo";
-/// Where the page is if nobody else is there, as in `fairlane serve`.
+/// The address of the page if it is free; the same as of `fairlane serve`.
 const PAGE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 
-/// Where it can be looked at.
+/// The addresses to open.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
     /// The web page.
@@ -52,60 +53,60 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
 }
 
-/// What to run.
+/// The options of the demo.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Tenants.
+    /// Number of bots.
     pub bots: usize,
-    /// Events per second, campaigns aside.
+    /// Events per second without campaigns.
     pub rate: u64,
-    /// For how long events are sent.
+    /// How long events are sent.
     pub seconds: u64,
 }
 
-/// What came out.
+/// The results of the demo.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
-    /// Events put on the bus.
+    /// Published events.
     pub sent: u64,
-    /// Events handled and acknowledged.
+    /// Handled and acknowledged events.
     pub handled: u64,
-    /// Handlings that failed and were repeated.
+    /// Failed and retried handlings.
     pub retried: u64,
-    /// Events never handled.
+    /// Events that were never handled.
     pub lost: u64,
-    /// First handlings out of order.
+    /// Events that were first handled out of order.
     pub reordered: u64,
-    /// From the first event sent to the last acknowledged, seconds.
+    /// Seconds from the first sent event to the last acknowledged one.
     pub seconds: f64,
-    /// Wait of the quiet bots' events from sent to handled, ms.
+    /// Median time from sent to handled of the quiet bots' events, ms.
     pub quiet_p50_ms: f64,
-    /// The same, 99 of 100 wait less.
+    /// The 99th percentile of the same, ms.
     pub quiet_p99_ms: f64,
-    /// Wait of the busy bots' events, ms.
+    /// Median time from sent to handled of the busy bots' events, ms.
     pub busy_p50_ms: f64,
-    /// The same, 99 of 100 wait less.
+    /// The 99th percentile of the same, ms.
     pub busy_p99_ms: f64,
 }
 
-/// One look at the running demo.
+/// A snapshot of the running demo.
 #[derive(Debug, Clone, Default)]
 pub struct Look {
-    /// What is being done.
+    /// The current stage.
     pub stage: &'static str,
-    /// Since the start.
+    /// Time since the start.
     pub elapsed: Duration,
-    /// Events sent and acknowledged so far.
+    /// Number of events sent so far.
     pub sent: u64,
-    /// Acknowledged so far.
+    /// Number of events acknowledged so far.
     pub handled: u64,
-    /// Events per second sent, and acknowledged, since the last look.
+    /// Events per second sent and acknowledged, since the last snapshot.
     pub rates: (f64, f64),
-    /// The queues.
+    /// The state of the queues.
     pub view: PipelineView,
-    /// p50 and p99 of quiet and of busy bots since the last look, ms.
+    /// p50 and p99 of the time from sent to handled, ms, since the last snapshot: of quiet bots.
     pub quiet: (f64, f64),
-    /// Of busy bots.
+    /// The same of busy bots.
     pub busy: (f64, f64),
 }
 
@@ -157,10 +158,10 @@ fn is_busy(bot: &BotId) -> bool {
         .is_some_and(|n| n < BUSY)
 }
 
-/// Runs the demo. `show` is told what happens twice a second.
+/// Runs the demo. Calls `show` twice per second.
 ///
 /// # Errors
-/// When the private Redis fails or nothing moves for a minute.
+/// If the private Redis fails, or if no event moves for a minute.
 pub async fn run(
     options: Options,
     started: impl FnMut(&Addresses),
@@ -225,13 +226,13 @@ async fn perform(
     })
 }
 
-/// [`PAGE`], or a free port.
+/// The address [`PAGE`], or a free port.
 fn page_address() -> SocketAddr {
     let is_free = std::net::TcpListener::bind(PAGE).is_ok();
     if is_free { PAGE } else { SocketAddr::new(PAGE.ip(), 0) }
 }
 
-/// Sends for the given time.
+/// Publishes events for the given time.
 async fn send(
     rig: &Rig,
     options: Options,
@@ -269,10 +270,10 @@ async fn send(
     }
 }
 
-/// Looks twice a second.
+/// Takes snapshots twice per second.
 struct Watcher {
     begun: Instant,
-    /// When, sent and handled at the last look.
+    /// Time, sent events and handled events of the last snapshot.
     last: (Instant, u64, u64),
     work: Arc<Work>,
     queue: Option<Queue>,
@@ -319,7 +320,7 @@ impl Watcher {
     }
 }
 
-/// The lines of one look.
+/// The lines of one snapshot.
 #[must_use]
 pub fn draw(look: &Look) -> String {
     let view = &look.view;

@@ -1,14 +1,14 @@
-//! The history of a run, written down while it happens and judged afterwards.
+//! The history of a run, recorded while it happens and checked afterwards.
 //!
-//! Every process appends what it did to a [`HistoryLog`] of its own: events *sent*, events
-//! *handled*, slices *committed*. A [`Checker`] reads all logs and says whether the promises held:
-//! nothing lost, first handlings in order, one holder committing at a time, nothing handled again
-//! without a reason. It is the judge of `fairlane bench --verify`, `fairlane demo` and the fault
-//! tests, so it knows nothing of how the queues work.
+//! Every process appends its actions to its own [`HistoryLog`]: events *sent*, events *handled*,
+//! slices *committed*. A [`Checker`] reads all logs and verifies the guarantees: no event is lost,
+//! first handlings are in order, one holder commits at a time, no event is handled again without a
+//! reason. `fairlane bench --verify`, `fairlane demo` and the fault tests use it, so it must not
+//! depend on the implementation of the queues.
 //!
-//! The events of one bot are named by their **position**: 0, 1, 2 … in the order in which they
-//! were sent for that bot. Positions may have gaps. The sender puts the position into the event,
-//! the handler reads it back.
+//! The events of one bot are named by their **position**: 0, 1, 2 … in the order in which they were
+//! sent for that bot. Positions may have gaps. The sender puts the position into the event, the
+//! handler reads it back.
 //!
 //! Times are microseconds of the wall clock; several processes must share one machine's clock.
 
@@ -24,7 +24,7 @@ use std::sync::{Mutex, PoisonError};
 
 pub use check::{Checker, Report};
 
-/// How one handling of one event ended.
+/// The result of one handling of one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The effect happened.
@@ -33,20 +33,20 @@ pub enum Outcome {
     Failed,
 }
 
-/// One thing that happened.
+/// A record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record<'a> {
     /// The bus acknowledged an event.
     Sent {
-        /// The tenant.
+        /// The bot.
         bot: &'a str,
         /// The event's position among those sent for this bot.
         event: u32,
     },
-    /// A handler had an event and is through with it. To be written *before* the slice is
-    /// completed; a handling that a kill cut off leaves no record.
+    /// A handler finished an event. To be written *before* the slice is completed; a handling that
+    /// a kill interrupted leaves no record.
     Handled {
-        /// The tenant.
+        /// The bot.
         bot: &'a str,
         /// The event's position.
         event: u32,
@@ -54,35 +54,35 @@ pub enum Record<'a> {
         sequence: u64,
         /// The fence of the lease under which it was handled.
         fence: u64,
-        /// When the handler got it, in µs.
+        /// When the handler started, in µs.
         started: u64,
-        /// When the handler was through, in µs.
+        /// When the handler ended, in µs.
         ended: u64,
-        /// What came of it.
+        /// The result.
         outcome: Outcome,
-        /// The process that did it.
+        /// The process.
         process: u32,
     },
-    /// The queue confirmed that events were taken off it. Unknown answers are not written.
+    /// The queue confirmed that events were removed. Unknown results are not written.
     Committed {
-        /// The tenant.
+        /// The bot.
         bot: &'a str,
-        /// The positions of the events taken off, dead letters included.
+        /// The positions of the removed events, dead letters included.
         events: Cow<'a, [u32]>,
-        /// The fence that was shown.
+        /// The fence in the call.
         fence: u64,
         /// When the (first) call was sent, in µs. A reply may be read long after the next holder
-        /// began; a call sent after that must have been refused.
+        /// started; a call sent after that must have been refused.
         asked: u64,
         /// When the confirmation was read, in µs.
         at: u64,
-        /// The process that did it.
+        /// The process.
         process: u32,
     },
 }
 
-/// One line, fields separated by tabs, the bot last. A bot id holds no control characters, so
-/// nothing needs escaping.
+/// One line, fields separated by tabs, the bot last. A bot id contains no control characters, so no
+/// escaping is necessary.
 impl fmt::Display for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -110,7 +110,7 @@ impl fmt::Display for Record<'_> {
 }
 
 impl<'a> Record<'a> {
-    /// Reads one line without its end. `None` if it is not a record.
+    /// Parses one line without its end. `None` if it is not a record.
     #[must_use]
     pub fn parse(line: &'a str) -> Option<Self> {
         let (kind, rest) = line.split_once('\t')?;
@@ -147,7 +147,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The fields of a line that are still unread.
+/// The unread fields of a line.
 struct Fields<'a>(&'a str);
 
 impl<'a> Fields<'a> {
@@ -162,34 +162,35 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Why a log cannot be judged.
+/// Why a log cannot be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     /// The log cannot be read.
     #[error("the history cannot be read")]
     Read(#[source] io::Error),
-    /// A line that is not a record, and is not the torn end of the log either.
+    /// A line is neither a record nor the incomplete end of the log.
     #[error("line {line} is not a record of the history: {text:?}")]
     Malformed {
         /// Its number, from 1.
         line: usize,
-        /// Its beginning.
+        /// Its start.
         text: String,
     },
 }
 
-/// The log of one process. Nothing is held back in memory: what [`HistoryLog::write`] returned
-/// from is in the file even when the process is killed in the next instruction.
+/// The log of one process. Nothing is buffered in memory: after [`HistoryLog::write`] returns, the
+/// record is in the file even if the process is killed immediately.
 #[derive(Debug)]
 pub struct HistoryLog {
     file: Mutex<File>,
 }
 
 impl HistoryLog {
-    /// Opens a log to append to. One process, one file: a line torn by a kill must be the last.
+    /// Opens a log to append to. Each process needs its own file, because only the last line may be
+    /// incomplete after a kill.
     ///
     /// # Errors
-    /// When the file cannot be opened.
+    /// If the file cannot be opened.
     pub fn append(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(Self { file: Mutex::new(file) })
@@ -198,12 +199,12 @@ impl HistoryLog {
     /// Appends records in one write.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write<'a>(&self, records: impl IntoIterator<Item = Record<'a>>) -> io::Result<()> {
         use fmt::Write as _;
         let mut lines = String::new();
         for record in records {
-            // Writing to a String cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(lines, "{record}");
         }
         self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(lines.as_bytes())

@@ -1,9 +1,9 @@
-//! A ledger that is kept with the queues of a pipeline: per account of a bot, how much of what its
-//! queued events post is not in the durable store yet. With it a total can be told before the events
-//! are handled, and the script that removes an event takes back what it posted.
+//! A ledger beside the queues of a pipeline: per account of a bot, the amounts of queued events
+//! that are not yet in the durable store. With it, Fairlane can return a total before the events
+//! are handled. The script that removes an event also removes its amount.
 //!
-//! The scripts keep it (`lua/ledger.lua`), the fan-out posts to it, and a completion takes from it
-//! what leaves the queue ([`LedgerEntry`]).
+//! The scripts store it (`lua/ledger.lua`), the fan-out adds to it, and a completion removes the
+//! amounts of the settled events ([`LedgerEntry`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use crate::event::Event;
 use crate::id::Sequence;
 
-/// What amounts are posted to. Any text; the pipeline gives it a meaning.
+/// An account: any text that is meaningful to the pipeline.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Account(Arc<str>);
 
 impl Account {
-    /// The text of it.
+    /// The account as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -42,64 +42,64 @@ impl fmt::Debug for Account {
     }
 }
 
-/// An amount that an event posts when it enters its queue.
+/// An amount that an event adds to the ledger when it is queued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Posting {
-    /// To which account.
+    /// The account.
     pub account: Account,
-    /// How much.
+    /// The amount.
     pub amount: u64,
 }
 
-/// What the ledger has of an event while it is queued.
+/// The effect of a queued event on its account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// It adds so much.
+    /// It adds this amount.
     Add(u64),
-    /// It replaces what the account had.
+    /// It replaces the total of the account.
     Replace,
 }
 
-/// What a handler says of an event that it settled: taken out of the ledger with it.
+/// The ledger entry of a settled event, which leaves the ledger with the event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LedgerEntry {
-    /// Its place in the slice, from 0.
+    /// The index of the event in the slice, from 0.
     pub index: usize,
-    /// Which account.
+    /// The account.
     pub account: Account,
-    /// What the event does to it.
+    /// The effect of the event.
     pub change: Change,
 }
 
-/// How the events of a pipeline are posted.
+/// How the events of a pipeline use the ledger.
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
-    /// The event as it is queued, and what it posts; `None`: nothing.
+    /// The event to queue, and its ledger entry; `None`: no entry.
     fn enter(&self, event: &Event) -> (Event, Option<Posting>);
 
-    /// What the ledger has of a queued event; `None`: nothing. Asked for events that leave the queue
-    /// without an entry of the handler.
+    /// The ledger entry of a queued event; `None`: no entry. Called for events that leave the queue
+    /// without an entry from the handler.
     fn entry(&self, event: &Event) -> Option<(Account, Change)>;
 
     /// Maximum number of accounts of a bot whose totals one generation caches.
     fn cached_accounts(&self) -> u64;
 
-    /// Called when so much was posted by events of the bus.
+    /// Called with the amount that events of the bus added.
     fn posted(&self, amount: u64) {
         let _ = amount;
     }
 }
 
-/// What some events take out of the ledger that leave their queue together.
+/// The sum of the ledger entries of events that leave their queue together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leaving {
-    /// The sequence of the last of them.
+    /// The sequence of the last event.
     pub last: Sequence,
-    /// Per account: the amount, and how many replacements.
+    /// Per account: the amount, and the number of replacements.
     pub accounts: BTreeMap<Account, (u64, u64)>,
 }
 
 impl Leaving {
-    /// Adds an event.
+    /// Adds the entry of an event.
     pub fn add(&mut self, sequence: Sequence, account: Account, change: Change) {
         self.last = sequence;
         let (amount, replacements) = self.accounts.entry(account).or_default();

@@ -15,9 +15,9 @@
 //!
 //! The core, which names no product:
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`id`], [`event`], [`filter`], [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire forms, globs and CEL, time, what a pipeline keeps beside its queues and what kind it is of |
+//! | [`id`], [`event`], [`filter`], [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire formats, globs and CEL, time, the ledger and the kind of a pipeline |
 //! | [`keyspace`] | Redis: connections, the key table, one typed call per script in `lua/` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
 //! | [`admission`] | admission control and quotas |
@@ -25,40 +25,40 @@
 //! | [`queue`] | one pipeline's queues: the ordering contract, leases, operators' commands |
 //! | [`pool`] | dispatcher, workers, committer; the retry policy; the worker target |
 //! | [`handler`] | `trait Handler` and the handlers `log` and `push` |
-//! | [`outbound`] | calls to HTTP servers of others: the address rules, signatures |
-//! | [`pressure`] | how slow a store is, and how much of the work that needs it should go on |
+//! | [`outbound`] | calls to other HTTP servers: the address rules, signatures |
+//! | [`pressure`] | how slow a store is, and the share of the work for it that should continue |
 //!
 //! The products, each with its records, handler, stores, scripts, keys and gauges:
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`product`] | the seam: what a product says of its pipeline, and what runs of it |
+//! | [`product`] | the interface of a product: its pipeline, and what runs of it |
 //! | [`counters`] | views of ads, counted in Redis and written to `MongoDB` |
-//! | [`notifications`] | delayed notifications: accepted, released, sent; the circuit breaker |
-//! | [`automations`] | rules of bots: what they say, what they decide, what is done then |
+//! | [`notifications`] | delayed notifications: scheduling, release, sending; the circuit breaker |
+//! | [`automations`] | rules of bots: their form, their decisions, their effects |
 //!
 //! Around them:
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | `http` | the second entrance: routes, tokens, problems, the `OpenAPI` document, the pages |
+//! | `http` | the HTTP interface: routes, tokens, problems, the `OpenAPI` document, the pages |
 //! | [`store`] | `MongoDB`: the client, grouped writes, the private server |
-//! | [`app`] | puts it together |
-//! | [`presence`] | what the running processes say of themselves: rates, workers |
-//! | `trend` | how the pipelines did in the last 15 minutes, for charts |
-//! | `private` | what the private servers, Redis and `MongoDB`, have in common |
-//! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, stopping, every metric, logging |
-//! | [`history`] | judges what happened: loss, order, holders, repetitions |
+//! | [`app`] | builds and runs an instance |
+//! | [`presence`] | the registry of running processes: rates, workers |
+//! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
+//! | `private` | the common part of the private servers, Redis and `MongoDB` |
+//! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
+//! | [`history`] | checks a recorded run: loss, order, holders, repetitions |
 //!
 //! # Invariants
 //!
 //! 1. A queue that is not empty belongs to a bot that is in exactly one of: the control set; the
-//!    busy set (leased or parked); paused and not busy. Nobody is forgotten.
+//!    busy set (leased or parked); paused and not busy. No bot is forgotten.
 //! 2. At most one live fence per bot; a stale fence commits nothing.
 //! 3. An event leaves its queue only through a fenced completion after its effect, or into the
 //!    dead letters or the delayed events in the same script.
-//! 4. Events of one bot are handled in the order of the queue; a retry holds that bot's head,
-//!    nobody else's.
+//! 4. Events of one bot are handled in the order of the queue; a retry blocks that bot's queue,
+//!    and no other.
 //! 5. The depth of a shard is the sum of its queues' lengths.
 //!
 //! # Use as a library

@@ -1,14 +1,14 @@
-//! Stopping in three stages.
+//! The three stages of a stop.
 //!
-//! 1. **Leaving**: `/readyz` answers 503, so that balancers send requests elsewhere. Everything else
-//!    goes on: connections are accepted, requests answered, events handled. Starts with the first
-//!    SIGTERM or SIGINT and lasts `shutdown_delay`.
-//! 2. **Soft**: take no new work, finish what was begun. Starts after the delay, or when a part of
-//!    the process gives up and cancels [`Shutdown::soft`].
-//! 3. **Hard**: stop at the next await. Starts when the grace is over, or at a second signal.
+//! 1. **Leaving**: `/readyz` answers 503, so that load balancers send requests elsewhere.
+//!    Everything else continues: connections are accepted, requests answered, events handled.
+//!    Starts with the first SIGTERM or SIGINT and lasts `shutdown_delay`.
+//! 2. **Soft**: accept no new work, finish the work in progress. Starts after the delay, or when a
+//!    part of the process fails and cancels [`Shutdown::soft`].
+//! 3. **Hard**: stop at the next await. Starts when the grace period ends, or at a second signal.
 //!
-//! Every task is spawned on the tracker, so the process ends when the last one has. What a hard
-//! stop cuts off is not lost: its lease runs out and another consumer handles the slice again.
+//! Every task is spawned on the tracker, so the process ends after the last task. A hard stop loses
+//! nothing: an interrupted slice's lease expires, and another worker handles the slice again.
 
 use std::future::Future;
 use std::io;
@@ -22,19 +22,20 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// After the hard stop, tasks have this long to end.
+/// Time that tasks get to end after the hard stop.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The stages and the tasks they wait for. Clones share both.
+/// The stages, and the tasks to wait for. Clones share both.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
-    /// Cancelled: not ready any more, so that nothing new is sent here; what comes is still done.
+    /// Cancelled: not ready any more. Load balancers should stop sending requests; requests are
+    /// still answered.
     pub leaving: CancellationToken,
-    /// Cancelled: take no new work, finish what was begun. Implies `leaving`.
+    /// Cancelled: accept no new work, finish the work in progress. Implies `leaving`.
     pub soft: CancellationToken,
     /// Cancelled: stop at the next await. Implies `soft`.
     pub hard: CancellationToken,
-    /// Every task of the process.
+    /// All tasks of the process.
     pub tracker: TaskTracker,
 }
 
@@ -45,7 +46,7 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// Nothing is stopping.
+    /// A process that is not stopping.
     #[must_use]
     pub fn new() -> Self {
         let hard = CancellationToken::new();
@@ -64,17 +65,17 @@ impl Shutdown {
         self.tracker.spawn(task)
     }
 
-    /// From now on SIGTERM and SIGINT stop this process in stages instead of killing it: the first
-    /// cancels `leaving`, and `delay` later `soft`; `grace` after that, or at the second signal,
-    /// `hard` is cancelled. The grace runs too when `soft` is cancelled by something else.
+    /// Makes SIGTERM and SIGINT stop this process in stages instead of killing it. The first signal
+    /// cancels `leaving`; `delay` later `soft` is cancelled; `grace` after that, or at the second
+    /// signal, `hard`. The grace period also starts if another component cancels `soft`.
     ///
     /// # Errors
-    /// When the operating system refuses a signal handler.
+    /// If the operating system refuses a signal handler.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     pub fn listen_for_signals(&self, delay: Duration, grace: Duration) -> io::Result<()> {
-        // Before the task is spawned: a signal that comes at once must find its handler.
+        // Registered before the task is spawned, so that an immediate signal finds its handler.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let signals = stream::poll_fn(move |context| {
@@ -86,7 +87,7 @@ impl Shutdown {
         let listening = self.clone().escalate(signals, delay, grace);
         #[expect(
             clippy::disallowed_methods,
-            reason = "a process that is done must not wait for a signal"
+            reason = "a finished process must not wait for a signal"
         )]
         drop(tokio::spawn(listening));
         Ok(())
@@ -123,19 +124,19 @@ impl Shutdown {
             Some(signal) = signals.next() => tracing::warn!(signal, "stopping immediately"),
             () = tokio::time::sleep(grace) => {
                 if !self.tracker.is_empty() {
-                    tracing::warn!(tasks = self.tracker.len(), "the grace is over: stopping at once");
+                    tracing::warn!(tasks = self.tracker.len(), "the grace period is over; stopping immediately");
                 }
             }
         }
         self.hard.cancel();
     }
 
-    /// Waits until every task that was spawned has ended; after the hard stop at most two seconds,
-    /// because what waits for a store that does not answer may wait long. Does not make them end:
-    /// that takes `soft` or `hard`.
+    /// Waits until every spawned task has ended; after the hard stop at most two seconds, because a
+    /// task may wait long for a store that does not answer. Does not stop the tasks: cancel `soft`
+    /// or `hard` for that.
     ///
     /// # Cancel safety
-    /// Nothing is lost; it can be called again.
+    /// Nothing is lost; the call can be repeated.
     pub async fn wait(&self) {
         self.tracker.close();
         let late = async {
@@ -146,7 +147,7 @@ impl Shutdown {
             biased;
             () = self.tracker.wait() => {}
             () = late => {
-                tracing::warn!(tasks = self.tracker.len(), "not everything ended in time; leaving it");
+                tracing::warn!(tasks = self.tracker.len(), "some tasks did not end in time; exiting without them");
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The `fairlane` command: reads the command line, sets up logging, runs, tells the exit code.
+//! The `fairlane` command: parses the command line, sets up logging, runs the command, returns the
+//! exit code.
 
 use std::process::ExitCode;
 
@@ -10,15 +11,15 @@ use fairlane::telemetry;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Who asks must not wait until 2 MiB at a time are cleared because a burst of connections needs
-    // some memory. A private Redis inherits it, and advises the same. Where it is not allowed, it only
-    // takes longer.
+    // Transparent huge pages are cleared 2 MiB at a time, which delays requests when a burst of
+    // connections needs memory. A private Redis inherits the setting, and advises it as well. If it
+    // is not permitted, requests only take longer.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             let exit = if error.use_stderr() { Exit::Usage } else { Exit::Good };
-            // Nobody is left to tell that the message could not be printed.
+            // The message could not be printed, so there is no way to report this.
             drop(error.print());
             return code(exit);
         }

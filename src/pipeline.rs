@@ -1,34 +1,34 @@
-//! What kind of pipeline a product makes of its own. A pipeline that no product has is of the
-//! default kind.
+//! The properties that a product sets for its own pipeline. Other pipelines have the default
+//! properties.
 
 use std::sync::Arc;
 
 use crate::ledger::Ledger;
 
-/// How the queues of a pipeline differ from others.
+/// The differences between the queues of a pipeline and ordinary ones.
 #[derive(Debug, Clone, Default)]
 pub struct Kind {
-    /// The pipeline has entrances of its own: no event of the bus is copied for it.
+    /// The pipeline has its own entry points: no event of the bus is copied for it.
     pub off_bus: bool,
-    /// Of the events of its types, only those are copied that it wants for their bot.
+    /// Selects which events of its types are copied for their bot.
     pub selective: bool,
-    /// Attributes that it sets on events of its own: those of the bus lose them.
+    /// Attributes that it sets on its own events: they are removed from events of the bus.
     pub reserved: &'static [&'static str],
-    /// What its events post while they are queued; `None`: nothing.
+    /// The ledger of its events; `None`: no ledger.
     pub ledger: Option<Arc<dyn Ledger>>,
-    /// A dead letter that is put back gets a new sequence, for a handler that passes over what is
-    /// not above the last one it saw.
+    /// Whether a redriven dead letter gets a new sequence, for a handler that skips events up to
+    /// the highest sequence it has seen.
     pub renews: bool,
     /// Why operators cannot purge its queues; `None`: they can.
     pub protected: Option<Protected>,
 }
 
-/// Why the events of a pipeline are not purged.
+/// Why the events of a pipeline cannot be purged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Protected {
-    /// The name of the problem over HTTP: `urn:fairlane:problem:<code>`.
+    /// The code of the HTTP problem: `urn:fairlane:problem:<code>`.
     pub code: &'static str,
-    /// For people: why, and what to do instead.
+    /// The explanation for users: why, and what to do instead.
     pub reason: &'static str,
 }

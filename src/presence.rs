@@ -1,6 +1,6 @@
-//! What the processes say of themselves: every few seconds each one notes in Redis who it is and how
-//! fast its pipelines go. Adds up to the rates and workers of the whole fleet, for operators; and while a
-//! process is heard, the bus keeps what its pipelines have yet to get.
+//! The registry of running processes. Every few seconds each process writes its identity and the
+//! rates of its pipelines to Redis. Operators see the sums over all processes. And while a process
+//! is registered, the bus keeps the entries that its pipelines still need.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,86 +20,87 @@ use crate::keyspace::{Link, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::notifications::{Breaker, Gates};
 
-/// Between two notes; rates are means over this time.
+/// Interval of updates; rates are means over this time.
 const BEAT: Duration = Duration::from_secs(5);
-/// Between two tries of the first note.
+/// Pause between two attempts at the first update.
 const FIRST: Duration = Duration::from_millis(250);
-/// A process that is silent this long is gone.
+/// A process without an update for this long counts as gone.
 const SILENT: Duration = Duration::from_secs(16);
-/// At the end, to say so.
+/// Timeout of the deregistration at the end.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// Hosts that a process tells of.
+/// Maximum number of hosts per process.
 const BREAKERS_MAX: usize = 20;
 
-/// Counts what one process does for one pipeline.
+/// Counters of one process for one pipeline.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Events this process put into queues.
+    /// Number of events copied into queues.
     pub queued: AtomicU64,
-    /// Events this process took out of queues.
+    /// Number of events removed from queues.
     pub settled: AtomicU64,
-    /// Slices in the hands of its workers.
+    /// Number of slices being handled.
     pub busy: AtomicUsize,
-    /// How many workers it wants now.
+    /// The current target number of workers.
     pub target: AtomicUsize,
-    /// How many it may have; 0: it does not handle this pipeline.
+    /// The maximum number of workers; 0: the process does not handle this pipeline.
     pub max: usize,
 }
 
-/// The pace of one pipeline, in one process or all of them.
+/// The rates and workers of one pipeline, in one process or all of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Pace {
-    /// Events a second copied from the bus into queues.
+    /// Events per second copied from the bus into queues.
     pub queued_per_second: f64,
-    /// Events a second that left the queues: done, dead or delayed.
+    /// Events per second that left the queues: done, dead or delayed.
     pub settled_per_second: f64,
-    /// Workers with a slice in their hands.
+    /// Busy workers.
     pub workers_busy: usize,
-    /// Workers wanted now.
+    /// The target number of workers.
     pub workers_target: usize,
-    /// Workers allowed (`workers.max`).
+    /// The maximum number of workers (`workers.max`).
     pub workers_max: usize,
 }
 
 /// One running process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its id, new with every start.
+    /// Its id, new at every start.
     pub id: String,
     /// The name of its machine.
     pub host: String,
-    /// Its id there.
+    /// Its process id on that machine.
     pub pid: u32,
     /// Its version of Fairlane.
     pub version: String,
-    /// What it does: `ingest`, `work`, `http`, `schedule`.
+    /// Its roles: `ingest`, `work`, `http`, `schedule`.
     pub roles: Vec<String>,
     /// When it started, ms since 1970 by its own clock.
     pub started_ms: u64,
     /// Its pipelines.
     pub pipelines: BTreeMap<PipelineName, Pace>,
-    /// Hosts that get no notifications from it for a while: at most 20, the worst first.
+    /// Hosts with an open circuit breaker: at most 20, those with the largest numbers of failures
+    /// first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub breakers: Vec<Breaker>,
 }
 
-/// The processes that were heard within the last 16 s, by host and start.
+/// The processes with an update in the last 16 s, sorted by host and start.
 ///
 /// # Errors
-/// When Redis does not answer or refuses.
+/// If Redis is unavailable or refuses.
 pub async fn processes(link: &Link) -> Result<Vec<Process>, StoreError> {
     let key = keys::processes(link.prefix());
     let look = Beat { key: &key, id: "", says: "", ttl_ms: millis(SILENT) };
     let said = link.call(&look).await?;
-    // One of another version may say it in other words.
+    // Another version may use another format.
     let mut found: Vec<Process> =
         said.iter().filter_map(|words| serde_json::from_str(words).ok()).collect();
     found.sort_by(|a, b| (&a.host, a.started_ms, a.pid).cmp(&(&b.host, b.started_ms, b.pid)));
     Ok(found)
 }
 
-/// What `processes` do together for `pipeline`.
+/// The sum over `processes` for `pipeline`.
 #[must_use]
 pub fn pace(processes: &[Process], pipeline: &PipelineName) -> Pace {
     let mut sum = Pace::default();
@@ -114,7 +115,7 @@ pub fn pace(processes: &[Process], pipeline: &PipelineName) -> Pace {
 }
 
 impl Meter {
-    /// The pace since `last`, `seconds` ago, and what is counted now.
+    /// The rates since `last`, `seconds` ago, and the current counts.
     fn pace(&self, last: (u64, u64), seconds: f64) -> (Pace, (u64, u64)) {
         let counted = (self.queued.load(Ordering::Relaxed), self.settled.load(Ordering::Relaxed));
         let rate = |now: u64, then: u64| {
@@ -133,8 +134,8 @@ impl Meter {
     }
 }
 
-/// Notes what this process does until the soft stop, and that it goes. `started` since 1970. The
-/// answer becomes true with the first note.
+/// Updates the registry until the soft stop, and then deregisters. `started` is the time since
+/// 1970. The returned value becomes true after the first update.
 pub(crate) fn begin(
     meters: BTreeMap<PipelineName, Arc<Meter>>,
     gates: Option<Arc<Gates>>,
@@ -185,7 +186,7 @@ async fn beat(
         let beat = Beat { key: &key, id: &process.id, says: &says, ttl_ms: millis(SILENT) };
         match link.call(&beat).await {
             Ok(_) => drop(heard.send_replace(true)),
-            Err(error) => debug!(%error, "cannot say that this process runs"),
+            Err(error) => debug!(%error, "cannot register this process"),
         }
         let pause = if *heard.borrow() { BEAT } else { FIRST };
         tokio::select! {

@@ -1,10 +1,10 @@
-//! How slow a store is, compared with what it usually is; and how much of the work that needs it
-//! should go on.
+//! Adaptive backpressure: how slow a store is compared to its usual latency, and the share of the
+//! work for it that should continue.
 //!
-//! A store that slows down is not helped by more workers that wait for it. The share is what it
-//! usually takes, with much tolerance, over what it takes now: with a store ten times as slow, about
-//! two fifths of the workers go on. Usual is the best second of the last minute: a store that stays
-//! slow for longer is what it is, and is used as before.
+//! More workers do not help a slow store. The share is the usual latency, times a tolerance,
+//! divided by the current latency. With a store ten times as slow as usual, about two fifths of the
+//! workers continue. The usual latency is the best second of the last minute. A store that stays
+//! slow for longer counts as normal again, and gets the full load.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -13,53 +13,53 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many times the usual latency is still good.
+/// The latency counts as good up to this multiple of the usual one.
 const TOLERANCE: f64 = 4.0;
-/// The least share.
+/// The minimum share.
 const LEAST: f64 = 1.0 / 16.0;
-/// How much one call moves the average.
+/// The weight of one call in the moving average.
 const STEP: f64 = 1.0 / 16.0;
-/// Seconds of which the best is the usual one.
+/// Number of seconds whose best average is the usual latency.
 const SECONDS: usize = 60;
 const WHOLE: u32 = 10_000;
 
-/// How slow one store is.
+/// The latency statistics of one store.
 #[derive(Debug)]
 pub struct Pressure {
-    /// Up to this latency it is never slow.
+    /// The store never counts as slow up to this latency.
     never_slow: Duration,
     began: Instant,
-    /// In ten thousandths.
+    /// The share in ten thousandths.
     share: AtomicU32,
     seen: Mutex<Seen>,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// The average of late, s.
+    /// The moving average of the latency, s.
     recent: Option<f64>,
     second: u64,
-    /// The least average of this second.
+    /// The lowest average of the current second.
     best: f64,
-    /// The same of those before.
+    /// The lowest averages of the previous seconds.
     history: VecDeque<f64>,
 }
 
 impl Pressure {
-    /// A store that is not slow. Up to `never_slow` it never is.
+    /// A store that is not slow. It never counts as slow up to the latency `never_slow`.
     #[must_use]
     pub fn new(never_slow: Duration) -> Self {
         let (began, share) = (Instant::now(), AtomicU32::new(WHOLE));
         Self { never_slow, began, share, seen: Mutex::default() }
     }
 
-    /// A call took so long.
+    /// Notes the latency of a call.
     pub fn observe(&self, took: Duration) {
         self.observe_at(took, self.began.elapsed());
     }
 
     fn observe_at(&self, took: Duration, now: Duration) {
-        // Whoever finds it taken leaves it to the others.
+        // Another thread holds the lock and updates the statistics.
         let Ok(mut seen) = self.seen.try_lock() else { return };
         let took = took.as_secs_f64();
         let recent = seen.recent.map_or(took, |recent| recent + STEP * (took - recent));
@@ -87,7 +87,7 @@ impl Pressure {
         self.share.store((share * f64::from(WHOLE)) as u32, Ordering::Relaxed);
     }
 
-    /// How much of the work that needs the store should go on: 1/16 to 1.
+    /// The share of the work for the store that should continue: 1/16 to 1.
     #[must_use]
     pub fn share(&self) -> f64 {
         f64::from(self.share.load(Ordering::Relaxed)) / f64::from(WHOLE)

@@ -1,5 +1,5 @@
-//! What the private servers have in common: a directory under the data directory, with a lock, a
-//! log, and a program that runs on when the process that started it is gone.
+//! The common part of the private servers: a directory under the data directory with a lock and a
+//! log, and a program that continues to run after the process that started it has ended.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::sleep;
 
-/// How often a server that starts or stops is looked at.
+/// Interval of checks of a server that starts or stops.
 pub(crate) const POLL: Duration = Duration::from_millis(20);
-/// How much of the server's log an error quotes.
+/// Maximum size of the part of the server's log that an error quotes.
 const LOG_TAIL_BYTES: u64 = 2_048;
-/// A server says at most so much while it starts.
+/// Maximum size of the log of one start.
 const START_LOG_BYTES: u64 = 64 * 1_024;
 
 /// A file or directory that cannot be used.
@@ -36,12 +36,12 @@ impl Unusable {
 pub(crate) struct Home {
     /// Absolute, because the server and later processes have other working directories.
     pub(crate) dir: PathBuf,
-    /// What the server says.
+    /// The log of the server.
     pub(crate) log: PathBuf,
 }
 
 impl Home {
-    /// Creates `data_dir/server` with mode 0700; the log in it is `server.log`.
+    /// Creates `data_dir/server` with mode 0700. Its log is `server.log`.
     pub(crate) fn create(data_dir: &Path, server: &str) -> Result<Self, Unusable> {
         let wanted = data_dir.join(server);
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&wanted);
@@ -49,13 +49,13 @@ impl Home {
         Ok(Self { log: dir.join(format!("{server}.log")), dir })
     }
 
-    /// Waits for the lock that starting and stopping are serialised by; the file that is returned
-    /// holds it until it is dropped.
+    /// Waits for the lock that serialises starts and stops. The returned file holds it until it is
+    /// dropped.
     pub(crate) async fn lock(&self) -> Result<File, Unusable> {
         let path = self.dir.join("lock");
         let file = open_to_lock(&path)?;
-        // Asked again and again instead of blocking, so that a cancelled start leaves no thread
-        // behind that would take the lock.
+        // Polls instead of blocking, so that a cancelled start leaves no thread behind that would
+        // take the lock.
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
@@ -65,12 +65,12 @@ impl Home {
         }
     }
 
-    /// How long the log is.
+    /// The length of the log.
     pub(crate) fn logged(&self) -> u64 {
         std::fs::metadata(&self.log).map_or(0, |log| log.len())
     }
 
-    /// Whether something was logged since the log had `from` bytes.
+    /// Whether the log has grown since it had `from` bytes.
     pub(crate) fn says(&self, from: u64, what: &str) -> bool {
         let read = || {
             let mut log = File::open(&self.log)?;
@@ -82,13 +82,13 @@ impl Home {
         read().unwrap_or(false)
     }
 
-    /// The log, to be appended to.
+    /// The log, opened to append.
     pub(crate) fn open_log(&self) -> Result<File, Unusable> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log);
         log.map_err(Unusable::at(&self.log))
     }
 
-    /// The end of what was logged since the log had `from` bytes.
+    /// The end of the part of the log that follows `from` bytes.
     pub(crate) fn tail(&self, from: u64) -> String {
         let read = || {
             let mut log = File::open(&self.log)?;
@@ -102,7 +102,7 @@ impl Home {
     }
 }
 
-/// Opens a file that is there to be locked, and creates it if need be.
+/// Opens a lock file, and creates it if necessary.
 pub(crate) fn open_to_lock(path: &Path) -> Result<File, Unusable> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     file.map_err(Unusable::at(path))
@@ -112,8 +112,8 @@ pub(crate) fn open_to_lock(path: &Path) -> Result<File, Unusable> {
 pub(crate) fn outliving(command: &mut Command) -> &mut Command {
     command
         .stdin(Stdio::null())
-        // Ctrl-C goes to the whole group of the terminal: the server must outlive the clients that
-        // are still finishing.
+        // Ctrl-C signals the whole process group of the terminal: the server must outlive clients
+        // that are still finishing.
         .process_group(0)
         .kill_on_drop(false)
 }

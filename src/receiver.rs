@@ -1,5 +1,5 @@
-//! A small receiver for tests: takes notifications and pushes, checks their signatures, knows what
-//! it got before, and fails on purpose. It keeps nothing; `fairlane receiver` prints what it tells.
+//! A small receiver for tests: accepts notifications and pushes, checks their signatures, detects
+//! repetitions, and fails on purpose. It stores nothing; `fairlane receiver` prints its reports.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -21,47 +21,47 @@ use crate::id::BotId;
 use crate::lifecycle::Shutdown;
 use crate::outbound::sign::{self, Secret, Unsigned};
 
-/// Largest body that is taken: more than a push of a hundred events of the largest kind has.
+/// Maximum size of a body: larger than a push of a hundred events of the maximum size.
 const BODY_MAX: usize = 128 << 20;
-/// Ids that are remembered; the oldest are forgotten.
+/// Maximum number of remembered ids; the oldest are forgotten first.
 const KNOWN_MAX: usize = 100_000;
-/// What is said of a body, in characters.
+/// Maximum length of a body in a report, in characters.
 const SHOWN: usize = 200;
-/// A lease is completed within this.
+/// Timeout of completing a lease.
 const COMPLETE: Duration = Duration::from_secs(10);
 
-/// How it behaves.
+/// The behaviour of the receiver.
 #[derive(Debug, Clone)]
 pub(crate) struct Behaviour {
-    /// Keys of single bots, as `fairlane secret` prints them.
+    /// Keys of single bots, in the form of `fairlane secret`.
     pub(crate) keys: Vec<Secret>,
-    /// `callbacks.secrets`: a push names its bot, and so its key.
+    /// `callbacks.secrets`: a push names its bot, which determines the key.
     pub(crate) secrets: Vec<Secret>,
     /// The share of calls that fail on purpose.
     pub(crate) fail: f64,
-    /// What they are answered.
+    /// The status of those calls.
     pub(crate) status: StatusCode,
-    /// And when they may come again.
+    /// Their `Retry-After`.
     pub(crate) retry_after: Option<Duration>,
-    /// How long every call takes; with `complete_at` how long until it is completed.
+    /// Response time of every call; with `complete_at`, the time until the completion.
     pub(crate) delay: Duration,
-    /// Pushes are answered 202 first, and their leases completed there.
+    /// The Fairlane whose pushes get 202 and are completed afterwards.
     pub(crate) complete_at: Option<Url>,
-    /// Whether the headers are told too.
+    /// Whether reports contain the headers.
     pub(crate) headers: bool,
 }
 
-/// One call, or the end of a lease.
+/// A report of one call, or of the end of a lease.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Told {
-    /// When, RFC 3339.
+    /// The time, RFC 3339.
     pub(crate) time: String,
     pub(crate) method: String,
     pub(crate) path: String,
-    /// What it was answered; absent where there is no answer.
+    /// The status of the answer; absent without an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<u16>,
-    /// `good`, `none`, `old`, `wrong`, or `unchecked` where there is no key.
+    /// `good`, `none`, `old`, `wrong`, or `unchecked` without a key.
     pub(crate) signature: &'static str,
     /// `webhook-id`.
     pub(crate) id: String,
@@ -71,11 +71,11 @@ pub(crate) struct Told {
     pub(crate) push: Option<ToldPush>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) headers: Vec<(String, String)>,
-    /// The beginning of the body.
+    /// The start of the body.
     pub(crate) body: String,
 }
 
-/// What a push says.
+/// The content of a push.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ToldPush {
     pub(crate) bot: String,
@@ -83,11 +83,11 @@ pub(crate) struct ToldPush {
     pub(crate) attempt: u64,
     /// The ids of its events.
     pub(crate) events: Vec<String>,
-    /// How many of them were answered with success before.
+    /// Number of events that were answered with success before.
     pub(crate) again: usize,
 }
 
-/// The part of a push that is looked at.
+/// The part of a push that the receiver reads.
 #[derive(Debug, Deserialize)]
 struct Push {
     bot: String,
@@ -134,20 +134,20 @@ struct Receiver {
     tell: Box<Tell>,
 }
 
-/// Receives until `shutdown` stops it. `tell` is told of every call once it is answered.
+/// Receives until `shutdown` stops it. Calls `tell` for every answered call.
 ///
 /// # Errors
-/// When nothing can be accepted any more, or no HTTP client can be made.
+/// If it cannot accept connections any more, or cannot create the HTTP client.
 pub(crate) async fn run(
     listener: TcpListener,
     behaviour: Behaviour,
     shutdown: &Shutdown,
     tell: impl Fn(&Told) + Send + Sync + 'static,
 ) -> io::Result<()> {
-    // The first one in the process wins; whichever it is does.
+    // Only the first call in a process installs the provider; any provider will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = || reqwest::Client::builder().no_proxy();
-    // A machine without certificates of authorities can still complete at http:// URLs.
+    // A machine without CA certificates can still complete leases at http:// URLs.
     let client = client().build().or_else(|_| client().tls_certs_only([]).build());
     let client = client.map_err(io::Error::other)?;
     let (known, tell) = (Mutex::default(), Box::new(tell));
@@ -187,7 +187,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, request: Request) -> Res
         body: shown(&body),
     };
     let (ids, again) = receiver.note(&mut told, push.as_ref());
-    // Nothing of what hangs or is refused counts as received.
+    // Calls that hang or fail do not count as received.
     let Some(answer) = receiver.answer(parts.uri.path(), &told, push.as_ref()) else {
         (receiver.tell)(&told);
         return std::future::pending().await;
@@ -237,11 +237,11 @@ impl Receiver {
         if self.behaviour.headers { headers.iter().map(text).collect() } else { Vec::new() }
     }
 
-    /// Notes what was received before; answers the ids, and whether all of them were.
+    /// Notes received ids; returns them, and whether all of them were received before.
     fn note(&self, told: &mut Told, push: Option<&Push>) -> (Vec<String>, bool) {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(push) = push else {
-            // The recheck has the id of the notification that it is about.
+            // A recheck has the id of its notification.
             let counts = !told.id.is_empty() && !told.path.starts_with("/recheck/");
             let ids: Vec<String> = counts.then(|| told.id.clone()).into_iter().collect();
             let again = ids.iter().any(|id| known.ids.contains(id));
@@ -257,7 +257,7 @@ impl Receiver {
         (ids, all)
     }
 
-    /// What is answered; `None`: nothing, ever.
+    /// The answer; `None`: never answer.
     fn answer(&self, path: &str, told: &Told, push: Option<&Push>) -> Option<Response> {
         let Behaviour { fail, status, retry_after, complete_at, .. } = &self.behaviour;
         let plain =
@@ -294,7 +294,7 @@ impl Receiver {
         Some((json, Body::from(ack)).into_response())
     }
 
-    /// Completes a lease after the delay, and tells of it.
+    /// Completes a lease after the delay, and reports it.
     fn complete_later(self: &Arc<Self>, push: Push) {
         let Some(url) = &self.behaviour.complete_at else { return };
         let path = format!("/v1/leases/{}/complete", push.lease);
@@ -325,11 +325,11 @@ impl Receiver {
     }
 }
 
-/// The beginning of a body, on one line.
+/// The start of a body, on one line.
 fn shown(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let mut shown: String = text.chars().take(SHOWN).collect::<String>().escape_debug().to_string();
-    // Quotes are no danger to a terminal, and JSON is full of them.
+    // Quotes are harmless on a terminal, and frequent in JSON.
     shown = shown.replace("\\\"", "\"").replace("\\'", "'");
     if text.chars().nth(SHOWN).is_some() {
         shown.push('…');

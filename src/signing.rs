@@ -1,7 +1,7 @@
-//! Texts that we give out and know again when they come back: base64url of what they hold and the
-//! first 16 bytes of its HMAC-SHA256.
+//! Signed opaque tokens: lease capabilities and list cursors. A token is the base64url of its
+//! content and of the first 16 bytes of its HMAC-SHA256.
 //!
-//! They cannot be guessed, need no record anywhere, and every process on one Redis can read them:
+//! Tokens cannot be guessed and need no record. Every process on one Redis can verify them, because
 //! all share the key ([`crate::keyspace::keys::signing_key`]).
 
 use std::fmt;
@@ -11,22 +11,22 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// Bytes of the key.
+/// Length of the key, in bytes.
 pub(crate) const KEY_BYTES: usize = 32;
 const TAG_BYTES: usize = 16;
-/// Longest text that is looked at: the longest bot id and pipeline name take about 500 bytes.
+/// Maximum length of a token: the longest bot id and pipeline name take about 500 bytes.
 pub(crate) const TEXT_MAX: usize = 1_024;
 
-/// What a text is for: one that was signed for something else is not read.
+/// The purpose of a token. A token signed for another purpose is not accepted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Purpose<'a> {
-    /// Names a lease.
+    /// A lease capability.
     Lease,
-    /// A place in the list at this path.
+    /// A cursor of the list at this path.
     Cursor(&'a str),
 }
 
-/// The key that signs.
+/// The signing key.
 #[derive(Clone)]
 pub(crate) struct SigningKey([u8; KEY_BYTES]);
 
@@ -35,14 +35,14 @@ impl SigningKey {
         Self(bytes)
     }
 
-    /// The text that holds `payload`. Safe in a path and in a query.
+    /// The token for `payload`. Safe in a path and in a query.
     pub(crate) fn issue(&self, purpose: Purpose<'_>, mut payload: Vec<u8>) -> String {
         let tag = self.mac(purpose, &payload).finalize().into_bytes();
         payload.extend_from_slice(&tag[..TAG_BYTES]);
         URL_SAFE_NO_PAD.encode(payload)
     }
 
-    /// What a text holds; `None` when we did not issue it for this.
+    /// The content of a token; `None` if it was not signed with this key for this purpose.
     pub(crate) fn read(&self, purpose: Purpose<'_>, text: &str) -> Option<Vec<u8>> {
         if text.len() > TEXT_MAX {
             return None;
@@ -58,7 +58,7 @@ impl SigningKey {
         let mac = Hmac::<Sha256>::new_from_slice(&self.0);
         let mac = mac.expect("HMAC takes keys of any length");
         match purpose {
-            // A MessagePack array, which begins with another byte than a purpose.
+            // A MessagePack array, whose first byte differs from that of any other purpose.
             Purpose::Lease => mac,
             Purpose::Cursor(path) => {
                 mac.chain_update("cursor ").chain_update(path).chain_update("\n")

@@ -1,13 +1,13 @@
-//! What a process does before it says that it is ready.
+//! The start of a process, before it reports that it is ready.
 //!
-//! 1. It is heard: from then on nothing is trimmed that one of its pipelines needs.
-//! 2. The names of its pipelines are noted, for operators.
-//! 3. Where each of them starts on each stream of the bus is fixed in Redis, whatever the roles of
-//!    the process: what is published once it is ready is for all of its pipelines, whoever reads
-//!    the bus now or later.
+//! 1. It announces itself. From then on the bus keeps all entries that its pipelines need.
+//! 2. It records the names of its pipelines, for operators.
+//! 3. It fixes in Redis where each pipeline starts on each stream of the bus, regardless of the
+//!    roles of this process. So events that are published once it is ready reach all of its
+//!    pipelines, whichever process reads the bus.
 //!
-//! Meanwhile everything else works, so that a Redis that is full can be drained. Only publishing
-//! over HTTP waits a little, and then is refused.
+//! Everything else works meanwhile, so that a full Redis can be drained. Only publishing over HTTP
+//! waits a moment, and is refused after that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,22 +26,22 @@ use crate::lifecycle::Shutdown;
 use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
 
-/// What failed is tried again after this long.
+/// Pause before a failed step is retried.
 const RETRY: Duration = Duration::from_millis(200);
-/// A request waits this long for the end of the start.
+/// Maximum time that a request waits for the end of the start.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How far the start of a process is. Clones share it.
+/// The progress of a process's start. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Startup(watch::Receiver<Option<String>>);
 
 impl Startup {
-    /// What the process still waits for; `None` once it has started.
+    /// What the process waits for; `None` after the start.
     pub(crate) fn pending(&self) -> Option<String> {
         self.0.borrow().clone()
     }
 
-    /// Waits a little for the end of the start; else answers what the process waits for.
+    /// Waits a moment for the end of the start; otherwise returns what the process waits for.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -63,7 +63,7 @@ impl Startup {
 pub(crate) struct Starting {
     /// Its queues.
     pub(crate) queue: Queue,
-    /// Whether it begins at the first entry of a stream.
+    /// Whether it starts at the first entry of a stream.
     pub(crate) from_earliest: bool,
 }
 
@@ -73,22 +73,22 @@ struct Pending {
     cause: Option<StoreError>,
 }
 
-/// For everybody who may ask: the address of Redis and its words are for the log.
+/// For any client: the address of Redis and its error texts belong in the log.
 fn in_words(cause: &StoreError) -> &'static str {
     if cause.is_full() {
         ": Redis is full; raise its maxmemory, or let the queues be drained"
     } else if cause.is_passing() {
         ": Redis is unavailable"
     } else {
-        ": Redis refuses; the log says why"
+        ": Redis refuses; the log has the reason"
     }
 }
 
 /// The start of a process, as a task.
 pub(crate) struct Start {
-    /// Every pipeline of the process.
+    /// All pipelines of the process.
     pub(crate) names: Vec<PipelineName>,
-    /// Those that take events of the bus.
+    /// The pipelines that take events of the bus.
     pub(crate) pipelines: Vec<Starting>,
     pub(crate) streams: Vec<String>,
     pub(crate) starts: Arc<Starts>,
@@ -99,9 +99,9 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// Begins; repeats what fails until the soft stop.
+    /// Runs the start; retries failed steps until the soft stop.
     pub(crate) fn begin(self, shutdown: &Shutdown) -> Startup {
-        let (state, startup) = watch::channel(Some("it has just begun".to_owned()));
+        let (state, startup) = watch::channel(Some("it has just started".to_owned()));
         let shutdown_too = shutdown.clone();
         shutdown.spawn(async move {
             tokio::select! {
@@ -118,7 +118,7 @@ impl Start {
         while let Err(Pending { what, cause }) = self.round().await {
             if let Some(suppressed) = logged.take() {
                 let error = cause.as_ref().map(tracing::field::display);
-                warn!(what, error, suppressed, "not ready yet; trying again");
+                warn!(what, error, suppressed, "not ready yet; retrying");
             }
             failed = true;
             let cause = cause.as_ref().map_or("", in_words);
@@ -126,7 +126,7 @@ impl Start {
             tokio::time::sleep(RETRY).await;
         }
         if failed {
-            info!("ready now");
+            info!("ready");
         }
         state.send_replace(None);
     }
@@ -135,13 +135,13 @@ impl Start {
         if !*self.heard.borrow() {
             let heard = tokio::time::timeout(RETRY, self.heard.wait_for(|heard| *heard)).await;
             if !matches!(heard, Ok(Ok(_))) {
-                let what = "that this process runs is not noted in Redis yet".to_owned();
+                let what = "this process is not registered in Redis yet".to_owned();
                 return Err(Pending { what, cause: None });
             }
         }
         let pending = |what: String| |error| Pending { what, cause: Some(error) };
         let names = self.note_names().await;
-        names.map_err(pending("its pipelines are not noted in Redis yet".to_owned()))?;
+        names.map_err(pending("its pipelines are not registered in Redis yet".to_owned()))?;
         for stream in &self.streams {
             let source = RedisStream::new(stream, Arc::clone(&self.link), Arc::clone(&self.link));
             let extent = source.extent().await;
@@ -152,14 +152,14 @@ impl Start {
                 let name = queue.name();
                 let what =
                     format!("where pipeline {name} starts on stream {stream:?} is not fixed yet");
-                // Shards that are missing start there too, once they are back.
+                // Shards that are unavailable start there too, once they are back.
                 placing.map_err(pending(what))?;
             }
         }
         Ok(())
     }
 
-    /// Notes the names of pipelines that were never seen before.
+    /// Records the names of new pipelines.
     async fn note_names(&self) -> Result<(), StoreError> {
         if self.names.is_empty() {
             return Ok(());

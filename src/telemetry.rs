@@ -1,4 +1,4 @@
-//! Logging: what is logged goes to standard error, as text for people or as JSON for collectors.
+//! Logging to standard error, as text or as JSON.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,35 +12,36 @@ use tracing_subscriber::filter::FromEnvError;
 
 use crate::config;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// One line of text each, coloured on a terminal.
+    /// A line of text per event, coloured on a terminal.
     #[default]
     Text,
-    /// One JSON object each.
+    /// A JSON object per event.
     Json,
 }
 
 /// Why logging cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// `RUST_LOG` cannot be read.
+    /// `RUST_LOG` is not valid.
     #[error(
         "environment variable RUST_LOG is not usable: {0}; write a level such as \"debug\", or \"fairlane=debug,warn\""
     )]
     Filter(#[source] FromEnvError),
-    /// Something else logs already.
+    /// Another logger is already set up.
     #[error("logging was set up before: {0}")]
     Taken(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What happens again and again is logged this often.
+/// Minimum interval of repeated log lines.
 const EVERY: Duration = Duration::from_secs(60);
-/// An outage that begins so soon after a line of the one before is not logged before [`EVERY`].
+/// An outage that starts this soon after a line about the previous one is not logged before
+/// [`EVERY`].
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// Lets one of many log lines through each minute, and counts the others.
+/// Lets one log line per minute through, and counts the others.
 #[derive(Debug, Default)]
 pub struct OncePerMinute(Mutex<Lines>);
 
@@ -51,12 +52,12 @@ struct Lines {
 }
 
 impl OncePerMinute {
-    /// None was logged yet.
+    /// No line was logged yet.
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(Lines { last: None, suppressed: 0 }))
     }
 
-    /// Whether this one is to be logged; then with how many were not since the last that was.
+    /// Whether to log this one; if so, the number of suppressed ones since the last line.
     pub(crate) fn take(&self) -> Option<u64> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.last.is_none_or(|last| last.elapsed() >= EVERY) {
@@ -68,30 +69,30 @@ impl OncePerMinute {
     }
 }
 
-/// Tells the log of an outage that is met again and again: the first failure immediately, then one
-/// a minute with a count of the others, and once that it is over.
+/// Logs an outage that many calls detect: the first failure immediately, then one line per minute
+/// with the number of suppressed ones, and once the end.
 #[derive(Debug)]
 pub(crate) struct Outage {
-    /// A success ends the outage when the last failure is at least so long ago. Where several
-    /// callers share the outage, some succeed while others still fail.
+    /// A success ends the outage if the last failure is at least this long ago. If several callers
+    /// share the outage, some may succeed while others still fail.
     settles: Duration,
-    /// Spares a success the lock while there is no outage.
+    /// Avoids the lock for successes while there is no outage.
     lasts: AtomicBool,
     state: Mutex<OutageState>,
 }
 
 #[derive(Debug)]
 struct OutageState {
-    /// The first and the last failure of the outage that lasts.
+    /// The first and the last failure of the current outage.
     failed: Option<(Instant, Instant)>,
     failures: u64,
     suppressed: u64,
-    /// When a failure was last logged, and whether the end of that outage is still to be.
+    /// When a failure was last logged, and whether the end of that outage is still unlogged.
     logged: Option<Instant>,
     is_open: bool,
 }
 
-/// An outage that is over.
+/// An outage that has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Recovered {
     /// From its first failure to its last.
@@ -100,20 +101,20 @@ pub(crate) struct Recovered {
 }
 
 impl Outage {
-    /// None is known. See [`Self::settles`].
+    /// No outage yet. See [`Self::settles`].
     pub(crate) const fn new(settles: Duration) -> Self {
         let state =
             OutageState { failed: None, failures: 0, suppressed: 0, logged: None, is_open: false };
         Self { settles, lasts: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
-    /// For what several pipelines, shards or tasks meet together.
+    /// For an outage that several pipelines, shards or tasks detect.
     pub(crate) const fn shared() -> Self {
         Self::new(Duration::from_secs(2))
     }
 
-    /// Notes a failure. Whether it is to be logged; then with how many were not since the last that
-    /// was.
+    /// Notes a failure. Returns whether to log it; if so, with the number of suppressed ones since
+    /// the last line.
     pub(crate) fn failed(&self) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -130,7 +131,7 @@ impl Outage {
         None
     }
 
-    /// Notes a success. Whether it ends an outage that was logged.
+    /// Notes a success. Returns the outage if it has ended and was logged.
     pub(crate) fn succeeded(&self) -> Option<Recovered> {
         if !self.lasts.load(Ordering::Relaxed) {
             return None;
@@ -147,10 +148,10 @@ impl Outage {
     }
 }
 
-/// Sets up logging for the whole process. `RUST_LOG` wins over `level`.
+/// Sets up logging for the whole process. `RUST_LOG` overrides `level`.
 ///
 /// # Errors
-/// When `RUST_LOG` cannot be read, or logging was set up before.
+/// If `RUST_LOG` is not valid, or logging was already set up.
 pub fn init(format: LogFormat, level: LevelFilter) -> Result<(), TelemetryError> {
     let filter = EnvFilter::builder()
         .with_default_directive(level.into())
@@ -161,8 +162,8 @@ pub fn init(format: LogFormat, level: LevelFilter) -> Result<(), TelemetryError>
         })
         .map_err(TelemetryError::Filter)?;
     let colour = io::stderr().is_terminal() && !config::no_colour();
-    // A line that cannot be written is lost. To complain of it on the same standard error would
-    // panic, in the task that listens for signals too.
+    // A line that cannot be written is lost. An error message to the same standard error would
+    // panic, also in the task that listens for signals.
     let lines = tracing_subscriber::fmt().log_internal_errors(false);
     let lines = lines.with_env_filter(filter).with_writer(io::stderr).with_ansi(colour);
     match format {

@@ -1,6 +1,6 @@
-//! How the pipelines did in the last quarter of an hour, for the charts of the web page. Whoever
-//! samples the shared values adds a point every few seconds while there is something to tell. Nothing
-//! else depends on it.
+//! The state of the pipelines in the last 15 minutes, for the charts of the web page. The process
+//! that samples the shared values adds a point every few seconds while there is activity. No other
+//! component depends on it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::clock::millis;
 use crate::id::PipelineName;
 use crate::keyspace::{Link, Reply, StoreError, keys};
 
-/// What the charts show.
+/// The time span of the charts.
 pub(crate) const SPAN: Duration = Duration::from_secs(15 * 60);
-/// Between two points, at least.
+/// Minimum time between two points.
 pub(crate) const EVERY: Duration = Duration::from_secs(5);
-/// So many points are kept.
+/// Maximum number of points.
 const POINTS: isize = 180;
 
 /// One pipeline at one time.
@@ -51,12 +51,12 @@ pub(crate) struct Point {
     pub(crate) pipelines: BTreeMap<PipelineName, Sample>,
 }
 
-/// Adds a point; the oldest go.
+/// Adds a point; deletes the oldest ones.
 ///
 /// # Errors
-/// When Redis does not answer or refuses.
+/// If Redis is unavailable or refuses.
 pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), StoreError> {
-    // Names and numbers always encode.
+    // Names and numbers always serialise.
     let text = serde_json::to_string(point).unwrap_or_default();
     let (mut pipe, trend) = (redis::Pipeline::with_capacity(3), keys::trend(link.prefix()));
     pipe.cmd("RPUSH").arg(&trend).arg(text);
@@ -65,10 +65,10 @@ pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), StoreError> {
     link.run_checked("RPUSH", &pipe).await.map(drop)
 }
 
-/// The points that are kept, the oldest first.
+/// The stored points, oldest first.
 ///
 /// # Errors
-/// When Redis does not answer or refuses.
+/// If Redis is unavailable or refuses.
 pub(crate) async fn read(link: &Link) -> Result<Vec<Point>, StoreError> {
     let mut command = redis::cmd("LRANGE");
     command.arg(keys::trend(link.prefix())).arg(0).arg(-1);
@@ -76,7 +76,7 @@ pub(crate) async fn read(link: &Link) -> Result<Vec<Point>, StoreError> {
     let mut reply = Reply::new(link.command("LRANGE", command).await?).map_err(misread)?;
     let mut points = Vec::with_capacity(reply.len());
     while reply.len() > 0 {
-        // Another version may write it in other words.
+        // Another version may use another format.
         points.extend(serde_json::from_str(&reply.text().map_err(misread)?).ok());
     }
     Ok(points)

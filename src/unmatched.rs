@@ -1,7 +1,8 @@
-//! Types of events that no pipeline takes: a mistyped one must not vanish without a sign.
+//! Detects event types that no pipeline takes, so that mistyped ones do not vanish silently.
 //!
-//! A type is taken when `events` of an enabled pipeline names it. A pipeline that is selective names
-//! many types, but copies only what it wants for the bot of the event: there a type is taken when it
+//! A pipeline takes a type if its `events` names it and the pipeline is enabled. A selective
+//! pipeline names many types, but copies only events that it wants for their bot. It takes a type
+//! only for such a bot. A filter that does not match has no influence.
 //! wants it for that bot. A filter that does not match leaves its type taken.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,25 +19,25 @@ use crate::id::{BotId, PipelineName};
 use crate::metrics;
 use crate::product::Kinds;
 
-/// Types with a label of their own in `fairlane_unmatched_total`, the first that a process meets;
-/// what comes later is counted as [`OTHER`].
+/// Maximum number of types with their own label in `fairlane_unmatched_total`, the first ones that
+/// a process sees; later ones count as [`OTHER`].
 const LABELS_MAX: usize = 50;
 /// The label of all further types.
 const OTHER: &str = "other";
-/// Types of one copy that are told apart.
+/// Maximum number of types that are counted separately per copy.
 const FOUND_MAX: usize = 1_000;
-/// Between two log lines.
+/// Minimum time between two log lines.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// The types that somebody takes.
+/// The types that a pipeline takes.
 #[derive(Debug)]
 pub(crate) struct Taken {
     written: Vec<Glob>,
-    /// Of each selective pipeline that runs here, the types it names, and what it wants of them.
+    /// The selective pipelines that run here: the types they name, and the events they want.
     selective: Vec<(Vec<Glob>, Arc<dyn Interest>)>,
 }
 
-/// The types that the enabled pipelines name, selective ones aside.
+/// The types of the enabled pipelines that are not selective.
 pub(crate) fn written(config: &Config, kinds: &Kinds) -> Vec<Glob> {
     named(config, |name| !kinds.of(name).selective)
 }
@@ -48,7 +49,7 @@ fn named(config: &Config, which: impl Fn(&PipelineName) -> bool) -> Vec<Glob> {
 }
 
 impl Taken {
-    /// By a configuration, and what the selective pipelines want that run here.
+    /// The types in a configuration, and the selective pipelines that run here.
     pub(crate) fn new(
         config: &Config,
         kinds: &Kinds,
@@ -59,7 +60,7 @@ impl Taken {
         Self { written: written(config, kinds), selective: selective.collect() }
     }
 
-    /// Whether somebody takes events of a bot of this type.
+    /// Whether a pipeline takes events of a bot of this type.
     pub(crate) fn takes(&self, bot: &BotId, kind: &str) -> bool {
         let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(kind));
         let wanted = |(types, interest): &(Vec<Glob>, Arc<dyn Interest>)| {
@@ -69,7 +70,7 @@ impl Taken {
     }
 }
 
-/// Events of such types in some batches of the bus.
+/// The events of such types in some batches of the bus.
 #[derive(Debug, Default)]
 pub(crate) struct Found(BTreeMap<Box<str>, u64>);
 
@@ -81,14 +82,14 @@ impl Found {
     }
 }
 
-/// Counts and logs them, for one process.
+/// Counts and logs them for one process.
 #[derive(Debug)]
 pub(crate) struct Unmatched(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     labels: BTreeSet<Box<str>>,
-    /// What is not logged yet: a type, and how many events.
+    /// Not yet logged: a type, and the number of events.
     open: Option<(Box<str>, u64)>,
     logged: Option<Instant>,
 }
@@ -99,7 +100,7 @@ impl Unmatched {
         Self(Mutex::default())
     }
 
-    /// Counts what was found once it is behind the reader.
+    /// Adds the counts of a batch after it was copied.
     pub(crate) fn count(&self, found: &Found) {
         if found.0.is_empty() {
             return;
@@ -113,7 +114,7 @@ impl Unmatched {
         self.log();
     }
 
-    /// Logs what was counted, unless there was a line within the last minute.
+    /// Logs the counts, unless there was a line within the last minute.
     pub(crate) fn log(&self) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.logged.is_some_and(|logged| logged.elapsed() < LOG_EVERY) {

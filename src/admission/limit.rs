@@ -1,60 +1,62 @@
-//! How many requests may be in flight: a limit that follows the latency.
+//! The limit of requests in flight. It follows the latency.
 //!
-//! Once per [`WINDOW`] the P90 of each operation is compared with its baseline, what it was when
-//! little was in flight. Up to [`TOLERANCE`] times that (and up to [`NEVER_SLOW`] in any case)
-//! nothing is wrong, and the limit grows by its square root if it was reached. Above, it shrinks by
-//! as much as the latency is too high (a gradient, as in Netflix's concurrency-limits).
+//! Once per [`WINDOW`] the P90 of each operation is compared with its baseline: its latency when
+//! few requests were in flight. Up to [`TOLERANCE`] times the baseline (and up to [`NEVER_SLOW`] in
+//! any case) the latency is good, and the limit grows by its square root if it was reached. Above
+//! that, the limit shrinks in proportion to the excess (a gradient, as in Netflix's
+//! concurrency-limits).
 //!
-//! Under lasting load there is no moment with little in flight. So now and then the limit is lowered
-//! to a few for a moment to see what the latency is then (as BBR does for round trips): a
-//! dependency that became slow by itself is told apart from one that is overloaded.
+//! Under constant load there is no moment with few requests in flight. So the limit is occasionally
+//! lowered to a few for a moment, to measure the latency then (as BBR does for round trips). This
+//! distinguishes a dependency that became slow by itself from an overloaded one.
 
 use std::time::Duration;
 
 use super::{OPERATIONS_MAX, Operation};
 
-/// The limit while nothing is known. Where more is needed, it is found within a second, and who comes
-/// meanwhile waits a little; were it too high, all would be late, the first class among them.
+/// The limit before the first measurement. If it is too low, it grows within a second, while
+/// further requests wait a little. If it were too high, all requests would be late, including the
+/// first class.
 const FIRST: f64 = 32.0;
-/// It never falls below this.
+/// The minimum limit.
 const MIN: f64 = 4.0;
-/// Samples are looked at this often, at the earliest.
+/// Minimum duration of a window.
 const WINDOW: Duration = Duration::from_millis(50);
-/// And with so many of them at the earliest, but not later than [`WINDOW_LAST`].
+/// Minimum number of samples of a window, unless it lasts for [`WINDOW_LAST`].
 const WINDOW_SAMPLES: usize = 16;
 const WINDOW_LAST: Duration = Duration::from_secs(1);
-/// So many samples of an operation tell a P90.
+/// Number of samples of an operation that give a valid P90.
 const SAMPLES_MIN: usize = 8;
-/// Most samples kept of an operation in a window.
+/// Maximum number of samples per operation in a window.
 const SAMPLES_MAX: usize = 128;
-/// So many times the baseline is still good.
+/// A latency up to this multiple of the baseline is good.
 const TOLERANCE: f64 = 2.0;
-/// The same where callers give it less time.
+/// The same multiple if the deadlines of callers are shorter.
 const TOLERANCE_LEAST: f64 = 1.25;
-/// Nobody minds a P90 up to this, µs: it is less than the noise of a busy machine.
+/// A P90 up to this, in µs, is always good: it is below the noise of a busy machine.
 const NEVER_SLOW: f64 = 5_000.0;
-/// How much of a change is made at once.
+/// The fraction of a change that is applied per window.
 const STEP: f64 = 0.3;
-/// Between two probes at least, and while the latency is far too high.
+/// Minimum time between two probes, in general and while the latency is far too high.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_SOON: Duration = Duration::from_secs(1);
-/// So many windows far too slow in a row call for a probe.
+/// Number of consecutive windows with a far too high latency that trigger a probe.
 const PROBE_AFTER: u32 = 4;
 
-/// One request that was answered.
+/// An answered request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     pub(super) operation: Operation,
     pub(super) took: Duration,
-    /// How much time its caller gave it.
+    /// Its deadline.
     pub(super) given: Option<Duration>,
-    /// With itself.
+    /// Number of requests in flight, including itself.
     pub(super) in_flight: usize,
-    /// As how many requests it counts.
+    /// Its weight in requests.
     pub(super) places: usize,
 }
 
-/// What a window has seen.
+/// The samples of a window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     lasted: Duration,
@@ -63,20 +65,20 @@ pub(super) struct Window {
     took: Duration,
 }
 
-/// What follows from a window.
+/// The result of a window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Verdict {
     pub(super) limit: usize,
-    /// For the lower classes.
+    /// The limit for the lower classes.
     pub(super) limit_low: usize,
-    /// The latency was good: whoever was refused could have been served.
+    /// Whether the latency was good: then the refused requests could have been served.
     pub(super) had_room: bool,
     window: Window,
     is_bound: bool,
 }
 
 impl Window {
-    /// How many were answered within a time like this.
+    /// How many requests are answered in this time, at the rate of the window.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -90,14 +92,14 @@ impl Window {
 }
 
 impl Verdict {
-    /// What was asked for, served and `shed`, over what can be served; as many requests at once as
-    /// that takes over the limit (Little's law).
+    /// The offered load (served and `shed`) divided by the capacity, both as the number of concurrent
+    /// requests that they need (Little's law).
     #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
     pub(super) fn demand_ratio(&self, shed: u64) -> f64 {
         let Window { lasted, answered, took, .. } = self.window;
         let served = took.as_secs_f64() / lasted.as_secs_f64().max(0.001);
         let asked = served * (answered as f64 + shed as f64) / (answered as f64).max(1.0);
-        // Where the limit was reached, it was all in use.
+        // If the limit was reached, the whole capacity was in use.
         let capacity =
             if self.is_bound { served.min(self.limit as f64) } else { self.limit as f64 };
         asked / capacity.max(0.001)
@@ -106,40 +108,40 @@ impl Verdict {
 
 #[derive(Debug, Default, Clone)]
 struct Latency {
-    /// Of this window, µs.
+    /// Latencies in this window, µs.
     samples: Vec<u32>,
     seen: usize,
-    /// P90 with little in flight, µs.
+    /// P90 with few requests in flight, µs.
     baseline: Option<f64>,
-    /// The time that callers give it on average, µs.
+    /// Average deadline of its requests, µs.
     given: Option<f64>,
-    /// µs.
+    /// Median latency, µs.
     median: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Probe {
-    /// None is made.
+    /// No probe is running.
     No { last: Duration },
-    /// The limit was lowered from `from`; the first window still holds what began before.
+    /// The limit was lowered from `from`. The first window still contains earlier requests.
     Settling { from: f64 },
-    /// Now it tells.
+    /// The current window is the measurement.
     Looking { from: f64 },
 }
 
-/// Finds the limit.
+/// Computes the limit.
 #[derive(Debug)]
 pub(super) struct Limiter {
     limit: f64,
     limit_low: f64,
     operations: Vec<Latency>,
-    /// Operations with samples in this window.
+    /// The operations with samples in this window.
     touched: Vec<Operation>,
     begun: Option<Duration>,
     window: Window,
     probe: Probe,
     slow: u32,
-    /// The baselines are of a moment with little in flight.
+    /// Whether the baselines are from a moment with few requests in flight.
     is_sure: bool,
 }
 
@@ -161,7 +163,7 @@ impl Limiter {
         }
     }
 
-    /// The limit that holds now.
+    /// The current limit.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -171,7 +173,7 @@ impl Limiter {
         self.limit as usize
     }
 
-    /// Takes a sample; answers the window when it is full.
+    /// Adds a sample; returns the window when it is complete.
     pub(super) fn observe(&mut self, sample: Sample, now: Duration) -> Option<Window> {
         let begun = *self.begun.get_or_insert(now);
         let number = usize::from(sample.operation.0) % OPERATIONS_MAX;
@@ -203,7 +205,7 @@ impl Limiter {
         })
     }
 
-    /// Draws the conclusions from a window. `median` hears what each operation usually takes, µs.
+    /// Evaluates a window. Calls `median` with the usual latency of each operation, µs.
     #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
     pub(super) fn adjust(
         &mut self,
@@ -242,8 +244,8 @@ impl Limiter {
             };
             latency.baseline = Some(baseline);
             let good = (baseline * TOLERANCE).max(NEVER_SLOW);
-            // What comes after half of its deadline is late for some; but less than it takes without
-            // load cannot be had.
+            // An answer after half of its deadline is too late for some callers. But the latency
+            // cannot be below the one without load.
             let good = latency
                 .given
                 .map_or(good, |given| good.min(given / 2.0).max(baseline * TOLERANCE_LEAST));
@@ -268,14 +270,14 @@ impl Limiter {
                     pause >= PROBE_EVERY || (pause >= PROBE_SOON && self.slow >= PROBE_AFTER);
                 if is_bound && ((slowness > 1.0 && is_due) || !self.is_sure) {
                     self.probe = Probe::Settling { from: self.limit };
-                    // Where only the first class is there, it is the one to try it on; but it is
-                    // to notice as little as possible.
+                    // If only requests of the first class are in flight, the probe must use them,
+                    // but should affect them as little as possible.
                     self.limit_low = MIN;
                     self.limit = (self.limit / 4.0).max(MIN);
                 } else {
                     let gradient = (1.0 / slowness).clamp(0.5, 1.0);
                     let growth = if is_bound { self.limit.sqrt() } else { 0.0 };
-                    // A limit that is far from being reached is not what makes it slow.
+                    // A limit that is far from being reached does not cause the latency.
                     if is_bound || window.peak as f64 * 2.0 >= self.limit {
                         let next = self.limit * gradient + growth;
                         self.limit += STEP * (next - self.limit);
@@ -292,7 +294,7 @@ impl Limiter {
     }
 }
 
-/// The median and the P90, where there are enough samples.
+/// The median and the P90, if there are enough samples.
 fn quantiles(samples: &mut [u32]) -> Option<(f64, f64)> {
     if samples.len() < SAMPLES_MIN {
         return None;

@@ -1,5 +1,5 @@
-//! Quotas of tokens and of bots: how many requests each may have in a second, and at once. Decided
-//! in this process alone, for what it serves.
+//! Quotas of tokens and of bots: maximum requests per second and in flight. Each process enforces
+//! them for the requests that it serves.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher as _;
@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-/// Parts of the table, each under a lock of its own.
+/// Number of parts of the table, each with its own lock.
 const PARTS: usize = 16;
-/// Entries of a part before those that rest are dropped.
+/// Number of entries in a part at which idle ones are removed.
 const PART_MAX: usize = 4_096;
 
-/// What each may have.
+/// The quota of each name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Requests in a second, and at once after a rest; 0: no bound.
+    /// Requests per second, and the burst after idle time; 0: no bound.
     pub rate: u32,
     /// Requests in flight; 0: no bound.
     pub in_flight: u32,
 }
 
-/// Counts by name.
+/// Usage by name.
 #[derive(Debug)]
 pub struct Quotas {
     parts: [Mutex<FxHashMap<Box<str>, Used>>; PARTS],
@@ -30,15 +30,15 @@ pub struct Quotas {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Used {
-    /// When everything used is paid for (the theoretical arrival time of GCRA).
+    /// When all used requests are paid for (the theoretical arrival time of GCRA).
     paid_at: Duration,
     in_flight: u32,
 }
 
-/// The quota is used up.
+/// The quota is exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exceeded {
-    /// When there is something again.
+    /// When the next request is allowed.
     pub retry_after: Duration,
 }
 
@@ -49,11 +49,12 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// Takes `n` requests of `name`, in flight until the guard is dropped; or says when to come
-    /// again, and takes nothing. More than a whole second's is allowed once, and paid for after.
+    /// Takes `n` requests of `name`, in flight until the guard is dropped. If the quota is
+    /// exceeded, takes nothing and returns when to retry. A request larger than a second's quota is
+    /// allowed once, and paid for afterwards.
     ///
     /// # Errors
-    /// When the quota is used up.
+    /// If the quota is exceeded.
     pub fn take(
         self: &Arc<Self>,
         name: &str,
@@ -79,7 +80,7 @@ impl Quotas {
         if quota.rate > 0 {
             let one = Duration::from_secs(1) / quota.rate;
             let begin = used.paid_at.max(now);
-            // A second's worth may be ahead; the first of them is always allowed.
+            // Up to a second's quota may be used ahead; the first request is always allowed.
             let ahead = begin.saturating_sub(now);
             if ahead + one > Duration::from_secs(1) + one / 2 {
                 let retry_after = (ahead + one).saturating_sub(Duration::from_secs(1));
@@ -100,7 +101,7 @@ impl Quotas {
     }
 }
 
-/// A request in flight, until it is dropped.
+/// A request in flight. Dropping it ends the request.
 #[derive(Debug)]
 pub struct Taken {
     quotas: Arc<Quotas>,

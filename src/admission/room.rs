@@ -1,19 +1,20 @@
-//! The room where requests wait: bounded in length by whoever lets them in, and in time here.
+//! The queue of waiting requests. The caller bounds its length; this module bounds the waiting
+//! time.
 //!
-//! Controlled delay with adaptive order (Nichols and Jacobson; Maurer, "Fail at Scale"): while a
-//! class had an empty queue within its interval, it waits in order of arrival, up to the interval. Once
-//! its queue has not been empty for that long, waiting has become the rule: then it waits up to the
-//! target only, and who came last goes first.
+//! Controlled delay with adaptive order (Nichols and Jacobson; Maurer, "Fail at Scale"): while the
+//! queue of a class was empty within its interval, requests wait in order of arrival, up to the
+//! interval. Once the queue has not been empty for that long, the overload persists: requests then
+//! wait only up to the target, and the newest goes first.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Ask, Class};
 
-/// Per class, those that continue something and those that do not.
+/// Per class, one queue for requests that continue something and one for others.
 const QUEUES: usize = 8;
 
-/// Requests that wait. `T` tells each what becomes of it.
+/// Waiting requests. `T` notifies each one of the decision.
 #[derive(Debug)]
 pub(super) struct Room<T> {
     queues: [VecDeque<Waiter<T>>; QUEUES],
@@ -31,7 +32,7 @@ struct Waiter<T> {
     tell: T,
 }
 
-/// Who left.
+/// The result for a request that left the queue.
 #[derive(Debug)]
 pub(super) struct Left<T> {
     pub(super) ask: Ask,
@@ -56,7 +57,7 @@ impl<T> Room<T> {
         self.len
     }
 
-    /// Lets one in; answers its number, and how long it may wait.
+    /// Adds a request; returns its number, and its maximum waiting time.
     pub(super) fn enter(
         &mut self,
         ask: Ask,
@@ -75,12 +76,12 @@ impl<T> Room<T> {
         (self.serial, self.patience(rank, now))
     }
 
-    /// The rank of whoever goes first.
+    /// The rank of the next request.
     pub(super) fn first(&self) -> Option<Class> {
         Class::ALL.into_iter().find(|rank| !self.is_empty(*rank))
     }
 
-    /// Whoever of a rank goes first leaves.
+    /// Takes the next request of a rank.
     pub(super) fn leave(&mut self, rank: Class, now: Duration) -> Option<Left<T>> {
         let is_rule = self.is_rule(rank, now);
         let patience = self.patience(rank, now);
@@ -92,7 +93,7 @@ impl<T> Room<T> {
         Some(Left { ask: waiter.ask, tell: waiter.tell, is_late })
     }
 
-    /// Of the lowest rank, whoever waited longest must go.
+    /// Removes the request of the lowest rank that has waited longest.
     pub(super) fn displace(&mut self) -> Option<(Class, T)> {
         let rank = Class::ALL.into_iter().rev().find(|rank| !self.is_empty(*rank))?;
         let [continuing, beginning] = places(rank);
@@ -102,11 +103,11 @@ impl<T> Room<T> {
         Some((rank, waiter.tell))
     }
 
-    /// Takes one out by its number; whether it was there.
+    /// Removes a request by its number; returns whether it was there.
     pub(super) fn remove(&mut self, rank: Class, serial: u64) -> bool {
         for queue in places(rank) {
             let queue = &mut self.queues[queue];
-            // In order of their numbers.
+            // Sorted by number.
             if let Ok(place) = queue.binary_search_by_key(&serial, |waiter| waiter.serial) {
                 queue.remove(place);
                 self.len -= 1;
@@ -120,7 +121,7 @@ impl<T> Room<T> {
         places(rank).into_iter().all(|queue| self.queues[queue].is_empty())
     }
 
-    /// Whether waiting has become the rule.
+    /// Whether the queue has not been empty for longer than its interval.
     fn is_rule(&self, rank: Class, now: Duration) -> bool {
         !self.is_empty(rank) && now.saturating_sub(self.empty_at[rank as usize]) > rank.interval()
     }

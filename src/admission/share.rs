@@ -1,27 +1,27 @@
-//! Who asks for much more than the others: counts per caller over about a second, in tables of fixed
-//! size.
+//! Finds callers that send much more than the others: counts requests per caller over about a
+//! second, in tables of fixed size.
 //!
-//! A caller can be taken for heavier than it is where it shares its places with others, which is
-//! another matter in every process. It is not taken for lighter, but for what two threads count in
-//! the very same moment.
+//! A caller may appear heavier than it is if it shares its counters with others; the sharing
+//! differs between processes. It never appears lighter, except for concurrent increments by two
+//! threads.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Each caller has a place in each of so many rows, and its count is the lowest of them (a count-min
-/// sketch, Cormode and Muthukrishnan): only who shares a place with others in every row is counted
-/// too high.
+/// Number of rows. Each caller has a counter in each row, and its count is the lowest of them (a
+/// count-min sketch, Cormode and Muthukrishnan). Only a caller that shares a counter with others in
+/// every row is counted too high.
 const ROWS: usize = 4;
-/// Places of a row.
+/// Number of counters per row.
 const PLACES: usize = 4_096;
-/// How long is counted.
+/// Duration of a period.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Twice as much as the others ask for on average, and some more, is heavy.
+/// A caller with more than twice the average of the others, plus a margin, is heavy.
 const TIMES: u64 = 2;
 const AT_LEAST: u64 = 16;
 
-/// Counts of two periods: the last one, and this one.
+/// The counts of two periods: the last one, and the current one.
 pub(super) struct Shares {
     period: AtomicU64,
     counts: [Box<[AtomicU32]>; 2],
@@ -42,7 +42,8 @@ impl Shares {
         }
     }
 
-    /// Counts a request; answers whether its caller is a heavy one. 0 is nobody, and never is.
+    /// Counts a request; returns whether its caller is heavy. 0 means no caller, which is never
+    /// heavy.
     pub(super) fn note(&self, caller: u64, now: Duration) -> bool {
         if caller == 0 {
             return false;
@@ -54,7 +55,7 @@ impl Shares {
         let places = places(self.seed.hash_one(caller));
         let counted = |table: &[AtomicU32]| places.map(|at| table[at].load(Ordering::Relaxed));
         let count = counted(&self.counts[this]).into_iter().min().unwrap_or_default();
-        // What is above the lowest is others' already.
+        // Counters above the lowest one contain requests of other callers.
         for at in places {
             self.counts[this][at].fetch_max(count + 1, Ordering::Relaxed);
         }
@@ -70,12 +71,12 @@ impl Shares {
         };
         let Some(fair_before) = fair(last) else { return false };
         let is_heavy = |count: u32, fair: u64| u64::from(count) > fair * TIMES + AT_LEAST;
-        // Where all ask for more than in the last period, the others of this one are the measure.
+        // If all callers send more than in the last period, the current period is the measure.
         is_heavy(before, fair_before)
             || is_heavy(count, fair(this).unwrap_or_default().max(fair_before))
     }
 
-    /// Begins a period, if nobody did.
+    /// Starts a period, if no other thread has.
     fn turn(&self, period: u64) {
         let known = self.period.load(Ordering::Acquire);
         if known >= period {
@@ -87,7 +88,7 @@ impl Shares {
             return;
         }
         let this = usize::from(period % 2 == 1);
-        // After a pause, what was counted last is too old as well.
+        // After a pause, the last counts are too old as well.
         let old = if period - known > 1 { [0, 1].as_slice() } else { &[this][..] };
         for &table in old {
             for count in &self.counts[table] {
@@ -99,7 +100,7 @@ impl Shares {
     }
 }
 
-/// The places of a caller, one in each row.
+/// The indexes of a caller's counters, one in each row.
 fn places(hash: u64) -> [usize; ROWS] {
     const BITS: u32 = PLACES.ilog2();
     #[expect(clippy::cast_possible_truncation, reason = "some bits of a hash")]

@@ -1,4 +1,4 @@
-//! What was shed, and whose it was: for operators.
+//! Statistics of shed requests and their callers, for operators.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,18 +6,19 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Class, Reason};
 
-/// Names that are counted at once in each list.
+/// Maximum number of names per list.
 const NAMES: usize = 64;
 
-/// Refusals per class and reason, and the bots, tokens and addresses with the most of them.
+/// Refusals per class and reason, and the bots, tokens and addresses with the largest numbers of
+/// them.
 #[derive(Debug, Default)]
 pub struct ShedCounts {
     counts: [[AtomicU64; Reason::ALL.len()]; 4],
-    /// Bots, as paths, queries and bodies name them.
+    /// Bots, as named by paths, queries and bodies.
     pub bots: Top<Box<str>>,
-    /// Tokens, by the names that the configuration gives them.
+    /// Tokens, by their names in the configuration.
     pub tokens: Top<Box<str>>,
-    /// Addresses that requests came from; of IPv6 the network of 64 bits.
+    /// Client addresses; of IPv6 the /64 network.
     pub addresses: Top<IpAddr>,
 }
 
@@ -26,17 +27,17 @@ impl ShedCounts {
         self.counts[class as usize][reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Refusals of a class for a reason.
+    /// The number of refusals of a class for a reason.
     #[must_use]
     pub fn of(&self, class: Class, reason: Reason) -> u64 {
         self.counts[class as usize][reason as usize].load(Ordering::Relaxed)
     }
 }
 
-/// The names with the most refusals, in bounded memory.
+/// The names with the largest numbers of refusals, in bounded memory.
 ///
-/// The space-saving algorithm (Metwally, Agrawal, El Abbadi): a name that is not there takes the place
-/// of the lowest and its count, so that a count is too high by at most `over`.
+/// Uses the space-saving algorithm (Metwally, Agrawal, El Abbadi): a new name replaces the lowest
+/// one and takes over its count, so a count is too high by at most `over`.
 #[derive(Debug)]
 pub struct Top<K>(Mutex<Vec<Refused<K>>>);
 
@@ -46,22 +47,22 @@ impl<K> Default for Top<K> {
     }
 }
 
-/// A name whose requests were refused.
+/// A name with refused requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused<K> {
-    /// Whose they were.
+    /// The name.
     pub name: K,
-    /// Refusals, at most.
+    /// Upper bound of its refusals.
     pub shed: u64,
-    /// By as much that may be too high.
+    /// Maximum error of that bound.
     pub over: u64,
-    /// By reason, those that are certain.
+    /// The certain refusals, by reason.
     pub reasons: [u64; Reason::ALL.len()],
 }
 
 impl<K: Clone + Ord> Top<K> {
-    /// Counts a refusal of a name, unless another is counted just now: what is looked for is who has
-    /// the most.
+    /// Counts a refusal of a name. Skips it if another thread holds the lock: only the largest
+    /// counts matter.
     pub fn note<Q>(&self, name: &Q, reason: Reason)
     where
         Q: ?Sized + PartialEq,
@@ -89,7 +90,7 @@ impl<K: Clone + Ord> Top<K> {
         names[place].reasons[reason as usize] += 1;
     }
 
-    /// The names that `shown` accepts with the most refusals, the most first.
+    /// The names that `shown` accepts, those with the largest counts first.
     #[must_use]
     pub fn most(&self, max: usize, shown: impl Fn(&K) -> bool) -> Vec<Refused<K>> {
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -100,11 +101,11 @@ impl<K: Clone + Ord> Top<K> {
     }
 }
 
-/// A name that is kept, and looked for by another type.
+/// A stored name that can be compared with a borrowed form.
 pub trait AsName<Q: ?Sized> {
-    /// Whether it is that.
+    /// Whether the stored name equals it.
     fn is(&self, name: &Q) -> bool;
-    /// Keeps it.
+    /// Stores it.
     fn of(name: &Q) -> Self;
 }
 

@@ -1,8 +1,8 @@
-//! Who begins next among those that were let in: as many at once as there are processors, the highest
-//! class first.
+//! The order in which admitted requests start: as many concurrently as there are processors,
+//! highest class first.
 //!
-//! Without it, who needs the processor would keep everybody waiting who was let in after it, and a
-//! place in flight would be worth little to the first class.
+//! Without it, a request that needs much processor time would delay all requests admitted after it,
+//! and a place in flight would be of little use to the first class.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,11 +11,11 @@ use tokio::sync::oneshot;
 
 use super::Class;
 
-/// One turn in so many is the lowest class's, which would else wait forever where the first asks for
-/// all there are.
+/// One turn in this many goes to the lowest class, which would otherwise wait for ever if the first
+/// class uses all of them.
 const LOWEST_EVERY: u64 = 16;
 
-/// Gives turns.
+/// Assigns turns.
 #[derive(Debug)]
 pub(crate) struct Turns {
     state: Mutex<State>,
@@ -25,12 +25,12 @@ pub(crate) struct Turns {
 struct State {
     free: usize,
     given: u64,
-    /// Per class, in order of arrival. Who gave up is found out when it is its turn.
+    /// Per class, in order of arrival. A cancelled request is detected at its turn.
     waiting: [VecDeque<oneshot::Sender<Turn>>; 4],
 }
 
 impl Turns {
-    /// `free` of them at once.
+    /// Allows `free` concurrent turns.
     pub(crate) fn new(free: usize) -> Arc<Self> {
         let state = State { free, given: 0, waiting: Default::default() };
         Arc::new(Self { state: Mutex::new(state) })
@@ -39,7 +39,7 @@ impl Turns {
     /// Waits for a turn.
     ///
     /// # Cancel safety
-    /// The turn goes to the next.
+    /// The turn goes to the next request.
     pub(crate) async fn take(self: &Arc<Self>, class: Class) -> Turn {
         let told = {
             let mut state = self.state();
@@ -51,7 +51,7 @@ impl Turns {
             state.waiting[class as usize].push_back(tell);
             told
         };
-        // It is only dropped with all that wait.
+        // The sender is dropped only together with all waiting requests.
         told.await.unwrap_or_else(|_| self.turn())
     }
 
@@ -63,7 +63,7 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody's turn ended: it is the next one's.
+    /// Passes a finished turn to the next request.
     fn pass(self: &Arc<Self>) {
         loop {
             let mut state = self.state();
@@ -74,7 +74,8 @@ impl Turns {
             drop(state);
             match next.send(self.turn()) {
                 Ok(()) => return,
-                // It gave up. What is dropped here must not come here again.
+                // The request was cancelled. Dropping the turn here must not call this function
+                // again.
                 Err(mut turn) => turn.turns = None,
             }
         }

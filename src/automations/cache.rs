@@ -1,4 +1,4 @@
-//! The rules of the bots that have events just now, compiled.
+//! The compiled rules of the bots with recent events.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,12 +12,12 @@ use crate::filter::{Filter, FilterError, Sees};
 use crate::id::BotId;
 use crate::store::mongo::MongoError;
 
-/// Bots of a generation. Two are kept: what is used moves to the younger one.
+/// Number of bots per generation. There are two generations; a used entry moves to the younger one.
 const BOTS: usize = 10_000;
-/// Filters that are remembered before those that nobody has are looked for.
+/// Number of cached filters at which unused ones are removed.
 const FILTERS_MIN: usize = 1_000;
 
-/// The rules of bots, as they are stored or, for the time that news takes, were.
+/// The rules of bots as stored. After a change they may be outdated until its message arrives.
 #[derive(Debug)]
 pub(crate) struct RuleCache {
     store: RuleStore,
@@ -25,14 +25,14 @@ pub(crate) struct RuleCache {
     filters: Arc<Filters>,
 }
 
-/// Bots write the same filters.
+/// Filters by their text: many bots write the same filters.
 #[derive(Debug, Default)]
 struct Filters(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     filters: HashMap<String, Weak<Filter>>,
-    /// Those that nobody has are looked for when there are so many.
+    /// The number of filters at which unused ones are removed next.
     full: usize,
 }
 
@@ -40,8 +40,8 @@ struct Known {
 struct State {
     young: FxHashMap<BotId, Arc<RuleSet>>,
     old: FxHashMap<BotId, Arc<RuleSet>>,
-    /// Bots whose rules are being read, by how many, and whether they were forgotten meanwhile: then
-    /// what was read is not remembered.
+    /// Bots whose rules are being read: by how many readers, and whether the rules changed
+    /// meanwhile. If so, the result is not cached.
     reading: FxHashMap<BotId, (usize, bool)>,
 }
 
@@ -53,7 +53,7 @@ impl RuleCache {
     /// The rules of a bot.
     ///
     /// # Errors
-    /// When they have to be read and MongoDB does not answer.
+    /// If they are not cached and MongoDB is unavailable.
     pub(crate) async fn of(&self, bot: &BotId) -> Result<Arc<RuleSet>, MongoError> {
         {
             let mut state = self.state();
@@ -69,17 +69,17 @@ impl RuleCache {
         let reading = Reading { cache: self, bot };
         let stored = self.store.list(bot).await?;
         let filters = Arc::clone(&self.filters);
-        // A thousand filters take their time.
+        // Compiling a thousand filters takes a while.
         let compiling = tokio::task::spawn_blocking(move || filters.compile(stored));
         let rules = Arc::new(compiling.await.unwrap_or_else(|failed| {
-            // It is never cancelled, and a panic is the caller's to catch.
+            // The task is never cancelled; the caller handles a panic.
             std::panic::resume_unwind(failed.into_panic())
         }));
         reading.end(&rules);
         Ok(rules)
     }
 
-    /// The rules of a bot have changed.
+    /// Forgets the rules of a bot after a change.
     pub(crate) fn forget(&self, bot: &BotId) {
         let mut state = self.state();
         state.young.remove(bot);
@@ -89,7 +89,7 @@ impl RuleCache {
         }
     }
 
-    /// The rules of any bot may have changed.
+    /// Forgets all rules, because any of them may have changed.
     pub(crate) fn forget_all(&self) {
         let mut state = self.state();
         state.young.clear();
@@ -102,7 +102,7 @@ impl RuleCache {
     }
 }
 
-/// Somebody reads the rules of a bot.
+/// A read of the rules of a bot in progress.
 struct Reading<'a> {
     cache: &'a RuleCache,
     bot: &'a BotId,

@@ -1,12 +1,12 @@
-//! What a bot's rules decide on one event.
+//! The decision of a bot's rules on one event.
 //!
 //! 1. The event changes the profile of its subscriber.
-//! 2. The rules for its type are gone through in the order of their ids. Each sees the profile as
+//! 2. The rules for its type are evaluated in the order of their ids. Each one sees the profile as
 //!    the rules before it left it.
-//! 3. What they do to the profile is done to it at once, everything else is an [`Effect`] that is
-//!    carried out once the decision is kept.
+//! 3. Actions on the profile change it immediately. Every other action becomes an [`Effect`], which
+//!    is carried out after the decision is stored.
 //!
-//! It is pure: the same event, profile and rules make the same decision.
+//! The function is pure: the same event, profile and rules always lead to the same decision.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,41 +22,42 @@ use crate::event::{Event, EventError};
 use crate::filter::Facts;
 use crate::id::{BotId, RuleId};
 
-/// How many events may follow from each other: none emits a seventeenth.
+/// Maximum length of a chain of events that rules emit: there is no seventeenth.
 pub const DEPTH_MAX: u64 = 16;
-/// Most effects of one event.
+/// Maximum number of effects of one event.
 pub const EFFECTS_MAX: usize = 1_000;
-/// Most bytes of what is decided on one event, as JSON.
+/// Maximum size of the decision on one event, in bytes of JSON.
 pub const DECISION_MAX_BYTES: usize = 1 << 20;
-/// How many events this one follows from, on what a rule emitted.
+/// The attribute with the position in a chain of emitted events.
 pub const DEPTH: &str = "automationdepth";
-/// How many events may follow from this one, on what a rule emitted: those that follow from one
-/// event share what it may.
+/// The attribute with the remaining number of events that may follow from this one. Events that
+/// follow from the same event share its number.
 pub const SHARE: &str = "automationshare";
-/// How many events may follow from one that no rule emitted, directly and by way of others.
+/// Maximum number of events that may follow from an event that no rule emitted, directly and
+/// indirectly.
 pub const SHARE_MAX: u64 = 1_000;
-/// The rule that emitted it.
+/// The attribute with the rule that emitted the event.
 pub const RULE: &str = "automationrule";
-/// On an event that waits for its time: it goes to the bus then.
+/// The attribute of a delayed event that goes to the bus when it is due.
 pub const DUE: &str = "automationdue";
-/// The source of what rules emit.
+/// The source of events that rules emit.
 pub const SOURCE: &str = "fairlane/automations";
-/// Types whose rules are remembered.
+/// Maximum number of types whose matching rules are cached.
 const TYPES_MAX: usize = 1_000;
 
-/// The rules of a bot, those in force.
+/// The enabled rules of a bot.
 #[derive(Debug, Default)]
 pub struct RuleSet {
     rules: Vec<Ready>,
-    /// Which of them take a type.
+    /// The matching rules by type.
     by_type: Mutex<HashMap<Box<str>, Arc<[usize]>>>,
-    /// Whether the bot has any rule at all.
+    /// Whether the bot has any rule, enabled or not.
     any: bool,
 }
 
 impl RuleSet {
-    /// Of rules in the order of their ids. Those that are not in force count only for whether there
-    /// are any.
+    /// The rules of a bot, in the order of their ids. Disabled rules only count for
+    /// [`Self::is_any`].
     #[must_use]
     pub fn new(rules: Vec<Ready>) -> Self {
         let any = !rules.is_empty();
@@ -64,7 +65,7 @@ impl RuleSet {
         Self { rules, by_type: Mutex::default(), any }
     }
 
-    /// Whether the bot has any rule, in force or not: then profiles are kept.
+    /// Whether the bot has any rule, enabled or not. If so, Fairlane keeps profiles for it.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.any
@@ -86,91 +87,91 @@ impl RuleSet {
     }
 }
 
-/// What is done, beside what was done to the profile.
+/// An effect of a rule, other than a change of the profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
-    /// By which rule.
+    /// The rule.
     #[serde(rename = "r")]
     pub rule: RuleId,
-    /// By which of its actions.
+    /// The index of the action in the rule.
     #[serde(rename = "a")]
     pub action: usize,
-    /// What.
+    /// What to do.
     #[serde(rename = "d")]
     pub deed: Deed,
 }
 
-/// What is done.
+/// The action of an effect.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Deed {
-    /// An event is put on the bus.
+    /// Emit an event to the bus.
     Emit {
-        /// Its type.
+        /// The type of the event.
         kind: String,
-        /// Its data.
+        /// The data of the event.
         data: Option<Json>,
-        /// After how long.
+        /// The delay.
         delay: Delay,
-        /// It tells of a change that is in the profile already.
+        /// Whether it reports a change that is already in the profile.
         applied: bool,
     },
-    /// A URL is called.
+    /// Schedule a notification.
     Notify(Notify),
-    /// Views are counted.
+    /// Count views.
     Count(Count),
-    /// The event is sent to a URL.
+    /// Push the event to a URL.
     Push(Push),
 }
 
-/// What was decided on an event.
+/// The decision on an event.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What is done, in this order.
+    /// The effects, in their order.
     #[serde(rename = "e")]
     pub effects: Vec<Effect>,
-    /// How many events may follow from each that it puts on the bus.
+    /// How many events may follow from each event that it emits.
     #[serde(rename = "s", default)]
     pub share: u64,
-    /// Why the event ends as a dead letter, after all that is done.
+    /// Why the event becomes a dead letter after all effects.
     #[serde(rename = "x", default, skip_serializing_if = "Option::is_none")]
     pub dead: Option<String>,
 }
 
 impl Decision {
-    /// Whether nothing is to be done.
+    /// Whether there is no effect.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.effects.is_empty() && self.dead.is_none()
     }
 }
 
-/// What happened to a rule, for its statistics.
+/// A note for the statistics of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// It matched, and so many of its actions were decided.
+    /// The rule matched and caused actions.
     Matched {
-        /// Which.
+        /// The rule.
         rule: RuleId,
-        /// The names of these actions.
+        /// The names of the actions.
         actions: Vec<&'static str>,
     },
-    /// It could not be evaluated, or an action of it could not be done.
+    /// The rule could not be evaluated, or one of its actions failed.
     Failed {
-        /// Which; `None`: the event itself cannot be applied.
+        /// The rule; `None`: the event itself cannot be applied to the profile.
         rule: Option<RuleId>,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// Of one event.
+/// The result for one event.
 #[derive(Debug, Default)]
 pub struct Decided {
-    /// What is to be done.
+    /// The decision.
     pub decision: Decision,
-    /// What happened to the rules.
+    /// The notes for the statistics.
     pub notes: Vec<Note>,
-    /// Whether the profile is another one now.
+    /// Whether the profile changed.
     pub changed: bool,
 }
 
@@ -178,7 +179,8 @@ pub struct Decided {
 #[must_use]
 pub fn decide(event: &Event, profile: &mut Profile, rules: &RuleSet) -> Decided {
     let mut decided = Decided::default();
-    // What is known by hand is kept also where no rule is yet; everything else came in doubt.
+    // Explicit changes of profiles are kept even for a bot without rules. Other events of such a
+    // bot arrived only because the index was outdated.
     if !rules.is_any() && event.kind() != profile::REPLACED {
         return decided;
     }
@@ -224,7 +226,7 @@ pub fn decide(event: &Event, profile: &mut Profile, rules: &RuleSet) -> Decided 
             if let (Deed::Emit { kind, .. }, true) = (&deed, depth > DEPTH_MAX) {
                 decided.decision.dead.get_or_insert_with(|| {
                     format!(
-                        "rule {:?} would emit {kind:?} as number {depth} of a chain of events that rules emitted; chains end at {DEPTH_MAX}, so that no loop goes on for ever",
+                        "rule {:?} would emit {kind:?} as number {depth} of a chain of events that rules emitted; chains end at {DEPTH_MAX}, so that loops end",
                         rule.id.as_str()
                     )
                 });
@@ -234,7 +236,7 @@ pub fn decide(event: &Event, profile: &mut Profile, rules: &RuleSet) -> Decided 
                 if emits == share {
                     decided.decision.dead.get_or_insert_with(|| {
                         format!(
-                            "rule {:?} would emit {kind:?}, and {SHARE_MAX} events follow from one by way of rules already, or may",
+                            "rule {:?} would emit {kind:?}, but rules have used up the {SHARE_MAX} events that may follow from one event",
                             rule.id.as_str()
                         )
                     });
@@ -247,7 +249,7 @@ pub fn decide(event: &Event, profile: &mut Profile, rules: &RuleSet) -> Decided 
             if decided.decision.effects.len() == EFFECTS_MAX || bytes > DECISION_MAX_BYTES {
                 decided.decision.dead.get_or_insert_with(|| {
                     format!(
-                        "rules ask for more than {EFFECTS_MAX} actions or {DECISION_MAX_BYTES} bytes of them on one event: what rule {:?} asks for, and what follows, is not done",
+                        "rules exceed the maximum of {EFFECTS_MAX} actions or {DECISION_MAX_BYTES} bytes of actions on one event: the actions of rule {:?} and of the rules after it are not done",
                         rule.id.as_str()
                     )
                 });
@@ -261,7 +263,7 @@ pub fn decide(event: &Event, profile: &mut Profile, rules: &RuleSet) -> Decided 
     decided
 }
 
-/// Does to the profile what the event says: all of it or nothing.
+/// Applies the event to the profile: all of it or nothing.
 fn changed(event: &Event, profile: &mut Profile) -> Result<bool, String> {
     let changes = profile::changes(event)?;
     if changes.is_empty() {
@@ -276,7 +278,7 @@ fn changed(event: &Event, profile: &mut Profile) -> Result<bool, String> {
     Ok(any)
 }
 
-/// What an action asks for, once it was done to the profile, and whether that changed.
+/// Applies an action to the profile. Returns its effect, and whether the profile changed.
 fn deed(
     event: &Event,
     profile: &mut Profile,
@@ -317,11 +319,11 @@ fn deed(
     ))
 }
 
-/// What filters see, made when the first one looks.
+/// The values for filters, created for the first filter.
 struct View<'a> {
     event: &'a Event,
     facts: Option<Facts>,
-    /// The profile has changed since.
+    /// Whether the profile has changed since.
     stale: bool,
 }
 
@@ -348,18 +350,18 @@ impl View<'_> {
     }
 }
 
-/// How many events this one follows from.
+/// The position of the event in a chain of emitted events.
 fn depth(event: &Event) -> u64 {
     told(event, DEPTH, 0, DEPTH_MAX).min(DEPTH_MAX)
 }
 
-/// How many events may follow from it.
+/// The number of events that may follow from it.
 fn share(event: &Event) -> u64 {
     told(event, SHARE, SHARE_MAX, 0).min(SHARE_MAX)
 }
 
-/// A number that an event of a rule carries; `none` where nothing is written there, `odd` where
-/// something else is.
+/// A number in an attribute of an emitted event; `none` if the attribute is absent, `odd` if it is
+/// not a number.
 fn told(event: &Event, name: &str, none: u64, odd: u64) -> u64 {
     event.extension(name).map_or(none, |value| match value {
         Json::Number(number) => number.as_u64().unwrap_or(odd),
@@ -368,8 +370,8 @@ fn told(event: &Event, name: &str, none: u64, odd: u64) -> u64 {
     })
 }
 
-/// The name of an effect, the same however often it is repeated: of the event, by its source and
-/// id, the rule and the action.
+/// The name of an effect, equal for every repetition: derived from the source and id of the event,
+/// the rule and the action.
 #[must_use]
 pub fn name(bot: &BotId, event: &Event, effect: &Effect) -> String {
     let mut hash = Sha256::new();
@@ -383,10 +385,10 @@ pub fn name(bot: &BotId, event: &Event, effect: &Effect) -> String {
     uuid::Uuid::from_slice(half).map_or_else(|_| String::new(), |id| id.simple().to_string())
 }
 
-/// The event that an effect puts on the bus at `now`.
+/// The event that an effect emits at `now`.
 ///
 /// # Errors
-/// When it breaks a bound of events.
+/// If it violates a bound of events.
 pub fn emitted(
     event: &Event,
     effect: &Effect,

@@ -1,14 +1,15 @@
-//! Carries out what rules decided: each effect once, however often it is tried, by its name.
+//! Carries out the effects of rules. Each effect has a unique name, and happens once despite
+//! retries.
 //!
-//! | effect | what keeps it from happening twice |
+//! | effect | protection against repetition |
 //! |---|---|
 //! | an event on the bus | `lua/emit.lua`: its name beside the stream, for an hour |
-//! | an event later | the queue's idempotency key, for an hour; then as above, by its id |
+//! | a delayed event | the queue's idempotency key, for an hour; then as above, by its id |
 //! | a notification, a push | the notification's key, until a week after its end |
 //! | views | the counters' idempotency key, for an hour |
 //!
-//! An hour is from the first try to the last: decisions are kept before they are carried out, so
-//! nothing but a slice that cannot be completed is repeated.
+//! The hour counts from the first attempt to the last. Decisions are stored before they are carried
+//! out, so effects are repeated only while a slice cannot be completed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,59 +31,59 @@ use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
 use crate::queue::{PushOptions, Queue};
 
-/// Names are remembered so long.
+/// How long names are remembered.
 const WINDOW: Duration = Duration::from_secs(3_600);
-/// Events and bytes of one script call.
+/// Maximum number of events and of bytes per script call.
 const EMIT_EVENTS: usize = 100;
 const EMIT_BYTES: usize = 256 * 1_024;
-/// Effects of a slice that are under way at once, those on the bus aside.
+/// Maximum number of concurrent effects of a slice, without those on the bus.
 const AT_ONCE: usize = 16;
-/// A notification is given up so long after it was due, if the rule does not say.
+/// Default time from the due time until a notification expires.
 const EXPIRES_IN: Delay = Delay(Duration::from_secs(24 * 3_600));
-/// What a push is called in the statistics of notifications.
+/// The type of a push in the statistics of notifications.
 const PUSHED: &str = "push";
 
-/// Where effects take place.
+/// The components that effects need.
 pub(crate) struct Effects {
     /// The bus.
     pub(crate) bus: Arc<Link>,
     pub(crate) stream: String,
-    /// The queues of the rules, for what comes later.
+    /// The queues of the rules, for delayed events.
     pub(crate) queue: Queue,
-    /// `None`: they do not run.
+    /// The notifications; `None`: they do not run.
     pub(crate) notifications: Option<Notifications>,
-    /// Or why views are not counted.
+    /// The counters, or why they do not run.
     pub(crate) counters: Result<Counters, String>,
     pub(crate) clock: SharedClock,
-    /// What happened to the rules.
+    /// The statistics of the rules.
     pub(crate) notes: Arc<RuleNotes>,
 }
 
-/// An effect of an event, or an event whose time has come.
+/// An effect of an event, or a delayed event that is due.
 #[derive(Debug)]
 pub(crate) enum Task<'a> {
-    /// With how many events may follow from what it emits.
+    /// The effect, and the number of events that may follow from those it emits.
     Effect(&'a Event, &'a Effect, u64),
     Due(&'a Event),
 }
 
-/// What could not be done, ever.
+/// An effect that can never be done: the index of its event, and the note.
 pub(crate) type Refused = (usize, Note);
 
-/// An effect that can be tried again.
+/// An effect that can be retried.
 #[derive(Debug)]
 pub(crate) struct Failed {
-    /// Of which event.
+    /// The index of its event.
     pub(crate) at: usize,
-    /// Nobody could be reached.
+    /// Whether the target was unavailable.
     pub(crate) away: bool,
     pub(crate) reason: String,
 }
 
-/// What goes to the bus.
+/// The events for the bus.
 #[derive(Default)]
 struct Batch {
-    /// The event that the first one is of.
+    /// The index of the event that caused the first one.
     at: usize,
     events: Vec<(String, Vec<u8>)>,
     bytes: usize,
@@ -95,11 +96,10 @@ impl std::fmt::Debug for Effects {
 }
 
 impl Effects {
-    /// Carries out the tasks, each with the place of its event. What goes to the bus goes there in
-    /// order.
+    /// Carries out the tasks, each with the index of its event. Events go to the bus in order.
     ///
     /// # Errors
-    /// The first that failed; those after it may be done.
+    /// The first failure; tasks after it may be done.
     pub(crate) async fn carry_out(
         &self,
         tasks: &[(usize, Task<'_>)],
@@ -145,7 +145,7 @@ impl Effects {
             }
             failed.map_or(Ok(refused), Err)
         };
-        // All of them end: what is cut off is tried again for nothing.
+        // Wait for all of them: a cancelled one would be repeated without need.
         let (emitted, done) = tokio::join!(emitting, doing);
         match (emitted, done) {
             (Ok(()), Ok(more)) => {
@@ -170,7 +170,7 @@ impl Effects {
         })
     }
 
-    /// Does it; answers why it can never be done.
+    /// Carries out one effect; returns why it can never be done, if so.
     async fn carry(&self, other: Other<'_>, now: Duration) -> Result<Option<Note>, (bool, String)> {
         match other {
             Other::Later(event, delay) => {
@@ -228,14 +228,14 @@ impl Effects {
     }
 }
 
-/// What does not go to the bus now.
+/// The effects other than immediate events for the bus.
 enum Other<'a> {
     Later(Event, Duration),
     Effect(&'a Event, &'a Effect),
 }
 
 fn add(batches: &mut Vec<Batch>, at: usize, event: &Event) {
-    // Texts and JSON values always encode.
+    // Strings and JSON values always serialise.
     let json = serde_json::to_vec(event).unwrap_or_default();
     let fits =
         |batch: &Batch| batch.events.len() < EMIT_EVENTS && batch.bytes + json.len() <= EMIT_BYTES;
@@ -248,7 +248,7 @@ fn add(batches: &mut Vec<Batch>, at: usize, event: &Event) {
     }
 }
 
-/// An event whose time has come, as it goes to the bus.
+/// A due event in the form in which it goes to the bus.
 fn due(event: &Event) -> Event {
     event.clone().with_extension(DUE, None)
 }
@@ -289,7 +289,7 @@ fn notification(event: &Event, effect: &Effect, notify: &Notify) -> NewNotificat
     }
 }
 
-/// What a receiver is told if the rule does not say.
+/// The default body of a push.
 fn told(event: &Event, rule: &RuleId) -> String {
     let told = json!({
         "botid": event.bot(), "subject": event.subject(), "rule": rule, "event": event,
@@ -300,7 +300,7 @@ fn told(event: &Event, rule: &RuleId) -> String {
 fn pushed(event: &Event, effect: &Effect, url: &str) -> NewNotification {
     NewNotification {
         bot: event.bot().clone(),
-        // No user: a push is for a machine, and none is held back.
+        // No user, so that no limit per user delays a push.
         uid: String::new(),
         kind: PUSHED.to_owned(),
         when: When::After(Duration::ZERO),

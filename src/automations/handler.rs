@@ -1,15 +1,16 @@
-//! Decides by the rules of a bot, keeps what was decided, and has it carried out.
+//! The handler of automations: decides by the rules of a bot, stores the decisions and carries them
+//! out.
 //!
-//! 1. One read of the profiles that the slice touches; the rules come from the cache.
-//! 2. Event after event: one that is not above its profile's sequence was decided on before, and
-//!    what was decided is found beside the profile. All others are decided on now.
-//! 3. One write of profiles and decisions. Where another one wrote meanwhile, all begins anew: what
-//!    it decided counts.
-//! 4. The decisions are carried out. An action that fails holds the bot, and those that were done
-//!    are not done again.
+//! 1. Reads the profiles of the slice with one query; the rules come from the cache.
+//! 2. Takes the events one by one. An event up to the profile's sequence was decided before, and
+//!    its decision is stored with the profile. All others are decided now.
+//! 3. Writes profiles and decisions with one command. After a write conflict everything starts
+//!    again, because the other decision counts.
+//! 4. Carries out the decisions. A failed action blocks the bot, and finished actions are not
+//!    repeated.
 //!
-//! MongoDB unavailable counts no attempt. Where it is slow, fewer events are decided on at a time, and a
-//! write that is still under way in the server is waited for.
+//! An unavailable MongoDB counts no attempt. If it is slow, fewer events are decided at a time, and
+//! a write that still runs in the server is waited for.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -28,46 +29,46 @@ use crate::id::Sequence;
 use crate::store::mongo::MongoError;
 use crate::store::turns::Turn;
 
-/// How often it begins anew because another one wrote.
+/// Number of attempts after write conflicts.
 const TRIES: u32 = 5;
-/// Most bytes of decisions of a slice, unless one event alone has more.
+/// Maximum size of the decisions of a slice, in bytes, unless one event alone has more.
 const DECIDED_MAX_BYTES: usize = 4 << 20;
-/// Decisions are kept for so long after the slice that they are of, µs: a Redis that loses its
-/// tail, at most about a second of it, hands out events again whose actions it has lost.
+/// How long decisions are kept after their slice, µs. When Redis loses its last writes, about a
+/// second at most, it hands out events again whose effects are done.
 const KEPT_US: u64 = 5_000_000;
-/// Decisions that are kept beyond that at most, and their bytes.
+/// Maximum number and bytes of decisions that are kept for that purpose.
 const KEPT_MAX: usize = 200;
 const KEPT_MAX_BYTES: usize = 256 << 10;
-/// A slice may decide for at least so long once it has what it needs.
+/// Minimum time that a slice may spend on decisions once it has profiles and rules.
 const DECIDING_MIN: Duration = Duration::from_millis(20);
-/// After an event that took longer, others are served.
+/// After an event that took longer, other tasks get a turn.
 const LONG_EVENT: Duration = Duration::from_millis(5);
 
 /// The handler `automation`.
 pub(crate) struct AutomationHandler {
     automations: Automations,
     effects: Effects,
-    /// For all that MongoDB does for a slice. Below `handler_timeout`.
+    /// The timeout of all MongoDB calls for a slice. Below `handler_timeout`.
     patience: Duration,
-    /// How many events are decided on at a time.
+    /// The number of events that are decided at a time.
     portion: Portion,
 }
 
-/// A slice as far as it was decided on.
+/// A slice with its decisions so far.
 #[derive(Debug, Default)]
 struct Work {
-    /// What is to be carried out, by event.
+    /// The decisions to carry out, by event.
     decisions: Vec<Decision>,
-    /// Those that were decided now: what happened to the rules.
+    /// The new decisions' notes for the statistics of the rules.
     notes: Vec<(usize, Vec<Note>)>,
     writes: Vec<Next>,
 }
 
-/// A profile under work.
+/// A profile being changed.
 #[derive(Debug)]
 struct Subject {
     kept: Kept,
-    /// As it was read.
+    /// The state that was read.
     before: Option<Sequence>,
     dirty: bool,
 }
@@ -82,7 +83,7 @@ impl AutomationHandler {
         Self { automations, effects, patience, portion: Portion::new() }
     }
 
-    /// Decides on the first `count` events and keeps that; `None` where another one wrote meanwhile.
+    /// Decides on the first `count` events and stores the decisions; `None` after a write conflict.
     async fn decide_and_keep(
         &self,
         slice: &Slice,
@@ -101,7 +102,7 @@ impl AutomationHandler {
     async fn decide(&self, slice: &Slice, count: usize, rules: &RuleSet) -> Result<Work, Failure> {
         let allowed = slice.deadline.saturating_duration_since(Instant::now());
         let mut subjects = self.read(slice, count).await?;
-        // A store that is slow must not make slices small: they would only ask it more often.
+        // A slow store must not make slices smaller: that would only cause more calls.
         let deadline = Instant::now() + allowed.max(DECIDING_MIN);
         let mut work = Work::default();
         let mut bytes = 0;
@@ -118,7 +119,7 @@ impl AutomationHandler {
             if subject.kept.sequence.is_some_and(|last| *sequence <= last) {
                 match decided_before(&subject.kept, *sequence) {
                     Ok(decision) => work.decisions.push(decision),
-                    // What is before it is carried out first.
+                    // The events before it are carried out first.
                     Err(_) if at > 0 => break,
                     Err(reason) => return Err(Failure::transient(at, reason)),
                 }
@@ -131,14 +132,14 @@ impl AutomationHandler {
                 subject.kept.sequence = Some(*sequence);
             }
             if !decision.is_nothing() {
-                // Texts and numbers always encode.
+                // Strings and numbers always serialise.
                 let text = serde_json::to_string(&decision).unwrap_or_default();
                 bytes += text.len();
                 subject.kept.decided.push((*sequence, text));
             }
             work.notes.push((at, notes));
             work.decisions.push(decision);
-            // Filters of a thousand rules take their time; others are served in between.
+            // The filters of a thousand rules take a while; other tasks get a turn in between.
             if begun.elapsed() > LONG_EVENT {
                 tokio::task::yield_now().await;
             } else {
@@ -156,8 +157,8 @@ impl AutomationHandler {
         Ok(work)
     }
 
-    /// The profiles of the first `count` events: of every event, because what was decided on it before counts, by
-    /// rules that may be gone.
+    /// The profiles of the first `count` events. Every event needs one, because an earlier decision
+    /// counts even if its rules are deleted by now.
     async fn read<'a>(
         &self,
         slice: &'a Slice,
@@ -182,7 +183,8 @@ impl AutomationHandler {
         Ok(subjects.collect())
     }
 
-    /// MongoDB unavailable counts no attempt; what it refuses does, so that no bot waits for ever.
+    /// An unavailable MongoDB counts no attempt. A refusal by MongoDB does, so that a bot does not
+    /// wait for ever.
     fn failed(&self, error: &MongoError, count: usize) -> Failure {
         if error.is_timeout() {
             self.portion.too_much(count);
@@ -194,7 +196,7 @@ impl AutomationHandler {
         }
     }
 
-    /// Carries out what was decided, and answers what becomes of the slice.
+    /// Carries out the decisions, and returns the outcome of the slice.
     async fn finish(&self, slice: &Slice, work: Work) -> Result<Outcomes, Failure> {
         let mut tasks = Vec::new();
         for (at, (delivery, decision)) in slice.events.iter().zip(&work.decisions).enumerate() {
@@ -229,7 +231,7 @@ impl AutomationHandler {
                 Err(Failed { at: 0, away: false, reason }) => {
                     return Err(Failure::transient(0, reason));
                 }
-                // The events before it are done; then it is the first.
+                // The events before it are done; in the retry it is the first one.
                 Err(Failed { at, .. }) => at,
             }
         };
@@ -245,7 +247,7 @@ impl Handler for AutomationHandler {
         let patience = humantime::format_duration(self.patience);
         let turn = self.automations.subscribers().turn(&slice.bot);
         let Ok(turn) = tokio::time::timeout(TURN_PATIENCE.min(self.patience), turn).await else {
-            let reason = "an earlier write of this bot is still under way in MongoDB";
+            let reason = "an earlier write of this bot is still in progress in MongoDB";
             return Err(Failure::unavailable(0, reason));
         };
         for _ in 0..TRIES {
@@ -254,7 +256,7 @@ impl Handler for AutomationHandler {
             let deciding = self.decide_and_keep(slice, count, &turn);
             let Ok(work) = tokio::time::timeout_at(until, deciding).await else {
                 self.portion.too_much(count);
-                let reason = format!("MongoDB did not keep what was decided within {patience}");
+                let reason = format!("MongoDB did not store the decisions within {patience}");
                 return Err(Failure::unavailable(0, reason));
             };
             if let Some(work) = work? {
@@ -262,19 +264,19 @@ impl Handler for AutomationHandler {
                 return self.finish(slice, work).await;
             }
         }
-        Err(Failure::transient(0, "others write the profiles of this slice all the time"))
+        Err(Failure::transient(0, "concurrent writes to the profiles of this slice do not end"))
     }
 }
 
-/// What was decided on an event that is not above its profile's sequence.
+/// The stored decision on an event up to its profile's sequence.
 fn decided_before(kept: &Kept, sequence: Sequence) -> Result<Decision, String> {
     let found = kept.decided.iter().find(|(decided, _)| *decided == sequence);
     let Some((_, text)) = found else { return Ok(Decision::default()) };
     serde_json::from_str(text)
-        .map_err(|error| format!("what was decided before cannot be read: {error}"))
+        .map_err(|error| format!("the stored decision cannot be read: {error}"))
 }
 
-/// Drops decisions that nobody can ask for any more: `first` is the first event that is not done.
+/// Drops decisions that cannot be needed any more: `first` is the first event that is not done.
 fn forget(decided: &mut Vec<(Sequence, String)>, first: u64) {
     decided.retain(|(sequence, _)| sequence.get() >= first.saturating_sub(KEPT_US));
     let done = decided.partition_point(|(sequence, _)| sequence.get() < first);

@@ -1,25 +1,26 @@
-//! Automations: rules that bots attach to events, with filters on the event and the subscriber.
+//! Automations: rules of bots for events, with filters on the event and the subscriber.
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! 1. The events of a bot are decided on in the order of its queue, each on the profile that the
-//!    events before it left behind. An event is decided on once, by one state of the rules.
-//! 2. What was decided is kept with the profile, in one write; then it is carried out, each action
-//!    once. Whoever repeats an event finds the decision, whatever has changed since. What remains:
-//!    an action that was carried out is remembered for an hour, so that one whose slice could not
-//!    be completed for longer, with Redis unavailable or everything stopped, may happen again.
-//! 3. A rule that was changed decides within a second, in every process.
-//! 4. A filter that fails is no match. It is counted, and the bot goes on.
+//! 1. The events of a bot are decided in the order of its queue, each with the profile that the
+//!    events before it left. Each event is decided once, by one state of the rules.
+//! 2. The decision is stored with the profile, in one write. Then it is carried out, each action
+//!    once. A repetition of the event finds the decision, regardless of later changes. The known
+//!    limit: a finished action is remembered for an hour. If its slice cannot be completed for
+//!    longer, because Redis is unavailable or all processes are stopped, the action may be
+//!    repeated.
+//! 3. A changed rule takes effect within a second, in every process.
+//! 4. A filter that fails does not match. The failure is counted, and the bot continues.
 //!
-//! # How an event goes
+//! # The path of an event
 //!
-//! 1. The fan-out copies what a bot has rules for, or what changes a profile it keeps
+//! 1. The fan-out copies events that a bot has rules for, or that change a profile it keeps
 //!    (`subscriptions`, kept up to date by `watch`).
-//! 2. `handler::automation` takes a slice: one read of profiles, the rules from the `cache`.
-//! 3. [`decide`] changes the profile and decides, event after event.
-//! 4. One write of profiles and decisions, each only as the successor of what was read: who is late
-//!    writes nothing, and reads what was decided.
-//! 5. `effects` carries out; `stats` counts. Then the slice is completed.
+//! 2. `handler::automation` takes a slice: one query for profiles, the rules from the `cache`.
+//! 3. [`decide`] changes the profile and decides, event by event.
+//! 4. One write of profiles and decisions, each only as the successor of the state that was read: a
+//!    late process writes nothing, and reads the stored decision.
+//! 5. `effects` carries out the decision, `stats` counts. Then the slice is completed.
 
 mod cache;
 pub mod decide;
@@ -67,7 +68,8 @@ impl product::Product for Product {
     }
 
     fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
-        // What waits for its time is in a queue; nothing of the bus can claim to be that.
+        // Delayed events are in a queue. An event of the bus cannot claim to be one, because this
+        // attribute is removed.
         Kind { selective: true, renews: true, reserved: &[decide::DUE], ..Kind::default() }
     }
 
@@ -80,7 +82,7 @@ impl product::Product for Product {
     }
 }
 
-/// The rules and profiles of every bot, as one process knows them. Cheap to clone.
+/// The rules and profiles of every bot, as known in one process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Automations(Arc<Inner>);
 
@@ -115,15 +117,15 @@ impl Automations {
         &self.0.subscriptions
     }
 
-    /// The rules of a bot, to decide by.
+    /// The rules of a bot, for decisions.
     ///
     /// # Errors
-    /// When they have to be read and MongoDB does not answer.
+    /// If they are not cached and MongoDB is unavailable.
     pub(crate) async fn rules(&self, bot: &BotId) -> Result<Arc<RuleSet>, MongoError> {
         self.0.cache.of(bot).await
     }
 
-    /// The rules of a bot change, or have changed.
+    /// Notes that the rules of a bot are changing, or have changed.
     fn changes(&self, bot: &BotId) {
         self.0.subscriptions.changes(bot);
         self.0.cache.forget(bot);
@@ -138,10 +140,10 @@ impl Automations {
     }
 }
 
-/// Shows rules and profiles, and changes rules so that every process hears of it.
+/// Reads rules and profiles, and changes rules so that every process learns of it.
 ///
 /// A reader waits `read_timeout` for MongoDB, and does not wait for a MongoDB that is known to hang
-/// ([`Breaker`]). The breaker belongs to these readers alone: slow questions of the counters do not
+/// ([`Breaker`]). The breaker belongs to these readers alone: slow queries of the counters do not
 /// open it. A writer waits as long as a command may take.
 #[derive(Debug, Clone)]
 pub(crate) struct Editor {
@@ -151,13 +153,13 @@ pub(crate) struct Editor {
     mongo: Arc<Breaker>,
 }
 
-/// Why a rule is not changed.
+/// Why a rule was not changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EditError {
     /// Redis failed: nothing was changed.
     #[error(transparent)]
     Redis(#[from] crate::keyspace::StoreError),
-    /// The rule is not written.
+    /// The rule was not written.
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -170,15 +172,15 @@ impl Editor {
     /// The rules of a bot, in the order of their ids.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time or refuses.
+    /// If MongoDB does not answer in time or refuses.
     pub(crate) async fn rules(&self, bot: &BotId) -> Result<Vec<Stored>, Unanswered<MongoError>> {
         self.mongo.read(self.read_timeout, self.automations.store().list(bot)).await
     }
 
-    /// A rule; `None` if there is no such rule.
+    /// A rule; `None` if it does not exist.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time or refuses.
+    /// If MongoDB does not answer in time or refuses.
     pub(crate) async fn rule(
         &self,
         bot: &BotId,
@@ -187,10 +189,10 @@ impl Editor {
         self.mongo.read(self.read_timeout, self.automations.store().get(bot, id)).await
     }
 
-    /// What is kept of a subscriber; without a sequence where there is nothing.
+    /// The profile of a subscriber; without a sequence if there is none.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time or refuses.
+    /// If MongoDB does not answer in time or refuses.
     pub(crate) async fn subscriber(
         &self,
         bot: &BotId,
@@ -206,10 +208,10 @@ impl Editor {
         &self.queue
     }
 
-    /// Writes a rule. Answers its version, and whether it is new.
+    /// Writes a rule. Returns its version, and whether it is new.
     ///
     /// # Errors
-    /// When it is not as expected, or Redis or MongoDB fails; then it may be written.
+    /// If it is not as expected, or if Redis or MongoDB fails; then it may be written.
     pub(crate) async fn put(
         &self,
         bot: &BotId,
@@ -220,10 +222,10 @@ impl Editor {
         self.edit(bot, self.automations.store().put(bot, id, rule, expected)).await
     }
 
-    /// Deletes a rule. Answers whether there was one.
+    /// Deletes a rule. Returns whether it existed.
     ///
     /// # Errors
-    /// When it is not as expected, or Redis or MongoDB fails; then it may be deleted.
+    /// If it is not as expected, or if Redis or MongoDB fails; then it may be deleted.
     pub(crate) async fn delete(
         &self,
         bot: &BotId,
@@ -232,13 +234,13 @@ impl Editor {
     ) -> Result<bool, EditError> {
         let deleted = self.edit(bot, self.automations.store().delete(bot, id, expected)).await?;
         if let Err(error) = self.queue.forget_rule(bot, id).await {
-            warn!(%bot, rule = %id, %error, "the statistics of a deleted rule stay");
+            warn!(%bot, rule = %id, %error, "cannot delete the statistics of a deleted rule");
         }
         Ok(deleted)
     }
 
-    /// Tells before: whoever cannot read what changed shall know that it does not know. And tells
-    /// after: now it can be read.
+    /// Publishes a message before the change, so that a process that cannot read the change knows
+    /// that its rules may be outdated; and one after it, when the change can be read.
     async fn edit<T>(
         &self,
         bot: &BotId,
@@ -248,7 +250,7 @@ impl Editor {
         let written = write.await;
         self.automations.changes(bot);
         if let Err(error) = self.queue.tell_rules(bot).await {
-            warn!(%bot, %error, "a change of rules cannot be told; others find it within a second");
+            warn!(%bot, %error, "cannot publish a change of rules; other processes find it within a second");
         }
         Ok(written?)
     }

@@ -1,4 +1,4 @@
-//! The rules of bots in one instance.
+//! The automations in one process.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::pressure::Pressure;
 use crate::product::{Listener, Offering, Part, Seat, Services, SharedHandler};
 use crate::store::mongo::Mongo;
 
-/// Evaluates the rules.
+/// Runs the automations.
 pub(crate) struct AutomationPart {
     automations: Automations,
     handler_timeout: std::time::Duration,
@@ -26,7 +26,7 @@ impl AutomationPart {
         Self { automations, handler_timeout, pressure }
     }
 
-    /// Whether the process keeps up with the rules.
+    /// Whether the process keeps its index of rules up to date.
     fn keeps_up(seat: &Seat<'_>) -> bool {
         seat.roles.work || seat.roles.ingest
     }

@@ -1,4 +1,4 @@
-//! What is known of a subscriber, as the events of a bot leave it.
+//! The profile of a subscriber, built from the events of a bot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,42 +8,42 @@ use serde_json::{Value as Json, json};
 use crate::event::Event;
 use crate::id::is_plain;
 
-/// Longest name of a tag or field, in bytes.
+/// Maximum length of the name of a tag or field, in bytes.
 pub const NAME_MAX_BYTES: usize = 64;
-/// Most tags of a subscriber.
+/// Maximum number of tags of a subscriber.
 pub const TAGS_MAX: usize = 1_000;
-/// Most fields of a subscriber.
+/// Maximum number of fields of a subscriber.
 pub const FIELDS_MAX: usize = 200;
-/// Largest value of a field, in bytes of JSON.
+/// Maximum size of the value of a field, in bytes of JSON.
 pub const VALUE_MAX_BYTES: usize = 1_024;
-/// Deepest nesting of a value.
+/// Maximum nesting of a value.
 const VALUE_MAX_DEPTH: usize = 16;
-/// Names that no field may have: filters see something else by them.
+/// Names that no field may have, because filters use them for other values.
 const RESERVED: [&str; 2] = ["id", "tags"];
 
-/// A subscriber was given a tag.
+/// The subscriber got a tag.
 pub const TAG_APPLIED: &str = "tag.applied";
-/// A subscriber lost a tag.
+/// The subscriber lost a tag.
 pub const TAG_REMOVED: &str = "tag.removed";
-/// A field of a subscriber was set.
+/// A field of the subscriber was set.
 pub const FIELD_CHANGED: &str = "field.changed";
-/// All that is known of a subscriber was replaced.
+/// The whole profile of the subscriber was replaced.
 pub const REPLACED: &str = "subscriber.replaced";
-/// What every other event about what is known begins with.
+/// The prefix of all other event types about profiles.
 const SUBSCRIBER: &str = "subscriber.";
 
-/// On an event that a rule made of a change: the change is in the profile already.
+/// The attribute of an event that reports a rule's change: the profile already contains it.
 pub const APPLIED: &str = "automationapplied";
 
-/// What is known of a subscriber.
+/// The profile of a subscriber.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Its tags.
+    /// The tags.
     #[serde(default)]
     #[schema(max_items = 1000, example = json!(["vip"]))]
     pub tags: BTreeSet<String>,
-    /// Its fields.
+    /// The fields.
     #[serde(default)]
     #[schema(value_type = Object, example = json!({ "gender": "female", "age": 31 }))]
     pub fields: BTreeMap<String, Json>,
@@ -52,23 +52,23 @@ pub struct Profile {
 /// One change of a profile.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// It has this tag.
+    /// Add this tag.
     Tag(String),
-    /// It has not.
+    /// Remove this tag.
     NoTag(String),
-    /// A field has this value; `null`: there is no such field.
+    /// Set a field to this value; `null` removes the field.
     Field(String, Json),
-    /// Nothing is known but what follows.
+    /// Replace the profile by the following changes.
     Clear,
 }
 
-/// Whether an event may change a profile. What a rule changed is in it already.
+/// Whether an event may change a profile. A change by a rule is already in it.
 #[must_use]
 pub fn changes_any(event: &Event) -> bool {
     may_change(event.kind()) && event.extension(APPLIED).is_none()
 }
 
-/// Whether events of a type change profiles, unless a rule made them.
+/// Whether events of a type change profiles, unless a rule emitted them.
 #[must_use]
 pub fn may_change(kind: &str) -> bool {
     matches!(kind, TAG_APPLIED | TAG_REMOVED | FIELD_CHANGED) || kind.starts_with(SUBSCRIBER)
@@ -77,7 +77,7 @@ pub fn may_change(kind: &str) -> bool {
 /// Checks the name of a tag.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem.
 pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > NAME_MAX_BYTES || !name.chars().all(is_plain) {
         let shown: String = name.chars().take(NAME_MAX_BYTES).collect();
@@ -91,11 +91,11 @@ pub fn check_name(name: &str) -> Result<(), String> {
 /// Checks the name of a field.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem.
 pub fn check_field(name: &str) -> Result<(), String> {
     check_name(name)?;
     if RESERVED.contains(&name) {
-        return Err(format!("{name:?} is not a field: filters see something else by that name"));
+        return Err(format!("{name:?} is not a field: filters use that name for another value"));
     }
     Ok(())
 }
@@ -103,7 +103,7 @@ pub fn check_field(name: &str) -> Result<(), String> {
 /// Checks the value of a field.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem.
 pub fn check_value(value: &Json) -> Result<(), String> {
     let bytes = value.to_string().len();
     if bytes > VALUE_MAX_BYTES {
@@ -113,7 +113,7 @@ pub fn check_value(value: &Json) -> Result<(), String> {
     if is_plain_value(value, 0) { Ok(()) } else { Err(problem.to_owned()) }
 }
 
-/// Whether MongoDB can keep it.
+/// Whether MongoDB can store the value.
 fn is_plain_value(value: &Json, depth: usize) -> bool {
     if depth > VALUE_MAX_DEPTH {
         return false;
@@ -127,10 +127,10 @@ fn is_plain_value(value: &Json, depth: usize) -> bool {
     }
 }
 
-/// What an event does to the profile of its subscriber.
+/// The changes that an event makes to the profile of its subscriber.
 ///
 /// # Errors
-/// What of it cannot be used; then nothing is.
+/// The invalid part; then nothing is changed.
 pub fn changes(event: &Event) -> Result<Vec<Change>, String> {
     #[derive(Deserialize)]
     struct Tag {
@@ -163,13 +163,13 @@ pub fn changes(event: &Event) -> Result<Vec<Change>, String> {
     }
 }
 
-/// `{"tags": […], "fields": {…}}`, or the fields themselves.
+/// Reads `{"tags": […], "fields": {…}}`, or the fields themselves.
 fn of_subscriber(event: &Event) -> Result<Vec<Change>, String> {
     let data = event.data_as::<Json>().map_err(|error| format!("data: {error}"))?;
     let data = match data {
         Json::Null => return Ok(Vec::new()),
         Json::Object(map) => map,
-        _ => return Err("data: it is no object of fields".to_owned()),
+        _ => return Err("data: it is not an object of fields".to_owned()),
     };
     let is_apart = data.keys().all(|key| matches!(&**key, "tags" | "fields"))
         && data.get("fields").is_none_or(Json::is_object)
@@ -188,7 +188,7 @@ impl Profile {
     /// Checks every bound.
     ///
     /// # Errors
-    /// The field, and what is wrong with it.
+    /// The field, and its problem.
     pub fn check(&self) -> Result<(), (String, String)> {
         let counted = |field: &str, count: usize, most: usize| {
             if count > most {
@@ -210,16 +210,16 @@ impl Profile {
         Ok(())
     }
 
-    /// Applies a change. Answers whether it was one.
+    /// Applies a change. Returns whether the profile changed.
     ///
     /// # Errors
-    /// When it is beyond a bound; then nothing is changed.
+    /// If it exceeds a bound; then nothing is changed.
     pub fn apply(&mut self, change: Change) -> Result<bool, String> {
         match change {
             Change::Tag(tag) => {
                 check_name(&tag)?;
                 if self.tags.len() >= TAGS_MAX && !self.tags.contains(&tag) {
-                    return Err(format!("the subscriber has {TAGS_MAX} tags, which is the most"));
+                    return Err(format!("the subscriber has {TAGS_MAX} tags, the maximum"));
                 }
                 Ok(self.tags.insert(tag))
             }
@@ -229,9 +229,7 @@ impl Profile {
                 check_field(&field)?;
                 check_value(&value)?;
                 if self.fields.len() >= FIELDS_MAX && !self.fields.contains_key(&field) {
-                    return Err(format!(
-                        "the subscriber has {FIELDS_MAX} fields, which is the most"
-                    ));
+                    return Err(format!("the subscriber has {FIELDS_MAX} fields, the maximum"));
                 }
                 if self.fields.get(&field) == Some(&value) {
                     return Ok(false);
@@ -247,7 +245,7 @@ impl Profile {
         }
     }
 
-    /// As filters see it.
+    /// The profile in the form for filters.
     #[must_use]
     pub fn seen(&self, id: &str) -> Json {
         let mut seen: serde_json::Map<String, Json> =
@@ -319,7 +317,7 @@ mod tests {
             ("field.changed", json!({ "field": "tags", "value": 1 }), "\"tags\" is not a field"),
             ("field.changed", json!({ "field": "a", "value": "x".repeat(5_000) }), "5002 bytes"),
             ("field.changed", json!({ "field": "a", "value": [{ "a\0": 1 }] }), "holds a NUL"),
-            ("subscriber.updated", json!([1]), "no object of fields"),
+            ("subscriber.updated", json!([1]), "not an object of fields"),
         ] {
             let mut profile = Profile::default();
             let applied = changes(&event(kind, &data)).and_then(|changes| {

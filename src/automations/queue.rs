@@ -1,4 +1,4 @@
-//! What is kept beside the queues of the rules: their statistics, and the news that they change.
+//! Data beside the queues of the rules: statistics, and messages about changes.
 
 use std::collections::BTreeMap;
 
@@ -10,41 +10,41 @@ use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::{Reply, StoreError};
 use crate::queue::Queue;
 
-/// What happened to a rule since it was made.
+/// The statistics of a rule since its creation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuleStats {
-    /// How often it matched.
+    /// Number of matching events.
     pub matched: u64,
-    /// Actions that were decided.
+    /// Number of actions it caused.
     pub actions: u64,
-    /// Filters that could not be evaluated and actions that could not be done.
+    /// Number of filters that could not be evaluated and of actions that failed.
     pub errors: u64,
-    /// The last of them.
+    /// The last failure.
     pub last: Option<LastError>,
 }
 
-/// The last error of a rule.
+/// The last failure of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastError {
-    /// When, ms since 1970.
+    /// The time, ms since 1970.
     pub at_ms: u64,
     /// The event.
     pub event: String,
-    /// What went wrong.
+    /// The reason.
     pub why: String,
 }
 
-/// The word on the wake channel for rules of a bot that change, or have changed.
+/// The word in a wake message for a bot whose rules are changing, or have changed.
 pub(crate) const RULES: &str = "rules";
 
-/// The fields of a rule: how often it matched, its actions, its errors, the last of them.
+/// The prefixes of a rule's hash fields: matches, actions, errors, the last error.
 const FIELDS: [char; 4] = ['m', 'a', 'e', 'l'];
 
-/// Beside the keys of the queues ([`crate::keyspace::keys`]):
-/// `fl:{p:s}:rules:<bot>`, a hash: `m<rule>` how often it matched, `a<rule>` its actions, `e<rule>`
-/// its errors, `l<rule>` the last one.
+/// In addition to the keys of the queues ([`crate::keyspace::keys`]): `fl:{p:s}:rules:<bot>`, a
+/// hash with `m<rule>` the number of matches, `a<rule>` of actions, `e<rule>` of errors, and
+/// `l<rule>` the last error.
 impl ShardKeys {
-    /// What happened to the rules of one bot.
+    /// The statistics of the rules of one bot.
     #[must_use]
     pub fn rules(&self, bot: &BotId) -> String {
         self.of_bot("rules:", bot)
@@ -52,14 +52,14 @@ impl ShardKeys {
 }
 
 impl Queue {
-    /// Tells every process that the rules of a bot change.
+    /// Publishes to every process that the rules of a bot are changing.
     pub(crate) async fn tell_rules(&self, bot: &BotId) -> Result<(), StoreError> {
         let mut command = redis::cmd("PUBLISH");
         command.arg(self.keys_of(bot).wake()).arg(format!("{RULES} {bot}"));
         self.link().command("PUBLISH", command).await.map(drop)
     }
 
-    /// Adds to what happened to the rules of several bots.
+    /// Adds to the statistics of the rules of several bots.
     pub(crate) async fn note_rules(
         &self,
         notes: &[(BotId, RuleId, RuleStats)],
@@ -84,10 +84,10 @@ impl Queue {
         self.link().run_checked("HINCRBY", &pipe).await.map(drop)
     }
 
-    /// What happened to the rules of a bot.
+    /// The statistics of the rules of a bot.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn rule_stats(&self, bot: &BotId) -> Result<BTreeMap<String, RuleStats>, StoreError> {
         let misread = |source| self.link().misread("HGETALL", source);
         let mut command = redis::cmd("HGETALL");
@@ -119,7 +119,7 @@ impl Queue {
         Ok(all)
     }
 
-    /// Forgets what happened to a rule.
+    /// Deletes the statistics of a rule.
     pub(crate) async fn forget_rule(&self, bot: &BotId, rule: &RuleId) -> Result<(), StoreError> {
         let fields: Vec<String> = FIELDS.iter().map(|field| format!("{field}{rule}")).collect();
         let command = redis::Cmd::hdel(self.keys_of(bot).rules(bot), fields);

@@ -1,5 +1,5 @@
-//! What happens to rules, gathered here and added up in Redis every second. A process that is
-//! killed takes its last second with it.
+//! Statistics of rules, collected in the process and added to Redis every second. A killed process
+//! loses its last second.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,16 +16,16 @@ use crate::metrics::AutomationMetrics;
 use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
 
-/// How often they are added up.
+/// Interval of writes.
 const EVERY: Duration = Duration::from_secs(1);
-/// Rules of a write.
+/// Maximum number of rules per write.
 const BATCH: usize = 500;
-/// Rules that are noted between two additions.
+/// Maximum number of rules with notes between two writes.
 const RULES_MAX: usize = 100_000;
-/// Longest reason that is kept.
+/// Maximum length of a stored reason.
 const WHY_MAX: usize = 500;
 
-/// What happened to the rules since it was last added up.
+/// The notes about rules since the last write.
 pub(crate) struct RuleNotes {
     clock: SharedClock,
     metrics: AutomationMetrics,
@@ -45,7 +45,7 @@ impl RuleNotes {
         Self { clock, metrics, pending: Mutex::default(), warned }
     }
 
-    /// Notes what happened on an event.
+    /// Notes the result of an event.
     pub(crate) fn note(&self, bot: &BotId, event: &str, notes: Vec<Note>) {
         for note in notes {
             match note {
@@ -64,7 +64,7 @@ impl RuleNotes {
                     let name = rule.as_ref().map(tracing::field::display);
                     if let Some(suppressed) = self.warned.take() {
                         tracing::warn!(%bot, rule = name, event, why, suppressed,
-                            "an automation failed on an event; more such within a minute are only counted");
+                            "an automation failed on an event; further failures within a minute are only counted");
                     } else {
                         debug!(%bot, rule = name, event, why, "an automation failed on an event");
                     }
@@ -94,12 +94,12 @@ impl RuleNotes {
         std::mem::take(&mut *pending).into_iter().map(|((bot, rule), s)| (bot, rule, s)).collect()
     }
 
-    /// Adds up what there is. Without an answer it is not repeated: rather a second too few than
-    /// one twice.
+    /// Writes the notes. A write without an answer is not repeated: losing a second is better than
+    /// counting it twice.
     async fn flush(&self, queue: &Queue) {
         for notes in self.take().chunks(BATCH) {
             if let Err(error) = queue.note_rules(notes).await {
-                debug!(%error, "statistics of rules are lost");
+                debug!(%error, "lost statistics of rules");
             }
         }
     }
@@ -112,7 +112,7 @@ fn shortened(mut why: String) -> String {
     why
 }
 
-/// Adds up until the last slice has ended.
+/// Writes until the last slice has ended.
 pub(crate) async fn run(notes: Arc<RuleNotes>, queue: Queue, shutdown: Shutdown) {
     loop {
         tokio::select! {
@@ -121,7 +121,7 @@ pub(crate) async fn run(notes: Arc<RuleNotes>, queue: Queue, shutdown: Shutdown)
             () = tokio::time::sleep(EVERY) => notes.flush(&queue).await,
         }
     }
-    // Slices that were begun are finished after the soft stop; each holds the notes.
+    // Slices in progress end after the soft stop; each one holds the notes.
     while Arc::strong_count(&notes) > 1 && !shutdown.hard.is_cancelled() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

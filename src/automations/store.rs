@@ -1,16 +1,16 @@
-//! The rules of every bot: one document per rule, and for a day what is left of one that was
-//! deleted, so that every process hears of it.
+//! The rules of every bot. There is one document per rule. The rest of a deleted rule stays for a
+//! day, so that every process learns of the deletion.
 //!
-//! | field | holds |
+//! | field | content |
 //! |---|---|
 //! | `_id` | bot, U+001F, rule |
-//! | `bot`, `id` | whose, which |
-//! | `name`, `on`, `filter`, `enabled` | what the rule says |
-//! | `actions` | the rest of it, as JSON: data may have names that documents may not |
+//! | `bot`, `id` | the bot and the rule |
+//! | `name`, `on`, `filter`, `enabled` | fields of the rule |
+//! | `actions` | the other fields, as JSON: data may contain names that documents must not |
 //! | `bytes` | its size |
-//! | `v` | the version, another one with every write; gone with the rule |
-//! | `changed` | when it was last written, by the server's clock |
-//! | `gone` | when it was deleted |
+//! | `v` | the version, changed by every write; absent after the deletion |
+//! | `changed` | the time of the last write, by the server's clock |
+//! | `gone` | the time of the deletion |
 
 use std::time::Duration;
 
@@ -28,31 +28,31 @@ use crate::telemetry::OncePerMinute;
 
 /// The collection.
 pub const AUTOMATIONS: &str = "automations";
-/// Between the parts of a document's id. No id can hold it.
+/// Separates the parts of a document's id. Ids cannot contain it.
 const SEPARATOR: char = '\u{1f}';
-/// What is left of a deleted rule is kept so long. Who knows the rules from before it reads all.
+/// How long the rest of a deleted rule is kept. A process whose knowledge is older reads all rules.
 pub(crate) const GONE_FOR: Duration = Duration::from_secs(24 * 3_600);
-/// Rules read at once where all are.
+/// Number of rules per page when all rules are read.
 const PAGE: usize = 10_000;
-/// A write that meets another one is tried this often.
+/// Number of attempts after write conflicts.
 const TRIES: usize = 5;
 
 /// A rule and its version.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// Which.
+    /// The id of the rule.
     pub id: RuleId,
-    /// What it says.
+    /// The rule itself.
     pub rule: Rule,
     /// Its version.
     pub version: String,
 }
 
-/// What a rule means for the fan-out.
+/// The part of a rule that the fan-out needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subscribing {
     pub(crate) bot: BotId,
-    /// Types, if it is in force.
+    /// The types, if the rule is enabled.
     pub(crate) on: Vec<String>,
     pub(crate) enabled: bool,
 }
@@ -60,45 +60,45 @@ pub(crate) struct Subscribing {
 /// A change of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Changed {
-    /// The document.
+    /// The id of the document.
     pub(crate) id: String,
     pub(crate) bot: BotId,
-    /// Tells it from other changes of this document.
+    /// Identifies this change among the changes of the document.
     pub(crate) version: String,
-    /// When, by the server's clock.
+    /// The time, by the server's clock.
     pub(crate) at: DateTime,
 }
 
-/// What a writer knows of the rule.
+/// The condition of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
-    /// Nothing: whatever is there.
+    /// None: overwrite any rule.
     Anything,
-    /// There is one.
+    /// The rule must exist.
     Something,
-    /// There is none.
+    /// The rule must not exist.
     Nothing,
-    /// It has one of these versions.
+    /// The rule must have one of these versions.
     Versions(Vec<String>),
 }
 
-/// Why a rule is not written.
+/// Why a rule was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// MongoDB failed.
     #[error(transparent)]
     Mongo(#[from] MongoError),
-    /// The rule is not as expected; its version, or none.
+    /// The condition is not met; contains the rule's version, if it exists.
     #[error("the rule has another version")]
     Unexpected(Option<String>),
     /// The bot has [`RULES_MAX`] rules.
-    #[error("the bot has {RULES_MAX} rules, which is the most")]
+    #[error("the bot has {RULES_MAX} rules, the maximum")]
     TooMany,
-    /// The bot's rules are too large together.
+    /// The bot's rules together are too large.
     #[error("the rules of the bot would have {0} bytes; at most {RULES_MAX_BYTES} are allowed")]
     TooLarge(usize),
-    /// Others write the rule all the time.
-    #[error("others change the rule at the same time")]
+    /// Write conflicts with other clients do not end.
+    #[error("other clients change the rule at the same time")]
     Contended,
 }
 
@@ -136,7 +136,7 @@ impl RuleStore {
     /// Creates the indexes. May be repeated.
     ///
     /// # Errors
-    /// When MongoDB does not answer or refuses.
+    /// If MongoDB is unavailable or refuses.
     pub async fn prepare(&self) -> Result<(), MongoError> {
         let named = |name: &str| IndexOptions::builder().name(name.to_owned());
         let gone = named("gone").expire_after(GONE_FOR).sparse(true).build();
@@ -150,26 +150,26 @@ impl RuleStore {
     /// The rules of a bot, in the order of their ids.
     ///
     /// # Errors
-    /// When MongoDB does not answer or refuses.
+    /// If MongoDB is unavailable or refuses.
     pub async fn list(&self, bot: &BotId) -> Result<Vec<Stored>, MongoError> {
         let found = self.find(of_bot(bot), None, doc! { "_id": 1 }, 0).await?;
         Ok(found.iter().filter_map(stored).collect())
     }
 
-    /// A rule; `None` if there is no such one.
+    /// A rule; `None` if it does not exist.
     ///
     /// # Errors
-    /// When MongoDB does not answer or refuses.
+    /// If MongoDB is unavailable or refuses.
     pub async fn get(&self, bot: &BotId, rule: &RuleId) -> Result<Option<Stored>, MongoError> {
         let filter = doc! { "_id": id_of(bot, rule), "v": { "$exists": true } };
         let found = self.find(filter, None, doc! {}, 1).await?;
         Ok(found.first().and_then(stored))
     }
 
-    /// Writes a rule. Answers its version, and whether it is new.
+    /// Writes a rule. Returns its version, and whether it is new.
     ///
     /// # Errors
-    /// When it is not as expected or MongoDB fails; then it may be written.
+    /// If the condition is not met or MongoDB fails; then it may be written.
     pub async fn put(
         &self,
         bot: &BotId,
@@ -205,10 +205,10 @@ impl RuleStore {
         Err(WriteError::Contended)
     }
 
-    /// Deletes a rule. Answers whether there was one.
+    /// Deletes a rule. Returns whether it existed.
     ///
     /// # Errors
-    /// When it is not as expected or MongoDB fails; then it may be deleted.
+    /// If the condition is not met or MongoDB fails; then it may be deleted.
     pub async fn delete(
         &self,
         bot: &BotId,
@@ -231,7 +231,7 @@ impl RuleStore {
         Err(WriteError::Contended)
     }
 
-    /// The version of a rule that is as expected.
+    /// The version of a rule that meets the condition.
     async fn expect(
         &self,
         bot: &BotId,
@@ -249,7 +249,7 @@ impl RuleStore {
         if is_expected { Ok(before) } else { Err(WriteError::Unexpected(before)) }
     }
 
-    /// Writes what has this version; whether it still had it.
+    /// Writes a document that has this version; returns whether it still had it.
     async fn write(
         &self,
         bot: &BotId,
@@ -274,7 +274,7 @@ impl RuleStore {
         }
     }
 
-    /// Refuses a rule that the bot has no room for.
+    /// Refuses a rule that exceeds the bot's maximum.
     async fn check_room(&self, bot: &BotId, id: &RuleId, bytes: usize) -> Result<(), WriteError> {
         let wanted = Some(doc! { "_id": 1, "bytes": 1 });
         let found = self.find(of_bot(bot), wanted, doc! {}, 0).await?;
@@ -294,8 +294,8 @@ impl RuleStore {
         Ok(())
     }
 
-    /// A page of what all rules mean for the fan-out, in the order of their documents' ids, after
-    /// `last`. Answers with it the last id, if there may be more.
+    /// A page of the fan-out's part of all rules, in the order of their document ids, after `last`.
+    /// Also returns the last id, if there may be more.
     pub(crate) async fn page(
         &self,
         last: Option<&str>,
@@ -311,7 +311,7 @@ impl RuleStore {
         Ok((found.iter().filter_map(subscribing).collect(), last))
     }
 
-    /// What the rules of these bots mean for the fan-out.
+    /// The fan-out's part of the rules of these bots.
     pub(crate) async fn of_bots(&self, bots: &[BotId]) -> Result<Vec<Subscribing>, MongoError> {
         let bots: Vec<&str> = bots.iter().map(BotId::as_str).collect();
         let filter = doc! { "bot": { "$in": bots }, "v": { "$exists": true } };
@@ -319,7 +319,7 @@ impl RuleStore {
         Ok(found.iter().filter_map(subscribing).collect())
     }
 
-    /// The changes from `since` on, the newest last.
+    /// The changes from `since` on, newest last.
     pub(crate) async fn changes(&self, since: DateTime) -> Result<Vec<Changed>, MongoError> {
         let wanted = doc! { "bot": 1, "v": 1, "changed": 1 };
         let filter = doc! { "changed": { "$gte": since } };
@@ -336,14 +336,14 @@ impl RuleStore {
         Ok(found.iter().filter_map(changed).collect())
     }
 
-    /// The newest change; `None` without any rule.
+    /// The time of the newest change; `None` without any rule.
     pub(crate) async fn newest_change(&self) -> Result<Option<DateTime>, MongoError> {
         let found =
             self.find(doc! {}, Some(doc! { "changed": 1 }), doc! { "changed": -1 }, 1).await?;
         Ok(found.first().and_then(|document| document.get_datetime("changed").ok()))
     }
 
-    /// The server's clock, since 1970, where it tells it.
+    /// The server's clock, since 1970, if the server reports it.
     pub(crate) async fn time(&self) -> Result<Option<Duration>, MongoError> {
         Ok(self.mongo.info().await?.time)
     }
@@ -363,7 +363,7 @@ impl RuleStore {
     }
 }
 
-/// A rule; `None` for what others wrote, and wrong.
+/// A rule; `None` for a document that is not a valid rule.
 fn stored(document: &RawDocumentBuf) -> Option<Stored> {
     let read = || {
         let rule = Rule {
@@ -379,20 +379,20 @@ fn stored(document: &RawDocumentBuf) -> Option<Stored> {
     read().or_else(|| misread(document))
 }
 
-/// Passes over a document that is no rule: nobody else has to suffer from it.
+/// Skips a document that is not a rule, so that the other rules still work.
 fn misread<T>(document: &RawDocumentBuf) -> Option<T> {
     static MISREAD: OncePerMinute = OncePerMinute::new();
     if let Some(suppressed) = MISREAD.take() {
         let id = document.get_str("_id").unwrap_or("?");
         warn!(
             id,
-            suppressed, "a document of the collection {AUTOMATIONS} is no rule, and is passed over"
+            suppressed, "skipped a document of the collection {AUTOMATIONS} that is not a rule"
         );
     }
     None
 }
 
-/// What a rule means; one that cannot be read may concern every event of its bot.
+/// The fan-out's part of a rule. An unreadable rule may concern every event of its bot.
 fn subscribing(document: &RawDocumentBuf) -> Option<Subscribing> {
     let bot = document.get_str("bot").ok().and_then(|bot| BotId::parse(bot).ok());
     let Some(bot) = bot else { return misread(document) };

@@ -1,17 +1,17 @@
-//! The profiles of subscribers: one document each, kept by the events of its bot.
+//! The profiles of subscribers: one document each, built from the events of its bot.
 //!
-//! | field | holds |
+//! | field | content |
 //! |---|---|
-//! | `_id` | bot, U+001F, subscriber; without a subscriber what is decided on events that name none |
-//! | `bot`, `id` | whose, which |
-//! | `tags`, `fields` | what is known |
+//! | `_id` | bot, U+001F, subscriber; without a subscriber: the decisions on events that name none |
+//! | `bot`, `id` | the bot and the subscriber |
+//! | `tags`, `fields` | the profile |
 //! | `s` | the sequence of the last event that changed the document |
-//! | `decided` | what rules decided on the last events: `{s, d}`, the decision as JSON |
+//! | `decided` | the decisions on the last events: `{s, d}`, the decision as JSON |
 //!
-//! A document is written only as the successor of what was read: whoever is late writes nothing.
-//! With what an event changes goes what was decided on it, in one write. So whoever repeats an
-//! event finds the decision, and does not decide once more on a profile, or by rules, that have
-//! changed since.
+//! A document is written only as the successor of the state that was read, so a late process writes
+//! nothing. One write contains the change of the profile and the decision. A process that repeats
+//! an event therefore finds the decision, and does not decide again with a changed profile or
+//! changed rules.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,48 +32,49 @@ use crate::store::turns::{Turn, Turns};
 
 /// The collection.
 pub const SUBSCRIBERS: &str = "subscribers";
-/// Between the parts of a document's id. No id of a bot can hold it.
+/// Separates the parts of a document's id. Ids of bots cannot contain it.
 const SEPARATOR: char = '\u{1f}';
-/// Most profiles of a question.
+/// Maximum number of profiles per query.
 const FIND_MAX: usize = 500;
-/// Most profiles of a command.
+/// Maximum number of profiles per command.
 const UPDATE_MAX: usize = 500;
-/// Most bytes of a command, unless one alone has more; the server takes 48 MB.
+/// Maximum number of bytes of a command, unless one profile alone has more; the server accepts 48
+/// MB.
 const BYTES_MAX: usize = 8 << 20;
-/// Reading profiles takes at most this long.
+/// Time limit of reading profiles.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
-/// A slice waits for it and nothing else, so it may try at once after a failure.
+/// Only a slice waits for a write, so it may retry immediately after a failure.
 const READS: Rules = Rules { items_max: FIND_MAX, under_way: 2, pause: Duration::ZERO };
 const WRITES: Rules = Rules { items_max: UPDATE_MAX, under_way: 2, pause: Duration::ZERO };
 
-/// A document.
+/// The stored state of a subscriber.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Kept {
-    /// What is known.
+    /// The profile.
     pub profile: Profile,
-    /// Of the last event that changed it; `None`: there is no document.
+    /// The last event that changed it; `None`: there is no document.
     pub sequence: Option<Sequence>,
-    /// What was decided on the last events, the newest last, as JSON.
+    /// The decisions on the last events, newest last, as JSON.
     pub decided: Vec<(Sequence, String)>,
 }
 
 /// The next state of a document.
 #[derive(Debug, Clone)]
 pub struct Next {
-    /// Which.
+    /// The subscriber.
     pub subscriber: String,
-    /// The state that it follows.
+    /// The state that it replaces.
     pub after: Option<Sequence>,
-    /// Its state.
+    /// The new state.
     pub kept: Kept,
 }
 
-/// Documents by their ids; `None` for one that cannot be read.
+/// Documents by their ids; `None` for an unreadable one.
 type Found = HashMap<String, Option<Kept>>;
-/// Whether every statement was carried out, and those that were refused for good.
+/// Whether every statement was carried out, and the statements that were refused for good.
 type Outcome = (bool, Vec<(usize, MongoError)>);
 
-/// The profiles of every bot. Cheap to clone; clones share their questions and writes.
+/// The profiles of every bot. Cheap to clone; clones share their queries and writes.
 #[derive(Debug, Clone)]
 pub struct SubscriberStore {
     mongo: Mongo,
@@ -89,7 +90,7 @@ struct Item {
     turn: Turn,
 }
 
-/// What a command keeps until it has ended in the server.
+/// Values that a command keeps until it has ended in the server.
 struct Keep {
     _place: Place,
     _turns: Vec<Turn>,
@@ -111,11 +112,10 @@ impl SubscriberStore {
         Self { mongo, reads, writes, turns: Turns::default() }
     }
 
-    /// What is kept of these subscribers, in their order. Calls made at the same time share a
-    /// question.
+    /// The stored states of these subscribers, in their order. Concurrent calls share a query.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time or refuses.
+    /// If MongoDB does not answer in time or refuses.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -136,23 +136,23 @@ impl SubscriberStore {
         Ok(kept)
     }
 
-    /// Of a document that others wrote.
+    /// The error for a document that was changed by other programs.
     fn misread(&self) -> MongoError {
         self.mongo.not_understood("find", "tags, fields, s and decided in subscribers")
     }
 
-    /// Waits until the server works on no write of this bot that this process sent: on none that
-    /// was given up on either.
+    /// Waits until the server has finished all writes of this bot that this process sent, including
+    /// those that timed out.
     pub(crate) async fn turn(&self, bot: &BotId) -> Turn {
         self.turns.of(bot).await
     }
 
-    /// Writes the next states, each if it still follows. Answers whether all are written for sure;
-    /// else some were, perhaps all, and reading tells. Returns once a majority has them. Calls made
-    /// at the same time share their writes.
+    /// Writes the next states, each only if it still follows the stored one. Returns whether all
+    /// are certainly written; otherwise some or all may be, and a read shows which. Returns once a
+    /// majority has them. Concurrent calls share their writes.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time, refuses, or has no majority: some may be written.
+    /// If MongoDB does not answer in time, refuses, or has no majority: some may be written.
     ///
     /// # Cancel safety
     /// As after an error.
@@ -233,7 +233,7 @@ async fn update(mongo: Mongo, items: Vec<Item>, place: Place) -> Result<Outcome,
         let keep = Arc::clone(&keep);
         let done = mongo.update(SUBSCRIBERS, command, false, ANSWER_TIMEOUT, keep).await?;
         applied += done.modified + done.upserted.len();
-        // One that met another write did not follow any more, or can be tried again.
+        // A statement with a write conflict does not follow any more, or can be retried.
         let for_good = done.refused.into_iter().filter(|refused| !refused.met_another);
         refused.extend(for_good.map(|refused| (begin + refused.index, refused.error)));
         begin = end;
@@ -264,9 +264,9 @@ fn statement(bot: &BotId, next: &Next) -> RawDocumentBuf {
         .map(|(sequence, text)| rawdoc! { "s": number(*sequence), "d": text.as_str() })
         .collect();
     let sequence = next.kept.sequence.map_or(0, number);
-    // Profiles hold no names that a document may not have.
+    // Profiles contain no names that documents must not.
     let fields = RawDocumentBuf::try_from(&fields).expect("names without NUL always encode");
-    // In a pipeline, so that no value is taken for an operator and no name for a path.
+    // In a pipeline with `$literal`, so that values are not read as operators, or names as paths.
     let stage = rawdoc! { "$set": {
         "bot": { "$literal": bot.as_str() }, "id": { "$literal": next.subscriber.as_str() },
         "tags": { "$literal": tags }, "fields": { "$literal": fields },
@@ -275,7 +275,7 @@ fn statement(bot: &BotId, next: &Next) -> RawDocumentBuf {
     rawdoc! { "q": filter, "u": [stage], "upsert": next.after.is_none() }
 }
 
-/// JSON as MongoDB keeps it. Whole numbers beyond 64 bits become fractions.
+/// JSON in the form of MongoDB. Whole numbers beyond 64 bits become fractions.
 fn bson(value: &Json) -> Bson {
     match value {
         Json::Null => Bson::Null,
@@ -291,7 +291,7 @@ fn bson(value: &Json) -> Bson {
     }
 }
 
-/// What is kept, as JSON; also what was written by hand.
+/// The stored value as JSON; also accepts values edited by hand.
 fn json(value: &Bson) -> Option<Json> {
     Some(match value {
         Bson::Null => Json::Null,

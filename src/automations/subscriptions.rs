@@ -1,15 +1,15 @@
-//! Which bots want which events: what the fan-out asks for every event of the bus, so it is in
-//! memory. Bots that want the same types share them.
+//! The index of bots by the event types they have rules for. The fan-out asks it for every event of
+//! the bus, so it is in memory. Bots with the same types share an entry.
 //!
-//! It may be behind what is stored. Whoever may be concerned gets a copy then: an event too many
-//! costs a slice, one too few would be lost. In doubt is
+//! The index may be stale. Then the event is copied anyway: an unnecessary copy costs a slice, a
+//! missing one would lose the event. It counts as stale
 //!
-//! * everybody, until all rules were read for the first time;
-//! * a bot, from the news that its rules change until they were read again;
-//! * everybody, when news may have been missed, until what changed was read.
+//! * for all bots, until all rules were read for the first time;
+//! * for a bot, from the message that its rules change until they were read again;
+//! * for all bots, after messages may have been missed, until the changes were read.
 //!
-//! While MongoDB is unavailable, what was known last is right: nobody can change a rule without it, and
-//! from whom it is not away there is news.
+//! While MongoDB is unavailable, the last known state is right: a rule cannot be changed without
+//! it, and a process that can still reach it publishes its changes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -29,16 +29,16 @@ use crate::id::{BotId, Shard};
 use crate::metrics::AutomationMetrics;
 use crate::queue::wake::{Listener, Wake};
 
-/// The types that a bot has rules for, those in force.
+/// The types that a bot has enabled rules for.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 struct Wants {
     exact: BTreeSet<Box<str>>,
     globs: BTreeSet<Glob>,
-    /// There are too many patterns to try them all on the way of every event.
+    /// Whether the bot has too many patterns to try them for every event.
     all: bool,
 }
 
-/// Most patterns of a bot that are tried.
+/// Maximum number of patterns per bot that are tried.
 const GLOBS_MAX: usize = 100;
 
 impl Wants {
@@ -59,13 +59,13 @@ impl Wants {
     }
 }
 
-/// Which bots want which events.
+/// The index of bots by event types.
 #[derive(Debug)]
 pub(crate) struct Subscriptions {
     state: RwLock<State>,
-    /// There is news.
+    /// Wakes the reader of changes.
     news: Notify,
-    /// All rules were read once.
+    /// Whether all rules were read once.
     loaded: watch::Sender<bool>,
     metrics: AutomationMetrics,
 }
@@ -73,25 +73,25 @@ pub(crate) struct Subscriptions {
 #[derive(Debug, Default)]
 struct State {
     bots: FxHashMap<BotId, Arc<Wants>>,
-    /// What bots want, each once.
+    /// The distinct sets of types of bots.
     shared: HashSet<Arc<Wants>>,
-    /// Types that somebody wants, or wanted: most events of a bus are of none of them.
+    /// All types that a bot has or had rules for. Usually few events of a bus have one of them.
     types: FxHashSet<Box<str>>,
-    /// Somebody wants types by a pattern, or did.
+    /// Whether a bot has or had a rule with a pattern.
     patterns: bool,
-    /// All rules were read once.
+    /// Whether all rules were read once.
     loaded: bool,
-    /// Somebody reads what changes.
+    /// Whether a task reads the changes.
     watched: bool,
-    /// Counts the news.
+    /// The number of messages so far.
     serial: u64,
-    /// The last time that news may have been missed, until what changed was read.
+    /// The number of the last message loss, until the changes were read.
     missed: Option<u64>,
-    /// Bots whose rules change, and when the last news of that was.
+    /// Bots whose rules are changing, and the number of the last message about it.
     changing: FxHashMap<BotId, u64>,
 }
 
-/// What bots want, as it is read.
+/// The types of bots, as read from the store.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted(HashMap<BotId, Wants>);
 
@@ -106,12 +106,12 @@ impl Wanted {
     }
 }
 
-/// What is not sure.
+/// The stale part of the index.
 #[derive(Debug, Clone)]
 pub(crate) struct Doubts {
-    /// Up to this news.
+    /// The number of the last message that it includes.
     serial: u64,
-    /// Bots whose rules change.
+    /// Bots whose rules are changing.
     pub(crate) bots: Vec<BotId>,
 }
 
@@ -130,7 +130,7 @@ impl Interest for Subscriptions {
         let state = self.read();
         let may_be = is_kept || state.patterns || state.types.contains(kind);
         let known = if may_be { state.bots.get(bot) } else { None };
-        // With any rule, profiles are kept.
+        // A bot with any rule has profiles.
         if known.is_some_and(|wants| is_kept || wants.takes(kind)) {
             return true;
         }
@@ -143,7 +143,7 @@ impl Interest for Subscriptions {
 
     fn takes(&self, bot: &BotId, kind: &str) -> bool {
         let state = self.read();
-        // With any rule, profiles are kept.
+        // A bot with any rule has profiles.
         let known = state.bots.get(bot);
         known.is_some_and(|wants| profile::may_change(kind) || wants.takes(kind))
             || state.loaded && (state.missed.is_some() || state.changing.contains_key(bot))
@@ -158,24 +158,24 @@ impl Subscriptions {
     /// Waits until all rules were read once.
     pub(crate) async fn loaded(&self) {
         let mut loaded = self.loaded.subscribe();
-        // The sender is here.
+        // The sender is part of `self`, so it cannot be closed.
         let _ = loaded.wait_for(|loaded| *loaded).await;
     }
 
-    /// Somebody reads what changes, from now on.
+    /// Notes that a task reads the changes from now on.
     pub(crate) fn watched(&self) {
         self.write().watched = true;
     }
 
-    /// Waits for news.
+    /// Waits for messages.
     pub(crate) async fn news(&self) {
         self.news.notified().await;
     }
 
-    /// The rules of a bot change, or have changed.
+    /// Notes that the rules of a bot are changing, or have changed.
     pub(crate) fn changes(&self, bot: &BotId) {
         let mut state = self.write();
-        // Where nobody reads what changed, nobody asks either.
+        // Without a reader of changes, the index is not used either.
         if state.watched {
             state.serial += 1;
             let serial = state.serial;
@@ -185,13 +185,13 @@ impl Subscriptions {
         self.news.notify_one();
     }
 
-    /// What is not sure now: to be read, and then to be settled.
+    /// The stale part now: to be read and then to be settled.
     pub(crate) fn doubts(&self) -> Doubts {
         let state = self.read();
         Doubts { serial: state.serial, bots: state.changing.keys().cloned().collect() }
     }
 
-    /// All rules were read, after the doubts.
+    /// Replaces the index after all rules were read. `doubts` is the stale part before the read.
     pub(crate) fn replace(&self, wanted: Wanted, doubts: &Doubts) {
         let mut fresh = State::default();
         for (bot, wants) in wanted.0 {
@@ -203,13 +203,14 @@ impl Subscriptions {
         fresh.loaded = true;
         fresh.settle(doubts);
         std::mem::swap(&mut *state, &mut fresh);
-        // What was known before is dropped without the lock.
+        // The old index is dropped outside the lock.
         drop(state);
         drop(fresh);
         self.loaded.send_replace(true);
     }
 
-    /// What changed was read, after the doubts: these are all rules of these bots.
+    /// Updates the index after changes were read. `doubts` is the stale part before the read; these
+    /// are all rules of these bots.
     pub(crate) fn update(&self, bots: &[BotId], mut wanted: Wanted, doubts: &Doubts) {
         let mut state = self.write();
         for bot in bots {
@@ -218,7 +219,7 @@ impl Subscriptions {
                 None => drop(state.bots.remove(bot)),
             }
         }
-        // What no bot wants any more.
+        // Remove sets without a bot.
         if state.shared.len() > 1_000 && state.shared.len() > 2 * state.bots.len() {
             state.shared.retain(|wants| Arc::strong_count(wants) > 1);
         }
@@ -263,7 +264,7 @@ fn share(shared: &mut HashSet<Arc<Wants>>, wants: Wants) -> Arc<Wants> {
     wants
 }
 
-/// Hears the news.
+/// Receives the messages.
 pub(crate) struct RulesEar(pub(crate) super::Automations);
 
 impl Listener for RulesEar {

@@ -1,8 +1,9 @@
-//! Keeps what a process knows of the rules up to date.
+//! Keeps the rules in a process up to date.
 //!
-//! Whoever changes a rule tells all processes through Redis, before and after. What they miss they
-//! find within a second: each asks MongoDB what changed of late. Once an hour all of it is read
-//! again, for what neither finds: clocks that were set back.
+//! A process that changes a rule publishes a message in Redis, before and after the change. Missed
+//! changes are found within a second, because each process queries MongoDB for recent changes. Once
+//! an hour all rules are read again, to find changes that both ways miss, for example after a clock
+//! was set back.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -17,28 +18,28 @@ use crate::automations::store::{Changed, GONE_FOR};
 use crate::lifecycle::Shutdown;
 use crate::store::mongo::MongoError;
 
-/// How often it is asked what changed.
+/// Interval of queries for recent changes.
 const EVERY: Duration = Duration::from_millis(500);
-/// Between two questions, whatever the news.
+/// Minimum pause between two queries, regardless of messages.
 const GATHER: Duration = Duration::from_millis(30);
-/// A change may be seen so much later than one that has a later time.
+/// Maximum delay with which a change becomes visible after another one with a later time.
 const OVERLAP: Duration = Duration::from_secs(5);
-/// How often all rules are read.
+/// Interval of reading all rules.
 const ALL_EVERY: Duration = Duration::from_secs(3_600);
-/// Bots whose rules are asked for at once.
+/// Maximum number of bots whose rules are read by one query.
 const BOTS: usize = 200;
 
-/// What was read.
+/// The state of the reader.
 struct Known {
     /// The time of the newest change, by the server's clock.
     newest: Option<DateTime>,
-    /// When it was first seen here.
+    /// When this process first saw it.
     seen: Instant,
-    /// The changes that were read last: documents and their versions.
+    /// The changes of the last query: documents and their versions.
     recent: HashMap<String, String>,
     /// When changes were last read.
     read: Instant,
-    /// When all rules were.
+    /// When all rules were last read.
     all: Instant,
 }
 
@@ -80,9 +81,9 @@ pub(crate) async fn run(automations: Automations, shutdown: Shutdown) {
             result = round => result,
         };
         match result {
-            Ok(()) if away => info!("the rules of automations can be read again"),
+            Ok(()) if away => info!("reading the rules of automations works again"),
             Err(ref error) if !away => {
-                warn!(%error, "the rules of automations cannot be read; the last known ones decide what is copied");
+                warn!(%error, "cannot read the rules of automations; using the last known ones");
             }
             _ => {}
         }
@@ -91,11 +92,11 @@ pub(crate) async fn run(automations: Automations, shutdown: Shutdown) {
             biased;
             () = shutdown.soft.cancelled() => return,
             () = async {
-                // News during an outage must not make it a busy one.
+                // Messages during an outage must not cause a busy loop.
                 if away {
                     tokio::time::sleep(EVERY).await;
                 } else {
-                    // Many changes at once are read together.
+                    // Concurrent changes are read together.
                     tokio::time::sleep(GATHER).await;
                     let news = automations.subscriptions().news();
                     let _ = tokio::time::timeout(EVERY.saturating_sub(GATHER), news).await;
@@ -111,7 +112,7 @@ async fn all(automations: &Automations) -> Result<Known, MongoError> {
     let (store, subscriptions) = (automations.store(), automations.subscriptions());
     let doubts = subscriptions.doubts();
     let newest = store.newest_change().await?;
-    // Of a change that is old by now, nothing is on its way any more.
+    // A change that is this old has no earlier one still on its way.
     let is_old = newest.zip(store.time().await?).is_some_and(|(newest, now)| {
         let newest = u64::try_from(newest.timestamp_millis()).unwrap_or(0);
         now > Duration::from_millis(newest) + OVERLAP
@@ -136,7 +137,7 @@ async fn changes(automations: &Automations, known: &mut Known) -> Result<(), Mon
     let begun = Instant::now();
     let (store, subscriptions) = (automations.store(), automations.subscriptions());
     let doubts = subscriptions.doubts();
-    // Once the newest was seen long enough ago, nothing comes before it any more.
+    // Once the newest change was seen long enough ago, no earlier one can appear.
     let back = if known.seen.elapsed() < OVERLAP { OVERLAP.as_millis() } else { 0 };
     let back = i64::try_from(back).unwrap_or(i64::MAX);
     let newest = known.newest.map_or(0, DateTime::timestamp_millis);

@@ -1,11 +1,11 @@
-//! `fairlane bench pipeline --handler automation`: what rules cost the bus, and how fast they are
-//! evaluated.
+//! `fairlane bench pipeline --handler automation`: the cost of rules for reading the bus, and the
+//! speed of their evaluation.
 //!
-//! The events are on the bus before the clock starts, bots in random order; a share of them is of
-//! the one type that the rules are about, and each of these matches one rule of its bot, which emits
-//! an event. The same bus is read five times without any rules and five times with them, one
-//! after the other in one run, by a process that does nothing else. Then what was copied is
-//! evaluated by a process that does nothing else; and at last one process does both at once.
+//! The events are on the bus before the clock starts, bots in random order. A share of them has the
+//! one type that the rules are about, and each of these matches one rule of its bot, which emits an
+//! event. The same bus is read five times without rules and five times with them, alternately in
+//! one run, by a process that does nothing else. Then a process that does nothing else evaluates
+//! the copied events. At the end one process reads and evaluates concurrently.
 
 use std::num::NonZeroUsize;
 
@@ -32,29 +32,29 @@ use crate::queue::Queue;
 
 /// The type that the rules are about.
 const WANTED: &str = "tag.applied";
-/// Times that the bus is read with rules, and without.
+/// Number of times that the bus is read with rules, and without.
 const ROUNDS: usize = 5;
-/// Subscribers of a bot.
+/// Number of subscribers per bot.
 const SUBSCRIBERS: usize = 50;
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Tenants.
+    /// Number of bots.
     pub bots: usize,
-    /// Events in all, spread evenly.
+    /// Number of events, spread evenly.
     pub events: usize,
-    /// Rules of a bot.
+    /// Number of rules per bot.
     pub rules: usize,
     /// The share of events that a rule matches, 0 to 1.
     pub matching: f64,
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
-    /// Where rules and profiles are.
+    /// The MongoDB for rules and profiles.
     pub mongo: Choice,
 }
 
-/// What came out. Rates are events per second.
+/// The results. Rates are events per second.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Report {
@@ -62,30 +62,30 @@ pub struct Report {
     pub rules_per_bot: usize,
     pub events: usize,
     pub matching: u64,
-    /// The bus, read without any rules: the median.
+    /// Reading the bus without rules: the median.
     pub bus_without_rules_per_second: f64,
-    /// The bus, read with them: the median.
+    /// Reading the bus with rules: the median.
     pub bus_with_rules_per_second: f64,
-    /// The second over the first: the median of the rounds.
+    /// The second divided by the first: the median of the rounds.
     pub ratio: f64,
     pub ratios: Vec<f64>,
     /// Events copied in the last round.
     pub copied: u64,
-    /// Evaluated by a process that does nothing else.
+    /// Evaluation by a process that does nothing else.
     pub automations_per_second: f64,
     pub rules_per_second: f64,
-    /// The bus, read by a process that evaluates at the same time.
+    /// Reading the bus in a process that evaluates concurrently.
     pub bus_beside_automations_per_second: f64,
-    /// Until all of it was evaluated.
+    /// The time until all events were evaluated.
     pub together_seconds: f64,
     pub lost: u64,
     pub repeated: u64,
 }
 
-/// Runs it. `watch` is told what is done, and how much of it.
+/// Runs the bench. Calls `watch` with the stage and the progress.
 ///
 /// # Errors
-/// When a private server fails or nothing moves for a minute.
+/// If a private server fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
     watch: impl FnMut(&'static str, u64),
@@ -139,7 +139,8 @@ async fn measure(
     running.stop().await?;
     let emitted = rig.stored().await?.saturating_sub(total);
 
-    // Once more, all at once: what was emitted is on the bus by now, and goes with it.
+    // Again, reading and evaluating concurrently. The emitted events are on the bus by now, and are
+    // read too.
     rig.forget_positions().await?;
     rig.forget_profiles(database).await?;
     let (begun, app) = (Instant::now(), self::app(rig, database, options, true, ALL).await?);
@@ -178,7 +179,7 @@ async fn measure(
 
 const ALL: Roles = Roles { ingest: true, work: true, http: false, schedule: true };
 
-/// An instance with a pipeline that takes nothing, and rules or not.
+/// An instance with a pipeline that takes no event, with or without rules.
 async fn app(
     rig: &Rig,
     database: &Database,
@@ -211,13 +212,13 @@ fn automations(app: &App) -> Result<Queue, BenchError> {
     })
 }
 
-/// The queues of the rules, without running anything.
+/// The queues of the rules, without workers.
 async fn queue(rig: &Rig, database: &Database, options: &Options) -> Result<Queue, BenchError> {
     let roles = Roles { ingest: false, work: false, http: false, schedule: false };
     automations(&app(rig, database, options, true, roles).await?)
 }
 
-/// Reads all of the bus; answers how fast.
+/// Reads the whole bus; returns the rate.
 async fn read(
     rig: &Rig,
     database: &Database,
@@ -230,13 +231,13 @@ async fn read(
     let before = read_so_far();
     let running: Running = Rig::spawn(app);
     let rate = rate(before, rig.stored().await?, watch).await?;
-    // What was read last is copied before a stop.
+    // The last events read are copied before a stop.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     running.stop().await?;
     Ok(rate)
 }
 
-/// How fast so many events are read, from the first batch on.
+/// The rate of reading this many events, from the first batch on.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn rate(
     before: u64,
@@ -250,7 +251,7 @@ async fn rate(
     Ok((total - first) as f64 / begun.elapsed().as_secs_f64())
 }
 
-/// Waits until nothing waits.
+/// Waits until the queues are empty.
 async fn evaluated(
     queue: &Queue,
     copied: u64,
@@ -276,7 +277,7 @@ async fn evaluated(
     }
 }
 
-/// Events that this process has read from the bus.
+/// Number of events that this process has read from the bus.
 fn read_so_far() -> u64 {
     metrics::bus_events(STREAM)
 }
@@ -309,9 +310,9 @@ async fn store(database: &Database, options: &Options) -> Result<(), BenchError>
     Ok(())
 }
 
-/// The events, each bot's in order, bots mixed at random; and how many of them match.
+/// The events, in order for each bot, bots mixed at random; and the number of matching events.
 fn generate(options: &Options) -> Result<(Vec<Vec<u8>>, u64), BenchError> {
-    // Fixed, so that two runs do the same work.
+    // A fixed seed, so that two runs do the same work.
     let mut random = SmallRng::seed_from_u64(7);
     let mut order: Vec<usize> = (0..options.events).map(|n| n % options.bots).collect();
     order.shuffle(&mut random);

@@ -1,7 +1,7 @@
-//! `fairlane bench counters`: totals are read and views counted over HTTP at steady rates, at which
-//! both go on whatever the service does; then every figure is checked.
+//! `fairlane bench counters`: reads totals and counts views over HTTP at steady rates, regardless
+//! of how fast the service answers; then checks every figure.
 //!
-//! Before that, each ad that shall be cached is viewed once, and half of the others are put into
+//! Before that, each ad that should be cached is viewed once, and half of the others are stored in
 //! MongoDB. The whole service, both stores and the clients share the machine.
 
 mod answer;
@@ -35,49 +35,49 @@ use crate::clock::{Clock, SystemClock};
 use crate::id::PipelineName;
 use crate::queue::Queue;
 
-/// Connections and caches get warm for this long, unmeasured.
+/// Duration of the unmeasured warm-up.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Different reads that are made beforehand.
+/// Number of different reads that are prepared.
 const READS_PREPARED: usize = 20_000;
-/// Different views that are made beforehand, at most.
+/// Maximum number of different views that are prepared.
 const VIEWS_PREPARED: u64 = 300_000;
-/// The promise: of a hundred requests, 99 are answered within this time.
+/// The goal: 99 % of the requests are answered within this time.
 const GOAL_MS: f64 = 5.0;
-/// A step of the search for the highest rate, reads a second.
+/// Step of the search for the highest rate, reads per second.
 const STEP: u64 = 2_500;
-/// How long each step is tried, at most.
+/// Maximum duration of each step.
 const STEP_SECONDS: u64 = 10;
-/// No rate above this is tried.
+/// Maximum rate that is tried.
 const RATE_MAX: u64 = 200_000;
-/// Nothing that is flushed for so long: something is wrong.
+/// Maximum time without a flush before the bench fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Requests for totals a second.
+    /// Reads of totals per second.
     pub rate: u64,
-    /// Views a second.
+    /// Views per second.
     pub views: u64,
-    /// Ads in all, spread evenly over the bots.
+    /// Number of ads, spread evenly over the bots.
     pub ads: usize,
-    /// Tenants.
+    /// Number of bots.
     pub bots: usize,
-    /// Ads of one read.
+    /// Number of ads per read.
     pub per_read: usize,
     /// The share of them that is cached, 0 to 1.
     pub cached: f64,
-    /// For how long.
+    /// Duration.
     pub seconds: u64,
-    /// Connections, each with one request at a time.
+    /// Connections, each with one request in flight.
     pub connections: usize,
-    /// Whether the highest rate of reads is searched for afterwards.
+    /// Whether to search for the highest rate of reads afterwards.
     pub saturate: bool,
-    /// Where the documents go.
+    /// The MongoDB for the documents.
     pub mongo: Choice,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Report {
@@ -87,24 +87,24 @@ pub struct Report {
     pub cached: f64,
     pub connections: usize,
     pub seconds: u64,
-    /// What was to be sent.
+    /// The planned number of requests.
     pub rate: u64,
     pub rate_views: u64,
     #[serde(flatten)]
     pub answered: Answered,
-    /// Whether each ad has all its views, told, stored and by day.
+    /// Whether each ad has all its views: over HTTP, stored, and by day.
     pub exact: bool,
     pub differ: u64,
     pub first_difference: Option<String>,
     pub views_counted: u64,
-    /// From the last answer until nothing waited for MongoDB any more.
+    /// From the last answer until no view waited for MongoDB.
     pub flushed_after_seconds: f64,
-    /// The highest rate of reads that kept the goal.
+    /// The highest rate of reads that met the goal.
     pub saturation_reads_per_second: Option<u64>,
     pub steps: Vec<Step>,
 }
 
-/// What the clients saw.
+/// The measurements of the clients.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Answered {
@@ -120,13 +120,13 @@ pub struct Answered {
     pub views_p99_ms: Option<f64>,
     pub errors: u64,
     pub first_error: Option<String>,
-    /// Answers that did not know a total.
+    /// Answers without a total.
     pub nulls: u64,
-    /// How far the clients themselves were behind: it is part of the times above.
+    /// Delay of the clients themselves: it is part of the times above.
     pub late_p99_ms: f64,
-    /// Requests that were due while each connection was busy.
+    /// Requests that were due while every connection was busy.
     pub waited_for_connection: u64,
-    /// Processor cores used by each, on average.
+    /// Average number of processor cores used.
     pub cores_service: Option<f64>,
     pub cores_clients: Option<f64>,
     pub cores_redis: Option<f64>,
@@ -142,14 +142,14 @@ pub struct Step {
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub late_p99_ms: f64,
-    /// Whether the goal was kept, without an error.
+    /// Whether the goal was met without an error.
     pub good: bool,
 }
 
-/// Runs it. `watch` is told what is done, and how much of it.
+/// Runs the bench. Calls `watch` with the stage and the progress.
 ///
 /// # Errors
-/// When a store fails, a connection breaks, or nothing is flushed for a minute.
+/// If a store fails, a connection breaks, or nothing is flushed for a minute.
 pub async fn run(
     options: Options,
     watch: impl FnMut(&'static str, u64),
@@ -219,7 +219,7 @@ async fn measure(
     })
 }
 
-/// The whole service with its counters and nothing else.
+/// The complete service with only the counters.
 async fn build(rig: &Rig, database: &mongo::Database) -> Result<App, BenchError> {
     let mut config = rig.config();
     config.mongodb.url = Some(database.url.clone());
@@ -227,7 +227,7 @@ async fn build(rig: &Rig, database: &mongo::Database) -> Result<App, BenchError>
     Ok(App::builder(config).build().await?)
 }
 
-/// One instance of the service and what is asked of it.
+/// One instance of the service, and its load.
 struct Bench<'a> {
     rig: &'a Rig,
     database: &'a mongo::Database,
@@ -237,7 +237,7 @@ struct Bench<'a> {
     address: SocketAddr,
     reads: Arc<Requests>,
     views: Arc<Requests>,
-    /// Views that were sent so far.
+    /// Number of views sent so far.
     sent: usize,
     ledger: Ledger,
 }
@@ -251,21 +251,21 @@ impl<'a> Bench<'a> {
         address: SocketAddr,
         ledger: Ledger,
     ) -> Self {
-        // Fixed, so that two runs ask the same.
+        // A fixed seed, so that two runs send the same requests.
         let mut random = SmallRng::seed_from_u64(13);
         let (host, kinds) = (address.to_string(), (options.per_read, options.cached));
         let reads = Requests::reads(ads, &host, READS_PREPARED, kinds, &mut random);
         let views = options.views.saturating_mul(options.seconds + WARM_UP.as_secs());
         let views = usize::try_from(views.clamp(1, VIEWS_PREPARED)).unwrap_or(1);
         let views = Requests::views(ads, &host, views, options.cached, &mut random);
-        // Each is used at least once a second.
+        // Each connection is used at least once per second.
         let often = usize::try_from(options.rate.max(options.views)).unwrap_or(usize::MAX);
         let connections = options.connections.min(often).max(1);
         let (reads, views) = (Arc::new(reads), Arc::new(views));
         Self { rig, database, options, connections, ads, address, reads, views, sent: 0, ledger }
     }
 
-    /// Counts a view of each ad that shall be cached.
+    /// Counts a view of each ad that should be cached.
     async fn fill(&mut self, watch: &mut impl FnMut(&'static str, u64)) -> Result<(), BenchError> {
         let views = Requests::first_views(self.ads, &self.address.to_string());
         if views.len() == 0 {
@@ -285,7 +285,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Reads and views at steady rates.
+    /// Sends reads and views at steady rates.
     async fn go(
         &mut self,
         rate: u64,
@@ -302,7 +302,7 @@ impl<'a> Bench<'a> {
         Ok((outcome, answered))
     }
 
-    /// Goes up from the rate of the run in steps while the goal is kept, or else down.
+    /// Raises the rate in steps while the goal is met; otherwise lowers it.
     async fn search(
         &mut self,
         first: &Answered,
@@ -327,7 +327,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// How many ads differ, and the first of them.
+    /// The number of ads that differ, and the first of them.
     async fn check(&self) -> Result<(u64, Option<String>), BenchError> {
         let mut found = vec![Found::default(); self.ledger.ads().max(self.views.ads_end())];
         exact::ask(self.address, self.ads, &mut found).await?;
@@ -353,7 +353,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Runs it and tells how far it is. What is acknowledged goes to the ledger.
+    /// Runs a load and reports its progress. Acknowledged views go to the ledger.
     async fn watched(
         &mut self,
         load: Load,
@@ -384,7 +384,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Processor time of the parts.
+/// Processor time of the components.
 #[derive(Debug, Clone, Copy)]
 struct Cpu {
     own: Option<Duration>,
@@ -454,7 +454,7 @@ impl Step {
     }
 }
 
-/// Waits until nothing waits for MongoDB.
+/// Waits until no view waits for MongoDB.
 async fn flushed(
     queue: &Queue,
     watch: &mut impl FnMut(&'static str, u64),
@@ -483,7 +483,7 @@ fn stuck(what: &str) -> BenchError {
     BenchError::Stuck(Duration::ZERO, what.to_owned())
 }
 
-/// A day on which nothing is counted any more.
+/// A day on which no view is counted any more.
 fn yesterday() -> Date {
     let now = i64::try_from(SystemClock.now().as_secs()).unwrap_or(i64::MAX);
     let now = Timestamp::from_second(now).unwrap_or(Timestamp::UNIX_EPOCH);

@@ -1,16 +1,16 @@
-//! Processor time by process and thread, where the system tells it in `/proc`.
+//! Processor time by process and thread, if `/proc` provides it.
 
 use std::time::Duration;
 
 /// The unit of `/proc/…/stat` on every Linux.
 const TICK: Duration = Duration::from_millis(10);
 
-/// What a process has used so far.
+/// Processor time of a process so far.
 pub(super) fn of_process(pid: u32) -> Option<Duration> {
     read(&format!("/proc/{pid}/stat"))
 }
 
-/// What the calling thread has used so far.
+/// Processor time of the calling thread so far.
 pub(super) fn of_this_thread() -> Option<Duration> {
     read("/proc/thread-self/stat")
 }
@@ -19,7 +19,7 @@ fn read(path: &str) -> Option<Duration> {
     parse(&std::fs::read_to_string(path).ok()?)
 }
 
-/// Fields 14 and 15: user and system. The name in parentheses may hold spaces.
+/// Fields 14 and 15: user and system. The name in parentheses may contain spaces.
 fn parse(stat: &str) -> Option<Duration> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ').skip(11);

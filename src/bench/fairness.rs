@@ -1,9 +1,9 @@
-//! `fairlane bench fairness`: what quiet tenants wait beside busy ones, and how evenly the busy
+//! `fairlane bench fairness`: how long quiet bots wait beside busy ones, and how evenly the busy
 //! ones progress.
 //!
-//! Two instances of the service share the consumers, as two processes would. First the quiet bots
-//! alone; then beside the backlog. Quiet waits count from the moment the event was sent. One more
-//! busy bot has weight 3.
+//! Two instances of the service share the workers, as two processes would. First the quiet bots are
+//! measured alone, then beside the backlog. Their waits count from the moment the event was sent.
+//! One more busy bot has weight 3.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,28 +22,28 @@ use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use crate::id::BotId;
 use crate::queue::Queue;
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Bots with a backlog.
+    /// Number of bots with a backlog.
     pub busy: usize,
-    /// Events of each.
+    /// Number of events of each.
     pub backlog: usize,
-    /// Bots with an event now and then.
+    /// Number of quiet bots.
     pub quiet: usize,
-    /// Quiet events per second, all quiet bots together.
+    /// Events per second of all quiet bots together.
     pub quiet_rate: u64,
-    /// Time the handler takes per event.
+    /// Time that the handler takes per event.
     pub handling: Duration,
-    /// Consumers in all.
+    /// Number of workers in both instances together.
     pub consumers: usize,
-    /// Events of one more, enormous bot; 0: none.
+    /// Number of events of one more, very large bot; 0: none.
     pub giant: usize,
-    /// How long each part is watched, at most.
+    /// Maximum duration of each part.
     pub window: Duration,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Report {
@@ -54,9 +54,9 @@ pub struct Report {
     pub quiet_events_beside: u64,
     pub jain: f64,
     pub smallest_share: f64,
-    /// Service of the bot with weight 3 over the mean of those with weight 1.
+    /// Service of the bot with weight 3 divided by the mean of those with weight 1.
     pub weight_3_share: f64,
-    /// Service of the giant over the mean of those with weight 1.
+    /// Service of the large bot divided by the mean of those with weight 1.
     pub giant_share: Option<f64>,
     pub busy_events_per_second: f64,
 }
@@ -73,7 +73,7 @@ struct Payload {
     sent: u64,
 }
 
-/// One handler, shared by the instances.
+/// One handler for both instances.
 struct Shared(Arc<Slow>);
 
 impl Handler for Shared {
@@ -98,10 +98,10 @@ impl Handler for Shared {
     }
 }
 
-/// Runs it.
+/// Runs the bench.
 ///
 /// # Errors
-/// When the private Redis fails.
+/// If the private Redis fails.
 pub async fn run(
     options: Options,
     watch: impl FnMut(&'static str, u64),
@@ -153,7 +153,7 @@ async fn measure(
     send_quiet(rig, options, options.window.as_secs(), || {
         let served = slow.served.lock().unwrap_or_else(PoisonError::into_inner);
         watch("quiet bots beside the backlog", served.values().sum());
-        // The figures hold while every busy bot has something left.
+        // The figures are valid while every busy bot has queued events.
         bots.iter().all(|(bot, count)| {
             *count == 0 || served.get(bot).copied().unwrap_or(0) < (*count as u64).min(smallest)
         })
@@ -198,7 +198,7 @@ impl Slow {
     }
 }
 
-/// Sends quiet events at the rate for `seconds`, or until `go_on` says no.
+/// Sends quiet events at the rate for `seconds`, or until `go_on` returns false.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn send_quiet(
     rig: &Rig,
@@ -221,7 +221,7 @@ async fn send_quiet(
     Ok(())
 }
 
-/// Puts the backlog on the bus, the bots mixed, and waits until it is queued.
+/// Publishes the backlog, bots mixed, and waits until it is queued.
 async fn fill(rig: &Rig, queue: &Queue, bots: &[(BotId, usize)]) -> Result<(), BenchError> {
     let most = bots.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let mut batch = Vec::new();
@@ -234,7 +234,7 @@ async fn fill(rig: &Rig, queue: &Queue, bots: &[(BotId, usize)]) -> Result<(), B
             batch.clear();
         }
     }
-    // Queued when the depth, which the consumers only lower, grows no more.
+    // Everything is queued once the depth, which the workers only lower, stops growing.
     let mut depth = 0;
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;

@@ -1,8 +1,8 @@
-//! `fairlane bench http`: `POST /v1/events` in batches over connections that are kept open, beside
+//! `fairlane bench http`: `POST /v1/events` in batches over persistent connections, compared with
 //! direct pipelined `XADD` of the same events in the same run.
 //!
-//! Both sides use the same number of connections and wait for the answer of a batch before the
-//! next. Client, server and Redis share the machine.
+//! Both sides use the same number of connections and wait for the answer to a batch before the next
+//! one. Client, server and Redis share the machine.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -24,25 +24,25 @@ use crate::id::BotId;
 use crate::keyspace::Link;
 use crate::queue::FAIR_SLICE_US;
 
-/// Batches made beforehand; each connection sends them round and round.
+/// Number of prepared batches; each connection sends them in turn.
 const PREPARED: usize = 64;
-/// An answer takes at most this long.
+/// Timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Events of each side.
+    /// Number of events of each side.
     pub events: usize,
-    /// Events of one request.
+    /// Number of events per request.
     pub batch: usize,
     /// Size of an event, bytes.
     pub bytes: usize,
-    /// Connections of each side.
+    /// Number of connections of each side.
     pub connections: usize,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Report {
@@ -54,14 +54,14 @@ pub struct Report {
     pub ratio: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// Accepted and not on the bus.
+    /// Events that were accepted but are not on the bus.
     pub lost: u64,
 }
 
-/// Runs it.
+/// Runs the bench.
 ///
 /// # Errors
-/// When the private Redis fails or an event is not accepted.
+/// If the private Redis fails or an event is not accepted.
 pub async fn run(
     options: Options,
     watch: impl FnMut(&'static str, u64),
@@ -89,7 +89,7 @@ async fn measure(
     let batches = prepare(options)?;
     let each = (options.events / options.batch / options.connections).max(1);
     let total = (each * options.connections * options.batch) as u64;
-    // Half before and half after, so that what else the machine does hits both sides.
+    // Half before and half after, so that other load of the machine affects both sides.
     watch("direct XADD", 0);
     let before = direct(rig, options, &batches, each / 2 + 1).await?;
     rig.forget().await?;
@@ -111,7 +111,7 @@ async fn measure(
     watch("direct XADD", 0);
     let after = direct(rig, options, &batches, each / 2 + 1).await?;
     running.stop().await?;
-    // Harmonic: the events of both halves over the time of both.
+    // Harmonic mean: the events of both halves divided by the time of both.
     let xadd = 2.0 / (1.0 / before + 1.0 / after);
     Ok(Report {
         events: total,
@@ -136,7 +136,7 @@ fn prepare(options: Options) -> Result<Vec<Vec<Vec<u8>>>, BenchError> {
         .collect()
 }
 
-/// Events a second over as many connections as the HTTP side has.
+/// Events per second over as many connections as the HTTP side has.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn direct(
     rig: &Rig,
@@ -179,7 +179,7 @@ fn request(host: &str, events: &[Vec<u8>]) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// Sends so many requests, one after the other. Answers how long each took, in microseconds.
+/// Sends this many requests, one after the other. Returns how long each took, in microseconds.
 async fn post(
     address: SocketAddr,
     requests: Vec<Vec<u8>>,
@@ -199,11 +199,11 @@ pub(super) fn failed(error: std::io::Error) -> BenchError {
     BenchError::Http(error)
 }
 
-/// What is shed is sent again after this long, and so often at most.
+/// Pause before a shed request is sent again, and the maximum number of attempts.
 const SHED_AGAIN: Duration = Duration::from_millis(25);
 const SHED_AGAIN_MAX: usize = 400;
 
-/// A connection that is kept open, for the least client there can be.
+/// A persistent connection for a minimal client.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
@@ -217,7 +217,7 @@ impl Connection {
         Ok(Self { stream, answer: Vec::new() })
     }
 
-    /// The same for a caller that comes again when it is shed, as all should.
+    /// The same with retries of shed requests, as all clients should do.
     pub(super) async fn send_until_accepted(
         &mut self,
         request: &[u8],
@@ -234,7 +234,7 @@ impl Connection {
         self.send(request, good).await
     }
 
-    /// Sends a request and waits for the whole answer, which must begin like this.
+    /// Sends a request and waits for the complete answer, which must start with `expected`.
     pub(super) async fn send(&mut self, request: &[u8], good: &[u8]) -> Result<(), BenchError> {
         let Self { stream, answer } = self;
         stream.write_all(request).await.map_err(failed)?;
@@ -252,7 +252,7 @@ impl Connection {
     }
 }
 
-/// Whether the answer has come, by the length that it tells.
+/// Whether the answer is complete, by its content-length.
 fn is_whole(answer: &[u8]) -> bool {
     let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else {
         return false;

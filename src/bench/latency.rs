@@ -17,20 +17,20 @@ use crate::event::{Event, EventError};
 use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use crate::id::BotId;
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Events per second.
     pub rate: u64,
-    /// For how long.
+    /// Duration.
     pub seconds: u64,
-    /// Tenants, chosen at random per event.
+    /// Number of bots, chosen at random per event.
     pub bots: usize,
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Report {
@@ -89,10 +89,10 @@ pub fn quantile_ms(waits: &Histogram<u64>, quantile: f64) -> f64 {
     waits.value_at_quantile(quantile) as f64 / 1_000.0
 }
 
-/// Runs it.
+/// Runs the bench.
 ///
 /// # Errors
-/// When the private Redis fails or nothing moves for a minute.
+/// If the private Redis fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
     watch: impl FnMut(&'static str, u64),
@@ -113,7 +113,7 @@ async fn measure(
     let mut random = rand::rngs::SmallRng::seed_from_u64(11);
     let mut positions = vec![0_u32; options.bots];
     let total = options.rate * options.seconds;
-    // The first second warms up connections and caches and is not counted.
+    // The first second is a warm-up and is not counted.
     let warm_up = options.rate;
     let step = Duration::from_secs(1).div_f64(options.rate as f64);
     let (origin, origin_us) = (Instant::now(), micros(SystemClock.now()));
@@ -126,7 +126,7 @@ async fn measure(
         let bot = random.random_range(0..options.bots);
         batch.push(make(bot, positions[bot], origin_us + micros(due))?);
         positions[bot] += 1;
-        // One write a millisecond at most: the generator must not be the bottleneck.
+        // At most one write per millisecond: the generator must not be the bottleneck.
         if origin.elapsed() < due || batch.len() >= 64 {
             rig.publish(batch.iter()).await?;
             batch.clear();

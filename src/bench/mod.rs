@@ -1,7 +1,7 @@
 //! `fairlane bench`: measures the whole service, on private servers that it starts and removes.
 //!
-//! Machines are shared and noisy: every figure is to be read beside the pipelined
-//! `redis-benchmark` of the same run, and as the median of several.
+//! Machines are shared and noisy: compare every figure with the pipelined `redis-benchmark` of the
+//! same run, and use the median of several runs.
 
 pub mod automations;
 pub mod counters;
@@ -40,10 +40,10 @@ use crate::store::private::PrivateMongoError;
 
 /// The stream that benches publish to.
 const STREAM: &str = "fairlane:events";
-/// Entries of one write when publishing.
+/// Number of entries per write when publishing.
 const PUBLISH_BATCH: usize = 500;
 
-/// Why a bench cannot run.
+/// Why a bench failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each is the error of the stage of that name")]
 pub enum BenchError {
@@ -75,7 +75,7 @@ pub enum BenchError {
     Mongo(#[from] MongoError),
     #[error("MongoDB refuses the documents of the bench: {0}")]
     Documents(#[source] mongodb::error::Error),
-    #[error("{url} cannot be asked: {why}; correct --url")]
+    #[error("{url} cannot be reached: {why}; correct --url")]
     Unreachable { url: String, why: String },
     #[error("the route {route:?} {why}")]
     Route { route: String, why: String },
@@ -83,15 +83,15 @@ pub enum BenchError {
     Interrupted,
 }
 
-/// A private Redis in a directory of its own, and a database of MongoDB where one is wanted. All of
-/// it is removed at the end.
+/// A private Redis in its own directory, and a MongoDB database if one is needed. Everything is
+/// removed at the end.
 pub struct Rig {
     directory: PathBuf,
     redis: Option<PrivateRedis>,
     database: Option<mongo::Database>,
     target: Target,
     url: RedisUrl,
-    /// For what the bench itself asks and publishes.
+    /// The connection of the bench itself.
     link: Link,
 }
 
@@ -127,7 +127,7 @@ impl Rig {
     /// An instance of the service with one pipeline `bench` for `handler`.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// If it cannot be built.
     pub async fn app(
         &self,
         workers: usize,
@@ -139,10 +139,10 @@ impl Rig {
         self.app_as(&pipeline_name(), roles, nowhere, workers, change, handler).await
     }
 
-    /// The same with a pipeline of that name, in these roles, its pages at `http`.
+    /// The same with another pipeline name, these roles, and its pages at `http`.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// If it cannot be built.
     pub async fn app_as(
         &self,
         name: &PipelineName,
@@ -164,7 +164,7 @@ impl Rig {
         Ok(App::builder(config).handler(name.as_str(), handler).roles(roles).build().await?)
     }
 
-    /// Starts an instance; stop it through the answer.
+    /// Starts an instance; stop it through the returned value.
     pub fn spawn(app: App) -> Running {
         let shutdown = Shutdown::new();
         // Tracked by the instance's own shutdown, awaited by `Running::stop`.
@@ -173,10 +173,10 @@ impl Rig {
         Running { shutdown, task }
     }
 
-    /// Puts events on the bus, in order, in bounded writes.
+    /// Publishes events, in order, in bounded writes.
     ///
     /// # Errors
-    /// When Redis refuses or does not answer.
+    /// If Redis refuses or is unavailable.
     pub async fn publish<'a>(
         &self,
         events: impl Iterator<Item = &'a Vec<u8>>,
@@ -195,7 +195,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Entries on the stream.
+    /// Number of entries of the stream.
     async fn stored(&self) -> Result<u64, BenchError> {
         match self.link.command("XLEN", redis::Cmd::xlen(STREAM)).await? {
             Value::Int(length) => Ok(length.unsigned_abs()),
@@ -208,7 +208,8 @@ impl Rig {
         Ok(self.link.command("UNLINK", redis::Cmd::unlink(STREAM)).await.map(drop)?)
     }
 
-    /// Has the bus read from its beginning again, by queues that are empty; nothing may run.
+    /// Resets the read position of the bus to its start; the queues must be empty, and no instance
+    /// may run.
     async fn forget_positions(&self) -> Result<(), BenchError> {
         let mut cursor = 0_u64;
         loop {
@@ -231,7 +232,7 @@ impl Rig {
         }
     }
 
-    /// Has every event decided on anew.
+    /// Makes every event be decided again.
     async fn forget_profiles(&self, database: &mongo::Database) -> Result<(), BenchError> {
         let profiles = database.documents().collection::<mongodb::bson::Document>(SUBSCRIBERS);
         profiles.drop().await.map_err(BenchError::Documents)
@@ -259,14 +260,15 @@ impl Rig {
         Ok(field("used_cpu_user_main_thread") + field("used_cpu_sys_main_thread"))
     }
 
-    /// Commands so far, those of scripts among them.
+    /// Number of commands so far, including those of scripts.
     async fn all_commands(&self) -> Result<u64, BenchError> {
         let info = self.info("stats").await?;
         let count = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
         Ok(count.and_then(|count| count.trim().parse().ok()).unwrap_or(0))
     }
 
-    /// Calls per command so far: on the wire, and inside Redis with those of scripts.
+    /// Number of calls per command so far: sent to Redis, and inside Redis including those of
+    /// scripts.
     async fn commands(&self) -> Result<Commands, BenchError> {
         let info = self.info("commandstats").await?;
         let mut commands = Commands::default();
@@ -283,7 +285,7 @@ impl Rig {
                 .unwrap_or(0);
             match name {
                 "evalsha" => commands.wire += calls,
-                // Sent by the pool and the reader, never by a script of the hot path.
+                // Sent by the pool and the reader, never by a script on the hot path.
                 "lrange" | "xread" | "xinfo|stream" => {
                     commands.wire += calls;
                     commands.inner += calls;
@@ -294,8 +296,8 @@ impl Rig {
         Ok(commands)
     }
 
-    /// What a pipelined `redis-benchmark` does on this server: RPUSH of 200 bytes, 16 at a time.
-    /// `None` where it is not installed.
+    /// The rate of a pipelined `redis-benchmark` on this server: RPUSH of 200 bytes, 16 at a time.
+    /// `None` if it is not installed.
     async fn redis_benchmark(&self) -> Option<f64> {
         let socket = self.target.to_string();
         let output = tokio::process::Command::new("redis-benchmark")
@@ -309,10 +311,11 @@ impl Rig {
         line.split(',').nth(1)?.trim_matches('"').parse().ok()
     }
 
-    /// Runs `work` on a fresh server, which is stopped and removed whatever comes of it, also at
-    /// Ctrl-C and SIGTERM.
+    /// Runs `work` on a fresh server, which is stopped and removed in any case, also at Ctrl-C and
+    /// SIGTERM.
     ///
     /// # Errors
+    /// Those of `work`, [`BenchError::Interrupted`], or the error of starting the server.
     /// Those of `work`, [`BenchError::Interrupted`], or what kept the server from starting.
     pub async fn with<T>(
         work: impl AsyncFnOnce(&Self) -> Result<T, BenchError>,
@@ -320,7 +323,7 @@ impl Rig {
         Self::with_database(None, async |rig, _| work(rig).await).await
     }
 
-    /// The same with a fresh database of the MongoDB that is chosen.
+    /// The same with a fresh database of the chosen MongoDB.
     async fn with_database<T>(
         choice: Option<&mongo::Choice>,
         work: impl AsyncFnOnce(&Self, Option<&mongo::Database>) -> Result<T, BenchError>,
@@ -338,7 +341,7 @@ impl Rig {
             _ = terminate.recv() => Err(BenchError::Interrupted),
             _ = tokio::signal::ctrl_c() => Err(BenchError::Interrupted),
         };
-        // What `work` started is gone with it, so this is the last one out.
+        // The components that `work` started have ended, so this is the last user of the server.
         let removed = rig.remove().await;
         result.and_then(|value| removed.map(|()| value))
     }
@@ -371,7 +374,7 @@ pub struct Running {
 }
 
 impl Drop for Rig {
-    /// Only when something panicked: the server and its directory are not left behind.
+    /// Runs only after a panic: the server and its directory must not remain.
     fn drop(&mut self) {
         if let Some(redis) = self.redis.take() {
             let _ = std::process::Command::new("kill").arg(redis.pid().to_string()).status();
@@ -381,7 +384,7 @@ impl Drop for Rig {
 }
 
 impl Drop for Running {
-    /// An instance that is not stopped in order is stopped at once.
+    /// An instance that was not stopped in order is stopped immediately.
     fn drop(&mut self) {
         self.shutdown.hard.cancel();
     }
@@ -391,7 +394,7 @@ impl Running {
     /// Stops it and waits.
     ///
     /// # Errors
-    /// When it ended badly.
+    /// If it failed.
     pub async fn stop(mut self) -> Result<(), BenchError> {
         self.shutdown.soft.cancel();
         while let Some(ended) = self.task.join_next().await {
@@ -403,7 +406,7 @@ impl Running {
     }
 }
 
-/// The pipeline of benches.
+/// The pipeline of the benches.
 ///
 /// # Panics
 /// Never: the name is a constant and legal.
@@ -412,10 +415,10 @@ pub fn pipeline_name() -> PipelineName {
     PipelineName::parse("bench").expect("a legal name")
 }
 
-/// An event of `bot` with `id`, its payload filled up to `bytes` of JSON in all.
+/// An event of `bot` with `id`, padded to `bytes` of JSON.
 ///
 /// # Errors
-/// When the id is not legal.
+/// If the id is not valid.
 pub fn event(bot: &BotId, id: &str, source: &str, bytes: usize) -> Result<Vec<u8>, BenchError> {
     #[derive(Serialize)]
     struct Payload<'a> {
@@ -435,7 +438,7 @@ pub fn event(bot: &BotId, id: &str, source: &str, bytes: usize) -> Result<Vec<u8
     make(&"x".repeat(bytes - bare.len()))
 }
 
-/// Waits until `total` are done, giving up when nothing moves for a minute.
+/// Waits until `total` are done. Fails if nothing moves for a minute.
 ///
 /// # Errors
 /// [`BenchError::Stuck`].
@@ -461,7 +464,7 @@ pub(crate) async fn drained(
     }
 }
 
-/// Jain's index of fairness: 1 when all shares are equal, 1/n when one has everything.
+/// Jain's index of fairness: 1 if all shares are equal, 1/n if one bot has everything.
 #[must_use]
 pub fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
@@ -471,18 +474,18 @@ pub fn jain(shares: &[f64]) -> f64 {
     if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
 }
 
-/// Counts handlings by bot number, checking the order: bots are called `<prefix><number>`, events
-/// carry their position in the bot as id.
+/// Counts handlings by bot number and checks the order. Bots are named `<prefix><number>`, and the
+/// id of an event is its position in the bot.
 #[derive(Debug)]
 pub struct Meter {
-    /// Highest position + 1 seen per bot.
+    /// The highest position + 1 per bot.
     next: Vec<std::sync::atomic::AtomicU32>,
     done: std::sync::atomic::AtomicU64,
     reordered: std::sync::atomic::AtomicU64,
 }
 
 impl Meter {
-    /// For `bots` bots.
+    /// A count for `bots` bots.
     #[must_use]
     pub fn new(bots: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -512,19 +515,19 @@ impl Meter {
         self.done.fetch_add(events as u64, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Events completed so far.
+    /// Number of events completed so far.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.done.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// First handlings that came too early.
+    /// Number of first handlings before an earlier event.
     #[must_use]
     pub fn reordered(&self) -> u64 {
         self.reordered.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Events handled at least once, by the positions reached.
+    /// Number of events handled at least once, by the positions reached.
     #[must_use]
     pub fn reached(&self) -> u64 {
         self.next

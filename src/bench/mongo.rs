@@ -1,4 +1,4 @@
-//! A database of a bench's own: on the deployment that is named, or on a private one.
+//! A separate database for a bench: on the named deployment, or on a private one.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +10,16 @@ use crate::config::MongoUrl;
 use crate::store::mongo::Mongo;
 use crate::store::private::PrivateMongo;
 
-/// Which MongoDB a bench uses.
+/// The MongoDB of a bench.
 #[derive(Debug, Clone)]
 pub enum Choice {
-    /// The one at this address.
+    /// The deployment at this address.
     Url(MongoUrl),
-    /// One that is started for it, by this program or `mongod`.
+    /// A private one, started with this program or `mongod`.
     Private(Option<PathBuf>),
 }
 
-/// A database that is dropped at the end, and its server with it, if that is private.
+/// A database that is dropped at the end, together with its server if that is private.
 #[derive(Debug)]
 pub(super) struct Database {
     pub(super) url: MongoUrl,
@@ -29,7 +29,7 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// Returns once the server answers. Files of a private one are under `directory`.
+    /// Returns once the server answers. The files of a private one are under `directory`.
     pub(super) async fn open(choice: &Choice, directory: &Path) -> Result<Self, BenchError> {
         let private = match choice {
             Choice::Url(_) => None,
@@ -43,7 +43,7 @@ impl Database {
             (Choice::Private(_), None) => unreachable!("it was just started"),
         };
         let name = format!("fairlane-bench-{}", uuid::Uuid::now_v7().simple());
-        // Its errors say what helps; those of the driver do not.
+        // Its errors contain remedies; those of the driver do not.
         let asked = Mongo::open(&url, &name).await?;
         asked.ping().await?;
         asked.close().await;
@@ -71,7 +71,7 @@ impl Database {
 }
 
 impl Drop for Database {
-    /// Only when something panicked: the server is not left behind.
+    /// Runs only after a panic: the server must not remain.
     fn drop(&mut self) {
         if let Some(private) = self.private.take() {
             let _ = std::process::Command::new("kill").arg(private.pid().to_string()).status();

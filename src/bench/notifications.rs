@@ -1,6 +1,6 @@
-//! `fairlane bench notifications`: how late notifications are sent, to a receiver that answers at
-//! once: evenly over a time, all in the same instant, and beside hosts that are dead or hang; and
-//! what it costs to wait.
+//! `fairlane bench notifications`: how late notifications are sent to a receiver that answers
+//! immediately. Spread evenly over time, all due in the same instant, and beside hosts that are
+//! dead or hang. Also the cost of waiting notifications.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -29,24 +29,24 @@ use crate::notifications::Notifications;
 use crate::notifications::record::{NO_KIND, NewNotification, When};
 use crate::outbound::sign::Secret;
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Notifications of each part.
+    /// Number of notifications of each part.
     pub notifications: u64,
-    /// They fall due evenly over this, but for those that are all due at once.
+    /// They fall due evenly over this time, except those of the second part.
     pub seconds: u64,
-    /// Tenants.
+    /// Number of bots.
     pub bots: u64,
-    /// More that are scheduled for tomorrow.
+    /// Number of further notifications, due tomorrow.
     pub idle: u64,
-    /// More that are for a host that is dead, in a part of their own, beside others of one bot.
+    /// Number of further notifications of one bot to a dead host, in a third part beside others.
     pub dead: u64,
-    /// Hosts that never answer, in that same part, each with a hundred notifications.
+    /// Number of hosts in that part that never answer, each with a hundred notifications.
     pub hanging: u64,
 }
 
-/// What came out. Lateness is from the due time to the arrival at the receiver.
+/// The results. Lateness is the time from the due time to the arrival at the receiver.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Report {
@@ -54,50 +54,51 @@ pub struct Report {
     pub seconds: u64,
     /// Accepted by `/send_delayed`, over 32 connections.
     pub per_second: f64,
-    /// Arrived before they were due.
+    /// Number of arrivals before the due time.
     pub early: u64,
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub max_ms: f64,
-    /// From the instant at which all were due to the last arrival.
+    /// From the common due time to the last arrival.
     pub at_once_seconds: f64,
-    /// Arrived more than once.
+    /// Number of notifications that arrived more than once.
     pub repeated: u64,
     pub idle: u64,
-    /// While these wait and nothing is due: commands that Redis runs, those of scripts among them.
+    /// Commands that Redis runs per second while these wait and none is due, including those of
+    /// scripts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_commands_per_second: Option<f64>,
-    /// The same while: processor time of this process, of one core.
+    /// Processor time of this process meanwhile, as a share of one core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_cpu_percent: Option<f64>,
     pub dead: u64,
     pub hanging: u64,
-    /// Of the others beside those for dead and hanging hosts.
+    /// Lateness of the others, beside those for dead and hanging hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside_p50_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside_p99_ms: Option<f64>,
-    /// Requests that the hanging hosts got.
+    /// Number of requests to the hanging hosts.
     pub hanging_requests: u64,
 }
 
-/// Connections that accept by HTTP.
+/// Number of connections that schedule notifications over HTTP.
 const CONNECTIONS: u64 = 32;
-/// Nothing is due for this long, while its cost is measured.
+/// Time without a due notification, in which the cost of waiting is measured.
 const REST: Duration = Duration::from_secs(30);
-/// What was begun before is over by then.
+/// Time for earlier work to end.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Notifications for each host that hangs.
+/// Number of notifications for each hanging host.
 const FOR_HANGING: u64 = 100;
-/// Accepted at once.
+/// Number of concurrently scheduled notifications.
 const AT_ONCE: usize = 64;
-/// The first one is due so long after the last one was accepted.
+/// Time between the last scheduling and the first due time.
 const LEAD: Duration = Duration::from_secs(1);
 
-/// Signs what nobody verifies.
+/// A secret for signatures that the receiver does not verify.
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// What the receiver noted.
+/// The records of the receiver.
 #[derive(Debug)]
 struct Arrivals {
     late: Mutex<Histogram<u64>>,
@@ -115,7 +116,7 @@ impl Arrivals {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// How late those were that arrived since the last time.
+    /// The lateness of the arrivals since the last call.
     fn take(&self) -> Histogram<u64> {
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *late, waits())
@@ -132,10 +133,10 @@ impl Arrivals {
     }
 }
 
-/// Runs it.
+/// Runs the bench.
 ///
 /// # Errors
-/// When the private Redis fails or nothing moves for a minute.
+/// If the private Redis fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
     watch: impl FnMut(&'static str, u64),
@@ -224,7 +225,7 @@ async fn cost_of_waiting(
     let own = || cpu::of_process(std::process::id());
     let (begun, before, commands) = (Instant::now(), own(), rig.all_commands().await?);
     tokio::time::sleep(REST).await;
-    // The question itself is one.
+    // This query is a command itself.
     let commands = rig.all_commands().await?.saturating_sub(commands + 1);
     let seconds = begun.elapsed().as_secs_f64();
     let used = before.zip(own()).map(|(before, after)| after.saturating_sub(before));
@@ -234,7 +235,7 @@ async fn cost_of_waiting(
     })
 }
 
-/// Takes notifications and answers at once, until dropped.
+/// Accepts notifications and answers immediately, until dropped.
 struct Receiver {
     address: SocketAddr,
     _running: JoinSet<()>,
@@ -250,7 +251,7 @@ impl Receiver {
         let router =
             axum::Router::new().route("/{due}", get(receive)).with_state(Arc::clone(arrivals));
         let mut running = JoinSet::new();
-        // It ends when it is dropped, and not before.
+        // It ends only when it is dropped.
         running.spawn(async move { drop(axum::serve(listener, router).await) });
         Ok(Self { address, _running: running })
     }
@@ -260,7 +261,7 @@ impl Receiver {
     }
 }
 
-/// A host that takes requests and never answers.
+/// A host that accepts requests and never answers.
 struct Hanging {
     address: SocketAddr,
     requests: Arc<AtomicU64>,
@@ -285,7 +286,7 @@ async fn hang(hosts: u64) -> Result<Vec<Hanging>, BenchError> {
     Ok(hanging)
 }
 
-/// An instance that sends notifications and nothing else.
+/// An instance that only sends notifications.
 async fn app(rig: &Rig) -> Result<App, BenchError> {
     let mut config = rig.config();
     config.callbacks.allow_nets = vec![std::net::IpAddr::from([127, 0, 0, 1]).into()];
@@ -303,7 +304,7 @@ struct Part {
     over: Duration,
 }
 
-/// What accepts notifications, and where they go to.
+/// The instance that schedules notifications, and the target of the notifications.
 struct Accepting {
     notifications: Notifications,
     door: SocketAddr,
@@ -324,7 +325,7 @@ impl Accepting {
         self.accept_all(all, watch).await
     }
 
-    /// Of one bot, all due now: for a host where nobody listens, and for hosts that hang.
+    /// Schedules notifications of one bot, all due now: for a dead host, and for hosts that hang.
     async fn accept_for_the_dead(
         &self,
         dead: u64,
@@ -395,7 +396,7 @@ impl Accepting {
 }
 
 impl Part {
-    /// When the `n`th is due: whole milliseconds, as Redis has them.
+    /// When the `n`th is due: whole milliseconds, as in Redis.
     #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
     fn due(&self, n: u64) -> Duration {
         let due = self.from + self.over.mul_f64(n as f64 / self.count as f64);

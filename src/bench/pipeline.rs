@@ -1,7 +1,7 @@
-//! `fairlane bench pipeline`: from the bus to acknowledged, as fast as it goes.
+//! `fairlane bench pipeline`: the maximum throughput from the bus to acknowledged events.
 //!
-//! The events are on the bus before the clock starts, bots in random order; the handler only
-//! checks the order. What is measured: reading the bus, fan-out, claims, decoding, completions.
+//! The events are on the bus before the clock starts, bots in random order. The handler only checks
+//! the order. Measured are reading the bus, fan-out, claims, decoding and completions.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use super::{BenchError, Meter, Rig, drained, event};
 use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use crate::id::BotId;
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Tenants.
+    /// Number of bots.
     pub bots: usize,
-    /// Events in all, spread evenly.
+    /// Number of events, spread evenly.
     pub events: usize,
     /// Size of an event's JSON on the bus, bytes.
     pub bytes: usize,
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "named by the interface")]
 pub struct Report {
@@ -59,10 +59,11 @@ impl Handler for Check {
     }
 }
 
-/// Runs it. `watch` is told how many events are published, then how many are done.
+/// Runs the bench. Calls `watch` with the number of published events, then with the number of
+/// handled ones.
 ///
 /// # Errors
-/// When the private Redis fails or nothing moves for a minute.
+/// If the private Redis fails or nothing moves for a minute.
 pub async fn run(
     options: Options,
     watch: impl FnMut(&'static str, u64),
@@ -112,10 +113,10 @@ async fn measure(
     })
 }
 
-/// The events, each bot's in order, bots mixed at random.
+/// The events, in order for each bot, bots mixed at random.
 fn generate(options: Options) -> Result<Vec<Vec<u8>>, BenchError> {
     let mut order: Vec<usize> = (0..options.events).map(|n| n % options.bots).collect();
-    // Fixed, so that two runs do the same work.
+    // A fixed seed, so that two runs do the same work.
     order.shuffle(&mut rand::rngs::SmallRng::seed_from_u64(7));
     let mut positions = vec![0_u32; options.bots];
     order

@@ -1,9 +1,9 @@
-//! Where events come from. A [`Source`] reads one stream of the bus; [`reader`] drives it into the
-//! fan-out.
+//! The sources of events. A [`Source`] reads one stream of the bus; [`reader`] copies it into the
+//! queues.
 //!
-//! The position of a stream is kept with the data (`hwm` per shard, see `lua/enqueue.lua`), not
-//! with the source: list and position roll back together when Redis loses its tail, and the copy
-//! happens once whoever repeats it.
+//! The position of a stream is stored with the data (`hwm` per shard, see `lua/enqueue.lua`), not
+//! with the source. So the queues and the position roll back together if Redis loses its last
+//! writes, and each entry is copied exactly once, regardless of which process repeats the copy.
 
 mod publish;
 pub mod reader;
@@ -21,28 +21,28 @@ use crate::keyspace::StoreError;
 /// One entry of a bus stream.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its position.
+    /// Its position in the stream.
     pub offset: Offset,
     /// The event, or why it cannot be read.
     pub event: Result<Event, InvalidEntry>,
 }
 
-/// An entry that is no event.
+/// An entry that is not an event.
 #[derive(Debug)]
 pub struct InvalidEntry {
-    /// Why.
+    /// The reason.
     pub error: EntryError,
-    /// What was there, cut to 64 KiB.
+    /// The content of the entry, cut to 64 KiB.
     pub raw: Vec<u8>,
 }
 
-/// Why an entry is no event.
+/// Why an entry is not an event.
 #[derive(Debug, thiserror::Error)]
 pub enum EntryError {
     /// It has neither of the two fields.
     #[error("the entry has no field `event` (JSON) or `msgpack` (MessagePack)")]
     Field,
-    /// The field does not hold an event.
+    /// The field does not contain a valid event.
     #[error(transparent)]
     Event(#[from] EventError),
 }
@@ -58,25 +58,25 @@ impl EntryError {
     }
 }
 
-/// What a stream holds.
+/// The extent of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Its first entry.
+    /// The offset of its first entry.
     pub first: Option<Offset>,
-    /// The last offset ever given, also when that entry is gone.
+    /// The last offset ever assigned, even if that entry is deleted.
     pub last: Offset,
-    /// Entries in it.
+    /// Number of entries in it.
     pub length: u64,
-    /// Entries ever added.
+    /// Number of entries ever added.
     pub added: u64,
 }
 
 /// Entries that are not decoded yet.
 pub trait Fetched: Send {
-    /// How many there are.
+    /// The number of entries.
     fn len(&self) -> usize;
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -87,20 +87,20 @@ pub trait Fetched: Send {
 
 /// One stream of the bus.
 ///
-/// The seam at which another bus (NATS, Kafka) takes the place of Redis Streams. All
-/// calls are idempotent but `put_aside`, which may repeat an entry after an error.
+/// Implement it to support another bus (NATS, Kafka) instead of Redis Streams. All calls are
+/// idempotent except `put_aside`, which may store an entry twice after an error.
 pub trait Source: Send + Sync + 'static {
-    /// Entries as they came.
+    /// Raw entries.
     type Fetched: Fetched;
 
-    /// The stream's name.
+    /// The name of the stream.
     fn name(&self) -> &str;
 
-    /// Tries to become, or stay, the one reader of the stream for `ttl`; zero gives it up. For
-    /// efficiency only: two readers at once would do no harm.
+    /// Tries to become or stay the only reader of the stream for `ttl`; zero releases it. This is
+    /// only for efficiency: concurrent readers do no harm.
     fn hold(&self, ttl: Duration) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// Entries after `after`, in order, at most `max`; waits up to `wait` for the first.
+    /// Reads entries after `after`, in order, at most `max`; waits up to `wait` for the first one.
     ///
     /// Cancel safe: nothing is consumed.
     fn fetch(
@@ -110,36 +110,38 @@ pub trait Source: Send + Sync + 'static {
         wait: Duration,
     ) -> impl Future<Output = Result<Self::Fetched, StoreError>> + Send;
 
-    /// What they say.
+    /// Decodes the entries.
     ///
     /// # Errors
-    /// When it is no answer to [`Self::fetch`]. Entries that are no events are answered as such.
+    /// If the reply is not an answer to [`Self::fetch`]. Entries that are not events are returned
+    /// as such.
     fn decode(&self, fetched: Self::Fetched) -> Result<Vec<Entry>, StoreError>;
 
-    /// What the stream holds.
+    /// Returns the extent of the stream.
     fn extent(&self) -> impl Future<Output = Result<Extent, StoreError>> + Send;
 
-    /// Where the last reader noted how far it was: an offset, and how many entries had been added
-    /// to the stream up to there.
+    /// Returns the progress that the last reader noted: an offset, and how many entries had been
+    /// added to the stream up to there.
     fn noted(&self) -> impl Future<Output = Result<Option<(Offset, u64)>, StoreError>> + Send;
 
-    /// Notes that.
+    /// Notes the progress.
     fn note(
         &self,
         offset: Offset,
         entries: u64,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Makes every entry to come later than `last`, where the stream lost what it had up to there.
+    /// Ensures that new entries get offsets above `last`, after the stream lost its entries up to
+    /// there.
     fn raise(&self, last: Offset) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Removes entries older than `keep` that no consumer group of the stream needs.
+    /// Deletes entries older than `keep` that no consumer group of the stream still needs.
     fn trim(&self, keep: Offset) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
-    /// Where entries are kept that cannot be read.
+    /// The name of the stream that keeps unreadable entries.
     fn aside(&self) -> &str;
 
-    /// Keeps entries that cannot be read where a person can look at them.
+    /// Stores unreadable entries for inspection by an operator.
     fn put_aside(
         &self,
         entries: &[(Offset, &InvalidEntry)],

@@ -1,4 +1,4 @@
-//! Putting events on the bus.
+//! Publishing events to the bus.
 
 use redis::{Pipeline, Value};
 
@@ -7,11 +7,11 @@ use crate::keyspace::{Link, ReplyError, StoreError};
 /// Adds events, as JSON, to a bus stream: all of them or none.
 ///
 /// # Errors
-/// With [`StoreError::Unknown`] it is unknown whether they were added. A stream that is none is
-/// refused.
+/// After [`StoreError::Unknown`] the events may or may not have been added. A key that is not a
+/// stream is refused.
 ///
 /// # Cancel safety
-/// Dropping the future leaves open whether they are added.
+/// After the future is dropped, the events may or may not be added.
 pub(crate) async fn publish(
     link: &Link,
     stream: &str,
@@ -21,8 +21,8 @@ pub(crate) async fn publish(
         return Ok(());
     }
     let mut pipe = Pipeline::with_capacity(events.len() + 2);
-    // A transaction: a server whose memory is full refuses all, so that what was accepted is
-    // always a beginning and can be continued.
+    // A transaction: a full server refuses all of it, so the accepted events are always a prefix of
+    // the input, and publishing can be resumed.
     pipe.cmd("MULTI");
     for event in events {
         pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(event.as_ref());

@@ -1,4 +1,4 @@
-//! The bus on Redis Streams: one entry, one field: `event` = the CloudEvent as JSON, or `msgpack`
+//! The bus on Redis Streams. An entry has one field: `event` = the CloudEvent as JSON, or `msgpack`
 //! = the same map as MessagePack.
 
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::id::Offset;
 use crate::keyspace::scripts::{Hold, Note, Trim};
 use crate::keyspace::{Link, Reply, ReplyError, StoreError, keys};
 
-/// About how many entries are kept that cannot be read.
+/// Approximate number of unreadable entries that are kept.
 const INVALID_MAX: usize = 10_000;
-/// Of an unreadable entry this much is kept, in bytes.
+/// Maximum number of bytes kept of an unreadable entry.
 const RAW_MAX: usize = 64 * 1_024;
 
 /// One Redis stream.
@@ -24,24 +24,24 @@ pub struct RedisStream {
     name: String,
     reader_key: String,
     read_key: String,
-    /// Where entries go that cannot be read.
+    /// The stream for unreadable entries.
     invalid: String,
-    /// Tells this reader from others.
+    /// The id of this reader for the lock.
     token: String,
-    /// Attributes that nothing of the bus may bring.
+    /// Attributes that events of the bus must not have.
     reserved: Vec<&'static str>,
-    /// Only for reads that block.
+    /// The connection for blocking reads only.
     blocking: Arc<Link>,
     link: Arc<Link>,
 }
 
 impl RedisStream {
-    /// Longest wait of one read. The response timeout of `blocking` must be longer. A process that
-    /// runs alone goes on within two seconds after a lost reply: this wait and the response timeout
-    /// of a read are the longest part of that.
+    /// Maximum wait of one read. The response timeout of `blocking` must be longer. A process that
+    /// runs alone continues within two seconds after a lost reply. This wait and the response
+    /// timeout of a read are the longest part of that time.
     pub const WAIT_MAX: Duration = Duration::from_secs(1);
 
-    /// The stream `name`, read by `blocking`, everything else by `link`.
+    /// The stream `name`. Blocking reads use `blocking`, all other calls use `link`.
     #[must_use]
     pub fn new(name: &str, blocking: Arc<Link>, link: Arc<Link>) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl RedisStream {
         }
     }
 
-    /// Drops these attributes of every event: pipelines set them on events of their own.
+    /// Removes these attributes from every event: pipelines set them on their own events.
     #[must_use]
     pub fn reserving(self, reserved: Vec<&'static str>) -> Self {
         Self { reserved, ..self }
@@ -97,7 +97,7 @@ impl Source for RedisStream {
         command.arg("STREAM").arg(&self.name);
         match self.link.command("XINFO", command).await {
             Ok(value) => extent(value).map_err(self.misread("XINFO")),
-            // A stream that nobody wrote to yet.
+            // No event was published to the stream yet.
             Err(StoreError::Refused { message, .. }) if message.contains("no such key") => {
                 Ok(Extent::default())
             }
@@ -123,7 +123,8 @@ impl Source for RedisStream {
         let mut command = redis::cmd("XSETID");
         command.arg(&self.name).arg(last.to_string());
         match self.link.command("XSETID", command).await {
-            // It is gone, or has later entries by now: the server's clock is ahead of what was lost.
+            // The stream is gone, or has later entries already, because the server's clock is ahead
+            // of the lost entries.
             Err(StoreError::Refused { message, .. }) if message.starts_with("ERR") => Ok(()),
             raised => raised.map(drop),
         }

@@ -1,14 +1,14 @@
-//! Where a pipeline starts on a stream of the bus, and how far each of its shards is.
+//! The start of a pipeline on a stream of the bus, and the position of each of its shards.
 //!
-//! 1. A shard that copied from the stream before, or was placed on it, says where it stands.
-//! 2. For the others, the start of the pipeline is fixed once, in one hash beside the stream: the
-//!    first process that has the pipeline writes the end of the stream there, or its beginning for
-//!    `start = "earliest"`. Whoever comes later reads it.
-//! 3. The shards without a position get that one. A shard whose server is unavailable gets it
-//!    when it is back, from whichever process looks then: nothing published in between is lost.
+//! 1. A shard that has copied from the stream, or was placed on it, knows its position.
+//! 2. For other shards, the start of the pipeline is fixed once, in a hash beside the stream. The
+//!    first process that has the pipeline writes the end of the stream there, or its oldest entry
+//!    for `start = "earliest"`. Later processes read it.
+//! 3. Shards without a position start there. If the server of a shard is unavailable, the process
+//!    that sees it come back places the shard. So no event published in between is lost.
 //!
-//! Everything is read before it is written. A Redis that is full refuses writes that would change
-//! nothing too.
+//! Everything is read before it is written, because a full Redis also refuses writes that would
+//! change nothing.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -20,21 +20,21 @@ use crate::id::{Offset, PipelineName};
 use crate::keyspace::{Link, Reply, StoreError, keys};
 use crate::queue::Queue;
 
-/// Fixes starts. Remembers those it wrote or read: a Redis that lost its tail may have lost one,
-/// and what was published since belongs to the pipeline all the same.
+/// Fixes starts, and remembers those it wrote or read. Redis may lose a start with its last writes,
+/// and events published since then still belong to the pipeline.
 #[derive(Debug, Default)]
 pub(crate) struct Starts(Mutex<HashMap<(String, PipelineName), Offset>>);
 
-/// How far the shards of a pipeline are.
+/// The positions of the shards of a pipeline.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    /// Per shard; `None`: its server is unavailable.
+    /// The position per shard; `None`: its server is unavailable.
     pub(crate) shards: Vec<Option<Offset>>,
-    /// What such a server answered.
+    /// The error of such a server.
     pub(crate) unavailable: Option<StoreError>,
 }
 
-/// What one shard says.
+/// The state of one shard.
 enum Position {
     At(Offset),
     Absent,
@@ -42,15 +42,15 @@ enum Position {
 }
 
 impl Starts {
-    /// How far each shard of `queue` has `stream`, whose last offset is `end`. Places those that
-    /// never had any of it.
+    /// The position of each shard of `queue` on `stream`, whose last offset is `end`. Places shards
+    /// without a position.
     ///
     /// # Errors
-    /// When where the pipeline starts can neither be read nor written, or Redis refuses for
-    /// another reason than that it is unavailable. It can be repeated.
+    /// If the start of the pipeline can neither be read nor written, or if Redis refuses for a
+    /// reason other than being unavailable. The call can be repeated.
     ///
     /// # Cancel safety
-    /// What is fixed stays fixed.
+    /// A fixed start stays fixed.
     pub(crate) async fn positions(
         &self,
         queue: &Queue,
@@ -61,7 +61,7 @@ impl Starts {
         let link = queue.link();
         let mut found = look(queue, stream).await?;
         if found.iter().any(|position| !matches!(position, Position::At(_))) {
-            // Also for shards that do not answer: nobody knows whether they have a position.
+            // Also needed for shards that do not answer, because they may have no position.
             let start = if from_earliest { Offset::default() } else { end };
             let start = self.start(link, stream, queue.name(), start, end).await?;
             let mut pipe = Pipeline::new();
@@ -86,7 +86,7 @@ impl Starts {
         for position in found {
             standing.shards.push(match position {
                 Position::At(at) => Some(at),
-                // Somebody dropped the pipeline meanwhile.
+                // The pipeline was dropped meanwhile.
                 Position::Absent => None,
                 Position::Unavailable(error) => {
                     standing.unavailable = Some(error);
@@ -97,7 +97,7 @@ impl Starts {
         Ok(standing)
     }
 
-    /// Where `pipeline` starts on `stream`; at `new` if that was not fixed before.
+    /// The start of `pipeline` on `stream`. Fixes it at `new` if it was not fixed before.
     async fn start(
         &self,
         link: &Link,
@@ -114,7 +114,7 @@ impl Starts {
             known
         } else {
             let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&place).copied();
-            // Not one that a stream which begins anew has yet to come to.
+            // Not a position ahead of a stream that was deleted and created again.
             let start = before.filter(|before| *before <= end).unwrap_or(new);
             let mut pipe = Pipeline::new();
             pipe.cmd("HSETNX").arg(&key).arg(pipeline.as_str()).arg(start.to_string());
@@ -132,11 +132,11 @@ impl Starts {
     }
 }
 
-/// The lowest position of a pipeline that another process runs; `None` when it has none on the
+/// The lowest position of a pipeline that another process runs; `None` if it has none on the
 /// stream.
 ///
 /// # Errors
-/// When a shard does not answer.
+/// If a shard does not answer.
 pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>, StoreError> {
     let mut lowest: Option<Offset> = None;
     for position in look(queue, stream).await? {
@@ -149,7 +149,7 @@ pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>
     Ok(lowest)
 }
 
-/// What each shard says.
+/// The state of each shard.
 async fn look(queue: &Queue, stream: &str) -> Result<Vec<Position>, StoreError> {
     let link = queue.link();
     let mut pipe = Pipeline::with_capacity(queue.shards().len());
@@ -164,7 +164,7 @@ async fn look(queue: &Queue, stream: &str) -> Result<Vec<Position>, StoreError> 
     answers(link, &pipe).await?.into_iter().map(read).collect()
 }
 
-/// One answer for each command, also when no server answers.
+/// One answer per command, also if no server answers.
 async fn answers(
     link: &Link,
     pipe: &Pipeline,
@@ -182,7 +182,7 @@ async fn answers(
     }
 }
 
-/// A shard whose server is unavailable. One that is full answers what it is asked.
+/// Whether the server of a shard is unavailable. A full server still answers reads.
 fn passing(error: StoreError) -> Result<Position, StoreError> {
     if error.is_passing() && !error.is_full() {
         Ok(Position::Unavailable(error))

@@ -59,15 +59,15 @@ Examples:
   fairlane bench overload --workloads cpu,dependency --rounds 1 --json
   fairlane bench overload --chart overload.svg
 
-Your own deployment: every rate for some seconds, and the first once more at the end. Requests are real,
-and change what they change; other callers of that process may be refused meanwhile.
+Your own deployment: each rate runs for some seconds, and the first rate runs again at the end. The
+requests are real and have their effects. Other clients of that process may be refused meanwhile.
   fairlane bench overload --url http://127.0.0.1:8080 --rates 100,200,400 \\
     --route 'p0 GET /healthz' --route 'p1 GET /v1/bots/shop-{n}/counters?ids=ad-1'
   fairlane bench overload --url http://10.0.0.7:8080 --remote --token-file bench.token \\
     --route 'p2 POST /v1/bots/shop-{n}/automations/test {\"event\":{\"type\":\"x\"}}' --json
 
-In a path or body, {n} is a number from 0 to 99. Each route is asked as often as the others; write it
-twice and it has two shares. The class is that of the route, or a lower one.";
+In a path or body, {n} is a number from 0 to 99. Every route gets the same share of the requests;
+write a route twice for two shares. The class is that of the route, or a lower one.";
 
 const COUNTERS_EXAMPLES: &str = "\
 Examples:
@@ -76,7 +76,8 @@ Examples:
   fairlane bench counters --mongodb mongodb://127.0.0.1:27017
   fairlane bench counters --rate 0 --views 10000 --seconds 10 --verify";
 
-/// Clients that send so much later than they should are too slow to measure with.
+/// Milliseconds. Clients that send later than planned by more than this are too slow to measure
+/// with.
 const LATE_MS: f64 = 2.0;
 
 /// Arguments of `fairlane bench`.
@@ -86,179 +87,180 @@ pub struct BenchArgs {
     /// Print one JSON object instead of a table.
     #[arg(long, global = true)]
     pub json: bool,
-    /// What is measured.
+    /// The scenario to measure.
     #[command(subcommand)]
     pub scenario: Scenario,
 }
 
-/// What is measured.
+/// The scenario to measure.
 #[derive(Debug, Subcommand)]
 pub enum Scenario {
-    /// Throughput: from the bus through the queues to a handler that does nothing.
+    /// Measure throughput from the bus through the queues to a handler that does nothing.
     #[command(after_help = PIPELINE_EXAMPLES)]
     Pipeline {
-        /// What handles the events.
+        /// The handler of the events.
         #[arg(long, value_enum, default_value_t = Handled::Check)]
         handler: Handled,
-        /// How many bots the events are spread over; 50000 if left out, with rules 1000.
+        /// Number of bots that the events are spread over. Default: 50000; with rules 1000.
         #[arg(long, value_name = "N")]
         bots: Option<NonZeroU32>,
-        /// How many events.
+        /// Number of events.
         #[arg(long, value_name = "N", default_value = "500000")]
         events: NonZeroU32,
-        /// Size of an event on the bus; with rules about 200.
+        /// Size of an event on the bus. With rules: about 200.
         #[arg(long, value_name = "BYTES", default_value = "200")]
         bytes: NonZeroU32,
-        /// Most workers.
+        /// Maximum number of workers.
         #[arg(long, value_name = "N", default_value = "64")]
         workers: NonZeroU32,
-        /// Rules of a bot.
+        /// Number of rules per bot.
         #[arg(long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rules: u32,
         /// Share of the events that a rule matches.
         #[arg(long, value_name = "0..1", default_value = "0.05", value_parser = share)]
         matching: f64,
-        /// Where rules and profiles go, into a database that is dropped at the end. Without it, a
-        /// server is started: mongod, or the program that `FAIRLANE_MONGOD` names.
+        /// The MongoDB for rules and profiles, in a database that is dropped at the end. Default: a
+        /// server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
         #[arg(long, value_name = "URL")]
         mongodb: Option<String>,
-        /// Fail when an event is lost or handled out of order (both are always counted).
+        /// Fail if an event is lost or handled out of order. Both are always counted.
         #[arg(long)]
         verify: bool,
     },
-    /// What is answered in time when up to ten times the capacity is asked for.
+    /// Measure goodput and latency at up to ten times the capacity.
     #[command(after_help = OVERLOAD_EXAMPLES)]
     Overload {
-        /// What requests need.
+        /// The resource that requests need.
         #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
             default_values_t = [Workload::Cpu, Workload::Dependency, Workload::Reads])]
         workloads: Vec<Workload>,
-        /// Times the capacity that is asked for, in this order; half of it to ten times of it if left
-        /// out, of reads to three times.
+        /// Offered load as multiples of the capacity, in this order. Default: 0.5 to 10; for reads
+        /// 0.5 to 3.
         #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = load)]
         loads: Vec<f64>,
-        /// How long each load lasts.
+        /// Duration of each load.
         #[arg(long, value_name = "S", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=300))]
         seconds: u32,
-        /// How often it is all done; figures are medians.
+        /// Number of rounds. Figures are medians over the rounds.
         #[arg(long, value_name = "N", default_value = "3")]
         rounds: NonZeroU32,
-        /// Draw goodput and p99 over the load into this file, as SVG.
+        /// Write a chart of goodput and p99 over the load to this file, as SVG.
         #[arg(long, value_name = "FILE")]
         chart: Option<PathBuf>,
-        /// Where the views of `reads` go, into a database that is dropped at the end. Without it, a
-        /// server is started: mongod, or the program that `FAIRLANE_MONGOD` names.
+        /// The MongoDB for the views of `reads`, in a database that is dropped at the end. Default:
+        /// a server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
         #[arg(long, value_name = "URL")]
         mongodb: Option<String>,
         #[command(flatten)]
         deployment: Box<DeploymentArgs>,
     },
-    /// The server that `overload` asks.
+    /// The server that `overload` sends requests to. `overload` starts it itself.
     #[command(hide = true)]
     OverloadServer {
-        /// What requests need.
+        /// The resource that requests need.
         #[arg(long, value_enum)]
         workload: Workload,
-        /// What stands before it.
+        /// What protects the workload from overload.
         #[arg(long, value_enum)]
         protection: Protection,
         /// Rounds of the loop that a request needs the processor for.
         #[arg(long)]
         rounds: u64,
     },
-    /// From publishing to handling, at a steady rate.
+    /// Measure the time from publishing to handling, at a steady rate.
     #[command(after_help = LATENCY_EXAMPLES)]
     Latency {
-        /// How many bots the events are spread over.
+        /// Number of bots that the events are spread over.
         #[arg(long, value_name = "N", default_value = "10000")]
         bots: NonZeroU32,
         /// Events per second.
         #[arg(long, value_name = "EVENTS_PER_S", default_value = "5000")]
         rate: NonZeroU32,
-        /// How long.
+        /// Duration.
         #[arg(long, value_name = "S", default_value = "10")]
         seconds: NonZeroU32,
-        /// Most workers.
+        /// Maximum number of workers.
         #[arg(long, value_name = "N", default_value = "64")]
         workers: NonZeroU32,
-        /// Fail when an event is lost or handled out of order (both are always counted).
+        /// Fail if an event is lost or handled out of order. Both are always counted.
         #[arg(long)]
         verify: bool,
     },
-    /// Publishing over HTTP beside direct XADD.
+    /// Compare publishing over HTTP with direct XADD.
     #[command(after_help = HTTP_EXAMPLES)]
     Http {
-        /// How many events each way.
+        /// Number of events each way.
         #[arg(long, value_name = "N", default_value = "500000")]
         events: NonZeroU32,
-        /// Events of one request, up to 1000.
+        /// Events per request, up to 1000.
         #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         batch: u32,
         /// Size of an event.
         #[arg(long, value_name = "BYTES", default_value = "200", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         bytes: u32,
-        /// Connections each way.
+        /// Number of connections each way.
         #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         connections: u32,
     },
-    /// Reading totals and counting views over HTTP, at steady rates; then each ad is checked.
+    /// Measure reads of totals and writes of views over HTTP at steady rates, then check every ad.
     #[command(after_help = COUNTERS_EXAMPLES)]
     Counters(CountersArgs),
-    /// How late notifications are sent: over a time, all at once, beside hosts that are dead.
+    /// Measure how late notifications are sent: spread over time, all due together, and beside dead
+    /// hosts.
     #[command(after_help = NOTIFICATIONS_EXAMPLES)]
     Notifications {
-        /// How many notifications each time.
+        /// Number of notifications in each part.
         #[arg(long, value_name = "N", default_value = "10000")]
         notifications: NonZeroU32,
         /// They fall due evenly over this time.
         #[arg(long, value_name = "S", default_value = "60")]
         seconds: NonZeroU32,
-        /// How many bots they are spread over.
+        /// Number of bots that they are spread over.
         #[arg(long, value_name = "N", default_value = "100")]
         bots: NonZeroU32,
-        /// So many more are scheduled for tomorrow.
+        /// Number of further notifications, due tomorrow.
         #[arg(long, value_name = "N", default_value = "0")]
         idle: u32,
-        /// So many more are for a host that is dead, all of one bot, in a third part.
+        /// Number of further notifications of one bot to a dead host, in a third part.
         #[arg(long, value_name = "N", default_value = "0")]
         dead: u32,
-        /// So many hosts of that part never answer; each has a hundred notifications.
+        /// Number of hosts in that part that never answer. Each has a hundred notifications.
         #[arg(long, value_name = "N", default_value = "0")]
         hanging: u32,
     },
-    /// What quiet bots notice of busy ones.
+    /// Measure how much busy bots delay quiet bots.
     #[command(after_help = FAIRNESS_EXAMPLES)]
     Fairness {
-        /// How long the quiet bots are watched beside the backlog, at most.
+        /// Maximum time that the quiet bots are measured beside the backlog.
         #[arg(long, value_name = "S", default_value = "20")]
         seconds: NonZeroU32,
-        /// Bots with a backlog; one more has weight 3.
+        /// Number of bots with a backlog. One more has weight 3.
         #[arg(long, value_name = "N", default_value = "20")]
         busy: NonZeroU32,
-        /// Events of each of them.
+        /// Number of events of each of them.
         #[arg(long, value_name = "N", default_value = "5000")]
         backlog: NonZeroU32,
-        /// Quiet bots.
+        /// Number of quiet bots.
         #[arg(long, value_name = "N", default_value = "500")]
         quiet: NonZeroU32,
         /// Events per second of all quiet bots together.
         #[arg(long, value_name = "EVENTS_PER_S", default_value = "100")]
         rate: NonZeroU32,
-        /// Consumers in all, in two instances; the handler takes 3 ms an event.
+        /// Number of workers in two instances together. The handler takes 3 ms per event.
         #[arg(long, value_name = "N", default_value = "8")]
         consumers: NonZeroU32,
-        /// Events of one more, enormous bot; 0: none.
+        /// Number of events of one more, very large bot; 0: none.
         #[arg(long, value_name = "N", default_value = "1000000")]
         giant: u32,
     },
 }
 
-/// What handles the events of `fairlane bench pipeline`.
+/// The handler of the events of `fairlane bench pipeline`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Handled {
-    /// Only checks their order.
+    /// A handler that only checks the order.
     Check,
-    /// Rules of their bots, in MongoDB.
+    /// The rules of the bots, in MongoDB.
     Automation,
 }
 
@@ -271,32 +273,32 @@ pub struct CountersArgs {
     /// Views per second; 0: none.
     #[arg(long, value_name = "VIEWS_PER_S", default_value = "450")]
     views: u32,
-    /// How many ads there are.
+    /// Number of ads.
     #[arg(long, value_name = "N", default_value = "100000")]
     ads: NonZeroU32,
-    /// How many bots the ads are spread over.
+    /// Number of bots that the ads are spread over.
     #[arg(long, value_name = "N", default_value = "100")]
     bots: NonZeroU32,
-    /// Ads of one read, up to 1000.
+    /// Ads per read, up to 1000.
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     per_read: u32,
-    /// Share of them that is cached; the others are in MongoDB only, or unknown.
+    /// Share of the ads that is cached. The others are only in MongoDB, or unknown.
     #[arg(long, value_name = "0..1", default_value = "0.95", value_parser = share)]
     cached: f64,
-    /// How long.
+    /// Duration.
     #[arg(long, value_name = "S", default_value = "60")]
     seconds: NonZeroU32,
-    /// Connections; each has one request at a time.
+    /// Number of connections. Each has one request in flight.
     #[arg(long, value_name = "N", default_value = "128", value_parser = clap::value_parser!(u32).range(1..=4_000))]
     connections: u32,
-    /// Where the documents go, into a database that is dropped at the end. Without it, a server is
-    /// started: mongod, or the program that `FAIRLANE_MONGOD` names.
+    /// The MongoDB for the documents, in a database that is dropped at the end. Default: a server
+    /// that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
     #[arg(long, value_name = "URL")]
     mongodb: Option<String>,
-    /// Search the highest rate of reads at which 99 % are answered within 5 ms.
+    /// Search for the highest rate of reads at which 99 % are answered within 5 ms.
     #[arg(long)]
     saturate: bool,
-    /// Fail when an ad does not have all its views (it is always checked).
+    /// Fail if an ad does not have exactly its views. This is always checked.
     #[arg(long)]
     verify: bool,
 }
@@ -328,21 +330,21 @@ fn choice(url: Option<&str>) -> Result<mongo::Choice, CliError> {
     })
 }
 
-/// How many times the capacity is asked for.
+/// Parses a multiple of the capacity.
 fn load(text: &str) -> Result<f64, String> {
     let load = text.parse::<f64>().ok().filter(|load| (0.1..=20.0).contains(load));
     load.ok_or_else(|| "write numbers from 0.1 to 20, such as 0.5,1,10".to_owned())
 }
 
-/// A deployment of the user's own.
+/// The arguments for a bench of the user's own deployment.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Your own deployment")]
 pub struct DeploymentArgs {
-    /// Ask this process instead of servers that are started for it.
+    /// Send requests to this process instead of to servers that the bench starts.
     #[arg(long, value_name = "http://HOST:PORT", value_parser = site, requires = "route",
         conflicts_with_all = ["workloads", "loads", "rounds", "chart", "mongodb"])]
     pub url: Option<reqwest::Url>,
-    /// A class, a method, a path and a body in JSON: 'p1 GET /v1/pipelines'.
+    /// A class, a method, a path and optionally a JSON body: 'p1 GET /v1/pipelines'.
     #[arg(long, value_name = "ROUTE", requires = "url")]
     pub route: Vec<Route>,
     /// Requests per second of all routes together, in this order.
@@ -350,32 +352,34 @@ pub struct DeploymentArgs {
         default_values_t = [50, 100, 200, 400],
         value_parser = clap::value_parser!(u32).range(1..=i64::from(deployment::RATE_MAX)))]
     pub rates: Vec<u32>,
-    /// What callers give each request, ms.
+    /// Deadline of each request, ms.
     #[arg(long, value_name = "MS", default_value = "1000", requires = "url",
         value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub deadline: u32,
-    /// Connections, at most; as many for each class.
+    /// Maximum number of connections for each class.
     #[arg(long, value_name = "N", default_value = "200", requires = "url",
         value_parser = clap::value_parser!(u32).range(1..=2_000))]
     pub connections: u32,
-    /// The file of a token that each request carries.
+    /// File with a token that each request carries.
     #[arg(long, value_name = "FILE", requires = "url")]
     pub token_file: Option<PathBuf>,
-    /// The process is on another machine.
+    /// Allow a process on another machine.
     #[arg(long, requires = "url")]
     pub remote: bool,
 }
 
-/// `http://HOST:PORT`, and nothing behind it.
+/// Parses `http://HOST:PORT`, without a path.
 fn site(text: &str) -> Result<reqwest::Url, String> {
     let example = "write http://HOST:PORT, such as http://127.0.0.1:8080";
     let url: reqwest::Url = text.parse().map_err(|error| format!("{error}; {example}"))?;
     if url.scheme() != "http" {
-        return Err(format!("only http is spoken; name the process behind the proxy: {example}"));
+        return Err(format!(
+            "the scheme must be http; name the process behind the proxy: {example}"
+        ));
     }
     let is_bare = matches!(url.path(), "" | "/") && url.query().is_none();
     if !is_bare || !url.username().is_empty() || url.password().is_some() {
-        return Err(format!("there is more than a host and a port; {example}"));
+        return Err(format!("the address must be a host and a port only; {example}"));
     }
     Ok(url)
 }
@@ -385,12 +389,12 @@ fn share(text: &str) -> Result<f64, &'static str> {
     share.ok_or("write a number from 0 to 1")
 }
 
-/// Measures.
+/// Runs a scenario and prints its report.
 #[expect(clippy::too_many_lines, reason = "from the arguments of each scenario to its options")]
 pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
     let size = |number: NonZeroU32| usize::try_from(number.get()).unwrap_or(usize::MAX);
     if let Scenario::OverloadServer { workload, protection, rounds } = args.scenario {
-        // It has a runtime of its own, on a thread that is in none.
+        // The bench needs a runtime of its own, on a thread that is in none.
         let serving =
             std::thread::spawn(move || overload::server::serve(workload, protection, rounds));
         let ended = tokio::task::spawn_blocking(|| serving.join()).await;
@@ -521,7 +525,7 @@ pub(super) async fn bench(args: BenchArgs) -> Result<(), CliError> {
     }
 }
 
-/// With `--verify`, a fault is a failure.
+/// With `--verify`, a lost or reordered event fails the command.
 fn faultless(verify: bool, lost: u64, reordered: u64) -> Result<(), CliError> {
     if verify && lost + reordered > 0 {
         return Err(CliError::Faults { lost, reordered });
@@ -529,7 +533,7 @@ fn faultless(verify: bool, lost: u64, reordered: u64) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Says what the figures alone do not.
+/// Warns if the clients were too slow to measure with.
 fn judge(counters: &CountersArgs, report: &counters::Report) -> Result<(), CliError> {
     let late = report.answered.late_p99_ms;
     if late > LATE_MS {
@@ -543,12 +547,12 @@ fn judge(counters: &CountersArgs, report: &counters::Report) -> Result<(), CliEr
     Ok(())
 }
 
-/// The report's fields, one a line, or as JSON.
+/// Prints the fields of the report, one per line, or as JSON.
 fn print(json: bool, report: &impl Serialize) -> Result<(), CliError> {
     let report = serde_json::to_value(report).map_err(CliError::Json)?;
     Output::new(json).show(&report, |report| {
         let fields = report.as_object().into_iter().flatten();
-        // Lists are for JSON.
+        // Lists are shown only in JSON.
         let fields = fields.filter(|(_, value)| !value.is_array());
         let width = fields.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
         let line = |(name, value): (&String, &Value)| {
@@ -565,7 +569,7 @@ fn print(json: bool, report: &impl Serialize) -> Result<(), CliError> {
     })
 }
 
-/// Asks a deployment, after what its user has to know was said.
+/// Warns the user about real requests, then measures a deployment.
 async fn ask_deployment(
     url: reqwest::Url,
     args: DeploymentArgs,
@@ -584,7 +588,7 @@ async fn ask_deployment(
     }
     let token = token_file.map(|path| token_of(&path)).transpose()?;
     eprintln!(
-        "note: {url} is asked up to {} requests a second for {} s in all; the requests are real, and other callers may be refused meanwhile",
+        "note: {url} receives up to {} requests a second for {} s in all; the requests are real, and other clients may be refused meanwhile",
         rates.iter().max().copied().unwrap_or_default(),
         seconds_in_all,
     );
@@ -654,7 +658,7 @@ fn print_deployment(json: bool, report: &deployment::Report) -> Result<(), CliEr
     Ok(())
 }
 
-/// A table per workload: the figures, and the curve.
+/// A table per workload, and its curve.
 fn print_overload(json: bool, report: &overload::Report) -> Result<(), CliError> {
     let value = serde_json::to_value(report).map_err(CliError::Json)?;
     Output::new(json).show(&value, |_| {
@@ -706,7 +710,7 @@ fn print_overload(json: bool, report: &overload::Report) -> Result<(), CliError>
     let away = worst(|figures| figures.away);
     if away > overload::AWAY_MAX {
         eprintln!(
-            "note: in five tries of one run the machine took the server's processor away for {:.1} % of the time or more; its figures say nothing, run it again on a machine with less to do",
+            "note: in five tries of one run the machine withheld the processor from the server for {:.1} % of the time or more; its figures say nothing, run it again on a machine with less to do",
             away * 100.0
         );
     }
@@ -726,7 +730,7 @@ fn print_overload(json: bool, report: &overload::Report) -> Result<(), CliError>
     Ok(())
 }
 
-/// Says on a terminal what is being done.
+/// Shows the current step on a terminal.
 struct Progress(ProgressBar);
 
 impl Progress {

@@ -19,11 +19,11 @@ Examples:
   fairlane bots set shop-7 --weight 3
   fairlane bots pause shop-7
 
---pipeline can be left out where there is only one. A bot whose name begins with '-' comes after
+--pipeline may be omitted if only one pipeline exists. Write a bot whose name starts with '-' after
 '--': fairlane bots show -- -7";
 const LIST_EXAMPLES: &str = "\
 Examples:
-  fairlane bots list                             the fullest queues of all pipelines
+  fairlane bots list                             the longest queues of all pipelines
   fairlane bots list --sort age --limit 10
   fairlane bots list --pipeline billing --json";
 const SHOW_EXAMPLES: &str = "\
@@ -32,27 +32,27 @@ Examples:
   fairlane bots show shop-7 --pipeline billing --limit 50";
 const SET_EXAMPLES: &str = "\
 Examples:
-  fairlane bots set shop-7 --weight 3     three times the service of others
-  fairlane bots set shop-7 --weight 1     like the others again";
+  fairlane bots set shop-7 --weight 3     three times the share of a bot with weight 1
+  fairlane bots set shop-7 --weight 1     back to the default";
 const PAUSE_EXAMPLES: &str = "\
 Examples:
-  fairlane bots pause shop-7     a running slice ends normally; events go on being queued";
+  fairlane bots pause shop-7     a running slice ends normally; new events are still queued";
 const RESUME_EXAMPLES: &str = "\
 Examples:
   fairlane bots resume shop-7";
 const RELEASE_EXAMPLES: &str = "\
 Examples:
-  fairlane bots release shop-7     take it from a worker that hangs, or end its backoff";
+  fairlane bots release shop-7     take it from a worker that hangs, or retry immediately";
 const PURGE_EXAMPLES: &str = "\
 Examples:
-  fairlane bots purge shop-7           asks first; its delayed events and dead letters stay
-  fairlane bots purge shop-7 --yes     for scripts: asks nothing";
+  fairlane bots purge shop-7           asks first; keeps delayed events and dead letters
+  fairlane bots purge shop-7 --yes     for scripts: does not ask";
 
 /// Arguments of `fairlane bots`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct BotsArgs {
-    /// The pipeline; needed where there are several, except to list.
+    /// The pipeline. Required if there are several, except for list.
     #[arg(long, short, global = true, value_name = "P")]
     pipeline: Option<PipelineName>,
     /// Print JSON instead of text.
@@ -64,13 +64,13 @@ pub(super) struct BotsArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show the bots that have something queued, or are paused.
+    /// List the bots with queued events and the paused bots.
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// Which come first.
+        /// The order of the list.
         #[arg(long, value_enum, default_value_t)]
         sort: Sort,
-        /// At most so many.
+        /// Maximum number of bots.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         limit: u32,
     },
@@ -79,32 +79,32 @@ enum Action {
     Show {
         /// The bot.
         bot: BotId,
-        /// At most so many events.
+        /// Maximum number of events.
         #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=10_000))]
         limit: u32,
     },
-    /// Set how much of the service a bot gets.
+    /// Set the weight of a bot: its share of the service.
     #[command(after_help = SET_EXAMPLES)]
     Set {
         /// The bot.
         bot: BotId,
-        /// Relative to 1, which all bots have at first.
+        /// Relative to 1, the default weight of every bot.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         weight: u32,
     },
-    /// Stop handing out a bot.
+    /// Pause a bot: stop handing out its events.
     #[command(after_help = PAUSE_EXAMPLES)]
     Pause {
         /// The bot.
         bot: BotId,
     },
-    /// Undo `pause`.
+    /// Resume a paused bot.
     #[command(after_help = RESUME_EXAMPLES)]
     Resume {
         /// The bot.
         bot: BotId,
     },
-    /// Break the lease of a bot, or end its park: its events are handed out again.
+    /// Break the lease of a bot, or end its backoff: workers get its events again.
     #[command(after_help = RELEASE_EXAMPLES)]
     Release {
         /// The bot.
@@ -115,7 +115,7 @@ enum Action {
     Purge {
         /// The bot.
         bot: BotId,
-        /// Do not ask.
+        /// Do not ask for a confirmation.
         #[arg(long)]
         yes: bool,
     },
@@ -123,10 +123,10 @@ enum Action {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Sort {
-    /// The fullest queues.
+    /// The longest queues first.
     #[default]
     Depth,
-    /// The queues whose first event is oldest.
+    /// The queues with the oldest first event first.
     Age,
 }
 
@@ -157,7 +157,7 @@ struct Shown {
     next: Vec<QueuedEvent>,
 }
 
-/// What an action did. What does not apply is left out.
+/// The result of an action. Fields that do not apply are omitted.
 #[derive(Debug, Serialize)]
 struct Done<'a> {
     pipeline: &'a PipelineName,
@@ -170,7 +170,7 @@ struct Done<'a> {
     events: Option<u64>,
 }
 
-/// Looks at bots and changes them.
+/// Inspects and changes bots.
 pub(super) async fn bots(config: Config, args: BotsArgs) -> Result<(), CliError> {
     let output = Output::new(args.json);
     let wanted = args.pipeline.as_ref();
@@ -214,11 +214,7 @@ async fn list(
                 number(view.weight.into()),
             ]);
         }
-        if table.is_empty() {
-            "no bot has anything queued".to_owned()
-        } else {
-            output.table(&table)
-        }
+        if table.is_empty() { "no bot has queued events".to_owned() } else { output.table(&table) }
     })
 }
 
@@ -238,7 +234,7 @@ async fn show(
     output.show(&Shown { pipeline, view, last_failure, dead_letters, next }, |shown| {
         let Shown { pipeline, view, last_failure, dead_letters, next } = shown;
         let until = view.until_ms.map_or_else(String::new, |until| {
-            format!(", for {} more", duration(until.saturating_sub(millis(now))))
+            format!(", {} left", duration(until.saturating_sub(millis(now))))
         });
         let mut text = format!(
             "{} in pipeline {pipeline}\nstate     {}{until}\ndepth     {}\noldest    {}\nfence     {}\nattempts  {}\nweight    {}",
@@ -270,7 +266,7 @@ async fn show(
     })
 }
 
-/// The dead letters of a bot, in lines.
+/// The dead letters of a bot, as lines.
 fn dead_text(dead: &DeadOfBot, pipeline: &PipelineName, bot: &BotId, now_ms: u64) -> String {
     let DeadOfBot { count: found, at_least, newest } = dead;
     let mut text = match (*found, at_least) {

@@ -1,8 +1,8 @@
-//! `fairlane check`: asks everything that Fairlane needs, and says what each answer means.
+//! `fairlane check`: probes everything that Fairlane needs, and explains each result.
 //!
-//! Every probe runs, whatever the others find; those that do not depend on each other run at the
-//! same time, and each is bounded by seconds, the audit aside. Nothing is changed, but by the audit:
-//! what rights are tried on is removed again.
+//! Every probe runs, even if others fail. Independent probes run concurrently, and each has a
+//! timeout of seconds, except the audit. Only the audit changes data; keys and documents written to
+//! test rights are removed again.
 
 mod audit;
 mod bus;
@@ -26,11 +26,11 @@ use super::output::{Output, Table, Tone, count, duration, plain};
 use crate::clock::millis;
 use crate::config::{Config, ConfigError};
 
-/// A probe waits this long for one answer.
+/// Timeout of one answer to a probe.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Clocks may differ by this much.
+/// Maximum difference between two clocks.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(1);
-/// How often the progress line moves.
+/// Interval of the progress line.
 const TICK: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
@@ -40,8 +40,8 @@ Examples:
   fairlane check --audit
   fairlane check --json | jq '.[] | select(.state != \"ok\")'
 
-Exit codes: 0 nothing failed, 1 something failed, 64 the configuration is wrong, 69 something that
-is needed does not answer. Warnings do not fail.";
+Exit codes: 0 no check failed, 1 a check failed, 64 the configuration is wrong, 69 a needed
+service is unavailable. Warnings do not change the exit code.";
 
 /// Arguments of `fairlane check`.
 #[derive(Debug, Args)]
@@ -50,8 +50,8 @@ pub(super) struct CheckArgs {
     /// Print a JSON list instead of a table.
     #[arg(long)]
     json: bool,
-    /// Look at every notification too, and schedule again what is in no structure; compare the depth
-    /// of every shard with its queues, and set it right.
+    /// Also check every notification, and reschedule those that are in no structure; compare the
+    /// depth of every shard with its queues, and correct it.
     #[arg(long)]
     audit: bool,
 }
@@ -64,21 +64,21 @@ enum State {
     Fail,
 }
 
-/// What one check found.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
     state: State,
-    /// What was looked at.
+    /// The subject of the check.
     check: String,
-    /// What it is.
+    /// What the check found.
     found: String,
-    /// Why that matters; with every warning and failure.
+    /// Why the finding matters. Set for every warning and failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    /// What helps; with every warning and failure.
+    /// The remedy. Set for every warning and failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
-    /// What scripts are told when it failed.
+    /// The exit code of a failure.
     #[serde(skip)]
     exit: Exit,
 }
@@ -113,7 +113,7 @@ impl Finding {
     }
 }
 
-/// Checks everything that can be checked, also after something failed.
+/// Runs all checks, even after a failure.
 pub(super) async fn check(
     config: Result<Config, ConfigError>,
     args: &CheckArgs,
@@ -149,7 +149,7 @@ async fn examine(config: &Config, audits: bool) -> Vec<Finding> {
     found.into_iter().flatten().collect()
 }
 
-/// What is still being waited for, on a terminal only.
+/// Shows the pending checks, on a terminal only.
 struct Progress(ProgressBar, RefCell<Vec<&'static str>>);
 
 impl Progress {
@@ -216,7 +216,7 @@ fn look(state: State) -> (Tone, &'static str) {
     }
 }
 
-/// A clock that is `difference` off ours.
+/// Judges a clock that differs from ours by `difference`.
 fn clock(check: impl Into<String>, difference: Duration, whose: impl fmt::Display) -> Finding {
     let found = format!("differs from ours by {}", duration(millis(difference)));
     if difference <= CLOCK_TOLERANCE {

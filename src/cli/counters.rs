@@ -1,7 +1,8 @@
 //! `fairlane counters`.
 //!
-//! An import reads its file twice: the first time every line is checked, and the file named by what
-//! it holds; the second time its lines are sent, from behind the last one that was taken before.
+//! An import reads its file twice. The first pass checks every line and derives the key of the
+//! import from the content. The second pass sends the lines, starting after the last line that an
+//! earlier call imported.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -23,13 +24,13 @@ use crate::counters::view::{self, Line};
 use crate::id::{BotId, PipelineName};
 use crate::queue::Queue;
 
-/// Lines of one step.
+/// Maximum number of lines of one step.
 const LINES: u64 = 1_000;
-/// A step that has this many bytes takes no further line. No line may have more.
+/// Bytes after which a step takes no further line; also the maximum length of a line.
 const BYTES: usize = 1 << 20;
-/// Bad lines that are shown; the others are only counted.
+/// Maximum number of bad lines to show; further ones are only counted.
 const SHOWN_MAX: u64 = 20;
-/// Between two tries while there is no room.
+/// Pause before another try while Fairlane has no room for the import.
 const AGAIN: Duration = Duration::from_millis(250);
 
 const EXAMPLES: &str = "\
@@ -39,11 +40,11 @@ const IMPORT_EXAMPLES: &str = r#"Examples:
   fairlane counters import history.ndjson --bot shop-7
   fairlane counters import history.ndjson --bot shop-7 --key moved-in-2026 --json
 
-A line replaces all that was counted of its ad:
+A line replaces all views counted for its ad:
   {"ad":"ad-1","total":1200,"days":{"2026-11-01":3,"2026-11-02":5}}
 
-All lines are checked first: a file with a bad line is not imported at all. What broke off goes on
-where it ended when it is called again; what was imported is not imported again for 7 days."#;
+All lines are checked first: a file with a bad line is not imported at all. To continue after
+a failure, run the command again: imported lines are skipped for 7 days."#;
 
 /// Arguments of `fairlane counters`.
 #[derive(Debug, Args)]
@@ -55,7 +56,7 @@ pub(super) struct CountersArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Import totals and days that were kept elsewhere, one ad per line of JSON.
+    /// Import totals and days from another system: one ad per line, in JSON.
     #[command(after_help = IMPORT_EXAMPLES)]
     Import(ImportArgs),
 }
@@ -64,10 +65,10 @@ enum Action {
 struct ImportArgs {
     /// The file, one ad per line.
     file: PathBuf,
-    /// Whose ads.
+    /// The bot of the ads.
     #[arg(long)]
     bot: BotId,
-    /// Names the import; by default what the file holds does.
+    /// The key of the import. Default: derived from the content of the file.
     #[arg(long, value_parser = key)]
     key: Option<String>,
     /// Print one JSON object instead of a sentence.
@@ -115,15 +116,15 @@ pub(super) async fn counters(config: Config, args: CountersArgs) -> Result<(), C
     })
 }
 
-/// What a file has.
+/// The first pass over a file.
 #[derive(Debug, Default)]
 struct Size {
     bytes: u64,
-    /// Lines that cannot be used.
+    /// Number of unusable lines.
     bad: u64,
 }
 
-/// Checks every line, and names the file by what it holds.
+/// Checks every line, and derives the key from the content.
 fn check(path: &Path, name: &str) -> io::Result<(Size, String)> {
     let (mut size, mut hash) = (Size::default(), Sha256::new());
     let mut steps = Steps::open(path)?;
@@ -143,14 +144,14 @@ fn check(path: &Path, name: &str) -> io::Result<(Size, String)> {
     }
     let mut key = "sha256:".to_owned();
     for byte in hash.finalize() {
-        // A text takes everything.
+        // Writing to a `String` cannot fail.
         let _ = write!(key, "{byte:02x}");
     }
     Ok((size, key))
 }
 
 fn bar(bytes: u64) -> ProgressBar {
-    // Shows nothing where standard error is no terminal.
+    // Shows nothing if standard error is not a terminal.
     let bar = ProgressBar::new(bytes);
     let template = "{bar:30} {percent:>3}%  {msg}  {eta} left";
     bar.set_style(ProgressStyle::with_template(template).expect("the template is constant"));
@@ -183,7 +184,7 @@ impl Job<'_> {
         Ok(summary)
     }
 
-    /// Has all of these lines taken; waits where there is no room.
+    /// Sends these lines until all are accepted; waits while Fairlane has no room.
     async fn send(&self, mut lines: &[Line], summary: &mut Summary) -> Result<(), CliError> {
         let mut told = false;
         while !lines.is_empty() {
@@ -212,12 +213,13 @@ impl Job<'_> {
     }
 }
 
-/// Lines that follow each other, and what precedes them.
+/// Consecutive lines, and the number of lines before them.
 #[derive(Debug)]
 struct Step {
     text: Vec<u8>,
     first: u64,
-    /// The line that is too long, if one is: it ends the step and is not in it as a whole.
+    /// The number of a line that is too long, if there is one. It ends the step and is only partly
+    /// read.
     too_long: Option<u64>,
 }
 
@@ -232,10 +234,10 @@ impl Step {
     }
 }
 
-/// Cuts a file into steps, each of which has a line that is not empty, except for the last.
+/// Cuts a file into steps. Every step but the last has at least one line that is not empty.
 struct Steps {
     input: BufReader<File>,
-    /// Lines read so far.
+    /// Number of lines read so far.
     lines: u64,
 }
 
@@ -243,7 +245,7 @@ impl Steps {
     fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         if !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is no file, and an import is read twice"));
+            return Err(io::Error::other("not a regular file; an import reads its file twice"));
         }
         Ok(Self { input: BufReader::with_capacity(256 << 10, file), lines: 0 })
     }
@@ -268,7 +270,7 @@ impl Steps {
         Ok((!text.is_empty()).then_some(Step { text, first, too_long }))
     }
 
-    /// Reads over what is left of a line.
+    /// Skips the rest of a line.
     fn skip_line(&mut self) -> io::Result<()> {
         loop {
             let chunk = self.input.fill_buf()?;

@@ -20,7 +20,7 @@ Examples:
   fairlane dead redrive --bot shop-7
   fairlane dead drop --all --yes
 
---pipeline can be left out where there is only one.";
+--pipeline may be omitted if only one pipeline exists.";
 const LIST_EXAMPLES: &str = "\
 Examples:
   fairlane dead list                          the newest of all pipelines
@@ -35,18 +35,18 @@ Examples:
   fairlane dead redrive 3.1763640000000-0   one, back to its place in the order
   fairlane dead redrive --bot shop-7        all of that bot; asks first
   fairlane dead redrive --all               all of the pipeline; asks first
-  fairlane dead redrive --all --yes         for scripts: asks nothing";
+  fairlane dead redrive --all --yes         for scripts: does not ask";
 const DROP_EXAMPLES: &str = "\
 Examples:
   fairlane dead drop 3.1763640000000-0
   fairlane dead drop --bot shop-7           all of that bot; asks first
-  fairlane dead drop --all --yes            all of the pipeline; for scripts: asks nothing";
+  fairlane dead drop --all --yes            all of the pipeline; for scripts: does not ask";
 
 /// Arguments of `fairlane dead`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DeadArgs {
-    /// The pipeline; needed where there are several, except to list.
+    /// The pipeline. Required if there are several, except for list.
     #[arg(long, short, global = true, value_name = "P")]
     pipeline: Option<PipelineName>,
     /// Print JSON instead of text.
@@ -58,52 +58,52 @@ pub(super) struct DeadArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show dead letters, the newest first.
+    /// List dead letters, newest first.
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// Only those of this bot.
+        /// Only dead letters of this bot.
         #[arg(long)]
         bot: Option<BotId>,
-        /// At most so many.
+        /// Maximum number of dead letters.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         limit: u32,
     },
     /// Show one dead letter with its event.
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// The id of the letter.
+        /// The id of the dead letter.
         id: LetterId,
     },
-    /// Put dead letters back to be handled again, each at its place in the order of its bot.
+    /// Redrive dead letters: queue them again, each at its place in the order of its bot.
     #[command(after_help = REDRIVE_EXAMPLES)]
     Redrive {
         #[command(flatten)]
         which: Which,
-        /// Do not ask before those of a bot or of a whole pipeline are put back.
+        /// Do not ask for a confirmation if all letters of a bot or pipeline are meant.
         #[arg(long)]
         yes: bool,
     },
-    /// Delete dead letters.
+    /// Drop (delete) dead letters.
     #[command(after_help = DROP_EXAMPLES)]
     Drop {
         #[command(flatten)]
         which: Which,
-        /// Do not ask before those of a bot or of a whole pipeline are deleted.
+        /// Do not ask for a confirmation if all letters of a bot or pipeline are meant.
         #[arg(long)]
         yes: bool,
     },
 }
 
-/// One by its id, or all of a bot, or all of the pipeline.
+/// One letter by its id, all letters of a bot, or all letters of the pipeline.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Which {
-    /// The id of the letter.
+    /// The id of the dead letter.
     id: Option<LetterId>,
-    /// All of this bot.
+    /// All dead letters of this bot.
     #[arg(long)]
     bot: Option<BotId>,
-    /// All of the pipeline.
+    /// All dead letters of the pipeline.
     #[arg(long)]
     all: bool,
 }
@@ -121,7 +121,7 @@ struct Counted {
     letters: u64,
 }
 
-/// Looks at dead letters, puts them back and drops them.
+/// Inspects, redrives and drops dead letters.
 pub(super) async fn dead(config: Config, args: DeadArgs) -> Result<(), CliError> {
     let output = Output::new(args.json);
     let wanted = args.pipeline.as_ref();

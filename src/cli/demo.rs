@@ -17,13 +17,13 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct DemoArgs {
-    /// How many bots have traffic.
+    /// Number of bots with traffic.
     #[arg(long, value_name = "N", default_value = "5000")]
     pub bots: NonZeroU32,
     /// Events published per second.
     #[arg(long, value_name = "EVENTS_PER_S", default_value = "5000")]
     pub rate: NonZeroU32,
-    /// How long.
+    /// Duration.
     #[arg(long, value_name = "S", default_value = "20")]
     pub seconds: NonZeroU32,
 }
@@ -54,7 +54,7 @@ pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
     };
     let show = |look: &Look| {
         let text = demo::draw(look);
-        // Off a terminal, figures follow each other: one look in ten is enough.
+        // Without a terminal, figures are not overwritten: print one look in ten.
         if terminal {
             say(&format!("{}{}", up(drawn), text.trim_end()));
             drawn = text.lines().count();
@@ -83,11 +83,11 @@ fn up(lines: usize) -> String {
 fn in_words(summary: &Summary) -> String {
     let Summary { sent, handled, retried, lost, reordered, seconds, .. } = summary;
     format!(
-        "{handled} of {sent} events handled in {seconds:.1} s. {retried} slices failed and were tried again.\n\
+        "{handled} of {sent} events handled in {seconds:.1} s. {retried} slices failed and were retried.\n\
          Lost: {lost}. Handled out of order: {reordered}.\n\
          Half of the quiet bots' events were handled within {:.1} ms, 99 of 100 within {:.1} ms\n\
-         (one that fails comes back after 50 ms). The campaigns' took {:.1} ms and {:.1} ms: they\n\
-         waited for themselves, nobody else did.",
+         (one that fails comes back after 50 ms). The campaigns' took {:.1} ms and {:.1} ms:\n\
+         a campaign delays only its own bot.",
         summary.quiet_p50_ms, summary.quiet_p99_ms, summary.busy_p50_ms, summary.busy_p99_ms
     )
 }

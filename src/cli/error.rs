@@ -1,4 +1,4 @@
-//! What a command can fail with, and the exit code that says so to scripts.
+//! The errors of a command, and the exit codes that scripts read.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,38 +17,38 @@ use crate::telemetry::TelemetryError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Exit {
-    /// All is good.
+    /// Success.
     Good = 0,
     /// The command failed.
     Failed = 1,
     /// The command line or the configuration is wrong.
     Usage = 64,
-    /// A service that is needed does not answer.
+    /// A service that Fairlane needs is unavailable.
     Unavailable = 69,
 }
 
-/// Why a command failed. The text is complete: what is wrong and what helps.
+/// Why a command failed. Each text is complete: it names the problem and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// The configuration.
+    /// The configuration cannot be loaded.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Logging.
+    /// Logging cannot be set up.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
-    /// The chart of a bench.
+    /// The chart of a bench cannot be written.
     #[error("cannot write the chart to {}: {source}", path.display())]
     WriteChart {
-        /// Where to.
+        /// The path of the chart.
         path: PathBuf,
-        /// Why.
+        /// The error of the write.
         #[source]
         source: io::Error,
     },
-    /// The server of a bench.
+    /// The server of a bench panicked.
     #[error("the server of the bench ended with a panic, see above")]
     BenchServer,
-    /// The private Redis.
+    /// The private Redis cannot be started or stopped.
     #[error(transparent)]
     Private(#[from] PrivateRedisError),
     /// Redis cannot be reached.
@@ -57,53 +57,53 @@ pub enum CliError {
     /// Redis has no memory left.
     #[error("{0}; raise its maxmemory, or let `fairlane serve` drain the queues")]
     Full(#[source] StoreError),
-    /// Redis did not do what it was asked.
+    /// Redis refused or failed a command.
     #[error(transparent)]
     Store(StoreError),
-    /// The client cannot use the address.
+    /// The Redis client cannot use the address.
     #[error("redis.url is not usable; write redis://[USER:PASSWORD@]HOST[:PORT][/DB]")]
     Address,
-    /// The data has another number of shards.
+    /// The data in Redis was created with another number of shards.
     #[error(
         "redis.shards is {configured}, but the data in this Redis was created with {stored} shards, which cannot be changed; set redis.shards = {stored}"
     )]
     Shards {
-        /// What the configuration says.
+        /// The number in the configuration.
         configured: u16,
-        /// What the data was created with.
+        /// The number in Redis.
         stored: u16,
     },
-    /// Nobody has heard of that pipeline.
+    /// The pipeline is neither in the configuration nor in Redis.
     #[error(
         "there is no pipeline {name:?}, neither in the configuration nor in Redis; {}",
         known_text(known)
     )]
     UnknownPipeline {
-        /// What was asked for.
+        /// The requested name.
         name: PipelineName,
-        /// What there is.
+        /// The known pipelines.
         known: Vec<PipelineName>,
     },
-    /// More than one pipeline could be meant.
+    /// `--pipeline` is missing, and there are several pipelines.
     #[error("there are several pipelines; say which with --pipeline: {}", list(known))]
     WhichPipeline {
-        /// What there is.
+        /// The known pipelines.
         known: Vec<PipelineName>,
     },
-    /// There is no pipeline at all.
+    /// No pipeline exists.
     #[error(
         "there is no pipeline yet; add a section [pipelines.NAME] to the configuration (`fairlane config` prints one)"
     )]
     NoPipeline,
-    /// A pipeline that runs is not dropped.
+    /// An enabled pipeline cannot be dropped.
     #[error(
         "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and restart every `fairlane serve`, then drop it"
     )]
     StillEnabled(PipelineName),
-    /// The receiver cannot go on.
+    /// The receiver cannot accept connections.
     #[error("the receiver cannot accept any more: {0}")]
     Receiver(#[source] io::Error),
-    /// There is no secret.
+    /// `callbacks.secrets` is empty.
     #[error(
         "callbacks.secrets is empty, so calls are not signed; add one: `echo whsec_$(openssl rand -base64 32)`"
     )]
@@ -111,149 +111,149 @@ pub enum CliError {
     /// These events are not deleted.
     #[error(transparent)]
     Purge(#[from] Protected),
-    /// Nobody said yes.
+    /// The command needs a confirmation and got none.
     #[error("nothing was done: {0} needs a confirmation; answer y on a terminal, or add --yes")]
     NotConfirmed(&'static str),
-    /// No such dead letter.
+    /// The dead letter does not exist.
     #[error(
-        "there is no dead letter {id} in pipeline {pipeline}; `fairlane dead list --pipeline {pipeline}` shows those there are"
+        "there is no dead letter {id} in pipeline {pipeline}; `fairlane dead list --pipeline {pipeline}` lists the existing ones"
     )]
     NoDeadLetter {
-        /// The pipeline.
+        /// The name of the pipeline.
         pipeline: PipelineName,
-        /// The letter.
+        /// The id of the dead letter.
         id: LetterId,
     },
-    /// There is no input.
+    /// The input cannot be opened.
     #[error("{name}: cannot be opened: {source}")]
     InputMissing {
         /// The file.
         name: String,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// There is no stream to publish to.
+    /// No stream is configured to publish to.
     #[error("the stream has no name; name one with --stream or in bus.streams")]
     NoStream,
-    /// The input ended badly.
+    /// The input failed while it was read.
     #[error("{name}: cannot be read: {source}; {published} events were published before that")]
     Input {
         /// The file.
         name: String,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
-        /// How far it went.
+        /// The number of events published before the failure.
         published: u64,
     },
-    /// Some lines are no events.
+    /// Some lines are not valid events.
     #[error(
-        "{} not published; correct what is wrong there and publish that alone",
+        "{} not published; correct those lines and publish only them",
         refused_text(*.0)
     )]
     LinesRefused(u64),
-    /// Some lines are no counters.
+    /// Some lines are not valid counters.
     #[error("{} cannot be used, and nothing was imported; correct the file", lines_text(*.0))]
     ImportRefused(u64),
-    /// A file changed or broke off while it was imported.
+    /// A file changed or failed while it was imported.
     #[error("{name}: cannot be read: {source}; call it again, and it goes on where it ended")]
     ImportInput {
         /// The file.
         name: String,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// An import ended early.
+    /// An import stopped early.
     #[error("{source}; {} imported, call it again to go on", lines_text(*imported))]
     ImportStopped {
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
-        /// Whether it passes by itself.
+        /// Whether the cause is temporary.
         passing: bool,
-        /// Lines.
+        /// The number of imported lines.
         imported: u64,
     },
-    /// Publishing ended early.
+    /// Publishing stopped early.
     #[error("{source}; {} (up to line {line}){}", accepted_text(*published), unknown_text(*unknown))]
     PublishStopped {
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<CliError>,
-        /// Events that Redis certainly has.
+        /// The number of events that Redis confirmed.
         published: u64,
-        /// Events of which that is unknown.
+        /// The number of events without a confirmation: Redis may or may not have them.
         unknown: u64,
-        /// Every good line up to this one was accepted.
+        /// Redis accepted every valid line up to this one.
         line: u64,
     },
-    /// `check` found something.
+    /// `check` found a failure.
     #[error("{failed} of the checks failed")]
     Findings {
-        /// How many.
+        /// The number of failed checks.
         failed: usize,
-        /// What scripts are told.
+        /// The exit code.
         exit: Exit,
     },
     /// Standard output cannot be written.
     #[error("standard output cannot be written: {0}")]
     Output(#[source] io::Error),
-    /// A value cannot be shown as JSON.
+    /// The answer cannot be serialised as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(#[source] serde_json::Error),
-    /// The operating system.
+    /// The operating system refuses signal handlers.
     #[error("signals cannot be listened for: {0}")]
     Signals(#[source] io::Error),
-    /// The service cannot start or stop.
+    /// The service failed to start or to stop.
     #[error(transparent)]
     App(#[from] AppError),
-    /// A bench or the demo broke off.
+    /// A bench or the demo stopped early.
     #[error(transparent)]
     Bench(#[from] BenchError),
-    /// An address of MongoDB on the command line.
+    /// The address in `--mongodb` is not valid.
     #[error("--mongodb {0}")]
     MongoUrl(#[from] MongoUrlError),
-    /// A bench is to ask another machine.
+    /// The target of a bench is on another machine, and `--remote` is missing.
     #[error(
-        "{0} is not this machine, and whoever asks it meanwhile may be refused; if nobody needs it, add --remote"
+        "{0} is not this machine, and its other clients may be refused during the bench; if no client needs it now, add --remote"
     )]
     Remote(String),
-    /// A bench is to last too long.
-    #[error("--rates and --seconds make {seconds} s; ask for at most {most} s at once")]
+    /// The bench would take too long.
+    #[error("--rates and --seconds make {seconds} s; the maximum is {most} s per run")]
     BenchTooLong {
-        /// How long it would last.
+        /// The requested duration.
         seconds: u64,
-        /// The most.
+        /// The maximum duration.
         most: u64,
     },
-    /// The token of a bench.
+    /// The file in `--token-file` holds no usable token.
     #[error("--token-file {}: {problem}", path.display())]
     TokenFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A bench found a wrong count.
+    /// A bench counted views wrongly.
     #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
     Inexact {
-        /// How many.
+        /// The number of wrong ads.
         ads: u64,
     },
-    /// A bench or the demo found a fault.
+    /// A bench or the demo found a lost or reordered event.
     #[error("{lost} events were lost and {reordered} handled out of order; please report this")]
     Faults {
-        /// Never handled.
+        /// Events that were never handled.
         lost: u64,
-        /// First handled too early.
+        /// Events that were first handled before an earlier one.
         reordered: u64,
     },
 }
 
 impl CliError {
-    /// What scripts are told.
+    /// The exit code for scripts.
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {

@@ -19,7 +19,8 @@ use crate::demo::{BUSY, Generator, Ids};
 use crate::keyspace::Link;
 
 const TICK: Duration = Duration::from_millis(20);
-/// Most events of a tick: a machine that was suspended does not make up for it all at once.
+/// Maximum number of events per tick, so that a machine that was suspended does not send everything
+/// it missed in one burst.
 const TICK_MAX: usize = 10_000;
 
 const EXAMPLES: &str = "\
@@ -31,16 +32,16 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct GenerateArgs {
-    /// How many bots have events: bot-5, bot-6 and so on, the first most.
+    /// Number of bots with events: bot-5, bot-6 and so on. The first ones get the largest share.
     #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     bots: u32,
     /// Events published per second.
     #[arg(long, value_name = "EVENTS_PER_S", default_value = "500")]
     rate: NonZeroU32,
-    /// How long; until it is stopped if left out.
+    /// Duration. Default: until the command is stopped.
     #[arg(long, value_name = "S")]
     seconds: Option<NonZeroU32>,
-    /// Where to; the first of bus.streams if left out.
+    /// The target stream. Default: the first of bus.streams.
     #[arg(long, value_name = "STREAM")]
     stream: Option<String>,
     /// Print one JSON object instead of a line.
@@ -48,14 +49,14 @@ pub(super) struct GenerateArgs {
     json: bool,
 }
 
-/// What was done.
+/// The result.
 #[derive(Debug, Serialize)]
 struct Summary {
     stream: String,
     published: u64,
 }
 
-/// Puts generated events on the bus.
+/// Publishes generated events.
 pub(super) async fn generate(config: Config, args: GenerateArgs) -> Result<(), CliError> {
     let stream = args.stream.clone().or_else(|| config.bus.streams.first().cloned());
     let stream = stream.filter(|stream| !stream.is_empty()).ok_or(CliError::NoStream)?;
@@ -64,7 +65,7 @@ pub(super) async fn generate(config: Config, args: GenerateArgs) -> Result<(), C
         let mut terminate = signal(SignalKind::terminate()).map_err(CliError::Signals)?;
         let mut summary = Summary { stream, published: 0 };
         let publishing = publish(session.server.link(), &args, &mut summary);
-        // What was sent so far is told also when it is stopped.
+        // The summary is printed also after an interrupt.
         tokio::select! {
             biased;
             _ = tokio::signal::ctrl_c() => {}

@@ -1,4 +1,4 @@
-//! The command line: one file per command. Operator commands speak to Redis directly and need no
+//! The command line: one file per command. Operator commands connect to Redis directly and need no
 //! running server.
 
 mod bench;
@@ -33,13 +33,13 @@ use crate::telemetry::LogFormat;
 
 const EXAMPLES: &str = "\
 Examples:
-  fairlane demo                        see it work, with everything private and local
-  fairlane config > fairlane.toml      begin a configuration
-  fairlane check                       is everything ready?
-  fairlane serve                       run
-  fairlane status                      what is going on, and what helps
+  fairlane demo                        try Fairlane on a private Redis with generated events
+  fairlane config > fairlane.toml      start a configuration file
+  fairlane check                       check the configuration and every service it needs
+  fairlane serve                       run the server
+  fairlane status                      show the current state, problems and remedies
 
-Exit codes: 0 good, 1 failed, 64 bad usage or configuration, 69 a needed service is unavailable.";
+Exit codes: 0 success, 1 failure, 64 bad usage or configuration, 69 a needed service is unavailable.";
 
 /// Per-tenant event fan-out worker pool on Redis: ordered per tenant, fair across tenants, safe
 /// under crashes.
@@ -54,60 +54,62 @@ pub struct Cli {
 
 #[derive(Debug, Args)]
 struct Global {
-    /// The configuration; else ./fairlane.toml or /etc/fairlane/fairlane.toml, if present.
+    /// The configuration file. Default: ./fairlane.toml, then /etc/fairlane/fairlane.toml, if one
+    /// exists.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// How log lines look. Their level is set by RUST_LOG.
+    /// The format of log lines. RUST_LOG sets the level.
     #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run until SIGTERM: read the bus, fan out, handle.
+    /// Run the server until SIGTERM: read the bus, copy events into the queues, handle them.
     Serve(ServeArgs),
-    /// See it work: everything private and local, with generated traffic and live figures.
+    /// Try Fairlane: a private Redis, generated events, a web page and live figures.
     Demo(DemoArgs),
-    /// Put events on the bus, one CloudEvent in JSON per line.
+    /// Publish events to the bus: one CloudEvent per line, in JSON.
     Publish(publish::PublishArgs),
-    /// Put generated events on the bus, to see something or to try a handler.
+    /// Publish generated events to the bus, for example to try a handler.
     Generate(generate::GenerateArgs),
-    /// One screen: Redis, the bus, the pipelines, what is wrong and which command helps.
+    /// Show Redis, the bus and the pipelines on one screen, with problems and remedies.
     Status(status::StatusArgs),
     /// List, pause, resume and drop pipelines.
     Pipelines(pipelines::PipelinesArgs),
-    /// Look at bots, weigh, pause, resume, release and purge them.
+    /// Inspect bots; set weights; pause, resume, release and purge.
     Bots(bots::BotsArgs),
-    /// Look at dead letters, put them back or drop them.
+    /// Inspect, redrive and drop dead letters.
     Dead(dead::DeadArgs),
-    /// Import counters that were kept elsewhere.
+    /// Import counters from another system.
     Counters(counters::CountersArgs),
-    /// Measure this machine.
+    /// Measure the performance of this machine, or of your own deployment.
     Bench(BenchArgs),
-    /// Is everything ready? Checks the configuration, Redis, MongoDB, the bus and push targets.
+    /// Check the configuration, Redis, MongoDB, the bus, push targets and this machine.
     Check(check::CheckArgs),
-    /// Print the complete default configuration, commented.
+    /// Print the complete default configuration with comments.
     Config(config::ConfigArgs),
-    /// Print the signing secret of a bot's callbacks.
+    /// Print the signing secrets of a bot's callbacks.
     Secret(secret::SecretArgs),
-    /// Take notifications and pushes, for tests: prints each, checks its signature, fails on purpose.
+    /// Receive notifications and pushes, for tests: print each one, check its signature, and fail a
+    /// share of them on request.
     Receiver(receiver::ReceiverArgs),
 }
 
 impl Cli {
-    /// How log lines look.
+    /// The format of log lines, from `--log-format`.
     #[must_use]
     pub fn log_format(&self) -> LogFormat {
         self.global.log_format
     }
 
-    /// What is logged unless `RUST_LOG` says otherwise: a server tells what it does, a command
-    /// answers and logs only what is odd.
+    /// The log level unless `RUST_LOG` sets one: `serve` logs its normal events, other commands
+    /// only warnings and errors.
     #[must_use]
     pub fn log_level(&self) -> LevelFilter {
         match self.command {
             Command::Serve(_) => LevelFilter::INFO,
-            // Its handler fails on purpose, and it tells of that in its own words.
+            // The demo's handler fails on purpose. The demo itself reports those failures.
             Command::Demo(_) => LevelFilter::ERROR,
             _ => LevelFilter::WARN,
         }
@@ -116,13 +118,14 @@ impl Cli {
     /// Runs the command.
     ///
     /// # Errors
-    /// With a text for the user; [`CliError::exit`] tells the exit code.
+    /// The text of the error is meant for the user. [`CliError::exit`] returns its exit code.
     pub async fn run(self) -> Result<(), CliError> {
         let load = || Config::load(self.global.config.as_deref());
         match self.command {
             Command::Serve(args) => Box::pin(serve::serve(load()?, args)).await,
             Command::Demo(args) => demo::demo(args).await,
-            // The largest by far, and the others need not be.
+            // Boxed: its future is by far the largest, and every other command would pay for its
+            // size.
             Command::Bench(args) => Box::pin(bench::bench(args)).await,
             Command::Publish(args) => publish::publish(load()?, args).await,
             Command::Generate(args) => generate::generate(load()?, args).await,

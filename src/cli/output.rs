@@ -1,4 +1,4 @@
-//! How answers look: tables and sentences for people, one JSON document with `--json`. Colours
+//! Output of commands: tables and sentences for people, or one JSON document with `--json`. Colours
 //! only on a terminal, and not with `NO_COLOR`.
 
 use std::io::{self, IsTerminal as _, Write as _};
@@ -10,17 +10,17 @@ use serde::Serialize;
 use super::error::CliError;
 use crate::config;
 
-/// Longest text of a cell, in characters. What is longer is cut; `--json` has it whole.
+/// Maximum length of a cell, in characters. Longer texts are cut; `--json` shows them completely.
 const CELL_MAX: usize = 80;
 
-/// Where answers go.
+/// Where a command writes its answer, and in which form.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Output {
     json: bool,
     colour: bool,
 }
 
-/// What a piece of text means.
+/// The meaning of a text, which sets its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tone {
     Strong,
@@ -34,7 +34,7 @@ impl Output {
         Self { json, colour: io::stdout().is_terminal() && !config::no_colour() }
     }
 
-    /// Shows `value`: as JSON, or as the text that `human` makes of it.
+    /// Writes `value`: as JSON, or as the text from `human`.
     pub(super) fn show<T: Serialize>(
         self,
         value: &T,
@@ -80,7 +80,7 @@ impl Output {
     }
 }
 
-/// Writes a line to standard output. A reader that has seen enough (`| head`) is no failure.
+/// Writes a line to standard output. A closed pipe (`| head`) is not an error.
 pub(super) fn print(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     let newline = if text.ends_with('\n') { "" } else { "\n" };
@@ -98,7 +98,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Columns whose header begins with `>` are right-aligned: numbers.
+    /// Numbers: columns whose header starts with `>` are right-aligned.
     pub(super) fn new(headers: &[&str]) -> Self {
         let mut inner = comfy_table::Table::new();
         inner.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -119,7 +119,7 @@ impl Table {
         self.tones.push(None);
     }
 
-    /// A row whose first cell, one word, is coloured.
+    /// Adds a row whose first cell, one word, is coloured.
     pub(super) fn toned_row<const N: usize>(&mut self, tone: Tone, cells: &[String; N]) {
         self.row(cells);
         if let Some(last) = self.tones.last_mut() {
@@ -132,7 +132,7 @@ impl Table {
     }
 }
 
-/// Text from outside, without what a terminal would obey.
+/// Text from outside, without control characters that a terminal would obey.
 pub(super) fn plain(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -145,7 +145,7 @@ pub(super) fn plain(text: &str) -> String {
     safe
 }
 
-/// An argument as a shell takes it; one that looks like an option comes after `--`.
+/// Quotes an argument for a shell. An argument that looks like an option gets `--` before it.
 pub(super) fn argument(text: &str) -> String {
     let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/@".contains(&byte);
     if !text.is_empty() && !text.starts_with('-') && text.bytes().all(safe) {
@@ -181,7 +181,7 @@ pub(super) fn count(count: u64, thing: &str) -> String {
     format!("{} {thing}{plural}", number(count))
 }
 
-/// A duration in its two largest units; nothing shorter than a millisecond.
+/// A duration in its two largest units; the smallest is the millisecond.
 pub(super) fn duration(ms: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
     let seconds = ms / 1_000;
@@ -201,7 +201,7 @@ pub(super) fn duration(ms: u64) -> String {
     }
 }
 
-/// An age; `-` where there is nothing to be old.
+/// An age; `-` if there is none.
 pub(super) fn age(ms: u64, any: bool) -> String {
     if any { duration(ms) } else { "-".to_owned() }
 }

@@ -25,7 +25,7 @@ Examples:
   fairlane pipelines list --json | jq '.[] | select(.depth > 0) | .name'";
 const PAUSE_EXAMPLES: &str = "\
 Examples:
-  fairlane pipelines pause billing     running slices end normally; events go on being queued";
+  fairlane pipelines pause billing     running slices end normally; new events are still queued";
 const RESUME_EXAMPLES: &str = "\
 Examples:
   fairlane pipelines resume billing";
@@ -34,7 +34,7 @@ Examples:
   fairlane pipelines drop old-billing          asks first
   fairlane pipelines drop old-billing --yes
 
-Its queued and delayed events, dead letters and settings of bots are deleted. Refused while the
+Deletes its queued and delayed events, dead letters and settings of bots. Refused while the
 pipeline is enabled in the configuration.";
 
 /// Arguments of `fairlane pipelines`.
@@ -50,27 +50,27 @@ pub(super) struct PipelinesArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show every pipeline of the configuration and of Redis.
+    /// List every pipeline of the configuration and of Redis.
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Stop handing out the bots of a pipeline.
+    /// Pause a pipeline: stop handing out its events.
     #[command(after_help = PAUSE_EXAMPLES)]
     Pause {
         /// The pipeline.
         name: PipelineName,
     },
-    /// Undo `pause`.
+    /// Resume a paused pipeline.
     #[command(after_help = RESUME_EXAMPLES)]
     Resume {
         /// The pipeline.
         name: PipelineName,
     },
-    /// Delete everything a pipeline has in Redis.
+    /// Delete all data of a pipeline in Redis.
     #[command(after_help = DROP_EXAMPLES)]
     Drop {
         /// The pipeline.
         name: PipelineName,
-        /// Do not ask.
+        /// Do not ask for a confirmation.
         #[arg(long)]
         yes: bool,
     },
@@ -90,7 +90,7 @@ struct Dropped {
     keys: u64,
 }
 
-/// Looks at pipelines and changes them.
+/// Inspects and changes pipelines.
 pub(super) async fn pipelines(config: Config, args: PipelinesArgs) -> Result<(), CliError> {
     let output = Output::new(args.json);
     Session::with(config, async |session| match &args.action {
@@ -147,7 +147,7 @@ async fn drop_pipeline(
     output.show(&dropped, |_| format!("dropped pipeline {name}: deleted {what}"))
 }
 
-/// Asks on the terminal unless `yes` was said.
+/// Asks on the terminal, unless `yes` is set.
 pub(super) fn confirm(question: &str, yes: bool, what: &'static str) -> Result<(), CliError> {
     if yes {
         return Ok(());

@@ -1,8 +1,8 @@
 //! `fairlane publish`.
 //!
-//! A thread reads and checks lines; batches go through a bounded channel to the connection, which
-//! sends one while the next is read. Batches are added whole and in order, so that whatever stops
-//! the command, what was accepted is the beginning of the input.
+//! A thread reads and checks lines. Batches go through a bounded channel to the connection, which
+//! sends one batch while the thread reads the next. Batches are published whole and in order, so
+//! after any failure the accepted events are a prefix of the input.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Read};
@@ -25,14 +25,14 @@ use crate::keyspace::StoreError;
 use crate::product::Kinds;
 use crate::unmatched;
 
-/// Most events of one batch.
+/// Maximum number of events of one batch.
 const BATCH_EVENTS: usize = 1_000;
-/// A batch that has this many bytes takes no further event.
+/// Bytes after which a batch takes no further event.
 const BATCH_BYTES: usize = 1 << 20;
-/// Batches read ahead.
+/// Number of batches read ahead.
 const AHEAD: usize = 2;
 const READ_BYTES: usize = 256 << 10;
-/// Bad lines that are shown; the others are only counted.
+/// Maximum number of bad lines to show; further ones are only counted.
 const SHOWN_MAX: u64 = 20;
 
 const EXAMPLES: &str = r#"Examples:
@@ -41,16 +41,16 @@ const EXAMPLES: &str = r#"Examples:
   fairlane publish --stream fairlane:replay events.ndjson
   echo '{"specversion":"1.0","id":"1","source":"shop","type":"tag.applied","botid":"b1"}' | fairlane publish -
 
-A line that is no event is reported with its number, the rest goes on, and the exit code is 1."#;
+Invalid lines are reported with their numbers; the others are published, and the exit code is 1."#;
 
 /// Arguments of `fairlane publish`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct PublishArgs {
-    /// One CloudEvent in JSON per line; `-`: standard input.
+    /// File with one CloudEvent per line, in JSON; `-`: standard input.
     #[arg(default_value = "-")]
     file: PathBuf,
-    /// Which stream; by default the first of bus.streams.
+    /// The target stream. Default: the first of bus.streams.
     #[arg(long)]
     stream: Option<String>,
     /// Print one JSON object instead of a sentence.
@@ -65,7 +65,7 @@ struct Summary {
     refused: u64,
 }
 
-/// Puts events on the bus.
+/// Publishes events.
 pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), CliError> {
     let name = args.file.display().to_string();
     let (input, size) =
@@ -77,7 +77,7 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
     }
     if !config.bus.streams.contains(&stream) {
         eprintln!(
-            "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
+            "note: {stream} is not among bus.streams, so so no `fairlane serve` with this configuration reads it"
         );
     }
     let taken = unmatched::written(&config, &Kinds::today(&config));
@@ -125,20 +125,20 @@ fn open(path: &Path) -> io::Result<(Input, Option<u64>)> {
     Ok((Box::new(file), size))
 }
 
-/// What was sent so far.
+/// The progress so far.
 struct Job<'a> {
     name: &'a str,
     summary: Summary,
-    /// The first type that no pipeline takes, and how many events are of such a type.
+    /// The first type that no pipeline takes, and the number of events of such types.
     unmatched: Option<(String, u64)>,
-    /// Every good line up to this one was accepted.
+    /// Every valid line up to this one was accepted.
     line: u64,
     progress: ProgressBar,
 }
 
 impl<'a> Job<'a> {
     fn new(name: &'a str, stream: String, size: Option<u64>) -> Self {
-        // Shows nothing where standard error is no terminal.
+        // Shows nothing if standard error is not a terminal.
         let (progress, template) = match size {
             Some(size) => (
                 ProgressBar::new(size),
@@ -213,19 +213,20 @@ struct Batch {
     /// Size of the lines.
     bytes: u64,
     last_line: u64,
-    /// The first type that no pipeline takes, and how many events are of such a type.
+    /// The first type that no pipeline takes, and the number of events of such types.
     unmatched: Option<(String, u64)>,
-    /// Lines that are no events.
+    /// Number of lines that are not events.
     refused: u64,
-    /// Some of them: number and reason.
+    /// Some of those lines: number and reason.
     shown: Vec<(u64, String)>,
-    /// The last line that is shown at all.
+    /// The number of the last bad line that is shown; later ones are only counted.
     hush_after: u64,
 }
 
 fn read_ahead(input: Input, taken: Vec<Glob>) -> mpsc::Receiver<io::Result<Batch>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
-    // A thread of its own, not the runtime's: it may wait for a terminal when the process ends.
+    // A thread of its own, not one of the runtime: it may still wait for a terminal when the
+    // process ends.
     std::thread::spawn(move || {
         let mut batches = Batches::new(input, taken);
         while let Some(batch) = batches.next().transpose() {
@@ -238,7 +239,7 @@ fn read_ahead(input: Input, taken: Vec<Glob>) -> mpsc::Receiver<io::Result<Batch
     receiver
 }
 
-/// Cuts an input into batches. Holds one line and one batch at most.
+/// Cuts an input into batches. Keeps at most one line and one batch in memory.
 struct Batches<R> {
     input: BufReader<R>,
     line: Vec<u8>,
@@ -250,9 +251,9 @@ struct Batches<R> {
 /// One line of the input.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
-    /// In `Batches::line`.
+    /// The line is in `Batches::line`.
     Whole,
-    /// Longer than any event.
+    /// The line is longer than the maximum size of an event.
     TooLong,
 }
 
@@ -262,8 +263,8 @@ impl<R: Read> Batches<R> {
         Self { input, line: Vec::new(), lines: 0, refused: 0, taken }
     }
 
-    /// The next batch. It ends early where the input would have to be waited for, so that events
-    /// that come one by one are published one by one.
+    /// Returns the next batch. A batch ends early if the next line is not yet available, so that
+    /// events that arrive one by one are published one by one.
     fn next(&mut self) -> io::Result<Option<Batch>> {
         let mut batch = Batch::default();
         let mut size = 0;
@@ -299,7 +300,7 @@ impl<R: Read> Batches<R> {
         Ok((batch.last_line > 0).then_some(batch))
     }
 
-    /// An event as it is written, and its type.
+    /// Returns the serialised event and its type.
     fn check(&self, line: &Line) -> Result<Option<(Vec<u8>, String)>, String> {
         if *line == Line::TooLong {
             return Err(format!("longer than {EVENT_MAX_BYTES} bytes"));
@@ -310,12 +311,12 @@ impl<R: Read> Batches<R> {
         }
         match Event::from_json(text) {
             Ok(event) => Ok(Some((text.to_vec(), event.kind().to_owned()))),
-            // The parser was given one line and calls it the first.
+            // The parser sees a single line and numbers it 1, so its line number is removed.
             Err(error) => Err(error.to_string().replace(" at line 1 column ", " at column ")),
         }
     }
 
-    /// The next line and its size. A line that is too long is read over, not kept.
+    /// Reads the next line and its size. A line that is too long is skipped, not kept.
     fn read_line(&mut self) -> io::Result<Option<(Line, u64)>> {
         self.line.clear();
         let (mut line, mut bytes) = (Line::Whole, 0);

@@ -18,7 +18,7 @@ use crate::lifecycle::Shutdown;
 use crate::outbound::sign::Secret;
 use crate::receiver::{self, Behaviour, Told};
 
-/// After the first signal, what was begun has this long to end.
+/// Time for calls in flight to end after the first signal.
 const GRACE: Duration = Duration::from_secs(5);
 const BACKLOG: u32 = 1_024;
 
@@ -32,38 +32,39 @@ In fairlane.toml: callbacks.allow_nets = [\"127.0.0.1\"] for notifications, or a
 url = \"http://127.0.0.1:9000/\". Targets for recheck_url: /recheck/ok, /recheck/refused,
 /recheck/503 (or any status) and /recheck/hang; /health answers ok.
 
-Signatures are checked with the keys of --secret and --bot, and those of pushes by the bot that they
-name with callbacks.secrets. What is not signed well is answered 401. Without keys nothing is checked.";
+Signatures are checked with the keys of --secret and --bot. Those of pushes are checked with the key
+of the bot that the push names, derived from callbacks.secrets. A call with a bad signature gets
+401. Without keys, nothing is checked.";
 
 /// Arguments of `fairlane receiver`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ReceiverArgs {
-    /// Where it listens; port 0 picks a free one.
+    /// The listening address; port 0 picks a free one.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
-    /// A key as `fairlane secret` prints it; may be given several times.
+    /// A key as `fairlane secret` prints it. May be repeated.
     #[arg(long, value_name = "WHSEC", value_parser = secret)]
     secret: Vec<Secret>,
-    /// Whose calls: their keys are derived from callbacks.secrets; may be given several times.
+    /// Check signatures with the keys of this bot, derived from callbacks.secrets. May be repeated.
     #[arg(long, value_name = "BOT")]
     bot: Vec<BotId>,
     /// Fail this share of the calls on purpose, from 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     fail: f64,
-    /// What a call that fails on purpose is answered.
+    /// The status of calls that fail on purpose.
     #[arg(long, value_name = "CODE", default_value = "500", value_parser = status)]
     status: StatusCode,
     /// The header Retry-After of calls that fail on purpose, such as 5s.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     retry_after: Option<Duration>,
-    /// How long each call takes, such as 2s.
+    /// Response time of each call, such as 2s.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
     delay: Duration,
-    /// Answer pushes 202 first, and complete their leases at this fairlane after --delay.
+    /// Answer pushes with 202, and complete their leases at this Fairlane after --delay.
     #[arg(long = "async", value_name = "URL")]
     complete_at: Option<Url>,
-    /// Print the headers too; they may hold tokens.
+    /// Print the headers too. They may contain tokens.
     #[arg(long)]
     headers: bool,
     /// Print one JSON object per call instead of a line.
@@ -122,7 +123,7 @@ pub(super) async fn receiver(config: &Config, args: ReceiverArgs) -> Result<(), 
     let tell = move |told: &Told| {
         let line =
             if json { serde_json::to_string(told).unwrap_or_default() } else { line(output, told) };
-        // Nobody reads any more.
+        // Standard output is closed.
         if print(&line).is_err() {
             stop.cancel();
         }
@@ -133,7 +134,7 @@ pub(super) async fn receiver(config: &Config, args: ReceiverArgs) -> Result<(), 
     run.map_err(CliError::Receiver)
 }
 
-/// One call as a person reads it.
+/// One call as text.
 fn line(output: Output, told: &Told) -> String {
     let time = told.time.split('T').nth(1).unwrap_or(&told.time).trim_end_matches('Z');
     let status = told.status.map_or_else(|| "---".to_owned(), |status| status.to_string());

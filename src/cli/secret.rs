@@ -10,17 +10,17 @@ use crate::id::BotId;
 
 const EXAMPLES: &str = "\
 Examples:
-  fairlane secret --bot shop-7             for the receiver: it checks webhook-signature with it
+  fairlane secret --bot shop-7             the receiver checks webhook-signature with it
   fairlane secret --bot shop-7 --json | jq -r '.secrets[0]'
 
-Each of callbacks.secrets gives one line, in the same order, and each signs every call: a receiver
-may check with any of them.";
+Each of callbacks.secrets gives one line, in the same order. Every call carries one signature per
+secret: a receiver may check any of them.";
 
 /// Arguments of `fairlane secret`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct SecretArgs {
-    /// Whose callbacks.
+    /// The bot whose callbacks are signed.
     #[arg(long, value_name = "BOT")]
     bot: BotId,
     /// Print a JSON object instead of lines.
@@ -34,7 +34,7 @@ struct Secrets<'a> {
     secrets: Vec<String>,
 }
 
-/// Prints the keys of a bot.
+/// Prints the keys that sign the callbacks of a bot.
 pub(super) fn secret(config: &Config, args: &SecretArgs) -> Result<(), CliError> {
     let keys = config.callbacks.secrets.iter().map(|secret| secret.of_bot(&args.bot).expose());
     let secrets = Secrets { bot: &args.bot, secrets: keys.collect() };

@@ -15,13 +15,13 @@ const EXAMPLES: &str = "\
 Examples:
   fairlane serve                                  all roles in one process
   fairlane serve --config /etc/fairlane/eu.toml
-  fairlane serve --roles work                     more workers beside the others";
+  fairlane serve --roles work                     add a process with workers only";
 
 /// Arguments of `fairlane serve`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// What this process does; all by default.
+    /// The roles of this process. Default: all.
     #[arg(
         long,
         value_enum,
@@ -31,7 +31,7 @@ pub struct ServeArgs {
     pub roles: Vec<Role>,
 }
 
-/// One part of the work.
+/// A role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Role {
     /// Reads the bus and copies events into the queues.
@@ -44,7 +44,7 @@ pub enum Role {
     Schedule,
 }
 
-/// Runs until a signal.
+/// Runs until SIGTERM or SIGINT.
 pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliError> {
     let plays = |role| args.roles.contains(&role);
     let roles = Roles {
@@ -63,11 +63,11 @@ pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliErro
     Ok(app.run(shutdown).await?)
 }
 
-/// Reads the section `[admission]` again at every SIGHUP. Whatever else changed is heard of at the
-/// next start.
+/// Reloads the section `[admission]` at every SIGHUP. All other settings take effect at the next
+/// start.
 async fn reload(file: Option<PathBuf>, control: Control, shutdown: Shutdown) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else {
-        warn!("SIGHUP cannot be listened for; [admission] is read at start only");
+        warn!("cannot listen for SIGHUP; [admission] is read at start only");
         return;
     };
     loop {
@@ -79,9 +79,9 @@ async fn reload(file: Option<PathBuf>, control: Control, shutdown: Shutdown) {
         match Config::load(file.as_deref()) {
             Ok(config) => {
                 control.set_admission(config.admission);
-                info!(admission = ?config.admission, "SIGHUP: read [admission] again; everything else holds from the next start");
+                info!(admission = ?config.admission, "SIGHUP: reloaded [admission]; other settings take effect at the next start");
             }
-            Err(error) => error!(%error, "SIGHUP: nothing is changed"),
+            Err(error) => error!(%error, "SIGHUP: cannot load the configuration; nothing changed"),
         }
     }
 }

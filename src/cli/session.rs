@@ -1,4 +1,5 @@
-//! What every operator command needs: the configuration, Redis, and which pipelines there are.
+//! The common part of operator commands: the configuration, a Redis connection, the known
+//! pipelines.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::presence::{self, Process};
 use crate::product::Kinds;
 use crate::queue::{self, FAIR_SLICE_US, Queue};
 
-/// How long an operator waits for one answer.
+/// Timeout of one Redis call of an operator command.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection for one command.
@@ -26,16 +27,16 @@ pub(super) struct Session {
     pub(super) config: Config,
     pub(super) server: Server,
     shards: ShardCount,
-    /// Serves no shard: for looking only.
+    /// A placeholder that leases no shard, for inspection only.
     looking: Arc<Link>,
 }
 
 impl Session {
-    /// Does `act` with Redis: the one of `redis.url`, or the private one, which is started if need
-    /// be and stopped if nobody else uses it.
+    /// Runs `act` with the Redis of `redis.url`, or with the private Redis. A private Redis is
+    /// started if necessary, and stopped afterwards if no other process uses it.
     ///
     /// # Cancel safety
-    /// A private server that was started runs on and is adopted by the next command.
+    /// A private server that this call started keeps running; the next command adopts it.
     pub(super) async fn with<T>(
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
@@ -69,8 +70,8 @@ impl Session {
         Ok(Self { config, server, shards, looking })
     }
 
-    /// The pipelines of the configuration and those that ever ran, by name. Of those that are built
-    /// in, only which ever ran: the others may have nothing to run on.
+    /// The pipelines of the configuration and those that have run before, by name. A built-in
+    /// pipeline is listed only if it has run before: its store may be missing here.
     pub(super) async fn pipelines(&self) -> Result<Vec<PipelineName>, CliError> {
         let written = self.config.pipelines.keys().filter(|name| !is_built_in(name));
         let mut names: BTreeSet<_> = written.cloned().collect();
@@ -78,13 +79,12 @@ impl Session {
         Ok(names.into_iter().collect())
     }
 
-    /// The processes that run.
+    /// The running processes.
     pub(super) async fn processes(&self) -> Result<Vec<Process>, CliError> {
         Ok(presence::processes(&self.looking).await?)
     }
 
-    /// The pipeline that is meant: the one that is named, or the only one there is, those that are
-    /// built in aside.
+    /// The pipeline of `--pipeline`, or the only one that exists. Built-in pipelines do not count.
     pub(super) async fn choose(
         &self,
         wanted: Option<&PipelineName>,
@@ -99,7 +99,7 @@ impl Session {
         }
     }
 
-    /// The pipelines that are meant: the one that is named, or all.
+    /// The pipeline of `--pipeline`, or all pipelines.
     pub(super) async fn pipelines_or(
         &self,
         wanted: Option<&PipelineName>,
@@ -112,14 +112,14 @@ impl Session {
         }
     }
 
-    /// The queues of a pipeline, to look at.
+    /// The queues of a pipeline, for inspection.
     pub(super) fn view(&self, name: &PipelineName) -> Queue {
         let kind = Kinds::today(&self.config).of(name);
         Queue::new(name.clone(), self.shards, self.limits(name), Arc::clone(&self.looking))
             .of_kind(kind)
     }
 
-    /// The queues of a pipeline, to act on.
+    /// The queues of a pipeline, for changes.
     pub(super) fn queue(&self, name: &PipelineName) -> Queue {
         let keys = |shard| ShardKeys::new(self.looking.prefix(), name, shard);
         let keys = self.shards.shards().map(keys).collect();
@@ -134,9 +134,10 @@ impl Session {
     }
 }
 
-/// An empty environment beside others: perhaps one of them is meant.
+/// Warns about an empty prefix in a Redis that holds other prefixes: the user may mean one of
+/// those.
 async fn notice_others(server: &Server) {
-    // Only a notice: what the command itself asks says what is wrong.
+    // Ignore errors: the command itself reports them.
     let Ok(others) = server.environments().await else { return };
     if !others.is_empty() {
         let others: Vec<_> = others.iter().map(|other| format!("{other:?}")).collect();
@@ -148,7 +149,7 @@ async fn notice_others(server: &Server) {
     }
 }
 
-/// Redis as the configuration says: somewhere, or private.
+/// The configured Redis: remote or private.
 #[derive(Debug)]
 pub(super) enum Redis {
     At(RedisUrl, Option<Box<TlsCertificates>>),
@@ -172,21 +173,21 @@ impl Redis {
             Self::At(url, certificates) => (url, certificates.as_deref()),
             Self::Private(private) => (private.url(), None),
         };
-        // The client's error is dropped on purpose: it may quote the address.
+        // The client's error is dropped on purpose: it may quote the address with its password.
         Target::open(url, certificates).map_err(|_| CliError::Address)
     }
 
-    /// Every connection was dropped before.
+    /// Every connection must be closed before this call.
     pub(super) async fn close(self) {
         if let Self::Private(private) = self
             && let Err(error) = private.stop().await
         {
-            tracing::warn!(%error, "the private Redis goes on running");
+            tracing::warn!(%error, "cannot stop the private Redis; it keeps running");
         }
     }
 }
 
-/// Whether nothing says where the data is: probably this is another directory than was meant.
+/// Whether no setting names the data. Then the current directory is probably the wrong one.
 fn is_lost(config: &Config) -> bool {
     config.file.is_none() && config.data_dir == Config::default().data_dir
 }

@@ -13,13 +13,13 @@ use crate::keyspace::{ServerInfo, StreamKind, StreamView};
 use crate::presence::{self, Pace, Process};
 use crate::queue::{Failing, PipelineView};
 
-/// A pipeline whose oldest event is older than this is worth a look.
+/// Milliseconds. An oldest event above this age is reported as a problem.
 const OLD_MS: u64 = 60_000;
-/// Views are in MongoDB within 3 s, so one that waits longer than this is, too.
+/// Milliseconds. Views reach MongoDB within 3 s, so an older one is reported as a problem.
 const OLD_VIEWS_MS: u64 = 10_000;
-/// So is memory in use beyond this share of the maximum, in percent.
+/// Percent of the maximum memory above which memory in use is reported as a problem.
 const MEMORY_PERCENT: u64 = 90;
-/// Bots that a problem names.
+/// Maximum number of bots that a problem names.
 const NAMED: usize = 3;
 
 const EXAMPLES: &str = "\
@@ -37,7 +37,7 @@ pub(super) struct StatusArgs {
     json: bool,
 }
 
-/// Everything that one screen shows.
+/// The complete report.
 #[derive(Debug, Serialize)]
 struct Status {
     redis: RedisStatus,
@@ -65,24 +65,24 @@ pub(super) struct PipelineStatus {
     pub(super) state: PipelineState,
     #[serde(flatten)]
     pub(super) view: PipelineView,
-    /// Bots for which every call fails, and why.
+    /// Bots for which every call fails, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) failing: Option<Failing>,
-    /// Of all processes.
+    /// Workers of all processes.
     #[serde(flatten)]
     pub(super) pace: Pace,
 }
 
-/// What an operator and the configuration make of a pipeline.
+/// The state of a pipeline by configuration and operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum PipelineState {
     Enabled,
-    /// Stopped by an operator.
+    /// Paused by an operator.
     Paused,
     /// `enabled = false`.
     Disabled,
-    /// In Redis only.
+    /// Present in Redis, absent from the configuration.
     Unconfigured,
 }
 
@@ -97,14 +97,14 @@ impl PipelineState {
     }
 }
 
-/// Something wrong and what helps.
+/// A problem and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Problem {
     problem: String,
     remedy: String,
 }
 
-/// Shows everything on one screen.
+/// Shows the complete status on one screen.
 pub(super) async fn status(config: Config, args: &StatusArgs) -> Result<(), CliError> {
     let output = Output::new(args.json);
     Session::with(config, async |session| {
@@ -131,7 +131,7 @@ async fn read(session: &Session) -> Result<Status, CliError> {
     Ok(status)
 }
 
-/// Looks at every pipeline.
+/// Collects the views of all pipelines.
 pub(super) async fn read_pipelines(
     session: &Session,
     processes: &[Process],
@@ -196,7 +196,7 @@ fn process_table(processes: &[Process], now_ms: u64) -> Table {
     table
 }
 
-/// Whole above ten, where fractions say nothing.
+/// Whole numbers above ten, where fractions are noise.
 fn rate(per_second: f64) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, rounded")]
     if per_second >= 10.0 { number(per_second.round() as u64) } else { format!("{per_second:.1}") }
@@ -270,14 +270,14 @@ fn stream_table(streams: &[StreamView]) -> Table {
     table
 }
 
-/// `now_ms` since 1970.
+/// Finds problems. `now_ms` is Unix time in milliseconds.
 fn find_problems(status: &Status, now_ms: u64) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut add = |problem: String, remedy: String| problems.push(Problem { problem, remedy });
     let (info, client) = (&status.redis.info, redis_cli(&status.redis.target));
     if info.eviction != "noeviction" {
         add(
-            format!("Redis may throw events away: maxmemory-policy is {}", info.eviction),
+            format!("Redis may evict events: maxmemory-policy is {}", info.eviction),
             format!("{client} CONFIG SET maxmemory-policy noeviction"),
         );
     }
@@ -290,7 +290,7 @@ fn find_problems(status: &Status, now_ms: u64) -> Vec<Problem> {
     if !info.append_ok {
         add(
             "Redis cannot write its append-only file, and refuses events".to_owned(),
-            "free space on its disk, and look into its log".to_owned(),
+            "free space on its disk, and check its log".to_owned(),
         );
     }
     if info.role != "master" {
@@ -302,7 +302,8 @@ fn find_problems(status: &Status, now_ms: u64) -> Vec<Problem> {
     if info.memory_max > 0 && info.memory_used / (info.memory_max / 100).max(1) >= MEMORY_PERCENT {
         add(
             format!("Redis uses more than {MEMORY_PERCENT} % of its maxmemory"),
-            "raise maxmemory, or see who fills it: fairlane bots list --sort depth".to_owned(),
+            "raise maxmemory, or find the longest queues: fairlane bots list --sort depth"
+                .to_owned(),
         );
     }
     if status.processes.is_empty() {
@@ -319,7 +320,7 @@ fn find_problems(status: &Status, now_ms: u64) -> Vec<Problem> {
             );
         } else if !view.reader && view.unread.unwrap_or(view.length) > 0 {
             add(
-                format!("nobody reads {}", view.stream),
+                format!("no process reads {}", view.stream),
                 "start `fairlane serve` with the role ingest".to_owned(),
             );
         }
@@ -336,9 +337,9 @@ fn find_problems(status: &Status, now_ms: u64) -> Vec<Problem> {
     problems
 }
 
-/// How the server is reached by hand.
+/// The `redis-cli` command for this Redis.
 fn redis_cli(target: &str) -> String {
-    // Of a cluster, by the first of its nodes.
+    // For a cluster: its first node.
     let (first, cluster) = target.split_once(',').map_or((target, ""), |(first, _)| (first, " -c"));
     match first.rsplit_once(':') {
         _ if target.starts_with('/') => format!("redis-cli -s {target}"),
@@ -347,7 +348,7 @@ fn redis_cli(target: &str) -> String {
     }
 }
 
-/// That every call for some bots of a pipeline fails, since when, and why.
+/// Describes bots of a pipeline for which every call fails: since when, and why.
 fn fails(name: &PipelineName, failing: &Failing, now_ms: u64) -> String {
     let Failing { bots, reason, time_ms, since_ms } = failing;
     let mut who: Vec<String> = bots.iter().take(NAMED).map(ToString::to_string).collect();
@@ -366,7 +367,7 @@ fn fails(name: &PipelineName, failing: &Failing, now_ms: u64) -> String {
 fn what_helps(name: &PipelineName, bot: &BotId) -> String {
     let bot = output::argument(bot.as_str());
     format!(
-        "mend what its handler calls; fairlane bots show --pipeline {name} {bot} shows what waits, and fairlane bots release --pipeline {name} {bot} tries it immediately"
+        "repair the service that its handler calls; fairlane bots show --pipeline {name} {bot} shows its queued events, and fairlane bots release --pipeline {name} {bot} tries it immediately"
     )
 }
 
@@ -414,11 +415,11 @@ fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMu
             "nothing is lost; see whether MongoDB answers: fairlane check".to_owned(),
         );
     } else if waits && view.oldest_age_ms > OLD_MS {
-        // Workers that have nothing to do are not too few.
+        // Idle workers mean that more workers would not help.
         let remedy = if failing.is_some() {
-            "its bots rest after failures;"
+            "its bots are in backoff after failures;"
         } else if view.ready == 0 && view.parked > 0 {
-            "its bots rest, after failures or as its handler wished;"
+            "its bots are parked, after failures or because the handler asked to wait;"
         } else {
             "start more `fairlane serve --roles work`, or"
         };
@@ -427,7 +428,9 @@ fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMu
                 "pipeline {name} is late: its oldest event waits {}",
                 duration(view.oldest_age_ms)
             ),
-            format!("{remedy} see who waits: fairlane bots list --pipeline {name} --sort age"),
+            format!(
+                "{remedy} list its bots by age: fairlane bots list --pipeline {name} --sort age"
+            ),
         );
     }
 }
@@ -515,7 +518,7 @@ mod tests {
                     let view = &mut s.pipelines[0].view;
                     (view.oldest_age_ms, view.ready, view.parked) = (60_001, 0, 1);
                 },
-                "its bots rest, after failures or as its handler wished; see who waits: fairlane bots list",
+                "its bots are parked, after failures or because the handler asked to wait; list its bots by age: fairlane bots list",
             ),
             (
                 |s| {

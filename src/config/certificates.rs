@@ -11,14 +11,15 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::RedisConfig;
 
-/// A file that cannot be used, by the key that names it.
+/// A file that cannot be used, with the key that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unusable {
     pub(super) key: &'static str,
     pub(super) problem: String,
 }
 
-/// Reads what `redis` names. `None` where that is nothing: then the system's roots are trusted.
+/// Reads the certificates that `redis` names. `None` if it names none; then the system's roots are
+/// trusted.
 pub(super) fn read(redis: &RedisConfig) -> Result<Option<TlsCertificates>, Unusable> {
     let authority = redis.ca_file.as_deref().map(|path| certificates("redis.ca_file", path));
     let authority = authority.transpose()?;
@@ -41,7 +42,7 @@ pub(super) fn read(redis: &RedisConfig) -> Result<Option<TlsCertificates>, Unusa
     Ok(Some(TlsCertificates { client_tls: client, root_cert }))
 }
 
-/// The files of mutual TLS.
+/// The certificate and key for mutual TLS.
 fn identity(cert: &Path, key: &Path) -> Result<ClientTlsConfig, Unusable> {
     const KEY: &str = "redis.key_file";
     let client_cert = certificates("redis.cert_file", cert)?;
@@ -52,7 +53,7 @@ fn identity(cert: &Path, key: &Path) -> Result<ClientTlsConfig, Unusable> {
     Ok(ClientTlsConfig { client_cert, client_key })
 }
 
-/// A file of at least one certificate, as it is.
+/// Reads a file with at least one certificate, unchanged.
 fn certificates(key: &'static str, path: &Path) -> Result<Vec<u8>, Unusable> {
     let pem = text(key, path)?;
     let mut count = 0;
@@ -79,8 +80,8 @@ fn unusable(key: &'static str, path: &Path, problem: &str) -> Unusable {
     Unusable { key, problem: format!("names {}, which {problem}", path.display()) }
 }
 
-/// What the system trusts, as PEM: the client takes a list instead of it, not beside it. What is
-/// unusable there is left out.
+/// The system's trusted certificates as PEM. The client replaces them with the list it gets, so the
+/// list must contain them. Unusable ones are left out.
 fn system_roots() -> Vec<u8> {
     let mut pem = String::new();
     for certificate in rustls_native_certs::load_native_certs().certs {

@@ -1,4 +1,4 @@
-//! What the types cannot say: bounds, and settings that contradict each other.
+//! Checks that the types cannot express: bounds, and contradictions between settings.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -20,26 +20,26 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
-/// Longer times are slips of the pen, and would overflow sums of times.
+/// Maximum duration. A longer time is a typing error, and would overflow sums of times.
 const TEN_YEARS: Duration = Duration::from_secs(3_650 * 86_400);
 
 const STREAMS_MAX: usize = 64;
 const EVENTS_MAX: usize = 1_000;
 const NETS_MAX: usize = 1_000;
-/// Each one makes every call longer.
+/// Maximum number of secrets: each one makes every call longer.
 const SECRETS_MAX: usize = 8;
 const HOSTS_MAX: usize = 100;
 const THRESHOLDS_MAX: usize = 100;
-/// Caps of one name: each one is looked at before every send.
+/// Maximum number of caps of one name: each one is checked before every send.
 const CAPS_MAX: usize = 8;
 const TOKENS_MAX: usize = 1_000;
 const TOKEN_BOTS_MAX: usize = 1_000;
 const HEADER_SETS_MAX: usize = 100;
 const NAME_MAX_BYTES: usize = 1_024;
 const DATABASE_MAX_BYTES: usize = 63;
-/// What MongoDB forbids in the name of a database, on any of its platforms.
+/// Characters that MongoDB forbids in a database name, on any of its platforms.
 const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
-/// Databases of MongoDB itself.
+/// MongoDB's own databases.
 const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
 
 /// The upper bounds of numbers.
@@ -50,7 +50,7 @@ pub(super) mod limits {
     pub(in super::super) const QUEUE: u64 = 1_000_000_000;
     pub(in super::super) const DEAD: u64 = 100_000_000;
     pub(in super::super) const PER_HOST: u64 = 1_024;
-    /// With the lower one.
+    /// Lower and upper bound.
     pub(in super::super) const CACHED_ADS: (u64, u64) = (1_000, 10_000_000);
     pub(in super::super) const BACKLOG: (u64, u64) = (1, 65_535);
     pub(in super::super) const CONNECTIONS: (u64, u64) = (16, 100_000);
@@ -60,7 +60,7 @@ pub(super) mod limits {
     pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);
 }
 
-/// What is wrong. The first key names it; the cause may be any of them.
+/// A violated rule. The error names the first key; any of the keys may be the cause.
 #[derive(Debug)]
 pub(super) struct Fault {
     keys: Vec<String>,
@@ -77,7 +77,7 @@ impl Fault {
         self
     }
 
-    /// The error, at the place where one of the keys was set.
+    /// The error, located where one of the keys was set.
     pub(super) fn into_error(self, layers: &Layers) -> ConfigError {
         let at = layers.origin(&self.keys);
         self.error_at(at)
@@ -89,12 +89,12 @@ impl Fault {
 }
 
 impl Config {
-    /// Checks the bounds that the types leave open. Loading has done so; a configuration that was
-    /// changed in code is checked again before it is used.
+    /// Checks the bounds that the types leave open. Loading already did. Call it again for a
+    /// configuration that was changed in code.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] with the first setting that is out of bounds or contradicts
-    /// another one.
+    /// [`ConfigError::Invalid`] with the first setting that is out of bounds or contradicts another
+    /// one.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.find_fault().map_or(Ok(()), |fault| Err(fault.error_at(Origin::Code)))
     }
@@ -132,7 +132,7 @@ impl Config {
                 format!("names {twice:?} twice; name each stream once"),
             ));
         }
-        // Reading it back would send unreadable events round for ever.
+        // Reading that stream would copy unreadable events back to it for ever.
         let invalid = self.redis.prefix.invalid_stream();
         if self.bus.streams.contains(&invalid) {
             let problem = format!("names {invalid:?}, where unreadable events are put; remove it");
@@ -161,7 +161,7 @@ impl Config {
         }
         at_most("http.trusted_proxies", self.http.trusted_proxies.len(), NETS_MAX)?;
         if self.http.proxy_protocol && self.http.trusted_proxies.is_empty() {
-            let problem = "is true, but http.trusted_proxies is empty, so that nobody's header would be read; name the networks of the proxies";
+            let problem = "is true, but http.trusted_proxies is empty, so no connection may carry the header; name the networks of the proxies";
             return Err(Fault::new("http.proxy_protocol", problem).or("http.trusted_proxies"));
         }
         self.check_admission()?;
@@ -220,7 +220,7 @@ impl Config {
                 return Err(Fault::new(key("token_file"), "is not set; name a file"));
             }
             if token.scopes.is_empty() {
-                let remedy = "name one at least of \"publish\", \"read\" and \"operate\", or \"count\" alone";
+                let remedy = "name at least one of \"publish\", \"read\" and \"operate\", or \"count\" alone";
                 return Err(Fault::new(key("scopes"), format!("is empty; {remedy}")));
             }
             names(&key("bots"), &token.bots, TOKEN_BOTS_MAX, "glob")?;
@@ -239,7 +239,7 @@ impl Config {
         let open = !self.http.listen.ip().to_canonical().is_loopback();
         if open && tokens.is_empty() && !self.auth.allow_anonymous {
             let problem = format!(
-                "is {}, beyond the loopback, and there are no auth.tokens: anybody could do everything; add tokens, listen on 127.0.0.1, or set auth.allow_anonymous = true",
+                "is {}, beyond the loopback, and there are no auth.tokens: every client could do everything; add tokens, listen on 127.0.0.1, or set auth.allow_anonymous = true",
                 self.http.listen
             );
             return Err(Fault::new("http.listen", problem).or("auth.allow_anonymous"));
@@ -249,7 +249,7 @@ impl Config {
 }
 
 impl Config {
-    /// A token with the scope `count` is known to everybody, so that it may do nothing else.
+    /// A token with the scope `count` is public, so it may have no other permission.
     fn check_public(&self, token: &TokenConfig, key: impl Fn(&str) -> String) -> Result<(), Fault> {
         let origins = &self.http.cors_origins;
         names(&key("origins"), &token.origins, HOSTS_MAX, "origin")?;
@@ -281,7 +281,7 @@ impl Config {
     }
 }
 
-/// Whether a text is an origin as browsers write it.
+/// Whether a text is an origin in the form that browsers send.
 fn is_origin(text: &str) -> bool {
     let Ok(url) = Url::parse(text) else { return false };
     matches!(url.scheme(), "http" | "https") && url.origin().ascii_serialization() == text
@@ -348,7 +348,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the files can be used, and are of use.
+    /// Checks that the certificate files can be read, and that TLS is in use.
     fn check_certificates(&self) -> Result<(), Fault> {
         let redis = &self.redis;
         let named = [
@@ -366,7 +366,7 @@ impl Config {
         }
         match certificates::read(redis) {
             Ok(_) => Ok(()),
-            // Of a pair, the one that is not set was made nowhere.
+            // The one of the pair that is not set has no location.
             Err(Unusable { key, problem }) => {
                 Err(Fault::new(key, problem).or("redis.cert_file").or("redis.key_file"))
             }
@@ -415,8 +415,8 @@ fn check_pipeline(
     Ok(())
 }
 
-/// Keeps a built-in pipeline and its handler together: answers whether this is the pipeline. `why`
-/// says what would go wrong with its handler elsewhere, and what with another handler here.
+/// Checks that a built-in pipeline and its handler are used together. Returns whether this is that
+/// pipeline. `why` holds two consequences: of its handler elsewhere, and of another handler here.
 fn reserved(
     (name, p, prefix): (&PipelineName, &PipelineConfig, &str),
     (built_in, handler): (&str, &str),
@@ -435,7 +435,7 @@ fn reserved(
     }
 }
 
-/// A view that was accepted is counted, whatever happens: nothing may drop it on the way.
+/// Checks that every accepted view is counted: no setting may drop a view.
 fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
     let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
     let why = [
@@ -468,7 +468,7 @@ fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Resu
     Ok(())
 }
 
-/// Only one pipeline evaluates rules.
+/// Checks that only one pipeline evaluates rules.
 fn check_automating(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
     let why = [
         "the fan-out copies there what bots have rules for",
@@ -477,11 +477,11 @@ fn check_automating(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Re
     reserved((name, p, prefix), (crate::automations::PIPELINE, AUTOMATION), why).map(drop)
 }
 
-/// A notification is kept for so long after its end: `KEPT_MS` of `lua/notifications.lua`.
+/// How long a notification is kept after its end: `KEPT_MS` of `lua/notifications.lua`.
 const NOTIFICATION_KEPT: Duration = Duration::from_secs(7 * 86_400);
 
-/// A notification that was accepted is sent, or ends in one of the ways that are counted: its event
-/// may not get lost on the way.
+/// Checks that every accepted notification is sent or ends in one of the counted ways: no setting
+/// may drop its event.
 fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
     let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
     let why =
@@ -562,7 +562,7 @@ fn within(key: &str, time: Duration, bounds: RangeInclusive<Duration>) -> Result
     Err(Fault::new(key, problem))
 }
 
-/// Bounds in the unit of the documentation: `3650d`, not `9years 11months …`.
+/// A bound in the units of the documentation: `3650d`, not `9years 11months …`.
 fn plain(time: Duration) -> String {
     match time.as_secs() {
         secs if secs > 0 && secs % 86_400 == 0 => format!("{}d", secs / 86_400),

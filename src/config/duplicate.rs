@@ -1,25 +1,26 @@
-//! Finds what is in a TOML file twice. The parser tells only where the second one is, which does not
-//! help in a file of some length.
+//! Locates duplicate tables and keys in a TOML file. The parser reports only the position of the
+//! second one, which is not enough in a long file.
 
 use std::ops::Range;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A table or key that is in a file twice.
+/// A table or key that occurs twice in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Duplicate {
-    /// As it stands in the file: `table [redis]`, `key redis.url`.
+    /// The notation of the file: `table [redis]`, `key redis.url`.
     pub(super) what: String,
-    /// Where the first one begins, in bytes; unknown where the file is broken in other ways too.
+    /// The byte offset of the first one. Unknown if the file has other syntax errors.
     pub(super) first: Option<usize>,
 }
 
-/// What is twice in `text`, of which the second is at `second`: the name, as the parser found it.
+/// Finds the duplicate in `text` whose second occurrence is at `second`. `name` comes from the
+/// parser.
 pub(super) fn find(text: &str, second: Range<usize>) -> Duplicate {
     let before = &text[..second.start];
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    // Up to there the file is sound, unless it is in the middle of a value.
+    // The text before `second` is valid, unless `second` is inside a value.
     let (document, _) = DeTable::parse_recoverable(&text[..line_start]);
     let document = document.get_ref();
     let line = text[line_start..second.end].trim_start();
@@ -38,7 +39,7 @@ pub(super) fn find(text: &str, second: Range<usize>) -> Duplicate {
             return Duplicate { what: format!("key {}", written(&path)), first: Some(first) };
         }
     }
-    // Within an inline table.
+    // The duplicate is inside an inline table.
     let name = text[second.clone()].trim_matches(['"', '\'']);
     let (document, _) = DeTable::parse_recoverable(before);
     let mut nearest = None;
@@ -46,7 +47,7 @@ pub(super) fn find(text: &str, second: Range<usize>) -> Duplicate {
     Duplicate { what: format!("key {name}"), first: nearest }
 }
 
-/// The one key that a line of TOML sets, or the table that it opens.
+/// The path that a line of TOML sets or opens, if it is exactly one.
 fn path_of(line: &str) -> Option<Vec<String>> {
     let document = DeTable::parse(line).ok()?;
     let (mut table, mut path) = (document.get_ref(), Vec::new());
@@ -64,7 +65,7 @@ fn path_of(line: &str) -> Option<Vec<String>> {
     (!path.is_empty()).then_some(path)
 }
 
-/// Where the key of a path is, or the last part of the path that there is.
+/// The position of the key of a path, or of the last part of the path that exists.
 fn place_of(document: &DeTable<'_>, path: &[String]) -> Option<usize> {
     let (mut table, mut found) = (document, None);
     for part in path {
@@ -82,7 +83,7 @@ fn place_of(document: &DeTable<'_>, path: &[String]) -> Option<usize> {
     found
 }
 
-/// The table that was opened last: `found` is where its header is, and its path.
+/// The last opened table: `found` holds the position of its header, and its path.
 fn last_header(
     table: &DeTable<'_>,
     path: &mut Vec<String>,
@@ -135,7 +136,7 @@ fn nearest_of(table: &DeTable<'_>, name: &str, end: usize, found: &mut Option<us
     }
 }
 
-/// A path as TOML writes it.
+/// A path in TOML notation.
 fn written(path: &[String]) -> String {
     let is_bare = |part: &str| {
         !part.is_empty()

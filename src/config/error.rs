@@ -1,11 +1,11 @@
-//! What can be wrong with a configuration, said so that its author can mend it.
+//! The errors of a configuration, with enough context to correct it.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a configuration is refused. The text is complete: where, which key, what is wrong, what to
-/// do. It never holds a value that may be secret.
+/// Why Fairlane refuses a configuration. Each text is complete: the location, the key, the problem
+/// and the remedy. It never contains a value that may be secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -13,58 +13,58 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
     /// The file is not TOML.
-    #[error("{at}: this is not TOML: {problem}")]
+    #[error("{at}: invalid TOML: {problem}")]
     Syntax {
-        /// Where.
+        /// The location.
         at: Origin,
-        /// What the parser met. The parser's own error also quotes the line, which may be secret.
+        /// The problem, without the parser's quote of the line, which may be secret.
         problem: String,
     },
-    /// A table or a key is in the file twice.
+    /// A table or a key occurs twice in the file.
     #[error("{at}: {what} is in the file already{}; {}", first_text(*.first), remedy_of(what))]
     Twice {
-        /// Where the second one is.
+        /// The location of the second one.
         at: Origin,
-        /// The table or key, as it stands in the file.
+        /// The table or key, in the notation of the file.
         what: String,
-        /// The line of the first one, if it can be told.
+        /// The line of the first one, if known.
         first: Option<usize>,
     },
-    /// There is no such key.
+    /// The key is unknown.
     #[error("{at}: unknown key {key:?}; {remedy}")]
     UnknownKey {
-        /// Where.
+        /// The location.
         at: Origin,
         /// The key, dotted.
         key: String,
-        /// The nearest known key, or where to look.
+        /// The nearest known key, or where to find the list.
         remedy: String,
     },
     /// The value is of another type than the key's default.
     #[error("{at}: {key} must be {expected}, not {found}")]
     WrongType {
-        /// Where.
+        /// The location.
         at: Origin,
         /// The key, dotted.
         key: String,
         /// The type of the default, with an example.
         expected: &'static str,
-        /// The type that was met.
+        /// The type of the value.
         found: &'static str,
     },
     /// The value is out of bounds, or contradicts another one.
     #[error("{at}: {key} {problem}")]
     Invalid {
-        /// Where.
+        /// The location.
         at: Origin,
         /// The key, dotted.
         key: String,
-        /// What is wrong and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
 }
@@ -86,7 +86,7 @@ fn remedy_of(what: &str) -> &'static str {
 pub enum Origin {
     /// In a file.
     File {
-        /// Its name.
+        /// The path of the file.
         name: String,
         /// The line, from 1.
         line: usize,

@@ -1,7 +1,7 @@
-//! Settings before they have a meaning: each known key with its value and where it was made.
+//! Settings before they get their types: each known key with its value and its origin.
 //!
-//! Layers are laid one over the other: a later one wins key by key, also inside `workers`,
-//! `backoff` and `dead`. What is known, and of which type, is read from the default files.
+//! Layers override each other key by key, also inside `workers`, `backoff` and `dead`. The default
+//! files define the known keys and their types.
 
 use std::collections::BTreeMap;
 use std::mem::discriminant;
@@ -21,7 +21,7 @@ pub(super) const ENV_PREFIX: &str = "FAIRLANE__";
 const ENV_SEPARATOR: &str = "__";
 const PIPELINES: &str = "pipelines";
 const PRODUCTS: &str = "products";
-/// How the parser calls what is there twice.
+/// The parser's text for a duplicate.
 const DUPLICATE: &str = "duplicate key";
 
 /// Lists of tables: the key of the list, and the keys of each table with their defaults.
@@ -36,7 +36,7 @@ pub(super) enum Value {
     Float(f64),
     Flag(bool),
     List(Vec<String>),
-    /// So many tables; the settings of the first are below `KEY[0].`.
+    /// The number of tables. The settings of the first are below `KEY[0].`.
     Tables(usize),
 }
 
@@ -52,7 +52,7 @@ impl Value {
         }
     }
 
-    /// `value` as the type of `self`, or the name of the type it has instead.
+    /// Converts `value` to the type of `self`, or returns the name of its actual type.
     fn convert(&self, value: &DeValue<'_>) -> Result<Self, &'static str> {
         let read = read_value(value).ok_or(match (self, value) {
             (Self::Integer(_), DeValue::Integer(_)) => "one of that size",
@@ -67,7 +67,7 @@ impl Value {
         }
     }
 
-    /// The text of an environment variable as the type of `self`.
+    /// Converts the text of an environment variable to the type of `self`.
     fn convert_text(&self, text: &str) -> Result<Self, &'static str> {
         const FOUND: &str = "what it holds";
         let trimmed = text.trim();
@@ -115,7 +115,7 @@ fn found(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// A setting and where it was made.
+/// A setting and its origin.
 #[derive(Debug, Clone)]
 pub(super) struct Setting {
     pub(super) value: Value,
@@ -133,7 +133,7 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// The lowest layer.
+    /// The lowest layer: the defaults.
     pub(super) fn defaults() -> Self {
         let schema = Schema::of_defaults();
         let settings = with_prefix("", &schema.top).collect();
@@ -148,12 +148,12 @@ impl Layers {
         layers
     }
 
-    /// Whether a setting was made anywhere above the defaults.
+    /// Whether a layer above the defaults sets this key.
     pub(super) fn is_made(&self, key: &str) -> bool {
         self.settings.get(key).is_some_and(|setting| setting.at != Origin::Code)
     }
 
-    /// Lays a file over what is there. `name` is what messages call it.
+    /// Adds the layer of a file. `name` is the file's name for error messages.
     pub(super) fn add_toml(&mut self, text: &str, name: &str) -> Result<(), ConfigError> {
         let file = File { text, name };
         let table = DeTable::parse(text).map_err(|error| file.refused(&error))?;
@@ -167,7 +167,7 @@ impl Layers {
         path: &mut Vec<String>,
     ) -> Result<(), ConfigError> {
         let mut entries: Vec<_> = table.iter().collect();
-        // The first mistake in the file is reported first.
+        // Sorted by position, so that the first mistake in the file is reported.
         entries.sort_by_key(|(key, _)| key.span().start);
         for (key, value) in entries {
             path.push(key.get_ref().to_string());
@@ -223,7 +223,7 @@ impl Layers {
         }
     }
 
-    /// Takes the section of a product in place of the one before.
+    /// Replaces the section of a product.
     fn add_product(
         &mut self,
         name: &str,
@@ -245,7 +245,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Takes a list of tables in place of the one before.
+    /// Replaces a list of tables.
     fn add_tables(
         &mut self,
         file: &File<'_>,
@@ -264,7 +264,7 @@ impl Layers {
                 let (expected, found) = ("a table", found(item.get_ref()));
                 return Err(ConfigError::WrongType { at, key: table, expected, found });
             };
-            // What is missing there is missing at the place where the table begins.
+            // A key that is missing in a table has the origin of the table.
             let defaults = self.schema.tables[&key].iter().map(|(name, value)| {
                 (format!("{table}.{name}"), Setting { value: value.clone(), at: at.clone() })
             });
@@ -276,8 +276,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Lays one environment variable over what is there; those that are no settings are passed
-    /// over.
+    /// Adds the layer of one environment variable. Ignores variables that are not settings.
     pub(super) fn add_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
         let Some(path) = variable_path(name, &self.schema) else { return Ok(()) };
         let at = Origin::Environment(name.to_owned());
@@ -329,15 +328,15 @@ impl Layers {
                 self.settings.extend(with_prefix(&prefix, &self.schema.pipeline));
                 self.pipelines.insert(parsed, at);
             }
-            // A built-in one begins where it is first written.
+            // A built-in pipeline has the origin of its first setting.
             Some(begun @ Origin::Code) => *begun = at,
             Some(_) => {}
         }
         Ok(())
     }
 
-    /// Where the first of `keys` was made that is not a default. For a key that is missing: where
-    /// its pipeline begins.
+    /// The origin of the first of `keys` that is not a default. For a missing key: the origin of
+    /// its pipeline.
     pub(super) fn origin(&self, keys: &[String]) -> Origin {
         let made = keys.iter().filter_map(|key| Some(&self.settings.get(key)?.at));
         let begun = keys.iter().filter_map(|key| {
@@ -357,14 +356,15 @@ fn with_prefix(
     })
 }
 
-/// The dotted key that a variable means, or `None` when it is no setting.
+/// The dotted key of a variable, or `None` if the variable is not a setting.
 fn variable_path(name: &str, schema: &Schema) -> Option<Vec<String>> {
     let prefix = name.get(..ENV_PREFIX.len())?;
     if !prefix.eq_ignore_ascii_case(ENV_PREFIX) {
         return None;
     }
     let rest = name[ENV_PREFIX.len()..].to_lowercase();
-    // A pipeline's name may hold a double underscore: what is left before a known key is the name.
+    // The name of a pipeline may contain a double underscore, so the name is everything before a
+    // known key.
     if let Some(pipeline) = rest.strip_prefix(&format!("{PIPELINES}{ENV_SEPARATOR}")) {
         for key in schema.pipeline.keys() {
             let suffix = format!("{ENV_SEPARATOR}{}", key.replace('.', ENV_SEPARATOR));
@@ -383,7 +383,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// What the parser says, for the author of the file.
+    /// Rewords the parser's error for the author of the file.
     fn refused(&self, error: &toml::de::Error) -> ConfigError {
         let span = error.span().unwrap_or_default();
         let at = self.at(span.start);
@@ -404,12 +404,12 @@ impl File<'_> {
     }
 }
 
-/// Every known key with its default, which also gives its type.
+/// Every known key with its default, which also defines its type.
 #[derive(Debug)]
 struct Schema {
     top: BTreeMap<String, Value>,
     pipeline: BTreeMap<String, Value>,
-    /// Of each list of tables.
+    /// The keys of each list of tables.
     tables: BTreeMap<String, BTreeMap<String, Value>>,
 }
 
@@ -423,7 +423,7 @@ impl Schema {
         let mut top = read_defaults(DEFAULT_TOML);
         let tables = TABLES.map(|(key, defaults)| (key.to_owned(), read_defaults(defaults)));
         for (key, _) in &tables {
-            // The default of such a list is empty, and so tells nothing of what it holds.
+            // The default of such a list is empty, and so does not define the keys of its tables.
             top.insert(key.clone(), Value::Tables(0));
         }
         Self { top, pipeline: read_defaults(PIPELINE_TOML), tables: tables.into() }
@@ -481,7 +481,7 @@ fn collect(table: &DeTable<'_>, prefix: &str, defaults: &mut BTreeMap<String, Va
     }
 }
 
-/// The known key, section or key of another section that was probably meant.
+/// The known key, section or key of another section that the author probably meant.
 fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Option<&'a str> {
     let sections = defaults.keys().filter_map(|known| Some(known.split_once('.')?.0));
     let close = defaults
@@ -501,8 +501,8 @@ fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Option<&'a s
     }
 }
 
-/// How many characters must be put in, left out or replaced to turn one text into the other
-/// (Levenshtein).
+/// The number of characters to insert, remove or replace to turn one text into the other
+/// (Levenshtein distance).
 fn edit_distance(from: &str, to: &str) -> usize {
     let mut row: Vec<usize> = (0..=to.chars().count()).collect();
     for (i, a) in from.chars().enumerate() {

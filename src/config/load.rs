@@ -1,4 +1,4 @@
-//! Loading: finds the file, lays the layers, gives the settings their types.
+//! Loading: finds the file, combines the layers, and converts settings to their types.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -31,24 +31,25 @@ use crate::notifications::record::{Cap, CapError};
 use crate::outbound::sign::Secret;
 use crate::outbound::{CheckedUrl, Policy};
 
-/// Where a configuration is looked for when none is named, in this order.
+/// The default paths, in the order in which they are tried.
 const FILES: [&str; 2] = ["./fairlane.toml", "/etc/fairlane/fairlane.toml"];
-/// The variable that names the program of a private MongoDB. It belongs to the machine rather than
-/// to the service, so no file holds it.
+/// The variable that names the program of a private MongoDB. It describes the machine rather than
+/// the service, so no file contains it.
 const MONGOD: &str = "FAIRLANE_MONGOD";
 
 impl Config {
-    /// The configuration of this process: defaults, over them the file `explicit` or else the
-    /// first of `./fairlane.toml` and `/etc/fairlane/fairlane.toml` that exists, over that the
-    /// environment.
+    /// Loads the configuration of this process: the defaults, overridden by the file `explicit` or
+    /// else the first existing one of `./fairlane.toml` and `/etc/fairlane/fairlane.toml`,
+    /// overridden by the environment.
     ///
-    /// Variables are named `FAIRLANE__SECTION__KEY` in any case; `FAIRLANE_…` with a single
-    /// underscore are no settings, but for `FAIRLANE_MONGOD`: [`MongoConfig::program`]. A pipeline
-    /// whose name holds `-` can only be set in a file.
+    /// Variables are named `FAIRLANE__SECTION__KEY` in any case. `FAIRLANE_…` with a single
+    /// underscore is not a setting, except `FAIRLANE_MONGOD`: [`MongoConfig::program`]. A pipeline
+    /// whose name contains `-` can only be set in a file.
     ///
     /// # Errors
-    /// When a file cannot be read (a missing one only if it was named), a key is unknown, of the
-    /// wrong type or not supported, or values are out of bounds or contradict each other.
+    /// If a file cannot be read (a missing file only if `explicit` names it), if a key is unknown,
+    /// has the wrong type or is not supported, and if values are out of bounds or contradict each
+    /// other.
     pub fn load(explicit: Option<&Path>) -> Result<Self, ConfigError> {
         let mut variables = Vec::new();
         for (name, text) in environment() {
@@ -73,7 +74,7 @@ impl Config {
         Self::load_with(file.as_deref(), variables.into_iter())
     }
 
-    /// The same from one file, or none, and the given environment.
+    /// Loads from one file, or none, and the given environment.
     ///
     /// # Errors
     /// As for [`Self::load`].
@@ -95,7 +96,7 @@ impl Config {
                 variables.push((name, text));
             }
         }
-        // The order of an environment is arbitrary; which mistake is reported should not be.
+        // Sorted: the order of an environment is arbitrary, the reported mistake should not be.
         variables.sort();
         for (name, text) in variables {
             layers.add_variable(&name, &text)?;
@@ -106,7 +107,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads TOML over the defaults, without the environment. `origin` is what messages call it.
+    /// Reads TOML over the defaults, without the environment. `origin` is its name in messages.
     ///
     /// # Errors
     /// As for [`Self::load`].
@@ -128,13 +129,14 @@ pub(crate) fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
-/// [`MongoConfig::program`] where nothing else of the configuration is needed.
+/// [`MongoConfig::program`], for callers that need nothing else of the configuration.
 #[expect(clippy::disallowed_methods, reason = "it belongs to the machine, not to the settings")]
 pub(crate) fn mongod() -> Option<PathBuf> {
     std::env::var_os(MONGOD).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// A file that cannot be looked at is not passed over: reading it will say why.
+/// Whether the file exists. If that cannot be determined, it counts as existing, and reading it
+/// reports the error.
 fn may_exist(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)
 }
@@ -143,7 +145,7 @@ fn is_setting(name: &str) -> bool {
     name.get(..ENV_PREFIX.len()).is_some_and(|prefix| prefix.eq_ignore_ascii_case(ENV_PREFIX))
 }
 
-/// The defaults of a pipeline, handler and events still empty.
+/// The defaults of a pipeline. Handler and events are still empty.
 pub(super) fn default_pipeline() -> PipelineConfig {
     let mut layers = Layers::defaults();
     layers
@@ -159,7 +161,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     for name in layers.pipelines.keys() {
         let prefix = format!("pipelines.{name}.");
         let mut pipeline = pipeline(&Reader { layers, prefix: &prefix })?;
-        // What somebody wrote is not refused for a setting that they did not write.
+        // A user's own setting is not refused because of a default.
         if is_built_in(name) && !layers.is_made(&format!("{prefix}handler_timeout")) {
             pipeline.handler_timeout = pipeline.handler_timeout.min(shutdown_grace);
         }
@@ -181,7 +183,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     };
     let prefix = top.text("redis.prefix");
     let prefix = Prefix::parse(prefix).map_err(|error| top.invalid("redis.prefix", error))?;
-    // Environments that share a Redis do not read each other's events by default.
+    // By default, environments in one Redis do not read each other's events.
     let streams = if layers.is_made("bus.streams") {
         top.list("bus.streams")
     } else {
@@ -313,7 +315,7 @@ fn admission(top: &Reader<'_>) -> Result<AdmissionConfig, ConfigError> {
 
 fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
     let secret = |(index, text): (usize, String)| {
-        // Never quoted.
+        // The error never quotes the secret.
         Secret::parse(&text).map_err(|error| {
             top.invalid("callbacks.secrets", format_args!("number {} {error}", index + 1))
         })
@@ -340,7 +342,7 @@ fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
 
 fn nets(top: &Reader<'_>, key: &str) -> Result<Vec<IpNet>, ConfigError> {
     let net = |text: String| {
-        // An address alone is the network of just that one.
+        // An address without bits is a network of one address.
         let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
         net.map_err(|_| {
             let remedy = "write ADDRESS/BITS, such as \"10.0.0.0/8\" or \"fd00::/8\"";
@@ -399,8 +401,8 @@ fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {
     })
 }
 
-/// Caps by name, in the order of the names: `NAME = N/TIME`, several of one name add up, and
-/// `NAME = none` says that there are none.
+/// Parses caps by name, in the order of the names. Several `NAME = N/TIME` entries of one name add
+/// up; `NAME = none` removes all caps.
 fn named_caps(
     top: &Reader<'_>,
     key: &str,
@@ -412,7 +414,7 @@ fn named_caps(
             let examples = format!("such as \"{example} = 10/day\" or \"{example} = none\"");
             top.invalid(key, format_args!("holds {text:?}; {problem}, {examples}"))
         };
-        // A name may hold an equals sign, a cap does not.
+        // The name may contain an equals sign; the cap cannot.
         let (name, cap) = text
             .rsplit_once('=')
             .map(|(name, cap)| (name.trim(), cap.trim()))
@@ -473,7 +475,7 @@ fn shards(top: &Reader<'_>) -> Result<ShardCount, ConfigError> {
         .ok_or_else(|| top.invalid("redis.shards", between(1, ShardCount::MAX.into())))
 }
 
-/// Gives the settings below `prefix` their types.
+/// Converts the settings below `prefix` to their types.
 struct Reader<'a> {
     layers: &'a Layers,
     prefix: &'a str,
@@ -491,7 +493,7 @@ impl<'a> Reader<'a> {
         ConfigError::Invalid { at, key, problem: problem.to_string() }
     }
 
-    // The layers hold each value in the type of its default, so the arms below cannot be met.
+    // The layers hold each value in the type of its default, so the other arms are unreachable.
 
     fn text(&self, key: &str) -> &'a str {
         match self.value(key) {

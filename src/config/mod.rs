@@ -1,9 +1,9 @@
-//! The configuration: defaults, over them one TOML file, over that the environment.
+//! The configuration: defaults, overridden by one TOML file, overridden by the environment.
 //!
-//! The defaults *are* the files `default.toml` and `pipeline.toml` beside this one, and one for each
-//! built-in pipeline: what [`default_text`] prints is what is loaded, and the set of known keys and
-//! their types is read from there. A [`Config`] that was loaded is complete, typed and free of
-//! contradictions; one that was put together in code is checked by [`Config::check`].
+//! The defaults *are* the files `default.toml` and `pipeline.toml` beside this one, and one file
+//! per built-in pipeline. [`default_text`] prints the same text that is loaded, and the known keys
+//! and their types come from it. A loaded [`Config`] is complete, typed and free of contradictions.
+//! A [`Config`] built in code is checked by [`Config::check`].
 
 mod built_in;
 mod certificates;
@@ -45,17 +45,17 @@ const PIPELINE_TOML: &str = include_str!("pipeline.toml");
 const TOKEN_TOML: &str = include_str!("token.toml");
 const HEADERS_TOML: &str = include_str!("headers.toml");
 
-/// The whole configuration of a process.
+/// The complete configuration of a process.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
-    /// Where a private Redis and a private MongoDB keep their files.
+    /// Directory for the files of a private Redis and a private MongoDB.
     pub data_dir: PathBuf,
-    /// How long running slices may go on after the first signal. 1 ms to 1 h.
+    /// Time that running slices get after the first signal. 1 ms to 1 h.
     pub shutdown_grace: Duration,
-    /// How long requests are still taken after the first signal, while `/readyz` says that it stops.
-    /// At most 1 h.
+    /// Time in which requests are still accepted after the first signal, while `/readyz` answers
+    /// 503. At most 1 h.
     pub shutdown_delay: Duration,
     /// The section `[redis]`.
     pub redis: RedisConfig,
@@ -77,7 +77,7 @@ pub struct Config {
     pub admission: AdmissionConfig,
     /// The section `[auth]`.
     pub auth: AuthConfig,
-    /// The built-in pipelines and the sections `[pipelines.NAME]`, disabled ones among them.
+    /// The built-in pipelines and the sections `[pipelines.NAME]`, including disabled ones.
     pub pipelines: BTreeMap<PipelineName, PipelineConfig>,
     /// The sections `[products.NAME]` of products from outside the crate.
     pub products: BTreeMap<String, ProductSection>,
@@ -127,25 +127,25 @@ impl Config {
     }
 }
 
-/// Which Redis, and how the data is cut.
+/// The Redis to use, and how its data is divided.
 #[derive(Debug, Clone)]
 pub struct RedisConfig {
     /// `None`: a private server under [`Config::data_dir`].
     pub url: Option<RedisUrl>,
-    /// Certificates in PEM that TLS trusts beside the system's.
+    /// Certificates in PEM that TLS trusts in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// The certificate in PEM that is shown to a Redis that asks for one. With [`Self::key_file`].
+    /// The client certificate in PEM, for a Redis that asks for one. Used with [`Self::key_file`].
     pub cert_file: Option<PathBuf>,
-    /// Its private key in PEM.
+    /// The private key of that certificate, in PEM.
     pub key_file: Option<PathBuf>,
-    /// What every key and channel begins with.
+    /// The prefix of every key and channel.
     pub prefix: Prefix,
-    /// Into how many parts the bots of each pipeline are cut. Fixed when the data is created.
+    /// The number of shards of each pipeline. Fixed when the data is created.
     pub shards: ShardCount,
 }
 
 impl RedisConfig {
-    /// Reads the certificates that the settings name; `None` where they name none.
+    /// Reads the certificates that the settings name; `None` if they name none.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with the setting whose file cannot be used.
@@ -158,73 +158,74 @@ impl RedisConfig {
     }
 }
 
-/// Which MongoDB, and which database of it.
+/// The MongoDB and the database to use.
 #[derive(Debug, Clone)]
 pub struct MongoConfig {
-    /// `None`: a private server under [`Config::data_dir`] beside a private Redis; where there is
-    /// none, nothing that needs MongoDB runs.
+    /// `None`: a private server under [`Config::data_dir`] beside a private Redis. Without a
+    /// private server, components that need MongoDB do not run.
     pub url: Option<MongoUrl>,
-    /// The database everything is kept in: 1 to 63 bytes of what MongoDB allows in a name, and
-    /// none of its own databases.
+    /// The database for all data: 1 to 63 bytes that MongoDB allows in a name, and none of its own
+    /// databases.
     pub database: String,
     /// The program of a private server, from the environment variable `FAIRLANE_MONGOD`. `None`:
-    /// the `mongod` of the search path.
+    /// the `mongod` in `PATH`.
     pub program: Option<PathBuf>,
 }
 
-/// View counters.
+/// The section `[counters]`: view counters.
 #[derive(Debug, Clone)]
 pub struct CountersConfig {
-    /// Whose midnight ends the day of a daily figure.
+    /// The time zone whose midnight ends the day of a daily figure.
     pub time_zone: TimeZone,
-    /// Most ads of a bot whose totals are cached, in each of two generations: 1,000 to 10,000,000.
+    /// Maximum number of ads per bot whose totals are cached, in each of two generations: 1,000 to
+    /// 10,000,000.
     pub cached_ads: u64,
-    /// Who reads totals or days waits so long for the stores: 10 ms to 10 s.
+    /// Timeout of the stores for requests that read totals, days, rules or profiles: 10 ms to 10 s.
     pub read_timeout: Duration,
 }
 
-/// Delayed notifications.
+/// The section `[notifications]`: delayed notifications.
 #[derive(Debug, Clone)]
 pub struct NotificationsConfig {
-    /// A user gets the next one this long after the last one. At most 3,650 days.
+    /// Minimum time between two notifications to a user. At most 3,650 days.
     pub user_poll_threshold: Duration,
-    /// The same for single types: at most 100, each once.
+    /// Exceptions for single types: at most 100, each once.
     pub type_thresholds: Vec<(String, Duration)>,
-    /// A user of a bot gets at most so many in any window. At most 8.
+    /// Maximum numbers of notifications to a user of a bot, per sliding window. At most 8.
     pub caps: Vec<Cap>,
-    /// The same for bots whose ids match, instead: at most 100 globs, each once; none: no bound.
+    /// Caps that replace those for bots whose ids match: at most 100 globs, each once; none: no
+    /// bound.
     pub bot_caps: Vec<(String, Vec<Cap>)>,
-    /// For single types, beside those; at most 100, each once. None: the type is not counted.
+    /// Additional caps for single types; at most 100, each once. None: the type is not counted.
     pub type_caps: Vec<(String, Vec<Cap>)>,
-    /// What is done with one that comes too soon.
+    /// What happens to a notification that comes too soon or exceeds a cap.
     pub on_throttle: OnThrottle,
-    /// A user that is online gets the next one that waited for it this long after the last one. At
-    /// most 3,650 days.
+    /// Minimum time between two waiting notifications to a user that is online. At most 3,650 days.
     pub online_threshold: Duration,
-    /// Requests that one host and port gets from this process in a second; 0: no bound. At most
+    /// Maximum requests per second to one host and port from this process; 0: no bound. At most
     /// 1,000,000.
     pub host_rate: u64,
 }
 
-/// What is done with a notification that comes too soon after the last one of its user.
+/// What happens to a notification that comes too soon after the last one of its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnThrottle {
-    /// It ends, and is counted.
+    /// The notification ends, and is counted as throttled.
     Drop,
-    /// It is sent when it may be.
+    /// The notification is sent later, as soon as the rules allow it.
     Defer,
 }
 
-/// Where events come from.
+/// The section `[bus]`: the source of events.
 #[derive(Debug, Clone)]
 pub struct BusConfig {
     /// The kind of bus.
     pub source: BusSource,
     /// The streams to read: 1 to 64, each once.
     pub streams: Vec<String>,
-    /// Copied entries older than this are trimmed. At most 3,650 days.
+    /// The age after which copied entries are trimmed. At most 3,650 days.
     pub retention: Duration,
-    /// Whether anything is trimmed at all.
+    /// Whether to trim at all.
     pub trim: bool,
 }
 
@@ -238,79 +239,80 @@ pub enum BusSource {
 /// The HTTP interface.
 #[derive(Debug, Clone)]
 pub struct HttpConfig {
-    /// Where it listens.
+    /// The listening address.
     pub listen: SocketAddr,
-    /// Names under which it may be called without tokens, beside `localhost` and addresses. At
-    /// most 100.
+    /// Host names that requests without tokens may use, in addition to `localhost` and addresses.
+    /// At most 100.
     pub hosts: Vec<String>,
-    /// Sites whose pages may count views and read totals: at most 100, as browsers write them.
+    /// Sites whose pages may count views and read totals: at most 100 origins as browsers send
+    /// them.
     pub cors_origins: Vec<String>,
-    /// Connections that wait to be accepted: 1 to 65,535.
+    /// Maximum number of connections waiting to be accepted: 1 to 65,535.
     pub backlog: u32,
-    /// Connections at once: 16 to 100,000.
+    /// Maximum number of open connections: 16 to 100,000.
     pub max_connections: usize,
-    /// Connections of one address at once: 1 to [`Self::max_connections`].
+    /// Maximum number of open connections per address: 1 to [`Self::max_connections`].
     pub max_connections_per_address: usize,
-    /// Networks of the proxies that are believed: at most 1,000.
+    /// Networks of the trusted proxies: at most 1,000.
     pub trusted_proxies: Vec<IpNet>,
-    /// Whether their connections start with the header of the PROXY protocol, version 2.
+    /// Whether connections of trusted proxies start with a PROXY protocol header, version 2.
     pub proxy_protocol: bool,
 }
 
-/// Which HTTP requests are begun while more come than can be answered in time.
+/// The section `[admission]`: which HTTP requests to accept under overload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionConfig {
-    /// What is done with each class, and most requests in flight: 4 to 100,000.
+    /// The mode of each class, and the maximum number of requests in flight: 4 to 100,000.
     pub settings: Settings,
-    /// What one bot has for sure, at most 1,000,000 each.
+    /// The guaranteed share of one bot, at most 1,000,000 each.
     pub bot: Quota,
-    /// What one token has for sure, at most 1,000,000 each.
+    /// The guaranteed share of one token, at most 1,000,000 each.
     pub token: Quota,
-    /// Per class, how long a request may take that brings no deadline; `None`: any time. At most
-    /// 1 h; none for the first.
+    /// Per class, the deadline of a request that brings none; `None`: no deadline. At most 1 h;
+    /// always `None` for the first class.
     pub deadlines: [Option<Duration>; 4],
 }
 
-/// Who may do what over HTTP.
+/// The section `[auth]`: access to the HTTP interface.
 #[derive(Debug, Clone)]
 pub struct AuthConfig {
-    /// At most 1,000, each with a name of its own. None: everybody who reaches it may do all.
+    /// At most 1,000, each with a unique name. None: every client that connects may do everything.
     pub tokens: Vec<TokenConfig>,
     /// Whether to listen beyond the loopback without tokens.
     pub allow_anonymous: bool,
 }
 
-/// One bearer token. Its text is in a file and nowhere else.
+/// One bearer token. Its text exists only in its file.
 #[derive(Debug, Clone)]
 pub struct TokenConfig {
-    /// What the log calls it.
+    /// Its name in the log.
     pub name: String,
     /// The file with the token, trimmed: 16 to 4,096 bytes.
     pub token_file: PathBuf,
-    /// What it may do; one at least.
+    /// The permissions; at least one.
     pub scopes: Vec<Scope>,
-    /// Globs over the bots for which it may do that; one at least.
+    /// Globs over the bots that it gives access to; at least one.
     pub bots: Vec<String>,
-    /// With [`Scope::Count`], the sites it is for, of [`HttpConfig::cors_origins`]; none: all of them.
+    /// With [`Scope::Count`]: the allowed sites of [`HttpConfig::cors_origins`]; none: all of them.
     pub origins: Vec<String>,
-    /// With [`Scope::Count`], requests a second: 1 to 1,000,000.
+    /// With [`Scope::Count`]: maximum requests per second: 1 to 1,000,000.
     pub rate: u32,
-    /// The same of one address.
+    /// With [`Scope::Count`]: the same maximum per client address.
     pub address_rate: u32,
-    /// The highest class of its requests; `None`: as their routes say.
+    /// The highest class of its requests; `None`: the class of the route.
     pub class: Option<Class>,
 }
 
-/// What a token may do. None implies another.
+/// A permission of a token. None implies another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Put events on the bus.
+    /// Publish events.
     Publish,
-    /// Look at pipelines, bots and dead letters.
+    /// Read pipelines, bots and dead letters.
     Read,
-    /// Change them.
+    /// Change pipelines, bots and dead letters.
     Operate,
-    /// Count single views and read totals, with a token that everybody may know. Stands alone.
+    /// Count single views and read totals with a public token. Must be the only scope.
     Count,
 }
 
@@ -327,64 +329,64 @@ impl Scope {
     }
 }
 
-/// Calls to other people's servers.
+/// The section `[callbacks]`: calls to other servers.
 #[derive(Debug, Clone)]
 pub struct CallbacksConfig {
-    /// Networks that URLs in requests and rules may reach beside public addresses: at most 1,000.
-    /// A pipeline's own URL may reach any.
+    /// Networks that URLs in requests and rules may reach in addition to public addresses: at most
+    /// 1,000. The URL of a pipeline may be in any network.
     pub allow_nets: Vec<IpNet>,
-    /// Each one signs every call: at most 8. None: calls are not signed.
+    /// Signing secrets; each one signs every call: at most 8. None: calls are not signed.
     pub secrets: Vec<Secret>,
-    /// Calls that one host and port gets at once from this process: 1 to 1,024.
+    /// Maximum number of concurrent calls to one host and port from this process: 1 to 1,024.
     pub max_per_host: NonZeroUsize,
-    /// Headers that requests and rules may name: at most 100 sets, each with a name of its own.
+    /// Header sets for requests and rules: at most 100, each with a unique name.
     pub headers: Vec<HeadersConfig>,
 }
 
-/// Headers that some hosts get with calls of some bots. Their values are in a file and nowhere else.
+/// Headers that some hosts receive with calls of some bots. Their values exist only in their file.
 #[derive(Debug, Clone)]
 pub struct HeadersConfig {
-    /// What requests and rules call it: 1 to 64 bytes.
+    /// The name for requests and rules: 1 to 64 bytes.
     pub name: String,
-    /// The file with the headers, one a line.
+    /// The file with the headers, one per line.
     pub headers_file: PathBuf,
-    /// Globs over the bots that may name it; one at least.
+    /// Globs over the bots that may name the set; at least one.
     pub bots: Vec<String>,
-    /// Globs over the hosts that get it, each with or without a port; one at least.
+    /// Globs over the hosts that receive the headers, each with or without a port; at least one.
     pub hosts: Vec<String>,
 }
 
 /// The metrics and health endpoint.
 #[derive(Debug, Clone)]
 pub struct MetricsConfig {
-    /// Where it listens.
+    /// The listening address.
     pub listen: SocketAddr,
 }
 
-/// One pipeline: which events it takes, which handler gets them, its limits.
+/// One pipeline: its events, its handler, its limits.
 #[derive(Debug, Clone)]
 pub struct PipelineConfig {
-    /// A disabled pipeline takes no events and has no workers; what it holds stays.
+    /// A disabled pipeline takes no events and has no workers; its queued events are kept.
     pub enabled: bool,
-    /// The name of the handler. Whether one of that name exists is known to the application only.
+    /// The name of the handler. Only the application knows whether it exists.
     pub handler: String,
-    /// Globs over the event's type; `*` spans dots. At most 1,000, and one at least when enabled.
+    /// Globs over the event's type; `*` spans dots. At most 1,000, and at least one if enabled.
     pub events: Vec<String>,
-    /// Where a new pipeline begins on the bus.
+    /// Where a new pipeline starts on the bus.
     pub start: Start,
-    /// CEL over `event`. Compiled, and so checked, where it is used.
+    /// A CEL expression over `event`. Compiled, and so checked, where it is used.
     pub filter: Option<String>,
-    /// Where the handler `push` posts events to. For that handler alone, which needs it.
+    /// The target of the handler `push`. Required for that handler, refused for others.
     pub url: Option<CheckedUrl>,
-    /// Most events of one slice: 1 to 5,000.
+    /// Maximum number of events per slice: 1 to 5,000.
     pub batch: NonZeroUsize,
     /// A slice takes no further event after this: 1 ms to a third of [`Self::lease_ttl`].
     pub slice_time: Duration,
-    /// A bot whose consumer is silent this long goes to another: 1 s to 1 h.
+    /// Time without a renewal after which another worker takes the bot: 1 s to 1 h.
     pub lease_ttl: Duration,
     /// A handler that runs longer is cancelled: 1 ms to [`Config::shutdown_grace`].
     pub handler_timeout: Duration,
-    /// How many slices one process handles at once.
+    /// Number of concurrent slices of one process.
     pub workers: WorkersConfig,
     /// An event that failed this often becomes a dead letter: 1 to 1,000,000.
     pub max_attempts: NonZeroU32,
@@ -392,67 +394,67 @@ pub struct PipelineConfig {
     pub backoff: BackoffConfig,
     /// How long a bot waits for more events before its slice: at most 1 h.
     pub linger: Duration,
-    /// Most events queued per bot: up to 1,000,000,000. `None`: no bound.
+    /// Maximum number of queued events per bot: up to 1,000,000,000. `None`: no bound.
     pub max_queue: Option<NonZeroU64>,
     /// What happens to an event beyond [`Self::max_queue`].
     pub on_overflow: OnOverflow,
-    /// Older events are not handled any more: at most 3,650 days. `None`: no bound.
+    /// Age above which events are not handled: at most 3,650 days. `None`: no bound.
     pub max_age: Option<Duration>,
-    /// How many dead letters are kept, and for how long.
+    /// Number of dead letters kept, and for how long.
     pub dead: DeadConfig,
 }
 
-/// Where a new pipeline begins on the bus.
+/// Where a new pipeline starts on the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// With the events that arrive from now on.
+    /// At the end: with events published from now on.
     New,
-    /// With the oldest event the bus still has.
+    /// At the oldest event that the bus still has.
     Earliest,
 }
 
-/// How many slices one process handles at once: `1 <= min <= max <= 1024`.
+/// Number of concurrent slices of one process: `1 <= min <= max <= 1024`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkersConfig {
-    /// Workers that are always there.
+    /// Workers that always run.
     pub min: NonZeroUsize,
     /// Workers under full load.
     pub max: NonZeroUsize,
 }
 
-/// Waiting after a failure: doubles from `initial` to `max`.
+/// The wait after a failure: doubles from `initial` to `max`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BackoffConfig {
-    /// After the first failure: 1 ms to `max`.
+    /// The wait after the first failure: 1 ms to `max`.
     pub initial: Duration,
-    /// At most this: up to 7 days.
+    /// The longest wait: up to 7 days.
     pub max: Duration,
-    /// The fraction by which each wait is varied, so that bots that failed together do not come
-    /// back together: 0.0 to 1.0.
+    /// The fraction by which each wait varies, so that bots that failed together do not retry
+    /// together: 0.0 to 1.0.
     pub jitter: f64,
 }
 
-/// What happens to an event beyond the bound of its bot's queue.
+/// What happens to an event beyond the maximum length of its bot's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnOverflow {
-    /// It becomes a dead letter.
+    /// The event becomes a dead letter.
     Dead,
-    /// It is dropped and counted.
+    /// The event is dropped and counted.
     DropNew,
 }
 
-/// The bounds of the dead letters of a pipeline. The oldest go first. Each shard keeps its part of
-/// `max`, so one bot at most `max / redis.shards`.
+/// The bounds of the dead letters of a pipeline. The oldest are deleted first. Each shard keeps its
+/// part of `max`, so one bot at most `max / redis.shards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeadConfig {
-    /// Most dead letters: 1 to 100,000,000.
+    /// Maximum number of dead letters: 1 to 100,000,000.
     pub max: NonZeroU64,
-    /// For how long: 1 s to 3,650 days.
+    /// How long they are kept: 1 s to 3,650 days.
     pub keep: Duration,
 }
 
 impl Default for Config {
-    /// The defaults, with the built-in pipelines alone.
+    /// The defaults, with only the built-in pipelines.
     fn default() -> Self {
         Self::from_toml("", "defaults").expect("the built-in defaults are valid: tests load them")
     }
@@ -482,11 +484,11 @@ impl PipelineConfig {
 #[must_use]
 pub fn default_text() -> String {
     let mut text = DEFAULT_TOML.to_owned();
-    let about = "One block for each pipeline; any name of a-z, 0-9, '-' and '_'.";
+    let about = "One section per pipeline. Its name consists of a-z, 0-9, '-' and '_'.";
     add_block(&mut text, about, "NAME", PIPELINE_TOML);
     for (name, defaults) in BUILT_IN {
         let about =
-            "Built in: runs without being written, unless enabled = false. The rest is as above.";
+            "Built in: runs without this section, unless enabled = false. Other settings as above.";
         add_block(&mut text, about, name, defaults);
     }
     text.push_str(

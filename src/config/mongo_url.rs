@@ -1,5 +1,5 @@
-//! The address of a MongoDB deployment, which may hold a password and is therefore never printed
-//! whole.
+//! The address of a MongoDB deployment. It may contain a password and is therefore never printed in
+//! full.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use mongodb::options::{ConnectionString, HostInfo, ServerAddress};
 /// Why a text is not the address of a MongoDB deployment. Never quotes the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MongoUrlError {
-    /// Another scheme, or none.
-    #[error("does not begin with a known scheme; {REMEDY}")]
+    /// The scheme is missing or unknown.
+    #[error("does not start with a known scheme; {REMEDY}")]
     Scheme,
-    /// The rest is not usable.
+    /// The rest of the address is not usable.
     #[error(
         "is not a usable MongoDB URL; {REMEDY}; characters such as @ : / % in a user or password are written as %40 %3A %2F %25"
     )]
@@ -32,10 +32,10 @@ pub struct MongoUrl {
 }
 
 impl MongoUrl {
-    /// Checks the scheme and that the driver can read the rest. Asks no name server.
+    /// Checks the scheme and that the driver can parse the rest. Does not contact a name server.
     ///
     /// # Errors
-    /// When the scheme is another one, or credentials, hosts or options are unusable.
+    /// If the scheme is unknown, or credentials, hosts or options are unusable.
     pub fn parse(text: &str) -> Result<Self, MongoUrlError> {
         let Some((scheme @ ("mongodb" | "mongodb+srv"), _)) = text.split_once("://") else {
             return Err(MongoUrlError::Scheme);
@@ -53,17 +53,17 @@ impl MongoUrl {
         Ok(Self { text: text.to_owned(), shown: format!("{scheme}://{secret}{hosts}") })
     }
 
-    /// The whole address with its credentials: for the driver, never for a log.
+    /// The complete address with its credentials: for the driver, never for a log.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.text
     }
 }
 
-/// One server as it is written in a URL.
+/// One server in the notation of a URL.
 pub(crate) fn server(address: &ServerAddress) -> String {
     match address {
-        // The driver leaves out the brackets of IPv6.
+        // The driver omits the brackets of IPv6.
         ServerAddress::Tcp { host, port } if host.contains(':') && !host.starts_with('[') => {
             format!("[{host}]:{}", port.unwrap_or(DEFAULT_PORT))
         }

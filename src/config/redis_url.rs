@@ -1,4 +1,4 @@
-//! The address of Redis, which may hold a password and is therefore never printed whole.
+//! The address of Redis. It may contain a password and is therefore never printed in full.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use redis::IntoConnectionInfo;
 /// Why a text is not the address of Redis. Never quotes the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RedisUrlError {
-    /// Another scheme, or none.
-    #[error("does not begin with a known scheme; {REMEDY}")]
+    /// The scheme is missing or unknown.
+    #[error("does not start with a known scheme; {REMEDY}")]
     Scheme,
-    /// A cluster with a database number.
+    /// A cluster address with a database number.
     #[error("names a database of a cluster, which has only one; leave out what follows the last /")]
     Database,
-    /// The rest is not usable.
+    /// The rest of the address is not usable.
     #[error("is not a usable Redis URL; {REMEDY}")]
     Malformed,
 }
@@ -22,7 +22,7 @@ const REMEDY: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://â
     redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH";
 
 /// The address of Redis: a server (`redis://`, with TLS `rediss://`, `redis+unix:///`, `unix:///`),
-/// or some nodes of a cluster, with commas between (`redis+cluster://`, with TLS
+/// or some nodes of a cluster, separated by commas (`redis+cluster://`, with TLS
 /// `rediss+cluster://`).
 ///
 /// `Debug` and `Display` leave out user, password and everything after a `?`.
@@ -30,15 +30,15 @@ const REMEDY: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://â
 pub struct RedisUrl(String);
 
 impl RedisUrl {
-    /// Checks the scheme and that the client can read the rest.
+    /// Checks the scheme and that the client can parse the rest.
     ///
     /// # Errors
-    /// When the scheme is another one, or host, port, database number or path are unusable.
+    /// If the scheme is unknown, or host, port, database number or path are unusable.
     pub fn parse(text: &str) -> Result<Self, RedisUrlError> {
         let (scheme, rest) = text.split_once("://").ok_or(RedisUrlError::Scheme)?;
         match scheme {
             "redis" => {}
-            // What the client knows as fragments weakens TLS.
+            // The fragments that the client knows weaken TLS.
             "rediss" | "rediss+cluster" | "redis+cluster" if !rest.contains('#') => {}
             // Without an absolute path the client would take the first part for a host.
             "redis+unix" | "unix" if rest.starts_with('/') => {}
@@ -58,7 +58,7 @@ impl RedisUrl {
         Ok(url)
     }
 
-    /// The whole address with its credentials: for the client, never for a log.
+    /// The complete address with its credentials: for the client, never for a log.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -76,7 +76,7 @@ impl RedisUrl {
         self.scheme().starts_with("rediss")
     }
 
-    /// An address per server that is named, credentials included.
+    /// One address per named server, credentials included.
     pub(crate) fn seeds(&self) -> Vec<String> {
         if !self.is_cluster() {
             return vec![self.0.clone()];
@@ -94,11 +94,11 @@ impl RedisUrl {
         self.0.split_once("://").map_or("", |(scheme, _)| scheme)
     }
 
-    /// What follows the credentials, up to a `?`.
+    /// The part after the credentials, up to a `?`.
     fn hosts(&self) -> &str {
         let bare = self.0.split(['?', '#']).next().unwrap_or_default();
         let rest = bare.split_once("://").map_or("", |(_, rest)| rest);
-        // The last `@`: a password may hold one. A path may, too.
+        // The last `@` counts: a password may contain one. A path may, too.
         match rest.rsplit_once('@') {
             Some((_, hosts)) if !self.scheme().ends_with("unix") => hosts,
             _ => rest,

@@ -1,4 +1,4 @@
-//! What a sample shows of the counters.
+//! The gauges of the counters.
 
 use crate::metrics::CounterMetrics;
 use crate::queue::sample::{Gauges, Seen};

@@ -1,17 +1,18 @@
-//! Writes the views that wait in the queues to MongoDB, merged per ad and per ad and day.
+//! Writes queued views to MongoDB, merged per ad, and per ad and day.
 //!
-//! 1. Takes the views that are old enough: younger ones could vanish with the tail of a Redis that
-//!    dies after one collection had them, and the collections would disagree for ever.
+//! 1. Takes the views that are old enough. Redis can still lose younger ones in a crash. If only
+//!    one of the two collections had such views, the collections would disagree for ever.
 //! 2. Merges them per ad, in the order of the queue.
-//! 3. Writes both collections, in portions that the store takes in time. Each document has the sequence of the last record that was applied
-//!    to it and takes only what is above, so whatever was written before, by whomever, counts once.
-//! 4. Only then are they settled, as far as the portions went.
+//! 3. Writes both collections, in portions that the store accepts in time. Each document contains
+//!    the sequence of the last record applied to it, and accepts only later records. So each view
+//!    counts once, regardless of repeated writes by any process.
+//! 4. Only then settles the views of the written portions.
 //!
-//! A write that took too long may go on in the server. The next one of its bot waits for it: see
+//! A write that timed out may continue in the server. The next write of its bot waits for it: see
 //! `store::turns`.
 //!
-//! MongoDB unavailable counts no attempt, and no view is ever given up: only what never was one becomes a
-//! dead letter.
+//! An unavailable MongoDB counts no attempt, and no view becomes a dead letter. Only an event that
+//! is not a view does.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,22 +33,23 @@ use crate::ledger::LedgerEntry;
 use crate::metrics::CounterMetrics;
 use crate::store::turns::Turn;
 
-/// A bot whose views are partly too young is looked at again after this long: often enough that
-/// none waits 3 s, seldom enough that many views share a write.
+/// Interval until a bot with views that are too young is handled again: short enough that no view
+/// waits 3 s, long enough that many views share a write.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Most replacements of a portion: each is a statement for every month that it sets, in order.
+/// Maximum number of replacements per portion: each one needs a statement per month, in order.
 const REPLACEMENTS_MAX: usize = 50;
-/// So many records weigh as much as one more ad: those of an ad are added up, unless its documents
-/// have seen some of them.
+/// Number of records that weigh as much as one more ad. The records of an ad are summed up, unless
+/// its documents already contain some of them.
 const RECORDS_PER_AD: usize = 16;
 
-/// How old a view must be before it is written. Shared with who finds out how Redis persists.
+/// The minimum age of a view before it is written. Set by the task that determines how Redis
+/// persists.
 #[derive(Debug, Clone)]
 pub(crate) struct MinAge(Arc<AtomicU64>);
 
 impl MinAge {
-    /// An append-only file that is written every second can lose this much.
+    /// An append-only file that is synced every second can lose this much.
     pub(crate) const EVERYSEC: Duration = Duration::from_secs(2);
 
     pub(crate) fn new() -> Self {
@@ -68,9 +70,9 @@ pub(crate) struct CounterHandler {
     store: CounterStore,
     min_age: MinAge,
     metrics: CounterMetrics,
-    /// Below `handler_timeout`.
+    /// The write timeout, below `handler_timeout`.
     patience: Duration,
-    /// How much is written at a time, in ads.
+    /// The maximum size of a write, in ads.
     portion: Portion,
 }
 
@@ -86,8 +88,8 @@ impl CounterHandler {
     }
 
     async fn flush(&self, slice: &Slice) -> Result<Outcomes, Failure> {
-        // The fence is the time of the claim on the server's clock, or above: so is a sequence the
-        // time of its arrival.
+        // The fence is at least the time of the claim on the server's clock; a sequence is the time
+        // of its arrival on the same clock.
         let ripe_us = slice.fence.get().saturating_sub(self.min_age.get_us());
         let ripe = slice.events.partition_point(|event| event.sequence.get() <= ripe_us);
         let Some(young) = slice.events.get(ripe) else {
@@ -102,13 +104,13 @@ impl CounterHandler {
         Ok(if all { outcomes.rest_after(wait.max(AGAIN)) } else { outcomes })
     }
 
-    /// Writes the first `count` events: all of them if the store is quick, else as many as it takes
-    /// within the time of a slice, one portion at least.
+    /// Writes the first `count` events: all of them if the store is fast, otherwise as many as it
+    /// accepts within the time of a slice, at least one portion.
     async fn write(&self, slice: &Slice, count: usize) -> Result<Outcomes, Failure> {
         let until = Instant::now() + self.patience;
         let turn = self.store.turn(&slice.bot);
         let Ok(turn) = tokio::time::timeout(TURN_PATIENCE.min(self.patience), turn).await else {
-            let reason = "an earlier write of this bot is still under way in MongoDB";
+            let reason = "an earlier write of this bot is still in progress in MongoDB";
             return Err(Failure::unavailable(0, reason));
         };
         let mut settled = 0;
@@ -138,7 +140,7 @@ impl CounterHandler {
         Ok(dead.into_iter().fold(outcomes, |outcomes, (at, why)| outcomes.dead(at, why)))
     }
 
-    /// Has the store take a portion; the error says why it did not.
+    /// Writes a portion; the error says why the store did not accept it.
     async fn take(
         &self,
         turn: &Turn,
@@ -179,21 +181,21 @@ impl Handler for CounterHandler {
     }
 }
 
-/// What a portion does to the counters.
+/// The changes of a portion.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Merged {
-    /// In the order of the queue for each ad.
+    /// The changes, in the order of the queue for each ad.
     changes: Vec<Change>,
-    /// Events that count nothing, and why.
+    /// Events that are not views, and why.
     refused: Vec<(usize, String)>,
-    /// What the ledger has of the others.
+    /// The ledger entries of the other events.
     entries: Vec<LedgerEntry>,
-    /// How many events those are.
+    /// Number of events in the portion.
     count: usize,
 }
 
 impl Merged {
-    /// How much it is to write, in ads.
+    /// The size of the write, in ads.
     fn weight(&self) -> usize {
         weight(self.changes.len(), self.count)
     }
@@ -203,11 +205,11 @@ fn weight(changes: usize, records: usize) -> usize {
     changes + records / RECORDS_PER_AD
 }
 
-/// Merges the first events, up to this weight or as many as have [`REPLACEMENTS_MAX`] replacements;
-/// one at least.
+/// Merges the first events: up to this size, up to [`REPLACEMENTS_MAX`] replacements, and at least
+/// one event.
 fn merge(events: &[Delivery], most: usize) -> Merged {
     let mut merged = Merged::default();
-    // Where the last change of an ad is.
+    // The index of the last change of each ad.
     let mut places: HashMap<AdId, usize> = HashMap::new();
     let mut replacements = 0;
     for (at, Delivery { sequence, event }) in events.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! History in bulk: lines that replace what was counted of an ad, taken in their order and once each,
-//! however often they are sent.
+//! Imports of counters: lines that replace the counters of an ad. Each line is applied once and in
+//! order, regardless of repeated requests.
 //!
-//! Redis keeps the last line that was taken of each import, beside the queue that it was put into: it
-//! and the queue are never of different times. An import waits where it would take room from others:
-//! while many records of its bot wait to be written, and while Redis is nearly full.
+//! Redis stores the last applied line of each import beside the queue that the lines go to, so both
+//! always roll back together. An import waits while it would harm others: while many records of its
+//! bot wait to be written, and while Redis is nearly full.
 
 use crate::counters::scripts::Taken;
 use crate::counters::view::Line;
@@ -11,54 +11,54 @@ use crate::id::BotId;
 use crate::keyspace::StoreError;
 use crate::queue::Queue;
 
-/// Lines of one write.
+/// Maximum number of lines per write.
 const LINES: usize = 250;
-/// While so many records of the bot wait, no line is taken.
+/// Number of waiting records of the bot at which no line is accepted.
 const WAITING_MAX: u64 = 2_000;
-/// While Redis has used so much of its memory, in percent, no line is taken.
+/// Percent of its memory in use at which Redis accepts no line.
 const FULL_PERCENT: u64 = 80;
 
-/// How far an import came.
+/// The progress of an import.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Lines taken now.
+    /// Number of lines applied by this call.
     pub(crate) imported: u64,
-    /// Lines that were taken before.
+    /// Number of lines that an earlier call had applied.
     pub(crate) skipped: u64,
-    /// All lines up to this one are taken.
+    /// All lines up to this number are applied.
     pub(crate) last: u64,
 }
 
-/// Why no line, or no further one, is taken.
+/// Why no line, or no further line, is accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImportError {
     /// Redis failed.
     #[error(transparent)]
     Redis(#[from] StoreError),
-    /// Lines before were not taken.
-    #[error("line {line} cannot be imported: of this import, line {last} was the last; go on with line {}", last + 1)]
+    /// Lines before this one are missing.
+    #[error("line {line} cannot be imported: the last imported line is {last}; continue with line {}", last + 1)]
     Gap {
         /// The line.
         line: u64,
-        /// The last line that was taken.
+        /// The last applied line.
         last: u64,
     },
-    /// Others come first.
-    #[error("{waiting} records of the bot wait to be written; at most {WAITING_MAX} may")]
+    /// Too many records of the bot wait.
+    #[error("{waiting} records of the bot wait to be written; the maximum is {WAITING_MAX}")]
     Waiting {
-        /// How many.
+        /// The number of waiting records.
         waiting: u64,
     },
-    /// Redis has little room left.
+    /// Redis is nearly full.
     #[error("Redis has used {percent} % of its memory; imports wait above {FULL_PERCENT} %")]
     Full {
-        /// How much it has used.
+        /// Percent of its memory in use.
         percent: u64,
     },
 }
 
 impl ImportError {
-    /// Whether it passes by itself.
+    /// Whether the error is temporary.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Redis(error) => error.is_passing(),
@@ -68,11 +68,11 @@ impl ImportError {
     }
 }
 
-/// Takes lines that follow each other: all of them, or as many as there is room for.
+/// Applies consecutive lines: all of them, or as many as there is room for.
 ///
 /// # Errors
-/// When none was taken or, with [`ImportError::Redis`], it is unknown how many: they can be sent
-/// again.
+/// If no line was applied, or, with [`ImportError::Redis`], if the number is unknown. The lines can
+/// be sent again.
 pub(crate) async fn import(
     queue: &Queue,
     bot: &BotId,

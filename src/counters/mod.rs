@@ -1,31 +1,31 @@
-//! View counters as clients see them: counted in Redis at once, in MongoDB within seconds.
+//! View counters for clients: counted in Redis immediately, in MongoDB within seconds.
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! 1. A view that was answered is counted once in the total and once in its day, whatever dies,
-//!    hangs or repeats itself in between. What remains: a Redis that loses its tail (about a second
-//!    with an append-only file written every second, nothing with `appendfsync always`) loses at
-//!    most those views; none is ever counted twice, and total and days agree.
-//! 2. The total that a view is answered with is exact at that moment, or `None`: when MongoDB does
-//!    not tell what Redis does not know. The view counts all the same.
-//!    Totals that are read are exact, but for an ad that is not cached while its views are being
-//!    written: then those may be missing.
-//! 3. A replacement takes effect in the order in which it was called: everything counted before is
-//!    replaced, everything after is added. Totals show it at once, days within seconds.
+//! 1. A confirmed view is counted once in the total and once in its day, despite crashes, hangs and
+//!    repetitions. The known limit: if Redis loses its last writes (about a second with an
+//!    append-only file that is synced every second, nothing with `appendfsync always`), those views
+//!    are lost. No view is ever counted twice, and totals and days agree.
+//! 2. The total in the answer to a view is exact at that moment, or `None` if MongoDB does not
+//!    answer and Redis does not know it. The view counts in both cases. Totals that are read are
+//!    exact, with one exception: for an uncached ad whose views are being written, those views may
+//!    be missing.
+//! 3. A replacement takes effect in the order of the calls: it replaces everything counted before,
+//!    and later views are added. Totals show it immediately, days within seconds.
 //!
-//! # How a view goes
+//! # The path of a view
 //!
-//! 1. `lua/increment_if_exists.lua`: where the total is cached, it is raised and the view queued.
-//! 2. Else the total is read from MongoDB, and `lua/upsert.lua` caches it with the view, unless a
-//!    flush may have been under way: then again, at last without a total.
+//! 1. `lua/increment_if_exists.lua`: if the total is cached, it is raised and the view is queued.
+//! 2. Otherwise the total is read from MongoDB, and `lua/upsert.lua` caches it and queues the view.
+//!    If a flush may have run in between, this is repeated, finally without a total.
 //! 3. The view waits in its bot's queue; `handler::counter` writes it.
 //!
 //! # Stores that hang
 //!
-//! Who reads waits for `counters.read_timeout` at most, and not at all for a store that is known to
-//! hang (`Breaker`). Redis has half of the time, so that MongoDB can tell totals in the other half.
-//! A view waits for Redis, which alone can count it, until that has been silent for a second; and for
-//! MongoDB like a reader, since it counts without a total too.
+//! A reader waits at most `counters.read_timeout`, and not at all for a store that is known to hang
+//! (`Breaker`). Redis gets half of the time, so that MongoDB can return totals in the other half. A
+//! view waits for Redis, because only Redis can count it, until Redis has been silent for a second.
+//! It waits for MongoDB only like a reader, because it also counts without a total.
 
 pub(crate) mod exports;
 pub(crate) mod gauges;
@@ -72,7 +72,7 @@ pub const PIPELINE: &str = "counters";
 /// Why its records are not purged.
 const PROTECTED: Protected = Protected {
     code: "keeps-views",
-    reason: "views are not purged: some may be in MongoDB's totals already and not in its days; to set an ad back, reset it (POST /v1/bots/BOT/counters/AD/reset)",
+    reason: "views are not purged: some may already be in MongoDB's totals but not in its days; to clear an ad, reset it (POST /v1/bots/BOT/counters/AD/reset)",
 };
 
 /// The product.
@@ -102,15 +102,15 @@ impl product::Product for Product {
     }
 }
 
-/// A document that a flush may have changed is read again after these times: a flush takes some
+/// Pauses before a document that a flush may have changed is read again: a flush takes some
 /// milliseconds from its first write to its completion.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(40)];
 
-/// The first page of an export comes within this time.
+/// Timeout of the first page of an export.
 const EXPORT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why the counters cannot be told or changed.
+/// Why the counters cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CountersError {
     /// Redis failed.
@@ -119,10 +119,10 @@ pub(crate) enum CountersError {
     /// MongoDB failed.
     #[error(transparent)]
     Mongo(#[from] MongoError),
-    /// Redis does not answer in time.
+    /// Redis did not answer in time.
     #[error("Redis does not answer in time (counters.read_timeout)")]
     RedisHangs,
-    /// MongoDB does not answer in time.
+    /// MongoDB did not answer in time.
     #[error("MongoDB does not answer in time (counters.read_timeout)")]
     MongoHangs,
 }
@@ -148,9 +148,9 @@ impl From<Unanswered<MongoError>> for CountersError {
 /// Totals of several ads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// In the order that was asked; `None` where no store can tell it now.
+    /// In the requested order; `None` if no store can return it now.
     pub(crate) totals: Vec<Option<u64>>,
-    /// Redis is unavailable or hangs: what was viewed in the last seconds is missing.
+    /// Whether Redis is unavailable or hangs: then the views of the last seconds are missing.
     pub(crate) stale: bool,
 }
 
@@ -159,10 +159,10 @@ pub(crate) struct Totals {
 pub(crate) struct Counters {
     queue: Queue,
     store: CounterStore,
-    /// Of the days that are told.
+    /// The calendar of the daily figures.
     calendar: Calendar,
     metrics: CounterMetrics,
-    /// Who reads waits so long.
+    /// The timeout of readers.
     read_timeout: Duration,
     redis: Arc<Breaker>,
     mongo: Arc<Breaker>,
@@ -170,7 +170,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// The counters in the queues of the pipeline that counts views, and in `store`.
+    /// The counters in the queues of the counters pipeline, and in `store`.
     pub(crate) fn new(
         queue: Queue,
         store: CounterStore,
@@ -184,13 +184,13 @@ impl Counters {
         Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports }
     }
 
-    /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and answers the new total; `None` where no store
-    /// can tell it, the views still counted. A second call with the same `key` within an hour
-    /// counts nothing and answers what the first did.
+    /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and returns the new total; `None` if no store
+    /// can return it, but the views count. A second call with the same `key` within an hour counts
+    /// nothing and returns the result of the first.
     ///
     /// # Errors
-    /// When Redis does not answer. It is unknown then whether they were counted: repeat the call
-    /// with the same key.
+    /// If Redis is unavailable. The views may or may not be counted: repeat the call with the same
+    /// key.
     pub(crate) async fn view(
         &self,
         bot: &BotId,
@@ -217,7 +217,7 @@ impl Counters {
             }
             tokio::time::sleep(pause).await;
         }
-        // A view is never lost because a total cannot be told.
+        // A missing total must not lose the view.
         match self.queue.upsert(views, &acked, None).await? {
             Viewed::Counted(total) => Ok(self.counted(n, total)),
             Viewed::Ask(_) => unreachable!("without a stored total, the script always counts"),
@@ -229,14 +229,14 @@ impl Counters {
         total
     }
 
-    /// Total and sequence of one ad in MongoDB; `None` when it does not tell.
+    /// Total and sequence of one ad in MongoDB; `None` if it does not answer.
     async fn stored(&self, bot: &BotId, ad: &AdId) -> Option<(u64, crate::id::Sequence)> {
         let until = Instant::now() + self.read_timeout;
         let stored = self.ask(bot, std::slice::from_ref(ad), until).await.ok()?;
         Some(stored.first().map_or_else(Default::default, |stored| (stored.total, stored.sequence)))
     }
 
-    /// What MongoDB has, in the order of `ads`, if it tells it until then.
+    /// The stored totals, in the order of `ads`, if MongoDB answers before the deadline.
     async fn ask(
         &self,
         bot: &BotId,
@@ -248,16 +248,16 @@ impl Counters {
         let asked = self.mongo.read(left, self.store.totals(bot, ads)).await;
         let stored = asked.map_err(CountersError::from).inspect_err(|error| {
             if let Some(suppressed) = AWAY.take() {
-                warn!(%error, suppressed, "MongoDB does not tell totals; those that are not cached are unknown");
+                warn!(%error, suppressed, "MongoDB does not return totals; uncached totals are unknown");
             }
         })?;
         Ok(ads.iter().map(|ad| stored.get(ad).copied().unwrap_or_default()).collect())
     }
 
-    /// The totals of up to 1,000 ads; 0 for one that was never counted.
+    /// The totals of up to 1,000 ads; 0 for an ad without views.
     ///
     /// # Errors
-    /// When neither store answers in time.
+    /// If neither store answers in time.
     pub(crate) async fn totals(&self, bot: &BotId, ads: &[AdId]) -> Result<Totals, CountersError> {
         let until = Instant::now() + self.read_timeout;
         let book = match self.redis.read(self.read_timeout / 2, self.queue.book(bot, ads)).await {
@@ -289,11 +289,11 @@ impl Counters {
         Ok(Totals { totals, stale })
     }
 
-    /// Adds the totals of the ads at `missing`: what MongoDB has and what is queued. Where a flush
-    /// was under way, so that some may be in both, it looks again.
+    /// Adds the totals of the ads at `missing`: the stored views and the queued ones. If a flush
+    /// ran meanwhile, some views may be in both, so it reads again.
     ///
     /// # Errors
-    /// When Redis stops answering: what is queued may be missing then.
+    /// If Redis stops answering, because queued views may then be missing.
     async fn fill(
         &self,
         bot: &BotId,
@@ -308,7 +308,7 @@ impl Counters {
         for pause in AGAIN {
             let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(()) };
             let mut doubt = false;
-            // Of an ad with nothing queued, MongoDB had all before it was asked.
+            // If an ad has no queued views, MongoDB had all of them before it was asked.
             let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {
                 Some(self.redis.read(left(), self.queue.progress(bot)).await)
             } else {
@@ -328,7 +328,7 @@ impl Counters {
                         }
                         _ => {
                             doubt = true;
-                            // Between what is stored and that with what is queued.
+                            // Between the stored total, and that total with the queued views.
                             Some(stored.total)
                         }
                     },
@@ -346,10 +346,10 @@ impl Counters {
         Ok(())
     }
 
-    /// Replaces all that was counted of an ad so far.
+    /// Replaces the counters of an ad.
     ///
     /// # Errors
-    /// When Redis does not answer. It is unknown then whether it was done; it can be repeated.
+    /// If Redis is unavailable. The change may or may not be made; the call can be repeated.
     pub(crate) async fn replace(
         &self,
         bot: &BotId,
@@ -361,7 +361,7 @@ impl Counters {
         Ok(())
     }
 
-    /// Takes lines of an import that follow each other.
+    /// Applies consecutive lines of an import.
     ///
     /// # Errors
     /// As [`import::import`].
@@ -379,11 +379,11 @@ impl Counters {
         self.calendar.today()
     }
 
-    /// Views of ads per day, from `from` to `to`, days without any among them. What was viewed in the
-    /// last seconds is missing.
+    /// Views of ads per day, from `from` to `to`, including days without views. The views of the
+    /// last seconds are missing.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time.
+    /// If MongoDB does not answer in time.
     pub(crate) async fn daily(
         &self,
         bot: &BotId,
@@ -399,10 +399,10 @@ impl Counters {
         self.exports.begin()
     }
 
-    /// The views of one day, ads without any left out.
+    /// The views of one day, without ads that have none.
     ///
     /// # Errors
-    /// When MongoDB does not answer; the stream's items, when it stops to.
+    /// If MongoDB is unavailable; an item of the stream, if it becomes unavailable later.
     pub(crate) async fn export(
         &self,
         bot: &BotId,

@@ -1,4 +1,4 @@
-//! The counters in one instance.
+//! The counters in one process.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Counting views: what the scripts of the counters pipeline do for one bot.
+//! Counting views: the calls of the counters' scripts for one bot.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::queue::Queue;
 /// A second view with the same idempotency key within this time counts nothing.
 pub const IDEMPOTENCY_WINDOW: Duration = Duration::from_secs(3_600);
 
-/// An import is remembered for so long after its last line.
+/// How long an import is remembered after its last line.
 pub const IMPORT_WINDOW: Duration = Duration::from_secs(7 * 86_400);
 
-/// The ledger of views: per ad, how many are queued.
+/// The ledger of views: per ad, the number of queued views.
 #[derive(Debug)]
 pub struct ViewLedger {
-    /// On which day something is counted.
+    /// The calendar that decides on which day a view counts.
     calendar: Calendar,
     /// Maximum number of ads of a bot whose totals one generation caches.
     cached_ads: u64,
@@ -31,7 +31,7 @@ pub struct ViewLedger {
 }
 
 impl ViewLedger {
-    /// Counts on the days of `calendar`.
+    /// A ledger that counts on the days of `calendar`.
     pub(crate) fn new(calendar: Calendar, cached_ads: u64) -> Self {
         Self { calendar, cached_ads, metrics: CounterMetrics::new() }
     }
@@ -57,46 +57,47 @@ impl Ledger for ViewLedger {
     }
 }
 
-/// Views of one ad that are to be counted.
+/// Views of one ad to count.
 #[derive(Debug, Clone, Copy)]
 pub struct NewViews<'a> {
-    /// Whose ad.
+    /// The bot.
     pub bot: &'a BotId,
-    /// Which ad.
+    /// The ad.
     pub ad: &'a AdId,
-    /// How many: 1 to [`crate::counters::view::VIEWS_MAX`].
+    /// The number of views: 1 to [`crate::counters::view::VIEWS_MAX`].
     pub n: u64,
-    /// Their event, stamped with the day and encoded.
+    /// Their event, with the day, serialised.
     pub event: &'a [u8],
-    /// A second call with the same key counts nothing. It holds for the bot and the ad.
+    /// A second call with the same key for the bot and the ad counts nothing.
     pub key: Option<&'a str>,
 }
 
-/// What Redis knows of the total of an ad.
+/// The knowledge of Redis about the total of an ad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
     /// The total.
     Total(u64),
-    /// So many views beyond what MongoDB has, unless a flush is under way.
+    /// Only this number of views in addition to those in MongoDB, unless a flush is in progress.
     Queued(u64),
-    /// It is being replaced, and was not cached.
+    /// The total is being replaced and is not cached.
     Replaced,
 }
 
-/// What Redis knows of some ads of a bot.
+/// The knowledge of Redis about some ads of a bot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Book {
-    /// In the order that was asked.
+    /// In the requested order.
     pub known: Vec<Known>,
-    /// What was completed last. When that changes, so does what MongoDB has.
+    /// The last completion. When it changes, the content of MongoDB has changed too.
     pub acked: String,
 }
 
 impl Queue {
-    /// Counts views of an ad whose total is cached; any other is to be asked for.
+    /// Counts views of an ad whose total is cached; for other ads it returns that MongoDB must be
+    /// asked.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] they may or may not be counted: only a call with the same key
+    /// After [`StoreError::Unknown`] they may or may not be counted: only a call with the same key
     /// is safe.
     pub async fn increment_if_exists(&self, views: NewViews<'_>) -> Result<Viewed, StoreError> {
         let key = idempotency(&views);
@@ -104,7 +105,7 @@ impl Queue {
     }
 
     /// Counts views of an ad whose total is `stored`, read after [`Self::increment_if_exists`]
-    /// answered `acked`; `None` when nobody can tell it.
+    /// returned `acked`; `None` if no store can return it.
     ///
     /// # Errors
     /// As [`Self::increment_if_exists`].
@@ -119,10 +120,10 @@ impl Queue {
         self.link().call(&Upsert { views, acked, stored }).await
     }
 
-    /// Queues what replaces all that was counted of an ad, and caches the new total.
+    /// Queues a replacement of the counters of an ad, and caches the new total.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
+    /// After [`StoreError::Unknown`] it may or may not be queued; the call can be repeated.
     pub async fn replace_counter(
         &self,
         bot: &BotId,
@@ -135,12 +136,12 @@ impl Queue {
         self.link().call(&replace).await
     }
 
-    /// Queues what the lines say, those that follow each other in an import. Its lines are taken in
-    /// their order, each once: one that does not follow what was taken is refused.
+    /// Queues the replacements of consecutive lines of an import. Each line is accepted once and in
+    /// order: a line that does not follow the last accepted one is refused.
     ///
     /// # Errors
-    /// The outer error means that no answer came for any; an inner one concerns its line, and those
-    /// behind it are not taken. They can be sent again.
+    /// An outer error means that no line has an answer. An inner error concerns its line; the lines
+    /// after it are not accepted. They can be sent again.
     pub async fn import_lines(
         &self,
         bot: &BotId,
@@ -167,10 +168,10 @@ impl Queue {
         self.link().call_all(&calls).await
     }
 
-    /// The last line of an import that was taken; 0 for one that is not known.
+    /// The last accepted line of an import; 0 for an unknown import.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn imported(&self, bot: &BotId, key: &str) -> Result<u64, StoreError> {
         let mut command = redis::cmd("GET");
         command.arg(self.keys_of(bot).idempotency(&import_key(bot, key)));
@@ -179,10 +180,10 @@ impl Queue {
         line.map(|line| line.unwrap_or(0)).map_err(|error| self.link().misread("GET", error))
     }
 
-    /// How many records of a bot wait, and how full the fullest server is, in percent.
+    /// The number of waiting records of a bot, and how full the fullest server is, in percent.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn room(&self, bot: &BotId) -> Result<(u64, u64), StoreError> {
         let mut length = redis::cmd("LLEN");
         length.arg(self.keys_of(bot).queue(bot));
@@ -199,15 +200,15 @@ impl Queue {
         Ok((waiting, full.max().unwrap_or(0)))
     }
 
-    /// What Redis knows of the totals of some ads.
+    /// The knowledge of Redis about the totals of some ads.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn book(&self, bot: &BotId, ads: &[AdId]) -> Result<Book, StoreError> {
         let keys = self.keys_of(bot);
         let [unflushed, first, second, acked] = keys.ledger(bot);
         let mut pipe = Pipeline::with_capacity(5);
-        // The counts before the totals: those that are lowered meanwhile are in no total yet.
+        // Counts before totals: a count that is lowered meanwhile is not yet part of a total.
         pipe.cmd("HMGET").arg(unflushed);
         for ad in ads {
             pipe.arg(format!("v{ad}")).arg(format!("r{ad}"));
@@ -224,10 +225,10 @@ impl Queue {
         book(values, ads.len()).map_err(|source| self.link().misread("HMGET", source))
     }
 
-    /// What was completed last, and the sequence of the first event queued.
+    /// The last completion, and the sequence of the first queued event.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn progress(&self, bot: &BotId) -> Result<(String, Option<Sequence>), StoreError> {
         let keys = self.keys_of(bot);
         let [.., acked] = keys.ledger(bot);
@@ -259,12 +260,12 @@ impl Queue {
     }
 }
 
-/// The key under which an import is remembered: no bot can hold a line feed.
+/// The key of an import's record: no bot id can contain a line feed.
 fn import_key(bot: &BotId, key: &str) -> String {
     format!("import\n{bot}\n{key}")
 }
 
-/// The key under which views are remembered: neither bot nor ad can hold a line feed.
+/// The key of counted views: neither a bot id nor an ad id can contain a line feed.
 fn idempotency(views: &NewViews<'_>) -> Option<String> {
     views.key.map(|key| format!("view\n{}\n{}\n{key}", views.bot, views.ad))
 }
@@ -292,10 +293,10 @@ fn book(values: Vec<Value>, count: usize) -> Result<Book, ReplyError> {
     Ok(Book { known, acked: String::from_utf8(acked).unwrap_or_default() })
 }
 
-/// As much of a run id as a cached total names.
+/// The part of a run id that a cached total contains.
 const RUN_BYTES: usize = 8;
 
-/// The total of a cache's field `run|total`, if it is of this run.
+/// The total in a cache field `run|total`, if it belongs to this run.
 fn total(run: &[u8], field: Option<&[u8]>) -> Option<u64> {
     let total = field?.strip_prefix(run)?.strip_prefix(b"|")?;
     std::str::from_utf8(total).ok()?.parse().ok()

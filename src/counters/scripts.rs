@@ -14,23 +14,23 @@ scripts! {
     replace "replace" LEDGERS, import "import" LEDGERS,
 }
 
-/// Where something is counted, and within which bounds.
+/// The ad to count for, and the bounds of its queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Counting<'a> {
     /// The shard of `bot`.
     pub keys: &'a ShardKeys,
-    /// Bounds of the queue.
+    /// The limits of the queue.
     pub limits: Limits,
-    /// Most ads of a bot whose totals one generation caches.
+    /// Maximum number of ads per bot whose totals one generation caches.
     pub cached_ads: u64,
-    /// Whose ad.
+    /// The bot.
     pub bot: &'a BotId,
-    /// Which ad.
+    /// The ad.
     pub ad: &'a AdId,
 }
 
 impl Counting<'_> {
-    /// The command up to the keys: the queue and the book of the bot, then `more`.
+    /// The command up to its keys: the queue and the book of the bot, then `more`.
     fn begin(&self, script: Index, more: Option<String>) -> Cmd {
         let mut cmd = evalsha(script, 13 + usize::from(more.is_some()));
         cmd.arg(&self.keys.base).arg(self.keys.queue(self.bot)).arg(&self.keys.ledger(self.bot));
@@ -38,7 +38,7 @@ impl Counting<'_> {
         cmd
     }
 
-    /// The event to queue, as the last arguments of `append`.
+    /// Appends the event to queue, as the last arguments of `append`.
     fn event(&self, cmd: &mut Cmd, event: &[u8]) {
         cmd.arg(self.bot.as_str()).arg(1).arg(event);
     }
@@ -47,13 +47,13 @@ impl Counting<'_> {
 /// Some views of one ad.
 #[derive(Debug, Clone, Copy)]
 pub struct Views<'a> {
-    /// Where.
+    /// The ad.
     pub counting: Counting<'a>,
-    /// How many.
+    /// The number of views.
     pub n: u64,
-    /// Their event, encoded.
+    /// Their event, serialised.
     pub event: &'a [u8],
-    /// Makes a second call with the same key a no-op, for this many ms.
+    /// A second call with the same key within this time (ms) changes nothing.
     pub idempotency: Option<(&'a str, u64)>,
 }
 
@@ -70,12 +70,12 @@ impl Views<'_> {
     }
 }
 
-/// What became of views.
+/// The result of counting views.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Viewed {
-    /// Counted, or counted before under the same key: the new total then, if anybody could tell it.
+    /// Counted, now or before under the same key, with the new total if it is known.
     Counted(Option<u64>),
-    /// Not counted: MongoDB is to be asked (again). What is told of completions comes back with the
+    /// Not counted: the caller must ask MongoDB (again). It passes this state of completions to the
     /// next call.
     Ask(String),
 }
@@ -94,7 +94,7 @@ impl Viewed {
 /// `lua/increment_if_exists.lua`.
 #[derive(Debug, Clone, Copy)]
 pub struct IncrementIfExists<'a>(
-    /// What to count.
+    /// The views to count.
     pub Views<'a>,
 );
 
@@ -114,11 +114,11 @@ impl Call for IncrementIfExists<'_> {
 /// `lua/upsert.lua`.
 #[derive(Debug, Clone, Copy)]
 pub struct Upsert<'a> {
-    /// What to count.
+    /// The views to count.
     pub views: Views<'a>,
-    /// What was told of completions when the total was not cached.
+    /// The state of completions from the earlier reply.
     pub acked: &'a str,
-    /// Total and last sequence as MongoDB has them; `None`: it does not tell.
+    /// Total and last sequence in MongoDB; `None`: it does not answer.
     pub stored: Option<(u64, Sequence)>,
 }
 
@@ -141,14 +141,14 @@ impl Call for Upsert<'_> {
     }
 }
 
-/// `lua/replace.lua`. Answers the sequence.
+/// `lua/replace.lua`. Returns the sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Replace<'a> {
-    /// Where.
+    /// The ad.
     pub counting: Counting<'a>,
     /// The new total.
     pub total: u64,
-    /// The event of it, encoded.
+    /// The event of the replacement, serialised.
     pub event: &'a [u8],
 }
 
@@ -169,35 +169,35 @@ impl Call for Replace<'_> {
     }
 }
 
-/// `lua/import.lua`. Answers whether the line was taken, and the last one that was.
+/// `lua/import.lua`. Returns whether the line was accepted, and the last accepted line.
 #[derive(Debug, Clone, Copy)]
 pub struct Import<'a> {
-    /// Where.
+    /// The ad.
     pub counting: Counting<'a>,
     /// The new total.
     pub total: u64,
-    /// The event of it, encoded.
+    /// The event of the replacement, serialised.
     pub event: &'a [u8],
-    /// Names the import.
+    /// The key of the import.
     pub key: &'a str,
-    /// Must have been taken.
+    /// The line that must have been accepted before.
     pub before: u64,
     /// The line.
     pub line: u64,
-    /// The last line that counts as taken with it: empty ones follow it.
+    /// The last line that is accepted with it: empty lines follow it.
     pub upto: u64,
-    /// So long the import is remembered, in ms.
+    /// How long the import is remembered, in ms.
     pub keep_ms: u64,
 }
 
-/// What became of a line of an import.
+/// The result for a line of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// It was taken.
+    /// Accepted now.
     Now,
-    /// It was taken before.
+    /// Accepted before.
     Before,
-    /// Not taken: this is the last one that was, and lines are missing between.
+    /// Refused: this is the last accepted line, and lines in between are missing.
     Gap(u64),
 }
 

@@ -1,4 +1,4 @@
-//! What the counters need beside the queues: indexes, and to know how Redis persists.
+//! Background tasks of the counters: creating indexes, and detecting how Redis persists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use crate::counters::store::CounterStore;
 use crate::keyspace::{Link, StoreError};
 use crate::lifecycle::Shutdown;
 
-/// Between two tries to create the indexes.
+/// Pause between two attempts to create the indexes.
 const PREPARE_AGAIN: Duration = Duration::from_secs(5);
-/// How often Redis is asked how it persists.
+/// Interval of the checks how Redis persists.
 const ASK: Duration = Duration::from_secs(60);
 
-/// Creates the indexes, however long MongoDB is unavailable.
+/// Creates the indexes, and retries while MongoDB is unavailable.
 pub(crate) async fn prepare(store: CounterStore, shutdown: Shutdown) {
     let mut warned = false;
     loop {
         let prepared = tokio::select! {
             biased;
-            // What was begun is repeated at the next start.
+            // An interrupted creation is repeated at the next start.
             () = shutdown.soft.cancelled() => return,
             prepared = store.prepare() => prepared,
         };
         match prepared {
-            Ok(()) => return debug!("the indexes of the counters are there"),
+            Ok(()) => return debug!("the indexes of the counters exist"),
             Err(error) if !warned => {
-                warn!(%error, "cannot create the indexes of the counters; trying again");
+                warn!(%error, "cannot create the indexes of the counters; retrying");
                 warned = true;
             }
             Err(error) => debug!(%error, "cannot create the indexes of the counters"),
@@ -42,8 +42,8 @@ pub(crate) async fn prepare(store: CounterStore, shutdown: Shutdown) {
     }
 }
 
-/// Keeps `min_age` as long as what Redis can lose: nothing where every write is on its disk before
-/// it is answered. Where Redis does not tell, the usual second and one more.
+/// Sets `min_age` to the time span that Redis can lose: zero if it syncs every write before it
+/// answers; if the setting is unreadable, the usual second plus one.
 pub(crate) async fn watch_persistence(link: Arc<Link>, min_age: MinAge, shutdown: Shutdown) {
     let mut known = None;
     loop {
@@ -54,7 +54,7 @@ pub(crate) async fn watch_persistence(link: Arc<Link>, min_age: MinAge, shutdown
         };
         min_age.set(if loses_nothing { Duration::ZERO } else { MinAge::EVERYSEC });
         if loses_nothing && known != Some(true) {
-            info!("Redis writes every change before it answers: views are flushed at any age");
+            info!("Redis syncs every write before it answers: views are flushed immediately");
         }
         known = Some(loses_nothing);
         tokio::select! {

@@ -10,39 +10,39 @@ use crate::clock::{Clock as _, SystemClock, micros};
 use crate::event::{Event, EventError};
 use crate::id::BotId;
 
-/// The attribute that tells when an event was sent, µs since 1970.
+/// The attribute with the time when an event was sent, µs since 1970.
 const SENT: &str = "sent";
 
-/// When a generated event was sent, µs since 1970.
+/// The time when a generated event was sent, µs since 1970.
 pub(super) fn sent(event: &Event) -> Option<u64> {
     event.extension(SENT)?.as_str()?.parse().ok()
 }
 
-/// What the ids of events are.
+/// The form of event ids.
 #[derive(Debug)]
 pub(crate) enum Ids {
-    /// Positions among the events of the bot: unique for the bot in one run alone.
+    /// Positions among the events of the bot: unique for the bot within one run.
     Positions,
-    /// Unique, also among the runs: receivers know repeated events by their ids.
+    /// Unique over all runs, because receivers detect repeated events by their ids.
     Unique {
-        /// Of this run alone.
+        /// The part of this run.
         run: uuid::Uuid,
-        /// Of the next event.
+        /// The number of the next event.
         next: u64,
     },
 }
 
 impl Ids {
-    /// Those of a new run.
+    /// Unique ids for a new run.
     pub(crate) fn unique() -> Self {
         Self::Unique { run: uuid::Uuid::now_v7(), next: 0 }
     }
 }
 
-/// Makes events: quiet bots by Zipf, campaigns for the busy ones.
+/// Generates events: quiet bots by a Zipf distribution, campaigns for the busy ones.
 pub(crate) struct Generator {
     random: SmallRng,
-    /// Cumulated Zipf weights of the quiet bots.
+    /// Cumulative Zipf weights of the quiet bots.
     weights: Vec<f64>,
     positions: Vec<u32>,
     ids: Ids,
@@ -50,7 +50,7 @@ pub(crate) struct Generator {
 
 impl Generator {
     #[expect(clippy::cast_precision_loss, reason = "a number of bots")]
-    /// For `bots` tenants.
+    /// A generator for this number of bots.
     pub(crate) fn new(bots: usize, ids: Ids) -> Self {
         let mut sum = 0.0;
         let weights = (1..=bots.saturating_sub(BUSY).max(1))
@@ -63,14 +63,14 @@ impl Generator {
         Self { random: SmallRng::seed_from_u64(42), weights, positions, ids }
     }
 
-    /// One of the quiet bots.
+    /// A random quiet bot.
     pub(crate) fn quiet(&mut self) -> usize {
         let total = self.weights.last().copied().unwrap_or(1.0);
         let point = self.random.random_range(0.0..total);
         BUSY + self.weights.partition_point(|&weight| weight < point).min(self.weights.len() - 1)
     }
 
-    /// The next event of a bot, as the bus takes it.
+    /// The next event of a bot, in the form of the bus.
     pub(crate) fn event(&mut self, bot: usize) -> Result<Vec<u8>, BenchError> {
         let (kind, data) = self.happening();
         let position = self.positions[bot];
@@ -94,7 +94,7 @@ impl Generator {
         Ok(serde_json::to_vec(&event).map_err(EventError::Json)?)
     }
 
-    /// The type of an event, and its data as the profiles of the automations read it.
+    /// The type of an event, and its data in the form that profiles of the automations understand.
     fn happening(&mut self) -> (&'static str, Value) {
         const TAGS: [&str; 4] = ["vip", "newsletter", "trial", "cart-left"];
         const CHANNELS: [&str; 3] = ["telegram", "whatsapp", "instagram"];

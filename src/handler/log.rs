@@ -1,4 +1,4 @@
-//! The built-in handler `log`: writes a line per event. For trying things out.
+//! The built-in handler `log`: logs a line per event. For first steps and debugging.
 
 use super::{Environment, Failure, Handler, Outcomes, Slice};
 

@@ -1,5 +1,5 @@
-//! What is done with a slice. A handler decides *whether* an event is done; the retry policy
-//! (`pool::retry`) decides *when* it is tried again, and the worker commits the outcomes.
+//! Handlers of slices. A handler decides *whether* an event is done. The retry policy
+//! (`pool::retry`) decides *when* it is retried, and the worker commits the outcomes.
 
 mod log;
 pub(crate) mod portion;
@@ -20,7 +20,7 @@ use crate::event::Event;
 use crate::id::{BotId, Fence, PipelineName, Sequence};
 use crate::ledger::LedgerEntry;
 
-/// What a handler may use. Each instance of the service has its own.
+/// What a handler may use. Each process has its own.
 #[derive(Clone)]
 pub struct Environment {
     /// The wall clock.
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Environment {
 /// An event and its sequence.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// Grows within the bot; tells a repetition from news.
+    /// Increases within the bot. An event with a known sequence is a repetition.
     pub sequence: Sequence,
     /// The event.
     pub event: Event,
@@ -49,35 +49,37 @@ pub struct Delivery {
 pub struct Slice {
     /// The tenant.
     pub bot: BotId,
-    /// The lease. It only grows per bot: pass it on where a late effect must be refused.
+    /// The fence of the lease. It only increases per bot: pass it on if a late effect must be
+    /// refused.
     pub fence: Fence,
-    /// 1 for the first time that the first event is tried.
+    /// 1 on the first attempt at the first event.
     pub attempt: u32,
-    /// When the slice should end. A handler that sees it pass returns what it has
-    /// ([`Outcomes::first`]); the rest is handed out again, in order.
+    /// When the slice should end. A handler that reaches this time should return what it has done
+    /// ([`Outcomes::first`]); the remaining events are handed out again, in order.
     pub deadline: Instant,
     /// The events.
     pub events: Vec<Delivery>,
 }
 
-/// What became of a slice whose handling ended well.
+/// The outcome of a slice that did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcomes {
-    /// How many events from the start are settled; the rest stays in the queue.
+    /// Number of events from the start that are settled. The others stay in the queue.
     pub(crate) settled: Option<usize>,
     pub(crate) exceptions: Vec<(usize, Outcome)>,
-    /// The rest is not handed out before this long.
+    /// Minimum time before the others are handed out.
     pub(crate) rest: Option<Duration>,
-    /// What the ledger has of the settled events, in order; `None`: the handler does not say.
+    /// The ledger entries of the settled events, in order; `None`: the handler does not provide
+    /// them.
     pub(crate) ledger: Option<Vec<LedgerEntry>>,
 }
 
-/// What becomes of one settled event that is not done.
+/// The outcome of a settled event that is not done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It gives up: to the dead letters, with the reason.
+    /// The event becomes a dead letter, with this reason.
     Dead(String),
-    /// It comes again after this long, at the end of the queue of its bot.
+    /// The event is queued again after this time, at the end of its bot's queue.
     Later(Duration),
 }
 
@@ -88,37 +90,37 @@ impl Outcomes {
         Self { settled: None, exceptions: Vec::new(), rest: None, ledger: None }
     }
 
-    /// The first `count` events are settled, the rest is to be handed out again, in order. More
-    /// than the slice has means all.
+    /// The first `count` events are settled; the rest is handed out again, in order. A count above
+    /// the length of the slice means all.
     #[must_use]
     pub fn first(count: usize) -> Self {
         Self { settled: Some(count), exceptions: Vec::new(), rest: None, ledger: None }
     }
 
-    /// The events that are not settled are handed out again after `delay` only. Nothing is counted
-    /// against them. Without any, it means nothing.
+    /// Delays the unsettled events by `delay`. This counts no attempt. Without unsettled events it
+    /// has no effect.
     #[must_use]
     pub fn rest_after(mut self, delay: Duration) -> Self {
         self.rest = Some(delay);
         self
     }
 
-    /// What the ledger of the queue has of the settled events, in the order of the slice: all of it,
-    /// events that post nothing aside. Without it, each event that leaves is asked for its entry.
+    /// The ledger entries of all settled events, in the order of the slice. Events without an entry
+    /// are left out. Without this call, the queue asks each leaving event for its entry.
     #[must_use]
     pub fn noting(mut self, entries: Vec<LedgerEntry>) -> Self {
         self.ledger = Some(entries);
         self
     }
 
-    /// The settled event at `index` goes to the dead letters instead of being done.
+    /// Sends the settled event at `index` to the dead letters.
     #[must_use]
     pub fn dead(mut self, index: usize, reason: impl Into<String>) -> Self {
         self.exceptions.push((index, Outcome::Dead(reason.into())));
         self
     }
 
-    /// The settled event at `index` comes again after `delay`.
+    /// Queues the settled event at `index` again after `delay`.
     #[must_use]
     pub fn later(mut self, index: usize, delay: Duration) -> Self {
         self.exceptions.push((index, Outcome::Later(delay)));
@@ -126,30 +128,30 @@ impl Outcomes {
     }
 }
 
-/// Whether trying again can help.
+/// Whether a retry can help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureKind {
     /// Retried in order with backoff; counts as an attempt.
     Transient,
-    /// The event goes to the dead letters at once.
+    /// The event becomes a dead letter immediately.
     Permanent,
-    /// A store or target cannot be reached: the bot is parked and no attempt is counted, so that
-    /// an outage of a night makes no dead letters.
+    /// A store or target is unavailable. The bot is parked and no attempt is counted, so that a
+    /// long outage creates no dead letters.
     Unavailable,
 }
 
-/// Why a slice could not be finished. It names an event; those before it are done.
+/// Why a slice could not be finished. It names an event; the events before it are done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub(crate) kind: FailureKind,
-    /// `None`: unknown which event it was.
+    /// `None`: it is unknown which event failed.
     pub(crate) at: Option<usize>,
     pub(crate) reason: String,
     pub(crate) retry_after: Option<Duration>,
 }
 
 impl Failure {
-    /// The event at `at` failed; trying it again may help.
+    /// The event at `at` failed; a retry may help.
     #[must_use]
     pub fn transient(at: usize, reason: impl Into<String>) -> Self {
         Self::new(FailureKind::Transient, Some(at), reason.into())
@@ -161,13 +163,13 @@ impl Failure {
         Self::new(FailureKind::Permanent, Some(at), reason.into())
     }
 
-    /// What the event at `at` needs cannot be reached now.
+    /// A store or target that the event at `at` needs is unavailable.
     #[must_use]
     pub fn unavailable(at: usize, reason: impl Into<String>) -> Self {
         Self::new(FailureKind::Unavailable, Some(at), reason.into())
     }
 
-    /// Do not try again before this long.
+    /// Sets the minimum time before a retry.
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after = Some(delay);
@@ -187,59 +189,59 @@ impl Failure {
     }
 }
 
-/// How long a handler with this timeout waits for the store that it writes to: less than that, so
-/// that a store that hangs is found unavailable and the handler is not cancelled.
+/// The store timeout for a handler with this timeout. It is shorter, so that a hanging store is
+/// reported as unavailable instead of the handler being cancelled.
 pub(crate) fn store_patience(handler_timeout: Duration) -> Duration {
     handler_timeout.mul_f64(0.8)
 }
 
-/// A handler waits so long for an earlier write of its bot that is still under way in the store:
-/// longer, and it would keep its worker from other bots.
+/// Maximum time that a handler waits for an earlier write of its bot that is still running in the
+/// store. A longer wait would keep its worker from other bots.
 pub(crate) const TURN_PATIENCE: Duration = Duration::from_millis(250);
 
-/// What is done with the events of a pipeline.
+/// A handler of a pipeline's events.
 ///
-/// One instance serves every worker. Two slices of one bot are never handled at once, except by a
-/// consumer that was frozen past its lease: such a one can commit nothing, and effects that must
-/// not happen twice check [`Slice::fence`] or [`Delivery::sequence`].
+/// One instance serves every worker. Two slices of one bot are never handled concurrently, with one
+/// exception: a worker that was frozen past its lease may still be running. It cannot commit.
+/// Effects that must not happen twice should check [`Slice::fence`] or [`Delivery::sequence`].
 pub trait Handler: Send + Sync + 'static {
     /// Handles a slice in order.
     ///
-    /// The future is dropped when the lease is lost, when `handler_timeout` passes and when a
-    /// second stop signal comes. A panic is one failed attempt. The lease is extended while the
-    /// future rests: one that blocks its thread for longer than `lease_ttl` loses it.
+    /// The future is dropped when the lease is lost, when `handler_timeout` passes and at a second
+    /// stop signal. A panic counts as one failed attempt. The lease is extended while the future is
+    /// pending: a future that blocks its thread for longer than `lease_ttl` loses the lease.
     ///
     /// # Errors
-    /// A [`Failure`] names the event that could not be handled; those before it are done.
+    /// A [`Failure`] names the event that could not be handled; the events before it are done.
     fn handle(
         &self,
         environment: &Environment,
         slice: &Slice,
     ) -> impl Future<Output = Result<Outcomes, Failure>> + Send;
 
-    /// Called after the completion of a slice was confirmed: `settled` of its events will never
-    /// be handed out again. Must return quickly.
+    /// Called after the completion of a slice is confirmed: `settled` of its events will never be
+    /// handed out again. Must return quickly.
     fn committed(&self, slice: &Slice, settled: usize) {
         let _ = (slice, settled);
     }
 }
 
-/// How a handling ended that did not fail.
+/// The result of a handling that did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// What became of the events.
+    /// The outcome of the events.
     Settled(Outcomes),
-    /// Somebody outside took them over, and will complete the lease by its capability.
+    /// A receiver accepted the events, and will complete the lease by its capability.
     Accepted,
 }
 
-/// What [`AnyHandler::handle_boxed`] answers.
+/// The future of [`AnyHandler::handle_boxed`].
 pub(crate) type Handling<'a> = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send + 'a>>;
 
-/// [`Handler`] behind a pointer.
+/// [`Handler`] as a trait object.
 pub(crate) trait AnyHandler: Send + Sync + 'static {
-    /// `capability` names the lease to a receiver outside; empty unless the handler
-    /// [is remote](Self::is_remote).
+    /// `capability` is the token of the lease for a receiver; empty unless the handler [is
+    /// remote](Self::is_remote).
     fn handle_boxed<'a>(
         &'a self,
         environment: &'a Environment,
@@ -247,8 +249,8 @@ pub(crate) trait AnyHandler: Send + Sync + 'static {
         capability: &'a str,
     ) -> Handling<'a>;
 
-    /// Whether a receiver outside handles the events. Then the slice is a piece of the queue
-    /// without gaps, because the receiver counts what it acknowledges.
+    /// Whether a receiver handles the events. Then the slice must be a part of the queue without
+    /// gaps, because the receiver counts the events that it acknowledges.
     fn is_remote(&self) -> bool {
         false
     }
@@ -271,12 +273,12 @@ impl<H: Handler> AnyHandler for H {
     }
 }
 
-/// Makes a panic a failure.
+/// Converts a panic into a failure.
 pub(crate) async fn caught(
     handling: impl Future<Output = Result<Outcomes, Failure>>,
 ) -> Result<Outcomes, Failure> {
-    // Handlers are shared and behind `&self`: what a panic leaves behind is the handler's own
-    // affair, as it would be after an error.
+    // Handlers are shared and take `&self`: their state after a panic is their own responsibility,
+    // as after an error.
     AssertUnwindSafe(handling).catch_unwind().await.unwrap_or_else(|panic| {
         let text = panic
             .downcast_ref::<&str>()

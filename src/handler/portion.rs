@@ -1,36 +1,35 @@
-//! How much of a slice is written to a store at a time.
+//! The maximum size of one write to a store, adapted to its speed.
 //!
-//! A store that does not take a portion within the time gets half of it the next time; one that
-//! takes it in a quarter of the time gets twice as much. All bots of a process share the portion:
-//! what is slow is the store, and what their handlers write at the same time shares it. A slice is
-//! settled as far as its portions went through, so that a slow store makes slow progress instead of
-//! none.
+//! A portion that the store does not accept within the time limit halves the next one. A portion
+//! that it accepts within a quarter of the limit doubles it. All bots of a process share the
+//! portion, because they share the store. A slice is settled as far as its portions succeeded, so a
+//! slow store causes slow progress instead of none.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How much is written at a time. In what it is counted is the handler's own affair.
+/// The current portion. Each handler chooses the unit.
 #[derive(Debug)]
 pub(crate) struct Portion(AtomicUsize);
 
 impl Portion {
-    /// Everything, until the store is slow.
+    /// Starts without a limit.
     pub(crate) fn new() -> Self {
         Self(AtomicUsize::new(usize::MAX))
     }
 
-    /// At least 1.
+    /// The current portion, at least 1.
     pub(crate) fn now(&self) -> usize {
-        // Relaxed here and below: a number that is a little old is as good.
+        // Relaxed here and below: a slightly old number is fine.
         self.0.load(Ordering::Relaxed)
     }
 
-    /// So much was not taken in time. Those that failed together do not halve it together.
+    /// Notes that a portion of this size timed out. Concurrent timeouts halve it only once.
     pub(crate) fn too_much(&self, size: usize) {
         self.0.fetch_min((size / 2).max(1), Ordering::Relaxed);
     }
 
-    /// So much was taken, and this long it took of the time that there is.
+    /// Notes that a portion of this size took this long, of the time limit.
     pub(crate) fn taken(&self, size: usize, took: Duration, within: Duration) {
         if took > within / 2 {
             self.0.fetch_min((size - size / 4).max(1), Ordering::Relaxed);

@@ -1,15 +1,15 @@
 //! The built-in handler `push`: posts slices to a receiver in any language.
 //!
-//! `POST url` with `{"pipeline","bot","lease","fence","attempt","events":[…]}`, signed by Standard
-//! Webhooks, a new `webhook-id` per delivery. What the receiver answers decides:
+//! Sends `POST url` with `{"pipeline","bot","lease","fence","attempt","events":[…]}`, signed by
+//! Standard Webhooks, with a new `webhook-id` per delivery. The answer of the receiver decides:
 //!
 //! | answer | meaning |
 //! |---|---|
-//! | 200 or 204, without `ack` | all done |
+//! | 200 or 204, without `ack` | all events are done |
 //! | 200 `{"ack":k}` | the first k are done, the rest is retried in order |
 //! | 202 | the receiver completes the lease later, by `/v1/leases/{lease}` |
-//! | 429 or 503 with `Retry-After`; no connection | the bot rests, no attempt is counted |
-//! | anything else, redirects among it; silence | retried in order with backoff |
+//! | 429 or 503 with `Retry-After`; no connection | the bot is parked, no attempt is counted |
+//! | any other answer, including redirects; no answer | retried in order with backoff |
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ use crate::outbound::answer::excerpt;
 use crate::outbound::sign::{self, Secret};
 use crate::outbound::{self, CheckedUrl, Method, Outbound, OutboundError, Request, StatusCode};
 
-/// Our own timeout comes before the worker's, which knows less: by a twentieth, at most this.
+/// The push times out before the worker, which knows less about the cause: earlier by a twentieth
+/// of the timeout, and at most by this.
 const EARLIER: Duration = Duration::from_millis(250);
 
 /// Posts the slices of one pipeline to one URL.
@@ -73,8 +74,9 @@ impl PushHandler {
             attempt: slice.attempt,
             events: slice.events.iter().map(|delivery| &delivery.event).collect(),
         };
-        let body = serde_json::to_vec(&body)
-            .map_err(|error| Failure::unknown(format!("the events are no JSON: {error}")))?;
+        let body = serde_json::to_vec(&body).map_err(|error| {
+            Failure::unknown(format!("the events cannot be serialised as JSON: {error}"))
+        })?;
         let id = uuid::Uuid::now_v7().to_string();
         let now = environment.clock.now();
         let headers = sign::headers(&self.secrets, &slice.bot, &id, now, &body, sign::JSON);
@@ -124,7 +126,7 @@ impl AnyHandler for PushHandler {
     fn committed(&self, _: &Slice, _: usize) {}
 }
 
-/// What an answer to a slice of `n` events means. `now` since 1970.
+/// Interprets an answer to a slice of `n` events. `now` is the time since 1970.
 fn judge(answer: &outbound::Answer, n: usize, now: Duration) -> Result<Answer, Failure> {
     match answer.status {
         StatusCode::ACCEPTED => Ok(Answer::Accepted),
@@ -158,7 +160,7 @@ fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> 
     }
 }
 
-/// The reason why the event after the first `count` of `n` is tried again.
+/// The reason for retrying the event after the first `count` of `n`.
 pub(crate) fn acknowledgement(count: usize, n: usize) -> String {
     format!("the receiver acknowledged {count} of {n} events")
 }

@@ -1,4 +1,4 @@
-//! The judgement: sorts what happened by bot and time and walks over it once.
+//! The check: sorts the records by bot and time, and goes through them once.
 
 use std::fmt;
 use std::fs::File;
@@ -10,12 +10,13 @@ use rustc_hash::FxHashMap;
 
 use super::{HistoryError, Outcome, Record};
 
-/// How many faults a report describes in words.
+/// Maximum number of faults that a report describes in words.
 const EXAMPLES_MAX: usize = 10;
 
-/// Collects records, in any order, and judges them.
+/// Collects records, in any order, and checks them.
 ///
-/// Needs about 70 bytes per event; half a million events of 50,000 bots are judged well within a second.
+/// Needs about 70 bytes per event; half a million events of 50,000 bots are checked well within a
+/// second.
 #[derive(Debug, Default)]
 pub struct Checker {
     names: Vec<Box<str>>,
@@ -35,7 +36,7 @@ struct Handling {
     fence: u64,
     started: u64,
     ended: u64,
-    /// The order of arrival: within one slice, the order in which the handler had the events.
+    /// The order of arrival: within one slice, the order in which the handler got the events.
     order: u32,
     process: u32,
     outcome: Outcome,
@@ -59,7 +60,8 @@ impl Checker {
         Self::default()
     }
 
-    /// Adds one record. Records of one process come in the order in which they were written.
+    /// Adds one record. Records of one process must be added in the order in which they were
+    /// written.
     pub fn add(&mut self, record: &Record<'_>) {
         match *record {
             Record::Sent { bot, event } => {
@@ -91,10 +93,10 @@ impl Checker {
         }
     }
 
-    /// Adds a whole log. A last line without an end was torn by a kill and is left out.
+    /// Adds a complete log. Ignores a last line without an end, which a kill interrupted.
     ///
     /// # Errors
-    /// When the log cannot be read, or another line is not a record.
+    /// If the log cannot be read, or another line is not a record.
     pub fn read(&mut self, mut log: impl BufRead) -> Result<(), HistoryError> {
         let mut bytes = Vec::new();
         for line in 1.. {
@@ -121,7 +123,7 @@ impl Checker {
         self.read(BufReader::new(File::open(path).map_err(HistoryError::Read)?))
     }
 
-    /// Judges everything added so far.
+    /// Checks all added records.
     #[must_use]
     pub fn report(mut self) -> Report {
         self.sent.sort_unstable();
@@ -165,23 +167,23 @@ fn small(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// The run of items at `from` that belong together; moves `from` behind it.
+/// The items from `from` on that belong together; moves `from` behind them.
 fn take<T>(items: &[T], from: &mut usize, belongs: impl Fn(&T) -> bool) -> Range<usize> {
     let start = *from;
     *from += items[start..].iter().take_while(|item| belongs(item)).count();
     start..*from
 }
 
-/// What is known about one event once its bot's handlings and commits were walked over.
+/// The state of one event while its bot's handlings and commits are checked.
 #[derive(Debug, Clone, Copy, Default)]
 struct Fate {
-    /// Rank of the first handling, in order of time.
+    /// The rank of its first handling, by time.
     first: Option<u32>,
     sequence: u64,
     done: Option<u64>,
     /// When the first failed handling ended.
     failed: Option<u64>,
-    /// The first and the last confirmed commit: fence, asked, at.
+    /// The first and the last confirmed commit: fence, call time, confirmation time.
     commits: Option<[(u64, u64, u64); 2]>,
 }
 
@@ -193,7 +195,7 @@ struct Scratch {
     committing: Vec<(u64, u64)>,
 }
 
-/// Where, in order of time, the highest fence so far rises: fence and time.
+/// The times at which the highest fence rises: fence and time.
 fn rises(rises: &mut Vec<(u64, u64)>, times: impl Iterator<Item = (u64, u64)>) {
     rises.clear();
     for (fence, time) in times {
@@ -203,12 +205,12 @@ fn rises(rises: &mut Vec<(u64, u64)>, times: impl Iterator<Item = (u64, u64)>) {
     }
 }
 
-/// When the first fence above this one was seen.
+/// When the first fence above this one appeared.
 fn newer_since(rises: &[(u64, u64)], fence: u64) -> Option<u64> {
     rises.get(rises.partition_point(|&(highest, _)| highest <= fence)).map(|&(_, time)| time)
 }
 
-/// Everything about one bot, by time.
+/// All records of one bot, by time.
 struct BotHistory<'a> {
     name: &'a str,
     sent: &'a [(u32, u32)],
@@ -225,8 +227,8 @@ impl BotHistory<'_> {
         self.judge_events(scratch, report);
     }
 
-    /// A commit is stale if it was asked for after a newer lease was at work, or if a newer one
-    /// had committed the same event before.
+    /// A commit is stale if it was sent after a newer lease was active, or if a newer one had
+    /// committed the same event before.
     fn judge_commits(&self, scratch: &mut Scratch, report: &mut Report) {
         let Scratch { fates, handling, committing, .. } = scratch;
         rises(handling, self.handled.iter().map(|h| (h.fence, h.started)));
@@ -243,7 +245,7 @@ impl BotHistory<'_> {
                 match &mut fate.commits {
                     None => fate.commits = Some([this, this]),
                     Some([_, last]) => {
-                        // By `at`, the other one came first; the newer fence must be this one.
+                        // By `at`, the other one came first; so the newer fence must be this one.
                         stale |= commit.fence < last.0;
                         *last = this;
                     }
@@ -292,8 +294,8 @@ impl BotHistory<'_> {
                 Outcome::Failed => fate.failed = fate.failed.or(Some(ended)),
                 Outcome::Done if fate.done.is_none() => fate.done = Some(started),
                 Outcome::Done => {
-                    // An older fence's commit was accepted before this lease was granted, however
-                    // late its reply was read.
+                    // The commit of an older fence was accepted before this lease was granted,
+                    // regardless of when its reply was read.
                     let committed_before = fate
                         .commits
                         .is_some_and(|[first, _]| first.0 < fence || first.2 <= started);
@@ -353,21 +355,21 @@ impl BotHistory<'_> {
             latest = Some(latest.map_or((first, fate.sequence), |(rank, sequence)| {
                 (rank.max(first), sequence.max(fate.sequence))
             }));
-            // A dead letter that was redriven is settled twice: first when it was given up.
+            // A redriven dead letter is settled twice: the first time when it died.
             let given_up = fate.commits.map(|[first, _]| first.1);
             let settled = fate.done.into_iter().chain(given_up).min();
             if fate.done.is_none() && fate.commits.is_some() {
                 report.given_up += 1;
             }
             if let (Some(failed), Some(settled)) = (fate.failed, settled) {
-                // Retries of one bot follow one another, so one interval at a time is enough.
+                // Retries of one bot do not overlap, so one interval at a time is enough.
                 retry = Some((failed, settled));
             }
         }
     }
 }
 
-/// Keeps the latest end per fence for the two fences that ended last.
+/// Keeps the latest end per fence, for the two fences that ended last.
 fn remember_end(open: &mut [Option<(u64, u64)>; 2], fence: u64, ended: u64) {
     if let Some((_, until)) = open.iter_mut().flatten().find(|(other, _)| *other == fence) {
         *until = ended.max(*until);
@@ -378,45 +380,46 @@ fn remember_end(open: &mut [Option<(u64, u64)>; 2], fence: u64, ended: u64) {
     }
 }
 
-/// What the checker found. Every number is a count.
+/// The result of the check. Every number is a count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Bots met.
+    /// Number of bots.
     pub bots: usize,
-    /// Events sent.
+    /// Number of sent events.
     pub sent: usize,
-    /// Handlings, repeated and failed ones included.
+    /// Number of handlings, including repeated and failed ones.
     pub handled: usize,
-    /// Events committed.
+    /// Number of committed events.
     pub committed: usize,
     /// Sent events that were neither done nor committed.
     pub lost: usize,
-    /// Events whose first handling came before that of an earlier event, or while an earlier one
+    /// Events whose first handling was before that of an earlier event, or while an earlier one
     /// waited for its retry.
     pub reordered: usize,
-    /// Commits confirmed although a newer lease was at work: two holders.
+    /// Commits that were confirmed although a newer lease was active: two holders.
     pub stale_commits: usize,
-    /// Handlings that began under an older fence than an earlier handling.
+    /// Handlings that started under an older fence than an earlier handling.
     pub fence_regressions: usize,
     /// Events done again although an earlier holder's commit of them was confirmed.
     pub duplicates_unexplained: usize,
-    /// Committed events that no handler ever had.
+    /// Committed events that were never handled.
     pub unhandled: usize,
-    /// Handlings that began while one under another fence still ran. No fault where consumers
-    /// are frozen past their lease; a fault everywhere else, so ask for it there.
+    /// Handlings that started while one under another fence was still running. Not a fault if
+    /// workers are frozen past their lease; otherwise a fault, to be checked by the caller.
     pub overlaps: usize,
-    /// Events done again because an earlier holder never committed them. No fault: at least once.
+    /// Events done again because an earlier holder never committed them. Not a fault: at least
+    /// once.
     pub duplicates_explained: usize,
-    /// Events committed without ever being done: dead letters. No fault.
+    /// Events committed without being done: dead letters. Not a fault.
     pub given_up: usize,
-    /// Events met that no record says were sent: the sender never had its reply. No fault.
+    /// Handled events without a record of sending: the sender never got its reply. Not a fault.
     pub unannounced: usize,
     /// The first few faults in words.
     pub examples: Vec<String>,
 }
 
 impl Report {
-    /// Whether every promise held. Overlaps are not among them, see [`Self::overlaps`].
+    /// Whether every guarantee held. Overlaps are not included, see [`Self::overlaps`].
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.faults().iter().all(|&(_, count)| count == 0)

@@ -1,4 +1,4 @@
-//! How admission stands in the process that answers.
+//! The state of admission control in the answering process.
 
 use std::sync::Arc;
 
@@ -16,57 +16,58 @@ use crate::admission::quota::Quota;
 use crate::admission::{Class, Reason, Refused};
 use crate::id::BotId;
 
-/// Names of each kind that are shown.
+/// Maximum number of names of each kind.
 const NAMES: usize = 10;
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(show))
 }
 
-/// How admission stands. What tells of the whole process is there for a token of all bots (`bots =
-/// ["*"]`) alone.
+/// The state of admission control. Values of the whole process are present only for a token of all
+/// bots (`bots = ["*"]`).
 #[derive(Debug, Default, Serialize, ToSchema)]
 struct AdmissionState {
-    /// Requests in flight, critical ones aside; a large one counts as several.
+    /// Requests in flight, without critical ones. A large request counts more than once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     in_flight: Option<usize>,
-    /// Most of them, as the latency allows.
+    /// The current limit of requests in flight, which follows the latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     limit: Option<usize>,
-    /// Requests of the critical class in flight.
+    /// Critical requests (p0) in flight.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     critical: Option<usize>,
-    /// Requests that wait to be begun, by class.
+    /// Requests waiting for admission, by class.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     waiting: Option<Vec<Waiting>>,
-    /// Refusals since the process started, by class and reason; those that never happened are left
-    /// out.
+    /// Refusals since the process started, by class and reason. Counts of 0 are left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     shed: Option<Vec<ShedCount>>,
-    /// How long requests may take that bring no deadline, by class; left out: any time.
+    /// Deadlines of requests that bring none, by class. A class without a deadline is left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     deadlines: Option<Vec<DeadlineShown>>,
-    /// What each bot and each token has for sure.
+    /// Guaranteed rates and requests in flight of each bot and each token.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     quotas: Option<QuotasShown>,
-    /// Bots with the most refusals, as paths, queries and bodies name them: those that the token is
-    /// for.
+    /// The bots with the largest numbers of refusals, as paths, queries and bodies name them. Only
+    /// bots that the token gives access to.
     top_bots: Vec<TopBot>,
-    /// Tokens with the most refusals; the token's own alone, unless it is for all bots.
+    /// The tokens with the largest numbers of refusals. Only the caller's own, unless it is for all
+    /// bots.
     top_tokens: Vec<TopToken>,
-    /// Addresses with the most refusals, of IPv6 the network of 64 bits; for a token of all bots.
+    /// The client addresses (IPv6: /64 networks) with the largest numbers of refusals. Only for a
+    /// token of all bots.
     top_addresses: Vec<TopAddress>,
 }
 
-/// Requests of a class that wait.
+/// Waiting requests of a class.
 #[derive(Debug, Serialize, ToSchema)]
 struct Waiting {
     #[schema(example = "p2")]
@@ -74,7 +75,7 @@ struct Waiting {
     requests: usize,
 }
 
-/// How long a request of a class may take that brings no deadline.
+/// The deadline of requests of a class that bring none.
 #[derive(Debug, Serialize, ToSchema)]
 struct DeadlineShown {
     #[schema(example = "p2")]
@@ -82,7 +83,7 @@ struct DeadlineShown {
     ms: u64,
 }
 
-/// Refusals of a class for a reason.
+/// Refusals of a class for one reason.
 #[derive(Debug, Serialize, ToSchema)]
 struct ShedCount {
     #[schema(example = "p3")]
@@ -91,16 +92,16 @@ struct ShedCount {
     because: Because,
 }
 
-/// Refusals for a reason.
+/// Refusals for one reason.
 #[derive(Debug, Serialize, ToSchema)]
 struct Because {
-    /// capacity, wait, displaced, share, deadline, critical, quota or switch.
+    /// The reason: capacity, wait, displaced, share, deadline, critical, quota or switch.
     #[schema(example = "capacity")]
     reason: &'static str,
     requests: u64,
 }
 
-/// The quotas of the configuration.
+/// The quotas in the configuration.
 #[derive(Debug, Serialize, ToSchema)]
 struct QuotasShown {
     bot: QuotaShown,
@@ -110,13 +111,13 @@ struct QuotasShown {
 /// A quota.
 #[derive(Debug, Serialize, ToSchema)]
 struct QuotaShown {
-    /// Requests a second; 0: no bound.
+    /// Requests per second; 0: no bound.
     rate: u32,
     /// Requests in flight; 0: no bound.
     in_flight: u32,
 }
 
-/// A bot whose requests were refused.
+/// A bot with refused requests.
 #[derive(Debug, Serialize, ToSchema)]
 struct TopBot {
     bot: String,
@@ -124,7 +125,7 @@ struct TopBot {
     refusals: Refusals,
 }
 
-/// A token whose requests were refused, by its name in the configuration.
+/// A token with refused requests, by its name in the configuration.
 #[derive(Debug, Serialize, ToSchema)]
 struct TopToken {
     token: String,
@@ -132,7 +133,7 @@ struct TopToken {
     refusals: Refusals,
 }
 
-/// An address whose requests were refused.
+/// A client address with refused requests.
 #[derive(Debug, Serialize, ToSchema)]
 struct TopAddress {
     #[schema(example = "203.0.113.7")]
@@ -141,13 +142,13 @@ struct TopAddress {
     refusals: Refusals,
 }
 
-/// How often requests were refused.
+/// Number of refused requests.
 #[derive(Debug, Serialize, ToSchema)]
 struct Refusals {
-    /// At most; and by how much that may be too high, where there are many names.
+    /// Upper bound of the number. With many names it may be too high, by at most `over`.
     requests: u64,
     over: u64,
-    /// By reason, those that are certain.
+    /// The numbers by reason, without the uncertain part.
     reasons: Vec<Because>,
 }
 
@@ -161,13 +162,14 @@ impl<K> From<&Refused<K>> for Refusals {
     }
 }
 
-/// How admission stands
+/// State of admission control
 ///
-/// Which requests this process begins and which it refuses, and whose they were. Each process decides
-/// for itself; the metrics tell of all. A token that is not for all bots sees itself and its own bots.
+/// Which requests this process admits and refuses, and whose they are. Each process decides for
+/// itself; the metrics cover all processes. A token that is not for all bots sees only itself and
+/// its own bots.
 #[utoipa::path(
     get, path = "/v1/admission", tag = "admission", operation_id = "getAdmission",
-    responses((status = 200, description = "How it stands", body = AdmissionState))
+    responses((status = 200, description = "The state", body = AdmissionState))
 )]
 async fn show(State(api): State<Arc<Api>>, caller: Caller) -> Json<AdmissionState> {
     let counts = api.door.admission.counts();
@@ -191,7 +193,7 @@ async fn show(State(api): State<Arc<Api>>, caller: Caller) -> Json<AdmissionStat
     })
 }
 
-/// What tells of the whole process.
+/// The values of the whole process.
 fn of_all(door: &Door) -> AdmissionState {
     let (state, counts) = (door.admission.state(), door.admission.counts());
     let shed = Class::ALL.into_iter().flat_map(|class| {

@@ -1,4 +1,4 @@
-//! The rules of a bot, and the profiles that they see.
+//! The rules of a bot, and the profiles that rules use.
 
 mod profiles;
 mod test;
@@ -29,12 +29,12 @@ use crate::counters::{self, Counters};
 use crate::id::{BotId, RuleId};
 use crate::notifications::Notifications;
 
-/// What asks for the scope `publish`.
+/// Requires the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(profiles::put))
 }
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
         .routes(routes!(list))
@@ -43,20 +43,20 @@ pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(profiles::get))
 }
 
-/// What asks for the scope `operate`.
+/// Requires the scope `operate`.
 pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(put, delete))
 }
 
 impl Api {
-    /// The rules, where they are evaluated.
+    /// The rules, if automations run.
     pub(super) fn automations(&self) -> Result<&Editor, Problem> {
         self.services.of(crate::automations::PIPELINE).map_err(|why| {
             Problem::new(Kind::NoAutomations, format!("rules are not evaluated here: {why}"))
         })
     }
 
-    /// The same for a bot of the caller.
+    /// The rules of a bot that the caller has access to.
     fn automations_of(&self, bot: &BotId, caller: &Caller) -> Result<&Editor, Problem> {
         caller.check_bot(bot)?;
         self.automations()
@@ -75,12 +75,12 @@ impl From<EditError> for Problem {
             EditError::Redis(error) => error.into(),
             EditError::Write(WriteError::Mongo(error)) => error.into(),
             EditError::Write(error @ (WriteError::TooMany | WriteError::TooLarge(_))) => {
-                let detail = format!("{error}; delete one, or put several into one");
+                let detail = format!("{error}; delete a rule, or combine several into one");
                 Self::new(Kind::TooManyRules, detail)
             }
             EditError::Write(WriteError::Contended) => {
                 let detail =
-                    "nothing was changed: others change the rule at the same time; come again";
+                    "nothing was changed: another client changes the rule at the same time; retry";
                 Self::new(Kind::Busy, detail).retry_after(1)
             }
             EditError::Write(WriteError::Unexpected(version)) => {
@@ -88,7 +88,8 @@ impl From<EditError> for Problem {
                     Some(version) => format!("the rule has the version \"{version}\""),
                     None => "there is no such rule".to_owned(),
                 };
-                let detail = format!("nothing was changed: {detail}; look at it, and try again");
+                let detail =
+                    format!("nothing was changed: {detail}; read the current version, then retry");
                 let problem = Self::new(Kind::RuleChanged, detail);
                 match version.and_then(|version| etag(&version)) {
                     Some(etag) => problem.header(header::ETAG, etag),
@@ -111,11 +112,11 @@ pub(super) struct BotPath {
 struct RulePath {
     /// The bot.
     bot: BotId,
-    /// The rule. The rules of a bot are gone through in the order of these.
+    /// The rule. The rules of a bot are evaluated in the order of their ids.
     rule: RuleId,
 }
 
-/// What a rule may be written from: what `GET` answers is taken too.
+/// The JSON form of a rule in a request. The answer of `GET` is accepted too.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -126,7 +127,7 @@ struct Written {
     filter: Option<String>,
     actions: Vec<Action>,
     enabled: Option<bool>,
-    /// What a caller read and sends back.
+    /// The read-only fields, as the caller read them.
     id: Option<RuleId>,
     #[serde(rename = "stats", default)]
     _stats: IgnoredAny,
@@ -143,44 +144,44 @@ impl Written {
     }
 }
 
-/// A rule, and what happened to it.
+/// A rule and its statistics.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Automation)]
 pub(super) struct Shown {
     /// Its id.
     pub(super) id: RuleId,
-    /// What it says.
+    /// The rule itself.
     #[serde(flatten)]
     pub(super) rule: Rule,
-    /// What happened to it since it was made.
+    /// Statistics since the rule was created.
     pub(super) stats: Happened,
 }
 
-/// What happened to a rule.
+/// Statistics of a rule.
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[schema(as = AutomationStats)]
 pub(super) struct Happened {
-    /// How often it matched.
+    /// Number of matching events.
     pub(super) matched: u64,
-    /// Actions that it decided.
+    /// Number of actions it caused.
     pub(super) actions: u64,
-    /// How often its filter could not be evaluated, or an action could not be done.
+    /// Number of failures to evaluate the filter or to run an action.
     pub(super) errors: u64,
-    /// The last of these.
+    /// The last failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) last_error: Option<LastError>,
 }
 
-/// The last error of a rule.
+/// The last failure of a rule.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationError)]
 pub(super) struct LastError {
-    /// When.
+    /// The time of the failure.
     #[schema(format = DateTime)]
     pub(super) at: String,
     /// The id of the event.
     pub(super) event: String,
-    /// What went wrong.
+    /// The error.
     pub(super) reason: String,
 }
 
@@ -196,7 +197,7 @@ impl From<RuleStats> for Happened {
     }
 }
 
-/// The rules of a bot, in the order in which they are gone through.
+/// The rules of a bot, in the order of their evaluation.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Automations)]
 struct Listed {
@@ -204,7 +205,7 @@ struct Listed {
     automations: Vec<Shown>,
 }
 
-/// The rules of a bot and what happened to them.
+/// The rules of a bot and their statistics.
 pub(super) async fn shown(editor: &Editor, bot: &BotId) -> Result<Vec<Shown>, Problem> {
     let stored = editor.rules(bot).await?;
     let mut stats = editor.queue().rule_stats(bot).await?;
@@ -228,7 +229,7 @@ fn tagged(status: StatusCode, version: &str, body: impl serde::Serialize) -> Res
     response
 }
 
-/// What `If-Match` and `If-None-Match` say.
+/// The conditions in `If-Match` and `If-None-Match`.
 fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
     let all = |name: &header::HeaderName| -> Result<Option<String>, Problem> {
         let values: Result<Vec<&str>, _> =
@@ -238,9 +239,10 @@ fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
     };
     match (all(&header::IF_MATCH)?, all(&header::IF_NONE_MATCH)?) {
         (None, None) => Ok(Expected::Anything),
-        (Some(_), Some(_)) => {
-            Err(Problem::field("if-match", "it cannot stand beside if-none-match; leave out one"))
-        }
+        (Some(_), Some(_)) => Err(Problem::field(
+            "if-match",
+            "it cannot be combined with if-none-match; leave out one",
+        )),
         (None, Some(text)) if text.trim() == "*" => Ok(Expected::Nothing),
         (None, Some(_)) => {
             Err(Problem::field("if-none-match", "write *: the rule is written if there is none"))
@@ -253,7 +255,8 @@ fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
             };
             let versions: Option<Vec<String>> = text.split(',').map(version).collect();
             let versions = versions.ok_or_else(|| {
-                let detail = "it holds no version; write what the header ETag of an answer said, with its quotes, or *";
+                let detail =
+                    "it holds no version; send the ETag header of an answer, with its quotes, or *";
                 Problem::field("if-match", detail)
             })?;
             Ok(Expected::Versions(versions))
@@ -263,7 +266,7 @@ fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
 
 /// Rules of a bot
 ///
-/// In the order in which they are gone through, with what happened to them.
+/// In the order of their evaluation, with their statistics.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/automations", tag = "automations", operation_id = "listAutomations",
     params(BotPath),
@@ -280,7 +283,7 @@ async fn list(
 
 /// A rule
 ///
-/// With what happened to it. The header `ETag` has its version.
+/// With its statistics. The header `ETag` has its version.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/automations/{rule}", tag = "automations",
     operation_id = "getAutomation", params(RulePath),
@@ -310,21 +313,21 @@ fn none(bot: &BotId, rule: &RuleId) -> Problem {
 
 /// Write a rule
 ///
-/// It decides within a second, in every process. With `If-Match` only the version that the caller
-/// knows is replaced; with `If-None-Match: *` only a new rule is made.
+/// Takes effect within a second, in every process. With `If-Match` only the version that the caller
+/// knows is replaced; with `If-None-Match: *` only a new rule is created.
 #[utoipa::path(
     put, path = "/v1/bots/{bot}/automations/{rule}", tag = "automations",
     operation_id = "putAutomation",
     params(
         RulePath,
-        ("If-Match" = Option<String>, Header, description = "A version, or `*`: there is a rule"),
-        ("If-None-Match" = Option<String>, Header, description = "`*`: there is none"),
+        ("If-Match" = Option<String>, Header, description = "A version, or `*`: any existing rule"),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: no existing rule"),
     ),
     request_body = Rule,
     responses(
-        (status = 201, description = "It is new", body = Rule,
+        (status = 201, description = "Created", body = Rule,
             headers(("ETag" = String, description = "Its version"))),
-        (status = 200, description = "It is changed", body = Rule,
+        (status = 200, description = "Changed", body = Rule,
             headers(("ETag" = String, description = "Its version"))),
         (status = 409, description = "The bot has 1,000 rules, or 4 MiB of them", body = Problem,
             content_type = "application/problem+json"),
@@ -363,8 +366,8 @@ async fn put(
 
 /// Delete a rule
 ///
-/// It decides nothing from within a second on. What it has put off (`emit` with a `delay`,
-/// notifications) still comes.
+/// Takes effect within a second. Effects that it has already delayed (`emit` with a `delay`,
+/// notifications) still happen.
 #[utoipa::path(
     delete, path = "/v1/bots/{bot}/automations/{rule}", tag = "automations",
     operation_id = "deleteAutomation",
@@ -372,7 +375,7 @@ async fn put(
         RulePath,
         ("If-Match" = Option<String>, Header, description = "A version, or `*`"),
     ),
-    responses((status = 204, description = "It is gone"), OfAutomations, OfVersion, Bodiless)
+    responses((status = 204, description = "Deleted"), OfAutomations, OfVersion, Bodiless)
 )]
 async fn delete(
     State(api): State<Arc<Api>>,

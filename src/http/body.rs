@@ -1,4 +1,4 @@
-//! The body of an answer that keeps something until it has ended.
+//! An answer body that keeps a value until it has been sent.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use axum::body::Body;
 use hyper::body::{Bytes, Frame, SizeHint};
 
-/// A body, and what is dropped with it: when the connection has all of it, or is over.
+/// A body and a value that is dropped with it: when the connection has sent the body, or closes.
 pub(super) struct Keeping<K> {
     body: Body,
     _kept: K,

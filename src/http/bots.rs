@@ -1,4 +1,4 @@
-//! One bot of a pipeline: its queue, its lease, its share.
+//! One bot of a pipeline: its queue, its lease, its weight.
 
 use std::sync::Arc;
 
@@ -20,16 +20,16 @@ use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotOrder, BotView, DeadOfBot, LastFailure, Queue, QueuedEvent};
 
-/// Bots of a page, and events of a bot, at most.
+/// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
 const WEIGHT_MAX: u32 = 1_000;
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
 }
 
-/// What asks for the scope `operate`.
+/// Requires the scope `operate`.
 pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
         .routes(routes!(set))
@@ -49,7 +49,7 @@ pub(super) struct BotPath {
 }
 
 impl BotPath {
-    /// The queues of the pipeline, if the bot is the caller's.
+    /// The queues of the pipeline, if the caller has access to the bot.
     async fn queue(&self, api: &Api, caller: &Caller) -> Result<Queue, Problem> {
         caller.check_bot(&self.bot)?;
         api.queues.find(&self.pipeline).await
@@ -73,7 +73,7 @@ impl BotPath {
         Ok(())
     }
 
-    /// Answers how many events were deleted.
+    /// Returns the number of deleted events.
     pub(super) async fn purge(&self, api: &Api, caller: &Caller) -> Result<u64, Problem> {
         let queue = self.queue(api, caller).await?;
         if let Some(kept) = queue.protected() {
@@ -92,24 +92,24 @@ impl BotPath {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ListQuery {
-    /// Which come first.
+    /// The order of the list.
     #[serde(default)]
     #[param(inline)]
     sort: Sort,
-    /// At most so many: 1 to 1,000, otherwise 100.
+    /// Page size: 1 to 1,000; default 100.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
-    /// `cursor` of the page before.
+    /// The `cursor` of the previous page.
     cursor: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Sort {
-    /// Those with most events.
+    /// Longest queues first.
     #[default]
     Depth,
-    /// Those whose first event is oldest.
+    /// Oldest first events first.
     Age,
 }
 
@@ -132,16 +132,16 @@ impl Sort {
 /// A page of bots.
 #[derive(Debug, Serialize, ToSchema)]
 struct Bots {
-    /// Those that have something queued, are parked or paused; only those of the token.
+    /// Bots with queued events, parked bots and paused bots; only bots of the token.
     bots: Vec<BotView>,
-    /// For the next page; absent on the last.
+    /// The cursor of the next page; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
 }
 
 /// List bots
 ///
-/// Bots that change their place meanwhile may be met twice or not at all.
+/// A bot whose position changes meanwhile may be listed twice or not at all.
 #[utoipa::path(
     get, path = "/v1/pipelines/{pipeline}/bots", tag = "bots", operation_id = "listBots",
     params(PipelinePath, ListQuery),
@@ -155,7 +155,7 @@ async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Bots>, Problem> {
     let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
-    // A cursor is a place in one order.
+    // A cursor is valid for one order only.
     let cursors = &api.door.cursors;
     let after: Option<(Sort, BotCursor)> = cursors.read(uri.path(), query.cursor.as_deref())?;
     if after.as_ref().is_some_and(|(sort, _)| *sort != query.sort) {
@@ -175,7 +175,7 @@ async fn list(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ShowQuery {
-    /// At most so many of its next events: up to 1,000, otherwise 10.
+    /// Maximum number of its next events: up to 1,000; default 10.
     #[param(minimum = 0, maximum = 1000, default = 10)]
     limit: Option<u32>,
 }
@@ -185,18 +185,18 @@ struct ShowQuery {
 struct Bot {
     #[serde(flatten)]
     view: BotView,
-    /// Why it is tried again, if it is and its handler said why.
+    /// The last failure, if the bot is retried and its handler gave a reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<LastFailure>,
-    /// Its events that gave up.
+    /// Its dead letters.
     dead_letters: DeadOfBot,
-    /// The oldest first.
+    /// Its next events, oldest first.
     next: Vec<QueuedEvent>,
 }
 
 /// Show a bot
 ///
-/// A bot that nobody has heard of is idle.
+/// A bot without any events is idle.
 #[utoipa::path(
     get, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "showBot",
     params(BotPath, ShowQuery),
@@ -217,11 +217,11 @@ async fn show(
     Ok(Json(Bot { view, last_failure, dead_letters, next }))
 }
 
-/// What can be set of a bot.
+/// The settings of a bot.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    /// How much of the service it gets, relative to 1, which all have at first.
+    /// Its share of the service, relative to the default 1.
     #[schema(minimum = 1, maximum = 1000)]
     weight: u32,
 }
@@ -232,7 +232,7 @@ struct Settings {
 #[utoipa::path(
     put, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "setBot",
     params(BotPath), request_body = Settings,
-    responses((status = 204, description = "It is set"), OfPipeline, Body)
+    responses((status = 204, description = "The weight is set"), OfPipeline, Body)
 )]
 async fn set(
     State(api): State<Arc<Api>>,
@@ -251,11 +251,11 @@ async fn set(
 
 /// Pause a bot
 ///
-/// It is not handed out any more. A running slice ends normally; events go on being queued.
+/// Stops handing out its events. A running slice ends normally; new events are still queued.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/bots/{bot}/pause", tag = "bots",
     operation_id = "pauseBot", params(BotPath),
-    responses((status = 204, description = "It is paused"), OfPipeline, Bodiless)
+    responses((status = 204, description = "The bot is paused"), OfPipeline, Bodiless)
 )]
 async fn pause(
     State(api): State<Arc<Api>>,
@@ -273,7 +273,7 @@ async fn pause(
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/bots/{bot}/resume", tag = "bots",
     operation_id = "resumeBot", params(BotPath),
-    responses((status = 204, description = "It goes on"), OfPipeline, Bodiless)
+    responses((status = 204, description = "The bot is resumed"), OfPipeline, Bodiless)
 )]
 async fn resume(
     State(api): State<Arc<Api>>,
@@ -287,12 +287,12 @@ async fn resume(
 
 /// Release a bot
 ///
-/// Breaks its lease, or ends its backoff: its events are handed out again. What its worker still
-/// does for it cannot be committed.
+/// Breaks its lease, or ends its backoff: workers get its events again. A worker that still handles
+/// the bot cannot commit its results.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/bots/{bot}/release", tag = "bots",
     operation_id = "releaseBot", params(BotPath),
-    responses((status = 204, description = "It is neither leased nor parked"), OfPipeline, Bodiless)
+    responses((status = 204, description = "The bot is neither leased nor parked"), OfPipeline, Bodiless)
 )]
 async fn release(
     State(api): State<Arc<Api>>,
@@ -304,20 +304,20 @@ async fn release(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What was deleted.
+/// The result of a purge.
 #[derive(Debug, Serialize, ToSchema)]
 struct Purged {
-    /// How many events.
+    /// Number of deleted events.
     purged: u64,
 }
 
 /// Purge a bot
 ///
-/// Deletes its queued events and breaks its lease. Its delayed events and dead letters stay.
+/// Deletes its queued events and breaks its lease. Keeps its delayed events and dead letters.
 #[utoipa::path(
     delete, path = "/v1/pipelines/{pipeline}/bots/{bot}/queue", tag = "bots",
     operation_id = "purgeBot", params(BotPath),
-    responses((status = 200, description = "They are deleted", body = Purged), OfPipeline, Bodiless, Deleting)
+    responses((status = 200, description = "The events are deleted", body = Purged), OfPipeline, Bodiless, Deleting)
 )]
 async fn purge(
     State(api): State<Arc<Api>>,

@@ -1,6 +1,6 @@
-//! The CloudEvents HTTP binding: which events a request carries, and which of them are none.
+//! The CloudEvents HTTP binding: extracts the events of a request and finds invalid ones.
 //!
-//! Every event is read once, to be checked, and goes to the bus as the text that came in.
+//! Each event is parsed once, to validate it, and published as the original text.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use super::problem::{Flaw, Kind, Problem};
 use crate::event::{Event, EventError};
 use crate::id::BotId;
 
-/// Most events of one request.
+/// Maximum number of events per request.
 pub(super) const BATCH_MAX: usize = 1_000;
 
 /// One event, as JSON.
@@ -23,10 +23,10 @@ pub(super) const STRUCTURED: &str = "application/cloudevents+json";
 /// A list of events, as JSON.
 pub(super) const BATCH: &str = "application/cloudevents-batch+json";
 const JSON: &str = "application/json";
-/// What the name of a header begins with that carries an attribute.
+/// The prefix of headers that carry an attribute.
 const PREFIX: &str = "ce-";
 
-/// How the events of a request are written.
+/// The encoding of the events in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     /// The body is one event.
@@ -39,7 +39,7 @@ pub(super) enum Mode {
     Binary,
 }
 
-/// The good events of a request.
+/// The valid events of a request.
 #[derive(Debug, Default)]
 pub(super) struct Events<'a> {
     /// The bot of each.
@@ -61,8 +61,8 @@ impl<'a> Events<'a> {
 }
 
 impl Mode {
-    /// By the content type; what is none of CloudEvents is the data of an event in binary mode if
-    /// there are attributes in the headers.
+    /// Determines the encoding from the content type. Another media type is the data of an event in
+    /// binary mode, if headers carry attributes.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Problem> {
         let media = media_type(headers);
         let attributes = headers.keys().any(|name| name.as_str().starts_with(PREFIX));
@@ -83,7 +83,7 @@ impl Mode {
         }
     }
 
-    /// The events of a request, or all that is wrong with them.
+    /// The events of a request, or all its errors.
     pub(super) fn read<'a>(
         self,
         headers: &HeaderMap,
@@ -111,7 +111,7 @@ fn structured(body: &[u8]) -> Result<Events<'_>, Problem> {
 fn batch(body: &[u8]) -> Result<Events<'_>, Problem> {
     let Some(mut rest) = body.trim_ascii_start().strip_prefix(b"[") else {
         check_json(body)?;
-        let detail = "the body is not a JSON array, as a batch is";
+        let detail = "the body is not a JSON array; a batch must be one";
         return Err(Problem::new(Kind::InvalidRequest, detail));
     };
     let (mut events, mut flaws, mut count) = (Events::default(), Vec::new(), 0);
@@ -150,7 +150,7 @@ fn batch(body: &[u8]) -> Result<Events<'_>, Problem> {
     if flaws.is_empty() { Ok(events) } else { Err(invalid(count, flaws)) }
 }
 
-/// How many bytes the JSON value takes that `bytes` begin with.
+/// The length in bytes of the JSON value at the start of `bytes`.
 fn length(bytes: &[u8]) -> Option<usize> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
@@ -176,7 +176,7 @@ fn not_json(body: &[u8]) -> Problem {
     check_json(body).err().unwrap_or_else(general)
 }
 
-/// The event whose attributes are in headers and whose data is the body.
+/// The event with its attributes in headers and its data in the body.
 fn binary<'a>(headers: &HeaderMap, body: &[u8]) -> Result<Events<'a>, Problem> {
     let mut attributes: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
     let mut flaws = Vec::new();
@@ -190,7 +190,7 @@ fn binary<'a>(headers: &HeaderMap, body: &[u8]) -> Result<Events<'a>, Problem> {
         let value = values.next().map(|value| decoded(value.as_bytes()));
         match value {
             _ if matches!(attribute, "data" | "data_base64") => {
-                bad(attribute, "data is the body in binary mode");
+                bad(attribute, "in binary mode the body is the data; remove this header");
             }
             _ if values.next().is_some() => bad(attribute, "it is given twice"),
             Some(Some(text)) => drop(attributes.insert(attribute, raw(&text))),
@@ -209,7 +209,7 @@ fn binary<'a>(headers: &HeaderMap, body: &[u8]) -> Result<Events<'a>, Problem> {
     if !flaws.is_empty() {
         return Err(invalid(1, flaws));
     }
-    // Texts and JSON values always encode.
+    // Strings and JSON values always serialise.
     let text = serde_json::to_vec(&attributes).unwrap_or_default();
     match Event::from_json(&text) {
         Ok(event) => Ok(Events::one(&event, text.into())),
@@ -217,7 +217,8 @@ fn binary<'a>(headers: &HeaderMap, body: &[u8]) -> Result<Events<'a>, Problem> {
     }
 }
 
-/// The data of an event by its content type: JSON as it is, text as a text, anything else in base 64.
+/// The data of an event by its content type: JSON unchanged, text as a string, anything else in
+/// base 64.
 fn data(
     kind: Option<&str>,
     body: &[u8],
@@ -235,7 +236,7 @@ fn data(
     }))
 }
 
-/// The value of a header: without quotes, percent sequences decoded.
+/// Decodes the value of a header: removes quotes and decodes percent sequences.
 fn decoded(value: &[u8]) -> Option<String> {
     let quoted = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
     let value = match quoted {

@@ -1,24 +1,25 @@
-//! What the OpenAPI document cannot get from the types: bounds of texts inside of lists and maps, what
-//! is refused for its meaning rather than for its form, and which bodies may be left out.
+//! The parts of the OpenAPI document that the types do not express: bounds of texts in lists and
+//! maps, refusals for semantic reasons, and optional bodies.
 //!
-//! `contract.json` has patches of schemas and of parameters by their names, and per operation (`*`: of
-//! all) the fields that may be refused although they are of the documented form, and why. Those are in
-//! the document as `x-refused-by-meaning`; a property-based test holds the whole to it.
+//! `contract.json` contains patches of schemas and of parameters by name. Per operation (`*`: all
+//! operations) it lists fields that may be refused although they match the schema, and why. The
+//! document shows them as `x-refused-by-meaning`. A property-based test checks the server against
+//! the whole document.
 
 use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 const CONTRACT: &str = include_str!("contract.json");
 const FORM: &str = "application/x-www-form-urlencoded";
-/// Operations whose parameters come in the body, and so must be there.
+/// Operations whose parameters are in the body, so that the body is required.
 const BODY_IS_NEEDED: [&str; 2] = ["sendDelayedByPost", "userOnlineByPost"];
-/// Schemas that are another one with more beside it: the parts of an `allOf` would refuse each other's
-/// properties.
+/// Schemas that extend another one. They are merged: the parts of an `allOf` would refuse each
+/// other's properties.
 const FLAT: [&str; 2] = ["Automation", "Subscriber"];
 
-/// The document as it is served.
+/// The document as served.
 pub(super) fn complete(document: &OpenApi) -> Value {
-    // Texts, numbers and maps always encode, and a test reads the contract.
+    // Strings, numbers and maps always serialise, and a test reads the contract.
     let mut document = serde_json::to_value(document).unwrap_or_default();
     let contract: Value = serde_json::from_str(CONTRACT).unwrap_or_default();
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
@@ -72,7 +73,7 @@ fn describe(operation: &mut Value, contract: &Value) {
         for (kind, content) in body["content"].as_object_mut().into_iter().flatten() {
             let options = content["schema"]["oneOf"].as_array().cloned().unwrap_or_default();
             let null = json!({ "type": "null" });
-            // A body may be left out; `null` is none.
+            // An absent body is valid; `null` is not a body.
             if let (true, Some(only)) =
                 (options.contains(&null), options.iter().find(|option| **option != null))
             {
@@ -106,7 +107,7 @@ fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().into_iter().flatten()
 }
 
-/// Lays `patch` over what is there, key by key.
+/// Merges `patch` into the document, key by key.
 fn merge(target: &mut Value, patch: &Value) {
     match (target, patch) {
         (Value::Object(target), Value::Object(patch)) => {
@@ -118,7 +119,7 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// Makes one object of the parts of an `allOf`.
+/// Merges the parts of an `allOf` into one object.
 fn flatten(schemas: &mut Map<String, Value>, name: &str) {
     let Some(parts) = schemas.get(name).and_then(|schema| schema["allOf"].as_array()) else {
         return;
@@ -139,7 +140,7 @@ fn flatten(schemas: &mut Map<String, Value>, name: &str) {
     schemas.insert(name.to_owned(), flat);
 }
 
-/// Anything, or nothing, is anything: `null` would be both, and one alone may fit.
+/// Simplifies "any value or null" to "any value": `null` would match both, and only one may match.
 fn loosen(schema: &mut Value) {
     let of_anything = |option: &Value| {
         option["$ref"].as_str().is_some_and(|path| path == "#/components/schemas/Value")
@@ -157,7 +158,7 @@ fn loosen(schema: &mut Value) {
     }
 }
 
-/// The same where `null` cannot be written, as in a query, a header or a form.
+/// The same for places that cannot express `null`: a query, a header or a form.
 fn without_null(mut schema: Value) -> Value {
     let is_null = |value: &Value| value.is_null() || *value == "null";
     if let Some(types) = schema.get_mut("type")

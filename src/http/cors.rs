@@ -1,11 +1,11 @@
 //! Pages of other sites that count views and read totals directly (CORS).
 //!
-//! A browser lets a page of another site read an answer only where the answer names the site. The
-//! sites of `http.cors_origins` are named for the routes that pages need, and for no others:
-//! [`TEMPLATES`]. Cookies never count there (no `Access-Control-Allow-Credentials`), so such a page
-//! can do what its token allows and nothing else.
+//! A browser lets a page of another site read an answer only if the answer names that site.
+//! Fairlane names the sites of `http.cors_origins`, only on the routes that such pages need:
+//! [`TEMPLATES`]. Cookies are not accepted there (no `Access-Control-Allow-Credentials`), so a page
+//! can do only what its token permits.
 //!
-//! It is the outermost layer: a page is to hear of a refusal by admission control too.
+//! This is the outermost layer, so that a page can also read a refusal by admission control.
 
 use std::sync::Arc;
 
@@ -25,11 +25,11 @@ const TEMPLATES: [&str; 4] = [
     "/v1/bots/{bot}/counters/query",
     "/v1/bots/{bot}/counters",
 ];
-/// What a page may send beside what every page may.
+/// The request headers that a page may send in addition to the standard ones.
 const HEADERS: &str = "authorization, content-type, idempotency-key, x-deadline-ms, x-priority";
-/// What it may read beside what every page may.
+/// The answer headers that a page may read in addition to the standard ones.
 const EXPOSED: &str = "retry-after, x-shed-reason";
-/// For how many seconds a browser need not ask again.
+/// Lifetime of a browser's preflight result, in seconds.
 const MAX_AGE: &str = "7200";
 
 /// The sites whose pages may call.
@@ -37,17 +37,17 @@ const MAX_AGE: &str = "7200";
 pub(super) struct Origins(Vec<HeaderValue>);
 
 impl Origins {
-    /// Those of the configuration, which are checked.
+    /// The sites in the configuration, which is already checked.
     pub(super) fn new(origins: &[String]) -> Arc<Self> {
         Arc::new(Self(origins.iter().filter_map(|one| HeaderValue::from_str(one).ok()).collect()))
     }
 }
 
-/// Marks a request of a page that may call.
+/// Marks a request from an allowed site.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AllowedOrigin;
 
-/// Answers a browser that asks first, and names the site in every other answer.
+/// Answers preflight requests, and names the site in every other answer.
 pub(super) async fn share(
     State(origins): State<Arc<Origins>>,
     mut request: Request,
@@ -71,7 +71,7 @@ pub(super) async fn share(
         next.run(request).await
     };
     let headers = response.headers_mut();
-    // Without it a cache could give one site's answer to another.
+    // Without `Vary`, a cache could give one site's answer to another site.
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -81,7 +81,7 @@ pub(super) async fn share(
     response
 }
 
-/// What a browser hears that asks whether a page may call.
+/// The answer to a preflight request.
 fn preflight(template: &'static str, is_allowed: bool, watch: Option<&Stopwatch>) -> Response {
     let response = if is_allowed {
         let method = if template.ends_with("/views") || template.ends_with("/query") {

@@ -1,7 +1,7 @@
-//! View counters: a view is counted in Redis at once and kept in MongoDB within seconds.
+//! View counters: a view is counted in Redis immediately and stored in MongoDB within seconds.
 //!
-//! An ad is a part of the path, so one that is called like a route (`export`, `import`, `query`) is
-//! written with a letter of it percent-encoded: the route wins over the plain name.
+//! The path contains the ad. To address an ad with the name of a route (`export`, `import`,
+//! `query`), percent-encode one of its letters: the route has priority over the plain name.
 
 mod daily;
 mod export;
@@ -29,16 +29,16 @@ use crate::counters::Counters;
 use crate::counters::view::{self, AdId, VIEWS_MAX};
 use crate::id::BotId;
 
-/// Longest `Idempotency-Key`, in bytes.
+/// Maximum length of `Idempotency-Key`, in bytes.
 const KEY_MAX_BYTES: usize = 255;
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// What asks for the scope `publish` or `count`.
+/// Requires the scope `publish` or `count`.
 pub(super) fn counting() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(view))
 }
 
-/// What asks for the scope `read` or `count`.
+/// Requires the scope `read` or `count`.
 pub(super) fn telling() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
         .routes(routes!(totals::list))
@@ -46,12 +46,12 @@ pub(super) fn telling() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(daily::daily))
 }
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(export::export))
 }
 
-/// What asks for the scope `operate`.
+/// Requires the scope `operate`.
 pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
         .routes(routes!(import::import))
@@ -61,7 +61,7 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 }
 
 impl Api {
-    /// The counters of a bot, if it is the caller's and they run.
+    /// The counters of a bot, if they run and the caller has access to the bot.
     pub(super) fn counters_of(&self, bot: &BotId, caller: &Caller) -> Result<&Counters, Problem> {
         caller.check_bot(bot)?;
         self.services.of(crate::counters::PIPELINE).map_err(|reason| {
@@ -82,13 +82,13 @@ struct BotPath {
 struct AdPath {
     /// The bot, percent-encoded.
     bot: BotId,
-    /// The ad, percent-encoded: 1 to 128 bytes without control characters. One that is called
-    /// `export`, `import` or `query` with a letter encoded too: `%65xport`, `%69mport`, `%71uery`.
+    /// The ad, percent-encoded: 1 to 128 bytes without control characters. For an ad named
+    /// `export`, `import` or `query`, encode a letter too: `%65xport`, `%69mport`, `%71uery`.
     #[param(value_type = String, min_length = 1, max_length = 128)]
     ad: AdId,
 }
 
-/// The header `Idempotency-Key`, if there is one.
+/// The header `Idempotency-Key`, if present.
 #[derive(Debug)]
 struct IdempotencyKey(Option<HeaderValue>);
 
@@ -105,27 +105,26 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
         let mut keys = parts.headers.get_all(KEY).iter();
         let key = keys.next();
         if keys.next().is_some() {
-            return Err(Problem::field("Idempotency-Key", "it is there twice; send one"));
+            return Err(Problem::field("Idempotency-Key", "it is present twice; send one"));
         }
         let usable = |key: &HeaderValue| {
             (1..=KEY_MAX_BYTES).contains(&key.len())
                 && key.as_bytes().iter().all(u8::is_ascii_graphic)
         };
         if key.is_some_and(|key| !usable(key)) {
-            let detail = format!(
-                "it is none of 1 to {KEY_MAX_BYTES} visible characters of ASCII, such as a UUID"
-            );
+            let detail =
+                format!("it is not 1 to {KEY_MAX_BYTES} visible ASCII characters, such as a UUID");
             return Err(Problem::field("Idempotency-Key", detail));
         }
         Ok(Self(key.cloned()))
     }
 }
 
-/// How often an ad was viewed.
+/// A number of views of an ad.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Views {
-    /// 1 if left out.
+    /// Default: 1.
     #[schema(minimum = 1, maximum = 1000, default = 1)]
     n: Option<i64>,
 }
@@ -133,25 +132,26 @@ struct Views {
 /// The total of an ad.
 #[derive(Debug, Serialize, ToSchema)]
 struct Total {
-    /// With the new views; `null` where no store can tell it now, the views counted all the same.
+    /// Includes the new views. `null` if no store can return it now; the views are counted all the
+    /// same.
     total: Option<u64>,
 }
 
 /// Count a view
 ///
-/// Or up to 1,000 views, on the day of their arrival. A request that is repeated with the same
-/// `Idempotency-Key` within an hour counts nothing and is answered like the first.
+/// Or up to 1,000 views, on the day of their arrival. A repeated request with the same
+/// `Idempotency-Key` within an hour counts nothing, and gets the answer of the first one.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/{ad}/views", tag = "counters", operation_id = "countView",
     params(
         AdPath,
         (
             "Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255,
-            pattern = "^[!-~]+$", description = "Any text of the caller's that is new for each view",
+            pattern = "^[!-~]+$", description = "A text that is unique for each view",
         ),
     ),
     request_body(content = Option<Views>),
-    responses((status = 200, description = "It is counted", body = Total), OfCounters, Body)
+    responses((status = 200, description = "Counted", body = Total), OfCounters, Body)
 )]
 async fn view(
     State(api): State<Arc<Api>>,
@@ -165,7 +165,7 @@ async fn view(
     let n = view::views(n).map_err(|_| {
         Problem::field("n", format!("it is {n}; write a whole number from 1 to {VIEWS_MAX}"))
     })?;
-    // Its rate bounds requests, so that each has to be a single view.
+    // The rate limits requests, so each request may count only one view.
     if caller.is_public() && n > 1 {
         let detail = "it is above 1, which a token with the scope \"count\" cannot send";
         return Err(Problem::field("n", detail));

@@ -1,4 +1,4 @@
-//! Dead letters: events that gave up.
+//! Dead letters: events that failed for good.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +21,15 @@ use super::problem::{Kind, Problem};
 use crate::id::{BotId, LetterId, PipelineName};
 use crate::queue::{DeadLetter, Queue};
 
-/// Dead letters of a page, at most.
+/// Maximum number of dead letters per page.
 const LIMIT_MAX: u32 = 1_000;
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
 }
 
-/// What asks for the scope `operate`.
+/// Requires the scope `operate`.
 pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
         .routes(routes!(redrive))
@@ -47,7 +47,7 @@ pub(super) struct LetterPath {
 }
 
 impl LetterPath {
-    /// The letter and the queues of its pipeline, if it is of a bot of the caller.
+    /// The letter and the queues of its pipeline, if the caller has access to its bot.
     pub(super) async fn find(
         &self,
         api: &Api,
@@ -59,7 +59,7 @@ impl LetterPath {
         Ok((queue, letter))
     }
 
-    /// Puts it back at its place in the order of its bot.
+    /// Queues the event again, at its place in the order of its bot.
     pub(super) async fn redrive(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
         let (queue, letter) = self.find(api, caller).await?;
         if !queue.redrive(&letter.bot, self.id).await? {
@@ -69,7 +69,7 @@ impl LetterPath {
         Ok(())
     }
 
-    /// Deletes it.
+    /// Deletes the dead letter.
     pub(super) async fn discard(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
         let (queue, letter) = self.find(api, caller).await?;
         if !queue.drop_dead_letter(self.id).await? {
@@ -82,7 +82,7 @@ impl LetterPath {
     fn none(&self) -> Problem {
         let Self { pipeline, id } = self;
         let detail = format!(
-            "pipeline {pipeline} has no dead letter {id}; /v1/pipelines/{pipeline}/dead lists those there are"
+            "pipeline {pipeline} has no dead letter {id}; /v1/pipelines/{pipeline}/dead lists the existing ones"
         );
         Problem::new(Kind::NoDeadLetter, detail)
     }
@@ -92,21 +92,21 @@ impl LetterPath {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ListQuery {
-    /// Only those of this bot.
+    /// Only dead letters of this bot.
     bot: Option<BotId>,
-    /// At most so many: 1 to 1,000, otherwise 100.
+    /// Page size: 1 to 1,000; default 100.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
-    /// `cursor` of the page before.
+    /// The `cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of dead letters.
 #[derive(Debug, Serialize, ToSchema)]
 struct DeadLetters {
-    /// The newest first; only those of the bots of the token.
+    /// Newest first; only dead letters of the token's bots.
     dead_letters: Vec<DeadLetter>,
-    /// For the next page; absent on the last.
+    /// The cursor of the next page; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
 }
@@ -115,7 +115,7 @@ struct DeadLetters {
 #[utoipa::path(
     get, path = "/v1/pipelines/{pipeline}/dead", tag = "dead letters",
     operation_id = "listDeadLetters", params(PipelinePath, ListQuery),
-    responses((status = 200, description = "A page, the newest first", body = DeadLetters), OfPipeline)
+    responses((status = 200, description = "A page, newest first", body = DeadLetters), OfPipeline)
 )]
 async fn list(
     State(api): State<Arc<Api>>,
@@ -153,20 +153,20 @@ async fn show(
     path.find(&api, &caller).await.map(|(_, letter)| Json(letter))
 }
 
-/// What was put back.
+/// The result of a redrive.
 #[derive(Debug, Serialize, ToSchema)]
 struct Redriven {
-    /// How many dead letters.
+    /// Number of redriven dead letters.
     redriven: u64,
 }
 
 /// Redrive a dead letter
 ///
-/// Puts it back at its place in the order of its bot.
+/// Queues its event again, at its place in the order of its bot.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/dead/{id}/redrive", tag = "dead letters",
     operation_id = "redriveDeadLetter", params(LetterPath),
-    responses((status = 200, description = "It is put back", body = Redriven), OfPipeline, Bodiless)
+    responses((status = 200, description = "The event is queued again", body = Redriven), OfPipeline, Bodiless)
 )]
 async fn redrive(
     State(api): State<Arc<Api>>,
@@ -182,17 +182,17 @@ async fn redrive(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct RedriveQuery {
-    /// Only those of this bot.
+    /// Only dead letters of this bot.
     bot: Option<BotId>,
 }
 
 /// Redrive all dead letters
 ///
-/// Of the pipeline, or of one bot. Those that die again meanwhile stay.
+/// Of the pipeline, or of one bot. Events that fail again meanwhile stay dead letters.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/dead/redrive", tag = "dead letters",
     operation_id = "redriveDeadLetters", params(PipelinePath, RedriveQuery),
-    responses((status = 200, description = "They are put back", body = Redriven), OfPipeline, Bodiless)
+    responses((status = 200, description = "The events are queued again", body = Redriven), OfPipeline, Bodiless)
 )]
 async fn redrive_all(
     State(api): State<Arc<Api>>,
@@ -204,7 +204,7 @@ async fn redrive_all(
     let bot = query.bot.as_ref();
     bot.map_or_else(|| caller.check_all_bots(), |bot| caller.check_bot(bot))?;
     let queue = api.queues.find(&path.pipeline).await?;
-    // The dead letters carry the time of Redis, so that its clock says which were there before.
+    // Dead letters carry the time of Redis, so its clock decides which ones existed before.
     let until: Duration = api.queues.time().await?;
     let redriven = queue.redrive_all(bot, until).await?;
     caller.did("redrive all", &path.pipeline, bot);
@@ -215,7 +215,7 @@ async fn redrive_all(
 #[utoipa::path(
     delete, path = "/v1/pipelines/{pipeline}/dead/{id}", tag = "dead letters",
     operation_id = "dropDeadLetter", params(LetterPath),
-    responses((status = 204, description = "It is deleted"), OfPipeline, Bodiless)
+    responses((status = 204, description = "Deleted"), OfPipeline, Bodiless)
 )]
 async fn discard(
     State(api): State<Arc<Api>>,

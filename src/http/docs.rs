@@ -1,4 +1,4 @@
-//! The OpenAPI document, made of the routes that are served, and a page to browse it.
+//! The OpenAPI document, generated from the routes, and a page to browse it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use super::problem::{PROBLEM_JSON, Problem};
 use super::{Api, contract};
 use crate::config::Scope;
 
-/// How the document calls the bearer tokens.
+/// The name of the bearer token scheme in the document.
 const SCHEME: &str = "token";
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
-    info(title = "Fairlane", description = "Events in, operators' view and control of the queues."),
+    info(title = "Fairlane", description = "Publish events, and inspect and control the queues."),
     tags(
-        (name = "events", description = "Events onto the bus"),
+        (name = "events", description = "Publish events to the bus"),
         (name = "pipelines", description = "Whole pipelines"),
-        (name = "bots", description = "One bot of a pipeline: its queue, its lease, its share"),
-        (name = "dead letters", description = "Events that gave up"),
-        (name = "counters", description = "Views of ads: totals at once, days within seconds"),
-        (name = "automations", description = "Rules of a bot: what is done on which events, for whom; and the profiles that they see"),
-        (name = "notifications", description = "A URL is called later: at its time, once, if it is still wanted"),
-        (name = "admission", description = "Which requests are begun while more come than can be answered in time"),
+        (name = "bots", description = "One bot of a pipeline: its queue, its lease, its weight"),
+        (name = "dead letters", description = "Events that failed for good"),
+        (name = "counters", description = "Views of ads: totals immediately, days within seconds"),
+        (name = "automations", description = "Rules of a bot: actions on events of subscribers; and the profiles that rules use"),
+        (name = "notifications", description = "Scheduled HTTP callbacks: never early, rechecked before sending"),
+        (name = "admission", description = "Admission control: which requests to accept under overload"),
         (name = "leases", description = "For receivers of push handlers that answered 202"),
         (name = "health", description = "For orchestrators and load balancers"),
     )
@@ -42,7 +42,7 @@ pub(super) fn begin() -> OpenApiRouter<Arc<Api>> {
     let mut components = document.components.take().unwrap_or_default();
     let mut bearer = Http::new(HttpAuthScheme::Bearer);
     bearer.description =
-        Some("A token of auth.tokens; none is asked for where there are none".into());
+        Some("A token of auth.tokens; not required if auth.tokens is empty".into());
     components.add_security_scheme(SCHEME, SecurityScheme::Http(bearer));
     let mut schemas = vec![(Problem::name().into_owned(), Problem::schema())];
     Problem::schemas(&mut schemas);
@@ -51,27 +51,28 @@ pub(super) fn begin() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::with_openapi(document)
 }
 
-/// `/openapi.json` and `/docs`. The page is in the binary and asks nobody else for anything.
+/// `/openapi.json` and `/docs`. The page is part of the binary and loads nothing from other
+/// servers.
 pub(super) fn routes(document: &OpenApi) -> Router {
     let config = Config::default().validator_url("none").try_it_out_enabled(true);
     let document = contract::complete(document);
     SwaggerUi::new("/docs").external_url_unchecked("/openapi.json", document).config(config).into()
 }
 
-/// Notes in every operation which scope it asks for, or which other that is as good, and what everything guarded may answer.
+/// Adds to every guarded operation its required scope, or the alternatives, and the common answers.
 pub(super) fn note_access(document: &mut OpenApi, scope: Scope, or: Option<Scope>) {
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         let scopes = [Some(scope), or].into_iter().flatten();
         let ways = scopes.map(|scope| SecurityRequirement::new(SCHEME, [scope.as_str()]));
         operation.security = Some(ways.collect());
         for (code, response) in GuardedProblems::responses() {
-            // The operation's own words tell more.
+            // The operation's own description has priority.
             operation.responses.responses.entry(code).or_insert(response);
         }
     }
 }
 
-/// Notes in every operation that it asks for no token, and what it may answer.
+/// Marks public operations as such, and adds their common answers.
 pub(super) fn note_capability(document: &mut OpenApi) {
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         operation.security = Some(vec![SecurityRequirement::default()]);
@@ -98,47 +99,47 @@ fn problems(all: &[(u16, &str)]) -> Responses {
     all.iter().map(|(code, text)| (code.to_string(), response(text).into())).collect()
 }
 
-/// What every guarded route may answer.
+/// The common answers of guarded routes.
 struct GuardedProblems;
 
 impl IntoResponses for GuardedProblems {
     fn responses() -> Responses {
         problems(&[
-            (400, "A parameter, a header or the body cannot be used; `errors` names it"),
+            (400, "A parameter, a header or the body is not valid; `errors` names it"),
             (401, "No token, or an unknown one"),
             (403, "The token lacks the scope or the bot, or another site's page sent this"),
             (408, "The body did not arrive within 10 s"),
             (413, "The body has more bytes than the route takes, 1 MiB at most"),
-            (421, "Without tokens: called by a name that is not in http.hosts"),
+            (421, "Without tokens: the host name is not in http.hosts"),
             (
                 429,
-                "The quota of the token or bot is used up, or it asks for much more than others do while there is not room for all; Retry-After tells when to come again",
+                "The token or bot exceeded its quota, or its fair share under overload; Retry-After says when to retry",
             ),
-            (500, "A fault of the server; its log tells more"),
+            (500, "An internal error; the log of the server has details"),
             (
                 503,
-                "Redis is unavailable or full, or more requests come than can be answered in time (x-shed-reason); Retry-After tells when to come again",
+                "Redis is unavailable or full, or the request was shed under overload (x-shed-reason); Retry-After says when to retry",
             ),
-            (504, "The time of x-deadline-ms is over, or less than the request takes"),
+            (504, "The deadline (x-deadline-ms) passed, or is shorter than the request takes"),
         ])
     }
 }
 
-/// What a route that nobody has to have a token for may answer besides.
+/// Further answers of public routes.
 pub(super) struct Open;
 
 impl IntoResponses for Open {
     fn responses() -> Responses {
         problems(&[
-            (400, "A header cannot be used; `errors` names it"),
+            (400, "A header is not valid; `errors` names it"),
             (408, "The body did not arrive within 10 s"),
             (413, "The body has more bytes than the route takes"),
-            (504, "The time of x-deadline-ms is over, or less than the request takes"),
+            (504, "The deadline (x-deadline-ms) passed, or is shorter than the request takes"),
         ])
     }
 }
 
-/// What a route with parameters may answer besides.
+/// Further answers of routes with parameters.
 pub(super) struct Parameters;
 
 impl IntoResponses for Parameters {
@@ -147,19 +148,19 @@ impl IntoResponses for Parameters {
     }
 }
 
-/// What a route below one pipeline may answer besides.
+/// Further answers of routes of one pipeline.
 pub(super) struct OfPipeline;
 
 impl IntoResponses for OfPipeline {
     fn responses() -> Responses {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
-            (404, "There is no such pipeline; `detail` names those there are"),
+            (404, "The pipeline does not exist; `detail` lists the existing ones"),
         ])
     }
 }
 
-/// What a route that deletes events may answer besides.
+/// Further answers of routes that delete events.
 pub(super) struct Deleting;
 
 impl IntoResponses for Deleting {
@@ -168,7 +169,7 @@ impl IntoResponses for Deleting {
     }
 }
 
-/// What a route of the counters may answer besides.
+/// Further answers of routes of the counters.
 pub(super) struct OfCounters;
 
 impl IntoResponses for OfCounters {
@@ -178,13 +179,13 @@ impl IntoResponses for OfCounters {
             (404, "The counters do not run here; `detail` says why"),
             (
                 503,
-                "Redis is unavailable or full, or both stores are unavailable; Retry-After tells when to come again",
+                "Redis is unavailable or full, or both stores are unavailable; Retry-After says when to retry",
             ),
         ])
     }
 }
 
-/// What an import may answer besides.
+/// Further answers of an import.
 pub(super) struct OfImports;
 
 impl IntoResponses for OfImports {
@@ -192,17 +193,17 @@ impl IntoResponses for OfImports {
         let mut responses = OfCounters::responses();
         responses.extend(problems(&[
             (400, "A parameter or a line cannot be used; `errors` names each"),
-            (409, "Lines before these were not imported; `detail` says where to go on"),
+            (409, "Lines before these were not imported; `detail` says where to continue"),
             (
                 503,
-                "Redis is unavailable or nearly full, or many records of the bot wait to be written; Retry-After tells when to come again",
+                "Redis is unavailable or nearly full, or many records of the bot wait to be written; Retry-After says when to retry",
             ),
         ]));
         responses
     }
 }
 
-/// What a route of the counters may answer besides that asks MongoDB alone.
+/// Further answers of counter routes that read only MongoDB.
 pub(super) struct OfStoredCounters;
 
 impl IntoResponses for OfStoredCounters {
@@ -210,71 +211,74 @@ impl IntoResponses for OfStoredCounters {
         let mut responses = OfCounters::responses();
         responses.extend(problems(&[(
             503,
-            "MongoDB is unavailable, or another export runs; Retry-After tells when to come again",
+            "MongoDB is unavailable, or another export runs; Retry-After says when to retry",
         )]));
         responses
     }
 }
 
-/// What a route of the automations may answer besides.
+/// Further answers of routes of the automations.
 pub(super) struct OfAutomations;
 
 impl IntoResponses for OfAutomations {
     fn responses() -> Responses {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
-            (404, "There is no such thing, or rules are not evaluated here; `detail` says which"),
+            (404, "The object does not exist, or automations do not run; `detail` says which"),
             (
                 503,
-                "Redis or MongoDB is unavailable, or MongoDB does not answer a reader in time; Retry-After tells when to come again",
+                "Redis or MongoDB is unavailable, or MongoDB does not answer a reader in time; Retry-After says when to retry",
             ),
         ])
     }
 }
 
-/// What a route that changes a rule may answer besides.
+/// Further answers of routes that change a rule.
 pub(super) struct OfVersion;
 
 impl IntoResponses for OfVersion {
     fn responses() -> Responses {
-        problems(&[(412, "The rule is not the one of If-Match, or there is one: nothing changed")])
+        problems(&[(412, "The rule does not match If-Match or If-None-Match; nothing changed")])
     }
 }
 
-/// What a route of the notifications may answer besides.
+/// Further answers of routes of the notifications.
 pub(super) struct OfNotifications;
 
 impl IntoResponses for OfNotifications {
     fn responses() -> Responses {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
-            (404, "Notifications do not run here; `detail` says why"),
+            (404, "Notifications do not run; `detail` says why"),
         ])
     }
 }
 
-/// What a route of one notification may answer besides.
+/// Further answers of routes of one notification.
 pub(super) struct OfNotification;
 
 impl IntoResponses for OfNotification {
     fn responses() -> Responses {
         problems(&[
             (400, "A parameter cannot be used; `errors` names it"),
-            (404, "There is no such notification, or they do not run here; `detail` says which"),
+            (
+                404,
+                "The notification does not exist, or notifications do not run; `detail` says which",
+            ),
         ])
     }
 }
 
-/// What a route that changes a notification may answer besides.
+/// Further answers of routes that change a notification.
 pub(super) struct Amending;
 
 impl IntoResponses for Amending {
     fn responses() -> Responses {
-        problems(&[(409, "It is being sent or has ended. Nothing was changed")])
+        problems(&[(409, "The notification is in flight or has ended; nothing changed")])
     }
 }
 
-/// What a route with a body may answer besides.
+/// Further answers of routes with a body.
 pub(super) struct Body;
 
 impl IntoResponses for Body {
@@ -282,25 +286,28 @@ impl IntoResponses for Body {
         problems(&[
             (400, "The body cannot be used; `errors` names the field or the event"),
             (408, "The body did not arrive within 10 s"),
-            (415, "The body is of a kind that is not read here"),
+            (415, "The media type of the body is not supported"),
         ])
     }
 }
 
-/// What a route of a lease may answer besides.
+/// Further answers of routes of a lease.
 pub(super) struct OfLease;
 
 impl IntoResponses for OfLease {
     fn responses() -> Responses {
         problems(&[
-            (404, "There is no such lease: the text was changed, or is of another deployment"),
-            (409, "The lease is gone: completed before, run out or revoked. Nothing was changed"),
+            (
+                404,
+                "The lease does not exist: the token was altered, or belongs to another deployment",
+            ),
+            (409, "The lease has ended: completed, expired or revoked. Nothing changed"),
             (422, "`ack` is more than the slice has"),
         ])
     }
 }
 
-/// What a route without a body may answer besides, should there be one.
+/// Further answers of routes without a body.
 pub(super) struct Bodiless;
 
 impl IntoResponses for Bodiless {
@@ -308,7 +315,7 @@ impl IntoResponses for Bodiless {
         problems(&[
             (
                 400,
-                "A parameter cannot be used, or there is a body, which this request does not take",
+                "A parameter is not valid, or the request has a body, which this route does not accept",
             ),
             (408, "The body did not arrive within 10 s"),
         ])

@@ -1,4 +1,4 @@
-//! Events onto the bus.
+//! Publishing events to the bus.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use crate::bus;
 use crate::event::Event;
 use crate::id::BotId;
 
-/// What asks for the scope `publish`.
+/// Requires the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(publish))
 }
 
-/// Events that the bus has.
+/// The accepted events.
 #[derive(Debug, Serialize, ToSchema)]
 struct Accepted {
-    /// How many: all of the request.
+    /// Number of events: all of the request.
     accepted: usize,
-    /// Their types that no enabled pipeline takes, and no rule of their bot that this process knows
-    /// of: such events are stored and copied nowhere. Absent when there is none. A process without
-    /// the roles `work` and `ingest` knows no rules.
+    /// Their types that no enabled pipeline takes, and for which this process knows no rule of
+    /// their bot: the bus stores such events, but no queue gets a copy. Absent if there are none. A
+    /// process without the roles `work` and `ingest` knows no rules.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(required = false, max_items = 1_000)]
     unmatched: BTreeSet<Box<str>>,
@@ -43,9 +43,9 @@ struct Accepted {
 /// Publish events
 ///
 /// One CloudEvent (structured, or binary with its attributes in headers `ce-…`) or a batch of up to
-/// 1,000. Answered once the bus has them; all of them or none. `unmatched` names types that nobody
-/// takes, for example mistyped ones. `application/json` is taken as an
-/// event or a batch too. Whether an id was seen before, or an event has expired, is not asked here.
+/// 1,000. The answer comes once the bus has stored all of them, or none. `unmatched` lists types
+/// that no pipeline takes, for example mistyped ones. `application/json` is accepted as an event or
+/// a batch too. Duplicate ids and expired events are not detected here.
 #[utoipa::path(
     post, path = "/v1/events", tag = "events", operation_id = "publishEvents",
     request_body(content(
@@ -54,7 +54,7 @@ struct Accepted {
         (Event = "application/json"),
     )),
     responses(
-        (status = 202, description = "The bus has them", body = Accepted),
+        (status = 202, description = "The bus has stored the events", body = Accepted),
         Body,
         Parameters,
     )
@@ -90,7 +90,7 @@ async fn publish(
     for bot in counts.keys() {
         NamedBots::note(&parts.extensions, bot.as_str());
     }
-    // In flight until they are published.
+    // They count as in flight until they are published.
     let _taken = counts
         .into_iter()
         .map(|(bot, count)| api.door.charge_bot(bot, count, &parts))

@@ -1,5 +1,5 @@
-//! What a handler is given: each of these answers a [`Problem`] that names the parameter, field,
-//! line or limit.
+//! Extractors of a handler's arguments. Each one fails with a [`Problem`] that names the parameter,
+//! field, line or limit.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use serde::de::DeserializeOwned;
 
 use super::problem::{Flaw, Kind, Problem};
 
-/// Largest body, in bytes.
+/// Maximum length of a body, in bytes.
 pub(crate) const BODY_MAX: usize = 1 << 20;
-/// A body has this long to arrive.
+/// Maximum time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
 /// The parameters of the path.
@@ -44,14 +44,14 @@ fn path_problem(rejection: PathRejection) -> Problem {
     match failed.into_kind() {
         ErrorKind::DeserializeError { key, message, .. } => Problem::field(&key, message),
         ErrorKind::ParseErrorAtKey { key, expected_type, .. } => {
-            Problem::field(&key, format!("it is no {expected_type}"))
+            Problem::field(&key, format!("it is not of type {expected_type}"))
         }
         ErrorKind::InvalidUtf8InPathParam { key } => Problem::field(&key, "it is not UTF-8"),
         other => Problem::new(Kind::InvalidRequest, other.to_string()),
     }
 }
 
-/// The parameters behind the `?`.
+/// The query parameters.
 #[derive(Debug)]
 pub(crate) struct Query<T>(pub(crate) T);
 
@@ -70,7 +70,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// A body in JSON.
+/// A JSON body.
 #[derive(Debug)]
 pub(crate) struct Json<T>(pub(crate) T);
 
@@ -84,7 +84,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     }
 }
 
-/// A body in JSON, or none, which stands for the default.
+/// An optional JSON body; without one the default applies.
 #[derive(Debug)]
 pub(crate) struct JsonOrNothing<T>(pub(crate) T);
 
@@ -111,7 +111,7 @@ fn check_json(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    // A list would pass for the fields in their order.
+    // A list would be accepted as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         return Err(Problem::new(Kind::InvalidRequest, "the body is a list; send a JSON object"));
     }
@@ -126,8 +126,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     }
 }
 
-/// No body: what a caller might think to have said there would not be heard. An empty JSON object
-/// passes.
+/// Refuses a body, because the route would ignore its content. An empty JSON object is allowed.
 #[derive(Debug)]
 pub(crate) struct NoBody;
 
@@ -162,7 +161,7 @@ pub(super) async fn collect(headers: &HeaderMap, body: Body, max: usize) -> Resu
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(max)),
         Ok(Err(_)) => Err(Problem::new(
             Kind::InvalidRequest,
-            "the body broke off, or its chunks are malformed",
+            "the body ended early, or its chunks are malformed",
         )),
         Err(_) => {
             let detail = format!("the body did not arrive within {BODY_TIME:?}");
@@ -171,7 +170,7 @@ pub(super) async fn collect(headers: &HeaderMap, body: Body, max: usize) -> Resu
     }
 }
 
-/// Refuses bodies that are announced as too large, whatever the route would do with them.
+/// Refuses bodies whose announced length is too large, on every route.
 pub(crate) async fn refuse_large(request: Request, next: Next) -> Response {
     match announced(request.headers()) {
         Some(bytes) if bytes > BODY_MAX as u64 => too_large(BODY_MAX).into_response(),
@@ -184,11 +183,11 @@ pub(super) fn announced(headers: &HeaderMap) -> Option<u64> {
 }
 
 fn too_large(max: usize) -> Problem {
-    let detail = format!("the body has more than {max} bytes, the most that this route takes");
+    let detail = format!("the body has more than {max} bytes, the maximum of this route");
     closing(Problem::new(Kind::BodyTooLarge, detail))
 }
 
-/// The rest of the body is not waited for.
+/// The connection closes, so the rest of the body is not read.
 fn closing(problem: Problem) -> Problem {
     problem.header(header::CONNECTION, HeaderValue::from_static("close"))
 }
@@ -212,12 +211,12 @@ pub(crate) fn media_type(headers: &HeaderMap) -> Result<Option<String>, Problem>
     Ok(Some(media))
 }
 
-/// The body is of another kind than `wanted`.
+/// The problem for a body of another media type than `wanted`.
 pub(crate) fn unsupported(found: &str, wanted: &str) -> Problem {
     Problem::new(Kind::MediaType, format!("content-type is {found}; send {wanted}"))
 }
 
-/// A problem from the words of a deserializer: `…: field: what is wrong`.
+/// Converts a deserializer's error: `…: field: what is wrong`.
 fn located(text: &str) -> Problem {
     let text = text.strip_prefix("Failed to deserialize ").unwrap_or(text);
     let (_, text) = text.split_once(": ").unwrap_or(("", text));
@@ -226,7 +225,7 @@ fn located(text: &str) -> Problem {
     match text.split_once(": ") {
         Some((field, detail)) if name(field) => Problem::field(field, detail),
         _ => {
-            // An unknown or missing field is named in backticks.
+            // The error names an unknown or missing field in backticks.
             let field = text.split('`').nth(1).map(str::to_owned);
             let detail = Flaw { index: None, field, detail: text.to_owned() };
             Problem::new(Kind::InvalidRequest, text).errors(vec![detail])
@@ -234,7 +233,7 @@ fn located(text: &str) -> Problem {
     }
 }
 
-/// Replaces `%41` by its byte; what is no such sequence stays.
+/// Decodes percent sequences such as `%41`; leaves everything else unchanged.
 pub(crate) fn percent_decoded(text: &[u8]) -> Vec<u8> {
     let digit = |at: usize| text.get(at).and_then(|&byte| char::from(byte).to_digit(16));
     let mut decoded = Vec::with_capacity(text.len());

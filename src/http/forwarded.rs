@@ -1,14 +1,15 @@
-//! Who a request comes from, where proxies stand in between.
+//! The client of a request behind proxies.
 //!
-//! Anybody can send `X-Forwarded-For` and `Forwarded` (RFC 7239), so they are read only on connections
-//! that come from a trusted proxy (`http.trusted_proxies`). Each proxy adds the address that it was
-//! called from at the end. So the entries are read from the last one back, for as long as they are
-//! trusted proxies themselves: the first that is not is the client, and what stands before it is
-//! what the client says, which counts for nothing.
+//! Any client can send `X-Forwarded-For` and `Forwarded` (RFC 7239), so Fairlane reads them only on
+//! connections from a trusted proxy (`http.trusted_proxies`). Each proxy appends the address of its
+//! peer. Fairlane therefore reads the entries from the last one back, as long as they are trusted
+//! proxies. The first entry that is not is the client. The entries before it come from the client
+//! and are ignored.
 //!
-//! An entry that tells no address (`unknown`, `_hidden`, anything malformed) ends the search: the
-//! request counts as that of the proxy which wrote it. So it does where both headers are there and
-//! lead to different clients: a proxy that writes one of them may pass on the other as it came.
+//! An entry without an address (`unknown`, `_hidden`, anything malformed) ends the search: the
+//! request counts as one of the proxy that wrote the entry. The same applies if both headers are
+//! present and lead to different clients: a proxy that writes one of them may pass the other one on
+//! unchanged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -17,33 +18,33 @@ use axum::http::{HeaderMap, HeaderName, header};
 use ipnet::IpNet;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// Most proxies that a request comes through.
+/// Maximum number of proxies in front of Fairlane.
 const HOPS_MAX: usize = 32;
-/// Longest text of an address with its port; a longer one is none.
+/// Maximum length of an address with its port; a longer text is not an address.
 const ADDRESS_MAX: usize = 64;
 
-/// The proxies that are believed.
+/// The trusted proxies.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Proxies {
     nets: Arc<[IpNet]>,
-    /// Whether their connections start with the header of the PROXY protocol.
+    /// Whether their connections start with a PROXY protocol header.
     pub(super) speak_first: bool,
 }
 
 impl Proxies {
-    /// Those of `nets`; `speak_first`: each of their connections starts with the header of the
-    /// PROXY protocol, version 2.
+    /// The proxies in `nets`. `speak_first`: each of their connections starts with a PROXY protocol
+    /// header, version 2.
     pub(crate) fn new(nets: &[IpNet], speak_first: bool) -> Self {
         Self { nets: nets.into(), speak_first }
     }
 
-    /// Whether an address is a trusted proxy's.
+    /// Whether the address belongs to a trusted proxy.
     pub(super) fn trusts(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.nets.iter().any(|net| net.contains(&address))
     }
 
-    /// The client of a request that came over a connection from `peer`.
+    /// The client of a request on a connection from `peer`.
     pub(super) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         if !self.trusts(peer) {
             return peer;
@@ -65,8 +66,7 @@ impl Proxies {
         }
     }
 
-    /// The first of `entries`, the nearest before the others, that is no trusted proxy's; `None`
-    /// where there are none.
+    /// The first of `entries` (nearest first) that is not a trusted proxy; `None` if there is none.
     fn walk(&self, peer: IpAddr, entries: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
         let mut nearest = None;
         for entry in entries.take(HOPS_MAX) {
@@ -80,7 +80,7 @@ impl Proxies {
     }
 }
 
-/// The entries of a line of `X-Forwarded-For`, the last one first.
+/// The entries of a line of `X-Forwarded-For`, last one first.
 enum Entries<'a> {
     List(std::str::RSplit<'a, char>),
     Unreadable(Option<()>),
@@ -109,7 +109,7 @@ fn elements(line: &str) -> Option<Vec<Option<IpAddr>>> {
         if let Some(behind) = rest.strip_prefix('=') {
             let (value, behind) = value(behind)?;
             if name.eq_ignore_ascii_case("for") {
-                // Two of them in one element say nothing.
+                // An element with two of them is ambiguous.
                 client = if seen { None } else { address(&value) };
                 seen = true;
             }
@@ -132,7 +132,7 @@ fn elements(line: &str) -> Option<Vec<Option<IpAddr>>> {
     }
 }
 
-/// A token or a quoted string, and what is behind it.
+/// A token or a quoted string, and the rest of the text.
 fn value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([',', ';', ' ', '\t', '"']).unwrap_or(text.len());
@@ -171,7 +171,7 @@ fn address(text: &str) -> Option<IpAddr> {
     address.parse::<Ipv4Addr>().ok().filter(|_| is_port(port)).map(IpAddr::from)
 }
 
-/// Digits, or a name that hides them.
+/// A port: digits, or an obfuscated name.
 fn is_port(text: &str) -> bool {
     let digits = text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
     let hidden =

@@ -18,20 +18,20 @@ use crate::keyspace::Link;
 use crate::startup::Startup;
 use crate::store::watch::Reachable;
 
-/// A readiness check waits this long for each dependency.
+/// Timeout of a readiness check per dependency.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the health routes look at.
+/// The state behind the health routes.
 #[derive(Debug, Clone)]
 pub(crate) struct Health {
     pub(crate) link: Arc<Link>,
-    /// MongoDB as it was last seen; `None` where none is configured.
+    /// The last known state of MongoDB; `None` if none is configured.
     pub(crate) mongodb: Option<Arc<Reachable>>,
-    /// Cancelled: the process is about to stop, and nothing new should be sent to it.
+    /// Cancelled: the process is about to stop, and load balancers should stop sending requests.
     pub(crate) leaving: CancellationToken,
-    /// Cancelled: the process is stopping and takes no new work.
+    /// Cancelled: the process is stopping and accepts no new work.
     pub(crate) stopping: CancellationToken,
-    /// Whether it has started.
+    /// Whether the start is complete.
     pub(crate) startup: Startup,
 }
 
@@ -48,34 +48,33 @@ pub(crate) enum Answers {
     Down,
 }
 
-/// What the whole can do.
+/// The overall state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Status {
-    /// Everything.
+    /// Everything works.
     Ready,
-    /// All but what needs a dependency that is away.
+    /// Everything works except what needs an unavailable dependency.
     Degraded,
-    /// Not yet what it is for: `reason` says what it waits for. What is queued is handled already.
+    /// Starting: `reason` says what the process waits for. Queued events are already handled.
     Starting,
-    /// It ends: send requests elsewhere. Those that come are answered for `shutdown_delay`.
+    /// Stopping: send requests elsewhere. Requests are still answered for `shutdown_delay`.
     Stopping,
-    /// Nothing: Redis is unavailable.
+    /// Redis is unavailable, so nothing works.
     Unavailable,
 }
 
 /// The answer of `/readyz`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Readiness {
-    /// What the whole can do.
+    /// The overall state.
     status: Status,
     /// Whether Redis answers.
     redis: Answers,
-    /// Whether MongoDB answered when it was last asked, seconds ago; absent where none is
-    /// configured.
+    /// Whether MongoDB answered the last check, seconds ago; absent if none is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     mongodb: Option<Answers>,
-    /// What a process that is starting waits for; absent once it has started.
+    /// What a starting process waits for; absent after the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -106,20 +105,20 @@ impl IntoResponse for Readiness {
                 StatusCode::SERVICE_UNAVAILABLE
             }
         };
-        // Enumerations always encode.
+        // Enumerations always serialise.
         let body = serde_json::to_string(&self).unwrap_or_default() + "\n";
         (code, [(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
 }
 
-/// Alive
+/// Liveness
 ///
-/// Says that the process runs and answers, whatever its dependencies do.
+/// The process runs and answers, regardless of its dependencies.
 #[utoipa::path(
     get, path = "/healthz", tag = "health", security(()),
     responses(
-        (status = 200, description = "It runs", body = str, content_type = "text/plain"),
-        (status = 503, description = "Too many of these at once", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The process runs", body = str, content_type = "text/plain"),
+        (status = 503, description = "Too many concurrent health checks", body = Problem, content_type = "application/problem+json"),
         Open,
     )
 )]
@@ -127,9 +126,9 @@ async fn alive() -> &'static str {
     "ok\n"
 }
 
-/// Ready
+/// Readiness
 ///
-/// Says whether traffic should come here, and how each dependency is.
+/// Whether this process should get traffic, and the state of each dependency.
 #[utoipa::path(
     get, path = "/readyz", tag = "health", security(()),
     responses(
@@ -139,7 +138,7 @@ async fn alive() -> &'static str {
     )
 )]
 async fn ready(State(health): State<Health>) -> Readiness {
-    // Asked first: what is true of the start stays true.
+    // Read first: a completed start stays complete.
     let reason = health.startup.pending();
     let ping = health.link.command("PING", redis::cmd("PING"));
     let redis = match tokio::time::timeout(READY_TIMEOUT, ping).await {

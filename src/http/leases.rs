@@ -1,5 +1,5 @@
-//! Leases of slices that a push handler's receiver accepted with 202: it completes, fails or
-//! extends them here. Who knows the name of a lease may do that, and nothing else.
+//! Leases of slices that a push receiver accepted with 202. The receiver completes, fails or
+//! extends them here. A client needs only the name of the lease, and can do nothing else with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use super::extract::{JsonOrNothing, Path};
 use super::problem::Problem;
 use crate::clock::millis;
 
-/// A receiver may ask for pauses up to this, in seconds.
+/// Maximum pause that a receiver may ask for, in seconds.
 const RETRY_AFTER_MAX: f64 = 86_400.0;
-/// The reason where none is given.
+/// The default reason.
 const NO_REASON: &str = "the receiver reported a failure";
 
-/// What asks for a capability.
+/// Requires the capability in the path.
 pub(super) fn completing() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(complete)).routes(routes!(fail)).routes(routes!(extend))
 }
@@ -35,42 +35,42 @@ struct LeasePath {
     lease: String,
 }
 
-/// How far a receiver came.
+/// The progress of a receiver.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Acknowledgement {
-    /// How many events are done, counted from the start of the slice.
+    /// Number of handled events, counted from the start of the slice.
     ack: Option<u64>,
 }
 
-/// Where and why a receiver stopped.
+/// Where and why a receiver failed.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Stop {
-    /// How many events are done, counted from the start of the slice; the next one failed. Without
-    /// it any of them did: they are handed out one by one.
+    /// Number of handled events, counted from the start of the slice; the next event failed. If
+    /// absent, any of the events may have failed: Fairlane retries them one by one.
     ack: Option<u64>,
-    /// Not to be tried again before so many seconds; at most a day.
+    /// Minimum time before a retry, in seconds; at most a day.
     #[schema(minimum = 0, maximum = 86400)]
     retry_after: Option<f64>,
-    /// For the log and the dead letter; its first 1,000 bytes are kept.
+    /// The reason for the log and the dead letter; the first 1,000 bytes are kept.
     reason: Option<String>,
 }
 
-/// A lease that goes on.
+/// An extended lease.
 #[derive(Debug, Serialize, ToSchema)]
 struct Extension {
-    /// It runs out so many milliseconds from now (`lease_ttl`).
+    /// Time until the lease expires, in ms (`lease_ttl`).
     expires_in_ms: u64,
-    /// How many events of the slice are done. Lower than `ack` when the slice was accepted just
-    /// now: the next extension or completion counts it.
+    /// Number of committed events of the slice. May be lower than `ack` right after the slice was
+    /// accepted: the next extension or completion commits them.
     acked: u64,
 }
 
 /// Complete a lease
 ///
-/// Without `ack` all events of the slice are done. With less than all, the rest is retried in
-/// order, with backoff, as after a 200 with `ack`.
+/// Without `ack`, all events of the slice are done. With a lower `ack`, the remaining events are
+/// retried in order, with backoff, as after a 200 with `ack`.
 #[utoipa::path(
     post, path = "/v1/leases/{lease}/complete", tag = "leases", operation_id = "completeLease",
     params(LeasePath), request_body(content = Option<Acknowledgement>),
@@ -87,8 +87,7 @@ async fn complete(
 
 /// Fail a lease
 ///
-/// The event after `ack` is tried again with backoff, and becomes a dead letter after
-/// `max_attempts`.
+/// The event after `ack` is retried with backoff, and becomes a dead letter after `max_attempts`.
 #[utoipa::path(
     post, path = "/v1/leases/{lease}/fail", tag = "leases", operation_id = "failLease",
     params(LeasePath), request_body(content = Option<Stop>),
@@ -113,11 +112,11 @@ async fn fail(
 
 /// Extend a lease
 ///
-/// It runs out `lease_ttl` from now; what is acknowledged is done for good.
+/// The lease expires `lease_ttl` from now. Acknowledged events are committed.
 #[utoipa::path(
     post, path = "/v1/leases/{lease}/extend", tag = "leases", operation_id = "extendLease",
     params(LeasePath), request_body(content = Option<Acknowledgement>),
-    responses((status = 200, description = "The lease goes on", body = Extension), OfLease, Body)
+    responses((status = 200, description = "The lease is extended", body = Extension), OfLease, Body)
 )]
 async fn extend(
     State(api): State<Arc<Api>>,

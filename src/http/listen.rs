@@ -1,16 +1,17 @@
-//! Accepting connections: each has bounds in time and size before any route is asked.
+//! Accepting connections. Each connection is bounded in time and size before any route runs.
 //!
-//! 1. The backlog of the operating system is bounded: beyond it, it lets no more connections come.
-//! 2. Nothing is accepted while there are [`Limits::connections`]: more wait in the backlog.
-//! 3. Beyond [`Limits::per_address`] of one address a connection is closed immediately: one machine
-//!    that opens many cannot keep the others out. A trusted proxy opens as many as it wants; where it
-//!    speaks the PROXY protocol, the connections of each of its clients are counted.
-//! 4. The head of a request has [`HEAD_TIME`] to arrive, and [`HEAD_TIME_SHORT`] once half of the
-//!    connections are in use: who sends slowly, or nothing, makes room.
-//! 5. Who takes no answer for [`STALL_TIME`] is left.
+//! 1. The backlog of the operating system is bounded; further connections are refused there.
+//! 2. At [`Limits::connections`] open connections Fairlane accepts no more; further ones wait in
+//!    the backlog.
+//! 3. Connections beyond [`Limits::per_address`] from one address are closed immediately, so that
+//!    one machine cannot lock out the others. A trusted proxy has no such limit. If it speaks the
+//!    PROXY protocol, the connections of each of its clients are counted instead.
+//! 4. The head of a request must arrive within [`HEAD_TIME`], or within [`HEAD_TIME_SHORT`] once
+//!    half of the connections are in use. Slow and idle clients are disconnected.
+//! 5. A client that reads nothing for [`STALL_TIME`] is disconnected.
 //!
-//! HTTP/1.1 alone is spoken here: one request at a time per connection, so a connection is at most
-//! one request in flight, and there are no streams to bound.
+//! This listener speaks only HTTP/1.1: one request at a time per connection. So a connection is at
+//! most one request in flight, and there are no streams to limit.
 
 use std::convert::Infallible;
 use std::future::Future as _;
@@ -45,52 +46,52 @@ use super::stopwatch::Stopwatch;
 use crate::metrics;
 use crate::telemetry::OncePerMinute;
 
-/// The head of a request has this long to arrive; a connection may rest as long between two.
+/// Maximum time for the head of a request to arrive, and maximum idle time between two requests.
 const HEAD_TIME: Duration = Duration::from_secs(5);
-/// The same while many connections are in use.
+/// The same maximum while many connections are in use.
 const HEAD_TIME_SHORT: Duration = Duration::from_secs(1);
-/// Who takes nothing of an answer for so long is left.
+/// A client that reads nothing of an answer for this time is disconnected.
 const STALL_TIME: Duration = Duration::from_secs(20);
-/// Largest head, in bytes.
+/// Maximum length of a head, in bytes.
 const HEAD_MAX: usize = 32 << 10;
-/// Most bytes read ahead on a connection.
+/// Maximum number of bytes read ahead on a connection.
 const BUFFER_MAX: usize = 64 << 10;
-/// Nothing is accepted for this long when the operating system has no more to give.
+/// Pause in accepting when the operating system has no more resources.
 const EXHAUSTED: Duration = Duration::from_millis(500);
 
-/// What bounds a listener.
+/// The limits of a listener.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// What the metrics call it.
+    /// Its label in the metrics.
     pub(crate) name: &'static str,
-    /// Connections at once.
+    /// Maximum number of open connections.
     pub(crate) connections: usize,
-    /// Connections of one address at once; of IPv6 a network of 64 bits.
+    /// Maximum number of open connections per address (IPv6: per /64 network).
     pub(crate) per_address: usize,
 }
 
-/// How a listener ends.
+/// The shutdown signals of a listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Ending {
-    /// Cancelled: requests are still taken, and each answer asks its caller to open the next
+    /// Cancelled: requests are still accepted, and each answer asks the client to open its next
     /// connection elsewhere.
     pub(crate) leaving: CancellationToken,
-    /// Cancelled: nothing is accepted any more.
+    /// Cancelled: no connection is accepted any more.
     pub(crate) stop: CancellationToken,
 }
 
 impl From<CancellationToken> for Ending {
-    /// For a listener that nobody has to be told of before.
+    /// For a listener without clients that need an announcement.
     fn from(stop: CancellationToken) -> Self {
         Self { leaving: CancellationToken::new(), stop }
     }
 }
 
-/// Where a request comes from: the client, as far as trusted proxies tell it.
+/// The client of a request, as reported by trusted proxies.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer(pub(super) IpAddr);
 
-/// Serves `routes` until [`Ending::stop`]; then requests that were begun are still answered.
+/// Serves `routes` until [`Ending::stop`], then finishes the requests in flight.
 ///
 /// # Cancel safety
 /// Dropping the future closes every connection.
@@ -133,7 +134,8 @@ pub(crate) async fn serve(
                     if place.is_none() && !is_proxy {
                         continue;
                     }
-                    // An answer must not wait for the acknowledgement of the one before.
+                    // An answer must not wait for the acknowledgement of the previous one (Nagle's
+                    // algorithm).
                     let _ = stream.set_nodelay(true);
                     let is_full = connections.len() >= limits.connections / 2;
                     let server = Arc::clone(if is_full { &hurried } else { &patient });
@@ -157,7 +159,7 @@ pub(crate) async fn serve(
     graceful.shutdown().await;
 }
 
-/// What the connections of a listener share.
+/// The state that all connections of a listener share.
 struct Front {
     routes: Router,
     leaving: CancellationToken,
@@ -170,19 +172,21 @@ struct Front {
 }
 
 impl Front {
-    /// A place among the connections of an address; `None`: it has too many, which is counted.
+    /// Reserves one of the connections of an address. `None`: the address has too many; this is
+    /// counted.
     fn place(&self, address: IpAddr) -> Option<AddressPlace> {
         let place = self.addresses.take(address, self.per_address);
         if place.is_none() {
             self.refused.increment(1);
             if let Some(suppressed) = self.refused_lately.take() {
-                warn!(%address, limit = self.per_address, suppressed, "too many connections of one address; more of them are closed (http.max_connections_per_address; for a proxy http.trusted_proxies)");
+                warn!(%address, limit = self.per_address, suppressed, "too many connections from one address; closing further ones (raise http.max_connections_per_address; for a proxy, set http.trusted_proxies)");
             }
         }
         place
     }
 
-    /// Serves a connection from `peer` to its end. `place`: that of a peer that is no trusted proxy.
+    /// Serves a connection from `peer` to its end. `place`: the reservation of a peer that is not a
+    /// trusted proxy.
     async fn serve(
         self: Arc<Self>,
         mut stream: TcpStream,
@@ -194,7 +198,7 @@ impl Front {
         if place.is_none() && self.proxies.speak_first {
             let read = tokio::time::timeout(HEAD_TIME, proxy_protocol::read(&mut stream)).await;
             match read.unwrap_or(Err(Unusable::Timeout)) {
-                // Its own connection, or it does not know.
+                // The proxy's own connection, or the proxy does not know the client.
                 Ok(None) => {}
                 Ok(Some(client)) => {
                     if !self.proxies.trusts(client) {
@@ -220,7 +224,7 @@ impl Front {
             let answering = front.routes.clone().call(request);
             async move {
                 let mut response = answering.await?;
-                // A pool that kept the connection would be surprised by its end.
+                // `connection: close` tells a client that pools connections not to reuse this one.
                 if leaving.is_cancelled() {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(header::CONNECTION, close);
@@ -236,7 +240,7 @@ impl Front {
     }
 }
 
-/// Counts connections that do not start as the PROXY protocol says.
+/// Counts connections that do not start with a valid PROXY protocol header.
 struct UnusableHeaders {
     counters: [(Unusable, Counter); Unusable::COUNTED.len()],
     lately: OncePerMinute,
@@ -255,7 +259,7 @@ impl UnusableHeaders {
         counter.increment(1);
         if let Some(suppressed) = self.lately.take() {
             let (reason, remedy) = (why.as_str(), why.remedy());
-            warn!(%proxy, reason, remedy, suppressed, "a connection of a trusted proxy does not start with a usable header of the PROXY protocol; closed");
+            warn!(%proxy, reason, remedy, suppressed, "closed a connection: a trusted proxy sent no valid PROXY protocol header");
         }
     }
 }
@@ -267,17 +271,17 @@ fn server(head_time: Duration) -> http1::Builder {
     server
 }
 
-/// Whether one connection failed, not the listener.
+/// Whether the error concerns one connection, not the listener.
 fn is_the_peers(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// Connections by address.
+/// Open connections by address.
 #[derive(Debug, Default, Clone)]
 struct Addresses(Arc<Mutex<FxHashMap<IpAddr, usize>>>);
 
-/// One of them, until it is dropped.
+/// A reserved connection, until it is dropped.
 #[derive(Debug)]
 struct AddressPlace {
     addresses: Addresses,
@@ -309,7 +313,7 @@ impl Drop for AddressPlace {
     }
 }
 
-/// What counts as one address: who has an IPv6 network has all of its addresses.
+/// The unit of the limit per address: a client with an IPv6 network can use all of its addresses.
 pub(super) fn network(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(_) => peer,
@@ -320,8 +324,8 @@ pub(super) fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// A connection that ends when its peer takes nothing for [`STALL_TIME`], and that notes when bytes
-/// come and when all have left.
+/// A connection that ends when its peer reads nothing for [`STALL_TIME`]. It notes when bytes
+/// arrive, and when all bytes have left.
 struct Impatient<S> {
     stream: S,
     watch: Stopwatch,
@@ -329,7 +333,7 @@ struct Impatient<S> {
 }
 
 impl<S> Impatient<S> {
-    /// What a write came to; an error once there was no progress for too long.
+    /// Checks the result of a write; an error if there was no progress for too long.
     fn judge<T>(
         &mut self,
         written: Poll<io::Result<T>>,
@@ -396,7 +400,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     }
 }
 
-/// Binds `address`, which the setting `key` holds.
+/// Binds `address`, the value of the setting `key`.
 pub(crate) fn bind(
     key: &'static str,
     address: SocketAddr,
@@ -404,7 +408,7 @@ pub(crate) fn bind(
 ) -> Result<TcpListener, BindError> {
     let listen = || {
         let socket = if address.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
-        // A port whose last connections are not quite over can be used again.
+        // Allows reuse of a port while old connections are still closing.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(backlog)

@@ -1,4 +1,4 @@
-//! Delayed notifications: accepted, looked up, moved, cancelled, released, counted.
+//! Delayed notifications: scheduling, lookup, changes, cancellation, release, statistics.
 
 mod send;
 pub(super) mod stats;
@@ -26,7 +26,7 @@ use crate::notifications::record::{Kept, NotificationId, State as Stage, When};
 use crate::notifications::scripts::{Amended, Amendment};
 use crate::notifications::{AcceptError, Notifications};
 
-/// What asks for the scope `publish`.
+/// Requires the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default()
         .routes(routes!(send::send_delayed, send::send_delayed_by_post))
@@ -34,13 +34,13 @@ pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(cancel, change))
 }
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(show)).routes(routes!(stats::stats))
 }
 
 impl Api {
-    /// The notifications, where they run.
+    /// The notifications, if they run.
     pub(super) fn notifications(&self) -> Result<&Notifications, Problem> {
         self.services.get().ok_or_else(|| {
             let detail = "notifications do not run here: pipelines.notifications.enabled is false";
@@ -63,13 +63,13 @@ impl From<AcceptError> for Problem {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 struct NotificationPath {
-    /// The notification: what `X-Event-Id` said.
+    /// The notification: the value of `X-Event-Id`.
     #[param(value_type = String)]
     notification: NotificationId,
 }
 
 impl NotificationPath {
-    /// The notification, if it is of a bot of the caller.
+    /// The notification, if the caller has access to its bot.
     async fn find(&self, api: &Api, caller: &Caller) -> Result<Kept, Problem> {
         let kept = api.notifications()?.find(self.notification).await?;
         let kept = kept.ok_or_else(|| self.none())?;
@@ -90,14 +90,14 @@ struct Notification {
     /// Its id.
     #[schema(value_type = String, example = "3.0192f1b0c1d27c3e8f00112233445566")]
     id: NotificationId,
-    /// Whose.
+    /// Its bot.
     bot: BotId,
-    /// For which user; empty for none.
+    /// Its user; empty for none.
     uid: String,
-    /// What it is called in the statistics.
+    /// Its type in the statistics.
     #[serde(rename = "type")]
     kind: String,
-    /// How it is, or how it ended.
+    /// Its state.
     state: Stage,
     /// When it was accepted.
     #[schema(format = DateTime)]
@@ -105,11 +105,11 @@ struct Notification {
     /// When it is or was due.
     #[schema(format = DateTime)]
     due: String,
-    /// When it is given up.
+    /// When it expires.
     #[schema(format = DateTime)]
     expires: String,
-    /// When it is looked at next: to be sent, or tried again; while it waits for its user, when it
-    /// expires.
+    /// When Fairlane looks at it next: to send it, to retry, or, while it waits for its user, to
+    /// expire it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     next: Option<String>,
@@ -117,13 +117,13 @@ struct Notification {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     ended: Option<String>,
-    /// Whether it waits for its user.
+    /// Whether it waits for its user to be online.
     send_than_online: bool,
-    /// How often it was begun to send.
+    /// Number of started attempts.
     attempts: u32,
     /// Why it ended, or why the last attempt failed.
     reason: String,
-    /// The URL that is called.
+    /// The URL to call.
     url: String,
 }
 
@@ -154,7 +154,7 @@ impl From<Kept> for Notification {
 #[utoipa::path(
     get, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "showNotification", params(NotificationPath),
-    responses((status = 200, description = "How it is", body = Notification), OfNotification)
+    responses((status = 200, description = "Its state", body = Notification), OfNotification)
 )]
 async fn show(
     State(api): State<Arc<Api>>,
@@ -166,11 +166,11 @@ async fn show(
 
 /// Cancel a notification
 ///
-/// Unless it is being sent or has ended otherwise. To cancel it again changes nothing.
+/// Unless it is in flight or has ended in another way. Cancelling it again changes nothing.
 #[utoipa::path(
     delete, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "cancelNotification", params(NotificationPath),
-    responses((status = 204, description = "It is cancelled"), OfNotification, Amending, Bodiless)
+    responses((status = 204, description = "Cancelled"), OfNotification, Amending, Bodiless)
 )]
 async fn cancel(
     State(api): State<Arc<Api>>,
@@ -186,11 +186,11 @@ async fn cancel(
     }
 }
 
-/// When a notification is due instead: one of the two.
+/// The new due time of a notification: exactly one of the two.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// So many seconds from now.
+    /// In this many seconds.
     #[schema(minimum = 0, example = 90)]
     delay: Option<f64>,
     /// At this time, RFC 3339.
@@ -204,32 +204,28 @@ impl Change {
         let delay = self.delay.map(|delay| parameters::seconds(&delay.to_string()));
         let delay = delay.transpose().map_err(refused("delay"))?;
         let at = self.at.map(|at| parameters::time(&at)).transpose().map_err(refused("at"))?;
-        let when = either(delay, at)?.ok_or_else(|| {
-            Problem::field(
-                "delay",
-                "it is missing; send delay or at, whichever says when it is due",
-            )
-        })?;
+        let when = either(delay, at)?
+            .ok_or_else(|| Problem::field("delay", "it is missing; send delay or at"))?;
         when.check(now).map_err(AcceptError::from)?;
         Ok(when)
     }
 }
 
-/// When a notification is due: by its delay or its time, not both.
+/// The due time of a notification: from its delay or its time, not both.
 fn either(delay: Option<Duration>, at: Option<Duration>) -> Result<Option<When>, Problem> {
     if delay.is_some() && at.is_some() {
-        return Err(Problem::field("at", "there is delay too; send one of them"));
+        return Err(Problem::field("at", "delay is present too; send one of them"));
     }
     Ok(delay.map(When::After).or(at.map(When::At)))
 }
 
-/// Change when a notification is due
+/// Reschedule a notification
 ///
-/// It expires as much later or sooner. Not while it is being sent, nor after its end.
+/// Moves its expiry by the same time. Not while it is in flight, nor after its end.
 #[utoipa::path(
     patch, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "changeNotification", params(NotificationPath), request_body(content = Change),
-    responses((status = 200, description = "How it is now", body = Notification), OfNotification, Amending, Body)
+    responses((status = 200, description = "Its new state", body = Notification), OfNotification, Amending, Body)
 )]
 async fn change(
     State(api): State<Arc<Api>>,
@@ -246,8 +242,8 @@ async fn change(
     }
 }
 
-/// It cannot be changed any more.
+/// The problem for a notification that cannot be changed any more.
 fn over(state: Stage) -> Problem {
-    let detail = format!("it is {state}; only what is scheduled or waiting can be changed");
+    let detail = format!("it is {state}; only a scheduled or waiting notification can be changed");
     Problem::new(Kind::NotificationOver, detail)
 }

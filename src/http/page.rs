@@ -1,4 +1,4 @@
-//! Lists page by page: how many, and from where on.
+//! Paged lists: the page size and the cursor.
 
 use std::sync::OnceLock;
 
@@ -18,7 +18,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// What was asked for, within the bounds.
+    /// The requested page size, if it is within the bounds.
     pub(super) fn of(self, asked: Option<u32>) -> Result<usize, Problem> {
         let Self { default, least, most } = self;
         let limit = asked.unwrap_or(default);
@@ -30,13 +30,13 @@ impl Limit {
     }
 }
 
-/// Gives out places in lists, and knows them again: who goes on with a list ranks before who begins
-/// one, so nobody may make such a place up, or use it for something else.
+/// Signs and verifies list cursors. A request with a valid cursor ranks before a request for a
+/// first page, so clients must not be able to forge a cursor, or use it for another list.
 #[derive(Debug, Default)]
 pub(crate) struct Cursors(OnceLock<SigningKey>);
 
 impl Cursors {
-    /// What the processes on one Redis agree on. Before it is set, a key of this process alone signs.
+    /// The key that all processes on one Redis share. Until it is set, a key of this process signs.
     pub(crate) fn sign_with(&self, key: SigningKey) {
         let _ = self.0.set(key);
     }
@@ -45,14 +45,14 @@ impl Cursors {
         self.0.get_or_init(|| SigningKey::new(rand::random()))
     }
 
-    /// A place in the list at `path` as the text that clients hand back.
+    /// The cursor for a place in the list at `path`.
     pub(super) fn write(&self, path: &str, place: &impl Serialize) -> String {
-        // Numbers and texts always encode.
+        // Numbers and strings always serialise.
         let payload = serde_json::to_vec(place).unwrap_or_default();
         self.key().issue(Purpose::Cursor(path), payload)
     }
 
-    /// The place that [`Self::write`] wrote for this path.
+    /// The place in a cursor that [`Self::write`] made for this path.
     pub(super) fn read<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -61,11 +61,11 @@ impl Cursors {
         let Some(cursor) = cursor else { return Ok(None) };
         let place = self.key().read(Purpose::Cursor(path), cursor);
         let place = place.and_then(|place| serde_json::from_slice(&place).ok());
-        let detail = "it is none that this list gave out; leave it out to begin anew";
+        let detail = "it is not a cursor of this list; leave it out to start from the first page";
         place.map(Some).ok_or_else(|| Problem::field("cursor", detail))
     }
 
-    /// Whether a request goes on with a list.
+    /// Whether a request continues a list with a cursor.
     pub(super) fn continues(&self, uri: &Uri) -> bool {
         let cursor = uri
             .query()

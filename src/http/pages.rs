@@ -1,6 +1,6 @@
-//! Web pages for people: made here, readable without scripts, with the tokens and scopes of the
-//! routes. A browser keeps its token in a cookie that no script reads and no other site's page can
-//! send.
+//! Web pages: rendered on the server, readable without scripts, protected by the same tokens and
+//! scopes as the other routes. A browser keeps its token in a cookie that no script can read and
+//! that no other site's page can send.
 
 mod bot;
 mod counters;
@@ -30,12 +30,12 @@ use crate::config::Scope;
 const STYLE: &str = include_str!("pages/style.css");
 const SCRIPT: &str = include_str!("pages/live.js");
 const ICON: &str = include_str!("pages/icon.svg");
-/// Nothing but what this server serves; no script and no style in a page itself.
+/// The pages load only resources of this server, and contain no inline script or style.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 );
 
-/// Every page.
+/// The routes of all pages.
 pub(super) fn routes(
     api: Arc<Api>,
     access: &Arc<Access>,
@@ -89,7 +89,7 @@ fn asset(kind: &'static str, text: &'static str) -> impl IntoResponse {
     (headers, text)
 }
 
-/// Lets those through whose token has the scope; others are asked for one.
+/// Admits requests whose token has the scope. Others are sent to the login page.
 async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
     match guard.admit(&request, true) {
         Ok((caller, _taken)) => {
@@ -97,7 +97,7 @@ async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> 
             next.run(request).await
         }
         Err(problem) if problem.status() == StatusCode::UNAUTHORIZED => {
-            // A form cannot be sent once more after the login.
+            // The browser does not send a form again after the login.
             let is_page = request.method() == Method::GET;
             let path = if is_page { login::path(request.uri()) } else { "/login".to_owned() };
             Redirect::to(&path).into_response()
@@ -106,7 +106,7 @@ async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> 
     }
 }
 
-/// A problem, as a page.
+/// A problem, rendered as a page.
 #[derive(Debug)]
 pub(super) struct Refusal(Problem);
 
@@ -127,7 +127,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A whole page.
+/// A complete page.
 fn page(title: &str, body: &Markup) -> Response {
     page_with(title, body, false)
 }
@@ -144,7 +144,7 @@ fn headline(text: &str, has_token: bool) -> Markup {
     }
 }
 
-/// A whole page; a live one is kept up to date.
+/// A complete page. A live page updates itself.
 fn page_with(title: &str, body: &Markup, live: bool) -> Response {
     let page = html! {
         (DOCTYPE)
@@ -178,20 +178,20 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
         (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-        // With `no-referrer` browsers send forms with `Origin: null`, which is refused.
+        // With `no-referrer` browsers send forms with `Origin: null`, which Fairlane refuses.
         (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
-        // It shows what the token may see.
+        // The page shows only what this token may see.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ];
     (headers, page.into_string()).into_response()
 }
 
-/// The path and query of a request, to come back to.
+/// The path and query of a request, for the way back after the login.
 fn place(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str)
 }
 
-/// 1234567 as people read it: 1,234,567.
+/// Groups digits: 1,234,567.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -204,7 +204,7 @@ fn grouped(n: u64) -> String {
     text
 }
 
-/// A time in ms as people read it.
+/// Formats a time in ms for people.
 fn spoken(ms: u64) -> String {
     match ms {
         1..1_000 => format!("{ms} ms"),

@@ -1,5 +1,5 @@
-//! Parameters that may come in the query, in a form or in a JSON object, as callers like: for the
-//! routes that other systems call with one line.
+//! Parameters from the query, a form or a JSON object, in a tolerant notation: for the routes that
+//! other systems call with one line.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,8 +20,8 @@ use super::problem::{Kind, Problem};
 const FORM: &str = "application/x-www-form-urlencoded";
 const JSON: &str = "application/json";
 
-/// Parameters by name, each once. An empty one counts as left out, as forms send fields that nobody
-/// filled in; but for flags.
+/// Parameters by name, each once. An empty value counts as absent, because forms send empty fields;
+/// except for flags.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters(BTreeMap<String, String>);
 
@@ -66,7 +66,7 @@ impl Parameters {
         if std::str::from_utf8(&percent_decoded(text.as_bytes())).is_err() {
             return Err(Problem::new(Kind::InvalidRequest, format!("{what} is not UTF-8")));
         }
-        // Only a URL's query is parsed like that by what is at hand.
+        // `Url` is used only to decode the query.
         let Ok(mut url) = Url::parse("http://parameters") else { return Ok(()) };
         url.set_query(Some(text));
         for (name, value) in url.query_pairs() {
@@ -77,20 +77,21 @@ impl Parameters {
 
     fn add_json(&mut self, bytes: &[u8]) -> Result<(), Problem> {
         let Fields(fields) = serde_json::from_slice(bytes).map_err(|error| {
-            let detail = format!("the body is no JSON object: {error}");
+            let detail = format!("the body is not a JSON object: {error}");
             Problem::new(Kind::InvalidRequest, detail)
         })?;
         for (name, value) in fields {
             let raw = value.get();
             let text = match raw.as_bytes().first() {
                 Some(b'n') => continue,
-                Some(b'"') => serde_json::from_str(raw)
-                    .map_err(|error| Problem::field(&name, format!("it is no text: {error}")))?,
-                // A body that is JSON is sent as it was written.
+                Some(b'"') => serde_json::from_str(raw).map_err(|error| {
+                    Problem::field(&name, format!("it is not a string: {error}"))
+                })?,
+                // A JSON value as `body` is forwarded unchanged.
                 Some(b'{' | b'[') if name != "body" => {
                     return Err(Problem::field(&name, "it is a list or an object; write a text"));
                 }
-                // The same number without an exponent, which no text may have.
+                // The same number without an exponent, which the text form does not allow.
                 Some(b'-' | b'0'..=b'9') if name != "body" && raw.contains(['e', 'E']) => {
                     raw.parse::<f64>().map_or_else(|_| raw.to_owned(), |number| number.to_string())
                 }
@@ -103,7 +104,7 @@ impl Parameters {
 
     fn add(&mut self, name: &str, value: String) -> Result<(), Problem> {
         match self.0.entry(name.to_owned()) {
-            Entry::Occupied(_) => Err(Problem::field(name, "it is there twice; send it once")),
+            Entry::Occupied(_) => Err(Problem::field(name, "it is present twice; send it once")),
             Entry::Vacant(place) => {
                 place.insert(value);
                 Ok(())
@@ -116,7 +117,7 @@ impl Parameters {
         self.0.remove(name).filter(|value| !value.is_empty())
     }
 
-    /// The same, with its value read by `parse`, which says what is wrong.
+    /// Takes a parameter out and parses its value with `parse`, whose error describes the problem.
     pub(super) fn read<T>(
         &mut self,
         name: &str,
@@ -126,27 +127,26 @@ impl Parameters {
         parse(&value).map(Some).map_err(|detail| Problem::field(name, detail))
     }
 
-    /// Takes a flag out; `None` when it is left out. There without a value it means yes, as
-    /// `?name&…` and `name=` do where others read it.
+    /// Takes a flag out; `None` if it is absent. Without a value (`?name&…`, `name=`) it means yes,
+    /// as in other systems.
     pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, Problem> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         flag(&value).map(Some).map_err(|detail| Problem::field(name, detail))
     }
 
-    /// Refuses what nobody took: what a misspelt parameter asks for would not be done.
+    /// Refuses parameters that were not taken: the request would ignore a misspelt one.
     pub(super) fn done(self, known: &[&str]) -> Result<(), Problem> {
         match self.0.into_keys().next() {
             None => Ok(()),
             Some(name) => {
-                let detail = format!("there is no such parameter; there are {}", known.join(", "));
+                let detail = format!("unknown parameter; the known ones are {}", known.join(", "));
                 Err(Problem::field(&name, detail))
             }
         }
     }
 }
 
-/// The fields of a JSON object in their order and as they were written, also if there are two of one
-/// name.
+/// The fields of a JSON object in their order and original notation, including duplicates.
 struct Fields(Vec<(String, Box<RawValue>)>);
 
 impl<'de> Deserialize<'de> for Fields {
@@ -173,9 +173,9 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// A time in seconds, with fractions or without.
+/// A time in seconds, with or without fractions.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
-    // No sign, exponent, infinity or other ways to write what a person means by seconds.
+    // No sign, exponent, infinity or other notations that a person would not mean by seconds.
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let seconds = text.parse::<f64>().ok().filter(|_| plain);
     seconds
@@ -183,7 +183,7 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("it is {}; write seconds, such as 90 or 0.5", shown(text)))
 }
 
-/// A point in time, since 1970.
+/// A point in time, in ms since 1970.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     let time: Option<jiff::Timestamp> = text.parse().ok();
     let since = time.and_then(|time| Duration::try_from(time.as_duration()).ok());
@@ -192,7 +192,7 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// How people write yes and no, in any case. A flag that is there without a value means yes.
+/// The notations of yes and no, in any case. A flag without a value means yes.
 const YES: [&str; 5] = ["", "true", "1", "yes", "on"];
 const NO: [&str; 4] = ["false", "0", "no", "off"];
 
@@ -202,18 +202,18 @@ fn flag(text: &str) -> Result<bool, String> {
         (true, _) => Ok(true),
         (_, true) => Ok(false),
         _ => Err(format!(
-            "it is {}; write true, yes, on or 1, or nothing behind it; or false, no, off or 0",
+            "it is {}; write true, yes, on, 1 or an empty value; or false, no, off or 0",
             shown(text)
         )),
     }
 }
 
-/// A flag, for the document: what [`Parameters::flag`] reads.
+/// The schema of a flag: what [`Parameters::flag`] reads.
 pub(super) fn flag_schema() -> Schema {
     flag_values().build().into()
 }
 
-/// The same in JSON, where `null` counts as left out.
+/// The same in JSON, where `null` counts as absent.
 pub(super) fn flag_or_null_schema() -> Schema {
     flag_values().item(ObjectBuilder::new().schema_type(Type::Null)).build().into()
 }
@@ -231,7 +231,7 @@ fn flag_values() -> OneOfBuilder {
         .default(Some(serde_json::json!(false)))
 }
 
-/// What was sent, not longer than a person reads.
+/// The sent text, shortened for a message.
 pub(super) fn shown(text: &str) -> String {
     let start: String = text.chars().take(60).collect();
     let dots = if start.len() < text.len() { "…" } else { "" };

@@ -19,12 +19,12 @@ use crate::id::PipelineName;
 use crate::presence::{self, Pace, Process};
 use crate::queue::PipelineView;
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
 }
 
-/// What asks for the scope `operate`.
+/// Requires the scope `operate`.
 pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(pause)).routes(routes!(resume))
 }
@@ -59,16 +59,16 @@ struct Pipelines {
     pipelines: Vec<Pipeline>,
 }
 
-/// A pipeline at a glance.
+/// The summary of a pipeline.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Pipeline {
     /// Its name.
     pub(super) name: PipelineName,
-    /// Whether this process has it: an enabled section of its configuration.
+    /// Whether this process runs it: its configuration has an enabled section.
     pub(super) enabled: bool,
     #[serde(flatten)]
     pub(super) view: PipelineView,
-    /// Of all processes.
+    /// The sum over all processes.
     #[serde(flatten)]
     pub(super) pace: Pace,
 }
@@ -92,7 +92,7 @@ impl Pipeline {
 
 /// List pipelines
 ///
-/// Those of the configuration and those that ever ran.
+/// The pipelines of the configuration, and those that have run before.
 #[utoipa::path(
     get, path = "/v1/pipelines", tag = "pipelines", operation_id = "listPipelines",
     responses((status = 200, description = "Every pipeline", body = Pipelines))
@@ -119,11 +119,11 @@ async fn show(
 
 /// Pause a pipeline
 ///
-/// No bot of it is handed out any more. Running slices end normally; events go on being queued.
+/// Stops handing out its bots. Running slices end normally; new events are still queued.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/pause", tag = "pipelines",
     operation_id = "pausePipeline", params(PipelinePath),
-    responses((status = 204, description = "It is paused"), OfPipeline, Bodiless)
+    responses((status = 204, description = "The pipeline is paused"), OfPipeline, Bodiless)
 )]
 async fn pause(
     State(api): State<Arc<Api>>,
@@ -137,11 +137,11 @@ async fn pause(
 
 /// Resume a pipeline
 ///
-/// Undoes pause. Bots that are paused themselves stay so.
+/// Undoes pause. Bots that are paused themselves stay paused.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/resume", tag = "pipelines",
     operation_id = "resumePipeline", params(PipelinePath),
-    responses((status = 204, description = "It goes on"), OfPipeline, Bodiless)
+    responses((status = 204, description = "The pipeline is resumed"), OfPipeline, Bodiless)
 )]
 async fn resume(
     State(api): State<Arc<Api>>,

@@ -1,4 +1,4 @@
-//! What is answered when a request cannot be done: RFC 9457 problem documents.
+//! Problem documents (RFC 9457): the answers to requests that fail.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -16,89 +16,89 @@ use crate::telemetry::OncePerMinute;
 /// The media type of a problem.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
-/// Entries of [`Problem::errors`] that are shown; a batch has at most as many events.
+/// Maximum number of entries in [`Problem::errors`]; a batch has at most as many events.
 const ERRORS_MAX: usize = 1_000;
-/// When to come again while Redis or MongoDB is unavailable, in seconds.
+/// `Retry-After` while Redis or MongoDB is unavailable, in seconds.
 const AWAY_SECONDS: u32 = 1;
-/// When to come again while Redis is full, in seconds.
+/// `Retry-After` while Redis is full, in seconds.
 const FULL_SECONDS: u32 = 5;
 
-/// What went wrong. Its URN is part of the contract: clients tell problems apart by it.
+/// The kind of a problem. Its URN is part of the contract: clients distinguish problems by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A parameter or the body cannot be used.
+    /// A parameter or the body is not valid.
     InvalidRequest,
-    /// Some events cannot be used; none was stored.
+    /// Some events are not valid; none was stored.
     InvalidEvents,
-    /// No token, or an unknown one.
+    /// The token is missing or unknown.
     Unauthorized,
-    /// The token does not allow it.
+    /// The token lacks a permission.
     Forbidden,
-    /// A web page of another site sent it.
+    /// A web page of another site sent the request.
     CrossSite,
-    /// Nothing is served under this name.
+    /// The host name of the request is not allowed.
     UnknownHost,
-    /// There is no such path.
+    /// The path does not exist.
     NoRoute,
-    /// There is no such pipeline.
+    /// The pipeline does not exist.
     NoPipeline,
-    /// There is no such dead letter.
+    /// The dead letter does not exist.
     NoDeadLetter,
-    /// There is no such lease.
+    /// The lease does not exist.
     NoLease,
-    /// Views are not counted here.
+    /// The counters do not run.
     NoCounters,
-    /// Rules are not evaluated here.
+    /// The automations do not run.
     NoAutomations,
-    /// There is no such rule.
+    /// The rule does not exist.
     NoRule,
-    /// Nothing is known of this subscriber.
+    /// The subscriber is unknown.
     NoSubscriber,
-    /// The rule is not the one that the caller knows.
+    /// The rule has another version than the caller expects.
     RuleChanged,
-    /// The bot has as many rules as a bot may have.
+    /// The bot has the maximum number of rules.
     TooManyRules,
-    /// Notifications do not run here.
+    /// The notifications do not run.
     NoNotifications,
-    /// There is no such notification.
+    /// The notification does not exist.
     NoNotification,
-    /// The notification is being sent or has ended.
+    /// The notification is in flight or has ended.
     NotificationOver,
-    /// The lease ended or ran out.
+    /// The lease was completed, revoked or has expired.
     LeaseGone,
-    /// The queue holds views.
+    /// The queue holds views, which are not purged.
     KeepsViews,
-    /// The queue holds notifications.
+    /// The queue holds notifications, which are not purged.
     KeepsNotifications,
-    /// More is acknowledged than the slice has.
+    /// `ack` is higher than the number of events in the slice.
     AckTooHigh,
-    /// The path has no such method.
+    /// The path does not support the method.
     Method,
-    /// The body did not come in time.
+    /// The body did not arrive in time.
     BodyTooSlow,
     /// The body is too large.
     BodyTooLarge,
-    /// The body is of a kind that is not read here.
+    /// The media type of the body is not supported.
     MediaType,
-    /// Lines before the first of an import are missing.
+    /// Earlier lines of an import are missing.
     ImportGap,
     /// Redis has no memory left.
     Full,
     /// The process has not started yet.
     Starting,
-    /// Redis does not answer.
+    /// Redis is unavailable.
     Unavailable,
-    /// MongoDB does not answer.
+    /// MongoDB is unavailable.
     MongoAway,
-    /// Others are served just now.
+    /// The request was shed because other requests had priority.
     Busy,
-    /// More requests come than can be answered in time.
+    /// The request was shed because of overload.
     Overloaded,
-    /// The caller had its share, or its quota.
+    /// The caller exceeded its fair share or its quota.
     Quota,
-    /// The time that the caller gave is over, or too short.
+    /// The deadline passed, or is too short for the request.
     Deadline,
-    /// A fault of this program or of its surroundings.
+    /// An internal error.
     Internal,
 }
 
@@ -162,31 +162,31 @@ impl Kind {
 /// A problem document (RFC 9457).
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Problem {
-    /// What went wrong, a stable URN such as `urn:fairlane:problem:no-pipeline`.
+    /// The type of the problem: a stable URN such as `urn:fairlane:problem:no-pipeline`.
     #[serde(rename = "type")]
     #[schema(example = "urn:fairlane:problem:invalid-request")]
     kind: String,
-    /// The same in words, always the same for one type.
+    /// The type in words; constant for each type.
     title: &'static str,
-    /// The status of the answer.
+    /// The HTTP status of the answer.
     #[schema(example = 400)]
     status: u16,
-    /// What is wrong with this request, and what helps.
+    /// What is wrong with this request, and the remedy.
     detail: String,
-    /// What exactly, where it can be told.
+    /// The individual errors, if known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<Flaw>,
     #[serde(skip)]
     headers: Vec<(header::HeaderName, HeaderValue)>,
 }
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Flaw {
-    /// Which event of a batch, from 0.
+    /// The index of the event in the batch, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) index: Option<usize>,
-    /// Which parameter, field or attribute.
+    /// The name of the parameter, field or attribute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) field: Option<String>,
     /// What is wrong with it.
@@ -194,7 +194,7 @@ pub(crate) struct Flaw {
 }
 
 impl Problem {
-    /// A problem. `detail` says what is wrong with this request, and what helps.
+    /// A problem. `detail` says what is wrong with this request, and the remedy.
     pub(crate) fn new(kind: Kind, detail: impl Into<String>) -> Self {
         let (status, urn, title) = kind.parts();
         Self {
@@ -207,29 +207,29 @@ impl Problem {
         }
     }
 
-    /// A parameter or field that cannot be used.
+    /// An invalid parameter or field.
     pub(crate) fn field(field: &str, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         let problem = Self::new(Kind::InvalidRequest, format!("{field}: {detail}"));
         problem.errors(vec![Flaw { index: None, field: Some(field.to_owned()), detail }])
     }
 
-    /// The status of the answer.
+    /// The HTTP status of the answer.
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// What is wrong, in a few words.
+    /// The title.
     pub(crate) fn title(&self) -> &'static str {
         self.title
     }
 
-    /// What is wrong with this request, and what helps.
+    /// What is wrong with this request, and the remedy.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// A problem that has no type of its own.
+    /// A problem without a type of its own.
     pub(crate) fn of_status(status: StatusCode) -> Self {
         let title = status.canonical_reason().unwrap_or("Error");
         Self {
@@ -242,80 +242,80 @@ impl Problem {
         }
     }
 
-    /// With what exactly is wrong, at most [`ERRORS_MAX`].
+    /// Adds the individual errors, at most [`ERRORS_MAX`].
     pub(crate) fn errors(mut self, mut errors: Vec<Flaw>) -> Self {
         errors.truncate(ERRORS_MAX);
         self.errors = errors;
         self
     }
 
-    /// With a header.
+    /// Adds a header to the answer.
     pub(crate) fn header(mut self, name: header::HeaderName, value: HeaderValue) -> Self {
         self.headers.push((name, value));
         self
     }
 
-    /// MongoDB does not answer a reader in time, or is known not to.
+    /// MongoDB did not answer a read in time, or is known to be slow.
     fn mongo_hangs() -> Self {
-        let detail = "nothing was done: MongoDB does not answer in time; come again";
+        let detail = "nothing was done: MongoDB does not answer in time; retry later";
         Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS)
     }
 
-    /// With the seconds after which it can be tried again.
+    /// Adds `Retry-After`, in seconds.
     pub(crate) fn retry_after(self, seconds: u32) -> Self {
         self.header(header::RETRY_AFTER, seconds.into())
     }
 }
 
 impl From<StoreError> for Problem {
-    /// The address of Redis and its words are for the log, not for callers.
+    /// The address of Redis and its error texts belong in the log, not in answers.
     fn from(error: StoreError) -> Self {
         static FULL: OncePerMinute = OncePerMinute::new();
         static AWAY: OncePerMinute = OncePerMinute::new();
         static REFUSED: OncePerMinute = OncePerMinute::new();
         if error.is_full() {
             if let Some(suppressed) = FULL.take() {
-                warn!(%error, suppressed, "an HTTP request cannot be done: Redis is full");
+                warn!(%error, suppressed, "an HTTP request failed: Redis is full");
             }
-            let detail = "nothing was done: Redis has no memory left; come again once the queues are drained or its maxmemory is raised";
+            let detail = "nothing was done: Redis has no memory left; retry once the queues are drained or its maxmemory is raised";
             return Self::new(Kind::Full, detail).retry_after(FULL_SECONDS);
         }
         if !error.is_passing() {
             if let Some(suppressed) = REFUSED.take() {
-                error!(%error, suppressed, "an HTTP request cannot be done");
+                error!(%error, suppressed, "an HTTP request failed");
             }
-            let detail = "Redis did not do what it was asked; the log of this server says why";
+            let detail = "Redis failed the command; the log of this server has the reason";
             return Self::new(Kind::Internal, detail);
         }
         if let Some(suppressed) = AWAY.take() {
-            warn!(%error, suppressed, "an HTTP request cannot be done: Redis is unavailable");
+            warn!(%error, suppressed, "an HTTP request failed: Redis is unavailable");
         }
         let detail = match error {
             StoreError::Unknown { .. } => {
-                "Redis did not answer in time, so it is unknown whether this was done; look, or come again"
+                "Redis did not answer in time, so it is unknown whether this was done; check the result, or retry"
             }
-            _ => "nothing was done: Redis is unavailable; come again",
+            _ => "nothing was done: Redis is unavailable; retry later",
         };
         Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
     }
 }
 
 impl From<MongoError> for Problem {
-    /// The address of MongoDB and its words are for the log, not for callers.
+    /// The address of MongoDB and its error texts belong in the log, not in answers.
     fn from(error: MongoError) -> Self {
         static AWAY: OncePerMinute = OncePerMinute::new();
         static REFUSED: OncePerMinute = OncePerMinute::new();
         if error.is_passing() {
             if let Some(suppressed) = AWAY.take() {
-                warn!(%error, suppressed, "an HTTP request cannot be done: MongoDB is unavailable");
+                warn!(%error, suppressed, "an HTTP request failed: MongoDB is unavailable");
             }
-            let detail = "nothing was done: MongoDB is unavailable; come again";
+            let detail = "nothing was done: MongoDB is unavailable; retry later";
             return Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS);
         }
         if let Some(suppressed) = REFUSED.take() {
-            error!(%error, suppressed, "an HTTP request cannot be done");
+            error!(%error, suppressed, "an HTTP request failed");
         }
-        let detail = "MongoDB did not do what it was asked; the log of this server says why";
+        let detail = "MongoDB failed the command; the log of this server has the reason";
         Self::new(Kind::Internal, detail)
     }
 }
@@ -326,7 +326,7 @@ impl From<CountersError> for Problem {
             CountersError::Redis(error) => error.into(),
             CountersError::Mongo(error) => error.into(),
             CountersError::RedisHangs => {
-                let detail = "nothing was done: Redis does not answer in time; come again";
+                let detail = "nothing was done: Redis does not answer in time; retry later";
                 Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
             }
             CountersError::MongoHangs => Self::mongo_hangs(),
@@ -363,7 +363,7 @@ impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
         let status = self.status();
         let headers = std::mem::take(&mut self.headers);
-        // Texts and numbers always encode.
+        // Strings and numbers always serialise.
         let body = serde_json::to_vec(&self).unwrap_or_default();
         let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], body).into_response();
         response.headers_mut().extend(headers);

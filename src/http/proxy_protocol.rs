@@ -1,15 +1,15 @@
-//! The header of the PROXY protocol, version 2, with which a balancer that does not speak HTTP tells
-//! where a connection comes from
+//! The header of the PROXY protocol, version 2: a load balancer that does not speak HTTP uses it to
+//! report the client of a connection
 //! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>).
 //!
 //! ```text
 //! \r\n\r\n\0\r\nQUIT\n   signature, 12 bytes
 //! 0x21                   version 2, command PROXY; 0x20: LOCAL, the balancer's own connection
-//! 0x11                   TCP over IPv4; 0x21: over IPv6; 0x00 and 0x31 tell no address
-//! 0x000c                 how many bytes follow: addresses, ports, and what else there may be
+//! 0x11                   TCP over IPv4; 0x21: over IPv6; 0x00 and 0x31: no address
+//! 0x000c                 number of following bytes: addresses, ports, optional fields
 //! ```
 //!
-//! Version 1, a line of text, is not spoken.
+//! Version 1, a line of text, is not supported.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const VERSION_1: &[u8] = b"PROXY ";
-/// Longest part behind the first 16 bytes.
+/// Maximum length of the part after the first 16 bytes.
 const LENGTH_MAX: usize = 4 << 10;
 
 /// Why a connection is closed.
@@ -26,18 +26,18 @@ const LENGTH_MAX: usize = 4 << 10;
 pub(crate) enum Unusable {
     /// Version 1 of the protocol.
     Version1,
-    /// It starts with something else.
+    /// The connection starts with other data.
     Missing,
-    /// The header contradicts the protocol, or breaks off.
+    /// The header violates the protocol, or ends early.
     Malformed,
     /// The header did not arrive in time.
     Timeout,
-    /// Closed before a single byte, as balancers do that only look whether somebody listens.
+    /// Closed without a byte, as load balancers do for health checks.
     Nothing,
 }
 
 impl Unusable {
-    /// All that are counted.
+    /// All reasons that are counted.
     pub(crate) const COUNTED: [Self; 4] =
         [Self::Version1, Self::Missing, Self::Malformed, Self::Timeout];
 
@@ -52,22 +52,22 @@ impl Unusable {
         }
     }
 
-    /// What an operator can do.
+    /// The remedy for an operator.
     pub(super) fn remedy(self) -> &'static str {
         match self {
             Self::Version1 => "let the proxy send version 2 (send-proxy-v2 of HAProxy)",
             Self::Missing => {
                 "let the proxy send the PROXY protocol, version 2, or set http.proxy_protocol = false"
             }
-            Self::Malformed | Self::Timeout | Self::Nothing => "see what the proxy sends",
+            Self::Malformed | Self::Timeout | Self::Nothing => "check what the proxy sends",
         }
     }
 }
 
-/// Reads the header, and nothing behind it. `None`: it tells no address.
+/// Reads the header, and no byte after it. `None`: it contains no address.
 ///
 /// # Cancel safety
-/// What was read is lost; the connection is of no use then.
+/// The bytes already read are lost, so the connection cannot be used afterwards.
 pub(super) async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Option<IpAddr>, Unusable> {
     let mut head = [0; 16];
     let mut have = 0;
@@ -80,7 +80,8 @@ pub(super) async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Option<
             Err(_) => return Err(Unusable::Malformed),
         }
         let given = &head[..have.min(SIGNATURE.len())];
-        // As soon as it is certain: whoever speaks HTTP may have nothing more to say.
+        // Fail as soon as the data is certainly wrong: an HTTP client may send nothing more and
+        // wait.
         if !SIGNATURE.starts_with(given) {
             let first = &given[..given.len().min(VERSION_1.len())];
             if first == VERSION_1 {
@@ -99,7 +100,7 @@ pub(super) async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Option<
     let mut rest = vec![0; length];
     stream.read_exact(&mut rest).await.map_err(|_| Unusable::Malformed)?;
     match (version & 0x0f, family) {
-        // LOCAL: whatever follows is to be passed over.
+        // LOCAL: the rest of the header is skipped.
         (0, _) | (1, 0x00) => Ok(None),
         (1, 0x11) if length >= 12 => {
             let source: [u8; 4] = rest[..4].try_into().map_err(|_| Unusable::Malformed)?;

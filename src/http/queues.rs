@@ -1,4 +1,4 @@
-//! Which pipelines there are, and their queues.
+//! The known pipelines, and their queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,17 +14,17 @@ use crate::keyspace::{Link, Reply, StoreError};
 use crate::product::Kinds;
 use crate::queue::{self, FAIR_SLICE_US, Queue};
 
-/// The pipelines of the configuration, enabled or not, and those that ever ran.
+/// The pipelines of the configuration, enabled or not, and those that have run before.
 pub(crate) struct Queues {
     configured: BTreeMap<PipelineName, PipelineConfig>,
     shards: ShardCount,
     kinds: Kinds,
     /// Serves the shards of the enabled pipelines.
     link: Arc<Link>,
-    /// How long an answer may take.
+    /// Timeout of one call.
     timeout: Duration,
-    /// Queues of the other pipelines, each with a link that serves its shards. They are as many as
-    /// Redis knows.
+    /// Queues of the other pipelines, each with a link that serves its shards. Bounded by the
+    /// number of pipelines that Redis knows.
     others: Mutex<BTreeMap<PipelineName, Queue>>,
 }
 
@@ -40,17 +40,17 @@ impl Queues {
         Self { configured, shards, kinds, link, timeout, others: Mutex::default() }
     }
 
-    /// Whether this process would run the pipeline.
+    /// Whether this process runs the pipeline.
     pub(crate) fn is_enabled(&self, name: &PipelineName) -> bool {
         self.configured.get(name).is_some_and(|config| config.enabled)
     }
 
-    /// What the configuration says of a pipeline.
+    /// The configuration of a pipeline.
     pub(crate) fn configured(&self, name: &PipelineName) -> Option<&PipelineConfig> {
         self.configured.get(name)
     }
 
-    /// For questions that concern no pipeline.
+    /// The link for calls that concern no pipeline.
     pub(crate) fn link(&self) -> &Link {
         &self.link
     }
@@ -64,9 +64,9 @@ impl Queues {
         Ok(seconds + Duration::from_micros(time.parsed().map_err(misread)?))
     }
 
-    /// Their names.
+    /// The names of the known pipelines.
     pub(crate) async fn names(&self) -> Result<BTreeSet<PipelineName>, StoreError> {
-        // What is built in and off was asked for by nobody.
+        // A disabled built-in pipeline is not listed: the user did not configure it.
         let asked =
             self.configured.iter().filter(|(name, config)| config.enabled || !is_built_in(name));
         let mut names: BTreeSet<_> = asked.map(|(name, _)| name.clone()).collect();
@@ -85,7 +85,7 @@ impl Queues {
         Ok(names)
     }
 
-    /// The queues of a pipeline that [`Self::names`] names.
+    /// The queues of a pipeline, whose name must come from [`Self::names`].
     pub(crate) fn of(&self, name: &PipelineName) -> Queue {
         if self.is_enabled(name) {
             return self.make(name, &self.link);
@@ -100,7 +100,7 @@ impl Queues {
         others.entry(name.clone()).or_insert_with(make).clone()
     }
 
-    /// The queues of a pipeline, or the problem that there is none, which names those there are.
+    /// The queues of a pipeline, or a problem that lists the known pipelines.
     pub(crate) async fn find(&self, name: &PipelineName) -> Result<Queue, Problem> {
         if self.is_enabled(name) {
             return Ok(self.of(name));

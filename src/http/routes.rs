@@ -1,4 +1,4 @@
-//! What admission has to know of every route: how much it matters, and how large a body it takes.
+//! The properties of every route for admission control: its class and its maximum body size.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -14,23 +14,23 @@ use super::stopwatch::{Meters, Stopwatch};
 use crate::admission::{Class, Operation, Reason};
 use crate::metrics;
 
-/// Bodies that hold a few parameters.
+/// Maximum size of bodies with a few parameters.
 const SMALL: usize = 16 << 10;
-/// Bodies that hold a rule, a profile, a page's form.
+/// Maximum size of bodies with a rule, a profile or a page's form.
 const MEDIUM: usize = 256 << 10;
 
-/// A route: method (`*`: all others), template, class, largest body in bytes.
+/// A route: method (`*`: all others), template, class, maximum body size in bytes.
 pub(crate) type Row = (&'static str, &'static str, Class, usize);
 
-/// Every route that is served.
+/// Every route.
 pub(crate) const ROUTES: &[Row] = &[
-    // Health; what was begun is finished before anything else is.
+    // Health checks, and leases: work in progress finishes before new work starts.
     ("*", "/healthz", Class::P0, SMALL),
     ("*", "/readyz", Class::P0, SMALL),
     ("*", "/v1/leases/{lease}/complete", Class::P0, SMALL),
     ("*", "/v1/leases/{lease}/fail", Class::P0, SMALL),
     ("*", "/v1/leases/{lease}/extend", Class::P0, SMALL),
-    // Somebody waits for it.
+    // A user waits for the answer.
     ("*", "/v1/bots/{bot}/counters/{ad}/views", Class::P1, SMALL),
     ("*", "/v1/bots/{bot}/counters", Class::P1, SMALL),
     ("*", "/v1/bots/{bot}/counters/query", Class::P1, MEDIUM),
@@ -43,7 +43,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/v1/bots/{bot}/automations/{rule}", Class::P1, MEDIUM),
     ("*", "/v1/bots/{bot}/subscribers/{subscriber}", Class::P1, MEDIUM),
     ("*", "/v1/admission", Class::P1, SMALL),
-    // An operator who acts, most of all on an overload.
+    // An operator acts, especially during an overload.
     ("*", "/v1/pipelines", Class::P1, SMALL),
     ("*", "/v1/pipelines/{pipeline}", Class::P1, SMALL),
     ("*", "/v1/pipelines/{pipeline}/pause", Class::P1, SMALL),
@@ -77,11 +77,11 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/style.css", Class::P1, SMALL),
     ("*", "/live.js", Class::P1, SMALL),
     ("*", "/icon.svg", Class::P1, SMALL),
-    // It can be sent again.
+    // The client can retry.
     ("*", "/v1/events", Class::P2, BODY_MAX),
     ("*", "/send_delayed", Class::P2, BODY_MAX),
     ("*", "/v1/bots/{bot}/automations/test", Class::P2, MEDIUM),
-    // It can wait.
+    // The client can wait.
     ("PUT", "/v1/bots/{bot}/counters/{ad}", Class::P3, BODY_MAX),
     ("*", "/v1/bots/{bot}/counters/export", Class::P3, SMALL),
     ("*", "/v1/bots/{bot}/counters/import", Class::P3, BODY_MAX),
@@ -96,7 +96,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/docs/", Class::P3, SMALL),
     ("*", "/docs/{*rest}", Class::P3, SMALL),
 ];
-/// What is no route.
+/// The entry for requests that match no route.
 const UNMATCHED: &str = "unmatched";
 
 /// One route, with the counters of its refusals.
@@ -115,7 +115,7 @@ impl Route {
         Self { operation, template, class, body_max, shed: Default::default() }
     }
 
-    /// Counts and times what was answered before its handler, or in its place.
+    /// Counts and times answers that come before or instead of the handler.
     pub(super) fn answered(&self, watch: Option<&Stopwatch>, response: Response) -> Response {
         metrics::http_answered(self.template, response.status().as_u16());
         if let Some(watch) = watch {
@@ -132,10 +132,10 @@ impl Route {
     }
 }
 
-/// All routes, to be found by what the router says.
+/// All routes, by the template that the router matched.
 pub(super) struct Routes {
     all: Vec<Route>,
-    /// Where the routes of a template are: for one method, and for the others.
+    /// The routes of a template: by method, and for the others.
     places: FxHashMap<&'static str, Vec<(&'static str, usize)>>,
 }
 
@@ -146,7 +146,7 @@ impl Routes {
         for (method, template, class, body_max) in table {
             places.entry(*template).or_default().push((*method, all.len()));
             let route = Route::new(all.len(), template, *class, *body_max);
-            // There from the start, at 0.
+            // Created at start, so that the metrics show 0.
             for reason in [Reason::Capacity, Reason::Wait] {
                 route.shed(*class, reason).absolute(0);
             }

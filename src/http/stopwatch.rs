@@ -1,14 +1,14 @@
-//! How long a request takes for its caller: from the first byte of its head to the last byte of the
-//! answer, whatever happens in between.
+//! The duration of a request for its client: from the first byte of its head to the last byte of
+//! the answer.
 //!
-//! HTTP libraries tell neither moment, so the connection does. A request starts when the first byte
-//! is read after the answer before it, and ends when the operating system has taken the last byte of
-//! its answer. In between are the rest of the head, the wait for admission, the body, the handler, and
-//! a client that reads slowly. A pipelined request, whose bytes are there before the answer to the
-//! one before it, starts when it is its turn.
+//! HTTP libraries report neither moment, so the connection does. A request starts when its first
+//! byte is read after the previous answer. It ends when the operating system has taken the last
+//! byte of its answer. The time includes the rest of the head, the wait for admission, the body,
+//! the handler, and a client that reads slowly. A pipelined request, whose bytes arrive before the
+//! previous answer, starts when its turn comes.
 //!
-//! A request whose client leaves, or takes nothing for too long, ends with its connection. An answer
-//! that goes on until somebody leaves ends with its head.
+//! If the client disconnects or stalls, its request ends with the connection. A streamed answer
+//! ends with its head.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,33 +25,33 @@ pub(super) struct Stopwatch(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// When the first byte came of a request that is not known yet.
+    /// When the first byte of a request arrived whose head is not complete yet.
     first_byte: Option<Instant>,
     /// The request in flight.
     current: Option<Exchange>,
-    /// Answered, but some of it may not have left yet. More than one with pipelining alone, and as
-    /// many as the buffer of the connection holds.
+    /// Answered requests whose last bytes may not have left yet. More than one only with
+    /// pipelining, and at most as many as fit into the buffer of the connection.
     leaving: Vec<Exchange>,
 }
 
 struct Exchange {
     began: Instant,
-    /// When the head of the answer was there.
+    /// When the head of the answer was ready.
     answered: Option<Instant>,
     meters: Option<Meters>,
 }
 
-/// Where the times go.
+/// The histograms for the times.
 #[derive(Clone)]
 pub(super) struct Meters {
-    /// First byte to last byte.
+    /// From the first byte of the request to the last byte of the answer.
     pub(super) whole: Histogram,
-    /// Head of the answer to its last byte.
+    /// From the head of the answer to its last byte.
     pub(super) answer: Option<Histogram>,
 }
 
 impl Stopwatch {
-    /// Bytes were read.
+    /// Notes that bytes were read.
     pub(super) fn read(&self) {
         let mut state = self.state();
         if state.current.is_none() && state.first_byte.is_none() {
@@ -59,14 +59,14 @@ impl Stopwatch {
         }
     }
 
-    /// A request is known.
+    /// Notes that the head of a request is complete.
     pub(super) fn begin(&self) {
         let mut state = self.state();
         let began = state.first_byte.take().unwrap_or_else(Instant::now);
         state.current = Some(Exchange { began, answered: None, meters: None });
     }
 
-    /// Where the times of the request in flight go; the first that says so decides.
+    /// Sets the histograms of the request in flight; the first call wins.
     pub(super) fn measure(&self, meters: impl FnOnce() -> Meters) {
         if let Some(exchange) = &mut self.state().current
             && exchange.meters.is_none()
@@ -75,7 +75,7 @@ impl Stopwatch {
         }
     }
 
-    /// The head of an answer is there, and its body is about to be sent.
+    /// Notes that the head of an answer is ready, and that its body follows.
     pub(super) fn answer(&self, response: Response) -> Response<Keeping<Option<Given>>> {
         if let Some(exchange) = &mut self.state().current {
             exchange.answered = Some(Instant::now());
@@ -88,7 +88,7 @@ impl Stopwatch {
         response.map(|body| Keeping::new(body, given))
     }
 
-    /// All of the answer is in the buffer of the connection.
+    /// Notes that all of the answer is in the buffer of the connection.
     fn given(&self) {
         let mut state = self.state();
         if let Some(exchange) = state.current.take() {
@@ -96,7 +96,7 @@ impl Stopwatch {
         }
     }
 
-    /// The buffer of the connection is empty.
+    /// Notes that the buffer of the connection is empty.
     pub(super) fn flushed(&self) {
         let mut state = self.state();
         let now = Instant::now();
@@ -129,7 +129,7 @@ impl Drop for State {
     }
 }
 
-/// An answer whose body is dropped when the connection has all of it, or is over.
+/// An answer body that is dropped when the connection has sent it, or closes.
 pub(super) struct Given(Stopwatch);
 
 impl Drop for Given {

@@ -1,54 +1,54 @@
-//! What can go wrong between a caller and Redis, and what it means for the caller.
+//! The errors of a call to Redis, and their meaning for the caller.
 
 use super::reply::ReplyError;
 use crate::breaker::Away;
 
-/// Why a call did not give an answer.
+/// Why a call has no valid answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// No connection could be made; nothing was sent.
+    /// No connection; nothing was sent.
     #[error("cannot connect to Redis at {target}: {source}")]
     Connect {
-        /// Where, without credentials.
+        /// The address, without credentials.
         target: String,
-        /// What the client says.
+        /// The error of the client.
         #[source]
         source: redis::RedisError,
     },
-    /// The connection broke or the answer did not come in time: it is unknown whether the
-    /// command ran.
+    /// The connection broke, or the answer did not come in time: the command may or may not have
+    /// run.
     #[error("no answer from Redis at {target}, the outcome is unknown: {source}")]
     Unknown {
-        /// Where, without credentials.
+        /// The address, without credentials.
         target: String,
-        /// What the client says.
+        /// The error of the client.
         #[source]
         source: redis::RedisError,
     },
     /// The server refused the command; nothing was changed.
     #[error("Redis at {target} refused `{command}`: {message}")]
     Refused {
-        /// Where, without credentials.
+        /// The address, without credentials.
         target: String,
-        /// The script or command.
+        /// The name of the script or command.
         command: &'static str,
-        /// The server's words.
+        /// The message of the server.
         message: String,
     },
     /// The server is older than 7.0.
     #[error("Redis at {target} is version {version}; at least 7.0 is needed")]
     Version {
-        /// Where, without credentials.
+        /// The address, without credentials.
         target: String,
-        /// What it says it is.
+        /// The version of the server.
         version: String,
     },
-    /// An answer of another shape than promised.
+    /// An answer with an unexpected structure.
     #[error("the answer to `{command}` is not understood: {source}")]
     Reply {
-        /// The script or command.
+        /// The name of the script or command.
         command: &'static str,
-        /// What was expected.
+        /// The expected structure.
         #[source]
         source: ReplyError,
     },
@@ -67,18 +67,18 @@ impl StoreError {
         matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
     }
 
-    /// Whether the server did not answer in time; the connection may be dead, or the server slow.
+    /// Whether it was a timeout: the connection may be dead, or the server slow.
     pub(super) fn is_timeout(&self) -> bool {
         matches!(self, Self::Unknown { source, .. } if source.is_timeout())
     }
 
-    /// Whether trying again later can help.
+    /// Whether the error is temporary, so that a later retry can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Unknown { .. } => true,
             Self::Refused { message, .. } => {
-                // The last four: a cluster that is moving a slot or replacing a primary.
+                // The last four: a cluster is moving a slot or replacing a primary.
                 const PASSING: [&str; 10] = [
                     "OOM",
                     "LOADING",

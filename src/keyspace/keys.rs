@@ -1,48 +1,48 @@
-//! THE key table: every Redis key of the core, and nothing else builds one. A product that keeps more
-//! beside its queues has a table of its own, in its `keys.rs`.
+//! The table of all Redis keys of the core. No other module creates one. A product with further
+//! keys has its own table, in its `keys.rs`.
 //!
-//! What stands as `fl` here is `redis.prefix`, see [`Prefix`]: environments with different ones share
-//! a Redis and nothing in it. The bus streams have names of their own (`bus.streams`); where those are
-//! not set, their names and that of the stream of unreadable entries begin with the prefix too, with
-//! `fairlane` instead of `fl`.
+//! `fl` stands for `redis.prefix`, see [`Prefix`]: environments with different prefixes share a
+//! Redis, but no keys. The bus streams have their own names (`bus.streams`). Their default names,
+//! and that of the stream of unreadable entries, also start with the prefix, or with `fairlane` for
+//! the prefix `fl`.
 //!
-//! All keys of one pipeline and shard share the hash tag `{<pipeline>:<shard>}`, so a script
-//! touches one cluster slot. An idle bot holds no key and no field (`weight`, `paused` and what has a
-//! TTL aside).
+//! All keys of one pipeline and shard share the hash tag `{<pipeline>:<shard>}`, so a script uses
+//! one cluster slot. An idle bot has no key and no field (except `weight`, `paused` and keys with a
+//! TTL).
 //!
 //! | key | type | meaning |
 //! |---|---|---|
-//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused`, `open` leases handed over |
+//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused`, `open` leases handed over to receivers |
 //! | `fl:{p:s}:ctl` | sorted set | the control set: ready bots, each once |
 //! | `fl:{p:s}:busy` | sorted set | leased or parked bots → deadline, ms since 1970 |
 //! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease; confirmed: 0, 1, 2 handed over |
 //! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress |
 //! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
-//! | `fl:{p:s}:paused` | set | bots an operator stopped |
+//! | `fl:{p:s}:paused` | set | bots that an operator paused |
 //! | `fl:{p:s}:weight` | hash | bots whose weight is not 1 |
 //! | `fl:{p:s}:hwm` | hash | bus stream → last offset copied into this shard |
 //! | `fl:{p:s}:q:<bot>` | list | the records, oldest at the head |
 //! | `fl:{p:s}:due` | sorted set | delayed events: id → ms since 1970 |
 //! | `fl:{p:s}:later` | hash | delayed events: id → bot and event |
 //! | `fl:{p:s}:dlq` | stream | dead letters |
-//! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for people |
-//! | `fl:{p:s}:failing:<bot>` | string, TTL | since when its handler fails, and the sequence of the event that is tried next, for people |
+//! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for operators |
+//! | `fl:{p:s}:failing:<bot>` | string, TTL | since when its handler fails, and the sequence of the event to retry, for operators |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
 //! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued |
 //! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | ledger: account → `run\|total` cached; two generations of a day |
-//! | `fl:{p:s}:acked:<bot>` | string, TTL | ledger: highest sequence completed |
-//! | `fl:{p:s}:wake` | channel | what fell below what claimers know |
-//! | `fl:pipelines` | hash | names of the pipelines that ever ran → when they were first seen |
+//! | `fl:{p:s}:acked:<bot>` | string, TTL | ledger: highest completed sequence |
+//! | `fl:{p:s}:wake` | channel | scores, deadlines and due times that became lower |
+//! | `fl:pipelines` | hash | names of all pipelines that have run → when they were first seen |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
-//! | `fl:lease-key` | string | 32 random bytes that sign what names a lease, and cursors |
-//! | `fl:processes` | hash | running process → when it was heard, and what it says of itself |
-//! | `fl:sampler` | string, TTL | who samples the shared values |
+//! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities and list cursors |
+//! | `fl:processes` | hash | running process → time and content of its last update |
+//! | `fl:sampler` | string, TTL | the process that samples the shared values |
 //! | `fl:trend` | list, TTL | depth, age and rates of the pipelines in the last 15 minutes, for charts |
-//! | `fl:{<stream>}:reader` | string, TTL | who reads a bus stream |
-//! | `fl:{<stream>}:seen:<id>` | string, TTL | what handlers put on the bus |
-//! | `fl:{<stream>}:read` | hash | how far it was read: `offset`, `entries` (both for the lag only) |
-//! | `fl:{<stream>}:starts` | hash | pipeline → the offset behind which it takes the entries of a bus stream |
-//! | `fl:{check-<number>}:<id>` | any, TTL | what `fairlane check` tries its rights on |
+//! | `fl:{<stream>}:reader` | string, TTL | the process that reads a bus stream |
+//! | `fl:{<stream>}:seen:<id>` | string, TTL | ids of events that handlers published |
+//! | `fl:{<stream>}:read` | hash | its read position: `offset`, `entries` (both only for the lag) |
+//! | `fl:{<stream>}:starts` | hash | pipeline → the offset after which it takes the entries of a bus stream |
+//! | `fl:{check-<number>}:<id>` | any, TTL | test keys of `fairlane check` |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
 use super::topology::slot_of;
@@ -58,17 +58,17 @@ macro_rules! global {
     };
 }
 global! {
-    /// Names of the pipelines that ever ran.
+    /// The names of all pipelines that have run.
     pipelines "pipelines",
     /// The number of shards.
     shards "shards",
-    /// The key that signs what names a lease, and cursors.
+    /// The key that signs lease capabilities and list cursors.
     signing_key "lease-key",
-    /// What the running processes say of themselves.
+    /// The registry of running processes.
     processes "processes",
     /// The lock of the process that samples shared values.
     sampler "sampler",
-    /// How the pipelines did lately.
+    /// The recent state of the pipelines.
     trend "trend",
 }
 
@@ -78,19 +78,19 @@ pub fn reader(prefix: &Prefix, stream: &str) -> String {
     format!("{prefix}:{{{stream}}}:reader")
 }
 
-/// How far `stream` was read.
+/// The read position of `stream`.
 #[must_use]
 pub fn read(prefix: &Prefix, stream: &str) -> String {
     format!("{prefix}:{{{stream}}}:read")
 }
 
-/// Where each pipeline starts on `stream`.
+/// The start of each pipeline on `stream`.
 #[must_use]
 pub fn starts(prefix: &Prefix, stream: &str) -> String {
     format!("{prefix}:{{{stream}}}:starts")
 }
 
-/// The pattern of the keys of [`starts`]. Others may fit it too: ask [`is_starts`].
+/// The pattern of the keys of [`starts`]. Other keys may match too: use [`is_starts`].
 #[must_use]
 pub fn all_starts(prefix: &Prefix) -> String {
     format!("{prefix}:{{*}}:starts")
@@ -100,22 +100,22 @@ pub fn all_starts(prefix: &Prefix) -> String {
 #[must_use]
 pub fn is_starts(prefix: &Prefix, key: &[u8]) -> bool {
     let stream = within(prefix, key).and_then(|key| key.strip_suffix(b"}:starts"));
-    // A bot of a queue may be named like the end of such a key.
+    // A bot of a queue may have a name like the end of such a key.
     stream.is_some_and(|stream| !stream.contains(&b'}'))
 }
 
 /// The pattern of the keys of [`shards`] of every environment.
 pub(super) const ALL_SHARDS: &str = "*:shards";
-/// A pattern that the keys of [`read`] and [`starts`] of every environment fit, and a few others.
+/// A pattern for the keys of [`read`] and [`starts`] of every environment. A few other keys match
+/// too.
 pub(super) const ALL_READ: &str = "*}:[rs]*[ds]";
 
-/// The environment whose key of [`shards`] this is.
+/// The environment of a key of [`shards`].
 pub(super) fn environment(key: &[u8]) -> Option<Prefix> {
     Prefix::parse(std::str::from_utf8(key).ok()?.strip_suffix(":shards")?).ok()
 }
 
-/// The environment that reads a stream, and the stream, if this is its key of [`read`] or
-/// [`starts`].
+/// The environment and the stream of a key of [`read`] or [`starts`].
 pub(super) fn reading(key: &[u8]) -> Option<(Prefix, &str)> {
     let (prefix, rest) = std::str::from_utf8(key).ok()?.split_once(":{")?;
     let (stream, name) = rest.split_once("}:")?;
@@ -123,23 +123,23 @@ pub(super) fn reading(key: &[u8]) -> Option<(Prefix, &str)> {
     matches!(name, "read" | "starts").then_some((prefix, stream))
 }
 
-/// What remembers that a handler put the event `id` on `stream`.
+/// The key that remembers that a handler published the event `id` to `stream`.
 #[must_use]
 pub fn seen(prefix: &Prefix, stream: &str, id: &str) -> String {
     format!("{prefix}:{{{stream}}}:seen:{id}")
 }
 
-/// A key to try rights on. `number` decides its slot, `id` keeps two that try apart.
+/// A test key. `number` determines its slot, `id` separates concurrent tests.
 #[must_use]
 pub fn check(prefix: &Prefix, number: u32, id: &str) -> String {
     format!("{prefix}:{{check-{number}}}:{id}")
 }
 
-/// A pattern for `SCAN` that every key of `pipeline` fits. Others may fit it too: ask
+/// A pattern for `SCAN` that every key of `pipeline` matches. Other keys may match too: use
 /// [`belongs_to`].
 #[must_use]
 pub fn pattern(prefix: &Prefix, pipeline: &PipelineName) -> String {
-    // No character of a pipeline's name has a meaning in a pattern, nor have braces.
+    // Neither the characters of a pipeline's name nor braces have a meaning in a pattern.
     format!("{prefix}:{{{pipeline}:*}}:*")
 }
 
@@ -156,7 +156,7 @@ pub fn belongs_to(prefix: &Prefix, pipeline: &PipelineName, key: &[u8]) -> bool 
     digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"reader" | b"starts"))
 }
 
-/// What is behind the brace of a key with a hash tag.
+/// The part of a key after its hash tag.
 fn within<'a>(prefix: &Prefix, key: &'a [u8]) -> Option<&'a [u8]> {
     key.strip_prefix(prefix.as_str().as_bytes())?.strip_prefix(b":{")
 }
@@ -198,13 +198,13 @@ impl ShardKeys {
         }
     }
 
-    /// What every key of the shard begins with.
+    /// The prefix of all keys of the shard.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The slot of a cluster that all of them are in.
+    /// Their cluster slot.
     #[must_use]
     pub fn slot(&self) -> u16 {
         self.slot
@@ -264,7 +264,7 @@ impl ShardKeys {
         self.of_bot("q:", bot)
     }
 
-    /// Why the handler of one bot failed last.
+    /// When and why the handler of one bot failed last.
     #[must_use]
     pub fn failure(&self, bot: &BotId) -> String {
         self.of_bot("failure:", bot)
@@ -282,7 +282,7 @@ impl ShardKeys {
         ["unflushed:", "total:0:", "total:1:", "acked:"].map(|name| self.of_bot(name, bot))
     }
 
-    /// A key of one bot that begins with `name`.
+    /// A key of one bot that starts with `name`.
     pub(crate) fn of_bot(&self, name: &str, bot: &BotId) -> String {
         let mut key = String::with_capacity(self.prefix.len() + name.len() + bot.as_str().len());
         key.push_str(&self.prefix);

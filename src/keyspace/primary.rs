@@ -1,4 +1,4 @@
-//! Questions about one server, for operators: what it is, and what this user may do there.
+//! Inspection of one server, for operators: its properties, and the rights of this user.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use super::target::Target;
 use super::topology::slot_of;
 
 const CHECK_SCRIPT: &str = include_str!("../../lua/check.lua");
-/// How long a key that rights are tried on may stay, should its deletion fail.
+/// Time to live of test keys, in case their deletion fails.
 const CHECK_TTL_SECONDS: u32 = 10;
 
-/// What a server says of itself.
+/// The properties of a server.
 #[derive(Debug, Clone, Serialize, Default)]
 pub struct ServerInfo {
     /// For example `7.0.15`.
     pub version: String,
     /// `master` or `slave`.
     pub role: String,
-    /// Since it started, in seconds.
+    /// Seconds since it started.
     pub uptime_seconds: u64,
     /// Memory in use, in bytes.
     pub memory_used: u64,
@@ -32,32 +32,32 @@ pub struct ServerInfo {
     pub memory_max: u64,
     /// `maxmemory-policy`.
     pub eviction: String,
-    /// Clients that are connected.
+    /// Number of connected clients.
     pub clients: u64,
-    /// `maxclients`; 0: not told.
+    /// `maxclients`; 0: unknown.
     pub clients_max: u64,
-    /// Whether writes are logged (`appendonly`).
+    /// Whether the append-only file is on (`appendonly`).
     pub append_only: bool,
-    /// Whether the last write of that log went well.
+    /// Whether the last write to that file succeeded.
     pub append_ok: bool,
 }
 
 impl ServerInfo {
-    /// Major and minor version; zeros where it cannot be read.
+    /// Major and minor version; zeros if unreadable.
     #[must_use]
     pub fn version_numbers(&self) -> (u32, u32) {
         let mut parts = self.version.split('.').map(|part| part.parse().unwrap_or(0));
         (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
     }
 
-    /// How full it is, to compare servers by: those without a bound by what they use.
+    /// The fill level for comparing servers: without a maximum, the memory in use.
     #[must_use]
     pub fn fullness(&self) -> impl Ord + use<> {
         let share = u128::from(self.memory_used) * 10_000;
         (share.checked_div(u128::from(self.memory_max)), self.memory_used)
     }
 
-    /// Reads the answer to `INFO`.
+    /// Parses the reply to `INFO`.
     pub(crate) fn parse(text: &str) -> Self {
         let field = |name: &str| {
             text.lines()
@@ -81,16 +81,16 @@ impl ServerInfo {
     }
 }
 
-/// One primary: of a cluster, or the server by itself. Connects at the first question.
+/// One primary: of a cluster, or the single server. Connects on first use.
 #[derive(Debug)]
 pub struct Primary {
     link: Link,
-    /// A number that makes the keys of [`keys::check`] live here.
+    /// A number whose [`keys::check`] keys are on this server.
     number: u32,
 }
 
 impl Primary {
-    /// The one at `target`, which holds `slot`.
+    /// The primary at `target`, which holds `slot`.
     pub(super) fn new(target: Target, slot: Option<u16>, response_timeout: Duration) -> Self {
         let prefix = target.prefix().clone();
         let lives_here = |number: &u32| slot_of(keys::check(&prefix, *number, "").as_bytes());
@@ -98,25 +98,25 @@ impl Primary {
         Self { link: Link::plain(target, response_timeout), number: number.unwrap_or(0) }
     }
 
-    /// Where it is: host and port, or the path of its socket.
+    /// Its address: host and port, or the path of its socket.
     #[must_use]
     pub fn target(&self) -> &Target {
         self.link.target()
     }
 
-    /// What it says of itself.
+    /// Its properties.
     ///
     /// # Errors
-    /// When it does not answer or refuses.
+    /// If it is unavailable or refuses.
     pub async fn info(&self) -> Result<ServerInfo, StoreError> {
         let text: String = self.ask("INFO", redis::cmd("INFO")).await?;
         Ok(ServerInfo::parse(&text))
     }
 
-    /// One of its settings; `None` for one it does not know.
+    /// One of its settings; `None` for an unknown setting.
     ///
     /// # Errors
-    /// When it does not answer or refuses, as hosted ones often do.
+    /// If it is unavailable or refuses, as hosted servers often do.
     pub async fn setting(&self, name: &str) -> Result<Option<String>, StoreError> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg(name);
@@ -127,16 +127,16 @@ impl Primary {
     /// Its clock, since 1970.
     ///
     /// # Errors
-    /// When it does not answer or refuses.
+    /// If it is unavailable or refuses.
     pub async fn time(&self) -> Result<Duration, StoreError> {
         let (seconds, micros): (u64, u64) = self.ask("TIME", redis::cmd("TIME")).await?;
         Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
     }
 
-    /// Whether scripts may be loaded and run there. Leaves nothing behind.
+    /// Checks that scripts may be loaded and run. Leaves nothing behind.
     ///
     /// # Errors
-    /// When it does not answer, refuses, or answers nonsense.
+    /// If it is unavailable, refuses, or returns an unexpected answer.
     pub async fn try_scripts(&self) -> Result<(), StoreError> {
         let key = self.key();
         let mut load = redis::cmd("SCRIPT");
@@ -152,11 +152,11 @@ impl Primary {
         Ok(())
     }
 
-    /// Whether the kinds of keys that queues consist of may be written there under `fl:`, and
-    /// channels used. Leaves nothing behind.
+    /// Checks that all types of keys that queues use may be written under `fl:`, and that channels
+    /// may be used. Leaves nothing behind.
     ///
     /// # Errors
-    /// When it does not answer or refuses one of them.
+    /// If it is unavailable, or refuses one of them.
     pub async fn try_keys(&self) -> Result<(), StoreError> {
         let key = self.key();
         let writes: [(&'static str, &[&str]); 6] = [
@@ -178,7 +178,7 @@ impl Primary {
         self.ask::<Value>("PUBLISH", redis::Cmd::publish(&key, "check")).await.map(drop)
     }
 
-    /// One step of a walk over its keys: where to go on (0: at the end), and some that fit.
+    /// One step of a scan of its keys: the next cursor (0: the end), and some matching keys.
     pub(crate) async fn scan(
         &self,
         cursor: u64,

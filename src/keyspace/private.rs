@@ -1,12 +1,12 @@
 //! The embedded default: a private `redis-server` under the data directory.
 //!
-//! It listens on a unix socket only, writes its AOF every second and never evicts. It belongs to
-//! nobody in particular: the first process starts it, others adopt it, and the last one out stops
-//! it. A process that is killed leaves it running for the next one. Each process shows its
-//! presence by one connection that it keeps, so that the last one knows it is the last.
+//! It listens only on a unix socket, writes its AOF every second and never evicts. The first
+//! process starts it, other processes adopt it, and the last process stops it. A killed process
+//! leaves it running for the next one. Each process shows its presence by one open connection, so
+//! that the last one knows that it is the last.
 //!
-//! Starting and stopping are serialised by a lock on a file beside the data; two processes that
-//! start at once end with one server.
+//! A lock on a file beside the data serialises starts and stops; two concurrent starts lead to one
+//! server.
 
 mod error;
 
@@ -26,41 +26,41 @@ pub use self::error::PrivateRedisError;
 use crate::config::RedisUrl;
 use crate::private::{Home, POLL, outliving};
 
-/// Longest path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a closing NUL.
-/// Redis silently cuts a longer one.
+/// Maximum length of the path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a
+/// closing NUL. Redis silently cuts a longer path.
 const SOCKET_PATH_MAX_BYTES: usize = 103;
-/// The oldest server whose scripts and commands suffice.
+/// The oldest server version with the scripts and commands that Fairlane needs.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
-/// A server that is silent for longer is hanging, or has much to load.
+/// A server that does not answer for longer hangs, or loads much data.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// For how long connections of this process that were just dropped may still be listed.
+/// How long dropped connections of this process may still be listed.
 const LINGERING: Duration = Duration::from_secs(1);
-/// What a server logs that found the end of its append-only file cut off.
+/// The log text of a server that found an incomplete end of its append-only file.
 const TRUNCATED: &str = "loaded anyway because aof-load-truncated is enabled";
-/// The name of the connection by which a process shows its presence.
+/// The name of the connection that shows the presence of a process.
 const PRESENCE: &str = "fairlane-private";
 
-/// How often the server makes its log of writes durable.
+/// How often the server syncs its append-only file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AppendFsync {
-    /// Before each reply. A power cut loses nothing.
+    /// Before each reply. A power cut loses no write.
     Always,
-    /// Every second. A power cut loses up to two seconds, a killed server nothing.
+    /// Every second. A power cut loses up to two seconds of writes, a killed server none.
     EverySecond,
-    /// When the operating system sees fit.
+    /// When the operating system decides.
     No,
 }
 
-/// How the server is started. What is already running is adopted as it is.
+/// Options for starting the server. A running server is adopted unchanged.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The program; looked up in `PATH` unless it is a path.
     pub program: OsString,
-    /// How often its writes are made durable.
+    /// How often it syncs its writes.
     pub append_fsync: AppendFsync,
-    /// More arguments, after all others.
+    /// Further arguments, after all others.
     pub arguments: Vec<OsString>,
-    /// How long it may take until it answers, the loading of its data included.
+    /// Time limit for the start, including loading its data.
     pub start_within: Duration,
 }
 
@@ -75,7 +75,7 @@ impl Default for Options {
     }
 }
 
-/// A private server that answers.
+/// A running private server.
 ///
 /// Dropping it leaves the server running: use [`Self::stop`] for an orderly end.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ pub struct PrivateRedis {
     url: RedisUrl,
     pid: u32,
     presence: MultiplexedConnection,
-    /// `None`: adopted. A child that is dropped is still reaped, by the runtime.
+    /// `None`: adopted. The runtime reaps a dropped child too.
     child: Option<Child>,
 }
 
@@ -94,14 +94,14 @@ impl PrivateRedis {
     /// `data_dir` is created with mode 0700.
     ///
     /// # Errors
-    /// When the directory is not usable or its path too long, the program is missing or older
-    /// than 7.0, or the server ends or stays silent for 60 s.
+    /// If the directory is not usable or its path too long, the program is missing or older than
+    /// 7.0, or the server ends or does not answer within 60 s.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
     ///
     /// # Cancel safety
-    /// A server that was spawned goes on starting and is adopted by the next call.
+    /// A started server continues to start, and the next call adopts it.
     pub async fn start(data_dir: &Path) -> Result<Self, PrivateRedisError> {
         Self::start_with(data_dir, Options::default()).await
     }
@@ -142,13 +142,13 @@ impl PrivateRedis {
         Ok(Self { place, url, pid, presence, child })
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     #[must_use]
     pub fn url(&self) -> &RedisUrl {
         &self.url
     }
 
-    /// Whether it was started by this call; else it ran already.
+    /// Whether this call started it; otherwise it was already running.
     #[must_use]
     pub fn was_started(&self) -> bool {
         self.child.is_some()
@@ -160,25 +160,26 @@ impl PrivateRedis {
         self.pid
     }
 
-    /// Leaves, and turns off the light as the last one: when no other process and no other client
-    /// is connected, the server is told to end and its end is awaited. Drop this process's own
-    /// connections first; those just dropped are given a second to vanish.
+    /// Releases the server. If no other process and no other client is connected, stops it and
+    /// waits for its end. Drop this process's own connections first; dropped connections get a
+    /// second to disappear.
     ///
-    /// Answers whether the server was stopped.
+    /// Returns whether the server was stopped.
     ///
     /// # Errors
-    /// When the server refuses to end, for example because it cannot write its data, or does not
-    /// end within 60 s. It is left running then.
+    /// If the server refuses to stop, for example because it cannot write its data, or does not end
+    /// within 60 s. It keeps running then.
     ///
     /// # Cancel safety
-    /// The server may run on, or end on its own.
+    /// The server may keep running, or end on its own.
     pub async fn stop(mut self) -> Result<bool, PrivateRedisError> {
         let _lock = self.place.home.lock().await?;
         match self.others_leave().await {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error) if error.is_connection_dropped() || error.is_unrecoverable_error() => {
-                // It died or was stopped by hand. What answers now was started by somebody else.
+                // It died or was stopped manually. A server that answers now belongs to another
+                // process.
                 let client = open(&self.url, &self.place)?;
                 return Ok(matches!(probe(&client, ANSWER_WITHIN).await, Probe::Absent));
             }
@@ -210,7 +211,7 @@ impl PrivateRedis {
         Ok(true)
     }
 
-    /// Whether nobody else is connected, once connections just dropped have vanished.
+    /// Whether no other client is connected, after dropped connections have disappeared.
     async fn others_leave(&mut self) -> Result<bool, RedisError> {
         let started = Instant::now();
         loop {
@@ -250,7 +251,7 @@ impl Place {
         Ok(Self { home, socket })
     }
 
-    /// `redis+unix://` and the path, with every byte escaped that could mean something in a URL.
+    /// `redis+unix://` and the path, with every special byte escaped.
     fn url(&self) -> RedisUrl {
         let mut text = "redis+unix://".to_owned();
         for &byte in self.socket.as_os_str().as_bytes() {
@@ -265,7 +266,7 @@ impl Place {
     }
 
     fn spawn(&self, options: &Options) -> Result<Child, PrivateRedisError> {
-        // Mistakes in arguments are told on stderr, everything else in the log.
+        // Invalid arguments are reported on stderr, everything else in the log.
         let log = self.home.open_log()?;
         let fsync = match options.append_fsync {
             AppendFsync::Always => "always",
@@ -290,7 +291,7 @@ impl Place {
             })
     }
 
-    /// Waits until a server answers, and starts one when there is none. Loading its data counts as
+    /// Waits until a server answers, and starts one if there is none. Loading its data counts as
     /// starting. Called under the lock.
     async fn connect_or_spawn(
         &self,
@@ -331,14 +332,16 @@ impl Place {
     }
 }
 
-/// Has the server write its append-only file anew. One that ended within a transaction is cut there,
-/// but keeps the beginning of that transaction: the next start would read what was appended since as
-/// a part of it.
+/// Makes the server rewrite its append-only file. If the file ended within a transaction, the
+/// server cut that part but kept the start of the transaction: the next start would read later
+/// writes as part of it.
 async fn rewrite(presence: &mut MultiplexedConnection) {
     match redis::cmd("BGREWRITEAOF").query_async::<redis::Value>(presence).await {
-        Ok(_) => tracing::warn!("the private Redis lost its last writes; its file is written anew"),
+        Ok(_) => {
+            tracing::warn!("the private Redis lost its last writes; rewriting its append-only file")
+        }
         Err(error) => tracing::error!(%error,
-            "the private Redis lost its last writes, and its file cannot be written anew: run BGREWRITEAOF before it is started again"),
+            "the private Redis lost its last writes, and cannot rewrite its append-only file: run BGREWRITEAOF before its next start"),
     }
 }
 
@@ -350,11 +353,11 @@ fn open(url: &RedisUrl, place: &Place) -> Result<redis::Client, PrivateRedisErro
     redis::Client::open(url.expose()).map_err(|source| place.command(source))
 }
 
-/// What is found at the socket.
+/// The state of the socket.
 enum Probe {
-    /// Nobody listens.
+    /// No server listens.
     Absent,
-    /// A server that is loading its data, or hangs.
+    /// A server that loads its data, or hangs.
     Starting(RedisError),
     /// A server that answers.
     Ready(MultiplexedConnection),
@@ -364,7 +367,7 @@ async fn probe(client: &redis::Client, patience: Duration) -> Probe {
     let patience = patience.min(ANSWER_WITHIN);
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(patience))
-        // Asked to end, a server first writes its data.
+        // A server that is asked to stop first writes its data.
         .set_response_timeout(Some(Duration::from_secs(30)));
     let answer = async {
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
@@ -373,7 +376,7 @@ async fn probe(client: &redis::Client, patience: Duration) -> Probe {
     };
     match tokio::time::timeout(patience, answer).await {
         Ok(Ok(connection)) => Probe::Ready(connection),
-        // No socket, or one that a killed server left behind.
+        // No socket, or one of a killed server.
         Ok(Err(error)) if RedisError::is_connection_refusal(&error) => Probe::Absent,
         Ok(Err(error)) => Probe::Starting(error),
         Err(_) => Probe::Starting(io::Error::from(io::ErrorKind::TimedOut).into()),
@@ -399,7 +402,7 @@ async fn check_version(program: &OsString) -> Result<(), PrivateRedisError> {
         _ => Err(PrivateRedisError::Version {
             program: program.clone(),
             found: version.map_or_else(
-                || "no Redis server that tells its version".to_owned(),
+                || "not a Redis server with a readable version".to_owned(),
                 |version| format!("version {version}"),
             ),
         }),

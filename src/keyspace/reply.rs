@@ -1,10 +1,10 @@
-//! Reading replies: a cursor over one array, with errors that say what was expected.
+//! Reads replies with a cursor over one array; errors name the expected element.
 
 use std::str::FromStr;
 
 use redis::Value;
 
-/// A reply that does not have the shape that the script's contract promises.
+/// A reply without the structure of the script's contract.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected} in the reply, found {found}")]
 pub struct ReplyError {
@@ -36,12 +36,12 @@ impl Reply {
         }
     }
 
-    /// The whole reply is 1 for yes, or another number.
+    /// Reads a reply that is 1 for yes, or another number.
     pub(crate) fn yes(value: Value) -> Result<bool, ReplyError> {
         Ok(Self::single(value)?.number::<i64>()? == 1)
     }
 
-    /// A reply of one element that is no array.
+    /// A reply of one element that is not an array.
     pub(crate) fn single(value: Value) -> Result<Self, ReplyError> {
         Self::new(Value::Array(vec![value]))
     }
@@ -91,7 +91,7 @@ impl Reply {
         }
     }
 
-    /// A number, or nothing for an empty text and at the end.
+    /// A number; `None` for an empty text and at the end.
     pub(crate) fn optional<T: FromStr + TryFrom<i64>>(&mut self) -> Result<Option<T>, ReplyError> {
         match self.0.as_slice().first() {
             None | Some(Value::Nil) => {}
@@ -102,7 +102,7 @@ impl Reply {
         Ok(None)
     }
 
-    /// A score, or nothing for an empty text.
+    /// A score; `None` for an empty text.
     pub(crate) fn score(&mut self) -> Result<Option<i64>, ReplyError> {
         let text = self.text()?;
         if text.is_empty() {
@@ -112,7 +112,7 @@ impl Reply {
     }
 }
 
-/// A sorted set's score that is a whole number, however Redis writes it.
+/// A whole-number score of a sorted set, in any notation of Redis.
 pub(crate) fn parse_score(text: &str) -> Option<i64> {
     text.parse().ok().or_else(|| {
         let score = text.parse::<f64>().ok()?;

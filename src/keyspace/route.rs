@@ -1,4 +1,4 @@
-//! Which of several servers each command of a write goes to.
+//! Determines the server for each command of a write.
 
 use std::ops::Range;
 
@@ -6,23 +6,24 @@ use redis::{Arg, Cmd, Pipeline};
 
 use super::topology::slot_of;
 
-/// Where something is sent.
+/// A destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// To the primary that holds this slot.
     Slot(u16),
-    /// To every primary: it names no key.
+    /// All primaries: the command names no key.
     Everywhere,
 }
 
-/// Commands that go to one place together: one, or a transaction from `MULTI` to `EXEC`.
+/// Commands that must go to one server together: a single one, or a transaction from `MULTI` to
+/// `EXEC`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unit {
     pub(super) commands: Range<usize>,
     pub(super) place: Place,
 }
 
-/// The units of a write, in order.
+/// Divides a write into such units, in order.
 pub(super) fn units(pipe: &Pipeline) -> Vec<Unit> {
     let mut units = Vec::with_capacity(pipe.len());
     let mut open: Option<Unit> = None;
@@ -48,13 +49,13 @@ pub(super) fn units(pipe: &Pipeline) -> Vec<Unit> {
     units
 }
 
-/// Where a command goes: to the slot of its first key.
+/// The destination of a command: the slot of its first key.
 pub(super) fn place(command: &Cmd) -> Place {
     let name = argument(command, 0).to_ascii_uppercase();
     let key = match &*name {
         b"PING" | b"INFO" | b"TIME" | b"SCRIPT" | b"CONFIG" | b"SCAN" | b"CLUSTER" | b"CLIENT"
         | b"MULTI" | b"EXEC" | b"ACL" | b"COMMAND" | b"DBSIZE" => None,
-        // Sha, number of keys, first key.
+        // The SHA, the number of keys, the first key.
         b"EVALSHA" | b"EVAL" => (argument(command, 2) != b"0").then_some(3),
         b"XINFO" | b"XGROUP" | b"OBJECT" | b"MEMORY" => Some(2),
         b"XREAD" | b"XREADGROUP" => command

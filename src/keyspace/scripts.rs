@@ -1,7 +1,7 @@
-//! One typed call per `lua/*.lua`, by the same name. Nothing else runs a script.
+//! One typed call per `lua/*.lua`, with the same name. No other code runs a script.
 //!
-//! A [`Call`] knows its script, its command and how to read the reply; [`super::Link`] sends one
-//! or many of them.
+//! A [`Call`] knows its script, its command and how to parse the reply; [`super::Link`] sends
+//! calls.
 
 mod copy;
 mod lease;
@@ -24,7 +24,7 @@ pub use self::operate::{
 };
 use super::reply::{Reply, ReplyError};
 
-/// A script as it is loaded: its first line, what it shares with others, its body.
+/// The parts of a script when it is loaded: its first line, the shared code, its body.
 pub(crate) struct Script {
     pub(super) code: String,
     sha: String,
@@ -46,7 +46,7 @@ pub struct Table {
     registered: Once,
 }
 
-/// Every table that is in use.
+/// All tables in use.
 static TABLES: RwLock<Vec<&'static Table>> = RwLock::new(Vec::new());
 
 impl Table {
@@ -54,8 +54,8 @@ impl Table {
         Self { scripts: LazyLock::new(scripts), registered: Once::new() }
     }
 
-    /// Has every connection that is made from now on load these scripts. One that was made before
-    /// is made again when it is first asked for one of them, as after `SCRIPT FLUSH`.
+    /// Registers the scripts, so that all later connections load them. An earlier connection is
+    /// renewed when it first calls one of them, as after `SCRIPT FLUSH`.
     pub(crate) fn register(&'static self) {
         self.registered.call_once(|| {
             TABLES.write().unwrap_or_else(PoisonError::into_inner).push(self);
@@ -70,15 +70,15 @@ impl Table {
     }
 }
 
-/// Every script that is to be loaded.
+/// All registered scripts.
 pub(super) fn all() -> impl Iterator<Item = &'static Script> {
     SCRIPTS.register();
     let tables = TABLES.read().unwrap_or_else(PoisonError::into_inner).clone();
     tables.into_iter().flat_map(|table| table.scripts.iter())
 }
 
-/// A table of scripts by the names of their files in `lua/`, each with what is placed before its
-/// body; and `evalsha`, the command that calls one.
+/// A table of scripts by the names of their files in `lua/`, each with the shared code before its
+/// body; and `evalsha`, which creates the command that calls one.
 macro_rules! scripts {
     ($table:ident: $($const:ident $name:literal $before:expr),+ $(,)?) => {
         #[derive(Debug, Clone, Copy)]
@@ -110,42 +110,42 @@ scripts! {
     emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
 }
 
-/// What is placed before the body of a script.
+/// The shared code before the body of a script.
 const ALONE: &[&str] = &[];
 const OFFSETS: &[&str] = &[include_str!("../../lua/offsets.lua")];
 const COPIES: &[&str] = &[LEDGERS[0], LEDGERS[1], OFFSETS[0]];
-/// What is placed before a script that works on queues.
+/// The shared code of scripts that work on queues.
 pub(crate) const QUEUES: &[&str] = &[include_str!("../../lua/shared.lua")];
-/// What is placed before a script that works on queues with a ledger.
+/// The shared code of scripts that work on queues with a ledger.
 pub(crate) const LEDGERS: &[&str] = &[QUEUES[0], include_str!("../../lua/ledger.lua")];
 
 /// A call of one script.
 pub trait Call {
-    /// What it answers.
+    /// The type of the parsed reply.
     type Reply;
-    /// The script's name: file, metric label.
+    /// The name of the script: file, metric label.
     const NAME: &'static str;
     /// The command that runs it.
     fn command(&self) -> Cmd;
-    /// Reads the reply.
+    /// Parses the reply.
     ///
     /// # Errors
-    /// When the reply has another shape than the script's contract says.
+    /// If the reply does not have the structure of the script's contract.
     fn reply(value: Value) -> Result<Self::Reply, ReplyError>;
 }
 
-/// What bounds a queue and its dead letters.
+/// The limits of a queue and of its dead letters.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How far ahead of the clock a bot's last finish may be and the bot still counts as quiet, µs.
+    /// How far ahead of the clock the last finish of a quiet bot may be, µs.
     pub slice_us: u64,
     /// How long a bot that becomes ready waits for more events, ms.
     pub linger_ms: u64,
-    /// Most events per bot; 0: no bound.
+    /// Maximum number of events per bot; 0: no bound.
     pub max_queue: u64,
-    /// Whether events beyond `max_queue` become dead letters; else they are dropped.
+    /// Whether events beyond `max_queue` become dead letters; otherwise they are dropped.
     pub overflow_dead: bool,
-    /// Most dead letters per shard.
+    /// Maximum number of dead letters per shard.
     pub dead_max: u64,
 }
 
@@ -155,16 +155,16 @@ impl Limits {
     }
 }
 
-/// What became of events that were to be queued.
+/// The result of queueing events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Queued {
-    /// Appended to queues.
+    /// Number of queued events.
     pub appended: u64,
-    /// Made dead letters because a queue was full.
+    /// Number of events that became dead letters because a queue was full.
     pub dead: u64,
-    /// Dropped because a queue was full.
+    /// Number of events that were dropped because a queue was full.
     pub dropped: u64,
-    /// Old dead letters that had to go.
+    /// Number of old dead letters that were deleted.
     pub letters_removed: u64,
 }
 

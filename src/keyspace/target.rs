@@ -1,4 +1,4 @@
-//! Where Redis is, and how it is connected to.
+//! The address of Redis, and how to connect to it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,20 +15,20 @@ use crate::id::Prefix;
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where Redis is: one server, or a cluster. Cheap to clone; clones share what they learn.
+/// A Redis deployment: one server, or a cluster. Cheap to clone; clones share what they learn.
 #[derive(Clone)]
 pub struct Target(Arc<Inner>, Prefix);
 
 struct Inner {
-    /// What the URL names: one, or nodes of a cluster.
+    /// The servers in the URL: one, or nodes of a cluster.
     seeds: Vec<Client>,
     cluster: bool,
     shown: String,
-    /// The primaries that a cluster was last seen to have.
+    /// The last known primaries of a cluster.
     primaries: RwLock<Vec<Client>>,
-    /// Where the next subscription begins to look for a node.
+    /// The index of the node for the next subscription.
     next: AtomicUsize,
-    /// How often an answer did not come in time.
+    /// Number of timeouts so far.
     doubts: AtomicU64,
     doubted: Notify,
 }
@@ -37,7 +37,7 @@ impl Target {
     /// Parses a URL, see [`RedisUrl`]. TLS trusts the system's roots.
     ///
     /// # Errors
-    /// When the text is no such URL.
+    /// If the URL is not valid.
     pub fn new(url: &str) -> Result<Self, redis::RedisError> {
         let url = RedisUrl::parse(url).map_err(|error: RedisUrlError| {
             let what = "the address of Redis";
@@ -46,20 +46,22 @@ impl Target {
         Self::open(&url, None)
     }
 
-    /// Where `url` says. `certificates`: what TLS trusts instead of the system's roots, and shows.
+    /// The deployment at `url`. `certificates`: the ones that TLS trusts instead of the system's
+    /// roots, and the client certificate.
     ///
     /// # Errors
-    /// When the client cannot use the URL or the certificates.
+    /// If the client cannot use the URL or the certificates.
     pub fn open(
         url: &RedisUrl,
         certificates: Option<&TlsCertificates>,
     ) -> Result<Self, redis::RedisError> {
         if url.is_tls() {
-            // Fails when it was done before; then another library of the process has chosen.
+            // Fails if the provider is already installed, by this or another library of the
+            // process.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         // Without it, small writes wait for the acknowledgement of earlier ones.
-        // Keepalive finds a peer that vanished; a subscription would wait for it forever.
+        // Keepalive detects a peer that vanished; a subscription would wait for it for ever.
         let alive = socket2::TcpKeepalive::new()
             .with_time(Duration::from_secs(5))
             .with_interval(Duration::from_secs(2))
@@ -67,7 +69,7 @@ impl Target {
         let settings = TcpSettings::default().set_nodelay(true).set_keepalive(alive);
         let open = |seed: String| {
             let info = seed.into_connection_info()?.set_tcp_settings(settings.clone());
-            // One right less for the user to have.
+            // So the user needs one right less.
             let spoken = info.redis_settings().clone().set_skip_set_lib_name();
             let info = info.set_redis_settings(spoken);
             match certificates {
@@ -91,20 +93,20 @@ impl Target {
         Ok(Self(Arc::new(inner), Prefix::default()))
     }
 
-    /// The same place, of which keys with this prefix are ours.
+    /// The same deployment with this prefix for our keys.
     #[must_use]
     pub fn with_prefix(self, prefix: Prefix) -> Self {
         Self(self.0, prefix)
     }
 
-    /// What our keys begin with.
+    /// The prefix of our keys.
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
         &self.1
     }
 
-    /// The client behind it, for connections of another kind; of a cluster, that of the first node
-    /// that the URL names.
+    /// The underlying client, for other kinds of connections; of a cluster, that of the first node
+    /// in the URL.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.0.seeds[0]
@@ -116,7 +118,7 @@ impl Target {
         self.0.cluster
     }
 
-    /// A node of the cluster, spoken to like those that the URL names.
+    /// A node of the cluster, with the connection settings of the URL.
     pub(super) fn node(&self, host: &str, port: u16) -> Client {
         let info = self.client().get_connection_info();
         let host = host.to_owned();
@@ -130,7 +132,7 @@ impl Target {
         Client::open(info.clone().set_addr(addr)).unwrap_or_else(|_| self.client().clone())
     }
 
-    /// One node of it, as a server by itself.
+    /// One node as a single server.
     pub(super) fn alone(&self, client: Client) -> Self {
         let inner = Inner {
             shown: address(&client),
@@ -144,29 +146,30 @@ impl Target {
         Self(Arc::new(inner), self.1.clone())
     }
 
-    /// An answer did not come in time: what happened to one connection may have happened to all of
-    /// the process. Connections made before are not used for further calls.
+    /// Notes a timeout: other connections of the process may be dead too. Existing connections are
+    /// not used for further calls.
     pub(super) fn doubt(&self) {
         self.0.doubts.fetch_add(1, Ordering::Relaxed);
         self.0.doubted.notify_waiters();
     }
 
-    /// How often that happened.
+    /// The number of timeouts so far.
     pub(super) fn doubts(&self) -> u64 {
         self.0.doubts.load(Ordering::Relaxed)
     }
 
-    /// Waits until it happens.
+    /// Waits for a timeout.
     pub(crate) async fn doubted(&self) {
         self.0.doubted.notified().await;
     }
 
-    /// Remembers the primaries of a cluster: when all that the URL names are gone, they are left.
+    /// Remembers the primaries of a cluster: they remain reachable if all nodes in the URL are
+    /// gone.
     pub(super) fn learn(&self, primaries: Vec<Client>) {
         *self.0.primaries.write().unwrap_or_else(PoisonError::into_inner) = primaries;
     }
 
-    /// Every node that is known, each once; the first is another one every time.
+    /// All known nodes, each once, starting with a different one at every call.
     pub(super) fn candidates(&self) -> Vec<Client> {
         let primaries = self.0.primaries.read().unwrap_or_else(PoisonError::into_inner).clone();
         let mut found: Vec<Client> = Vec::new();
@@ -188,12 +191,12 @@ impl Target {
         StoreError::Unknown { target: self.0.shown.clone(), source }
     }
 
-    /// A connection of its own for subscriptions. In a cluster to any node, since what is published
-    /// reaches them all, and to another one every time. Not one of a pool: it is kept as long as the
-    /// process runs, it needs neither scripts nor `recover`, and it can send no other command.
+    /// A separate connection for subscriptions. In a cluster to any node, because messages reach
+    /// all of them, and to a different one at every call. It is not taken from a pool: it is kept as
+    /// long as the process runs, needs neither scripts nor `recover`, and can send no other command.
     ///
     /// # Errors
-    /// When no connection can be made.
+    /// If no connection can be made.
     pub async fn subscriber(&self) -> Result<redis::aio::PubSub, StoreError> {
         let mut failed = timed_out();
         for client in self.candidates() {
@@ -207,7 +210,7 @@ impl Target {
     }
 }
 
-/// No connection could be made to `client`; says what helps where that can be told.
+/// The error of a failed connection to `client`, with a remedy if there is a known one.
 pub(super) fn connect_error(
     target: String,
     client: &Client,

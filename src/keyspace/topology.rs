@@ -1,7 +1,7 @@
 //! Which server holds which slot of a cluster.
 //!
-//! Keys with one hash tag share a slot, so everything of one pipeline and shard is in one place.
-//! A server by itself is the topology with one node that holds everything.
+//! Keys with one hash tag share a slot, so everything of one pipeline and shard is on one server. A
+//! single server is a topology with one node that holds everything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use redis::{AsyncConnectionConfig, Client, Value};
 use super::node::Node;
 use super::reply::{Reply, ReplyError};
 
-/// Slots of a cluster.
+/// Number of slots of a cluster.
 const SLOTS: u16 = 16_384;
-/// A node that is asked for the topology has this long to connect, and as long to answer: others
-/// can be asked instead.
+/// Timeout of connecting to a node, and of its reply with the topology. It is short because other
+/// nodes can be asked instead.
 const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The slot of a key: CRC16 (XMODEM) of its hash tag, or of all of it.
@@ -22,7 +22,7 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
     crc16(hash_tag(key)) % SLOTS
 }
 
-/// What is between the first `{` and the next `}`, if that is something; else the whole key.
+/// The part between the first `{` and the next `}`, if not empty; otherwise the whole key.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let position = |bytes: &[u8], wanted: u8| bytes.iter().position(|&byte| byte == wanted);
     let tag = position(key, b'{').and_then(|open| {
@@ -65,10 +65,11 @@ pub(super) struct SlotRange {
     pub(super) port: u16,
 }
 
-/// Asks a node which primary holds which slots. Over TLS the answer has the TLS ports.
+/// Asks a node for the primaries and their slots. Over TLS the reply has the TLS ports.
 ///
 /// # Errors
-/// When it does not answer within two seconds, is no member of a cluster, or answers nonsense.
+/// If it does not answer within two seconds, is not a member of a cluster, or returns an invalid
+/// reply.
 pub(super) async fn ask(client: &Client) -> Result<Vec<SlotRange>, redis::RedisError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(ASK_TIMEOUT))
@@ -91,7 +92,7 @@ pub(super) async fn ask(client: &Client) -> Result<Vec<SlotRange>, redis::RedisE
     })
 }
 
-/// Reads the answer of the node at `host` and `port` to `CLUSTER SLOTS`.
+/// Parses the reply of the node at `host` and `port` to `CLUSTER SLOTS`.
 fn parse(answer: Value, host: &str, port: u16) -> Result<Vec<SlotRange>, ReplyError> {
     let mut ranges = Vec::new();
     let mut rows = Reply::new(answer)?;
@@ -102,7 +103,8 @@ fn parse(answer: Value, host: &str, port: u16) -> Result<Vec<SlotRange>, ReplyEr
             return Err(ReplyError::unexpected("a range of slots", &format!("{from} to {to}")));
         }
         let mut primary = Reply::new(row.next().unwrap_or(Value::Nil))?;
-        // Missing, empty or `?`: the node does not know its own name; it is where it was asked.
+        // Missing, empty or `?`: the node does not know its own name, so use the address of the
+        // query.
         let named = primary.text()?;
         let named = if matches!(&*named, "" | "?") { host.to_owned() } else { named };
         let at: u16 = primary.number()?;
@@ -112,22 +114,22 @@ fn parse(answer: Value, host: &str, port: u16) -> Result<Vec<SlotRange>, ReplyEr
     Ok(ranges)
 }
 
-/// Who holds what, at one moment.
+/// The distribution of slots at one moment.
 #[derive(Debug)]
 pub(super) struct Topology {
-    /// Every primary that holds a slot; one at least.
+    /// Every primary that holds a slot; at least one.
     nodes: Vec<Arc<Node>>,
-    /// By slot the place of its primary in `nodes`; empty for a server by itself.
+    /// Per slot the index of its primary in `nodes`; empty for a single server.
     holders: Vec<Option<u16>>,
 }
 
 impl Topology {
-    /// A server by itself.
+    /// A single server.
     pub(super) fn single(node: Node) -> Self {
         Self { nodes: vec![Arc::new(node)], holders: Vec::new() }
     }
 
-    /// A cluster. `make` makes the node at an address, given all slots it holds.
+    /// A cluster. `make` creates the node at an address from all its slots.
     pub(super) fn cluster(
         ranges: &[SlotRange],
         mut make: impl FnMut(&str, u16, &dyn Fn(u16) -> bool) -> Arc<Node>,
@@ -157,7 +159,7 @@ impl Topology {
         &self.nodes
     }
 
-    /// The place in [`Self::nodes`] of the one that holds a slot; `None` while nobody does.
+    /// The index in [`Self::nodes`] of the primary that holds a slot; `None` if there is none.
     pub(super) fn holder(&self, slot: u16) -> Option<usize> {
         if self.holders.is_empty() {
             return Some(0);
@@ -165,7 +167,7 @@ impl Topology {
         self.holders[usize::from(slot)].map(usize::from)
     }
 
-    /// How many slots nobody holds.
+    /// Number of slots without a primary.
     pub(super) fn slots_missing(&self) -> usize {
         self.holders.iter().filter(|holder| holder.is_none()).count()
     }

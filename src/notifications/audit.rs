@@ -1,7 +1,8 @@
-//! The audit: finds notifications that are in no structure, and has them fall due again.
+//! The audit: finds lost notifications, which are in no structure, and reschedules them.
 //!
-//! Every change of a notification is one script, so there should be none: not after a crash, nor
-//! after Redis lost its tail. It is for what nobody thought of, and for who edits Redis by hand.
+//! Every change of a notification is one script, so none should be lost, not even after a crash, or
+//! after Redis lost its last writes. The audit is a safety net against unforeseen defects and
+//! manual changes in Redis.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,37 +20,38 @@ use crate::keyspace::{Link, Primary, Server, StoreError};
 use crate::lifecycle::Shutdown;
 use crate::queue::Queue;
 
-/// Between two steps of the one that runs beside the work of a process: a million takes minutes,
-/// and nobody notices.
+/// Pause between two steps of the background audit: a million notifications take minutes, without a
+/// noticeable load.
 const PACE: Duration = Duration::from_millis(50);
-/// Records that one step of a walk looks at, about.
+/// Approximate number of records per step.
 const RECORDS: usize = 500;
-/// Notifications that are looked for in the queues together: a queue that is long is read seldom.
+/// Number of notifications that one pass through the queues searches for, so that long queues are
+/// read rarely.
 const SUSPECTS_MAX: usize = 50_000;
-/// Who audits says so this often at least.
+/// Interval at which the process that audits renews its lock.
 const LOCK: Duration = Duration::from_secs(30);
-/// At the end, to give the lock back.
+/// Timeout of releasing the lock at the end.
 const GOODBYE: Duration = Duration::from_millis(500);
-/// A primary answers within this.
+/// Timeout of one call to a primary.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Audit {
-    /// Records that were looked at, of those that have ended too.
+    /// Number of checked records, including those of ended notifications.
     pub records: u64,
-    /// That were in no structure, and are again.
+    /// Number of lost notifications that are scheduled again.
     pub restored: u64,
 }
 
-/// An audit under way.
+/// An audit in progress.
 struct Walk<'a> {
     queue: &'a Queue,
     clock: &'a SharedClock,
-    /// Those that are not done, and how far the last of them is.
+    /// The remaining primaries, and the progress of the last of them.
     primaries: Vec<Primary>,
     cursor: u64,
-    /// Those without a due time that were not looked for in the queues yet.
+    /// Notifications without a due time that were not yet searched in the queues.
     suspects: Vec<Suspect>,
     found: Audit,
 }
@@ -62,7 +64,7 @@ impl<'a> Walk<'a> {
         Ok(Self { queue, clock, primaries, cursor: 0, suspects, found })
     }
 
-    /// Looks at some hundred; answers whether there are more.
+    /// Checks some hundred records; returns whether there are more.
     async fn step(&mut self) -> Result<bool, StoreError> {
         let Some(primary) = self.primaries.last() else { return Ok(false) };
         let pattern = keys::records(self.queue.link().prefix(), self.queue.name());
@@ -84,7 +86,8 @@ impl<'a> Walk<'a> {
         Ok(!at_the_end)
     }
 
-    /// Restores those whose events are in no queue. Each queue is read once for many of them.
+    /// Restores notifications whose events are in no queue. Each queue is read once for many of
+    /// them.
     async fn judge(&mut self) -> Result<(), StoreError> {
         let mut of_bots: HashMap<BotId, Vec<Suspect>> = HashMap::new();
         for suspect in std::mem::take(&mut self.suspects) {
@@ -95,7 +98,7 @@ impl<'a> Walk<'a> {
             for lost in suspects.iter().filter(|one| !queued.contains(&one.id.to_string())) {
                 if self.queue.restore(lost, self.clock.now()).await? {
                     warn!(notification = %lost.id, bot = bot.as_str(),
-                        "a notification was in no structure; it is scheduled again");
+                        "restored a lost notification; it is scheduled again");
                     self.found.restored += 1;
                 }
             }
@@ -104,17 +107,18 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Looks at every notification of the pipeline of `queue`.
+/// Audits all notifications of the pipeline of `queue`.
 ///
 /// # Errors
-/// When Redis does not answer or refuses. What was restored stays so; it can be repeated.
+/// If Redis is unavailable or refuses. Restored notifications stay restored; the audit can be
+/// repeated.
 pub(crate) async fn audit(queue: &Queue, clock: &SharedClock) -> Result<Audit, StoreError> {
     let mut walk = Walk::begin(queue, clock).await?;
     while walk.step().await? {}
     Ok(walk.found)
 }
 
-/// One audit, beside other work, by one process at a time.
+/// One audit, in the background, by one process at a time.
 pub(crate) async fn at_start(
     queue: Queue,
     link: Arc<Link>,
@@ -127,19 +131,19 @@ pub(crate) async fn at_start(
         () = shutdown.soft.cancelled() => {}
         audited = unhurried(&queue, &link, &clock, &token) => match audited {
             Ok(Some(Audit { records, restored })) if records > 0 => {
-                info!(records, restored, "notifications are audited");
+                info!(records, restored, "audited the notifications");
             }
             Ok(_) => {}
             Err(error) => {
-                warn!(%error, "the audit of the notifications broke off; `fairlane check --audit` repeats it");
+                warn!(%error, "the audit of the notifications failed; run `fairlane check --audit` to repeat it");
             }
         },
     }
-    // Else it runs out by itself.
+    // Otherwise the lock expires by itself.
     let _ = tokio::time::timeout(GOODBYE, hold(&link, &token, Duration::ZERO)).await;
 }
 
-/// `None`: another process does it.
+/// `None`: another process audits.
 async fn unhurried(
     queue: &Queue,
     link: &Link,

@@ -1,8 +1,9 @@
-//! Whether a host gets another request now: so many at once, so many a second, and a circuit breaker.
+//! Decides whether a host gets another request now: by the number of concurrent requests, the rate,
+//! and a circuit breaker.
 //!
-//! A host that fails [`FAILURES`] times in a row is left alone for a while, twice as long each time;
-//! then one request probes it. What is not let through is told when to come again, spread by how
-//! fast the host answers, so that ten thousand that wait for one host do not all come at once.
+//! After [`FAILURES`] consecutive failures the breaker of a host opens for a time that doubles with
+//! each further failure; then one probe is sent. A refused request gets a time to return, spread by
+//! the speed of the host, so that ten thousand waiting notifications do not return in one burst.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,25 +15,25 @@ use utoipa::ToSchema;
 
 use crate::metrics;
 
-/// Failures in a row that open the breaker.
+/// Number of consecutive failures that open the breaker.
 pub(crate) const FAILURES: u32 = 5;
-/// How long it is open first, and at most.
+/// The first and the longest time that the breaker is open.
 pub(crate) const OPEN_FIRST: Duration = Duration::from_secs(5);
 pub(crate) const OPEN_MAX: Duration = Duration::from_secs(60);
-/// Nobody is told to come again sooner, or because of the spread later.
+/// The shortest and, for the spread, the longest time until a refused request returns.
 const AGAIN_MIN: Duration = Duration::from_millis(50);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
-/// Hosts that nobody called for so long are forgotten; where there are many, sooner.
+/// Hosts without a call for this time are forgotten; with many hosts, earlier.
 const FORGET: Duration = Duration::from_secs(600);
 const MANY: usize = 10_000;
 const FORGET_MANY: Duration = Duration::from_secs(30);
-/// Between two looks for such hosts.
+/// Interval of searching for such hosts.
 const SWEEP: Duration = Duration::from_secs(10);
-/// How much a new duration counts in the average.
+/// One part in this many of the moving average comes from the newest duration.
 const WEIGHT: u32 = 8;
-/// A host may be ahead of its rate by the requests of this time.
+/// A host may exceed its rate by the requests of this time.
 const BURST: Duration = Duration::from_millis(100);
-/// Hosts that have a series of their own in the metrics; later ones are counted as `other`.
+/// Maximum number of hosts with their own series in the metrics; later ones count as `other`.
 const NAMED_MAX: usize = 20;
 
 type Host = (String, u16);
@@ -41,23 +42,23 @@ type Host = (String, u16);
 #[derive(Debug)]
 pub(crate) struct Gates {
     max: usize,
-    /// From one request of a host to the next.
+    /// The interval between two requests to a host.
     interval: Duration,
     hosts: Mutex<HashMap<Host, Gate>>,
-    /// Hosts whose breakers have a series of their own.
+    /// Hosts with their own series in the metrics.
     named: Mutex<HashSet<Host>>,
-    /// When hosts were last forgotten.
+    /// When unused hosts were last removed.
     swept: Mutex<Option<Instant>>,
 }
 
-/// A host that is left alone because it failed.
+/// The open circuit breaker of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Breaker {
     /// The host and its port.
     pub host: String,
-    /// Failures in a row.
+    /// Number of consecutive failures.
     pub failures: u32,
-    /// Until it is tried again; 0: now.
+    /// Seconds until the next probe; 0: now.
     pub seconds: u64,
 }
 
@@ -65,15 +66,15 @@ pub struct Breaker {
 struct Gate {
     under_way: usize,
     failures: u32,
-    /// Until then nothing goes through.
+    /// The breaker refuses requests until then.
     open_until: Option<Instant>,
     open_for: Duration,
     probing: bool,
-    /// How long a request takes.
+    /// The average duration of a request.
     average: Duration,
-    /// When the next request would be due, were they spread evenly over time.
+    /// When the next request would be due if requests were spread evenly over time.
     even: Instant,
-    /// When the next one that was turned away may come again.
+    /// When the next refused request may return.
     next: Instant,
     used: Instant,
 }
@@ -94,19 +95,19 @@ impl Gate {
     }
 }
 
-/// What a request is told.
+/// The decision on a request.
 #[derive(Debug)]
 pub(crate) enum Told {
-    /// Go, and say how it went.
+    /// Send it, and report the result.
     Go(Pass),
-    /// The breaker is open; come again after this.
+    /// The breaker is open; return after this time.
     Open(Duration),
-    /// Enough are under way, or were made just now; come again after this.
+    /// The host has enough requests in flight or in this second; return after this time.
     Full(Duration),
 }
 
 impl Gates {
-    /// Each host gets `max` at once and `rate` a second; 0: no such bound.
+    /// Limits each host to `max` concurrent requests and `rate` per second; 0: no such limit.
     pub(crate) fn new(max: usize, rate: u64) -> Arc<Self> {
         let interval =
             Duration::from_nanos(1_000_000_000_u64.checked_div(rate).unwrap_or_default());
@@ -119,7 +120,7 @@ impl Gates {
         })
     }
 
-    /// Asks for a request to `host`.
+    /// Requests to send a request to `host`.
     pub(crate) fn ask(self: &Arc<Self>, host: &str, port: u16, now: Instant) -> Told {
         let key = (host.to_owned(), port);
         let mut hosts = self.lock();
@@ -145,7 +146,7 @@ impl Gates {
         Told::Go(Pass { gates: Arc::clone(self), key, began: now, probes, said: false })
     }
 
-    /// Forgets hosts that nobody calls any more.
+    /// Forgets unused hosts.
     fn sweep(&self, hosts: &mut HashMap<Host, Gate>, now: Instant) {
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,7 +169,7 @@ impl Gates {
         }
     }
 
-    /// When to come again, if a host is left alone now. Takes no place.
+    /// When to return, if the breaker of the host is open. Does not reserve anything.
     pub(crate) fn shut(&self, host: &str, port: u16, now: Instant) -> Option<Duration> {
         let mut hosts = self.lock();
         let gate = hosts.get_mut(&(host.to_owned(), port))?;
@@ -180,7 +181,7 @@ impl Gates {
         }
     }
 
-    /// When one that is turned away may come again, spread by how fast the host answers.
+    /// When a refused request may return, spread by the speed of the host.
     fn turn_away(&self, gate: &mut Gate, after: Instant, now: Instant) -> Duration {
         let step = gate.average / u32::try_from(self.max).unwrap_or(u32::MAX).max(1);
         let step = step.max(self.interval);
@@ -189,7 +190,7 @@ impl Gates {
         gate.next.saturating_duration_since(now)
     }
 
-    /// Hosts that are left alone, those with the most failures first.
+    /// The open breakers, those with the largest numbers of failures first.
     pub(crate) fn open(&self, now: Instant) -> Vec<Breaker> {
         let hosts = self.lock();
         let open = hosts.iter().filter_map(|(host, gate)| {
@@ -204,7 +205,7 @@ impl Gates {
         open
     }
 
-    /// Whether a host has a series of its own in the metrics; it gets one while there are some left.
+    /// Whether a host has its own series in the metrics. Assigns one while some are left.
     fn has_name(&self, host: &Host) -> bool {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         if named.len() < NAMED_MAX {
@@ -213,7 +214,7 @@ impl Gates {
         named.contains(host)
     }
 
-    /// Tells the metrics that a breaker opened or closed.
+    /// Updates the metrics after a breaker opened or closed.
     fn show(&self, hosts: &HashMap<Host, Gate>, host: &Host, open: bool) {
         if self.has_name(host) {
             metrics::breaker_open(&label(host), usize::from(open));
@@ -241,7 +242,8 @@ impl Gates {
             let was_open = gate.open_until.is_some();
             (gate.failures, gate.open_until, gate.open_for) = (0, None, Duration::ZERO);
             if pass.probes {
-                // Those that were told to wait for long wait for nothing; new ones need not.
+                // Requests that already got a late return time keep it; new ones need not wait that
+                // long.
                 gate.next = now;
             }
             if was_open {
@@ -250,7 +252,7 @@ impl Gates {
             return;
         }
         gate.failures += 1;
-        // One of many that were begun before it opened says nothing new.
+        // A failure of a request that started before the breaker opened is not new information.
         let is_open = gate.open_until.is_some_and(|until| now < until);
         if gate.failures >= FAILURES && !is_open {
             gate.open_for = (gate.open_for * 2).clamp(OPEN_FIRST, OPEN_MAX);
@@ -260,12 +262,12 @@ impl Gates {
     }
 }
 
-/// A host as people write it.
+/// A host in the usual notation.
 fn label((host, port): &Host) -> String {
     format!("{host}:{port}")
 }
 
-/// A request that was let through. Dropped without a word, as when it is cancelled, it says nothing
+/// A request that may be sent. Dropping it without a report, as after a cancellation, says nothing
 /// about the host.
 #[derive(Debug)]
 pub(crate) struct Pass {
@@ -277,7 +279,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Whether the host works: it answered, and not that it cannot.
+    /// Reports whether the host works: it answered, and not with a failure of its own.
     pub(crate) fn say(mut self, answered: bool, now: Instant) {
         self.said = true;
         self.gates.said(&self, now, Some(answered));

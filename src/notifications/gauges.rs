@@ -1,4 +1,4 @@
-//! What a sample shows of the notifications.
+//! The gauges of the notifications.
 
 use crate::metrics::DueMetrics;
 use crate::queue::sample::{Gauges, Seen};
@@ -19,7 +19,7 @@ impl Gauges for DueGauges {
     #[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
     fn show(&self, Seen { view, overdue_ms }: &Seen) {
         self.0.due.set(view.delayed as f64);
-        // What was moved in time may still wait for a worker.
+        // A notification that was queued in time may still wait for a worker.
         let overdue_ms = (*overdue_ms).max(view.oldest_age_ms);
         self.0.overdue.set(overdue_ms as f64 / 1_000.0);
     }

@@ -1,4 +1,4 @@
-//! The handler `notify`: starts to send the notifications that are due. It never waits for one.
+//! The handler `notify`: starts sending due notifications. It never waits for a send.
 
 use super::Sender;
 use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};

@@ -1,14 +1,14 @@
-//! The keys of the notifications, beside those of their queues ([`crate::keyspace::keys`]).
+//! The keys of the notifications, in addition to those of their queues ([`crate::keyspace::keys`]).
 //!
 //! | key | type | meaning |
 //! |---|---|---|
-//! | `fl:{p:s}:n:<id>` | hash | the record, kept a week after its end |
-//! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | when the user got the last one and was online last, which one is being sent |
+//! | `fl:{p:s}:n:<id>` | hash | the record, kept for a week after its end |
+//! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | when the user got the last notification, when the user was last online, which notification is in flight |
 //! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
-//! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | which one has the caller's key |
-//! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | `type\|outcome` → how many |
-//! | `fl:notification-types` | set | the types with a place of their own in the statistics, at most about 50 |
-//! | `fl:auditor` | string, TTL | who looks for notifications that are in no structure |
+//! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | the notification with this caller's key |
+//! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | `type\|outcome` → count |
+//! | `fl:notification-types` | set | the types with their own entry in the statistics, at most about 50 |
+//! | `fl:auditor` | string, TTL | the lock of the process that audits the notifications |
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use super::record::NotificationId;
 use crate::id::{BotId, PipelineName, Prefix};
 use crate::keyspace::keys::ShardKeys;
 
-/// The types with a place of their own in the statistics.
+/// The types with their own entry in the statistics.
 #[must_use]
 pub fn kinds(prefix: &Prefix) -> String {
     format!("{prefix}:notification-types")
 }
 
-/// The lock of the process that looks for lost notifications.
+/// The lock of the process that audits the notifications.
 #[must_use]
 pub fn auditor(prefix: &Prefix) -> String {
     format!("{prefix}:auditor")
@@ -34,7 +34,7 @@ pub fn records(prefix: &Prefix, pipeline: &PipelineName) -> String {
     format!("{prefix}:{{{pipeline}:*}}:n:*")
 }
 
-/// The notification whose record `key` is.
+/// The id of the notification whose record is `key`.
 #[must_use]
 pub fn notification_of(key: &[u8]) -> Option<NotificationId> {
     let (_, rest) = std::str::from_utf8(key).ok()?.split_once('}')?;
@@ -48,7 +48,7 @@ impl ShardKeys {
         format!("{}n:{id}", self.prefix())
     }
 
-    /// What is known of the user of a bot that notifications go to.
+    /// The state of a user that notifications of a bot go to.
     #[must_use]
     pub fn user(&self, bot: &BotId, uid: &str) -> String {
         self.of_bot("user:", bot) + "\n" + uid
@@ -60,7 +60,7 @@ impl ShardKeys {
         self.of_bot("online:", bot) + "\n" + uid
     }
 
-    /// The notification that has a caller's key.
+    /// The notification with this caller's key.
     #[must_use]
     pub fn notification_key(&self, bot: &BotId, key: &str) -> String {
         self.of_bot("key:", bot) + "\n" + key

@@ -1,11 +1,12 @@
-//! Delayed notifications: accepted, looked up, moved, cancelled, released; and sent when due.
+//! Delayed notifications: scheduled, looked up, rescheduled, cancelled, released, and sent when
+//! due.
 //!
-//! | file | holds |
+//! | file | content |
 //! |---|---|
-//! | `send.rs` | one send: the recheck, the call, what its answer means, when it is tried again |
-//! | `sender.rs` | all sends of a process: outside the leases, so that no destination holds a bot |
-//! | `audit.rs` | finds notifications that are in no structure |
-//! | `gate.rs` | whether a host gets another request now; the circuit breaker |
+//! | `send.rs` | one send: the recheck, the call, its result, the retry |
+//! | `sender.rs` | all sends of a process: outside the leases, so that no target blocks a bot |
+//! | `audit.rs` | finds lost notifications |
+//! | `gate.rs` | rate, concurrency and circuit breaker per host |
 
 pub(crate) mod audit;
 mod gate;
@@ -48,7 +49,7 @@ pub const PIPELINE: &str = "notifications";
 /// Why its records are not purged.
 const PROTECTED: Protected = Protected {
     code: "keeps-notifications",
-    reason: "notifications are not purged: what is queued is sent at once or ends as it should; cancel single ones before they are due",
+    reason: "notifications are not purged: queued ones are sent immediately or end regularly; cancel single ones before they are due",
 };
 
 /// The product.
@@ -86,7 +87,7 @@ pub struct Notifications {
     clock: SharedClock,
     online_threshold: Duration,
     sets: HeaderSets,
-    /// Types that are known to have a place of their own in the statistics.
+    /// Types that are known to have their own entry in the statistics.
     labels: Arc<Mutex<HashSet<String>>>,
 }
 
@@ -99,17 +100,17 @@ impl std::fmt::Debug for Notifications {
 /// Why a notification is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
-    /// It is beyond the bounds.
+    /// It violates a bound.
     #[error(transparent)]
     Unusable(#[from] Unusable),
-    /// Redis does not answer or refuses.
+    /// Redis is unavailable or refuses.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Notifications {
-    /// Those of the pipeline of `queue`. A user that was online gets the next one
-    /// `online_threshold` later at the earliest.
+    /// The notifications of the pipeline of `queue`. `online_threshold`: minimum time between two
+    /// notifications to an online user.
     #[must_use]
     pub(crate) fn new(
         queue: Queue,
@@ -125,13 +126,15 @@ impl Notifications {
         &self.queue
     }
 
-    /// Accepts a notification: once this answers, it will be sent; unless one that has its key stays.
+    /// Schedules a notification. After success it will be sent, unless an existing one with its key
+    /// is kept.
     ///
-    /// The URLs are judged when they are called; who takes them from strangers judges them before.
+    /// The URLs are checked when they are called. Callers that get URLs from tenants should check
+    /// them before.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] it may or may not be accepted: only a call with the same key is
-    /// safe. What is beyond the bounds is not accepted.
+    /// After [`StoreError::Unknown`] it may or may not be scheduled: only a call with the same key
+    /// is safe. A notification that violates a bound is refused.
     pub async fn accept(&self, new: &NewNotification) -> Result<Accepted, AcceptError> {
         let now = self.clock.now();
         new.check(now)?;
@@ -147,9 +150,9 @@ impl Notifications {
         Ok(accepted)
     }
 
-    /// Whether it may name its set of headers; asked again when it is sent.
+    /// Checks its set of headers; checked again when it is sent.
     fn check_headers(&self, new: &NewNotification) -> Result<(), Unusable> {
-        // A URL that cannot be read is told of by who judges URLs.
+        // Another check reports an invalid URL.
         let Ok(url) = CheckedUrl::parse(&new.url, &Policy::Operator) else { return Ok(()) };
         if new.headers.is_empty() {
             return Ok(());
@@ -164,7 +167,7 @@ impl Notifications {
             return Ok(kind.to_owned());
         }
         let label = self.queue.label(kind).await?;
-        // The set is full then, and every new type would fill it here.
+        // The set is full, and every new type would be cached here.
         if label != OTHER_KINDS {
             labels().insert(label.clone());
         }
@@ -174,15 +177,15 @@ impl Notifications {
     /// A notification, up to a week after its end.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn find(&self, id: NotificationId) -> Result<Option<Kept>, StoreError> {
         self.queue.notification(id).await
     }
 
-    /// Cancels or moves a notification that was found.
+    /// Cancels or reschedules a notification that was looked up.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
+    /// After [`StoreError::Unknown`] it may or may not be done; the call can be repeated.
     pub async fn amend(&self, kept: &Kept, amendment: Amendment) -> Result<Amended, StoreError> {
         let amended = self.queue.amend(kept, amendment, self.clock.now()).await?;
         if (amendment, amended) == (Amendment::Cancel, Amended::Done) {
@@ -191,20 +194,21 @@ impl Notifications {
         Ok(amended)
     }
 
-    /// A user is online: the notification that waits longest for that is sent, if it is due.
-    /// Answers how many were queued: 0 or 1.
+    /// Reports a user as online: the notification that has waited longest for the user is sent, if
+    /// it is due. Returns the number of queued notifications: 0 or 1.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] one may or may not be released.
+    /// After [`StoreError::Unknown`] one may or may not be released.
     pub async fn online(&self, bot: &BotId, uid: &str) -> Result<u64, StoreError> {
         let now = self.clock.now();
         self.queue.release_online(bot, uid, self.online_threshold, now).await.map(u64::from)
     }
 
-    /// Looks for notifications that are in no structure, and has them fall due again.
+    /// Finds lost notifications and reschedules them.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses. What was restored stays so; it can be repeated.
+    /// If Redis is unavailable or refuses. Restored notifications stay restored; the call can be
+    /// repeated.
     pub async fn audit(&self) -> Result<Audit, StoreError> {
         audit::audit(&self.queue, &self.clock).await
     }
@@ -212,7 +216,7 @@ impl Notifications {
     /// The statistics of days or hours, in their order.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn stats(&self, spans: &[Span]) -> Result<Vec<Stats>, StoreError> {
         self.queue.notification_stats(spans).await
     }

@@ -1,4 +1,4 @@
-//! The notifications in one instance.
+//! The notifications in one process.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Delayed notifications: what the scripts of their pipeline do.
+//! Delayed notifications: the calls of their scripts.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -16,32 +16,32 @@ use crate::notifications::scripts::{
 };
 use crate::queue::Queue;
 
-/// Types with a place of their own in the statistics; what comes later is `other`.
+/// Maximum number of types with their own entry in the statistics; later ones count as `other`.
 pub const KINDS_MAX: usize = 50;
-/// Queued events that are looked at by one command.
+/// Number of queued events read by one command.
 const QUEUED_PAGE: isize = 1_000;
-/// Hashes of statistics that are read at once.
+/// Number of statistics hashes that are read concurrently.
 const STATS_READ: usize = 512;
-/// Somebody else may take a key between looking and taking.
+/// Number of attempts: another call may take a key between the check and the script.
 const KEY_TRIES: usize = 10;
 
-/// What came of accepting a notification.
+/// The result of scheduling a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accepted {
-    /// Its id, or that of the one that has its key and stays.
+    /// Its id, or the id of the existing notification with its key.
     pub id: NotificationId,
-    /// Whether it is accepted, and not the same as another one.
+    /// Whether it was scheduled; otherwise an existing one was kept.
     pub is_new: bool,
-    /// The type in the statistics of the one that it replaced.
+    /// The type in the statistics of the notification that it replaced.
     pub(crate) cancelled: Option<String>,
 }
 
 impl Queue {
-    /// Accepts a notification, unless one that has its key stays.
+    /// Schedules a notification, unless an existing one with its key is kept.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] it may or may not be accepted: only a call with the same key is
-    /// safe.
+    /// After [`StoreError::Unknown`] it may or may not be scheduled: only a call with the same key
+    /// is safe.
     pub async fn schedule(
         &self,
         new: &NewNotification,
@@ -67,14 +67,15 @@ impl Queue {
                 }
                 Scheduled::Again if tries < KEY_TRIES => tries += 1,
                 Scheduled::Again => {
-                    let error = ReplyError::unexpected("a key that is not taken all the time", "");
+                    let error =
+                        ReplyError::unexpected("a key that does not change all the time", "");
                     return Err(self.link().misread("schedule", error));
                 }
             }
         }
     }
 
-    /// The notification that has a key, and for which user it is.
+    /// The notification with a key, and its user.
     async fn who_has(
         &self,
         bot: &BotId,
@@ -88,17 +89,17 @@ impl Queue {
         Ok(Some((id, self.text("HGET", uid).await?)))
     }
 
-    /// The answer of one command; empty for nothing.
+    /// The reply to one command; empty for none.
     async fn text(&self, name: &'static str, command: redis::Cmd) -> Result<String, StoreError> {
         let value = self.link().command(name, command).await?;
         let text = Reply::single(value).and_then(|mut reply| reply.text());
         text.map_err(|error| self.link().misread(name, error))
     }
 
-    /// Judges the notifications whose events are handled; answers those that are to be sent.
+    /// Decides about the notifications of a slice; returns those to send.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] they may be begun, and come again after `hold`.
+    /// After [`StoreError::Unknown`] they may have been started, and return after `hold`.
     pub async fn begin_sends(
         &self,
         bot: &BotId,
@@ -111,10 +112,10 @@ impl Queue {
         self.link().call(&Begin { keys, now, bot, hold, throttle, dead_max, events }).await
     }
 
-    /// Ends sends, all of one shard.
+    /// Reports the results of sends, all of one shard.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] they may or may not be ended; it can be repeated.
+    /// After [`StoreError::Unknown`] they may or may not be stored; the call can be repeated.
     pub async fn finish_sends(
         &self,
         shard: Shard,
@@ -126,10 +127,10 @@ impl Queue {
         self.link().call(&Finish { keys, now, dead_max, throttle, endings }).await
     }
 
-    /// Cancels or moves a notification that was looked up.
+    /// Cancels or reschedules a notification that was looked up.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
+    /// After [`StoreError::Unknown`] it may or may not be done; the call can be repeated.
     pub async fn amend(
         &self,
         kept: &Kept,
@@ -142,10 +143,10 @@ impl Queue {
     }
 
     /// Releases the notification that has waited longest for a user, if it is due and the last one
-    /// was long enough ago. Answers whether there was one.
+    /// was sent long enough ago. Returns whether there was one.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] one may or may not be released.
+    /// After [`StoreError::Unknown`] one may or may not be released.
     pub async fn release_online(
         &self,
         bot: &BotId,
@@ -157,10 +158,10 @@ impl Queue {
         self.link().call(&Release { keys, now, bot, uid, threshold }).await
     }
 
-    /// A notification, if there is one of this id.
+    /// The notification with this id, if it exists.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn notification(&self, id: NotificationId) -> Result<Option<Kept>, StoreError> {
         let Some(shard) = id.shard(self.shard_count()) else { return Ok(None) };
         let keys = self.keys(shard);
@@ -171,11 +172,11 @@ impl Queue {
         kept(id, values).map_err(|source| self.link().misread("HMGET", source))
     }
 
-    /// Those of the notifications that have not ended and have no due time: their events are queued,
-    /// or they are lost.
+    /// The notifications among these that have not ended and have no due time: their events are
+    /// queued, or they are lost.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub(crate) async fn without_due_time(
         &self,
         ids: &[NotificationId],
@@ -185,7 +186,8 @@ impl Queue {
         let mut pipe = Pipeline::with_capacity(3 * ids.len());
         for (id, shard) in &ids {
             let keys = self.keys(*shard);
-            // What was acted on last comes first: whoever acts on it later changes that.
+            // The last handled event is read first, because a later action on the notification
+            // changes it.
             pipe.cmd("HMGET").arg(keys.notification(*id)).arg(&["bot", "uid", "s", "ended"]);
             pipe.cmd("ZSCORE").arg(&keys.due).arg(id.to_string());
             pipe.cmd("HEXISTS").arg(&keys.later).arg(id.to_string());
@@ -207,11 +209,11 @@ impl Queue {
     /// The ids of all events in the queue of a bot.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub(crate) async fn queued_ids(&self, bot: &BotId) -> Result<HashSet<String>, StoreError> {
         let key = self.keys_of(bot).queue(bot);
         let mut ids = HashSet::new();
-        // From the tail, where new ones come, to the head, where old ones go: none moves past.
+        // From the tail, where events are added, to the head, where they leave: so none is missed.
         let mut last = -1_isize;
         loop {
             let range = redis::Cmd::lrange(&key, last - QUEUED_PAGE + 1, last);
@@ -232,10 +234,10 @@ impl Queue {
         }
     }
 
-    /// Has a notification fall due that was found nowhere. Answers whether that was so.
+    /// Reschedules a notification that was found nowhere. Returns whether it was really lost.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] it may or may not be done; it can be repeated.
+    /// After [`StoreError::Unknown`] it may or may not be done; the call can be repeated.
     pub(crate) async fn restore(&self, lost: &Suspect, now: Duration) -> Result<bool, StoreError> {
         let Suspect { id, bot, uid, sequence } = lost;
         let (keys, id, sequence) = (self.keys_of(bot), *id, *sequence);
@@ -245,11 +247,11 @@ impl Queue {
     /// The statistics of days or hours, in their order.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn notification_stats(&self, spans: &[Span]) -> Result<Vec<Stats>, StoreError> {
         let mut all = vec![Stats::new(); spans.len()];
         let misread = |error| self.link().misread("HGETALL", error);
-        // Some at once: as many as there may be hold the memory of many.
+        // A few at a time, because many of them could need much memory.
         let at_once = (STATS_READ / self.shards().len()).max(1);
         for (spans, all) in spans.chunks(at_once).zip(all.chunks_mut(at_once)) {
             let mut pipe = Pipeline::with_capacity(spans.len() * self.shards().len());
@@ -269,10 +271,10 @@ impl Queue {
         Ok(all)
     }
 
-    /// When the first of those with a due time is due, in ms since 1970.
+    /// The earliest due time, in ms since 1970.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn first_due_ms(&self) -> Result<Option<u64>, StoreError> {
         let mut pipe = Pipeline::with_capacity(self.shards().len());
         for keys in self.shards().iter() {
@@ -290,10 +292,10 @@ impl Queue {
         Ok(all.into_iter().min())
     }
 
-    /// The place of a type in the statistics: its own for the first [`KINDS_MAX`], `other` later.
+    /// The entry of a type in the statistics: its own for the first [`KINDS_MAX`], later `other`.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn label(&self, kind: &str) -> Result<String, StoreError> {
         let kinds = keys::kinds(self.link().prefix());
         let mut pipe = Pipeline::with_capacity(2);
@@ -308,7 +310,7 @@ impl Queue {
         if known {
             return Ok(kind.to_owned());
         }
-        // Several at once may make it a few more.
+        // Concurrent calls may exceed the maximum by a few.
         if usize::try_from(count).is_ok_and(|count| count >= KINDS_MAX) {
             return Ok(OTHER_KINDS.to_owned());
         }
@@ -319,7 +321,7 @@ impl Queue {
     }
 }
 
-/// Whose statistics, by its number since 1970.
+/// The period of statistics, by its number since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Span {
     /// A day.
@@ -328,21 +330,22 @@ pub enum Span {
     Hour(u64),
 }
 
-/// What was counted, by type.
+/// The counts by type.
 pub type Stats = BTreeMap<String, Tally>;
 
-/// What was counted of one type.
+/// The counts of one type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How often each thing happened: `received`, `retried`, or how a notification ended.
+    /// The count of each outcome: `received`, `retried`, or the way a notification ended.
     pub outcomes: BTreeMap<String, u64>,
-    /// How many were first sent how late: by the steps of
-    /// [`LATE_STEPS`](crate::notifications::record::LATE_STEPS), each later than the step before.
+    /// The number of first attempts by their delay: in the steps of
+    /// [`LATE_STEPS`](crate::notifications::record::LATE_STEPS), each longer than the previous
+    /// step.
     pub late: BTreeMap<u64, u64>,
 }
 
 impl Tally {
-    /// Adds another one.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Self) {
         for (outcome, n) in &other.outcomes {
             *self.outcomes.entry(outcome.clone()).or_default() += n;
@@ -352,7 +355,7 @@ impl Tally {
         }
     }
 
-    /// What several make together.
+    /// The sum of several tallies.
     #[must_use]
     pub fn sum<'a>(tallies: impl Iterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();
@@ -362,13 +365,14 @@ impl Tally {
         sum
     }
 
-    /// How often that happened.
+    /// The count of an outcome.
     #[must_use]
     pub fn count(&self, outcome: &str) -> u64 {
         self.outcomes.get(outcome).copied().unwrap_or_default()
     }
 
-    /// This share of them, such as 0.99, was at most so late, in ms; `None` when nothing was sent.
+    /// The delay in ms that this share (such as 0.99) of them did not exceed; `None` if none was
+    /// sent.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -392,17 +396,17 @@ const FIELDS: &[&str] = &[
     "reason", "url", "label", "key",
 ];
 
-/// What may be lost.
+/// A notification that may be lost.
 #[derive(Debug)]
 pub(crate) struct Suspect {
     pub(crate) id: NotificationId,
     pub(crate) bot: BotId,
     uid: String,
-    /// The event that was acted on last, when it was looked at.
+    /// The last handled event, at the time of the check.
     sequence: u64,
 }
 
-/// `None`: it has ended, or is gone.
+/// `None`: it has ended, or does not exist.
 fn suspect(id: NotificationId, record: Value) -> Result<Option<Suspect>, ReplyError> {
     let mut fields = Reply::new(record)?;
     let (bot, uid) = (fields.text()?, fields.text()?);
@@ -449,7 +453,7 @@ fn add(stats: &mut Stats, value: Value) -> Result<(), ReplyError> {
     let mut reply = Reply::new(Value::Array(pairs))?;
     while reply.len() > 0 {
         let (name, n) = (reply.text()?, reply.number::<u64>()?);
-        // A type holds no control character, and an outcome no bar.
+        // A type contains no control character, and an outcome no bar.
         let (kind, outcome) = name
             .rsplit_once('|')
             .ok_or_else(|| ReplyError::unexpected("a type and an outcome", &name))?;

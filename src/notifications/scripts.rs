@@ -21,7 +21,7 @@ scripts! {
 
 const NOTES: &[&str] = &[QUEUES[0], include_str!("../../lua/notifications.lua")];
 
-/// Keys that every one of them declares.
+/// The keys that all of them declare.
 const KEYS: usize = 13;
 
 fn begin(script: Index, keys: &ShardKeys, more: usize, now: Duration) -> Cmd {
@@ -39,27 +39,27 @@ pub struct Schedule<'a> {
     pub now: Duration,
     /// Its id.
     pub id: NotificationId,
-    /// What to accept.
+    /// The notification to schedule.
     pub new: &'a NewNotification,
     /// Its type in the statistics.
     pub label: &'a str,
-    /// Which notification has the key, and for which user it is.
+    /// The notification that has the key, and its user.
     pub known: Option<(NotificationId, String)>,
 }
 
-/// What [`Schedule`] answers.
+/// The result of [`Schedule`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scheduled {
-    /// Accepted.
+    /// Scheduled.
     Ok {
-        /// When it is due, ms since 1970.
+        /// Its due time, ms since 1970.
         due_ms: u64,
-        /// The type in the statistics of the one that it replaced.
+        /// The type in the statistics of the notification that it replaced.
         cancelled: Option<String>,
     },
-    /// The one that has the key stays, due at this time.
+    /// The existing notification with the key is kept; it is due at this time.
     Duplicate(u64),
-    /// Another one has the key by now.
+    /// Another notification got the key meanwhile.
     Again,
 }
 
@@ -98,7 +98,7 @@ impl Call for Schedule<'_> {
         ];
         cmd.arg("url").arg(&new.url);
         for (name, value) in more.into_iter().chain([("key", key)]) {
-            // A million of them wait in memory.
+            // Kept small: a million of them may wait in memory.
             if !value.is_empty() {
                 cmd.arg(name).arg(value);
             }
@@ -121,21 +121,21 @@ impl Call for Schedule<'_> {
     }
 }
 
-/// How often a user gets a notification.
+/// Limits of notifications per user.
 #[derive(Debug, Clone)]
 pub struct Throttle {
-    /// At least so long after the last one.
+    /// Minimum time since the last one.
     pub threshold: Duration,
     /// The same for single types.
     pub by_kind: Vec<(String, Duration)>,
-    /// How many at most.
+    /// The caps.
     pub caps: Caps,
-    /// One that comes too soon is sent later; else it is dropped.
+    /// Whether one that comes too soon is sent later; otherwise it is dropped.
     pub defers: bool,
 }
 
 impl Throttle {
-    /// How long it matters when a user got one of this type from this bot.
+    /// How long the time of the last notification of this type from this bot matters.
     #[must_use]
     pub fn remember(&self, bot: &BotId, kind: &str) -> Duration {
         let thresholds = self.by_kind.iter().map(|(_, time)| *time).chain([self.threshold]);
@@ -144,7 +144,7 @@ impl Throttle {
         thresholds.chain(windows).max().unwrap_or_default()
     }
 
-    /// The caps that count one: of its bot, and of its type.
+    /// The caps that count a notification: of its bot, and of its type.
     fn counted(&self, bot: &BotId, kind: &str) -> (&[Cap], &[Cap]) {
         match self.caps.of_kind(kind) {
             None => (self.caps.of_bot(bot), &[]),
@@ -154,12 +154,13 @@ impl Throttle {
     }
 }
 
-/// For how long a send that was begun is nobody else's.
+/// How long a started send belongs to its process.
 #[derive(Debug, Clone, Copy)]
 pub struct SendHold {
-    /// It should be ended by then.
+    /// Time in which the send should end.
     pub send: Duration,
-    /// So much later it is begun anew: whoever sends it may have had no way to say how it ended.
+    /// Further time until another process starts it again: the sender may have been unable to
+    /// report the result.
     pub patience: Duration,
 }
 
@@ -170,26 +171,26 @@ pub struct Begin<'a> {
     pub keys: &'a ShardKeys,
     /// The time, for the statistics.
     pub now: Duration,
-    /// Whose.
+    /// The bot.
     pub bot: &'a BotId,
-    /// When a send that nobody ends is begun anew.
+    /// When a send without a result is started again.
     pub hold: SendHold,
-    /// How often a user gets one.
+    /// The limits per user.
     pub throttle: &'a Throttle,
-    /// Most dead letters of the shard.
+    /// Maximum number of dead letters of the shard.
     pub dead_max: u64,
-    /// What is queued: notification, user, sequence of the event.
+    /// The queued notifications: id, user, sequence of the event.
     pub events: &'a [(NotificationId, &'a str, Sequence)],
 }
 
-/// What [`Begin`] answers.
+/// The result of [`Begin`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judged {
-    /// Old dead letters that had to go.
+    /// Number of old dead letters that were deleted.
     pub letters_removed: u64,
-    /// What is to be sent.
+    /// The notifications to send.
     pub begun: Vec<Begun>,
-    /// How others ended, and their types in the statistics.
+    /// The outcomes of the others, and their types in the statistics.
     pub ended: Vec<(String, String)>,
 }
 
@@ -216,7 +217,7 @@ impl Call for Begin<'_> {
         }
         let none = Some((0, 0));
         let of_kinds = throttle.caps.by_kind.iter().flat_map(|(kind, caps)| {
-            // That there are none is told too.
+            // An empty list is sent as well.
             let none = none.into_iter().filter(|_| caps.is_empty());
             let caps = caps.iter().map(|cap| (cap.n, millis(cap.window)));
             caps.chain(none).map(move |cap| (kind, cap))
@@ -278,20 +279,21 @@ pub struct Finish<'a> {
     pub keys: &'a ShardKeys,
     /// The time, for the statistics.
     pub now: Duration,
-    /// Most dead letters of the shard.
+    /// Maximum number of dead letters of the shard.
     pub dead_max: u64,
-    /// What their users' times are kept for.
+    /// How long the times of their users are kept.
     pub throttle: &'a Throttle,
-    /// The sends, and how they ended.
+    /// The sends and their results.
     pub endings: &'a [Ended],
 }
 
-/// What [`Finish`] answers.
+/// The result of [`Finish`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
-    /// Old dead letters that had to go.
+    /// Number of old dead letters that were deleted.
     pub letters_removed: u64,
-    /// Per send how it is now, as the statistics call it; `None`: it was taken for lost before.
+    /// Per send its new state, in the words of the statistics; `None`: the send was considered lost
+    /// before.
     pub outcomes: Vec<Option<String>>,
 }
 
@@ -330,23 +332,23 @@ impl Call for Finish<'_> {
     }
 }
 
-/// What is changed of a notification.
+/// A change of a notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amendment {
-    /// It is not sent.
+    /// Cancel it.
     Cancel,
-    /// It falls due then.
+    /// Move its due time.
     Move(When),
 }
 
-/// What [`Amend`] answers.
+/// The result of [`Amend`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amended {
-    /// It is changed.
+    /// Changed.
     Done,
-    /// It is in this state, which forbids it.
+    /// Not changed: its state forbids it.
     Not(State),
-    /// There is no such notification.
+    /// The notification does not exist.
     Gone,
 }
 
@@ -357,15 +359,15 @@ pub struct Amend<'a> {
     pub keys: &'a ShardKeys,
     /// The time, for the statistics.
     pub now: Duration,
-    /// Which.
+    /// The id of the notification.
     pub id: NotificationId,
-    /// Whose.
+    /// The bot.
     pub bot: &'a BotId,
-    /// For which user.
+    /// The user.
     pub uid: &'a str,
-    /// The key that it has; empty for none.
+    /// Its key; empty for none.
     pub key: &'a str,
-    /// How.
+    /// The change.
     pub amendment: Amendment,
 }
 
@@ -404,18 +406,18 @@ impl Call for Amend<'_> {
     }
 }
 
-/// `lua/release.lua`. Answers whether one was released.
+/// `lua/release.lua`. Returns whether one was released.
 #[derive(Debug)]
 pub struct Release<'a> {
     /// The shard of the bot.
     pub keys: &'a ShardKeys,
     /// The time, for the statistics.
     pub now: Duration,
-    /// Whose.
+    /// The bot.
     pub bot: &'a BotId,
-    /// Who is online.
+    /// The user that is online.
     pub uid: &'a str,
-    /// At least so long after the last one.
+    /// Minimum time since the last one.
     pub threshold: Duration,
 }
 
@@ -436,20 +438,20 @@ impl Call for Release<'_> {
     }
 }
 
-/// `lua/restore.lua`. Answers whether it was lost.
+/// `lua/restore.lua`. Returns whether it was lost.
 #[derive(Debug)]
 pub struct Restore<'a> {
     /// The shard of the bot.
     pub keys: &'a ShardKeys,
     /// The time, for the statistics.
     pub now: Duration,
-    /// Which.
+    /// The id of the notification.
     pub id: NotificationId,
-    /// Whose.
+    /// The bot.
     pub bot: &'a BotId,
-    /// For which user.
+    /// The user.
     pub uid: &'a str,
-    /// The event that was acted on last, when it was looked at.
+    /// The last handled event, at the time of the check.
     pub sequence: u64,
 }
 

@@ -1,4 +1,4 @@
-//! One send: the recheck, the call, what the answer means, and when it is tried again.
+//! One send: the recheck, the call, the interpretation of the answer, and the retry.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use crate::outbound::{
     Answer, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
 };
 
-/// The recheck answers within this.
+/// Timeout of the recheck.
 const RECHECK: Duration = Duration::from_secs(5);
-/// The receiver answers within this.
+/// Timeout of the call.
 const SEND: Duration = Duration::from_secs(15);
-/// A send is over within this, unless the process stops.
+/// Maximum duration of a send, unless the process stops.
 pub(super) const LONGEST: Duration = Duration::from_secs(20);
-/// Longest answer of a recheck that can be `ok`, in bytes.
+/// Maximum length of a recheck answer that can be `ok`, in bytes.
 const OK_MAX_BYTES: usize = 64;
-/// Pauses before the attempts after the first; the last one repeats.
+/// Pauses before the attempts after the first one; the last pause repeats.
 const PAUSES: [Duration; 7] = [
     Duration::from_secs(5),
     Duration::from_secs(30),
@@ -32,12 +32,13 @@ const PAUSES: [Duration; 7] = [
     Duration::from_secs(2 * 3_600),
     Duration::from_secs(6 * 3_600),
 ];
-/// By so much they are lengthened or shortened, at random.
+/// Each pause varies at random by this fraction.
 const JITTER: f64 = 0.2;
-/// Nobody had a place at the host although its gate was open: others call it too.
+/// Pause when the host has its maximum of requests although its gate was open, because other
+/// components call it too.
 const CROWDED: Duration = Duration::from_millis(200);
 
-/// What sends need.
+/// The resources of sends.
 #[derive(Debug)]
 pub(super) struct Calls {
     pub(super) outbound: Outbound,
@@ -61,12 +62,12 @@ impl Calls {
         let id = begun.id.to_string();
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
-            // Nobody is asked for what cannot be sent now.
+            // No recheck for a notification that cannot be sent now.
             if let Some(after) = self.gates.shut(url.host(), url.port(), Instant::now()) {
                 return Err(Ending::Postpone(after, left_alone(&url)));
             }
             let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, b"", "");
-            // The recheck may be of another host, which does not get them.
+            // The recheck may go to another host, which must not get these headers.
             headers.extend(self.more(begun, &recheck).unwrap_or_default());
             let call = (Method::GET, headers, Vec::new());
             let answer = self.call(begun, &recheck, call, RECHECK).await?;
@@ -75,7 +76,7 @@ impl Calls {
         let method = begun
             .method
             .parse()
-            .map_err(|_| Ending::Dead(format!("{:?} is no method of HTTP", begun.method)))?;
+            .map_err(|_| Ending::Dead(format!("{:?} is not an HTTP method", begun.method)))?;
         let body = begun.body.clone().into_bytes();
         let media = media(&body);
         let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, &body, media);
@@ -84,7 +85,8 @@ impl Calls {
         sent(&answer, begun.attempts, now)
     }
 
-    /// What is sent beside ours. The configuration may have changed since it was accepted.
+    /// The additional headers. The configuration may have changed since the notification was
+    /// scheduled.
     fn more(&self, begun: &Begun, url: &CheckedUrl) -> Result<HeaderMap, String> {
         if begun.headers.is_empty() {
             return Ok(HeaderMap::new());
@@ -93,7 +95,7 @@ impl Calls {
         headers.map_err(|problem| format!("headers_from {problem}"))
     }
 
-    /// The rules may have become stricter since it was accepted.
+    /// The address rules may have become stricter since the notification was scheduled.
     fn url(&self, text: &str) -> Result<CheckedUrl, Ending> {
         CheckedUrl::parse(text, self.outbound.tenants())
             .map_err(|error| Ending::Dead(format!("the URL cannot be used: {error}")))
@@ -114,7 +116,7 @@ impl Calls {
             }
             Told::Full(after) => {
                 let (host, port) = (url.host(), url.port());
-                let reason = format!("{host}:{port} has all the requests that it gets for now");
+                let reason = format!("{host}:{port} has its maximum number of concurrent requests");
                 return Err(Ending::Postpone(after, reason));
             }
         };
@@ -151,10 +153,10 @@ impl Calls {
 }
 
 fn left_alone(url: &CheckedUrl) -> String {
-    format!("{}:{} failed too often and is left alone for a while", url.host(), url.port())
+    format!("{}:{} failed too often; its circuit breaker is open", url.host(), url.port())
 }
 
-/// A body says what it is only by what it looks like.
+/// Derives the media type from the body.
 fn media(body: &[u8]) -> &'static str {
     if body.is_empty() {
         ""
@@ -165,7 +167,7 @@ fn media(body: &[u8]) -> &'static str {
     }
 }
 
-/// What the answer of a recheck means.
+/// Interprets the answer of a recheck.
 fn rechecked(answer: &Answer, attempts: u32, now: Duration) -> Result<(), Ending> {
     let status = answer.status;
     if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
@@ -178,7 +180,7 @@ fn rechecked(answer: &Answer, attempts: u32, now: Duration) -> Result<(), Ending
     if is_ok { Ok(()) } else { Err(Ending::Refused(format!("the recheck: {}", answer.refusal()))) }
 }
 
-/// What the answer of the receiver means.
+/// Interprets the answer of the receiver.
 fn sent(answer: &Answer, attempts: u32, now: Duration) -> Result<(), Ending> {
     match answer.status {
         status if status.is_success() => Ok(()),
@@ -192,7 +194,7 @@ fn again(answer: &Answer, attempts: u32, now: Duration, what: &str) -> Ending {
     Ending::Retry(pause(attempts).max(asked), format!("{what}{}", answer.refusal()))
 }
 
-/// The pause after so many attempts.
+/// The pause after this number of attempts.
 fn pause(attempts: u32) -> Duration {
     let at = usize::try_from(attempts.saturating_sub(1)).unwrap_or(usize::MAX);
     let pause = PAUSES[at.min(PAUSES.len() - 1)];

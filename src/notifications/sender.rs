@@ -1,12 +1,14 @@
 //! All sends of a process.
 //!
-//! A slice of events only starts sends; they run outside the lease, so a slow destination holds
-//! nobody. One that is never ended, because its process was killed, is begun anew by any process after
-//! [`HOLD`]; until then nobody else sends it, and later nobody believes the old one.
+//! A slice of events only starts sends. They run outside the lease, so a slow target does not block
+//! a bot. If a send never ends, because its process was killed, any process starts it again after
+//! [`HOLD`]. Until then no other process sends it, and afterwards the result of the old send is
+//! ignored.
 //!
-//! A process that lives tells how a send ended, however long Redis is full or unavailable: it tries
-//! again every second, and the hold does not end before Redis was reachable for `patience`. So what
-//! was answered with success is not sent again, unless the process dies before it could tell.
+//! A living process reports the result of a send even if Redis is full or unavailable for long: it
+//! retries every second, and the hold does not end before Redis was reachable for `patience`. So a
+//! notification that was answered with success is not sent again, unless the process dies before it
+//! can report it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,41 +34,42 @@ use crate::outbound::sign::Secret;
 use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
 
-/// A send that is not ended by then is looked after, and begun anew a little later. The patience is
-/// longer than a process needs to reach a Redis that is back.
+/// How long a started send belongs to its process. The patience is longer than a process needs to
+/// reach a Redis that is back.
 const HOLD: SendHold = SendHold { send: Duration::from_secs(20), patience: Duration::from_secs(5) };
-/// A send that begins so late would not be over before another process begins it.
+/// A send that starts later than this could overlap with the next start by another process.
 const TOO_LATE: Duration = HOLD.send.saturating_add(HOLD.patience).saturating_sub(LONGEST);
-/// Sends of a process at once.
+/// Maximum number of concurrent sends of a process.
 const SENDS_MAX: usize = 1_000;
-/// Sends of a process that one host gets at once.
+/// Maximum number of concurrent sends of a process to one host.
 pub(crate) const PER_HOST: usize = 16;
-/// Events that are judged by one call.
+/// Maximum number of events that one call decides about.
 const JUDGED_MAX: usize = 100;
-/// All hosts, as the gate of a process calls them.
+/// The gate key that stands for all hosts of a process.
 const EVERYWHERE: &str = "";
-/// Between two tries to tell Redis how a send ended: first, and at most, with as much again at random.
+/// First and longest pause between two attempts to report a result to Redis, plus up to as much
+/// again at random.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
 const TELL_AGAIN_MAX: Duration = Duration::from_millis(800);
 
-/// When an end that Redis never heard of was last logged.
+/// When an unreported result was last logged.
 static UNTOLD: OncePerMinute = OncePerMinute::new();
 
-/// What sends are made with.
+/// The resources of sends.
 #[derive(Debug, Clone)]
 pub(crate) struct Sending {
     pub(crate) outbound: Outbound,
-    /// Each one signs.
+    /// The signing secrets; each signs every send.
     pub(crate) secrets: Vec<Secret>,
-    /// What notifications may have sent with them.
+    /// The header sets that notifications may use.
     pub(crate) sets: HeaderSets,
-    /// How often a user gets a notification.
+    /// The limits per user.
     pub(crate) throttle: Throttle,
-    /// Whether a host gets another request.
+    /// The limits per host.
     pub(crate) gates: Arc<Gates>,
 }
 
-/// Sends what is due. Clones share everything.
+/// Sends due notifications. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Sender(Arc<Inner>);
 
@@ -75,7 +78,7 @@ struct Inner {
     calls: Calls,
     throttle: Throttle,
     clock: SharedClock,
-    /// For all hosts together: who finds no place comes again when there will be one.
+    /// The limit over all hosts: a notification without a place returns when one is expected.
     places: Arc<Gates>,
     shutdown: Shutdown,
     metrics: NotificationMetrics,
@@ -100,7 +103,7 @@ impl Sender {
         Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
     }
 
-    /// Judges the notifications of a slice and starts to send those that may be sent.
+    /// Decides about the notifications of a slice, and starts those that may be sent.
     pub(crate) async fn start(&self, slice: &Slice) -> Result<(), Failure> {
         let mut begun = 0;
         let parsed = slice.events.iter().map(|delivery| {
@@ -112,7 +115,7 @@ impl Sender {
             let good: Vec<_> =
                 part.iter().map_while(|event| event.as_ref().ok().copied()).collect();
             self.begin(slice, &good).await.map_err(|error| {
-                Failure::unavailable(begun, format!("notifications cannot be judged: {error}"))
+                Failure::unavailable(begun, format!("cannot read the notifications: {error}"))
             })?;
             begun += good.len();
             if let Some(Err(reason)) = part.get(good.len()) {
@@ -143,10 +146,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends one and tells Redis how it ended. Cut off by the hard stop it comes due again.
+    /// Sends one notification and reports the result to Redis. After a hard stop it becomes due
+    /// again.
     async fn run(&self, begun: Begun, asked: Instant) {
         let inner = &*self.0;
-        // The process was frozen: there is no time left before another one sends it.
+        // The process was suspended: another one may start this send before it would end.
         if asked.elapsed() > TOO_LATE {
             return;
         }
@@ -155,18 +159,19 @@ impl Sender {
             let ending = match inner.places.ask(EVERYWHERE, 0, Instant::now()) {
                 Told::Go(place) => {
                     let ending = inner.calls.send(&begun, now).await;
-                    // What was put off says nothing about how long a place is taken.
+                    // A postponed send says nothing about the usual duration of a send.
                     if !matches!(ending, Ending::Postpone(..)) {
                         place.say(true, Instant::now());
                     }
                     ending
                 }
                 Told::Open(after) | Told::Full(after) => {
-                    let reason = format!("the process has {SENDS_MAX} sends under way");
+                    let reason =
+                        format!("the process has {SENDS_MAX} sends in flight, the maximum");
                     Ending::Postpone(after, reason)
                 }
             };
-            // What is put off is not sent yet.
+            // A postponed notification is not sent yet.
             let is_first = begun.counts_late && !matches!(ending, Ending::Postpone(..));
             let late = is_first.then(|| now.saturating_sub(Duration::from_millis(begun.ready_ms)));
             if let Some(late) = late {
@@ -181,9 +186,9 @@ impl Sender {
         }
     }
 
-    /// Repeats until Redis has it, or has taken the send for lost. A Redis that is full or unavailable
-    /// will take it some time; one that refuses it for good is given up when another process may have
-    /// begun the send.
+    /// Retries until Redis has stored the result, or has considered the send lost. A full or
+    /// unavailable Redis accepts it eventually. If Redis refuses for good, the report is dropped
+    /// once another process may have started the send again.
     async fn tell(&self, ended: Ended) {
         let inner = &*self.0;
         let Some(shard) = ended.begun.id.shard(inner.queue.shard_count()) else { return };
@@ -205,12 +210,13 @@ impl Sender {
                 Err(error) if !error.is_passing() && Instant::now() > until => {
                     if let Some(suppressed) = UNTOLD.take() {
                         warn!(notification = %endings[0].begun.id, %error, suppressed,
-                            "Redis does not accept how a notification was sent; it comes due again");
+                            "cannot store the result of a notification; it becomes due again");
                     }
                     return;
                 }
                 Err(_) => {
-                    // Many sends end while Redis is unavailable: they do not all tell it at once.
+                    // Random pauses: many sends end while Redis is unavailable, and should not
+                    // report in one burst.
                     let spread = rand::rng().random_range(1.0..=2.0);
                     tokio::time::sleep(pause.mul_f64(spread)).await;
                     pause = (pause * 2).min(TELL_AGAIN_MAX);
@@ -220,9 +226,12 @@ impl Sender {
     }
 }
 
-/// The notification that an event stands for.
+/// The notification of an event.
 fn named(event: &Event) -> Result<NotificationId, String> {
     event.id().parse().map_err(|_| {
-        format!("the event {:?} is no notification; send it by /send_delayed", event.id())
+        format!(
+            "the event {:?} is not a notification; use /send_delayed to schedule one",
+            event.id()
+        )
     })
 }

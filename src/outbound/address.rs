@@ -1,15 +1,15 @@
-//! Which URLs may be called: THE ADDRESS RULES against server-side request forgery.
+//! The rules for URLs that Fairlane may call, against server-side request forgery.
 //!
 //! | rule | tenant | operator |
 //! |---|---|---|
-//! | `http` or `https`, a host, no user name or password, no fragment, at most 2,048 bytes | yes | yes |
-//! | no port that browsers refuse too (mail, shells and the like) | yes | yes |
+//! | `http` or `https`, a host, without user name, password and fragment, at most 2,048 bytes | yes | yes |
+//! | no port that browsers refuse (mail, shells and similar services) | yes | yes |
 //! | every address public, or in `callbacks.allow_nets` | yes | – |
 //!
-//! Addresses written as such are judged after the URL was parsed as the WHATWG says, so decimal,
-//! hexadecimal, octal, short, percent-encoded and full-width spellings are all one address. Names
-//! are judged when they are resolved ([`super::resolve`]), by the very addresses that are
-//! connected to, so that a name which changes its mind (DNS rebinding) gains nothing.
+//! Literal addresses are checked after the URL is parsed by the WHATWG rules, so decimal,
+//! hexadecimal, octal, short, percent-encoded and full-width notations are all the same address.
+//! Names are checked when they are resolved ([`super::resolve`]), on exactly the addresses that are
+//! then connected to. So changing the DNS record meanwhile (DNS rebinding) has no effect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,11 +19,11 @@ use hyper::Uri;
 use ipnet::IpNet;
 use url::{Host, Url};
 
-/// Longest URL, in bytes.
+/// Maximum length of a URL, in bytes.
 pub const URL_MAX_BYTES: usize = 2_048;
 
 /// The ports that the fetch standard refuses (<https://fetch.spec.whatwg.org/#port-blocking>):
-/// services that could be talked into something by a HTTP request.
+/// services that an HTTP request could trick into an action.
 const BAD_PORTS: &[u16] = &[
     0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101,
     102, 103, 104, 109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427,
@@ -32,12 +32,12 @@ const BAD_PORTS: &[u16] = &[
     6668, 6669, 6679, 6697, 10080,
 ];
 
-/// Whose URL it is.
+/// The origin of a URL, which decides which addresses it may reach.
 #[derive(Debug, Clone)]
 pub enum Policy {
-    /// Came in by a request or a rule: it may reach public addresses, and these networks.
+    /// From a request or a rule: it may reach public addresses, and these networks.
     Tenant(Arc<[IpNet]>),
-    /// Stands in the configuration: it may reach every address.
+    /// From the configuration: it may reach every address.
     Operator,
 }
 
@@ -58,36 +58,36 @@ impl Policy {
     }
 }
 
-/// Why a URL is refused. Never quotes what may be secret.
+/// Why a URL is refused. Never quotes possible secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Longer than [`URL_MAX_BYTES`].
     #[error("has {0} bytes; at most {URL_MAX_BYTES} are allowed")]
     TooLong(usize),
-    /// White space or a control character, which parsers take out silently.
+    /// White space or a control character, which URL parsers remove silently.
     #[error("holds white space or a control character; write it percent-encoded")]
     Character,
     /// Not a URL.
     #[error("is not a URL ({0}); write http://HOST/PATH or https://HOST/PATH")]
     Malformed(#[from] url::ParseError),
-    /// Another scheme.
-    #[error("does not begin with http:// or https://")]
+    /// Another scheme than http or https.
+    #[error("does not start with http:// or https://")]
     Scheme,
-    /// Credentials.
+    /// A user name or password.
     #[error(
-        "holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them"
+        "holds a user name or password, which would show up in logs; remove it: receivers authenticate requests by the signatures with callbacks.secrets"
     )]
     Credentials,
-    /// A part that is never sent.
+    /// A fragment, which is never sent.
     #[error("holds a fragment (#…), which is never sent; remove it")]
     Fragment,
     /// No host.
     #[error("names no host")]
     NoHost,
-    /// A port of another service, that browsers refuse too.
-    #[error("names port {0}, where no HTTP server is; choose another port")]
+    /// A port of another service, which browsers refuse too.
+    #[error("names port {0}, which is reserved for another protocol; choose another port")]
     Port(u16),
-    /// The client cannot send it.
+    /// A character that the client cannot send.
     #[error("holds a character that cannot be sent in a host or path; write it percent-encoded")]
     Unsendable,
     /// An address that is not public.
@@ -95,17 +95,17 @@ pub enum UrlError {
     Address(#[from] AddressRefused),
 }
 
-/// An address that a tenant's URL may not reach.
+/// An address that a URL of a tenant may not reach.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}, which is not public; callbacks.allow_nets may allow its network", self.place())]
 pub struct AddressRefused {
-    /// As the URL names it.
+    /// The host in the URL.
     pub host: String,
-    /// What it stands for.
+    /// The address it stands for.
     pub address: IpAddr,
 }
 
-/// A URL that was judged by a [`Policy`].
+/// A URL that a [`Policy`] accepted.
 ///
 /// `Debug` and `Display` leave out the query: it may hold a token.
 #[derive(Clone, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub struct CheckedUrl {
 }
 
 impl AddressRefused {
-    /// A name is somewhere; an address is.
+    /// The host is a name: its address is known only after resolution.
     fn place(&self) -> String {
         let Self { host, address } = self;
         let plain = host.trim_start_matches('[').trim_end_matches(']');
@@ -128,10 +128,10 @@ impl AddressRefused {
 }
 
 impl CheckedUrl {
-    /// Judges a URL. An address is judged at once, a name when it is connected to.
+    /// Checks a URL. A literal address is checked immediately, a name when it is connected to.
     ///
     /// # Errors
-    /// Says which rule is broken.
+    /// Names the violated rule.
     pub fn parse(text: &str, policy: &Policy) -> Result<Self, UrlError> {
         if text.len() > URL_MAX_BYTES {
             return Err(UrlError::TooLong(text.len()));
@@ -157,7 +157,7 @@ impl CheckedUrl {
             return Err(UrlError::Port(checked.port()));
         }
         checked.judge(policy)?;
-        // What the client makes of the text must be what was judged.
+        // The client must send exactly the URL that was checked.
         let uri: Option<Uri> = checked.url.as_str().parse().ok();
         if uri.is_none_or(|uri| uri.host() != Some(checked.host())) {
             return Err(UrlError::Unsendable);
@@ -165,12 +165,12 @@ impl CheckedUrl {
         Ok(checked)
     }
 
-    /// Judges the address, where the host is one: such a host is never resolved.
+    /// Checks the host if it is a literal address, because such a host is never resolved.
     pub(super) fn judge(&self, policy: &Policy) -> Result<(), AddressRefused> {
         let refused = |address| Err(AddressRefused { host: self.host().to_owned(), address });
         match self.literal() {
             Some(address) if !policy.allows(address) => refused(address),
-            // It is this machine's, whoever resolves it (RFC 6761, 6.3).
+            // `localhost` is this machine for every resolver (RFC 6761, 6.3).
             None if self.is_localhost() => {
                 let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
                 let allowed = loopback.iter().any(|address| policy.allows(*address));
@@ -185,7 +185,7 @@ impl CheckedUrl {
         name == "localhost" || name.ends_with(".localhost")
     }
 
-    /// The address, where the host is one.
+    /// The address, if the host is one.
     #[must_use]
     pub fn literal(&self) -> Option<IpAddr> {
         match self.url.host()? {
@@ -201,20 +201,20 @@ impl CheckedUrl {
         self.url.host_str().unwrap_or_default()
     }
 
-    /// The port, 80 or 443 where none is named.
+    /// The port; default 80 or 443.
     #[must_use]
     pub fn port(&self) -> u16 {
-        // Both schemes have a default.
+        // Both schemes have a default port.
         self.url.port_or_known_default().unwrap_or_default()
     }
 
-    /// Whether it was judged as the operator's own.
+    /// Whether the URL comes from the configuration.
     #[must_use]
     pub fn is_operators(&self) -> bool {
         self.operators
     }
 
-    /// The whole URL with its query: for the client, never for a log.
+    /// The complete URL with its query: for the client, never for a log.
     #[must_use]
     pub fn expose(&self) -> &Url {
         &self.url
@@ -233,7 +233,7 @@ impl fmt::Debug for CheckedUrl {
     }
 }
 
-/// Whether an address is of the public Internet: no special purpose by the registries of IANA.
+/// Whether an address belongs to the public Internet: no special purpose in the registries of IANA.
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -265,14 +265,14 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     match segments {
         // Protocols (Teredo, ORCHID, benchmarks) and documentation.
         [0x2001, ..=0x01ff | 0x0db8, ..] | [0x3fff, ..=0x0fff, ..] => false,
-        // 6to4: the packets go to the address inside.
+        // 6to4: packets go to the embedded IPv4 address.
         [0x2002, high, low, ..] => is_public_v4(join(high, low)),
-        // All that was ever given to anybody.
+        // The only range that was ever allocated.
         [first, ..] => (0x2000..0x4000).contains(&first),
     }
 }
 
-/// The v4 address that a connection to this v6 address ends at: mapped, or behind a NAT64.
+/// The IPv4 address that a connection to this IPv6 address ends at: mapped, or behind a NAT64.
 fn translated(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(_) => None,

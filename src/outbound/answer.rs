@@ -1,4 +1,4 @@
-//! What an answer says beside its status.
+//! Interprets an answer beyond its status.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use httpdate::parse_http_date;
 
 use super::Answer;
 
-/// A receiver may ask for pauses up to this.
+/// Maximum pause that a receiver may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
-/// So much of an answer goes into the reason of a failure, in bytes.
+/// Maximum length of the part of an answer in a failure's reason, in bytes.
 const EXCERPT: usize = 200;
 
 impl Answer {
-    /// The reason of a failure that this answer is.
+    /// The reason of the failure for this answer.
     #[must_use]
     pub fn refusal(&self) -> String {
         let mut text = format!("the receiver answered {}", self.status.as_u16());
@@ -27,7 +27,7 @@ impl Answer {
         text
     }
 
-    /// The pause that the header `retry-after` asks for: seconds or a date, at most a day. `now`
+    /// The pause in the header `retry-after`: seconds or a date, at most a day. `now` is the time
     /// since 1970.
     #[must_use]
     pub fn retry_after(&self, now: Duration) -> Option<Duration> {
@@ -42,7 +42,7 @@ impl Answer {
     }
 }
 
-/// The beginning of what came back, on one line.
+/// The start of the body, on one line.
 #[must_use]
 pub(crate) fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(EXCERPT)]);

@@ -1,8 +1,8 @@
-//! Headers that targets ask for beside ours, such as a token: sets of them, each in a file that the
-//! configuration names. Callers name a set and never hold a value.
+//! Additional headers for targets, such as access tokens: sets of headers, each in a file that the
+//! configuration names. Callers name a set and never see its values.
 //!
-//! A set is for some bots and some hosts: a tenant who may name it cannot have it sent elsewhere.
-//! Values are sent and nothing else: no log, no page, no answer and no store ever has one.
+//! A set is restricted to some bots and some hosts, so a tenant cannot have it sent elsewhere. The
+//! values are only sent: no log, page, answer or store ever contains one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,11 +17,11 @@ use crate::config::HeadersConfig;
 use crate::filter::Glob;
 use crate::id::BotId;
 
-/// Largest file, in bytes.
+/// Maximum size of a file, in bytes.
 const FILE_MAX_BYTES: usize = 8 * 1024;
-/// Most headers of a set.
+/// Maximum number of headers of a set.
 const HEADERS_MAX: usize = 16;
-/// What the connection, the signature and the client set by themselves.
+/// Headers that the connection, the signature and the client set themselves.
 const OURS: [&str; 13] = [
     "host",
     "content-length",
@@ -42,25 +42,25 @@ const SIGNATURES: &str = "webhook-";
 /// Why a set cannot be used. Never quotes a value.
 #[derive(Debug, thiserror::Error)]
 pub enum HeadersError {
-    /// Its file.
+    /// The file cannot be read.
     #[error("callbacks.headers: the file {} of {name:?} cannot be read: {source}", path.display())]
     Read {
-        /// The set.
+        /// The name of the set.
         name: String,
-        /// Its file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// What is in it.
+    /// The content of the file is invalid.
     #[error("callbacks.headers: the file {} of {name:?} {problem}", path.display())]
     Unusable {
-        /// The set.
+        /// The name of the set.
         name: String,
-        /// Its file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong, and what helps.
+        /// The problem and the remedy.
         problem: String,
     },
 }
@@ -75,7 +75,7 @@ struct Set {
     headers: HeaderMap,
 }
 
-/// Which host, and at which port.
+/// A pattern of hosts, with or without a port.
 struct Host {
     name: Glob,
     /// `None`: every port.
@@ -92,7 +92,7 @@ impl HeaderSets {
     /// Reads the files.
     ///
     /// # Errors
-    /// With the first that cannot be read or used.
+    /// With the first file that cannot be read or is invalid.
     pub(crate) fn open(config: &[HeadersConfig]) -> Result<Self, HeadersError> {
         let read = |set: &HeadersConfig| {
             let (name, path) = (set.name.clone(), set.headers_file.clone());
@@ -115,7 +115,7 @@ impl HeaderSets {
     /// The headers of a set for a call of this bot to this URL.
     ///
     /// # Errors
-    /// Says why it does not get them. A set of other bots looks as if there were none.
+    /// Says why the call does not get them. A set for other bots is reported as missing.
     pub(crate) fn of(
         &self,
         name: &str,
@@ -139,7 +139,7 @@ impl HeaderSets {
 
 impl Host {
     fn new(text: &str) -> Self {
-        // Of an address of IPv6 in brackets only what follows those can be a port.
+        // In a bracketed IPv6 address, only the part after the brackets can be a port.
         let after = text.rfind(']').map_or(0, |at| at + 1);
         let port = text[after..].rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         let name = match port {
@@ -154,7 +154,7 @@ impl Host {
     }
 }
 
-/// One header a line; empty lines and those that begin with `#` are passed over.
+/// Parses one header per line. Skips empty lines and lines that start with `#`.
 fn parse(text: &[u8]) -> Result<HeaderMap, String> {
     if text.len() > FILE_MAX_BYTES {
         return Err(format!("has more than {FILE_MAX_BYTES} bytes; shorten it"));
@@ -171,10 +171,10 @@ fn parse(text: &[u8]) -> Result<HeaderMap, String> {
             return wrong("no header");
         };
         let Ok(name) = HeaderName::from_bytes(name.trim_end().as_bytes()) else {
-            return wrong("what is no name of a header");
+            return wrong("an invalid header name");
         };
         let Ok(mut value) = HeaderValue::from_str(value.trim()) else {
-            return wrong("a value that no header can have");
+            return wrong("an invalid header value");
         };
         if OURS.contains(&name.as_str()) || name.as_str().starts_with(SIGNATURES) {
             return Err(format!("holds {name} in line {line}, which Fairlane sets; remove it"));
@@ -187,7 +187,7 @@ fn parse(text: &[u8]) -> Result<HeaderMap, String> {
     if headers.is_empty() || headers.len() > HEADERS_MAX {
         let count = headers.len();
         return Err(format!(
-            "holds {count} headers; write 1 to {HEADERS_MAX}, one a line, as Name: value"
+            "holds {count} headers; write 1 to {HEADERS_MAX}, one per line, as Name: value"
         ));
     }
     Ok(headers)
@@ -263,8 +263,8 @@ mod tests {
         for (text, problem) in [
             ("", "holds 0 headers"),
             ("s3cret", "no header in line 1"),
-            ("X: a\nX y: s3cret", "no name of a header in line 2"),
-            ("X: s3cret\u{7}", "a value that no header can have in line 1"),
+            ("X: a\nX y: s3cret", "an invalid header name in line 2"),
+            ("X: s3cret\u{7}", "an invalid header value in line 1"),
             ("Host: s3cret", "host in line 1, which Fairlane sets"),
             ("Content-Length: 3", "content-length in line 1"),
             ("Transfer-Encoding: chunked", "transfer-encoding"),

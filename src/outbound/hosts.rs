@@ -1,4 +1,4 @@
-//! How many requests one host gets at once.
+//! Limits the concurrent requests to one host.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 type Key = (String, u16);
 
-/// The hosts that are being called. One that is not called any more is forgotten, so there are
-/// never more than requests.
+/// The hosts with requests in flight or waiting. Other hosts are forgotten, so there are never more
+/// entries than requests.
 #[derive(Debug)]
 pub(super) struct Hosts {
     max: usize,
@@ -17,17 +17,17 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    /// Each host gets `max` requests at once.
+    /// Allows each host `max` concurrent requests.
     pub(super) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { max, called: Mutex::default() })
     }
 
-    /// Requests at once that a host gets.
+    /// The maximum number of concurrent requests to a host.
     pub(super) fn max(&self) -> usize {
         self.max
     }
 
-    /// Waits for a place until `until`. `None`: there was none.
+    /// Waits for a place until `until`. `None`: no place became free.
     ///
     /// # Cancel safety
     /// Nothing is lost, and no place is taken.
@@ -43,7 +43,7 @@ impl Hosts {
             let new = || Arc::new(Semaphore::new(self.max));
             Arc::clone(called.entry(key.clone()).or_insert_with(new))
         };
-        // From here on the host is forgotten whatever happens.
+        // From here on the entry is removed on every path.
         let mut place = Place { hosts: Arc::clone(self), key, places, permit: None };
         let waiting = Arc::clone(&place.places).acquire_owned();
         // The semaphore is never closed.
@@ -51,14 +51,14 @@ impl Hosts {
         place.permit.is_some().then_some(place)
     }
 
-    /// Hosts that are being called or waited for.
+    /// Number of hosts with requests in flight or waiting.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.called.lock().unwrap().len()
     }
 }
 
-/// A request's place at its host; given back when dropped.
+/// A request's place at its host. Dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct Place {
     hosts: Arc<Hosts>,
@@ -70,9 +70,9 @@ pub(super) struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut called = self.hosts.called.lock().unwrap_or_else(PoisonError::into_inner);
-        // The permit holds the semaphore too; every other one is cloned under this lock.
+        // The permit holds the semaphore too; all other clones are made under this lock.
         self.permit = None;
-        // The map's and ours.
+        // The reference in the map, and this one.
         if Arc::strong_count(&self.places) == 2 {
             called.remove(&self.key);
         }

@@ -1,9 +1,9 @@
-//! Calling other people's HTTP servers.
+//! The HTTP client for servers of other parties.
 //!
-//! What every call has: an address that was judged ([`CheckedUrl`]), no redirects, no proxies (the
-//! variables of the environment are ignored), a deadline for everything, an answer of bounded
-//! size, a bound on the requests that one host gets at once, connections that are kept and used
-//! again. Tenants' and operators' calls never share a connection.
+//! Every call has: a checked address ([`CheckedUrl`]), no redirects, no proxies (proxy variables of
+//! the environment are ignored), a deadline for the whole call, a maximum size of the answer, a
+//! maximum number of concurrent requests per host, and reused connections. Calls of tenants and of
+//! operators never share a connection.
 
 mod address;
 pub(crate) mod answer;
@@ -27,21 +27,21 @@ pub use self::address::{AddressRefused, CheckedUrl, Policy, URL_MAX_BYTES, UrlEr
 use self::hosts::Hosts;
 use self::resolve::{Judging, System};
 
-/// Most bytes of an answer's body that are read.
+/// Maximum number of bytes that are read of an answer's body.
 pub const ANSWER_MAX_BYTES: usize = 64 * 1024;
-/// A connection is made within this, look-up of the name and TLS included.
+/// Maximum time to connect, including name resolution and TLS.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A connection that nobody used for this long is closed: before most servers do.
+/// An idle connection is closed after this time: before common servers close it.
 const IDLE: Duration = Duration::from_secs(30);
 const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
 const USER_AGENT: &str = concat!("fairlane/", env!("CARGO_PKG_VERSION"));
 
-/// What bounds the calls.
+/// The limits of the client.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Networks that tenants' URLs may reach beside public addresses.
+    /// Networks that tenants' URLs may reach in addition to public addresses.
     pub allow_nets: Arc<[IpNet]>,
-    /// Requests that one host and port gets at once, at least 1.
+    /// Maximum number of concurrent requests to one host and port, at least 1.
     pub max_per_host: usize,
     /// See [`CONNECT_TIMEOUT`].
     pub connect_timeout: Duration,
@@ -56,23 +56,23 @@ impl Default for Settings {
 /// A call.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// How.
+    /// The method.
     pub method: Method,
-    /// Where to.
+    /// The target.
     pub url: &'a CheckedUrl,
-    /// Beside `host`, `user-agent`, `accept` and `content-length`, which are set.
+    /// Headers in addition to `host`, `user-agent`, `accept` and `content-length`.
     pub headers: HeaderMap,
-    /// What is sent.
+    /// The body.
     pub body: Vec<u8>,
-    /// Everything is over by then.
+    /// The deadline of the whole call.
     pub deadline: Instant,
-    /// The call waits for a place at its host until then.
+    /// Maximum time to wait for a place at the host.
     pub place_by: Instant,
-    /// Whether the header `x-deadline-ms` tells how much time is left when the request is sent.
+    /// Whether the header `x-deadline-ms` reports the remaining time when the request is sent.
     pub tell_deadline: bool,
 }
 
-/// What came back, whatever the status.
+/// An answer with any status.
 #[derive(Debug)]
 pub struct Answer {
     /// The status.
@@ -81,57 +81,57 @@ pub struct Answer {
     pub headers: HeaderMap,
     /// The body, or the first [`ANSWER_MAX_BYTES`] of it.
     pub body: Vec<u8>,
-    /// Whether the body was longer. Then the rest was not waited for.
+    /// Whether the body was longer. The rest was not read.
     pub cut: bool,
 }
 
 impl Answer {
-    /// The whole body.
+    /// The complete body.
     ///
     /// # Errors
-    /// [`OutboundError::TooBig`] when it was longer than [`ANSWER_MAX_BYTES`].
+    /// [`OutboundError::TooBig`] if it was longer than [`ANSWER_MAX_BYTES`].
     pub fn whole(&self) -> Result<&[u8], OutboundError> {
         if self.cut { Err(OutboundError::TooBig) } else { Ok(&self.body) }
     }
 }
 
-/// Why there is no answer.
+/// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum OutboundError {
-    /// No connection: the name, the network, TLS. Nothing of the request was sent.
+    /// No connection: name resolution, network or TLS failed. Nothing was sent.
     #[error("no connection: {}", Root(.0))]
     NotReached(#[source] reqwest::Error),
-    /// The host has all the requests it gets at once. Nothing was sent.
-    #[error("{host} has {max} requests already and answered none of them in time")]
+    /// The host has the maximum number of concurrent requests. Nothing was sent.
+    #[error("{host} has {max} requests in flight, the maximum, and answered none of them in time")]
     Busy {
         /// The host.
         host: String,
-        /// The bound.
+        /// The maximum.
         max: usize,
     },
-    /// The address may not be reached. Nothing was sent, and no connection was made.
+    /// The address is not allowed. No connection was made.
     #[error(transparent)]
     Refused(#[from] AddressRefused),
-    /// The deadline passed. Whether the request was handled is unknown.
+    /// The deadline passed. The server may or may not have handled the request.
     #[error("no answer in time")]
     TimedOut,
-    /// The connection broke. Whether the request was handled is unknown.
+    /// The connection broke. The server may or may not have handled the request.
     #[error("the connection broke: {}", Root(.0))]
     Broken(#[source] reqwest::Error),
-    /// More than [`ANSWER_MAX_BYTES`].
+    /// The body has more than [`ANSWER_MAX_BYTES`].
     #[error("the answer has more than {ANSWER_MAX_BYTES} bytes")]
     TooBig,
 }
 
 impl OutboundError {
-    /// Whether certainly nothing was sent, because the host could not be reached.
+    /// Whether the host was unreachable, so that nothing was sent.
     #[must_use]
     pub fn is_unreached(&self) -> bool {
         matches!(self, Self::NotReached(_) | Self::Busy { .. })
     }
 }
 
-/// The innermost cause: what the layers above say is known. Never a URL.
+/// The innermost cause, because the caller knows the context. Never contains a URL.
 struct Root<'a>(&'a reqwest::Error);
 
 impl fmt::Display for Root<'_> {
@@ -147,12 +147,12 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn StdError + 'stat
     std::iter::successors(error.source(), |error| (*error).source())
 }
 
-/// The client cannot be made.
+/// The client cannot be created.
 #[derive(Debug, thiserror::Error)]
-#[error("no HTTP client can be made for callbacks: {0}")]
+#[error("cannot create the HTTP client for callbacks: {0}")]
 pub struct OutboundSetupError(#[source] reqwest::Error);
 
-/// Makes calls. Clones share connections and bounds.
+/// Makes calls. Clones share connections and limits.
 #[derive(Debug, Clone)]
 pub struct Outbound {
     tenants: reqwest::Client,
@@ -162,24 +162,24 @@ pub struct Outbound {
 }
 
 impl Outbound {
-    /// Names are looked up by the operating system.
+    /// A client that uses the resolver of the operating system.
     ///
     /// # Errors
-    /// When the client cannot be made.
+    /// If the client cannot be created.
     pub fn new(settings: &Settings) -> Result<Self, OutboundSetupError> {
         let system: Arc<dyn Resolve> = Arc::new(System::default());
         Self::with_resolver(settings, &system)
     }
 
-    /// Names are looked up by `resolver`; what it answers is judged all the same.
+    /// A client that uses `resolver`. The resolved addresses are checked all the same.
     ///
     /// # Errors
-    /// When the client cannot be made.
+    /// If the client cannot be created.
     pub fn with_resolver(
         settings: &Settings,
         resolver: &Arc<dyn Resolve>,
     ) -> Result<Self, OutboundSetupError> {
-        // The first one in the process wins; whichever it is does.
+        // Only the first call in a process installs the provider; any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let policy = Policy::Tenant(Arc::clone(&settings.allow_nets));
         let client = |policy: &Policy| {
@@ -194,25 +194,25 @@ impl Outbound {
         })
     }
 
-    /// The policy for tenants' URLs.
+    /// The policy for URLs of tenants.
     #[must_use]
     pub fn tenants(&self) -> &Policy {
         &self.policy
     }
 
-    /// Makes one call. Nothing is tried again.
+    /// Makes one call, without retries.
     ///
     /// # Errors
-    /// See [`OutboundError`]; an answer with any status is an answer.
+    /// See [`OutboundError`]; an answer with any status is not an error.
     ///
     /// # Cancel safety
-    /// The connection is closed; whether the request was handled is unknown.
+    /// The connection is closed; the server may or may not have handled the request.
     pub async fn call(&self, request: Request<'_>) -> Result<Answer, OutboundError> {
         let Request { method, url, mut headers, body, deadline, place_by, tell_deadline } = request;
         let client = if url.is_operators() {
             &self.operators
         } else {
-            // Once more: the client connects to an address without asking the resolver.
+            // Checked again here: for a literal address the client does not use the resolver.
             url.judge(&self.policy)?;
             &self.tenants
         };
@@ -247,7 +247,7 @@ fn client(settings: &Settings, resolver: &Arc<Judging>) -> Result<reqwest::Clien
             .dns_resolver(Arc::clone(resolver))
     };
     builder().build().or_else(|error| {
-        // A machine without certificates of authorities can still call http:// URLs.
+        // A machine without CA certificates can still call http:// URLs.
         let client = builder().tls_certs_only([]).build()?;
         tracing::warn!(error = %Root(&error), "https:// URLs cannot be called from this machine");
         Ok(client)

@@ -1,4 +1,4 @@
-//! Names become addresses here, and every address is judged before it is connected to.
+//! Resolves names and checks every address before a connection to it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use tokio::sync::Semaphore;
 
 use super::address::{AddressRefused, Policy};
 
-/// The operating system is asked for so many names at once: each look-up may hold a thread for as
-/// long as a name server keeps silent.
+/// Maximum number of concurrent lookups: each may block a thread for as long as a name server is
+/// silent.
 const LOOKUPS: usize = 32;
 
-/// Asks the operating system, `/etc/hosts` included.
+/// Uses the resolver of the operating system, `/etc/hosts` included.
 #[derive(Debug)]
 pub(super) struct System {
     lookups: Arc<Semaphore>,
@@ -36,8 +36,8 @@ impl Resolve for System {
     }
 }
 
-/// Refuses a name when any of its addresses is not allowed. What it answers is what the client
-/// connects to, so nothing can change in between.
+/// Refuses a name if any of its addresses is not allowed. The client connects to exactly the
+/// returned addresses, so nothing can change in between.
 pub(super) struct Judging {
     pub(super) inner: Arc<dyn Resolve>,
     pub(super) policy: Policy,

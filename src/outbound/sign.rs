@@ -1,9 +1,9 @@
-//! Signatures by Standard Webhooks (<https://www.standardwebhooks.com>): a receiver knows that a
-//! request is ours and whole.
+//! Signatures by Standard Webhooks (<https://www.standardwebhooks.com>): a receiver can verify that
+//! a request is from Fairlane and unchanged.
 //!
-//! A secret is written `whsec_` and base64. Each bot has a key of its own, HMAC-SHA256 of the
-//! secret and the bot's id, so a receiver that serves one bot cannot sign for another. Every
-//! secret signs, so that secrets can be changed one after the other.
+//! A secret is written as `whsec_` and base64. Each bot has its own key, HMAC-SHA256 of the secret
+//! and the bot's id, so a receiver of one bot cannot sign for another one. Every secret signs each
+//! request, so that secrets can be rotated.
 
 use std::fmt;
 use std::time::Duration;
@@ -32,17 +32,17 @@ const PREFIX: &str = "whsec_";
 /// Shortest and longest secret, in bytes, by the specification.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// Padding may be left out, as the libraries of the specification allow.
+/// Padding is optional, as in the libraries of the specification.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Why a text is no secret. Never quotes it.
+/// Why a text is not a secret. Never quotes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Another beginning.
-    #[error("does not begin with {PREFIX}; `echo whsec_$(openssl rand -base64 32)` makes one")]
+    /// The prefix is missing.
+    #[error("does not start with {PREFIX}; `echo whsec_$(openssl rand -base64 32)` makes one")]
     Prefix,
     /// Not base64.
     #[error("is not base64 after {PREFIX}; `echo whsec_$(openssl rand -base64 32)` makes one")]
@@ -57,10 +57,10 @@ pub enum SecretError {
 pub struct Secret(Box<[u8]>);
 
 impl Secret {
-    /// Reads `whsec_` and base64.
+    /// Parses `whsec_` and base64.
     ///
     /// # Errors
-    /// When the text is anything else, or not of 24 to 64 bytes.
+    /// If the text has another form, or does not decode to 24 to 64 bytes.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let text = text.strip_prefix(PREFIX).ok_or(SecretError::Prefix)?;
         let bytes = LENIENT.decode(text).map_err(|_| SecretError::Base64)?;
@@ -98,8 +98,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The value of [`SIGNATURE`]: one signature for each key, the first one first. `timestamp` in
-/// seconds since 1970.
+/// The value of [`SIGNATURE`]: one signature per key, in their order. `timestamp` is in seconds
+/// since 1970.
 #[must_use]
 pub fn sign(keys: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
     let timestamp = timestamp.to_string();
@@ -110,24 +110,24 @@ pub fn sign(keys: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
     signatures.collect::<Vec<_>>().join(" ")
 }
 
-/// Why a request is not believed.
+/// Why a request is not authentic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsigned {
-    /// It lacks one of the three headers.
+    /// One of the three headers is missing.
     None,
-    /// Its time is more than five minutes from ours.
+    /// Its time differs from ours by more than five minutes.
     Old,
-    /// No signature is by one of the keys.
+    /// No signature matches one of the keys.
     Wrong,
 }
 
-/// How far the time of a request may be from ours, as the specification advises.
+/// Maximum difference between the time of a request and ours, as the specification advises.
 const TOLERANCE: Duration = Duration::from_secs(300);
 
-/// Whether one of `keys` signed a request, at `now` since 1970: what a receiver asks.
+/// Verifies that one of `keys` signed a request, at `now` since 1970. For receivers.
 ///
 /// # Errors
-/// Says why it is not believed.
+/// Says why the request is not authentic.
 pub fn check(
     keys: &[Secret],
     headers: &HeaderMap,
@@ -144,7 +144,7 @@ pub fn check(
     }
     let ours: Vec<String> =
         keys.iter().map(|key| sign(std::slice::from_ref(key), id, time, body)).collect();
-    // All are compared, and each in constant time.
+    // All signatures are compared, each in constant time.
     let mut found = Choice::from(0);
     for given in given.split(' ') {
         for ours in &ours {
@@ -154,8 +154,8 @@ pub fn check(
     if found.into() { Ok(()) } else { Err(Unsigned::Wrong) }
 }
 
-/// The headers of a signed request for `bot`, at `now` since 1970. Without secrets it is not
-/// signed. An empty `media` is left out.
+/// The headers of a signed request for `bot`, at `now` since 1970. Without secrets there are no
+/// signature headers. An empty `media` is left out.
 #[must_use]
 pub fn headers(
     secrets: &[Secret],
@@ -170,7 +170,7 @@ pub fn headers(
     let mut headers = HeaderMap::new();
     let mut put = |name: &'static str, value: String| {
         let value = HeaderValue::try_from(value);
-        // Ids, numbers and base64: always legal.
+        // Ids, numbers and base64 are always valid header values.
         headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
     };
     if !media.is_empty() {

@@ -1,10 +1,11 @@
-//! What a dispatcher knows about the shards of its pipeline, and where it claims next.
+//! The dispatcher's knowledge about the shards of its pipeline, and its choice of the next claims.
 //!
-//! One virtual clock over all shards: a claimer goes to the shard with the lowest score it knows,
-//! and the claim is bounded by the next lowest, so a bot alone in its shard gets no more than one
-//! that shares. Knowledge comes from published scores, from replies, and from scans that back
-//! both up. Published scores only lower what is known; a claim's reply replaces it, *but never a
-//! score that was published while the claim was under way*: else a shard sleeps with work in it.
+//! All shards share one virtual clock. A claim goes to the shard with the lowest known score and is
+//! bounded by the next lowest score, so a bot that is alone in its shard gets no more than one that
+//! shares a shard. The scores come from wake messages and replies, with scans as a backup. A
+//! published score can only lower the known one. The reply to a claim replaces the known score,
+//! *but never a score that was published while the claim was in flight*: otherwise a shard could
+//! sleep with queued events.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,18 +17,18 @@ use tokio::time::Instant;
 use crate::id::{Shard, ShardCount};
 use crate::keyspace::scripts::{Claimed, Completed};
 
-/// Most bots claimed from one shard at once.
+/// Maximum number of bots claimed from one shard per call.
 pub(super) const CLAIM_MAX: usize = 32;
-/// Most shards claimed from at once.
+/// Maximum number of shards claimed from concurrently.
 const ROUND_MAX: usize = 8;
-/// Scan of a shard with something ready, leased or parked.
+/// Interval of scans of a shard with ready, leased or parked bots.
 const SCAN_ACTIVE: Duration = Duration::from_secs(1);
-/// Scan of a shard with nothing.
+/// Interval of scans of an empty shard.
 const SCAN_IDLE: Duration = Duration::from_secs(60);
-/// Pause after a claim that failed.
+/// Pause after a failed claim.
 const SCAN_FAILED: Duration = Duration::from_millis(250);
 
-/// One claim to make.
+/// A claim to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ask {
     pub(super) shard: Shard,
@@ -40,15 +41,15 @@ pub(super) struct Ask {
 #[derive(Debug)]
 struct Entry {
     low: Option<i64>,
-    /// Bots known to be ready beside those taken.
+    /// Number of further ready bots, as far as known.
     ready: u64,
     /// When the next lease or park ends.
     deadline: Option<Instant>,
-    /// Lowest score published since the claim under way was sent.
+    /// The lowest score published since the claim in flight was sent.
     heard: Option<i64>,
-    /// Earliest deadline published since then.
+    /// The earliest deadline published since then.
     heard_deadline: Option<Instant>,
-    /// Publications may have been missed since then.
+    /// Whether messages may have been missed since then.
     missed: bool,
     claiming: bool,
     scan_at: Instant,
@@ -57,9 +58,9 @@ struct Entry {
 #[derive(Debug)]
 struct State {
     shards: Vec<Entry>,
-    /// The highest virtual clock seen, µs.
+    /// The highest virtual clock so far, µs.
     clock: u64,
-    /// A moment of the server's clock (µs since 1970) and of ours.
+    /// The same moment by the server's clock (µs since 1970) and by ours.
     server: Option<(u64, Instant)>,
 }
 
@@ -71,7 +72,7 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// Nothing is known; every shard is to be looked at.
+    /// A board without knowledge: every shard will be scanned.
     pub(super) fn new(count: ShardCount) -> Self {
         let now = Instant::now();
         let entry = |_| Entry {
@@ -90,22 +91,22 @@ impl Board {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic inside one of the short sections below leaves knowledge that is merely old.
+        // A panic in one of the short sections below leaves at worst outdated knowledge.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes when something was heard or capacity was freed.
+    /// Wakes the dispatcher after a message, or when capacity becomes free.
     pub(super) fn changed(&self) -> &Notify {
         &self.changed
     }
 
-    /// Another process or script lowered the shard's lowest score.
+    /// Notes a lower score of the shard, published by another process or script.
     pub(super) fn heard(&self, shard: Shard, score: i64) {
         self.state().shards[shard.index()].lower(Some(score));
         self.changed.notify_one();
     }
 
-    /// A park or linger ends earlier than known.
+    /// Notes an earlier end of a park or linger.
     pub(super) fn heard_deadline(&self, shard: Shard, deadline_ms: u64) {
         let mut state = self.state();
         let deadline = state.local(deadline_ms);
@@ -114,7 +115,7 @@ impl Board {
         self.changed.notify_one();
     }
 
-    /// Publications may have been missed: look at every shard.
+    /// Messages may have been missed: scan every shard.
     pub(super) fn look_everywhere(&self) {
         let now = Instant::now();
         for entry in &mut self.state().shards {
@@ -124,14 +125,14 @@ impl Board {
         self.changed.notify_one();
     }
 
-    /// Bots known to be ready, over all shards.
+    /// Number of known ready bots over all shards.
     pub(super) fn ready(&self) -> u64 {
         let state = self.state();
         state.shards.iter().map(|entry| entry.ready.max(u64::from(entry.low.is_some()))).sum()
     }
 
-    /// The claims to make now with room for `room` bots. `slack`: how far a claim may pass the
-    /// next lowest known score, µs.
+    /// The claims to send now, for at most `room` bots. `slack`: how far a claim may pass the next
+    /// lowest known score, µs.
     pub(super) fn next_round(&self, room: usize, slack: i64) -> Vec<Ask> {
         if room == 0 {
             return Vec::new();
@@ -146,7 +147,7 @@ impl Board {
                 order.push((!due, entry.low.unwrap_or(i64::MAX), shard));
             }
         }
-        // What is due is looked at in any case; then the lowest scores.
+        // Due scans first, then the lowest scores.
         order.sort_unstable();
         let looks = order.iter().take_while(|(known, ..)| !known).count();
         let picks = room.div_ceil(CLAIM_MAX).clamp(1, ROUND_MAX);
@@ -155,13 +156,13 @@ impl Board {
         let active = state.shards.iter().filter(|entry| entry.is_active()).count();
         let mut left = room;
         let mut asks = Vec::with_capacity(order.len());
-        // The lowest first, so that it gets the room.
+        // The lowest scores get the room first.
         order.sort_unstable_by_key(|&(_, low, shard)| (low, shard));
         for (at, &(_, _, shard)) in order.iter().enumerate() {
             let bound = if order.len() == 1 || looks == 0 {
                 next
             } else {
-                // A shard looked at without knowing its score must not pass a known one.
+                // A scan without a known score must not pass a known one.
                 let others = order.iter().enumerate().filter(|&(other, _)| other != at);
                 let known = others.map(|(_, &(_, low, _))| low).filter(|&low| low != i64::MAX);
                 known.chain(next).min()
@@ -179,7 +180,7 @@ impl Board {
         asks
     }
 
-    /// The answer to a claim.
+    /// Applies the reply to a claim.
     pub(super) fn claimed(&self, shard: Shard, claimed: &Claimed) {
         let now = Instant::now();
         let mut state = self.state();
@@ -204,17 +205,17 @@ impl Board {
         entry.scan_at = now + interval.mul_f64(rand::rng().random_range(0.8..1.2));
     }
 
-    /// A claim gave no answer.
+    /// Notes a claim without a reply.
     pub(super) fn failed(&self, shard: Shard) {
         let entry = &mut self.state().shards[shard.index()];
         entry.claiming = false;
-        // What a lost reply took is unknown, so is what is left.
+        // The claim may or may not have taken bots, so the rest is unknown.
         entry.low = entry.heard.take();
         entry.deadline = None;
         entry.scan_at = Instant::now() + SCAN_FAILED;
     }
 
-    /// The answer to a completion.
+    /// Applies the reply to a completion.
     pub(super) fn completed(&self, shard: Shard, completed: &Completed) {
         let mut state = self.state();
         state.clock = state.clock.max(completed.clock);
@@ -228,7 +229,7 @@ impl Board {
         self.changed.notify_one();
     }
 
-    /// When to look again if nothing is heard.
+    /// When to scan again without a message.
     pub(super) fn next_look(&self) -> Instant {
         let state = self.state();
         let entries = state.shards.iter().filter(|entry| !entry.claiming);
@@ -238,7 +239,7 @@ impl Board {
 }
 
 impl State {
-    /// The moment on our monotonic clock at which the server's clock shows `ms`, and a little.
+    /// The moment by our monotonic clock at which the server's clock shows `ms`, plus a margin.
     fn local(&self, ms: u64) -> Instant {
         match self.server {
             Some((server_us, at)) => {
@@ -250,8 +251,8 @@ impl State {
         }
     }
 
-    /// The lowest score known of any shard that is not among `chosen`. One that is being claimed
-    /// from does not count: its server may be frozen, and the others' bots would wait for its.
+    /// The lowest known score of the shards outside `chosen`. Shards with a claim in flight do not
+    /// count: their server may be frozen, and the bots of the others would have to wait for it.
     fn lowest_beside(&self, chosen: &[(bool, i64, Shard)]) -> Option<i64> {
         let others = self
             .shards

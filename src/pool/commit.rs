@@ -1,6 +1,6 @@
-//! Commits completions in groups: while one write is under way, what comes in waits for the next,
-//! so the group grows with the load and costs no waiting without it. In a cluster each server has
-//! writes of its own: one that is frozen holds up nobody else's.
+//! Commits completions in groups. Completions that arrive during a write wait for the next one, so
+//! groups grow with the load, and an idle system has no added latency. In a cluster each server has
+//! its own writes: a frozen server does not delay the others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,50 +20,50 @@ use crate::metrics::PipelineMetrics;
 use crate::queue::Queue;
 use crate::telemetry::{Outage, Recovered};
 
-/// Most completions of one script call.
+/// Maximum number of completions per script call.
 const CALL_MAX: usize = 64;
 /// Maximum number of accounts that one script call changes, so that it stays short.
 const CALL_ACCOUNTS: usize = 500;
-/// Most completions taken into one write.
+/// Maximum number of completions per write.
 const GROUP_MAX: usize = 2_048;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 
-/// Completions that Redis does not answer or refuses: one story for all pipelines.
+/// The log state of completions that fail, shared by all pipelines.
 static COMPLETIONS: Outage = Outage::shared();
 
-/// What became of a commit.
+/// The result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Committed {
-    /// The script did it.
+    /// The script committed it.
     Done,
     /// Another lease is current: nothing was changed.
     Stale,
-    /// Kept, but not handed over: too many are.
+    /// The lease stays with the worker: receivers hold too many already.
     Full,
-    /// An earlier try was not answered and the lease is gone now: it may have been done then.
+    /// An earlier attempt got no answer, and the lease has ended since: it may have been committed.
     Unknown,
 }
 
 struct Item {
     shard: Shard,
     completion: Completion,
-    /// No try is sent after this moment: the lease may be somebody else's.
+    /// No attempt is sent after this moment: another worker may hold the lease.
     deadline: Instant,
-    /// A try was sent and not answered.
+    /// An attempt was sent and got no answer.
     unanswered: bool,
     reply: oneshot::Sender<Committed>,
 }
 
-/// Hands completions to the committer.
+/// Sends completions to the committer.
 #[derive(Clone)]
 pub(super) struct Commits(mpsc::Sender<Item>);
 
 impl Commits {
-    /// Commits and waits for the verdict.
+    /// Commits and waits for the result.
     ///
     /// # Cancel safety
-    /// The completion is committed all the same; the verdict is lost.
+    /// The completion is committed all the same; the result is lost.
     pub(super) async fn commit(
         &self,
         shard: Shard,
@@ -73,15 +73,15 @@ impl Commits {
         let (reply, verdict) = oneshot::channel();
         let item = Item { shard, completion, deadline, unanswered: false, reply };
         if self.0.send(item).await.is_err() {
-            // The committer ends only after every sender: it can have been stopped by force.
+            // The committer outlives every sender, unless it was aborted.
             return Committed::Unknown;
         }
         verdict.await.unwrap_or(Committed::Unknown)
     }
 }
 
-/// The committer of one pipeline: a handle, and the task to run. The task ends when every handle
-/// is gone and everything is committed.
+/// The committer of one pipeline: a handle and a task. The task ends after every handle is dropped
+/// and everything is committed.
 pub(super) fn committer(
     queue: Queue,
     dead_max: u64,
@@ -93,7 +93,7 @@ pub(super) fn committer(
         let cluster = queue.link().target().is_cluster();
         let outlet = Writer { queue: &queue, dead_max, board: &board, metrics: &metrics };
         let mut waiting: Vec<Item> = Vec::new();
-        // One at most for each server; the next pause after one that fails.
+        // At most one write per server. A write after a failure starts with a pause.
         let mut writes = FuturesUnordered::new();
         let mut busy: BTreeMap<usize, Duration> = BTreeMap::new();
         let mut pauses: BTreeMap<usize, Duration> = BTreeMap::new();
@@ -104,7 +104,7 @@ pub(super) fn committer(
                     return;
                 }
             } else {
-                // With one server, what comes in need not be looked at before the write has ended.
+                // With one server, new completions cannot be sent before the current write ends.
                 let others = cluster && !closed && waiting.len() < GROUP_MAX;
                 tokio::select! {
                     biased;
@@ -144,7 +144,8 @@ pub(super) fn committer(
     (Commits(sender), task)
 }
 
-/// Drops what must not be sent any more. The lease runs out and the events are handed out again.
+/// Drops completions that must not be sent any more. Their leases expire, and their events are
+/// handed out again.
 fn give_up_late(waiting: &mut Vec<Item>) {
     let now = Instant::now();
     for item in std::mem::take(waiting) {
@@ -158,7 +159,7 @@ fn give_up_late(waiting: &mut Vec<Item>) {
     }
 }
 
-/// What a write needs.
+/// The state of a write.
 #[derive(Clone, Copy)]
 struct Writer<'a> {
     queue: &'a Queue,
@@ -167,33 +168,33 @@ struct Writer<'a> {
     metrics: &'a PipelineMetrics,
 }
 
-/// How a write ended.
+/// The result of a write.
 struct Written {
     holder: usize,
-    /// What is to be sent again.
+    /// The completions to send again.
     left: Vec<Item>,
     failed: bool,
 }
 
 impl Writer<'_> {
-    /// Sends completions to one server in one write. After one that failed it waits for `pause`.
+    /// Sends completions to one server in one write. After a failure it waits for `pause`.
     async fn write(self, holder: usize, mut items: Vec<Item>, pause: Duration) -> Written {
         let Self { queue, dead_max, board, metrics } = self;
         let written = commit_group(queue, dead_max, board, metrics, &mut items).await;
         if let Err(error) = &written {
             if let Some(suppressed) = COMPLETIONS.failed() {
                 warn!(pipeline = %queue.name(), completions = items.len(), %error, suppressed,
-                    "completions were not answered; trying again while the leases last");
+                    "completions failed; retrying while the leases are valid");
             }
             tokio::time::sleep(pause).await;
         } else if let Some(Recovered { lasted, failures }) = COMPLETIONS.succeeded() {
-            info!(?lasted, failures, "completions are answered again");
+            info!(?lasted, failures, "completions succeed again");
         }
         Written { holder, left: items, failed: written.is_err() }
     }
 }
 
-/// Sends all of `waiting` in one write. What got no answer stays in it.
+/// Sends all of `waiting` in one write. Completions without an answer stay in it.
 async fn commit_group(
     queue: &Queue,
     dead_max: u64,
@@ -204,7 +205,8 @@ async fn commit_group(
     let mut shards: BTreeMap<Shard, Vec<Vec<Item>>> = BTreeMap::new();
     for item in waiting.drain(..) {
         let groups = shards.entry(item.shard).or_default();
-        // The script takes each bot once: a renewal and its slice's end go in separate calls.
+        // The script accepts each bot once, so a renewal and the end of its slice need separate
+        // calls.
         let accounts = |item: &Item| {
             item.completion.leaving.as_ref().map_or(0, |leaving| leaving.accounts.len())
         };
@@ -238,7 +240,7 @@ async fn commit_group(
     let replies = match queue.link().call_all(&calls).await {
         Ok(replies) => replies,
         Err(error) => {
-            // Only a connection that was never made leaves no doubt.
+            // Only if the connection was never made it is certain that nothing was sent.
             let unanswered = !matches!(error, StoreError::Connect { .. });
             for (_, group) in groups {
                 waiting.extend(group.into_iter().map(|mut item| {
@@ -260,8 +262,8 @@ async fn commit_group(
                 }
             }
             Err(error) => {
-                // An answer that is not understood came from a call that ran; of one that gave
-                // none it is unknown.
+                // A call with an unintelligible answer ran. A call without an answer may or may not
+                // have run.
                 let may_have =
                     matches!(error, StoreError::Reply { .. } | StoreError::Unknown { .. });
                 waiting.extend(group.into_iter().map(|mut item| {
@@ -283,7 +285,7 @@ fn answer(item: Item, verdict: Verdict) {
         Verdict::Stale => Committed::Stale,
         Verdict::Bad => {
             tracing::error!(bot = %item.completion.bot, fence = %item.completion.fence,
-                "a completion does not fit its lease: this is a defect of Fairlane");
+                "a completion does not fit its lease; please report this defect of Fairlane");
             Committed::Stale
         }
     };

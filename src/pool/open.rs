@@ -1,13 +1,14 @@
-//! Completing leases from outside: what `/v1/leases` does.
+//! Completing leases over HTTP: the implementation of `/v1/leases`.
 //!
-//! A receiver that answered 202 names the lease by its capability, to any process. What it says is
-//! judged as an answer given at once would be: the same retries, backoff and dead letters, by the
-//! settings of the process that is asked. Only a receiver's own lease can be meant, so nothing here
-//! needs more than the capability.
+//! A receiver that answered 202 names the lease by its capability, and may call any process. Its
+//! report is treated like an immediate answer: the same retries, backoff and dead letters, by the
+//! settings of the process that is called. A capability can only name a lease that was handed to a
+//! receiver, so no further check is necessary.
 //!
-//! A lease that was not handed over yet, because our side still reads the 202, can be completed,
-//! failed and extended too; but what an extension acknowledges is taken only after that, since a
-//! worker still counts from the slice's start.
+//! The receiver may call before the lease is handed over, while the worker still reads the 202. It
+//! can complete, fail and extend the lease then too. But events that such an extension acknowledges
+//! are committed only after the handover, because the worker still counts from the start of the
+//! slice.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,43 +31,43 @@ use crate::queue::Queue;
 use crate::queue::capability::Capability;
 use crate::signing::SigningKey;
 
-/// Somebody else may speak for the same lease at the same time; after so many tries it is theirs.
+/// Number of attempts when another call changes the same lease concurrently.
 const TRIES: usize = 5;
 
-/// Why a lease is not completed, failed or extended. Nothing was changed.
+/// Why a lease cannot be completed, failed or extended. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseError {
-    /// Not a capability that this deployment issued, or of a pipeline it does not have.
+    /// Not a capability of this deployment, or its pipeline does not exist here.
     #[error("there is no such lease")]
     NoSuch,
-    /// It ended or ran out.
+    /// The lease was completed, revoked or has expired.
     #[error(
-        "the lease is gone: it was completed before, ran out or was revoked; what it held is handed out again, or done"
+        "the lease has ended: it was completed, expired or was revoked; its remaining events are handed out again"
     )]
     Gone,
-    /// More than the slice has.
+    /// The acknowledged number exceeds the slice.
     #[error("ack is {ack}, but the slice has {n} events")]
     Ack {
-        /// What was acknowledged.
+        /// The acknowledged number.
         ack: u64,
-        /// Events of the slice.
+        /// Number of events in the slice.
         n: usize,
     },
-    /// Redis.
+    /// Redis failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// A lease that goes on.
+/// An extended lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extended {
-    /// From now.
+    /// The duration of the lease from now.
     pub(crate) ttl: Duration,
-    /// How many events of the slice are done.
+    /// Number of committed events of the slice.
     pub(crate) acked: usize,
 }
 
-/// A pipeline whose leases may be completed here.
+/// A pipeline whose leases can be completed here.
 #[derive(Debug)]
 pub(crate) struct OpenPipeline {
     queue: Queue,
@@ -82,7 +83,7 @@ impl OpenPipeline {
     }
 }
 
-/// The leases that receivers outside hold.
+/// The leases that receivers hold.
 pub(crate) struct OpenLeases {
     key: SigningKey,
     clock: SharedClock,
@@ -95,14 +96,14 @@ impl std::fmt::Debug for OpenLeases {
     }
 }
 
-/// What Redis knows of a lease.
+/// The state of a lease in Redis.
 struct Current {
     acked: usize,
     handed: bool,
     attempts: Attempts,
 }
 
-/// One lease, found.
+/// A lease with its pipeline.
 struct Open<'a> {
     pipeline: &'a OpenPipeline,
     capability: Capability,
@@ -119,8 +120,8 @@ impl OpenLeases {
         Self { key, clock, pipelines: named.collect() }
     }
 
-    /// The first `ack` events of the slice are done, or all; the rest is tried again in order, as
-    /// after a 200 with `ack`.
+    /// Completes a lease: the first `ack` events of the slice are done, or all. The others are
+    /// retried in order, as after a 200 with `ack`.
     ///
     /// # Errors
     /// See [`LeaseError`].
@@ -130,7 +131,7 @@ impl OpenLeases {
         let n = open.capability.n;
         self.end(&open, |acked| match ack {
             Some(ack) if ack < n => {
-                // What was acknowledged before stays so.
+                // Events acknowledged by an extension stay committed.
                 let ack = ack.max(acked);
                 Err(Failure::transient(ack - acked, acknowledgement(ack, n)))
             }
@@ -139,8 +140,9 @@ impl OpenLeases {
         .await
     }
 
-    /// The first `ack` events of the slice are done, and the next one failed; without `ack` any of
-    /// them did. Tried again after the backoff, and after `retry_after` at the earliest.
+    /// Fails a lease: the first `ack` events of the slice are done, and the next one failed.
+    /// Without `ack`, any of them may have failed. Retried after the backoff, and after
+    /// `retry_after` at the earliest.
     ///
     /// # Errors
     /// See [`LeaseError`].
@@ -167,7 +169,7 @@ impl OpenLeases {
         .await
     }
 
-    /// The lease goes on for its ttl from now; the first `ack` events of the slice are done.
+    /// Extends the lease by its ttl from now; the first `ack` events of the slice are done.
     ///
     /// # Errors
     /// See [`LeaseError`].
@@ -200,7 +202,7 @@ impl OpenLeases {
         Ok(Open { pipeline, capability })
     }
 
-    /// Ends a lease with what `answer` says, which is told how many events are done already.
+    /// Ends a lease as `answer` decides. `answer` gets the number of events that are already done.
     async fn end(
         &self,
         open: &Open<'_>,
@@ -210,7 +212,7 @@ impl OpenLeases {
             let current = open.current().await?;
             let left = open.capability.n.saturating_sub(current.acked);
             let policy = self.policy(open, current.attempts);
-            // With nothing left there is nothing that could have failed.
+            // Without remaining events, none of them can have failed.
             let answer = if left == 0 { Ok(Outcomes::done()) } else { answer(current.acked) };
             let settlement = settle(&vec![Fitness::Fit; left], answer, policy);
             let records = open.records(settlement.settled).await?;
@@ -235,7 +237,7 @@ impl OpenLeases {
         Err(LeaseError::Gone)
     }
 
-    /// The first `n` events that are left are done.
+    /// Commits the first `n` remaining events.
     fn settled(&self, open: &Open<'_>, n: usize) -> Settlement {
         let policy = self.policy(open, Attempts::default());
         settle(&vec![Fitness::Fit; n], Ok(Outcomes::done()), policy)
@@ -255,7 +257,7 @@ impl OpenLeases {
 }
 
 impl Open<'_> {
-    /// An acknowledgement, as it counts within the slice.
+    /// Converts an acknowledgement into a position in the slice.
     fn ack(&self, ack: Option<u64>) -> Result<Option<usize>, LeaseError> {
         let n = self.capability.n;
         let Some(ack) = ack else { return Ok(None) };
@@ -265,7 +267,7 @@ impl Open<'_> {
         }
     }
 
-    /// The lease as it stands, if it does.
+    /// The current state of the lease, if it is still held.
     async fn current(&self) -> Result<Current, LeaseError> {
         let queue = &self.pipeline.queue;
         let bot = &self.capability.bot;
@@ -310,7 +312,7 @@ impl Open<'_> {
         Ok(records)
     }
 
-    /// Whether it was done; else somebody else acknowledged something meanwhile.
+    /// Whether the change was made; otherwise another call acknowledged events meanwhile.
     async fn commit(&self, current: &Current, settlement: &Settlement) -> Result<bool, LeaseError> {
         let queue = &self.pipeline.queue;
         let Capability { bot, run, fence, .. } = &self.capability;

@@ -1,45 +1,45 @@
-//! THE RETRY POLICY.
+//! The retry policy.
 //!
-//! | what happened | attempt counted | what follows |
+//! | event | attempt counted | consequence |
 //! |---|---|---|
-//! | transient failure, panic, handler timeout | yes | the bot rests for the backoff, then the same event again, in order |
-//! | the same after `max_attempts` | yes | the event becomes a dead letter, the bot goes on |
-//! | permanent failure | – | dead letter at once |
-//! | unavailable | no | the bot rests; the pause grows with the length of the outage |
-//! | the lease ran out after it was confirmed | yes | the next consumer takes one event at a time |
-//! | the lease ran out before that | no | the same |
+//! | transient failure, panic, handler timeout | yes | the bot is parked for the backoff, then the same event is retried, in order |
+//! | the same after `max_attempts` | yes | the event becomes a dead letter, the bot continues |
+//! | permanent failure | – | dead letter immediately |
+//! | unavailable | no | the bot is parked; the pause grows with the length of the outage |
+//! | the lease expired after it was confirmed | yes | the next worker handles one event at a time |
+//! | the lease expired before that | no | the same |
 //!
-//! A vanished consumer, a panic or a timeout does not tell which event it was, so an event is given
-//! up for these only after at least one try alone, also with `max_attempts = 1`.
+//! After a lost worker, a panic or a timeout it is unknown which event failed. Such an event
+//! becomes a dead letter only after at least one attempt alone, even with `max_attempts = 1`.
 //!
-//! After a failure or a lost lease events are taken one by one until as many went through as the
-//! slice had: so a poison event is found exactly, whatever the handler could tell.
+//! After a failure or a lost lease, events are handled one by one until as many succeeded as the
+//! slice had. So a poison event is identified exactly, regardless of what the handler reports.
 //!
-//! Attempts again have a budget, a tenth of the first attempts ([`RetryBudget`]); beyond it they are
-//! made later, so that when everything fails what is tried for the first time comes first.
+//! Retries have a budget, a tenth of the first attempts ([`RetryBudget`]). Retries beyond it are
+//! delayed, so that first attempts have priority even if everything fails.
 //!
 //! Backoff: `initial · 2^(attempt − 1)`, at most `max`, times `1 ± jitter` (exponential backoff
-//! with bounded jitter, so that bots that failed together do not come back together).
+//! with bounded jitter, so that bots that failed together do not retry together).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long to wait before trying again.
+/// The settings of the backoff.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
-    /// Before the second attempt.
+    /// The delay before the second attempt.
     pub initial: Duration,
-    /// Upper bound.
+    /// The longest delay.
     pub max: Duration,
-    /// Share by which each delay is moved at random, 0 to 1.
+    /// The fraction by which each delay varies at random, 0 to 1.
     pub jitter: f64,
 }
 
 impl Backoff {
-    /// The delay after attempt number `attempt` (from 1) failed. `random` in 0..1 picks the
-    /// jitter. At least `at_least`.
+    /// The delay after attempt number `attempt` (from 1) failed: at least `at_least`. `random` in
+    /// 0..1 chooses the jitter.
     #[must_use]
     pub fn delay(&self, attempt: u32, random: f64, at_least: Option<Duration>) -> Duration {
         let doublings = attempt.saturating_sub(1).min(31);
@@ -48,9 +48,9 @@ impl Backoff {
         delay.mul_f64(factor.max(0.0)).max(at_least.unwrap_or_default())
     }
 
-    /// The delay while a target is away, which it has been for `away`: `initial` at first, then
-    /// about as long as the outage so far. It grows with time, not with the number of slices that
-    /// notice, so a short outage parks nobody for long.
+    /// The delay while a target is unavailable, which it has been for `away`: first `initial`, then
+    /// about as long as the outage so far. It grows with time, not with the number of affected
+    /// slices, so a short outage does not park any bot for long.
     #[must_use]
     pub fn outage(&self, away: Duration, random: f64, at_least: Option<Duration>) -> Duration {
         let initial = self.initial.as_secs_f64().max(0.001);
@@ -64,39 +64,38 @@ impl Backoff {
     }
 }
 
-/// How many attempts again a pool makes without slowing them down: a tenth of its first attempts,
-/// and some more. When all fails, what is tried for the first time is not to wait behind what is
-/// tried again.
+/// The number of retries that a pool makes without delaying them: a tenth of its first attempts,
+/// and a constant rate. If everything fails, first attempts must not wait behind retries.
 #[derive(Debug)]
 pub struct RetryBudget {
-    /// Attempts that are left, and when they were last counted.
+    /// The remaining budget, and when it was last updated.
     left: Mutex<(f64, Instant)>,
 }
 
-/// Of a first attempt, so much of one again is earned.
+/// The budget earned per first attempt.
 const RETRIES_SHARE: f64 = 0.1;
-/// And so many in a second in any case.
+/// The budget earned per second in any case.
 const RETRIES_PER_SECOND: f64 = 10.0;
-/// Most that are saved.
+/// The maximum saved budget.
 const RETRIES_MAX: f64 = 100.0;
-/// Beyond the budget, a pause is so many times as long, up to the longest one.
+/// Beyond the budget, a pause is multiplied by this, up to the longest pause.
 const RETRIES_SLOWED: u32 = 8;
 
 impl RetryBudget {
-    /// With all of it left.
+    /// A full budget.
     #[must_use]
     pub fn new() -> Self {
         Self { left: Mutex::new((RETRIES_MAX, Instant::now())) }
     }
 
-    /// So many events were tried for the first time.
+    /// Notes the first attempts at this many events.
     #[expect(clippy::cast_precision_loss, reason = "events of a slice")]
     pub fn earn(&self, events: usize) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         left.0 = (left.0 + events as f64 * RETRIES_SHARE).min(RETRIES_MAX);
     }
 
-    /// Takes one attempt again; whether there was one.
+    /// Takes the budget for one retry; `false` if there is none.
     pub fn take(&self) -> bool {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -109,7 +108,7 @@ impl RetryBudget {
         has
     }
 
-    /// The pause of an attempt again beyond the budget.
+    /// The pause before a retry beyond the budget.
     #[must_use]
     pub fn slowed(pause: Duration, backoff: &Backoff) -> Duration {
         pause.saturating_mul(RETRIES_SLOWED).min(backoff.max).max(pause)

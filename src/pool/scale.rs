@@ -1,43 +1,43 @@
-//! How many workers a process wants: a pure function of what is ready, how old it is and how long
-//! a slice takes.
+//! The number of workers that a process needs: a pure function of the number of ready bots, the age
+//! of their events and the duration of a slice.
 //!
-//! Little's law gives the workers that clear what is ready within a few milliseconds; short slices need few
-//! of them, long ones need one per ready bot. Growth is immediate, because a waiting bot is worse
-//! than an idle worker; shrinking takes half the surplus at a time, so that a pause between two
-//! bursts does not cost a new start.
+//! Little's law gives the workers that clear the ready bots within a few milliseconds: few for
+//! short slices, one per ready bot for long ones. Growth is immediate, because a waiting bot is
+//! worse than an idle worker. Shrinking removes half the surplus per step, so that a pause between
+//! two bursts does not cost a new start.
 
 use std::time::Duration;
 
-/// What is ready should be in a worker's hands within this time.
+/// Ready bots should get a worker within this time.
 const GOAL: Duration = Duration::from_millis(5);
-/// An event older than this means that the estimate was too low.
+/// An event older than this shows that the estimate was too low.
 const OLD: Duration = Duration::from_secs(1);
-/// Between two steps down.
+/// Interval between two steps down.
 const COOL_DOWN: Duration = Duration::from_secs(5);
 
-/// What the pool sees.
+/// The load of a pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Load {
     /// Bots waiting for a worker.
     pub ready: u64,
     /// Workers in use.
     pub busy: u64,
-    /// Age of the oldest event that was taken lately.
+    /// Age of the oldest recently claimed event.
     pub oldest_age: Duration,
-    /// Average handling time of a slice; zero: unknown.
+    /// Average duration of a slice; zero: unknown.
     pub slice: Duration,
 }
 
-/// `min..=max` workers.
+/// The bounds: `min..=max` workers.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Fewest.
+    /// Minimum number of workers.
     pub min: usize,
-    /// Most.
+    /// Maximum number of workers.
     pub max: usize,
 }
 
-/// How many workers the load would keep busy, without regard to the bounds.
+/// The number of workers that the load would keep busy, without the bounds.
 #[must_use]
 pub fn wanted(load: Load) -> u64 {
     let share = if load.slice.is_zero() || load.oldest_age > OLD {
@@ -60,7 +60,7 @@ pub fn wanted(load: Load) -> u64 {
 pub struct Scaler {
     bounds: Bounds,
     target: usize,
-    /// Time since start of the last change or of the last moment it was all needed.
+    /// When the target last changed, or was last fully needed, since the start.
     needed_at: Duration,
 }
 

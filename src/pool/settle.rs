@@ -1,4 +1,5 @@
-//! What a handler's answer means for the slice: a pure function, and what is kept of it for people.
+//! Converts a handler's answer into the end of a slice, as a pure function, and notes failures for
+//! operators.
 
 use std::time::Duration;
 
@@ -12,19 +13,19 @@ use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
 use crate::queue::{Noted, Queue};
 
-/// A handler may ask for pauses up to this.
+/// Maximum pause that a handler may ask for.
 const PAUSE_MAX: Duration = Duration::from_secs(365 * 86_400);
-/// Longest reason kept with a dead letter, in bytes.
+/// Maximum length of a dead letter's reason, in bytes.
 const REASON_MAX: usize = 1_000;
 
-/// An event of the slice before the handler sees it.
+/// The state of an event of the slice before the handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fitness {
     /// The handler gets it.
     Fit,
-    /// Its time has passed: a dead letter, counted as expired.
+    /// The event is too old: it becomes a dead letter, counted as expired.
     Expired(String),
-    /// It cannot be read, or was tried often enough: a dead letter.
+    /// The event is unreadable, or has used all attempts: it becomes a dead letter.
     Spent(String),
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts these events, and how long those that are settled were under way until `now`.
+    /// Counts these events, and for each settled event the time from its arrival in the queue to `now`.
     pub(super) fn record(
         self,
         metrics: &PipelineMetrics,
@@ -58,23 +59,23 @@ impl Tally {
     }
 }
 
-/// How the slice ends.
+/// The end of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Settlement {
-    /// Events that leave the queue.
+    /// Number of events that leave the queue.
     pub(super) n: usize,
-    /// How many of the events that the handler saw are settled.
+    /// Number of settled events among those that the handler saw.
     pub(super) settled: usize,
     pub(super) mode: Mode,
     pub(super) exceptions: Vec<Exception>,
     pub(super) tally: Tally,
-    /// Why it is not all done, for the log.
+    /// Why it is not completely done, for the log.
     pub(super) failure: Option<String>,
 }
 
 impl Settlement {
-    /// Keeps for people why the handler failed, if it did. It is settled already: a store that does
-    /// not take this changes nothing. `first` is the first event of the slice, where it is known.
+    /// Notes for operators why the handler failed, if it did. The slice is already settled, so an
+    /// error here has no consequence. `first` is the first event of the slice, if known.
     pub(super) async fn note_failure(
         &self,
         queue: &Queue,
@@ -89,33 +90,33 @@ impl Settlement {
         };
         let noted = Noted { reason, first, progress: self.tally.done > 0, pause, now };
         let noted = queue.note_failure(bot, noted).await;
-        noted.unwrap_or_else(|error| debug!(%bot, %error, "why it failed could not be noted"));
+        noted.unwrap_or_else(|error| debug!(%bot, %error, "cannot note why the handler failed"));
     }
 }
 
-/// What the decision depends on beside the answer.
+/// The inputs of the decision besides the answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Policy {
     pub(super) max_attempts: u32,
     pub(super) backoff: Backoff,
-    /// Attempts counted before this one.
+    /// Number of attempts counted before this one.
     pub(super) attempts: Attempts,
     /// How long the target has been unavailable.
     pub(super) unavailable: Duration,
-    /// 0..1, for the jitter.
+    /// A random number in 0..1, for the jitter.
     pub(super) random: f64,
     /// The time since 1970.
     pub(super) now: Duration,
 }
 
-/// Decides. `slice` are all events taken, `answer` concerns the fit ones among them.
+/// Decides. `slice` contains all claimed events, `answer` concerns the fit ones among them.
 pub(super) fn settle(
     slice: &[Fitness],
     answer: Result<Outcomes, Failure>,
     policy: Policy,
 ) -> Settlement {
     let fit: Vec<usize> = (0..slice.len()).filter(|&index| slice[index] == Fitness::Fit).collect();
-    // The place in the queue of the fit event `k`; past the last one: of the slice's end.
+    // The position in the queue of the fit event `k`; past the last one, the end of the slice.
     let place = |k: usize| fit.get(k).copied().unwrap_or(slice.len());
     let mut exceptions: Vec<Exception> = Vec::new();
     let mut tally = Tally::default();
@@ -125,7 +126,7 @@ pub(super) fn settle(
         Ok(outcomes) => {
             let settled = outcomes.settled.unwrap_or(fit.len()).min(fit.len());
             for (k, outcome) in outcomes.exceptions {
-                // An exception beyond what was settled is contradictory: that event stays.
+                // An exception beyond the settled events is contradictory: that event stays queued.
                 if k >= settled || exceptions.iter().any(|known| known.index == place(k)) {
                     continue;
                 }
@@ -150,7 +151,7 @@ pub(super) fn settle(
             if let Some(rest) = outcomes.rest.filter(|_| settled < fit.len()) {
                 mode = Mode::Park { ms: crate::clock::millis(rest.min(PAUSE_MAX)) };
             } else if settled == 0 && !fit.is_empty() {
-                // Nothing done and nothing wrong: handed out again at once it would spin.
+                // No progress and no failure: an immediate retry would be a busy loop.
                 let pause = policy.backoff.delay(1, policy.random, None);
                 mode = Mode::Park { ms: crate::clock::millis(pause) };
                 tally.retried += 1;
@@ -162,7 +163,7 @@ pub(super) fn settle(
             let at = at.map(|k| k.min(fit.len().saturating_sub(1)));
             let k = at.unwrap_or(0);
             tally.done += k as u64;
-            // Attempts belong to the first event; a later one is tried for the first time.
+            // Attempts belong to the first event; a later one gets its first attempt.
             let before = if k == 0 { policy.attempts.counted() } else { 0 };
             let attempt = before.saturating_add(1);
             let reason = shorten(&reason);
@@ -177,7 +178,8 @@ pub(super) fn settle(
                     tally.retried += 1;
                     (k, place(k))
                 }
-                // Without knowing which event it was, only a slice of one may be given up.
+                // If it is unknown which event failed, only a slice of one may become a dead
+                // letter.
                 FailureKind::Transient
                     if attempt < policy.max_attempts || (at.is_none() && fit.len() > 1) =>
                 {
@@ -213,18 +215,18 @@ pub(super) fn settle(
     Settlement { n, settled, mode, exceptions, tally, failure }
 }
 
-/// What of a slice gave up: told once a slice, however many that are.
+/// The dead letters of a slice: logged once per slice, however many there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GivenUp {
-    /// The place of the first one.
+    /// The position of the first one.
     pub(super) index: usize,
     reason: Box<str>,
     attempts: u32,
-    /// How many others there are.
+    /// The number of further ones.
     others: usize,
 }
 
-/// What of the slice gave up. What expired did not: it is counted as such.
+/// The dead letters of the slice, without expired events, which are counted as such.
 pub(super) fn given_up(slice: &[Fitness], exceptions: &[Exception]) -> Option<GivenUp> {
     let mut dead = exceptions.iter().filter_map(|exception| match &exception.fate {
         Fate::Dead { .. } if matches!(slice.get(exception.index), Some(Fitness::Expired(_))) => {
@@ -239,12 +241,12 @@ pub(super) fn given_up(slice: &[Fitness], exceptions: &[Exception]) -> Option<Gi
 }
 
 impl GivenUp {
-    /// Tells of it in the log. `event` is the one at the place.
+    /// Logs them. `event` is the event at that position.
     pub(super) fn warn(&self, pipeline: &PipelineName, bot: &BotId, event: Option<&Event>) {
         let Self { reason, attempts, others, .. } = self;
         let (id, kind) = event.map_or(("(not readable)", "-"), |event| (event.id(), event.kind()));
         warn!(%pipeline, %bot, event = id, "type" = kind, attempts, reason, others,
-            "an event gave up: dead letter");
+            "an event became a dead letter");
     }
 }
 

@@ -1,36 +1,36 @@
-//! What names a lease to a receiver outside: `{lease}` of `/v1/leases/{lease}/…`.
+//! The capability of a lease for a receiver: `{lease}` in `/v1/leases/{lease}/…`.
 //!
-//! A signed text ([`crate::signing`]) that holds a `MessagePack` array. It allows nothing but to end
-//! or extend this lease, and nothing at all once that is gone.
+//! It is a signed token ([`crate::signing`]) that contains a `MessagePack` array. It only permits
+//! to end or extend this lease, and nothing after the lease has ended.
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{BotId, PipelineName};
 use crate::signing::{Purpose, SigningKey};
 
-/// Of which lease, and what its holder knew when it was given out.
+/// The lease, and its state when the capability was issued.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Capability {
     pub(crate) pipeline: PipelineName,
     pub(crate) bot: BotId,
-    /// The run of the server that gave the lease.
+    /// The run id of the Redis server that granted the lease.
     pub(crate) run: String,
     pub(crate) fence: u64,
-    /// Events of the slice.
+    /// Number of events in the slice.
     pub(crate) n: usize,
-    /// How long the lease lasts from a 202 or an extension, ms.
+    /// The duration of the lease after a 202 or an extension, ms.
     pub(crate) ttl_ms: u64,
 }
 
 impl Capability {
-    /// The text that names the lease. Safe in a path.
+    /// The token. Safe in a path.
     pub(crate) fn issue(&self, key: &SigningKey) -> String {
         let bytes = rmp_serde::to_vec(self)
-            .expect("a Vec takes every byte, and texts and numbers always encode");
+            .expect("writing to a Vec cannot fail, and strings and numbers always serialise");
         key.issue(Purpose::Lease, bytes)
     }
 
-    /// What a text names; `None` when we did not issue it.
+    /// Parses a token; `None` if this deployment did not issue it.
     pub(crate) fn read(key: &SigningKey, text: &str) -> Option<Self> {
         rmp_serde::from_slice(&key.read(Purpose::Lease, text)?).ok()
     }

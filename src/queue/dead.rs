@@ -1,4 +1,4 @@
-//! Dead letters: listed, shown, put back, dropped.
+//! Dead letters: list, inspect, redrive, drop.
 
 use std::time::Duration;
 
@@ -14,70 +14,70 @@ use crate::keyspace::scripts::{Recount, Redrive};
 use crate::keyspace::{Reply, ReplyError, StoreError};
 use crate::ledger::Ledger;
 
-/// Dead letters handled by one write.
+/// Maximum number of dead letters per write.
 const PAGE: usize = 100;
 
-/// Dead letters looked at for those of one bot: the newest of its shard.
+/// Maximum number of dead letters searched for those of one bot: the newest of its shard.
 const LOOKED_AT: usize = 1_000;
-/// And so many bytes of them, about.
+/// Maximum bytes of that search, approximately.
 const LOOKED_AT_BYTES: usize = 8 << 20;
-/// Letters of one page of that look: events may be large.
+/// Letters per page of that search: events may be large.
 const LOOK: usize = 50;
-/// Of a bot's dead letters so many are told.
+/// Maximum number of a bot's dead letters in the result.
 const NEWEST: usize = 3;
 
-/// The dead letters of one bot, as far as a bounded look tells.
+/// The dead letters of one bot, found by a bounded search.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct DeadOfBot {
-    /// How many were found among the newest 1,000 (or 8 MiB) of its shard.
+    /// Number of letters found among the newest 1,000 (or 8 MiB) of its shard.
     pub count: u64,
-    /// Whether older ones were not looked at, so that there may be more.
+    /// Whether older letters were not searched, so that there may be more.
     pub at_least: bool,
     /// The newest three.
     pub newest: Vec<LetterOfBot>,
 }
 
-/// A dead letter of a bot, in short.
+/// The summary of a bot's dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct LetterOfBot {
-    /// Its id in the pipeline.
+    /// Its id within the pipeline.
     pub id: LetterId,
-    /// The id of the event; `None` when the record cannot be read.
+    /// The id of the event; `None` if the record cannot be read.
     pub event: Option<String>,
     /// The type of the event.
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// After how many attempts.
+    /// The number of attempts.
     pub attempts: u32,
-    /// When, ms since 1970.
+    /// The time, ms since 1970.
     pub time_ms: u64,
 }
 
-/// An event that gave up.
+/// A dead letter: an event that failed for good.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeadLetter {
-    /// Its id in the pipeline.
+    /// Its id within the pipeline.
     pub id: LetterId,
-    /// Whose event.
+    /// The bot of the event.
     pub bot: BotId,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// After how many attempts.
+    /// The number of attempts.
     pub attempts: u32,
-    /// When, ms since 1970.
+    /// The time, ms since 1970.
     pub time_ms: u64,
-    /// The event; `None` when the record cannot be read.
+    /// The event; `None` if the record cannot be read.
     pub event: Option<Event>,
 }
 
 impl Queue {
-    /// The newest dead letters, of one bot or of all that are `wanted`, at most `limit`, older than
-    /// `before`: the id of the last one of the page before.
+    /// The newest dead letters of one bot, or of all bots that are `wanted`: at most `limit`, older
+    /// than `before` (the id of the last one of the previous page).
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn list_dead_letters(
         &self,
         bot: Option<&BotId>,
@@ -89,7 +89,7 @@ impl Queue {
             |letter: &DeadLetter| bot.is_none_or(|bot| *bot == letter.bot) && wanted(&letter.bot);
         let mut found = Vec::new();
         for shard in self.dead_shards(bot) {
-            // Letters of one moment are ordered by shard.
+            // Letters with equal times are ordered by shard.
             let mut from = match before {
                 None => "+".to_owned(),
                 Some(id) if shard < id.shard => id.entry.to_string(),
@@ -115,7 +115,7 @@ impl Queue {
     /// The newest dead letters, of one bot or of all, at most `limit`.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn dead_letters(
         &self,
         bot: Option<&BotId>,
@@ -124,11 +124,11 @@ impl Queue {
         self.list_dead_letters(bot, &|_| true, None, limit).await
     }
 
-    /// How many dead letters of `bot` there are and the newest of them, by a look at the newest of its
-    /// shard: what it costs is bounded, however many others there are.
+    /// The number and the newest of the dead letters of `bot`, by a search in the newest letters of
+    /// its shard. The cost is bounded, however many other letters there are.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn dead_of(&self, bot: &BotId) -> Result<DeadOfBot, StoreError> {
         let shard = self.shard_of(bot);
         let (mut found, mut from) = (DeadOfBot::default(), "+".to_owned());
@@ -163,11 +163,11 @@ impl Queue {
         }
     }
 
-    /// How many dead letters there are of `bot`, or of all bots. For a bot all of its shard are
-    /// looked at.
+    /// The number of dead letters of `bot`, or of all bots. For a bot, this reads all letters of
+    /// its shard.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn count_dead_letters(
         &self,
         bot: Option<&BotId>,
@@ -187,10 +187,10 @@ impl Queue {
         Ok(count)
     }
 
-    /// One dead letter; `None` when there is no such one.
+    /// A dead letter; `None` if it does not exist.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn dead_letter(&self, id: LetterId) -> Result<Option<DeadLetter>, StoreError> {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(None);
@@ -199,10 +199,11 @@ impl Queue {
         Ok(self.dead_from(id.shard, &entry, &entry).await?.pop())
     }
 
-    /// Puts a dead letter of `bot` back, in order; in a queue with a ledger, at the tail. Answers whether there was one.
+    /// Redrives a dead letter of `bot`, in order; in a queue with a ledger, at the tail. Returns
+    /// whether the letter existed.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn redrive(&self, bot: &BotId, id: LetterId) -> Result<bool, StoreError> {
         if id.shard != self.shard_of(bot) {
             return Ok(false);
@@ -215,8 +216,8 @@ impl Queue {
         self.link().call(&Redrive { keys, id: id.entry, bot, slice_us, renews }).await
     }
 
-    /// Puts a dead letter back at the tail, and posts what it can be. With its old sequence it would
-    /// be below what the durable store has of its account.
+    /// Redrives a dead letter at the tail, and posts its entry. With its old sequence, it would be
+    /// below the sequence that the durable store has of its account.
     async fn recount(
         &self,
         ledger: &dyn Ledger,
@@ -240,10 +241,10 @@ impl Queue {
         self.link().call(&recount).await
     }
 
-    /// Deletes a dead letter. Answers whether there was one.
+    /// Deletes a dead letter. Returns whether it existed.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn drop_dead_letter(&self, id: LetterId) -> Result<bool, StoreError> {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(false);
@@ -253,12 +254,13 @@ impl Queue {
         Ok(value == Value::Int(1))
     }
 
-    /// Puts back the dead letters of `bot`, or of all bots, that died up to `until` on the server's
-    /// clock: those that die again meanwhile stay. The oldest go first, so that a bot whose events
-    /// are handled meanwhile gets them in order. Answers how many those were.
+    /// Redrives the dead letters of `bot`, or of all bots, whose time is at most `until` on the
+    /// server's clock: events that fail again meanwhile stay dead letters. Oldest first, so that a
+    /// bot whose events are handled meanwhile gets them in order. Returns their number.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses. What was put back stays so; it can be repeated.
+    /// If Redis is unavailable or refuses. Letters already redriven stay so; the call can be
+    /// repeated.
     pub async fn redrive_all(
         &self,
         bot: Option<&BotId>,
@@ -289,11 +291,12 @@ impl Queue {
         Ok(count)
     }
 
-    /// Deletes the dead letters of `bot`, or of all bots, that died up to `until` on the server's
-    /// clock. Answers how many those were.
+    /// Deletes the dead letters of `bot`, or of all bots, whose time is at most `until` on the
+    /// server's clock. Returns their number.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses. What was deleted stays so; it can be repeated.
+    /// If Redis is unavailable or refuses. Letters already deleted stay so; the call can be
+    /// repeated.
     pub async fn drop_dead_letters(
         &self,
         bot: Option<&BotId>,
@@ -316,10 +319,10 @@ impl Queue {
         Ok(count)
     }
 
-    /// Removes dead letters older than `keep`. Answers how many.
+    /// Deletes dead letters older than `keep`. Returns their number.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn expire_dead_letters(
         &self,
         keep: Duration,
@@ -337,7 +340,7 @@ impl Queue {
             .sum())
     }
 
-    /// How many dead letters a shard has.
+    /// The number of dead letters of a shard.
     async fn dead_in(&self, shard: Shard) -> Result<u64, StoreError> {
         let length = redis::Cmd::xlen(&self.keys(shard).dlq);
         match self.link().command("XLEN", length).await? {
@@ -381,7 +384,7 @@ impl Queue {
     }
 }
 
-/// A dead letter as it is kept.
+/// The stored form of a dead letter.
 struct RawLetter {
     id: LetterId,
     bot: String,
@@ -430,7 +433,7 @@ impl From<DeadLetter> for LetterOfBot {
     }
 }
 
-/// Walks through the dead letters of a shard, the oldest first.
+/// Iterates over the dead letters of a shard, oldest first.
 struct Pages {
     from: String,
     until: String,
@@ -441,7 +444,7 @@ impl Pages {
         Self { from: "-".to_owned(), until: millis(until).to_string() }
     }
 
-    /// Those of `bot` on the next page, which may be none; `None` at the end.
+    /// The letters of `bot` on the next page, possibly none; `None` at the end.
     async fn next(
         &mut self,
         queue: &Queue,

@@ -1,4 +1,4 @@
-//! Setting right how many events a shard says it has.
+//! Corrects the stored depth of a shard.
 
 use std::collections::BTreeSet;
 
@@ -7,34 +7,34 @@ use crate::id::{BotId, Shard};
 use crate::keyspace::StoreError;
 use crate::keyspace::scripts::{Reconcile, Reconciled};
 
-/// Most bots with events of a shard whose depth is compared: the script looks at all of them.
+/// Maximum number of bots with events for a comparison: the script reads all of them.
 const BOTS_MAX: usize = 20_000;
-/// While bots with events keep joining, the comparison is tried so often.
+/// Number of attempts while new bots keep getting events.
 const TRIES: usize = 50;
 
-/// What comparing the depth of one shard led to.
+/// The result of comparing the depth of one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Depth {
-    /// It is right.
+    /// The depth is correct.
     Right,
-    /// It was `before`, and is set to what the queues hold.
+    /// The depth was `before`, and is now set to the length of the queues.
     SetRight {
-        /// As it stood there.
+        /// The stored value.
         before: String,
-        /// Events in the queues.
+        /// Number of events in the queues.
         depth: u64,
     },
-    /// It was not compared: the shard has too many bots with events, or new ones all the time.
+    /// Not compared: the shard has too many bots with events, or new ones all the time.
     NotCompared,
 }
 
 impl Queue {
-    /// Compares the depth of a shard with what its queues hold, and sets it right, beside any
-    /// traffic. Redis is busy with it for some 20 ms per 10,000 bots with events; a shard with
-    /// more than 20,000 is left out.
+    /// Compares the depth of a shard with its queues, and corrects it, during any traffic. This
+    /// blocks Redis for about 20 ms per 10,000 bots with events. A shard with more than 20,000 is
+    /// skipped.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn reconcile_depth(&self, shard: Shard) -> Result<Depth, StoreError> {
         let (keys, mut named) = (self.keys(shard), BTreeSet::<BotId>::new());
         for _ in 0..TRIES {

@@ -1,8 +1,9 @@
-//! Why a bot is tried again: what its handler said last, and since when, for people. Nothing depends
-//! on it: it is written beside the completion, and forgotten some time after.
+//! Why a bot is retried: the last reason of its handler, and since when it fails. This is
+//! information for operators, and nothing depends on it: it is written beside the completion and
+//! expires later.
 //!
-//! A bot fails as long as the event that waited at the head of its queue after the last failure is
-//! still there: once that event is through, what was noted is history.
+//! A bot counts as failing while the event that was at the head of its queue after the last failure
+//! is still there. Once that event is settled, the note is outdated.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,54 +18,55 @@ use crate::event::Event;
 use crate::id::{BotId, Sequence};
 use crate::keyspace::{Reply, ReplyError, StoreError};
 
-/// How much longer than the pause before the next attempt it is kept.
+/// Time that a note is kept beyond the pause before the next attempt.
 const KEPT: Duration = Duration::from_secs(3_600);
-/// Leased and parked bots with the earliest deadlines that are looked at per shard for failures.
+/// Number of leased and parked bots with the earliest deadlines that are checked for failures, per
+/// shard.
 const FIRST: i64 = 64;
-/// And with the latest: they rest longest.
+/// The same for the latest deadlines, that is the longest backoff.
 const LAST: i64 = 32;
-/// And that are ready.
+/// The same for ready bots.
 const READY: i64 = 32;
 
-/// What a handler said when it failed.
+/// The last failure of a handler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct LastFailure {
-    /// Why, up to 1,000 bytes.
+    /// The reason, up to 1,000 bytes.
     pub reason: String,
-    /// When, ms since 1970.
+    /// The time, ms since 1970.
     pub time_ms: u64,
-    /// Since when every call for the bot failed, ms since 1970.
+    /// Since when every call for the bot has failed, ms since 1970.
     pub since_ms: u64,
 }
 
-/// The bots of a pipeline that fail, of those that were looked at.
+/// The failing bots of a pipeline, among those that were checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Failing {
-    /// Who, those that fail longest first.
+    /// The bots, those that have failed for longest first.
     pub bots: Vec<BotId>,
-    /// Why the last call failed.
+    /// The reason of the last failure.
     pub reason: String,
-    /// When that was, ms since 1970.
+    /// The time of the last failure, ms since 1970.
     pub time_ms: u64,
-    /// Since when, ms since 1970.
+    /// Since when they have failed, ms since 1970.
     pub since_ms: u64,
 }
 
-/// A failure to be noted.
+/// A failure to note.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Noted<'a> {
     pub(crate) reason: &'a str,
-    /// The first event of the slice, where it is known.
+    /// The first event of the slice, if known.
     pub(crate) first: Option<Sequence>,
-    /// Whether something of the slice was done: calls did not fail without a break then.
+    /// Whether a part of the slice was done. Then the series of failures is interrupted.
     pub(crate) progress: bool,
-    /// How long the bot rests; none after an event that gave up.
+    /// The pause before the next attempt; none after a dead letter.
     pub(crate) pause: Option<Duration>,
-    /// Since 1970.
+    /// The time since 1970.
     pub(crate) now: Duration,
 }
 
-/// Since when the calls for a bot fail, and the event that is tried next.
+/// Since when the calls for a bot fail, and the event that is retried next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Streak {
     since_ms: u64,
@@ -82,7 +84,7 @@ impl Streak {
     }
 }
 
-/// When, and why.
+/// The time and the reason.
 fn written(time_ms: u64, reason: &str) -> String {
     format!("{time_ms} {reason}")
 }
@@ -92,7 +94,7 @@ fn read(text: &str) -> Option<(u64, &str)> {
     Some((time_ms.parse().ok()?, reason))
 }
 
-/// What is kept of one bot.
+/// The stored note of one bot.
 #[derive(Debug)]
 struct Kept {
     failure: String,
@@ -101,8 +103,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether the event that failed last is still to be tried; unknown where a process of an earlier
-    /// version noted it.
+    /// Whether the event that failed last is still queued. Unknown in notes of earlier versions.
     fn still_fails(&self) -> Option<bool> {
         self.streak.map(|streak| self.head == Some(streak.head))
     }
@@ -118,7 +119,7 @@ impl Queue {
         let kept = self.kept(std::slice::from_ref(bot)).await?.pop();
         let Some(Kept { streak, head: Some(head), .. }) = kept else { return Ok(()) };
         let now_ms = millis(noted.now);
-        // After an event that gave up, the next one goes on with what its predecessor began.
+        // After a dead letter, the next event continues the series of failures.
         let tried = noted.first.map_or(head, Sequence::get);
         let before = streak.filter(|streak| !noted.progress && streak.head == tried);
         let streak = Streak { since_ms: before.map_or(now_ms, |before| before.since_ms), head };
@@ -131,11 +132,11 @@ impl Queue {
         self.link().run_checked("SET", &pipe).await.map(drop)
     }
 
-    /// Why a bot is tried again; `None` when it is not, when a lease was lost without a word, and
-    /// when that was long ago.
+    /// Why a bot is retried. `None` if it is not, if a lease was lost without a reason, and if the
+    /// failure was long ago.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn last_failure(&self, view: &BotView) -> Result<Option<LastFailure>, StoreError> {
         let kept = self.kept(std::slice::from_ref(&view.bot)).await?.pop();
         let Some(kept) = kept.filter(|kept| !kept.failure.is_empty()) else { return Ok(None) };
@@ -150,11 +151,11 @@ impl Queue {
         Ok(Some(LastFailure { reason: reason.to_owned(), time_ms, since_ms }))
     }
 
-    /// The bots that fail, of up to 128 a shard: those that rest shortest and longest, and the first
-    /// that are ready. `None` when none of them does.
+    /// The failing bots, among up to 128 per shard: those with the shortest and the longest pauses,
+    /// and the first ready ones. `None` if none of them fails.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn failing(&self) -> Result<Option<Failing>, StoreError> {
         let mut pipe = Pipeline::new();
         for keys in self.shards().iter() {
@@ -187,7 +188,7 @@ impl Queue {
         Ok(Some(Failing { bots, reason, time_ms, since_ms }))
     }
 
-    /// Those of which a failure was noted lately: most did not fail, and are not looked at further.
+    /// The bots with a recent note. Usually there are few, and the others need no further look.
     async fn noted(&self, bots: BTreeSet<BotId>) -> Result<Vec<BotId>, StoreError> {
         let mut pipe = Pipeline::with_capacity(bots.len());
         for bot in &bots {
@@ -201,7 +202,7 @@ impl Queue {
         Ok(noted.map(|(bot, _)| bot).collect())
     }
 
-    /// What is kept of each of these bots.
+    /// The stored notes of these bots.
     async fn kept(&self, bots: &[BotId]) -> Result<Vec<Kept>, StoreError> {
         if bots.is_empty() {
             return Ok(Vec::new());

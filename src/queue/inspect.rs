@@ -1,7 +1,7 @@
-//! Looking at queues without touching them: for operators, metrics and pages.
+//! Read-only views of queues: for operators, metrics and pages.
 //!
-//! What is read in several commands is not one moment: counts may be off by what happened in
-//! between.
+//! A view reads with several commands, so it is not one consistent snapshot: counts may differ by
+//! what happened in between.
 
 use std::time::Duration;
 
@@ -17,52 +17,52 @@ use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::{Reply, ReplyError, StoreError, parse_score};
 use crate::telemetry::OncePerMinute;
 
-/// Bots looked at per shard and kind when ages are sampled.
+/// Number of bots per shard and kind whose ages are sampled.
 const SAMPLE: i64 = 64;
 
-/// Commands of [`Queue::view`] a shard.
+/// Number of commands of [`Queue::view`] per shard.
 const SHARD_COMMANDS: usize = 10;
 
-/// When a shard that cannot be read, or whose depth is below zero, was last logged.
+/// When an unreadable shard, or one with a negative depth, was last logged.
 static DAMAGED: OncePerMinute = OncePerMinute::new();
 static NEGATIVE: OncePerMinute = OncePerMinute::new();
 
-/// A pipeline at a glance.
+/// The summary of a pipeline.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PipelineView {
     /// Events queued.
     pub depth: u64,
     /// Bots waiting for a worker.
     pub ready: u64,
-    /// Bots in a worker's hands, or in a receiver's.
+    /// Bots leased by a worker or a receiver.
     pub leased: u64,
-    /// Those of them in a receiver's: it answered 202 and did not complete the lease yet.
+    /// Bots leased by a receiver: it answered 202 and has not completed the lease yet.
     pub open: u64,
-    /// Bots backing off or lingering.
+    /// Parked bots: in backoff, or waiting to batch.
     pub parked: u64,
-    /// Bots an operator stopped.
+    /// Paused bots.
     pub paused: u64,
-    /// Events not due yet.
+    /// Events that are not due yet.
     pub delayed: u64,
     /// Dead letters kept.
     pub dead: u64,
-    /// Age of the oldest event met in a sample of up to 64 ready, leased or parked bots a shard, ms.
+    /// Age of the oldest event in a sample of up to 64 ready, leased or parked bots per shard, ms.
     pub oldest_age_ms: u64,
     /// Whether the whole pipeline is paused.
     pub stopped: bool,
 }
 
-/// Where a bot is.
+/// The state of a bot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BotState {
     /// In the control set.
     Ready,
-    /// In a worker's hands.
+    /// Leased by a worker or a receiver.
     Leased,
-    /// Backing off or lingering.
+    /// In backoff, or waiting to batch.
     Parked,
-    /// An operator stopped it.
+    /// Paused by an operator.
     Paused,
     /// Nothing queued.
     Idle,
@@ -73,7 +73,7 @@ pub enum BotState {
 pub struct BotView {
     /// Its id.
     pub bot: BotId,
-    /// Where it is.
+    /// Its state.
     pub state: BotState,
     /// Events queued.
     pub depth: u64,
@@ -83,7 +83,7 @@ pub struct BotView {
     pub fence: Option<u64>,
     /// When the lease or park ends, ms since 1970.
     pub until_ms: Option<u64>,
-    /// Failures and lost leases since it made progress.
+    /// Failures and lost leases since its last progress.
     pub attempts: u32,
     /// Relative share of the service.
     pub weight: u32,
@@ -94,15 +94,15 @@ pub struct BotView {
 pub struct QueuedEvent {
     /// Its sequence.
     pub sequence: u64,
-    /// The event; `None` when the record cannot be read.
+    /// The event; `None` if the record cannot be read.
     pub event: Option<Event>,
 }
 
 impl Queue {
-    /// The pipeline at a glance. `now` since 1970.
+    /// The summary of the pipeline. `now` is the time since 1970.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn view(&self, now: Duration) -> Result<PipelineView, StoreError> {
         let mut pipe = Pipeline::new();
         for keys in self.shards().iter() {
@@ -113,7 +113,8 @@ impl Queue {
             pipe.cmd("SCARD").arg(keys.paused());
             pipe.cmd("ZCARD").arg(&keys.due);
             pipe.cmd("XLEN").arg(&keys.dlq);
-            // The busiest wait longest at the end of the control set, the parked at both ends.
+            // The busiest bots wait at the end of the control set, parked ones at both ends of the
+            // busy set.
             pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(SAMPLE / 2 - 1);
             pipe.cmd("ZRANGE").arg(keys.ctl()).arg(-SAMPLE / 4).arg(-1);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(SAMPLE / 4 - 1);
@@ -125,12 +126,12 @@ impl Queue {
             let bots = match self.view_shard(&mut view, values) {
                 Ok(bots) => bots,
                 Err(error) if error.is_passing() => return Err(error),
-                // What somebody wrote into one shard hides none of the others.
+                // A damaged shard must not hide the others.
                 Err(error) => {
                     if let Some(suppressed) = DAMAGED.take() {
                         let (pipeline, key) = (self.name(), keys.meta());
                         warn!(%pipeline, key, %error, suppressed,
-                            "a shard cannot be read, and is left out");
+                            "cannot read a shard; the view leaves it out");
                     }
                     continue;
                 }
@@ -140,7 +141,7 @@ impl Queue {
             }
         }
         if !heads.is_empty() {
-            // One that is no list tells no age.
+            // A key that is not a list has no age.
             let values = self.link().run(&heads).await?;
             let oldest = values.iter().filter_map(sequence_of).min();
             view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
@@ -151,7 +152,7 @@ impl Queue {
     /// One bot.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn view_bot(&self, bot: &BotId, now: Duration) -> Result<BotView, StoreError> {
         let keys = self.keys(self.shard_of(bot));
         let mut views = self.view_bots(keys, std::slice::from_ref(bot), now).await?;
@@ -163,7 +164,7 @@ impl Queue {
     /// The next events of a bot.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn next_events(
         &self,
         bot: &BotId,
@@ -210,8 +211,7 @@ impl Queue {
         bots.iter().map(|bot| self.read("view", view_bot(bot, &mut reply, now))).collect()
     }
 
-    /// Adds the counts of one shard; answers the bots to sample. A shard that cannot be read adds
-    /// nothing.
+    /// Adds the counts of one shard; returns the bots to sample. An unreadable shard adds nothing.
     fn view_shard(
         &self,
         view: &mut PipelineView,
@@ -229,7 +229,7 @@ impl Queue {
             && let Some(suppressed) = NEGATIVE.take()
         {
             warn!(pipeline = %self.name(), depth, suppressed,
-                "a shard counts fewer than no events, as after a lost tail; `fairlane check --audit` sets it right");
+                "the depth of a shard is negative: Redis lost its last writes; `fairlane check --audit` corrects it");
         }
         view.add(&shard);
         Ok(bots)
@@ -258,8 +258,8 @@ impl PipelineView {
     }
 }
 
-/// One shard, the depth it notes, and the bots of it to sample. After a lost tail counts may be
-/// wrong, and below zero.
+/// One shard: its counts, its stored depth, and its bots to sample. After Redis lost its last
+/// writes, counts may be wrong or negative.
 fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError> {
     let mut meta = Reply::new(reply.next().unwrap_or(Value::Nil))?;
     let depth = meta.optional::<i64>()?.unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A lease as its holder sees it.
+//! A lease from the view of its holder.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,57 +8,57 @@ use tokio::time::Instant;
 use crate::id::{BotId, Fence, Shard};
 use crate::keyspace::scripts::{Attempts, Completion, Exception, Grant, Mode};
 
-/// How long a lease lasts before its holder confirms it, at most, whatever `lease_ttl` says. Short,
-/// because a claim whose reply was lost blocks its bots for this long. A slice that takes longer
-/// than a third of it is renewed for `lease_ttl`; a process that stalls before that loses the lease
-/// after nine tenths of it, and what it had begun is handled again.
+/// Maximum duration of a lease before its holder confirms it, regardless of `lease_ttl`. It is
+/// short because a claim whose reply was lost blocks its bots for this long. A slice that takes
+/// longer than a third of it is renewed for `lease_ttl`. A process that stalls before that loses
+/// the lease after nine tenths of it, and its events are handled again.
 pub const CLAIM_TTL: Duration = Duration::from_millis(1_800);
 
-/// A lease that was granted or confirmed longer ago than this is confirmed again before a handler
-/// starts under it: Redis may have restarted since, which revokes every lease, and another process
-/// may have started its handler. Above the usual time from a claim to its handler, and below what a
-/// restart takes.
+/// A lease granted or confirmed longer ago than this is confirmed again before a handler starts.
+/// Redis may have restarted since, which revokes every lease, and another process may have started
+/// its handler. The value is above the usual time from a claim to its handler, and below the time
+/// of a restart.
 const FRESH: Duration = Duration::from_millis(50);
 
-/// A holder stops by itself this share of the ttl before the deadline, at most one second.
+/// The holder stops this share of the ttl before the deadline, at most one second before.
 pub const MARGIN: u32 = 10;
 
-/// A call that grants or renews leases, as it goes out.
+/// A call that grants or renews leases, at the time of sending.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
-    /// When.
+    /// When it was sent.
     pub at: Instant,
-    /// The number of the connection it takes, or of one before that.
+    /// The number of the connection it uses, or of an earlier one.
     pub connection: Option<u64>,
 }
 
 /// The TTL lock on one bot.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    /// Whose queue.
+    /// The bot.
     pub bot: BotId,
     /// Its shard.
     pub shard: Shard,
-    /// Its number.
+    /// The fence.
     pub fence: Fence,
-    /// The run of the server that gave it.
+    /// The run id of the server that granted it.
     run: Arc<str>,
-    /// What happened since the bot made progress.
+    /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
     /// Relative share of the service.
     pub weight: u32,
-    /// Events already removed under this lease.
+    /// Number of events already removed under this lease.
     removed: usize,
-    /// After this moment the holder no longer acts: sent + ttl − margin, by the monotonic clock.
+    /// The holder must not act after this moment: sent + ttl − margin, by the monotonic clock.
     deadline: Instant,
-    /// When to renew: a third of the ttl after it was set.
+    /// When to renew: a third of the ttl after the last grant or renewal.
     renew_at: Instant,
     /// The call that granted or last renewed it.
     confirmed: Sent,
 }
 
 impl Lease {
-    /// A lease that the call `sent` asked for, with `ttl`.
+    /// The lease that the call `sent` requested, with `ttl`.
     #[must_use]
     pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Sent, ttl: Duration) -> Self {
         let Grant { bot, fence, attempts, weight, .. } = grant;
@@ -78,7 +78,7 @@ impl Lease {
         lease
     }
 
-    /// The call `sent` renewed the lease.
+    /// Applies the renewal by the call `sent`.
     pub fn extend(&mut self, sent: Sent, ttl: Duration) {
         let margin = (ttl / MARGIN).min(Duration::from_secs(1));
         self.deadline = sent.at + ttl.saturating_sub(margin);
@@ -86,16 +86,16 @@ impl Lease {
         self.confirmed = sent;
     }
 
-    /// Whether a handler may start without asking Redis again: the lease was granted or confirmed
-    /// a moment ago, over the connection that is in use now. Over another, Redis may be another
-    /// run, and the lease revoked.
+    /// Whether a handler may start without confirming the lease: it was granted or confirmed a
+    /// moment ago, over the connection in use now. Behind another connection Redis may have
+    /// restarted and revoked the lease.
     #[must_use]
     pub fn is_fresh(&self, connection: Option<u64>) -> bool {
         let Sent { at, connection: over } = self.confirmed;
         over.is_some() && over == connection && at.elapsed() < FRESH
     }
 
-    /// When the call was sent that granted or last renewed it.
+    /// When the call that granted or last renewed it was sent.
     #[must_use]
     pub fn confirmed_at(&self) -> Instant {
         self.confirmed.at
@@ -113,14 +113,14 @@ impl Lease {
         self.renew_at
     }
 
-    /// Whether the holder may still act. To be asked before every effect: a process that wakes
-    /// from a stop acts before its timers fire.
+    /// Whether the holder may still act. To be checked before every effect: a process that was
+    /// suspended continues before its timers fire.
     #[must_use]
     pub fn is_held(&self) -> bool {
         Instant::now() < self.deadline
     }
 
-    /// `n` events were removed under it.
+    /// Notes that `n` events were removed under it.
     pub fn removed(&mut self, n: usize) {
         self.removed += n;
     }
@@ -132,21 +132,21 @@ impl Lease {
         self.completion(0, mode, 0, Vec::new())
     }
 
-    /// The call that hands it over to a receiver outside for `ttl`, while fewer than `max` are in
-    /// its shard.
+    /// The call that hands it over to a receiver for `ttl`, if receivers hold fewer than `max`
+    /// leases in its shard.
     #[must_use]
     pub fn handover(&self, ttl: Duration, max: u64, cost: u64) -> Completion {
         let mode = Mode::Hand { ttl_ms: crate::clock::millis(ttl), max };
         self.completion(0, mode, cost, Vec::new())
     }
 
-    /// The run of the server that gave it.
+    /// The run id of the server that granted it.
     #[must_use]
     pub fn run(&self) -> &str {
         &self.run
     }
 
-    /// The call that ends it: `n` more events leave the queue.
+    /// The call that ends it and removes `n` more events from the queue.
     #[must_use]
     pub fn completion(
         &self,

@@ -1,10 +1,10 @@
-//! Lists of bots, page by page, in the order of what matters to whoever looks.
+//! Paged lists of bots, sorted by depth or age.
 //!
-//! 1. Every bot with something queued is in the control set or in the busy set, or paused: their
-//!    ids are read, nothing is scanned.
-//! 2. A script tells the length and the first sequence of their queues, 500 a call, all shards at
-//!    once. The events stay where they are.
-//! 3. Only the bots of the page are looked at whole.
+//! 1. Every bot with queued events is in the control set, in the busy set, or paused. The list
+//!    reads these ids and scans nothing.
+//! 2. A script returns the length and the first sequence of their queues, 500 per call, all shards
+//!    concurrently. It does not read the events.
+//! 3. Only the bots of the page are read completely.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -19,23 +19,25 @@ use crate::id::{BotId, Shard};
 use crate::keyspace::scripts::{Head, Heads};
 use crate::keyspace::{Reply, StoreError};
 
-/// Most bots read per shard and kind; beyond it the list covers the first ones found.
+/// Maximum number of bots read per shard and kind. Beyond it, the list covers only the first ones
+/// found.
 const SHARD_MAX: usize = 100_000;
-/// Shards asked concurrently. Each takes a connection, and half of a pool is left for others.
+/// Number of shards that are queried concurrently. Each takes a connection, and half of a pool is
+/// left for others.
 const CONCURRENT: usize = 4;
 
-/// Which bots come first.
+/// The order of a list.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum BotOrder {
-    /// Those with most events.
+    /// Longest queues first.
     #[default]
     Depth,
-    /// Those whose first event is oldest.
+    /// Oldest first events first.
     Age,
 }
 
-/// Where a page ends: the next begins after it. Bots that change their place meanwhile may be met
-/// twice or not at all.
+/// The end of a page: the next page starts after it. Bots that change their position meanwhile may
+/// be listed twice or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BotCursor {
     place: u64,
@@ -45,14 +47,14 @@ pub struct BotCursor {
 /// A page of a list of bots.
 #[derive(Debug, Clone)]
 pub struct BotPage {
-    /// In order.
+    /// The bots, in order.
     pub bots: Vec<BotView>,
-    /// Where the next page begins; `None`: there is none.
+    /// The start of the next page; `None`: this is the last one.
     pub next: Option<BotCursor>,
 }
 
 impl BotOrder {
-    /// The lower, the earlier in the list.
+    /// The sort key, ascending.
     fn place(self, head: Head) -> u64 {
         match self {
             Self::Depth => u64::MAX - head.depth,
@@ -63,11 +65,11 @@ impl BotOrder {
 }
 
 impl Queue {
-    /// The bots of the pipeline that have something queued, are parked or paused, and are `wanted`:
-    /// at most `limit` after `after`. `now` since 1970.
+    /// The bots of the pipeline that have queued events, are parked or paused, and are `wanted`: at
+    /// most `limit` after `after`. `now` is the time since 1970.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn list_bots(
         &self,
         order: BotOrder,

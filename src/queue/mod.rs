@@ -1,18 +1,18 @@
 //! One pipeline's queues. THE ORDERING CONTRACT:
 //!
-//! 1. Per bot and pipeline, events are *first* handled in the order in which they were queued.
-//!    For events of one bus stream that is the order of the stream; across streams and other
-//!    entrances it is the order in which Redis saw them.
-//! 2. An event is handled at least once. It leaves its queue only by a fenced completion after
-//!    its effect, or into the dead letters or the delayed events in the same script.
-//! 3. A bot has at most one current lease. A consumer frozen past its lease may still be running
-//!    its handler, but it can commit nothing: completions carry the fence.
-//! 4. A retry holds the head of that bot's queue, and nobody else's.
-//! 5. Nothing is promised across bots.
+//! 1. Per bot and pipeline, events are *first* handled in the order in which they were queued. For
+//!    events of one bus stream that is the order of the stream. Across streams and other sources it
+//!    is the order in which Redis received them.
+//! 2. An event is handled at least once. It leaves its queue only by a fenced completion after its
+//!    effect, or into the dead letters or the delayed events in the same script.
+//! 3. A bot has at most one current lease. A worker frozen past its lease may still run its
+//!    handler, but it cannot commit: completions carry the fence.
+//! 4. A retry blocks the queue of that bot, and of no other bot.
+//! 5. There is no order across bots.
 //!
-//! What guards them: `lua/claim.lua` (one current lease), `lua/complete.lua` (fence and count),
-//! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost
-//! its tail). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
+//! The implementation: `lua/claim.lua` (one current lease), `lua/complete.lua` (fence and count),
+//! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost its
+//! last writes). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
 
 pub(crate) mod capability;
 mod dead;
@@ -46,15 +46,15 @@ use crate::keyspace::{Link, Reply, StoreError};
 use crate::ledger::Ledger;
 use crate::pipeline::{Kind, Protected};
 
-/// One slice in virtual time while bots compete: a bot whose last finish is at most this far ahead
-/// of the clock counts as quiet, and slices shrink to this length while more bots are ready than
-/// there are workers. Short enough that eight workers free one about every millisecond.
+/// One slice in virtual time while bots compete. A bot whose last finish is at most this far ahead
+/// of the clock counts as quiet. Slices shrink to this length while more bots are ready than there
+/// are workers. It is short enough that eight workers free one about every millisecond.
 pub const FAIR_SLICE: Duration = Duration::from_millis(10);
 
 /// [`FAIR_SLICE`] in the unit of the scripts.
 pub(crate) const FAIR_SLICE_US: u64 = 10_000;
 
-/// Most delayed events moved by one call.
+/// Maximum number of delayed events moved by one call.
 pub const PROMOTE_BATCH: usize = 100;
 
 /// The queues of one pipeline, over one link. Cheap to clone.
@@ -68,7 +68,7 @@ pub struct Queue {
     link: Arc<Link>,
 }
 
-/// What the settings of a pipeline mean for one of its `shards`.
+/// The settings of a pipeline, divided over its `shards`.
 #[must_use]
 pub fn limits(config: &PipelineConfig, shards: ShardCount) -> Limits {
     Limits {
@@ -76,12 +76,12 @@ pub fn limits(config: &PipelineConfig, shards: ShardCount) -> Limits {
         linger_ms: crate::clock::millis(config.linger),
         max_queue: config.max_queue.map_or(0, std::num::NonZero::get),
         overflow_dead: config.on_overflow == OnOverflow::Dead,
-        // The bound is the pipeline's; each shard keeps its part of it.
+        // The bound applies to the pipeline; each shard keeps its part of it.
         dead_max: config.dead.max.get().div_ceil(u64::from(shards.get())),
     }
 }
 
-/// Most leases of a pipeline that receivers outside may hold.
+/// Maximum number of leases of a pipeline that receivers may hold.
 pub const OPEN_MAX: u64 = 10_000;
 
 /// The part of [`OPEN_MAX`] that each shard keeps.
@@ -90,17 +90,17 @@ pub(crate) fn open_max(shards: ShardCount) -> u64 {
     OPEN_MAX.div_ceil(u64::from(shards.get()))
 }
 
-/// How events are pushed.
+/// Options of a push.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PushOptions<'a> {
-    /// A second push with the same key within the window changes nothing.
+    /// A second push with the same key within the deduplication window changes nothing.
     pub idempotency: Option<(&'a str, Duration)>,
-    /// When the event becomes due, since 1970. Exactly one event may be delayed per call.
+    /// When the event becomes due, since 1970. Only for a call with exactly one event.
     pub due: Option<Duration>,
 }
 
 impl Queue {
-    /// The queues of `name`, of the default kind, reached by `link`.
+    /// The queues of `name`, of the default kind, over `link`.
     #[must_use]
     pub fn new(name: PipelineName, count: ShardCount, limits: Limits, link: Arc<Link>) -> Self {
         let shards =
@@ -108,25 +108,25 @@ impl Queue {
         Self { name, shards, count, limits, kind: Arc::default(), link }
     }
 
-    /// The same queues by another link.
+    /// The same queues over another link.
     #[must_use]
     pub fn over(&self, link: Arc<Link>) -> Self {
         Self { link, ..self.clone() }
     }
 
-    /// The same queues, as those of a pipeline of this kind.
+    /// The same queues for a pipeline of this kind.
     #[must_use]
     pub fn of_kind(self, kind: Kind) -> Self {
         Self { kind: Arc::new(kind), ..self }
     }
 
-    /// What the events post while they are queued.
+    /// The ledger that events post to while they are queued.
     #[must_use]
     pub fn ledger(&self) -> Option<&dyn Ledger> {
         self.kind.ledger.as_deref()
     }
 
-    /// Why events may not be deleted, if so.
+    /// Why events must not be deleted, if they must not.
     #[must_use]
     pub fn protected(&self) -> Option<Protected> {
         self.kind.protected
@@ -162,7 +162,7 @@ impl Queue {
         self.count
     }
 
-    /// What bounds the queues.
+    /// The limits of the queues.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
@@ -178,10 +178,10 @@ impl Queue {
         self.keys(self.shard_of(bot))
     }
 
-    /// Queues events of one bot, in order. Also the entrance for what does not come from a bus.
+    /// Queues events of one bot, in order, also events that do not come from a bus.
     ///
     /// # Errors
-    /// With [`StoreError::Unknown`] the events may or may not be queued: push again with the same
+    /// After [`StoreError::Unknown`] the events may or may not be queued: push again with the same
     /// idempotency key.
     pub async fn push(
         &self,
@@ -203,11 +203,11 @@ impl Queue {
         self.link.call(&push).await
     }
 
-    /// Stops handing out a bot, or every bot for `None`. Running slices end normally. Answers
+    /// Stops handing out a bot, or every bot for `None`. Running slices end normally. Returns
     /// whether that changed something.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn pause(&self, bot: Option<&BotId>) -> Result<bool, StoreError> {
         let calls: Vec<_> = match bot {
             Some(_) => bot.map(|id| Pause { keys: self.keys_of(id), bot }).into_iter().collect(),
@@ -219,7 +219,7 @@ impl Queue {
     /// Undoes [`Self::pause`].
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn resume(&self, bot: Option<&BotId>) -> Result<bool, StoreError> {
         let slice_us = self.limits.slice_us;
         let calls: Vec<_> = match bot {
@@ -229,28 +229,28 @@ impl Queue {
         any(self.link.call_all(&calls).await?)
     }
 
-    /// Deletes the queue of a bot and answers how many events that were. A running lease is
-    /// revoked. Not for all: [`Self::protected`].
+    /// Deletes the queue of a bot, revokes its lease, and returns the number of deleted events. Not
+    /// allowed for all pipelines: [`Self::protected`].
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn purge(&self, bot: &BotId) -> Result<u64, StoreError> {
         self.link.call(&Purge { keys: self.keys_of(bot), bot }).await
     }
 
-    /// Breaks the lease or park of a bot. Answers whether there was one.
+    /// Breaks the lease of a bot or ends its park. Returns whether there was one.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn revoke(&self, bot: &BotId) -> Result<bool, StoreError> {
         let slice_us = self.limits.slice_us;
         self.link.call(&Revoke { keys: self.keys_of(bot), bot, slice_us }).await
     }
 
-    /// Sets how much of the service a bot gets, relative to 1. Takes effect at the next claim.
+    /// Sets the weight of a bot, relative to 1. Takes effect at the next claim.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn set_weight(&self, bot: &BotId, weight: u32) -> Result<(), StoreError> {
         let key = &self.keys_of(bot).weight;
         let command = if weight == 1 {
@@ -262,10 +262,11 @@ impl Queue {
     }
 
     /// Moves delayed events of one shard that are due at `now` into the queues, oldest first, at
-    /// most [`PROMOTE_BATCH`]. The server's clock has the last word, so nothing moves early.
+    /// most [`PROMOTE_BATCH`]. The script compares with the server's clock, so no event moves
+    /// early.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis is unavailable or refuses.
     pub async fn promote(&self, shard: Shard, now: Duration) -> Result<Promoted, StoreError> {
         let keys = self.keys(shard);
         let misread = |source| self.link.misread("ZRANGE", source);
@@ -291,7 +292,7 @@ impl Queue {
         let mut events = Vec::with_capacity(ids.len());
         for id in ids {
             let entry = stored.bytes().map_err(misread)?;
-            // Gone: another scheduler moved it meanwhile.
+            // Missing: another scheduler moved it meanwhile.
             if let Some(bot) = entry.as_deref().and_then(delayed_bot) {
                 events.push((id, bot));
             }

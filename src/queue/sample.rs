@@ -1,8 +1,8 @@
-//! Samples the values that all processes share through Redis. One process at a time does it, under
-//! a TTL lock; the others show zero, so the values are to be shown with `max`.
+//! Samples the values that all processes share through Redis. One process at a time samples, under
+//! a lock with a time to live. The others report zero, so dashboards should use `max`.
 //!
-//! While nothing happens, the queues are looked at every five minutes and the memory every minute: an
-//! idle Fairlane costs next to nothing.
+//! Without activity the queues are sampled every five minutes and the memory every minute: an idle
+//! Fairlane costs next to nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,42 +26,42 @@ use crate::trend::{self, Point, Sample};
 
 const ACTIVE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
-/// Empty queues of which nothing was heard are looked at this often.
+/// Interval of samples of empty queues without any wake message.
 const QUIET: Duration = Duration::from_secs(300);
-/// Old dead letters are removed this often.
+/// Interval of removing old dead letters.
 const EXPIRE: Duration = Duration::from_secs(60);
 
-/// One pipeline to sample.
+/// A pipeline to sample.
 pub(crate) struct Sampled {
     pub(crate) queue: Queue,
     pub(crate) metrics: PipelineMetrics,
-    /// Dead letters older than this are removed.
+    /// The age above which dead letters are deleted.
     pub(crate) keep_dead: Duration,
-    /// What its product shows beside that.
+    /// The gauges of its product.
     pub(crate) gauges: Option<Box<dyn Gauges>>,
 }
 
-/// What a product shows of its pipeline.
+/// The gauges of a product for its pipeline.
 pub trait Gauges: Send + Sync + 'static {
-    /// Whether its delayed events are watched: then a sample says how late the first of them is.
+    /// Whether to measure the overdue time of the first delayed event.
     fn watches_delayed(&self) -> bool {
         false
     }
 
-    /// Shows what was found; [`Seen::default`] when another process samples.
+    /// Reports a sample; [`Seen::default`] if another process samples.
     fn show(&self, seen: &Seen);
 }
 
-/// What was found of a pipeline.
+/// A sample of a pipeline.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
-    /// Its queues.
+    /// The state of its queues.
     pub view: PipelineView,
-    /// How long the first delayed event has been due, ms. 0 unless they are watched.
+    /// How long the first delayed event has been overdue, ms. 0 unless it is measured.
     pub overdue_ms: u64,
 }
 
-/// Counts what is heard: a sign of life.
+/// Counts wake messages as signs of activity.
 #[derive(Debug, Default)]
 pub(crate) struct Activity(AtomicU64);
 
@@ -117,8 +117,8 @@ pub(crate) async fn run(
                 due = now + ACTIVE * 3;
             }
             Err(error) => {
-                debug!(%error, "cannot sample");
-                // A full server refuses writes, and answers.
+                debug!(%error, "cannot sample the queues");
+                // A full server refuses writes, but it answers.
                 metrics::redis_up(error.is_full());
                 sampler.quiet_until = None;
                 due = now;
@@ -127,14 +127,14 @@ pub(crate) async fn run(
     }
 }
 
-/// What one process knows while it samples.
+/// The state of one process while it samples.
 struct Sampler {
     pipelines: Vec<Sampled>,
     link: Arc<Link>,
     clock: SharedClock,
-    /// Tells it from others.
+    /// The id of this process for the lock.
     token: String,
-    /// Until when empty queues need not be looked at, if all were found empty.
+    /// Until when empty queues need no sample, if all were found empty.
     quiet_until: Option<Instant>,
     /// When old dead letters are removed next.
     expire: Instant,
@@ -145,14 +145,14 @@ struct Sampler {
 }
 
 impl Sampler {
-    /// Looks at everything, unless another process does: then `None`. Answers how long nothing need
-    /// be looked at if nothing is heard. Reads first: a full server refuses what is written.
+    /// Samples everything; `None` if another process does. Returns how long no sample is needed
+    /// without a wake message. Reads before it writes, because a full server refuses writes.
     async fn round(&mut self, now: Instant) -> Result<Option<Duration>, StoreError> {
         let link = Arc::clone(&self.link);
         let ttl_ms = millis(ACTIVE * 3);
         let lock = keys::sampler(link.prefix());
         if !link.call(&Hold { key: &lock, token: &self.token, ttl_ms }).await? {
-            // That one primary answers is known now.
+            // At this point one primary has answered.
             if link.target().is_cluster() {
                 link.command("PING", redis::cmd("PING")).await?;
             }
@@ -165,12 +165,12 @@ impl Sampler {
         for sampled in looked_at {
             match sampled.look(&self.clock, now >= self.expire, &mut found).await {
                 Err(error) if error.is_passing() && !error.is_full() => return Err(error),
-                // It concerns this pipeline alone.
+                // The error concerns only this pipeline.
                 Err(error) => {
                     found.quiet = false;
                     if let Some(suppressed) = self.damaged.take() {
                         let pipeline = sampled.queue.name();
-                        warn!(%pipeline, %error, suppressed, "a pipeline cannot be sampled");
+                        warn!(%pipeline, %error, suppressed, "cannot sample a pipeline");
                     }
                 }
                 Ok(()) => {}
@@ -182,7 +182,7 @@ impl Sampler {
         let is_due = self.noted.is_none_or(|noted| now >= noted + trend::EVERY);
         if is_due && !found.samples.is_empty() {
             match self.note(found.samples).await {
-                Err(error) if error.is_full() => debug!(%error, "no point for the charts"),
+                Err(error) if error.is_full() => debug!(%error, "cannot add a point to the charts"),
                 noted => noted?,
             }
             self.noted = Some(now);
@@ -203,7 +203,7 @@ impl Sampler {
         trend::add(&self.link, &Point { at_ms: millis(self.clock.now()), pipelines }).await
     }
 
-    /// Another process samples: what this one shows must not stay.
+    /// Another process samples: clear the gauges of this one.
     fn leave(&mut self) {
         self.quiet_until = None;
         for sampled in &self.pipelines {
@@ -216,17 +216,17 @@ impl Sampler {
     }
 }
 
-/// What a round found.
+/// The result of a round.
 struct Found {
-    /// Nothing waits anywhere.
+    /// All queues are empty.
     quiet: bool,
-    /// How long that lasts at most.
+    /// How long that can last at most.
     rest: Duration,
     samples: BTreeMap<PipelineName, Sample>,
 }
 
 impl Sampled {
-    /// Looks at this pipeline, and removes old dead letters if it `expires`.
+    /// Samples this pipeline, and deletes old dead letters if it `expires`.
     async fn look(
         &self,
         clock: &SharedClock,
@@ -244,7 +244,7 @@ impl Sampled {
         if gauges.as_ref().is_some_and(|gauges| gauges.watches_delayed()) {
             let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
             found.quiet &= first.is_none_or(|first| first > now_ms);
-            // Nobody is heard when a time comes and no scheduler is there.
+            // A due time causes no wake message if no scheduler runs.
             let left = first.map(|first| Duration::from_millis(first.saturating_sub(now_ms)));
             found.rest = left.map_or(found.rest, |left| found.rest.min(left + ACTIVE));
             overdue_ms = first.map_or(0, |first| now_ms.saturating_sub(first));
@@ -272,7 +272,8 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
 }
 
-/// Used and maximum memory of the server, bytes; of a cluster, of the fullest primary.
+/// Used and maximum memory of the server, bytes; in a cluster, of the primary with the highest
+/// share in use.
 async fn memory(link: &Link) -> Result<(u64, u64), StoreError> {
     let mut command = redis::cmd("INFO");
     command.arg("memory");

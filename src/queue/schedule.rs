@@ -1,7 +1,7 @@
 //! The scheduler of one pipeline: moves delayed events into their queues when they are due.
 //!
-//! It sleeps until the next due time it knows of, and is woken when an earlier one arrives. Never
-//! early: the script compares with the server's clock. Any number of schedulers may run.
+//! It sleeps until the next known due time, and is woken when an earlier one arrives. Events never
+//! move early: the script compares with the server's clock. Any number of schedulers may run.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::id::Shard;
 use crate::lifecycle::Shutdown;
 use crate::telemetry::{Outage, Recovered};
 
-/// A shard is looked at this often although nothing was heard.
+/// Maximum interval between two scans of a shard.
 const SCAN: Duration = Duration::from_secs(60);
-/// While our clock is ahead of the server's, ms.
+/// Pause while our clock is ahead of the server's, ms.
 const SKEW_MS: u64 = 5;
-/// After an error.
+/// Pause after an error.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// What cannot be moved when it is due: one story for all pipelines and shards.
+/// The log state of due events that cannot be moved, shared by all pipelines and shards.
 static PROMOTIONS: Outage = Outage::shared();
 
-/// When each shard is to be looked at, ms since 1970.
+/// When to scan each shard, ms since 1970.
 #[derive(Debug)]
 pub(crate) struct DueBoard {
     shards: Mutex<Vec<u64>>,
@@ -50,7 +50,8 @@ impl DueBoard {
         }
     }
 
-    /// Takes what is to be looked at by `now_ms`, pushing it a scan away, and the next time.
+    /// Takes the shards to scan by `now_ms`, postpones each to its next scan, and returns the next
+    /// time.
     fn take(&self, queue: &Queue, now_ms: u64, scan_ms: u64) -> (Vec<Shard>, u64) {
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         let due: Vec<Shard> =
@@ -62,7 +63,7 @@ impl DueBoard {
     }
 }
 
-/// Makes a scheduler hear of earlier due times.
+/// Notifies a scheduler about earlier due times.
 pub(crate) struct DueEar(pub(crate) Arc<DueBoard>);
 
 impl Listener for DueEar {
@@ -90,12 +91,14 @@ pub(crate) async fn run(
         let now = clock.now();
         let scan = SCAN.mul_f64(rand::rng().random_range(0.8..1.2));
         let (due, next_ms) = board.take(&queue, millis(now), millis(scan));
-        // At once: a server that does not answer delays the others' no longer than its timeout.
+        // Concurrently: a server that does not answer delays the other shards at most by its
+        // timeout.
         let moving = join_all(due.iter().map(|shard| promote(&queue, &board, &clock, *shard, now)));
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,
-            // Dropped midway, the script ran or did not: what is due stays due or is moved.
+            // If this is dropped midway, the script may or may not have run: due events stay due,
+            // or are moved.
             _ = moving => {}
         }
         if !due.is_empty() {
@@ -111,7 +114,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Moves what is due in one shard, and notes when to look again.
+/// Moves the due events of one shard, and notes when to scan again.
 async fn promote(
     queue: &Queue,
     board: &DueBoard,
@@ -122,18 +125,18 @@ async fn promote(
     match queue.promote(shard, now).await {
         Ok(promoted) => {
             if let Some(Recovered { lasted, failures }) = PROMOTIONS.succeeded() {
-                info!(?lasted, failures, "what is due is moved again");
+                info!(?lasted, failures, "delayed events move again");
             }
             if let Some(next_ms) = promoted.next_ms {
-                // Due by our clock but not by the server's: not again at once. Else what is due
-                // already is one batch more.
+                // Due by our clock but not by the server's: wait a moment. Otherwise another batch
+                // is already due.
                 let floor = if promoted.moved == 0 { millis(clock.now()) + SKEW_MS } else { 0 };
                 board.lower(shard, next_ms.max(floor));
             }
         }
         Err(error) => {
             if let Some(suppressed) = PROMOTIONS.failed() {
-                warn!(pipeline = %queue.name(), %shard, %error, suppressed, "cannot move what is due");
+                warn!(pipeline = %queue.name(), %shard, %error, suppressed, "cannot move due events");
             }
             board.lower(shard, millis(now + AGAIN));
         }

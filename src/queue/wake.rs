@@ -1,7 +1,6 @@
 //! Listens to the wake channels of every pipeline and shard.
 //!
-//! A subscriber subscribes before it looks: whenever the subscription is (re)made, everything that
-//! may have been missed is looked at.
+//! After each (re)connection everything is scanned, because messages may have been missed.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,24 +16,24 @@ use crate::lifecycle::Shutdown;
 use crate::telemetry::{Outage, Recovered};
 
 const RECONNECT: Duration = Duration::from_millis(100);
-/// The server is asked for a sign of life this often, and when another connection of the process timed
-/// out: nobody hears what is published to a connection that nothing reaches any more.
+/// Interval of pings. A ping is also sent when another connection of the process times out: a dead
+/// connection receives no published message and reports no error.
 const ALIVE: Duration = Duration::from_secs(2);
-/// It has so long to give it.
+/// Timeout of a ping.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
-/// The same when another connection timed out.
+/// The same after another connection timed out.
 const DOUBTED_WITHIN: Duration = Duration::from_millis(250);
 
-/// What a shard published.
+/// A message from a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wake {
-    /// Its lowest score fell to this.
+    /// The lowest score of the shard fell to this value.
     Ready(i64),
     /// Its next lease or park ends at this time, ms since 1970.
     Deadline(u64),
     /// Its next delayed event is due at this time, ms since 1970.
     Due(u64),
-    /// A product tells of a bot: its word for what happened, and the bot.
+    /// A message of a product about a bot: the product's word for it, and the bot.
     Told(Box<str>, BotId),
 }
 
@@ -51,11 +50,11 @@ impl Wake {
     }
 }
 
-/// Who hears what the shards of one pipeline publish.
+/// A receiver of the messages about one pipeline.
 pub trait Listener: Send + Sync + 'static {
-    /// A shard published something.
+    /// A shard published a message.
     fn heard(&self, shard: Shard, wake: &Wake);
-    /// Something may have been missed.
+    /// Messages may have been missed.
     fn missed(&self);
 }
 
@@ -83,10 +82,10 @@ pub(crate) async fn listen(
                 let suppressed = outage.failed();
                 match (result, suppressed) {
                     (Err(error), Some(suppressed)) => {
-                        warn!(%error, suppressed, "cannot subscribe to the wake channels; scans stand in");
+                        warn!(%error, suppressed, "cannot subscribe to the wake channels; using periodic scans instead");
                     }
                     (Ok(()), Some(suppressed)) => {
-                        warn!(suppressed, "the subscription to the wake channels broke; making it again");
+                        warn!(suppressed, "lost the subscription to the wake channels; reconnecting");
                     }
                     (_, None) => {}
                 }
@@ -100,7 +99,7 @@ pub(crate) async fn listen(
     }
 }
 
-/// One subscription; ends well when the connection does.
+/// One subscription; returns without an error when the connection ends.
 async fn session(
     target: &Target,
     channels: &HashMap<String, (usize, Shard)>,

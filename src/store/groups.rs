@@ -1,8 +1,10 @@
-//! Questions and writes that are made together. While some are under way, what comes in gathers in
-//! the next group: groups grow with the load and cost no waiting without it.
+//! Coalesces concurrent queries and writes into shared commands. While commands are in flight, new
+//! calls collect in the next group. So groups grow with the load, and an idle system has no added
+//! latency.
 //!
-//! No task is behind it. A group is a future that all its members hold: whoever is polled drives
-//! it, and it ends with its last member. Members must be polled until they end, or be dropped.
+//! There is no background task. A group is a future that all its members share: each poll of a
+//! member drives it, and it ends with its last member. Members must be polled until they end, or be
+//! dropped.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,28 +20,28 @@ use crate::store::mongo::MongoError;
 
 type Ended<O> = Result<Arc<O>, MongoError>;
 type Group<O> = Shared<BoxFuture<'static, Ended<O>>>;
-/// A group that others keep alive, or nobody.
+/// A group that only its members keep alive.
 type WeakGroup<O> = WeakShared<BoxFuture<'static, Ended<O>>>;
 type Run<I, O> = dyn Fn(Vec<I>, Place) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
-/// The place of a group among those under way, free once the last clone is dropped: what goes on
-/// in the server after all members have left keeps one.
+/// The place of a group in flight. It is free once the last clone is dropped: a command that still
+/// runs in the server after all members have left keeps a clone.
 pub(crate) type Place = Arc<Option<OwnedSemaphorePermit>>;
-/// What is asked; `None` once it is under way.
+/// The items of a group; `None` once it is in flight.
 type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
 
-/// How things are done together.
+/// The limits of groups.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Most items of a group, unless one member alone brings more.
+    /// Maximum number of items of a group, unless a single member has more.
     pub(crate) items_max: usize,
-    /// Most groups under way.
+    /// Maximum number of groups in flight.
     pub(crate) under_way: usize,
-    /// So long after a failure everyone fails at once, and then until one that tries ends well.
-    /// Zero: only those fail with it who were waiting then.
+    /// After a failure, all calls fail immediately for this time, and then until a probing call
+    /// succeeds. Zero: only the calls that are already waiting fail with it.
     pub(crate) pause: Duration,
 }
 
-/// Makes items of type `I` together, with one result for all of a group. Clones share.
+/// Processes items of type `I` in groups, with one result per group. Clones share.
 pub(crate) struct Groups<I, O>(Arc<Inner<I, O>>);
 
 struct Inner<I, O> {
@@ -49,17 +51,17 @@ struct Inner<I, O> {
     state: Mutex<State<I, O>>,
 }
 
-/// No reference in it keeps a group alive.
+/// Must not keep a group alive.
 struct State<I, O> {
     gathering: Option<(Items<I>, WeakGroup<O>)>,
     failure: Option<Failure<O>>,
 }
 
-/// The last thing that ended, ended so.
+/// The state after the last group: it failed.
 struct Failure<O> {
     at: Instant,
     error: MongoError,
-    /// Tries whether it has passed.
+    /// Whether a probing call is due.
     probe: Option<WeakGroup<O>>,
 }
 
@@ -80,7 +82,7 @@ where
     I: Send + 'static,
     O: Send + Sync + 'static,
 {
-    /// Groups that are done by `run`, which must be bounded in time.
+    /// Groups that `run` processes. `run` must have a time limit.
     pub(crate) fn new<F>(rules: Rules, run: F) -> Self
     where
         F: Fn(Vec<I>, Place) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
@@ -93,19 +95,20 @@ where
         }))
     }
 
-    /// Has the items done with others. Answers the result of the group and where in it they were.
+    /// Processes the items together with those of other calls. Returns the result of the group, and
+    /// the position of the items in it.
     ///
     /// # Errors
-    /// The failure of the group, or an earlier one by the rules.
+    /// The failure of the group, or of an earlier group by the rules above.
     ///
     /// # Cancel safety
-    /// Whether the items are done is open: with others in their group they are.
+    /// The items may or may not be processed, because other members continue the group.
     pub(crate) async fn join(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
         let (group, place) = self.enter(items)?;
         Ok((group.await?, place))
     }
 
-    /// [`Self::join`] in a group of their own.
+    /// [`Self::join`] with a group of its own.
     pub(crate) async fn alone(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
         let place = 0..items.len();
         let (_, group) = self.begin(&mut self.0.state(), items)?;
@@ -154,7 +157,8 @@ where
 impl<I, O> Inner<I, O> {
     async fn drive(self: Arc<Self>, items: Items<I>) -> Ended<O> {
         let begun = Instant::now();
-        // The semaphore is never closed; without a permit there would only be more at once.
+        // The semaphore is never closed; without a permit there would only be more concurrent
+        // groups.
         let place: Place = Arc::new(Arc::clone(&self.permits).acquire_owned().await.ok());
         let items = lock(&items).take().unwrap_or_default();
         if let Some(failure) = &self.state().failure

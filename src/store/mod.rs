@@ -1,5 +1,5 @@
-//! The durable stores beside Redis. They are remote and may fail for a night: what needs one says
-//! so and waits, everything else goes on.
+//! The durable stores besides Redis. They are remote and may be unavailable for hours. Components
+//! that need one report this and wait; all others continue.
 
 pub(crate) mod groups;
 pub mod mongo;

@@ -1,4 +1,5 @@
-//! MongoDB: one client per process, every wait bounded, and what `fairlane check` asks.
+//! MongoDB: one client per process, with a timeout for every wait, and the probes of `fairlane
+//! check`.
 
 mod error;
 mod update;
@@ -21,30 +22,30 @@ pub use self::error::MongoError;
 use crate::config::{MongoUrl, mongo_server};
 use crate::pressure::Pressure;
 
-/// The oldest server that has what Fairlane needs.
+/// The oldest server version with the features that Fairlane needs.
 pub const OLDEST_VERSION: (u32, u32) = (6, 0);
-/// Finding a usable server takes at most this long, and connecting to one.
+/// Timeout of finding a usable server, and of connecting to one.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
-/// Up to this, an answer is not slow: a write waits for a majority.
+/// A latency up to this is never slow, because a write waits for a majority.
 const NEVER_SLOW: Duration = Duration::from_millis(100);
-/// A command takes at most this long, finding a server included.
+/// Timeout of a command, including finding a server.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The server ends a write by itself at its deadline; its answer gets so long to arrive.
+/// The server ends a write at its deadline. This is the extra time for its answer to arrive.
 const ANSWER_GRACE: Duration = Duration::from_millis(250);
-/// A write that is given up on is waited for at most so long: its bytes may be on their way yet.
+/// Maximum wait for a write that timed out: its bytes may still be in transit.
 const ABANDONED_MAX: Duration = Duration::from_secs(20);
-/// A write reaches a majority of the servers within this time.
+/// Time limit for a write to reach a majority of the servers.
 const MAJORITY_TIMEOUT: Duration = Duration::from_secs(3);
-/// Asking name servers for the servers behind `mongodb+srv` takes at most this long.
+/// Timeout of the DNS lookup behind `mongodb+srv`.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Leaving politely takes at most this long.
+/// Timeout of closing the connections.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most connections to each server, unless the URL says otherwise.
+/// Maximum number of connections to each server, unless the URL sets it.
 const CONNECTIONS_MAX: u32 = 32;
-/// What the servers list us as, unless the URL says otherwise.
+/// The application name on the servers, unless the URL sets it.
 const APP_NAME: &str = "fairlane";
 
-/// What was last met at each server that cannot be reached.
+/// The last error of each unreachable server.
 type Met = Arc<Mutex<BTreeMap<String, String>>>;
 
 /// A MongoDB deployment and one database of it.
@@ -69,35 +70,35 @@ impl fmt::Display for Mongo {
     }
 }
 
-/// How the servers of a deployment belong together.
+/// The topology of a deployment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Topology {
-    /// Copies of each other.
+    /// A replica set.
     ReplicaSet {
         /// Its name.
         name: String,
-        /// Members that hold data, hidden ones aside.
+        /// Members that hold data, without hidden ones.
         members: usize,
     },
     /// Behind `mongos`.
     Sharded,
-    /// A single server without an operation log: a majority is itself.
+    /// A single server without an operation log: it is its own majority.
     Standalone,
 }
 
-/// What a deployment says of itself.
+/// The properties of a deployment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MongoInfo {
     /// For example `8.0.4`.
     pub version: String,
-    /// How its servers belong together.
+    /// Its topology.
     pub topology: Topology,
-    /// Its clock, since 1970, with a precision of a millisecond and half a round trip.
+    /// Its clock, since 1970, accurate to a millisecond and half a round trip.
     pub time: Option<Duration>,
 }
 
 impl MongoInfo {
-    /// Major and minor version; zeros where it cannot be read.
+    /// Major and minor version; zeros if unreadable.
     #[must_use]
     pub fn version_numbers(&self) -> (u32, u32) {
         let mut parts = self.version.split('.').map(|part| part.parse().unwrap_or(0));
@@ -105,18 +106,18 @@ impl MongoInfo {
     }
 }
 
-/// When a write counts as done, unless an operation says otherwise.
+/// When a write counts as done, unless an operation sets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acknowledged {
     /// A majority of the servers has it: it survives a failover.
     ByMajority,
-    /// Something else that the URL asks for, for example `w=1`.
+    /// Another setting of the URL, for example `w=1`.
     Otherwise(String),
 }
 
 impl Mongo {
-    /// Reads the URL, which for `mongodb+srv` asks a name server, and makes a client that connects
-    /// at the first question. Writes are acknowledged by a majority unless the URL says otherwise.
+    /// Parses the URL, with a DNS lookup for `mongodb+srv`, and creates a client that connects on
+    /// first use. Writes are acknowledged by a majority unless the URL sets another concern.
     ///
     /// # Errors
     /// [`MongoError::Options`] or [`MongoError::Lookup`].
@@ -160,10 +161,10 @@ impl Mongo {
         Ok(Self { client, url: url.clone(), database: database.to_owned(), met, pressure })
     }
 
-    /// Whether it answers, and accepts our user. Takes at most 5 s.
+    /// Checks that a server answers and accepts our user. Takes at most 5 s.
     ///
     /// # Errors
-    /// When no server can be used, or refuses us.
+    /// If no server is usable, or the user is refused.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -171,10 +172,10 @@ impl Mongo {
         self.command("ping", doc! { "ping": 1 }).await.map(drop)
     }
 
-    /// What it says of itself. Takes at most 10 s.
+    /// Reads the properties of the deployment. Takes at most 10 s.
     ///
     /// # Errors
-    /// When no server can be used, or answers nonsense.
+    /// If no server is usable, or the answer is invalid.
     pub async fn info(&self) -> Result<MongoInfo, MongoError> {
         let build = self.command("buildInfo", doc! { "buildInfo": 1 }).await?;
         let hello = self.command("hello", doc! { "hello": 1 }).await?;
@@ -207,19 +208,19 @@ impl Mongo {
         }
     }
 
-    /// Whether this user may write, read and delete in the database, and whether a write reaches a
-    /// majority of the servers within 3 s. Leaves nothing behind. Takes at most 25 s.
+    /// Checks that this user may write, read and delete in the database, and that a write reaches a
+    /// majority of the servers within 3 s. Removes its test data. Takes at most 25 s.
     ///
     /// # Errors
-    /// The first thing that is not possible.
+    /// The first operation that fails.
     ///
     /// # Cancel safety
-    /// A collection `check-…` with one small document may stay behind.
+    /// A collection `check-…` with one small document may remain.
     pub async fn try_write(&self) -> Result<(), MongoError> {
         let name = format!("check-{}", uuid::Uuid::now_v7().simple());
         let collection = self.client.database(&self.database).collection::<Document>(&name);
         let tried = self.try_in(&collection).await;
-        // Also after a failure: what was refused may have been the second step.
+        // Also after a failure, because the first step may have succeeded.
         let dropped = self.answer("drop", async { collection.drop().await }).await;
         tried.and(dropped)
     }
@@ -239,7 +240,7 @@ impl Mongo {
         Ok(())
     }
 
-    /// The documents that match, in one piece. It takes at most `within`, on the server too.
+    /// Reads all matching documents into memory. Takes at most `within`, also on the server.
     pub(crate) async fn find(
         &self,
         collection: &str,
@@ -253,7 +254,7 @@ impl Mongo {
         self.answer_within("find", within, async { find.await?.try_collect().await }).await
     }
 
-    /// Creates an index unless it is there.
+    /// Creates an index unless it exists.
     pub(crate) async fn index(
         &self,
         collection: &str,
@@ -266,7 +267,7 @@ impl Mongo {
         self.answer("createIndexes", async { create.await }).await.map(drop)
     }
 
-    /// The error of an answer that is not what was `expected`.
+    /// The error for an answer that is not what was `expected`.
     pub(crate) fn not_understood(
         &self,
         command: &'static str,
@@ -275,10 +276,10 @@ impl Mongo {
         MongoError::Reply { url: self.url.clone(), command, expected }
     }
 
-    /// Leaves politely. Every other clone must not be used any more.
+    /// Closes the connections. No other clone may be used any more.
     pub async fn close(self) {
         let leaving = self.client.shutdown().immediate(true);
-        // Those who do not answer are told nothing.
+        // Servers that do not answer in time are not notified.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, async { leaving.await }).await;
     }
 
@@ -304,7 +305,7 @@ impl Mongo {
         self.answer_after(command, within, Duration::ZERO, answer)
     }
 
-    /// [`Self::answer_within`] for a command that the server ends by itself: its last word gets some
+    /// [`Self::answer_within`] for a command with a time limit in the server: its answer gets extra
     /// time to arrive.
     async fn answer_after<T>(
         &self,
@@ -323,7 +324,7 @@ impl Mongo {
         answer.map_err(|source| self.failed(command, source))
     }
 
-    /// How slow the answers are.
+    /// The latency statistics of the answers.
     pub(crate) fn pressure(&self) -> &Arc<Pressure> {
         &self.pressure
     }
@@ -339,8 +340,8 @@ impl Mongo {
     }
 }
 
-/// The driver's own error on an unreachable deployment is a page long; this keeps the one line per
-/// server that matters.
+/// Shortens the driver's error about an unreachable deployment, which is a page long, to one line
+/// per server.
 fn remember(met: Met) -> EventHandler<SdamEvent> {
     EventHandler::callback(move |event| {
         let mut met = met.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,17 +1,17 @@
 //! The embedded default: a private MongoDB server under the data directory.
 //!
-//! It listens on 127.0.0.1 only, without passwords: whoever may run programs on this machine can
-//! reach it. Writes are acknowledged from the journal. It belongs to nobody in particular: the
-//! first process starts it, others adopt it, and the last one out stops it. A process that is
-//! killed leaves it running for the next one. Each process shows its presence by a shared lock on
-//! a file, which the operating system drops with the process.
+//! It listens only on 127.0.0.1 and has no passwords, so every program on this machine can reach
+//! it. Writes are acknowledged from the journal. The first process starts it, other processes adopt
+//! it, and the last process stops it. A killed process leaves it running for the next one. Each
+//! process shows its presence by a shared lock on a file, which the operating system releases when
+//! the process ends.
 //!
-//! | file | holds |
+//! | file | content |
 //! |---|---|
-//! | `lock` | nothing: whoever locks it starts or stops the server |
-//! | `users` | nothing: whoever uses the server shares its lock |
-//! | `server` | process id and port of the server that was started last |
-//! | `mongodb.log` | what the server says |
+//! | `lock` | empty: a process locks it to start or stop the server |
+//! | `users` | empty: each process that uses the server holds a shared lock |
+//! | `server` | process id and port of the last started server |
+//! | `mongodb.log` | the log of the server |
 //! | `data/` | the data |
 
 mod error;
@@ -34,26 +34,26 @@ use super::mongo::{Mongo, MongoError};
 use crate::config::MongoUrl;
 use crate::private::{Home, POLL, Unusable, open_to_lock, outliving};
 
-/// Ports that systems do not give to connections that go out, which could otherwise take the port
-/// while the server is down.
+/// Ports that operating systems do not assign to outgoing connections, which could otherwise take
+/// the port while the server is down.
 const PORTS: std::ops::RangeInclusive<u16> = 20_000..=31_999;
-/// So often another port is tried when somebody takes one first.
+/// Number of ports to try if another program takes one first.
 const TRIES: usize = 5;
-/// How long a user of the file may still be listed who is gone: a process that this one is just
-/// starting holds all its files for a moment.
+/// How long a terminated user may still hold the lock: a process that is just being started
+/// inherits all files for a moment.
 const LINGERING: Duration = Duration::from_millis(100);
 
-/// How the server is started and stopped. What is already running is adopted as it is.
+/// Options for starting and stopping the server. A running server is adopted unchanged.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The program; looked up in `PATH` unless it is a path. One whose name contains `secantus` is
     /// started with that server's arguments, any other with those of `mongod`.
     pub program: PathBuf,
-    /// More arguments, after all others.
+    /// Further arguments, after all others.
     pub arguments: Vec<OsString>,
-    /// How long it may take until it answers.
+    /// Time limit for the start.
     pub start_within: Duration,
-    /// How long it may take to end by itself, before it is killed.
+    /// Time limit for a regular stop, before the server is killed.
     pub stop_within: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Default for Options {
     }
 }
 
-/// A private server that answers.
+/// A running private server.
 ///
 /// Dropping it leaves the server running: use [`Self::stop`] for an orderly end.
 #[derive(Debug)]
@@ -77,27 +77,27 @@ pub struct PrivateMongo {
     url: MongoUrl,
     server: Server,
     stop_within: Duration,
-    /// Shares its lock as long as this lives.
+    /// Holds the shared lock.
     users: File,
-    /// `None`: adopted. A child that is dropped is still reaped, by the runtime.
+    /// `None`: adopted. The runtime reaps a dropped child too.
     child: Option<Child>,
 }
 
 impl PrivateMongo {
     /// Adopts the server under `data_dir`, or starts one there and waits until it answers.
     ///
-    /// `data_dir` is created with mode 0700. `program` is `mongod` from `PATH` unless said. A
-    /// server that is started again takes its former port, unless somebody else has it by now.
+    /// `data_dir` is created with mode 0700. `program` defaults to `mongod` in `PATH`. A restarted
+    /// server gets its former port, unless another program uses it.
     ///
     /// # Errors
-    /// When the directory is not usable, the program is missing or older than 6.0, or the server
-    /// ends or stays silent for 60 s.
+    /// If the directory is not usable, the program is missing or older than 6.0, or the server ends
+    /// or does not answer within 60 s.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
     ///
     /// # Cancel safety
-    /// A server that was spawned goes on starting and is adopted by the next call.
+    /// A started server continues to start, and the next call adopts it.
     pub async fn start(data_dir: &Path, program: Option<&Path>) -> Result<Self, PrivateMongoError> {
         let mut options = Options::default();
         if let Some(program) = program {
@@ -120,7 +120,7 @@ impl PrivateMongo {
         let place = Place::create(data_dir)?;
         let _lock = place.home.lock().await?;
         let users = place.users()?;
-        // Nobody holds it alone but whoever stops the server, under the lock.
+        // Only a process that stops the server holds this lock exclusively, under the other lock.
         users.lock_shared().map_err(Unusable::at(&place.users_path()))?;
         let (server, child) = match place.adopt(&options).await? {
             Some(server) => (server, None),
@@ -139,13 +139,13 @@ impl PrivateMongo {
         Ok(Self { place, url, server, stop_within, users, child })
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     #[must_use]
     pub fn url(&self) -> &MongoUrl {
         &self.url
     }
 
-    /// Whether it was started by this call; else it ran already.
+    /// Whether this call started it; otherwise it was already running.
     #[must_use]
     pub fn was_started(&self) -> bool {
         self.child.is_some()
@@ -157,36 +157,35 @@ impl PrivateMongo {
         self.server.pid
     }
 
-    /// Leaves, and turns off the light as the last one: when no other process uses the server, it
-    /// is told to end, and killed when it has not done so within 10 s. What it acknowledged is in
-    /// its journal.
+    /// Releases the server. If no other process uses it, the server is stopped, and killed if it
+    /// has not ended within 10 s. Acknowledged writes are in its journal.
     ///
-    /// Answers whether no server runs any more.
+    /// Returns whether no server runs any more.
     ///
     /// # Errors
-    /// When the files cannot be used, or the server cannot be told to end. It is left running then.
+    /// If the files are not usable, or the server cannot be stopped. It keeps running then.
     ///
     /// # Cancel safety
-    /// The server may run on, or end on its own.
+    /// The server may keep running, or end on its own.
     pub async fn stop(self) -> Result<bool, PrivateMongoError> {
         let Self { place, server, users, stop_within, child, .. } = self;
         let _lock = place.home.lock().await?;
         drop(users);
-        // Held until the end, although nobody can share it while the other lock is held.
+        // Held until the end, although no process can share it while the other lock is held.
         let Some(_alone) = place.last_one().await? else { return Ok(false) };
-        // Somebody may have replaced the server meanwhile, and be gone now.
+        // Another process may have replaced the server meanwhile, and may have ended since.
         for server in place.recorded().into_iter().chain([server]) {
             place.end(server, stop_within).await?;
         }
         if let Some(mut child) = child {
-            // It has ended: this takes its last word from the system.
+            // Reaps the ended child.
             let _ = tokio::time::timeout(LINGERING, child.wait()).await;
         }
         Ok(true)
     }
 }
 
-/// A server as the file `server` tells of it.
+/// The server in the file `server`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Server {
     pid: u32,
@@ -194,8 +193,8 @@ struct Server {
 }
 
 impl Server {
-    /// It is asked alone, whatever it thinks it is a member of; a lone server acknowledges what is
-    /// not in its journal yet unless it is told not to.
+    /// A direct connection, regardless of any replica set configuration. A standalone server
+    /// acknowledges writes before they are in its journal, unless `journal` is set.
     fn url(self) -> MongoUrl {
         let port = self.port;
         let text =
@@ -204,13 +203,13 @@ impl Server {
     }
 }
 
-/// What a server that should answer is found to be.
+/// The result of probing a server that should answer.
 enum Probe {
-    /// Nobody listens yet.
+    /// The port is not open yet.
     Absent,
-    /// It listens and does not answer.
+    /// The port is open, but there is no answer.
     Starting(MongoError),
-    /// It answers.
+    /// The server answers.
     Ready,
 }
 
@@ -237,7 +236,7 @@ impl Place {
         open_to_lock(&self.users_path())
     }
 
-    /// The lock that nobody else shares; `None` when somebody does. Called under the other lock.
+    /// The exclusive lock; `None` if another process shares it. Called under the other lock.
     async fn last_one(&self) -> Result<Option<File>, PrivateMongoError> {
         let users = self.users()?;
         let started = Instant::now();
@@ -253,7 +252,7 @@ impl Place {
         }
     }
 
-    /// The server that was started last, as far as can be read.
+    /// The last started server, if the file is readable.
     fn recorded(&self) -> Option<Server> {
         let text = std::fs::read_to_string(self.home.dir.join("server")).ok()?;
         let (pid, port) = text.trim().split_once(' ')?;
@@ -267,12 +266,12 @@ impl Place {
         written.and_then(|()| std::fs::rename(&new, &path)).map_err(Unusable::at(&path))
     }
 
-    /// Whether that process is the server of this directory, and not one that got its number.
+    /// Whether that process is the server of this directory, and not another one with the same id.
     async fn runs(&self, server: Server) -> bool {
         has_argument(server.pid, self.data.as_os_str()).await
     }
 
-    /// Waits until a server that runs already answers; `None` when there is none.
+    /// Waits until a running server answers; `None` if none runs.
     async fn adopt(&self, options: &Options) -> Result<Option<Server>, PrivateMongoError> {
         let Some(server) = self.recorded() else { return Ok(None) };
         let started = Instant::now();
@@ -318,7 +317,7 @@ impl Place {
                     Ok(Probe::Starting(error)) => last = Some(error),
                     Ok(Probe::Absent) => {}
                     Err(error) => {
-                        // Too old: it is of no use to anybody.
+                        // Too old, so no process can use it.
                         self.end(server, options.stop_within).await?;
                         return Err(error);
                     }
@@ -335,7 +334,7 @@ impl Place {
         let errors = log.try_clone().map_err(Unusable::at(&self.home.log))?;
         let failed =
             |source| PrivateMongoError::Program { program: options.program.clone(), source };
-        // A path stays what it is in this directory; a name is looked up in `PATH`.
+        // A path is relative to this directory; a name is looked up in `PATH`.
         let program = match options.program.components().count() {
             0 | 1 => options.program.clone(),
             _ => std::path::absolute(&options.program).map_err(failed)?,
@@ -346,12 +345,12 @@ impl Place {
             command.args(["--host", "127.0.0.1", "--port", &port, "--sync-on-commit"]);
             command.arg("--storage-path");
         } else {
-            // Its other socket would be a file in /tmp.
+            // Otherwise it would also create a socket in /tmp.
             command.args(["--bind_ip", "127.0.0.1", "--port", &port, "--nounixsocket"]);
             command.arg("--dbpath");
         }
         outliving(command.arg(&self.data).args(&options.arguments))
-            // Programs look there for configuration files that are not ours.
+            // Programs search there for configuration files that are not ours.
             .current_dir(&self.home.dir)
             .stdout(log)
             .stderr(errors)
@@ -359,7 +358,7 @@ impl Place {
             .map_err(failed)
     }
 
-    /// Refuses to wait any longer than the options say.
+    /// Fails when the time limit of the options has passed.
     fn in_time(
         &self,
         server: Server,
@@ -375,7 +374,8 @@ impl Place {
         Err(PrivateMongoError::Silent { port, log, within, source: last.take().map(Box::new) })
     }
 
-    /// Tells the server to end, and kills it when it does not. One that is gone is fine.
+    /// Stops the server, and kills it if necessary. A server that has already ended is not an
+    /// error.
     async fn end(&self, server: Server, within: Duration) -> Result<(), PrivateMongoError> {
         for what in ["TERM", "KILL"] {
             if !self.runs(server).await {
@@ -397,12 +397,12 @@ impl Place {
     }
 }
 
-/// Whether the server answers. An error: it does, and cannot be used.
+/// Probes the server. An error means that it answers, but is not usable.
 async fn probe(server: Server, patience: Duration) -> Result<Probe, PrivateMongoError> {
     if TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).await.is_err() {
         return Ok(Probe::Absent);
     }
-    // Long enough for every step to say for itself that it takes too long.
+    // Long enough for the timeout of each step to fire first.
     let patience = patience.min(Duration::from_secs(10));
     let asked = async {
         let mongo = Mongo::open(&server.url(), "admin").await?;
@@ -425,7 +425,7 @@ async fn probe(server: Server, patience: Duration) -> Result<Probe, PrivateMongo
     }
 }
 
-/// A port that nobody has just now: the wanted one if possible.
+/// A free port: the wanted one if possible.
 fn free_port(wanted: Option<u16>) -> u16 {
     let mut random = rand::rng();
     let mut port = wanted.unwrap_or_else(|| random.random_range(PORTS));

@@ -1,5 +1,6 @@
-//! One write of a bot at a time in the server, as far as this process sends them: a write that was
-//! given up on still runs there, and sending it once more would only make a slow server slower.
+//! Limits the writes of each bot to one at a time in the server, among those that this process
+//! sends. A write that timed out still runs there, and a repetition would make a slow server
+//! slower.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,22 +10,22 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::id::BotId;
 
-/// Bots that are known, at least, before those without a write are forgotten.
+/// Minimum number of bots in the map before bots without a write are removed.
 const SWEEP_MIN: usize = 64;
 
-/// Whose turn it is to write, by bot. Clones share.
+/// The turns of bots to write. Clones share.
 #[derive(Clone, Default)]
 pub(crate) struct Turns(Arc<Mutex<Bots>>);
 
 #[derive(Default)]
 struct Bots {
     gates: HashMap<BotId, Arc<tokio::sync::Mutex<()>>>,
-    /// With so many bots, those without a write are forgotten.
+    /// The number of bots at which those without a write are removed next.
     sweep_at: usize,
 }
 
-/// The turn of a bot, over once the last clone of it is dropped: every command has one until the
-/// server has answered it.
+/// The turn of a bot. It ends when its last clone is dropped; every command holds one until the
+/// server has answered.
 #[derive(Clone)]
 pub(crate) struct Turn(#[expect(dead_code, reason = "held until it is dropped")] Held);
 
@@ -43,7 +44,7 @@ impl fmt::Debug for Turn {
 }
 
 impl Turns {
-    /// Waits until nothing of the bot is under way.
+    /// Waits until no write of the bot is in progress.
     ///
     /// # Cancel safety
     /// The place in the line is lost.

@@ -1,4 +1,4 @@
-//! Whether MongoDB answers: asked in the background, so that no health check has to wait for it.
+//! Polls MongoDB in the background, so that no health check has to wait for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,28 +10,28 @@ use super::mongo::Mongo;
 use crate::lifecycle::Shutdown;
 use crate::metrics;
 
-/// How often it is asked.
+/// Interval of the polls.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// Whether a store answered when it was last asked; not before it did for the first time.
+/// Whether a store answered the last poll; false before its first answer.
 #[derive(Debug, Default)]
 pub struct Reachable(AtomicBool);
 
 impl Reachable {
-    /// The last answer, at most some ten seconds old.
+    /// The last result, at most about ten seconds old.
     #[must_use]
     pub fn now(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Keeps the answer; says whether it is news.
+    /// Stores the result; returns whether it differs from the last one.
     fn set(&self, up: bool) -> bool {
         metrics::mongodb_up(up);
         self.0.swap(up, Ordering::Relaxed) != up
     }
 }
 
-/// Begins to ask, where there is a MongoDB.
+/// Starts to poll, if there is a MongoDB.
 pub(crate) fn begin(mongo: Option<Mongo>, shutdown: &Shutdown) -> Option<Arc<Reachable>> {
     let mongo = mongo?;
     let reachable = Arc::new(Reachable::default());
@@ -39,7 +39,7 @@ pub(crate) fn begin(mongo: Option<Mongo>, shutdown: &Shutdown) -> Option<Arc<Rea
     Some(reachable)
 }
 
-/// Asks every two seconds until the soft stop. A change is logged once.
+/// Polls every two seconds until the soft stop. Logs each change once.
 async fn watch(mongo: Mongo, reachable: Arc<Reachable>, shutdown: Shutdown) {
     metrics::mongodb_up(false);
     let mut first = true;

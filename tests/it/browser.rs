@@ -182,7 +182,7 @@ async fn a_login_leads_to_the_page_that_was_asked_for_and_a_logout_ends_it() {
     assert_eq!(page.focused().await, "textbox \"Token\"");
     page.fill(field("Token"), "wrong-0123456789abcdef").await;
     assert_eq!(page.follow(button("Log in")).await, 401);
-    assert_eq!(page.text(css("[role=alert]")).await, "This token is not known here.");
+    assert_eq!(page.text(css("[role=alert]")).await, "Fairlane does not know this token.");
     assert_eq!(page.barriers().await, NONE);
     page.fill(field("Token"), text).await;
     assert_eq!(page.follow_key("Enter").await, 200);

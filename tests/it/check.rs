@@ -170,7 +170,7 @@ async fn all_is_well_with_real_servers_and_nothing_stays_behind() {
             "ok clock differs from ours by ",
             "ok scripts may be loaded and run",
             "ok keys may be written under fl:",
-            "ok channels what is published under fl: is heard",
+            "ok channels messages published under fl: are received",
             "ok shards 16; no data yet",
             "ok data no pipeline ever ran here",
             "ok bus fairlane:events no event yet",
@@ -214,7 +214,7 @@ async fn a_redis_that_may_lose_events_is_explained() {
         &[
             "warn eviction allkeys-lru",
             "warn eviction: allkeys-lru",
-            "once maxmemory is set, events would be thrown away; CONFIG SET maxmemory-policy noeviction",
+            "once maxmemory is set, events would be evicted; CONFIG SET maxmemory-policy noeviction",
             "warn durability appendonly is off",
             "a restart of Redis loses what is queued; CONFIG SET appendonly yes, and in redis.conf",
         ],
@@ -225,7 +225,7 @@ async fn a_redis_that_may_lose_events_is_explained() {
         1,
         &[
             "fail eviction allkeys-lru",
-            "queued events are thrown away when memory is full",
+            "queued events are evicted when memory is full",
             "fail clients ",
             "one more process could not connect; CONFIG SET maxclients",
         ],
@@ -290,9 +290,9 @@ async fn data_that_does_not_fit_the_configuration_is_found_out() {
         64,
         &[
             "fail shards redis.shards is 16, but the data in this Redis was created with 8",
-            "with another number, bots would be looked for in the wrong place; set redis.shards = 8",
+            "with another number, events of a bot would be searched in the wrong shard; set redis.shards = 8",
             "warn data not in the configuration: old",
-            "what is queued there waits for ever; configure [pipelines.old], or delete it: fairlane pipelines drop old",
+            "its queued events are never handled; configure [pipelines.old], or delete it: fairlane pipelines drop old",
             "fail bus fairlane:events the key holds something that is no stream",
             "no event can be published or read; rename that key, or set bus.streams",
             "warn bus others 1 event, 1 unread, no reader now; group billing (lag 1, pending 0)",
@@ -367,7 +367,7 @@ async fn tokens_that_cannot_be_read_are_found_before_the_start() {
     let missing = "fail auth auth.tokens: the file token of token \"shop\" cannot be read: ";
     place
         .run(&[])
-        .expect(1, &[missing, "`fairlane serve` does not start with it; do what it says"]);
+        .expect(1, &[missing, "`fairlane serve` does not start with it; correct that setting"]);
     std::fs::write(place.0.path().join("token"), "0123456789abcdef").unwrap();
     place.run(&[]).expect(0, &["ok auth 1 token can be read"]);
     let open = ("http.listen", "\"0.0.0.0:0\"");

@@ -95,7 +95,7 @@ async fn a_write_that_is_given_up_on_is_waited_for_before_its_bot_writes_again()
     let failure = "/v1/pipelines/counters/bots/bot";
     eventually(LONG, "it is tried again", async || {
         let answer = node.client().get(failure).await;
-        String::from_utf8_lossy(&answer.body).contains("still under way in MongoDB")
+        String::from_utf8_lossy(&answer.body).contains("still in progress in MongoDB")
     })
     .await;
     assert!(!again.springs(Duration::from_secs(2)).await, "a second write was sent");

@@ -67,8 +67,8 @@ async fn another_machine_is_asked_only_by_who_says_so_and_mistakes_are_named() {
     let route = ["--route", "p1 GET /v1/pipelines"];
     for (arguments, said) in [
         (&["--url", "http://192.0.2.1:8080"][..], "add --remote"),
-        (&["--url", "https://127.0.0.1:8080"], "only http"),
-        (&["--url", "http://127.0.0.1:8080/v1"], "more than a host"),
+        (&["--url", "https://127.0.0.1:8080"], "must be http"),
+        (&["--url", "http://127.0.0.1:8080/v1"], "a host and a port only"),
         (&["--url", "http://127.0.0.1:8080", "--rates", "30000"], "30000"),
         (
             &[

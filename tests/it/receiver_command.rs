@@ -222,7 +222,7 @@ fn it_stops_at_a_signal_and_refuses_what_it_cannot_do() {
     for (arguments, problem) in [
         (&["--fail", "2"][..], "a fraction from 0 to 1"),
         (&["--status", "200"], "a status from 300 to 599"),
-        (&["--secret", "x"], "does not begin with whsec_"),
+        (&["--secret", "x"], "does not start with whsec_"),
         (&["--bot", "shop"], "callbacks.secrets is empty"),
     ] {
         let output = Command::new(PROGRAM)

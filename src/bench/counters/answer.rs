@@ -1,4 +1,4 @@
-//! Answers as they come over the wire, and what they add up to.
+//! Parses the answers of the service, and counts their views.
 
 use std::io;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use super::plan::{Requests, What};
 use crate::bench::latency::waits;
 use crate::clock::micros;
 
-/// How much of an unexpected answer is shown.
+/// Maximum length of an unexpected answer in an error.
 const SHOWN_BYTES: usize = 400;
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) due: Duration,
     pub(super) what: What,
 }
 
-/// Length of the first answer, head and body, once it is all there.
+/// The length of the first answer, head and body, once it is complete.
 pub(super) fn whole(answer: &[u8]) -> io::Result<Option<usize>> {
     let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else {
         return Ok(None);
@@ -43,7 +43,7 @@ pub(super) fn unexpected(what: &str, answer: &[u8]) -> io::Error {
     io::Error::other(format!("{what}: {}", String::from_utf8_lossy(shown)))
 }
 
-/// What was answered.
+/// The counts of the answers.
 pub(super) struct Tally {
     pub(super) reads: Histogram<u64>,
     pub(super) views: Histogram<u64>,
@@ -77,12 +77,12 @@ impl Tally {
     ) {
         self.last = self.last.max(now);
         if !answer.starts_with(b"HTTP/1.1 200 ") {
-            // What was refused was not counted; of a failure nobody knows.
+            // A refused view was not counted; a failed one may have been.
             let refused = answer.starts_with(b"HTTP/1.1 4");
             let said = unexpected("answered", answer).to_string();
             return if refused { self.blame(&said) } else { self.lose(asked, views, &said) };
         }
-        // No id holds that word.
+        // No id contains that word.
         let unknown = answer.windows(4).any(|window| window == b"null");
         self.nulls += u64::from(unknown);
         let waits = match asked.what {
@@ -97,7 +97,7 @@ impl Tally {
         }
     }
 
-    /// A request of which it is unknown what came of it.
+    /// Notes a request with an unknown result.
     pub(super) fn lose(&mut self, asked: &Asked, views: &Requests, why: &str) {
         if let What::View(number) = asked.what {
             self.ledger.doubt(views.ad(number));

@@ -1,4 +1,4 @@
-//! The documents as they lie in MongoDB: written before the service runs, read after it did.
+//! The documents in MongoDB: written before the service runs, read afterwards.
 
 use futures_util::TryStreamExt as _;
 use jiff::civil::Date;
@@ -10,14 +10,14 @@ use super::plan::{Ads, Place, ad_name, bot_name};
 use crate::bench::BenchError;
 use crate::counters::store::{DAILY, TOTALS};
 
-/// Views of each ad that is in MongoDB before anything is counted.
+/// Number of views of each ad that is in MongoDB before the run.
 pub(super) const STORED: u64 = 7;
-/// Between the parts of an id.
+/// Separates the parts of an id.
 const UNIT: char = '\u{1f}';
-/// Documents of one write.
+/// Number of documents per write.
 const BATCH: usize = 5_000;
 
-/// Stores the ads that shall be in MongoDB only, as if they had been viewed on `day`.
+/// Stores the ads that should be only in MongoDB, as if they had been viewed on `day`.
 pub(super) async fn store(database: &Database, ads: Ads, day: Date) -> Result<(), BenchError> {
     let (totals, daily) = collections(database);
     let stored: Vec<usize> = (0..ads.count).filter(|ad| ads.place(*ad) == Place::Stored).collect();
@@ -41,7 +41,7 @@ pub(super) async fn store(database: &Database, ads: Ads, day: Date) -> Result<()
     Ok(())
 }
 
-/// Reads what is stored of each ad. Answers how many documents are of none that it should be of.
+/// Reads the stored figures of each ad. Returns the number of documents of unexpected ads.
 pub(super) async fn read(
     database: &Database,
     ads: Ads,
@@ -72,13 +72,13 @@ fn collections(database: &Database) -> (Collection<Document>, Collection<Documen
     (database.collection(TOTALS), database.collection(DAILY))
 }
 
-/// The number of the ad, if it is one of its bot's.
+/// The number of the ad, if it belongs to its bot.
 fn number(document: &Document, ads: Ads) -> Option<usize> {
     let ad: usize = document.get_str("ad").ok()?.strip_prefix("ad-")?.parse().ok()?;
     (document.get_str("bot").ok()? == bot_name(ads.bot(ad))).then_some(ad)
 }
 
-/// A number of any type; what is none, or below 0, is as wrong as a number can be.
+/// A number of any type. A value that is not a number, or is negative, counts as wrong.
 fn count(value: &Bson) -> u64 {
     let number = match value {
         Bson::Int32(number) => Some(i64::from(*number)),

@@ -1,4 +1,4 @@
-//! Whether what is told, what is stored, and the sum of the days is what was acknowledged.
+//! Checks that totals over HTTP, stored totals and the sums of days equal the acknowledged views.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,14 +11,14 @@ use super::answer::{unexpected, whole};
 use super::plan::{Ads, ad_name, bot_name};
 use crate::bench::BenchError;
 
-/// Ads that are asked for at once.
+/// Number of ads per query.
 const ASKED_MAX: usize = 1_000;
 
-/// What must be there of each ad.
+/// The expected figures of each ad.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ledger(Vec<Bounds>);
 
-/// The total is between these.
+/// The bounds of the total.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Bounds {
     least: u64,
@@ -30,17 +30,17 @@ impl Ledger {
         Self(vec![Bounds::default(); ads])
     }
 
-    /// A view that was acknowledged.
+    /// Notes an acknowledged view.
     pub(super) fn acknowledge(&mut self, ad: usize) {
         self.put(ad, 1);
     }
 
-    /// A view that may have been counted.
+    /// Notes a view that may have been counted.
     pub(super) fn doubt(&mut self, ad: usize) {
         self.at(ad).most += 1;
     }
 
-    /// So many views that are there.
+    /// Notes this many existing views.
     pub(super) fn put(&mut self, ad: usize, views: u64) {
         let bounds = self.at(ad);
         bounds.least += views;
@@ -55,7 +55,7 @@ impl Ledger {
         }
     }
 
-    /// The least and the most that may be there.
+    /// The bounds of an ad's views.
     #[cfg(test)]
     pub(super) fn of(&self, ad: usize) -> (u64, u64) {
         let Bounds { least, most } = self.0[ad];
@@ -74,10 +74,10 @@ impl Ledger {
     }
 }
 
-/// What was found of an ad.
+/// The figures of an ad.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The total that HTTP tells; `None`: it cannot.
+    /// The total over HTTP; `None`: unknown.
     pub(super) told: Option<u64>,
     /// The total in MongoDB.
     pub(super) total: u64,
@@ -85,10 +85,10 @@ pub(super) struct Found {
     pub(super) days: u64,
 }
 
-/// What is to be reported.
+/// The result of the comparison.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
-    /// Ads of which one figure is not what it must be.
+    /// Number of ads with a wrong figure.
     pub(super) differ: u64,
     /// The first of them.
     pub(super) first: Option<String>,
@@ -117,7 +117,7 @@ pub(super) fn judge(ledger: &Ledger, found: &[Found]) -> Verdict {
     verdict
 }
 
-/// Asks the service for the totals of all ads.
+/// Queries the service for the totals of all ads.
 pub(super) async fn ask(
     address: SocketAddr,
     ads: Ads,

@@ -1,8 +1,8 @@
-//! Sends requests when they are due, whether or not earlier ones were answered, and measures from
-//! the time at which each was due: a service that stalls shows as latency of all it kept waiting.
+//! Sends requests at their due times, regardless of earlier answers, and measures from the due
+//! time: a service that stalls shows as latency of all delayed requests.
 //!
-//! One thread sends, one receives, each connection has at most one request under way. When all are
-//! busy, what is due waits, and that counts as latency too.
+//! One thread sends, one receives, and each connection has at most one request in flight. When all
+//! connections are busy, due requests wait, which counts as latency too.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -26,57 +26,58 @@ use crate::bench::latency::waits;
 use crate::bench::{BenchError, cpu};
 use crate::clock::micros;
 
-/// A request is answered within this time, or never.
+/// Timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is sent, and when.
+/// The requests and their times.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) address: SocketAddr,
-    /// None rests for long, or the server closes it: at most as many as requests a second.
+    /// Number of connections: at most the number of requests per second, because the server closes
+    /// idle ones.
     pub(super) connections: usize,
     pub(super) reads: Arc<Requests>,
     pub(super) views: Arc<Requests>,
     pub(super) schedule: Schedule,
-    /// Views that were sent before.
+    /// Number of views sent before.
     pub(super) first_view: usize,
-    /// What is due earlier is not measured.
+    /// Requests that are due earlier are not measured.
     pub(super) warm_up: Duration,
     /// Counts the answers.
     pub(super) progress: Arc<AtomicU64>,
 }
 
-/// What came of it.
+/// The results.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// From due to answered, µs.
+    /// From the due time to the answer of reads, µs.
     pub(super) reads: Histogram<u64>,
     /// The same of views.
     pub(super) views: Histogram<u64>,
-    /// From due to sent, µs, as far as the sender itself was the cause.
+    /// From the due time to sending, µs, as far as the sender itself was the cause.
     pub(super) late: Histogram<u64>,
     /// From the end of the warm-up to the last answer.
     pub(super) measured: Duration,
     /// Everything.
     pub(super) took: Duration,
-    /// Of the sending and the receiving thread.
+    /// Processor time of the sending and of the receiving thread.
     pub(super) cpu: Option<Duration>,
-    /// Which views count.
+    /// The acknowledged views.
     pub(super) ledger: Ledger,
-    /// Views that were sent.
+    /// Number of sent views.
     pub(super) sent_views: usize,
-    /// Requests that were due while every connection was busy.
+    /// Number of requests that were due while every connection was busy.
     pub(super) waited: u64,
-    /// Answers that do not know a total.
+    /// Number of answers without a total.
     pub(super) nulls: u64,
-    /// Requests that failed.
+    /// Number of failed requests.
     pub(super) errors: u64,
-    /// What the first of them was answered.
+    /// The answer to the first failed request.
     pub(super) first_error: Option<String>,
 }
 
 impl Load {
-    /// Sends all and waits for the answers.
+    /// Sends all requests and waits for the answers.
     ///
     /// # Cancel safety
     /// The threads end by themselves soon after.
@@ -91,7 +92,7 @@ impl Load {
         let hall = Arc::new(Hall::new(&self));
         let (tell, told) = mpsc::channel();
         thread::scope(|scope| {
-            // Whatever ends the sender ends the receiver.
+            // The end of the sender ends the receiver.
             let _stops = stop.clone().drop_guard();
             let (address, connections) = (self.address, self.connections);
             let receiver = {
@@ -134,7 +135,7 @@ impl Load {
 
     fn send(&self, hall: &Hall, lines: &[Arc<Line>], stop: &CancellationToken) -> io::Result<Sent> {
         let mut sent = Sent { late: waits(), waited: 0, views: 0 };
-        // When a connection was last waited for: what was late until then, was not by our fault.
+        // When a connection was last waited for: delays until then are not the sender's fault.
         let mut released = Duration::ZERO;
         for ticket in self.schedule.clone() {
             if stop.is_cancelled() {
@@ -186,7 +187,7 @@ impl Line {
         while !bytes.is_empty() {
             match self.writer.try_write(bytes) {
                 Ok(written) => bytes = &bytes[written..],
-                // Nothing else is under way on this connection, so there is room soon.
+                // Nothing else is in flight on this connection, so the socket accepts it soon.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
                 Err(error) => return Err(error),
             }
@@ -199,7 +200,7 @@ impl Line {
     }
 }
 
-/// Where sender and receiver meet.
+/// The shared state of sender and receiver.
 struct Hall {
     origin: Instant,
     warm_up: Duration,
@@ -208,7 +209,7 @@ struct Hall {
     idle: Mutex<VecDeque<usize>>,
     tally: Mutex<Tally>,
     sender: Thread,
-    /// The sender waits for a connection.
+    /// Whether the sender waits for a connection.
     starved: AtomicBool,
     failure: Mutex<Option<io::Error>>,
 }
@@ -232,7 +233,7 @@ impl Hall {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection that has rested longest.
+    /// The connection that has been idle for longest.
     fn next(&self) -> Option<usize> {
         self.idle().pop_front()
     }
@@ -253,7 +254,7 @@ impl Hall {
 
     fn wait_for_one(&self, stop: &CancellationToken) -> io::Result<usize> {
         let since = Instant::now();
-        // Said before looking, so that a connection that is given back meanwhile wakes us.
+        // Set before checking, so that a connection that is returned meanwhile wakes us.
         self.starved.store(true, Ordering::SeqCst);
         loop {
             if let Some(number) = self.next() {
@@ -270,7 +271,7 @@ impl Hall {
         }
     }
 
-    /// Waits until nothing is under way, within reason.
+    /// Waits until nothing is in flight, with a time limit.
     fn wait_for_all(&self, connections: usize) {
         let since = Instant::now();
         while self.idle().len() < connections && since.elapsed() < PATIENCE {
@@ -291,8 +292,8 @@ impl Hall {
     }
 }
 
-/// Connects, hands the lines to the sender and takes answers until the stop. Answers the processor
-/// time of this thread.
+/// Connects, hands the connections to the sender and reads answers until the stop. Returns the
+/// processor time of this thread.
 fn receive(
     hall: &Arc<Hall>,
     address: SocketAddr,
@@ -335,7 +336,7 @@ fn receive(
     cpu::of_this_thread()
 }
 
-/// Takes the answers of one connection until the server closes it.
+/// Reads the answers of one connection until the server closes it.
 async fn listen(
     hall: Arc<Hall>,
     number: usize,
@@ -351,7 +352,7 @@ async fn listen(
             }
             None => {
                 if reader.read_buf(&mut answer).await? == 0 {
-                    // One that rested is closed after a while, which is nobody's fault.
+                    // The server closes idle connections after a while, which is not an error.
                     return match line.take() {
                         Some(_) => Err(ErrorKind::UnexpectedEof.into()),
                         None => Ok(()),

@@ -1,23 +1,22 @@
-//! What is asked, and when: ads, requests ready to be sent, and the times at which they are due.
+//! The requests and their times: ads, prepared requests, and due times.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use rand::Rng;
 
-/// Ads that are views are counted of before anything is measured, in per cent of all ads, and the
-/// rest. Ad `n` belongs to bot `n % bots`.
+/// The ads: which are cached before the run, and which are not. Ad `n` belongs to bot `n % bots`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ads {
-    /// All of them.
+    /// Number of ads.
     pub(super) count: usize,
-    /// Those before this one are in the cache.
+    /// Ads below this number are cached.
     pub(super) cached: usize,
-    /// Whose they are.
+    /// Number of bots.
     pub(super) bots: usize,
 }
 
-/// Where the total of an ad is before anything is measured.
+/// Where the total of an ad is before the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// In the cache, and in MongoDB.
@@ -40,8 +39,8 @@ impl Ads {
         Self { count, cached: cached.min(count), bots: bots.clamp(1, count.max(1)) }
     }
 
-    /// Every second ad that is not cached is stored. Ads above the count are seen for the first
-    /// time while measuring.
+    /// Every second uncached ad is stored. Ads above the count appear for the first time during the
+    /// run.
     pub(super) fn place(self, ad: usize) -> Place {
         match ad {
             ad if ad < self.cached => Place::Cached,
@@ -55,14 +54,14 @@ impl Ads {
         ad % self.bots
     }
 
-    /// Ads of a bot within a range, in steps of `bots`.
+    /// The ads of a bot within a range, in steps of `bots`.
     fn of_bot(self, bot: usize, range: Range<usize>) -> (usize, usize) {
         let first = range.start + (bot + self.bots - range.start % self.bots) % self.bots;
         let count = range.end.saturating_sub(first).div_ceil(self.bots);
         (first, count)
     }
 
-    /// Any ad of the bot that is cached or not; one of the other kind where there is none.
+    /// A random ad of the bot, cached or not; one of the other kind if there is none.
     fn any(self, bot: usize, cached: bool, random: &mut impl Rng) -> usize {
         let kinds = [0..self.cached, self.cached..self.count];
         let [yes, no] = kinds.map(|range| self.of_bot(bot, range));
@@ -82,17 +81,17 @@ pub(super) fn ad_name(ad: usize) -> String {
     format!("ad-{ad}")
 }
 
-/// Requests one after the other, as they go over the wire.
+/// Serialised requests, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     bytes: Vec<u8>,
     ends: Vec<usize>,
-    /// Of each view, which ad it is of.
+    /// Per view, the number of its ad.
     ads: Vec<usize>,
 }
 
 impl Requests {
-    /// Random reads of `each` ads of a bot, of which `share` are cached.
+    /// Random reads of `each` ads of a bot, a `share` of them cached.
     pub(super) fn reads(
         ads: Ads,
         host: &str,
@@ -114,7 +113,7 @@ impl Requests {
         requests
     }
 
-    /// Random views: `share` of them of cached ads, each other of an ad nobody has seen before.
+    /// Random views: a `share` of them of cached ads, each other one of a new ad.
     pub(super) fn views(
         ads: Ads,
         host: &str,
@@ -156,57 +155,57 @@ impl Requests {
         self.ends.len()
     }
 
-    /// The bytes of one; they are sent round and round.
+    /// The bytes of a request; the requests are sent in turn.
     pub(super) fn get(&self, number: usize) -> &[u8] {
         let at = number % self.ends.len();
         let begin = at.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.bytes[begin..self.ends[at]]
     }
 
-    /// The ad that a view is of.
+    /// The ad of a view.
     pub(super) fn ad(&self, number: usize) -> usize {
         self.ads[number % self.ads.len()]
     }
 
-    /// One more than the highest ad that is viewed.
+    /// One more than the highest viewed ad.
     pub(super) fn ads_end(&self) -> usize {
         self.ads.iter().max().map_or(0, |ad| ad + 1)
     }
 }
 
-/// A request that is due.
+/// A due request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticket {
-    /// Since the begin.
+    /// Time since the start.
     pub(super) due: Duration,
     pub(super) what: What,
 }
 
-/// Which request.
+/// The number of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Read(usize),
     View(usize),
 }
 
-/// When requests are due: reads and views each at a steady pace, whatever happens to them.
+/// The due times: reads and views each at a steady rate.
 #[derive(Debug, Clone)]
 pub(super) struct Schedule {
     reads: Pace,
     views: Pace,
 }
 
-/// `count` times, `rate` a second; without a rate, all at once.
+/// `count` times, `rate` per second; without a rate, all immediately.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     rate: Option<u64>,
-    /// Numbers that are still to come.
+    /// The remaining numbers.
     next: u64,
     end: u64,
 }
 
 impl Schedule {
-    /// So many reads and views a second for `seconds`. Views begin at the number `first_view`.
+    /// This many reads and views per second for `seconds`. Views start at the number `first_view`.
     pub(super) fn steady(reads: u64, views: u64, seconds: u64) -> Self {
         let pace = |rate: u64| Pace { rate: Some(rate), next: 0, end: rate * seconds };
         Self { reads: pace(reads), views: pace(views) }
@@ -226,7 +225,8 @@ impl Pace {
         }
         let second = u64::try_from(Duration::from_secs(1).as_nanos()).unwrap_or(u64::MAX);
         let due = self.rate.map_or(0, |rate| {
-            // In this order, so that nothing is lost in fractions nor overflows within centuries.
+            // In this order, so that fractions are not lost, and nothing overflows within
+            // centuries.
             self.next / rate * second + self.next % rate * second / rate
         });
         Some(Duration::from_nanos(due))

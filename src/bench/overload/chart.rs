@@ -7,7 +7,7 @@ use super::{Figures, Protection, Report, Workload};
 
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 230.0;
-/// Room for the axes: left, top, right, bottom.
+/// The space for the axes: left, top, right, bottom.
 const EDGE: (f64, f64, f64, f64) = (52.0, 34.0, 12.0, 38.0);
 const SERIES: [(Protection, &str, &str); 3] = [
     (Protection::Admission, "Fairlane's admission", "#0a7d4f"),
@@ -15,7 +15,7 @@ const SERIES: [(Protection, &str, &str); 3] = [
     (Protection::None, "nothing", "#c62f3b"),
 ];
 
-/// A row per workload: goodput on the left, the p99 of what was answered in time on the right.
+/// A row per workload: goodput on the left, the p99 of good answers on the right.
 #[must_use]
 pub fn svg(report: &Report) -> String {
     let rows = report.workloads.len();
@@ -77,7 +77,7 @@ fn panel(
     let values = loads.iter().flat_map(|load| SERIES.map(|(series, ..)| value(*load, series)));
     let highest = nice(values.flatten().fold(0.0, f64::max));
     let (Some(first), Some(last)) = (loads.first(), loads.last()) else { return };
-    // Times the capacity: a logarithm, since half and twice are as far from one.
+    // A logarithmic axis, because half and twice the capacity are equally far from it.
     let x = |load: f64| {
         let share = (load / first).ln() / (last / first).ln().max(1e-9);
         left + edge_left + share * (WIDTH - edge_left - edge_right)
@@ -111,7 +111,7 @@ fn panel(
             y(0.0) + 16.0
         );
     }
-    // Ours last, on top.
+    // Fairlane last, so that it is on top.
     for (protection, _, colour) in SERIES.iter().rev() {
         let points: Vec<String> = loads
             .iter()

@@ -1,10 +1,10 @@
-//! A deployment of the user's own: asked at fixed rates with the routes that its callers ask, in the
-//! classes they have. The server is not touched otherwise, and runs with its own configuration.
+//! Measures a deployment of the user's own: sends requests at fixed rates to the routes of its
+//! callers, in their classes. The server keeps its own configuration.
 //!
-//! 1. Each route is asked once: one that is not answered with success is the user's mistake, and what
-//!    would be measured are refusals.
-//! 2. Every rate for some seconds, open loop: what comes back slowly holds back nothing.
-//! 3. The first rate once more: what recovers is seen there.
+//! 1. Each route is requested once. An answer other than success is an error of the user, and the
+//!    bench would only measure refusals.
+//! 2. Each rate runs for some seconds, open loop: slow answers do not delay later requests.
+//! 3. The first rate runs again, to show the recovery.
 //!
 //! Rates, seconds and connections are bounded.
 
@@ -20,15 +20,16 @@ use super::super::BenchError;
 use super::load::{self, Load, Outcome, Phase, TENANTS, quantile_ms};
 use crate::admission::Class;
 
-/// Requests per second, at most.
+/// Maximum number of requests per second.
 pub const RATE_MAX: u32 = 20_000;
-/// One bench lasts so long at most, s.
+/// Maximum duration of a bench, s.
 pub const SECONDS_MAX: u64 = 3_600;
-/// What stands for a number from 0 to 99 in a path or a body, so that requests are of several bots.
+/// A placeholder in a path or a body for a number from 0 to 99, so that requests are of several
+/// bots.
 const NUMBER: &str = "{n}";
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 
-/// What is asked for: `p1 GET /v1/bots/shop-{n}/counters?ids=ad-1`, with a body in JSON behind it.
+/// A route: `p1 GET /v1/bots/shop-{n}/counters?ids=ad-1`, optionally followed by a JSON body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(into = "String")]
 pub struct Route {
@@ -42,7 +43,7 @@ impl FromStr for Route {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let example = "write a class, a method and a path, such as 'p1 GET /v1/pipelines', and a body in JSON behind them if there is one";
+        let example = "write a class, a method and a path, such as 'p1 GET /v1/pipelines', optionally followed by a JSON body";
         let mut parts = text.trim().splitn(4, ' ');
         let (class, method, path) = (parts.next(), parts.next(), parts.next());
         let class =
@@ -53,13 +54,13 @@ impl FromStr for Route {
         let path =
             path.filter(|path| path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic()));
         let path = path.ok_or_else(|| {
-            format!("its path does not begin with / or is not percent-encoded; {example}")
+            format!("its path does not start with / or is not percent-encoded; {example}")
         })?;
         let body = parts.next().unwrap_or_default().trim();
         if !body.is_empty()
             && let Err(error) = serde_json::from_str::<serde_json::Value>(body)
         {
-            return Err(format!("its body is no JSON: {error}; {example}"));
+            return Err(format!("its body is not JSON: {error}; {example}"));
         }
         Ok(Self { class, method, path: path.to_owned(), body: body.to_owned() })
     }
@@ -80,7 +81,7 @@ impl From<Route> for String {
 }
 
 impl Route {
-    /// The request of a tenant, as it goes over the wire.
+    /// The serialised request of a bot.
     fn request(&self, target: &Target, tenant: usize) -> Vec<u8> {
         let tenant = tenant.to_string();
         let (path, body) = (self.path.replace(NUMBER, &tenant), self.body.replace(NUMBER, &tenant));
@@ -90,7 +91,7 @@ impl Route {
             self.method,
             deadline.as_millis()
         );
-        // The class of a route may be lowered by its caller, and not raised.
+        // The client of a route may lower its class, but not raise it.
         if self.class > 0 {
             text.extend(["x-priority: p", &self.class.to_string(), "\r\n"]);
         }
@@ -108,25 +109,25 @@ impl Route {
     }
 }
 
-/// Whom to ask, and how.
+/// The target, and the load.
 pub struct Options {
     /// `http://HOST:PORT`
     pub url: Url,
-    /// What is asked for, each as often as the others.
+    /// The routes, all with the same share.
     pub routes: Vec<Route>,
     /// The bearer token.
     pub token: Option<String>,
     /// Requests per second of all routes together, in this order.
     pub rates: Vec<u32>,
-    /// How long each rate lasts.
+    /// Duration of each rate.
     pub seconds: u64,
-    /// What callers give it, and after which they are gone.
+    /// The deadline of each request.
     pub deadline: Duration,
-    /// Connections, at most.
+    /// Maximum number of connections.
     pub connections: usize,
 }
 
-/// The same, looked up.
+/// The target with its resolved address.
 struct Target {
     address: SocketAddr,
     host: String,
@@ -134,18 +135,18 @@ struct Target {
     token: Option<String>,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Who was asked.
+    /// The target.
     pub url: String,
-    /// What callers gave it.
+    /// The deadline of each request.
     pub deadline_ms: u64,
-    /// How long each rate lasted.
+    /// Duration of each rate.
     pub seconds: u64,
-    /// What was asked for.
+    /// The routes.
     pub routes: Vec<Route>,
-    /// In the order in which they were asked; the last is the first rate once more.
+    /// In the order of the runs; the last one is the first rate again.
     pub steps: Vec<Step>,
 }
 
@@ -154,15 +155,15 @@ pub struct Report {
 pub struct Step {
     /// Requests per second.
     pub rate: u32,
-    /// The first rate once more, after all others.
+    /// Whether this is the first rate again, after all others.
     pub again: bool,
-    /// The generator sent 99 % at most so late; above 5 the figures say nothing of the server.
+    /// The delay of the generator for 99 % of the requests; above 5 the figures are not valid.
     pub lag_p99_ms: f64,
-    /// Those that were asked.
+    /// The classes of the routes.
     pub classes: Vec<OfClass>,
 }
 
-/// How the requests of one class ended.
+/// The results of the requests of one class.
 #[derive(Debug, Serialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct OfClass {
@@ -179,14 +180,14 @@ pub struct OfClass {
     pub shed: u64,
     /// No answer before the deadline.
     pub late: u64,
-    /// No connection free, a broken one, another status.
+    /// No free connection, a broken connection, or another status.
     pub failed: u64,
 }
 
-/// Whether all that a URL leads to is this machine.
+/// Whether all addresses of a URL belong to this machine.
 ///
 /// # Errors
-/// When the name cannot be looked up.
+/// If the name cannot be resolved.
 pub async fn is_loopback(url: &Url) -> Result<bool, BenchError> {
     Ok(addresses(url).await?.iter().map(SocketAddr::ip).all(|ip| match ip {
         IpAddr::V4(ip) => ip.is_loopback(),
@@ -207,10 +208,10 @@ async fn addresses(url: &Url) -> Result<Vec<SocketAddr>, BenchError> {
     }
 }
 
-/// Asks.
+/// Runs the bench.
 ///
 /// # Errors
-/// When nobody answers, or a route is not answered with success.
+/// If the target does not answer, or not with success.
 pub async fn run(
     options: Options,
     mut watch: impl FnMut(&'static str, u64),
@@ -249,9 +250,9 @@ pub async fn run(
     Ok(Report { url: url.to_string(), deadline_ms, seconds, routes, steps })
 }
 
-/// A route that does not work is told before anything is measured.
+/// Checks each route before the measurement.
 async fn try_once(url: &Url, target: &Target, route: &Route) -> Result<(), BenchError> {
-    // Without a deadline of its own, so that a cold server is no mistake of the user's.
+    // Without the deadline, so that a cold server is not an error.
     let patience = target.deadline.max(Duration::from_secs(10));
     let request = route.request(&Target { deadline: patience, ..target.same() }, 0);
     let asked = tokio::time::timeout(patience, load::answer_once(target.address, &request)).await;
@@ -276,7 +277,7 @@ impl Target {
     }
 }
 
-/// Per class, the request of each tenant: the routes of the class in turn.
+/// Per class, the request of each bot: the routes of the class in turn.
 fn requests(routes: &[Route], target: &Target) -> [Vec<Vec<u8>>; 4] {
     std::array::from_fn(|class| {
         let of: Vec<_> = routes.iter().filter(|route| route.class == class).collect();
@@ -288,7 +289,7 @@ fn requests(routes: &[Route], target: &Target) -> [Vec<Vec<u8>>; 4] {
     })
 }
 
-/// Each route is asked as often as the others.
+/// The share of a class: every route has the same share.
 fn shares(routes: &[Route], rate: u32) -> [f64; 4] {
     #[expect(clippy::cast_precision_loss, reason = "a few routes")]
     let share = |class| {
@@ -298,8 +299,8 @@ fn shares(routes: &[Route], rate: u32) -> [f64; 4] {
     std::array::from_fn(share)
 }
 
-/// The connections of each class: as many for one as for the other, so that what is slow in one takes
-/// none from another.
+/// The connections of each class: the same number for each, so that a slow class takes none from
+/// another.
 fn places(routes: &[Route], connections: usize) -> [usize; 4] {
     let is_asked = |class| routes.iter().any(|route| route.class == class);
     let classes = (0..4).filter(|class| is_asked(*class)).count().max(1);

@@ -1,5 +1,5 @@
-//! Connections that want to use up the server: 2,000 that send a head slowly or nothing at all, from
-//! several addresses, while the critical classes go on.
+//! Connections that try to exhaust the server: 2,000 that send a head slowly or nothing at all,
+//! from several addresses, beside requests of the critical classes.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -16,11 +16,11 @@ use super::synthetic::requests;
 use super::{Flood, Protection, Workload};
 use crate::app::files;
 
-/// Connections of the flood at once.
+/// Number of connections of the flood.
 const CONNECTIONS: usize = 2_000;
-/// With the generator's own.
+/// Including those of the generator.
 const FILES: u64 = 4_096;
-/// From so many addresses of the loopback.
+/// Number of source addresses on the loopback.
 const ADDRESSES: usize = 4;
 
 pub(super) async fn measure() -> Result<Flood, BenchError> {
@@ -66,7 +66,7 @@ pub(super) async fn measure() -> Result<Flood, BenchError> {
     })
 }
 
-/// Keeps one connection, and opens it again whenever the server ends it.
+/// Keeps one connection open, and reopens it whenever the server closes it.
 async fn hold(address: SocketAddr, number: usize) {
     loop {
         let _ = slowly(address, number).await;
@@ -80,7 +80,7 @@ async fn slowly(address: SocketAddr, number: usize) -> std::io::Result<()> {
     socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)))?;
     let mut stream = socket.connect(address).await?;
     if number.is_multiple_of(2) {
-        // Nothing is sent at all; a read ends when the server has had enough.
+        // Sends nothing; the read ends when the server closes the connection.
         stream.readable().await?;
         return Ok(());
     }

@@ -1,9 +1,9 @@
-//! The generator: sends at the times of a schedule, whatever comes back.
+//! The load generator: sends at the times of a schedule, regardless of the answers.
 //!
-//! Open loop: requests come as a Poisson process and each takes a connection of its own while it
-//! lasts, as independent clients would. Latency counts from the scheduled time. A client gives up at
-//! its deadline and closes the connection; one that finds no connection free fails at once. One
-//! thread, pinned to a processor of its own.
+//! Open loop: requests arrive as a Poisson process, and each uses its own connection while it
+//! lasts, like independent clients. Latency counts from the scheduled time. A client gives up at
+//! its deadline and closes the connection; a client without a free connection fails immediately.
+//! One thread, pinned to its own processor.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -25,11 +25,11 @@ use super::super::BenchError;
 use super::served::pin;
 use super::server;
 
-/// Connections of each class, at most: what a few clients with the usual pools have.
+/// Maximum number of connections per class: those of a few clients with common pool sizes.
 pub(super) const CONNECTIONS: [usize; 4] = [16, 256, 192, 64];
-/// Tenants that requests are of.
+/// Number of tenants.
 pub(super) const TENANTS: usize = 100;
-/// The timeline has a figure for each of these.
+/// The interval of the timeline.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// A time of steady load.
@@ -40,7 +40,7 @@ pub(super) struct Phase {
     pub(super) rates: [f64; 4],
 }
 
-/// What is to be sent.
+/// The load to send.
 #[derive(Debug, Clone)]
 pub(super) struct Load {
     pub(super) address: SocketAddr,
@@ -48,16 +48,16 @@ pub(super) struct Load {
     /// Per class, the request of each tenant.
     pub(super) requests: [Vec<Vec<u8>>; 4],
     pub(super) deadline: Duration,
-    /// Times that a client tries again.
+    /// Number of retries of a client.
     pub(super) retries: u32,
-    /// How many times the requests of the others tenant 0 sends.
+    /// How many times as many requests as another tenant tenant 0 sends.
     pub(super) heavy: f64,
-    /// Connections of each class, at most.
+    /// Maximum number of connections per class.
     pub(super) connections: [usize; 4],
     pub(super) seed: u64,
 }
 
-/// How the requests of one class ended.
+/// The results of the requests of one class.
 #[derive(Debug, Clone)]
 pub(super) struct Tally {
     pub(super) offered: u64,
@@ -67,37 +67,37 @@ pub(super) struct Tally {
     pub(super) shed: u64,
     /// No answer before the deadline.
     pub(super) late: u64,
-    /// No connection, a broken one, another status.
+    /// No connection, a broken connection, or another status.
     pub(super) failed: u64,
-    /// Of the good ones, µs.
+    /// Latencies of the good answers, µs.
     pub(super) latency: Histogram<u64>,
 }
 
-/// How it went.
+/// The results of a load.
 #[derive(Debug, Clone)]
 pub(super) struct Outcome {
     pub(super) classes: [Tally; 4],
-    /// Good ones of all tenants but 0, µs; and how many of theirs were offered.
+    /// Good answers of all tenants except 0, µs; and the number of their requests.
     pub(super) others: Histogram<u64>,
     pub(super) others_offered: u64,
-    /// Per [`TICK`]: those of that time that were answered, and the refusals sent then.
+    /// Per [`TICK`]: the number of answered requests, and of refusals sent.
     pub(super) timeline: Vec<(u64, u64)>,
     pub(super) seconds: f64,
-    /// 99 % were sent at most so late, ms.
+    /// The delay of the generator for 99 % of the requests, ms.
     pub(super) lag_p99_ms: f64,
-    /// What the machine did with the server's processor meanwhile.
+    /// The state of the server's processor meanwhile.
     pub(super) processor: Processor,
-    /// What it was believed to be able to do, in requests per second.
+    /// The measured capacity, in requests per second.
     pub(super) capacity: f64,
 }
 
-/// How it was with a processor over some time.
+/// The state of a processor over some time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Processor {
-    /// The share of the time in which the machine had taken it away.
+    /// The share of the time in which the machine withheld the processor.
     pub(super) away: f64,
-    /// How long it took for the same small work each time, the median, µs: machines that are shared
-    /// are not always as fast.
+    /// The median duration of the same small amount of work, µs: shared machines are not always
+    /// equally fast.
     pub(super) work_us: f64,
 }
 
@@ -125,25 +125,25 @@ impl Outcome {
         self.classes.iter().map(of).sum()
     }
 
-    /// Answers in time per second.
+    /// Good answers per second.
     #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
     pub(super) fn goodput(&self) -> f64 {
         self.sum(|class| class.good) as f64 / self.seconds
     }
 
-    /// The same as a share of the capacity.
+    /// Good answers as a share of the capacity.
     pub(super) fn share(&self) -> f64 {
         self.goodput() / self.capacity.max(1.0)
     }
 
-    /// The share of a class that was answered in time; 1 without any.
+    /// The share of good answers of a class; 1 without requests.
     #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
     pub(super) fn success(&self, class: usize) -> f64 {
         let Tally { offered, good, .. } = self.classes[class];
         if offered == 0 { 1.0 } else { good as f64 / offered as f64 }
     }
 
-    /// Of all that was answered in time, ms.
+    /// The latency of all good answers, ms.
     pub(super) fn p99_ms(&self) -> f64 {
         let mut all = histogram();
         for class in &self.classes {
@@ -158,7 +158,7 @@ pub(super) fn quantile_ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     histogram.value_at_quantile(quantile) as f64 / 1_000.0
 }
 
-/// Runs on a thread of its own, on processor `core` if one is named.
+/// Runs on its own thread, pinned to processor `core` if given.
 async fn on_thread<T: Send + 'static>(
     core: Option<usize>,
     work: impl AsyncFnOnce() -> T + Send + 'static,
@@ -187,13 +187,13 @@ pub(super) async fn send(core: usize, load: Load) -> Result<Outcome, BenchError>
     Ok(outcome)
 }
 
-/// Sends a load to a server of which nothing is known, from whatever processor is free.
+/// Sends a load to an unknown server, from any processor.
 pub(super) async fn send_unpinned(load: Load) -> Result<Outcome, BenchError> {
     on_thread(None, async move || drive(load).await).await
 }
 
-/// Looks every millisecond whether a processor is there and how fast it is, ahead of all that runs on
-/// it: what it misses is what the machine did with it meanwhile, not what the server did.
+/// Checks every millisecond whether the processor is available and how fast it is, with priority
+/// over other threads on it: what it misses is caused by the machine, not by the server.
 struct Lookout {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Processor>,
@@ -202,15 +202,16 @@ struct Lookout {
 impl Lookout {
     fn start(core: usize) -> Result<Self, BenchError> {
         const LOOK: Duration = Duration::from_millis(1);
-        /// What a server that is busy makes it wait at the most.
+        /// The longest wait that a busy server can cause.
         const USUAL: Duration = Duration::from_millis(5);
-        /// Of the work, which takes one or two hundredths of the processor.
+        /// Duration of the work, which takes one or two hundredths of the processor.
         const ROUNDS: u64 = 500;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let look = move || {
             pin(core);
-            // Of this thread. Where that is not allowed, a little less is seen.
+            // The priority of this thread. If it is not permitted, the measurement is slightly less
+            // accurate.
             let _ = rustix::process::setpriority_process(None, -20);
             let (mut away, mut work, begun) = (Duration::ZERO, histogram(), Instant::now());
             while !stopped.load(Ordering::Relaxed) {
@@ -226,7 +227,7 @@ impl Lookout {
                 work.saturating_record(u64::try_from(nanos).unwrap_or(u64::MAX));
             }
             let away = away.as_secs_f64() / begun.elapsed().as_secs_f64();
-            // What was recorded are ns.
+            // The recorded unit is ns.
             Processor { away, work_us: quantile_ms(&work, 0.5) }
         };
         let thread = std::thread::Builder::new().name("lookout".to_owned()).spawn(look)?;
@@ -239,8 +240,8 @@ impl Lookout {
     }
 }
 
-/// How many requests per second come back when so many clients send one after the other; and what the
-/// processor was like.
+/// Measures the number of answers per second for this many clients that send one request after the
+/// other; and the state of the processor.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 pub(super) async fn saturate(
     core: usize,
@@ -329,7 +330,7 @@ async fn drive(load: Load) -> Outcome {
         }
         begin = end;
     }
-    // Everything ends by its deadline.
+    // All requests end by their deadlines.
     let patience = (sender.load.deadline + Duration::from_millis(200)) * (sender.load.retries + 1);
     let waited = Instant::now();
     while sender.under_way.get() > 0 && waited.elapsed() < patience {
@@ -345,7 +346,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
-/// 0 with the weight `heavy`, every other one with 1.
+/// Weights: tenant 0 has `heavy`, all others 1.
 fn tenant(random: &mut SmallRng, heavy: f64) -> usize {
     #[expect(clippy::cast_precision_loss, reason = "a hundred")]
     let others = (TENANTS - 1) as f64;
@@ -372,7 +373,7 @@ async fn request(sender: Rc<Sender>, class: usize, tenant: usize, at: Instant, s
         if matches!(end, End::Good(_)) || attempt == sender.load.retries {
             break;
         }
-        // Impatient clients, as they are: they do not ask when to come again.
+        // Impatient clients: they ignore `Retry-After`.
         let mut random = SmallRng::seed_from_u64(seed ^ u64::from(attempt));
         tokio::time::sleep(Duration::from_millis(random.random_range(5..50))).await;
         begun = Instant::now();
@@ -406,7 +407,7 @@ impl Sender {
         }
     }
 
-    /// The place of a moment in the timeline.
+    /// The index of a moment in the timeline.
     fn tick(&self, at: Instant) -> std::cell::RefMut<'_, (u64, u64)> {
         let tick = (at - self.begun).as_millis() / TICK.as_millis();
         let tick = usize::try_from(tick).unwrap_or(usize::MAX).min(100_000);
@@ -430,7 +431,7 @@ impl Sender {
 
     async fn exchange(&self, class: usize, tenant: usize) -> Option<u16> {
         let request = &self.load.requests[class][tenant];
-        // One that the server closed while it rested is no failure.
+        // An idle connection that the server closed is not a failure.
         for _ in 0..2 {
             let idle = self.idle[class].borrow_mut().pop();
             let is_new = idle.is_none();
@@ -471,7 +472,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// One connection, and what was read of the answer.
+/// A connection, and the part of the answer that was read.
 struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -502,7 +503,7 @@ impl Connection {
     }
 }
 
-/// The status of an answer, how long it is, and whether the connection ends with it.
+/// The status of an answer, its length, and whether the connection ends with it.
 fn answer(bytes: &[u8]) -> Option<(u16, usize, bool)> {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;
@@ -518,19 +519,19 @@ fn answer(bytes: &[u8]) -> Option<(u16, usize, bool)> {
     Some((status, end + 4 + length, is_closing))
 }
 
-/// The status of the answer to one request, over a connection of its own.
+/// The status of the answer to one request, over a new connection.
 pub(super) async fn ask_once(address: SocketAddr, request: &[u8]) -> Option<u16> {
     Connection::open(address).await.ok()?.ask(request).await.ok()
 }
 
-/// The whole answer to one request, over a connection of its own.
+/// The complete answer to one request, over a new connection.
 pub(super) async fn read_once(address: SocketAddr, request: &[u8]) -> Option<String> {
     let mut connection = Connection::open(address).await.ok()?;
     connection.ask(request).await.ok()?;
     String::from_utf8(connection.buffer).ok()
 }
 
-/// The answer to one request, at least its head, over a connection of its own.
+/// The answer to one request, at least its head, over a new connection.
 pub(super) async fn answer_once(address: SocketAddr, request: &[u8]) -> std::io::Result<String> {
     let mut connection = Connection::open(address).await?;
     connection.ask(request).await?;

@@ -1,9 +1,9 @@
-//! `fairlane bench overload`: what is answered in time when far more is asked for than can be.
+//! `fairlane bench overload`: goodput and latency when the load far exceeds the capacity.
 //!
-//! A server in a process of its own, pinned to one processor; the generator (`load`) pinned to
-//! another. Capacity is measured first. Then the load goes from half of it to ten times of it, the
-//! critical classes held at half, against the admission of this program, against none, and against
-//! `tower`'s concurrency limit with load shedding, one after the other in every round.
+//! A server runs in its own process, pinned to one processor; the generator (`load`) is pinned to
+//! another. The capacity is measured first. Then the load goes from half of it to ten times of it,
+//! with the critical classes held at half. Each round compares Fairlane's admission control, no
+//! protection, and `tower`'s concurrency limit with load shedding, one after the other.
 //!
 //! Workloads: requests that need the processor for 2 ms; requests that wait for a dependency with 8
 //! slots of 4 ms; and totals of the real service, up to three times its capacity, where a refusal
@@ -27,7 +27,7 @@ pub use self::runs::{AWAY_MAX, LAG_MAX_MS, SPEED_MAX};
 use super::BenchError;
 use super::mongo::Choice;
 
-/// What a request needs.
+/// The resource that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Workload {
@@ -39,48 +39,48 @@ pub enum Workload {
     Reads,
 }
 
-/// What stands before it.
+/// What protects the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Protection {
-    /// The admission of this program.
+    /// Fairlane's admission control.
     Admission,
-    /// Nothing.
+    /// No protection.
     None,
-    /// `tower`: 64 at once, the others refused.
+    /// `tower`: 64 concurrent requests, refusing the others.
     Tower,
 }
 
-/// What to run.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What requests need.
+    /// The workloads.
     pub workloads: Vec<Workload>,
-    /// Times the capacity that is asked for, in this order; none: half of it to ten times of it.
+    /// Multiples of the capacity, in this order; none: 0.5 to 10.
     pub loads: Vec<f64>,
-    /// How long each load lasts.
+    /// Duration of each load.
     pub seconds: u64,
-    /// How often it is all done.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Where the views of the real service are.
+    /// The MongoDB for the views of the real service.
     pub mongo: Choice,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Seconds of each load, and how often it was all done; figures are medians.
+    /// Seconds of each load. Figures are medians of the rounds.
     pub seconds: u64,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
     /// By workload.
     pub workloads: Vec<Figures>,
-    /// With 2,000 connections that send slowly or nothing: the share of the critical classes that
-    /// was answered in time.
+    /// With 2,000 connections that send slowly or nothing: the share of good answers in the
+    /// critical classes.
     pub flood: Option<Flood>,
 }
 
-/// What came out of a flood.
+/// The results of a flood.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[expect(missing_docs, reason = "said above")]
 pub struct Flood {
@@ -90,17 +90,17 @@ pub struct Flood {
     pub p1_p99_ms: f64,
 }
 
-/// What came out for one workload; medians of the rounds.
+/// The results for one workload; medians of the rounds.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
-    /// What requests need.
+    /// The workload.
     pub workload: Workload,
-    /// Requests per second that can be answered; measured before every load, since the machine is not
-    /// always as fast.
+    /// The capacity in requests per second; measured before every load, because the machine is not
+    /// always equally fast.
     pub capacity_per_second: f64,
-    /// How many times the capacity was asked for at the most.
+    /// The highest load, as a multiple of the capacity.
     pub highest_load: f64,
-    /// Answered in time at that load, over the best at any load.
+    /// Goodput at that load, divided by the best at any load.
     pub goodput_at_10x_ratio: f64,
     /// The lowest of the rounds, at the highest load.
     pub p0_success: f64,
@@ -110,38 +110,39 @@ pub struct Figures {
     pub p1_success_least: f64,
     /// At the highest load.
     pub admitted_p99_ms: f64,
-    /// That requests have.
+    /// The deadline of requests.
     pub deadline_ms: u64,
-    /// Refused at 0.8 times the capacity and below, in all rounds.
+    /// Refusals at 0.8 times the capacity and below, in all rounds.
     pub shed_below_capacity: u64,
-    /// From the end of ten times the capacity, with clients that try again three times, to the last
+    /// From the end of ten times the capacity, with clients that retry three times, to the last
     /// refusal.
     pub recovery_ms: Option<f64>,
-    /// After that, the share that is answered.
+    /// The share of good answers after that.
     pub recovered_success: Option<f64>,
-    /// One tenant of 100 at ten times its share: the p99 of the others, over theirs without it.
+    /// With one tenant of 100 at ten times its share: the p99 of the others, divided by theirs
+    /// without it.
     pub others_p99_ratio: Option<f64>,
-    /// And the share of the others' requests that was answered in time.
+    /// The share of good answers to the others in that case.
     pub others_success: Option<f64>,
-    /// The dependency becomes ten times slower: answered in time then, over what it can do then.
+    /// When the dependency becomes ten times slower: goodput divided by its new capacity.
     pub slow_goodput_ratio: Option<f64>,
-    /// And from when it recovers until nothing is refused any more.
+    /// The time from its recovery until no request is refused any more.
     pub slow_recovery_ms: Option<f64>,
-    /// Memory of the server at the highest load over that at its capacity.
+    /// Memory of the server at the highest load divided by that at its capacity.
     pub memory_ratio: f64,
-    /// Runs that were done again, because the generator was late, or the machine took the server's
-    /// processor away or ran it at another speed than while the capacity was measured.
+    /// Number of repeated runs, because the generator was late, or because the machine withheld the
+    /// server's processor or changed its speed after the capacity was measured.
     pub void_runs: u64,
-    /// The generator sent 99 % at most so late, in the worst run that counts; above 5, no try of
-    /// five was better, and the figures are void.
+    /// The delay of the generator for 99 % of the requests, in the worst valid run; above 5, none
+    /// of five tries was better, and the figures are not valid.
     pub lag_p99_ms: f64,
-    /// The share of the time in which the machine took the server's processor away, in the worst run
-    /// that counts; above 0.01 likewise.
+    /// The share of the time in which the machine withheld the server's processor, in the worst
+    /// valid run; above 0.01 the figures are not valid.
     pub away: f64,
-    /// By which share the server's processor was faster or slower than while the capacity was
-    /// measured, in the worst run that counts; above 0.1 likewise.
+    /// The relative difference between the speed of the server's processor and its speed while the
+    /// capacity was measured, in the worst valid run; above 0.1 the figures are not valid.
     pub speed: f64,
-    /// Every load.
+    /// All loads.
     pub curve: Vec<Point>,
 }
 
@@ -150,9 +151,9 @@ pub struct Figures {
 #[expect(missing_docs, reason = "as in the figures")]
 pub struct Point {
     pub protection: Protection,
-    /// Times the capacity.
+    /// The multiple of the capacity.
     pub load: f64,
-    /// The share of the capacity at that time, times the capacity.
+    /// Goodput as a share of the capacity at that time, multiplied by the capacity.
     pub goodput_per_second: f64,
     pub p99_ms: f64,
     pub p0_success: f64,
@@ -165,10 +166,10 @@ pub struct Point {
     pub failed: u64,
 }
 
-/// Runs it.
+/// Runs the bench.
 ///
 /// # Errors
-/// When a server cannot be started or does not answer.
+/// If a server cannot be started or does not answer.
 pub async fn run(
     options: Options,
     mut watch: impl FnMut(&'static str, u64),
@@ -190,7 +191,7 @@ pub async fn run(
     Ok(Report { seconds, rounds, workloads, flood })
 }
 
-/// Where the chart goes, and what it shows.
+/// The path of the chart, and its content.
 pub fn draw(report: &Report, path: &PathBuf) -> std::io::Result<()> {
     std::fs::write(path, chart::svg(report))
 }

@@ -1,4 +1,4 @@
-//! Totals of the real service: `fairlane serve` with its counters, in a process of its own.
+//! Totals of the real service: `fairlane serve` with its counters, in its own process.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
@@ -11,10 +11,10 @@ use super::runs::{Bench, Curve, Plain};
 use super::served::{Served, pin, pin_process};
 use super::{Figures, Options, Protection, Workload};
 
-/// Ads that a request asks for.
+/// Number of ads per request.
 const ADS: usize = 10;
 const LOADS: [f64; 6] = [0.5, 0.8, 1.0, 1.5, 2.0, 3.0];
-/// What a caller gives it.
+/// The deadline of each request.
 const DEADLINE: Duration = Duration::from_millis(50);
 
 pub(super) async fn measure(
@@ -24,7 +24,7 @@ pub(super) async fn measure(
     Rig::with_database(Some(&options.mongo), async |rig, database| {
         let Some(database) = database else { unreachable!("one was chosen") };
         let mongodb = (database.url.expose().to_owned(), database.name.clone());
-        // The processor of the generator is for it alone.
+        // The generator's processor is reserved for it.
         let redis = rig.info("server").await?;
         let redis = redis.lines().find_map(|line| line.strip_prefix("process_id:"));
         let redis = redis.and_then(|pid| pid.trim().parse().ok());
@@ -70,7 +70,7 @@ fn requests() -> [Vec<Vec<u8>>; 4] {
     })
 }
 
-/// The service, on the processor of its Redis.
+/// The service, on the same processor as its Redis.
 fn start(
     rig: &Rig,
     (url, database): &(String, String),
@@ -91,7 +91,7 @@ fn start(
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["serve", "--roles", "http,work", "--config"]).arg(&path);
     command.env("RUST_LOG", "error").stdin(Stdio::null()).stdout(Stdio::null());
-    // What a thread starts is pinned as the thread is.
+    // Child processes inherit the processor of the thread that starts them.
     let spawning = std::thread::spawn(move || {
         pin(0);
         command.spawn()
@@ -102,7 +102,7 @@ fn start(
     }
 }
 
-/// Waits until what was counted is in MongoDB, which writes it on the same processor.
+/// Waits until the counted views are in MongoDB, which writes them on the same processor.
 async fn settled(address: SocketAddr) -> Result<(), BenchError> {
     const PATIENCE: Duration = Duration::from_secs(60);
     let request = b"GET /v1/pipelines/counters HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
@@ -110,7 +110,7 @@ async fn settled(address: SocketAddr) -> Result<(), BenchError> {
     while begun.elapsed() < PATIENCE {
         let answer = load::read_once(address, request).await.unwrap_or_default();
         if answer.contains("\"depth\":0,") {
-            // Also what it does after it has answered.
+            // Also the work after its answer.
             tokio::time::sleep(Duration::from_secs(3)).await;
             return Ok(());
         }
@@ -119,7 +119,7 @@ async fn settled(address: SocketAddr) -> Result<(), BenchError> {
     Err(BenchError::Stuck(PATIENCE, "views are not written to MongoDB".to_owned()))
 }
 
-/// Waits until totals are told, and has each counted once.
+/// Waits until totals are available, and counts each ad once.
 async fn ready(address: SocketAddr) -> Result<(), BenchError> {
     for tenant in 0..TENANTS {
         for ad in 0..ADS {

@@ -1,4 +1,4 @@
-//! Runs of one load against one server, and what is made of all of them.
+//! Runs of one load against one server, and the evaluation of all runs.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use super::load::{self, Load, Outcome, Phase, Processor};
 use super::served::Served;
 use super::{Figures, Point, Protection, Workload};
 
-/// What is the same for every load on one workload.
+/// The values that are equal for every load of one workload.
 pub(super) struct Bench {
     requests: [Vec<Vec<u8>>; 4],
     deadline: Duration,
-    /// Requests per second that the server can answer, and what the processor was like then.
+    /// The capacity in requests per second, and the state of the processor when it was measured.
     capacity: f64,
     processor: Processor,
     seed: u64,
@@ -22,28 +22,29 @@ pub(super) struct Bench {
     speed: f64,
 }
 
-/// A server without protection, on which capacity is measured.
+/// A server without protection, to measure the capacity.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plain {
     pub(super) address: SocketAddr,
-    /// That ask it at once.
+    /// Number of concurrent clients for that.
     pub(super) clients: usize,
 }
 
 /// Health checks per second.
 pub(super) const P0_RATE: f64 = 20.0;
-/// A run in which more than 1 % was sent later than this says nothing of the server, ms.
+/// A run in which more than 1 % of the requests were sent later than this, in ms, is not valid.
 pub const LAG_MAX_MS: f64 = 5.0;
-/// Nor does one in which the machine took away the server's processor for more than this share of it.
+/// A run in which the machine withheld the server's processor for more than this share is not
+/// valid.
 pub const AWAY_MAX: f64 = 0.01;
-/// Nor does one in which the processor was faster or slower by more than this share than when the
-/// capacity was measured.
+/// A run in which the speed of the processor differs by more than this share from its speed while
+/// the capacity was measured is not valid.
 pub const SPEED_MAX: f64 = 0.1;
-/// How long capacity is measured.
+/// Duration of the capacity measurement.
 const MEASURED: Duration = Duration::from_secs(2);
-/// How often a run is tried that is void.
+/// Maximum number of attempts at a valid run.
 const TRIES: u32 = 5;
-/// What is left over from a run is not part of the next.
+/// Pause after a run, so that its remaining work does not affect the next one.
 const REST: Duration = Duration::from_millis(500);
 
 impl Bench {
@@ -61,7 +62,7 @@ impl Bench {
         }
     }
 
-    /// Finds the capacity.
+    /// Measures the capacity.
     pub(super) async fn measure(&mut self, plain: Plain) -> Result<(), BenchError> {
         let Plain { address, clients } = plain;
         let request = self.requests[2][1].clone();
@@ -75,8 +76,8 @@ impl Bench {
         self.capacity
     }
 
-    /// The critical classes at half of the capacity, or less where less is asked for; of the rest,
-    /// 70 % is P2.
+    /// The critical classes at half of the capacity, or less if the load is lower; 70 % of the rest
+    /// is P2.
     pub(super) fn rates(&self, load: f64) -> [f64; 4] {
         let p1 = (self.capacity * load.min(0.5) - P0_RATE).max(0.0);
         let rest = self.capacity * (load - 0.5).max(0.0);
@@ -107,13 +108,13 @@ impl Bench {
         self.send(&load).await
     }
 
-    /// Sends a load, with a schedule of its own.
+    /// Sends a load with its own schedule.
     pub(super) async fn send(&mut self, load: &Load) -> Result<Outcome, BenchError> {
         self.valid(async |seed| load::send(1, Load { seed, ..load.clone() }).await).await
     }
 
-    /// Runs until neither the generator nor the server was disturbed, and answers the outcome of that
-    /// run; of the one in which they were the least, when they always were.
+    /// Repeats the run until neither the generator nor the server was disturbed, and returns its
+    /// results; or the results of the least disturbed run.
     pub(super) async fn valid(
         &mut self,
         mut run: impl AsyncFnMut(u64) -> Result<Outcome, BenchError>,
@@ -139,21 +140,22 @@ impl Bench {
         Ok(Outcome { capacity: self.capacity, ..best })
     }
 
-    /// How much a run was disturbed; above 1 it is void.
+    /// How much a run was disturbed; above 1 it is not valid.
     fn disturbed(&self, outcome: &Outcome) -> f64 {
         let lag = outcome.lag_p99_ms / LAG_MAX_MS;
         let away = outcome.processor.away / AWAY_MAX;
         lag.max(away).max(self.speed_off(outcome) / SPEED_MAX)
     }
 
-    /// By which share the processor was faster or slower than when the capacity was measured.
+    /// The relative difference between the speed of the processor and its speed while the capacity
+    /// was measured.
     fn speed_off(&self, outcome: &Outcome) -> f64 {
         let then = self.processor.work_us;
         if then > 0.0 { (outcome.processor.work_us / then - 1.0).abs() } else { 0.0 }
     }
 }
 
-/// Collects the points of all rounds.
+/// Collects the results of all rounds.
 #[derive(Default)]
 pub(super) struct Curve {
     runs: Vec<(Protection, f64, Outcome)>,
@@ -162,7 +164,7 @@ pub(super) struct Curve {
 }
 
 impl Curve {
-    /// Every load on every server, one after the other.
+    /// All loads on all servers, one after the other.
     pub(super) async fn sweep(
         &mut self,
         bench: &mut Bench,
@@ -199,7 +201,7 @@ impl Curve {
         median(self.of(protection, load).map(figure).collect())
     }
 
-    /// The median of all that were measured.
+    /// The median of all measured capacities.
     fn capacity(&self) -> f64 {
         median(self.runs.iter().map(|(_, _, outcome)| outcome.capacity).collect())
     }
@@ -236,7 +238,7 @@ impl Curve {
         points
     }
 
-    /// The figures that the curve tells, with `more` to come.
+    /// The figures from the curve; `more` are added later.
     pub(super) fn figures(&self, workload: Workload, bench: &Bench, loads: &[f64]) -> Figures {
         let highest = loads.last().copied().unwrap_or(1.0);
         let curve = self.points(loads);

@@ -1,4 +1,4 @@
-//! Servers in processes of their own, and which processor they run on.
+//! Servers in their own processes, and the processors they run on.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::BenchError;
 use super::{Protection, Workload};
 
-/// A server in a process of its own.
+/// A server in its own process.
 pub(super) struct Served {
     pub(super) child: Child,
     pub(super) address: SocketAddr,
@@ -43,15 +43,18 @@ impl Served {
             BufReader::new(stdout).read_line(&mut line)?;
         }
         let address = line.trim().parse().map_err(|_| {
-            BenchError::Stuck(Duration::ZERO, format!("the server said {line:?}, not where it is"))
+            BenchError::Stuck(
+                Duration::ZERO,
+                format!("the server printed {line:?} instead of its address"),
+            )
         });
-        // Dropped, and so ended, if that is none.
+        // If this fails, the server is dropped, and so ended.
         let mut served = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
         served.address = address?;
         Ok(served)
     }
 
-    /// Makes the dependency take so long.
+    /// Sets the duration of a call to the dependency.
     pub(super) fn slow(&mut self, ms: u64) -> Result<(), BenchError> {
         match &mut self.child.stdin {
             Some(stdin) => Ok(writeln!(stdin, "slow {ms}")?),
@@ -59,7 +62,7 @@ impl Served {
         }
     }
 
-    /// Memory that it has in use, bytes.
+    /// Its memory in use, bytes.
     pub(super) fn memory(&self) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -77,7 +80,7 @@ impl Drop for Served {
     }
 }
 
-/// Pins the calling thread, and what it starts, to a processor, where there are two at least.
+/// Pins the calling thread and its child processes to a processor, if there are at least two.
 pub(super) fn pin(core: usize) {
     use rustix::thread::{CpuSet, sched_setaffinity};
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
@@ -85,7 +88,7 @@ pub(super) fn pin(core: usize) {
     }
     let mut set = CpuSet::new();
     set.set(core);
-    // Where that is not allowed, it is measured without.
+    // If it is not permitted, measure without it.
     let _ = sched_setaffinity(None, &set);
 }
 
@@ -98,7 +101,7 @@ pub(super) fn pin_process(pid: u32, core: usize) {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     for thread in threads {
         let id = thread.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-        // Where that is not allowed, it is measured without.
+        // If it is not permitted, measure without it.
         let _ = sched_setaffinity(id, &set);
     }
 }

@@ -1,5 +1,5 @@
-//! The server that is overloaded: a process of its own, pinned to one processor, with work that
-//! needs the processor or waits for a dependency, behind one of three protections.
+//! The overloaded server: its own process, pinned to one processor, with work that needs the
+//! processor or waits for a dependency, behind one of three protections.
 
 use std::io::{BufRead as _, Write as _};
 use std::net::SocketAddr;
@@ -23,12 +23,12 @@ use super::{Protection, Workload};
 use crate::admission::{Admission, Class, Settings, system_ticks};
 use crate::http::{self, Door, Limits, Proxies, QuotaSettings, Row};
 
-/// What one request needs of the processor.
+/// The processor time of one request.
 const CPU: Duration = Duration::from_millis(2);
-/// How many requests the dependency does at once, and how long each takes, ms.
+/// The concurrency of the dependency, and the duration of a call, ms.
 const SLOTS: usize = 8;
 const SERVICE_MS: u64 = 4;
-/// What `tower` lets in at once: what somebody would write who does not know the service.
+/// The concurrency limit of `tower`: a plausible choice without knowledge of the service.
 const TOWER_LIMIT: usize = 64;
 const ROUTES: &[Row] = &[
     ("*", "/p0", Class::P0, 1_024),
@@ -39,17 +39,17 @@ const ROUTES: &[Row] = &[
 
 struct Work {
     workload: Workload,
-    /// Rounds of the loop that take [`CPU`].
+    /// The number of loop rounds that take [`CPU`].
     rounds: u64,
     slots: Semaphore,
     service_ms: AtomicU64,
 }
 
-/// Serves until standard input ends, with so many `rounds` of the loop a request; prints the address first. `slow N` on standard input makes
-/// the dependency take N ms.
+/// Serves until standard input ends, with `rounds` loop rounds per request. Prints its address
+/// first. A line `slow N` on standard input sets the duration of a dependency call to N ms.
 ///
 /// # Errors
-/// When it cannot listen.
+/// If it cannot listen.
 pub fn serve(workload: Workload, protection: Protection, rounds: u64) -> Result<(), BenchError> {
     // The threads of the runtime inherit it.
     pin(0);
@@ -124,7 +124,8 @@ pub(super) fn burn(rounds: u64) -> u64 {
         .fold(0, |hash, _| std::hint::black_box(xxhash_rust::xxh3::xxh3_64_with_seed(&block, hash)))
 }
 
-/// How many rounds take [`CPU`], when nothing disturbs. Found once, so that all servers do the same.
+/// The number of loop rounds that take [`CPU`] without disturbance. Measured once, so that all
+/// servers do the same work.
 pub(super) fn calibrated() -> u64 {
     const ROUNDS: u64 = 20_000;
     let fastest = (0..20).map(|_| {

@@ -22,7 +22,7 @@ pub(super) fn requests(deadline: Duration) -> [Vec<Vec<u8>>; 4] {
     })
 }
 
-/// The loads that are asked for, or else `all`.
+/// The requested loads, or all of them.
 pub(super) fn loads(options: &Options, all: &[f64]) -> Vec<f64> {
     if options.loads.is_empty() { all.to_vec() } else { options.loads.clone() }
 }
@@ -81,8 +81,8 @@ pub(super) async fn measure(
     })
 }
 
-/// From the end of `from` to the last refusal, ms; and the share of all after that, but for the first
-/// second, that was answered.
+/// The time from the end of `from` to the last refusal, ms; and the share of good answers after
+/// that, without the first second.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 fn recovery(outcome: &Outcome, from: Duration, rate: f64) -> (f64, f64) {
     let from = usize::try_from(from.as_millis() / TICK.as_millis()).unwrap_or(usize::MAX);
@@ -94,11 +94,11 @@ fn recovery(outcome: &Outcome, from: Duration, rate: f64) -> (f64, f64) {
     (last as f64 * TICK.as_secs_f64() * 1_000.0, (good as f64 / expected.max(1.0)).min(1.0))
 }
 
-/// Half of the capacity, ten times of it, half of it again, with clients that try again three times.
+/// Half of the capacity, ten times of it, and half again, with clients that retry three times.
 async fn step(bench: &mut Bench, address: SocketAddr) -> Result<(f64, f64), BenchError> {
     let phase =
         |seconds, load| Phase { lasts: Duration::from_secs(seconds), rates: bench.rates(load) };
-    // All of the low load may be refused here: half of it is of the lower classes.
+    // All of the low load may be refused here: half of it belongs to the lower classes.
     let [p0, p1, ..] = bench.rates(0.5);
     let low = [p0, p1 / 2.0, p1 * 0.35, p1 * 0.15];
     let low = |seconds| Phase { lasts: Duration::from_secs(seconds), rates: low };
@@ -109,8 +109,8 @@ async fn step(bench: &mut Bench, address: SocketAddr) -> Result<(f64, f64), Benc
     Ok(recovery(&outcome, Duration::from_secs(6), rate))
 }
 
-/// One tenant of 100 at ten times its share: the others' p99 over theirs without, and how many of
-/// theirs were answered in time.
+/// One tenant of 100 at ten times its share: the others' p99 divided by theirs without it, and
+/// their share of good answers.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn heavy(
     bench: &mut Bench,
@@ -133,8 +133,8 @@ async fn heavy(
     Ok((p99(&beside) / p99(&alone).max(0.001), success))
 }
 
-/// The dependency becomes ten times slower for a while: what was answered in time then over what it
-/// could do, and how long it took until nothing was refused any more.
+/// The dependency becomes ten times slower for a while: goodput then divided by its capacity, and
+/// the time until no request is refused any more.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn slower(bench: &mut Bench, server: &mut Served) -> Result<(f64, f64), BenchError> {
     let rate = bench.capacity() * 0.7;
@@ -152,7 +152,7 @@ async fn slower(bench: &mut Bench, server: &mut Served) -> Result<(f64, f64), Be
         slowed.and(outcome)
     };
     let outcome = bench.valid(run).await?;
-    // The last four seconds of it; the rest is for finding out.
+    // Only the last four seconds of it; before that the limit adapts.
     let within = outcome.timeline.get(70..110).unwrap_or_default();
     let good: u64 = within.iter().map(|(good, _)| *good).sum();
     let could = bench.capacity() / 10.0 * 4.0 + P0_RATE * 4.0;

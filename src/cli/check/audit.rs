@@ -1,5 +1,5 @@
-//! The audits: is each notification where it falls due, or queued? Is the depth of each shard what
-//! its queues hold?
+//! The audits. Is each notification either scheduled or queued? Does the depth of each shard equal
+//! the length of its queues?
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::notifications::{Audit, audit};
 use crate::queue::Depth;
 
 const CHECK: &str = "audit";
-/// So many shards are named.
+/// Maximum number of shards named in a finding.
 const SHOWN: usize = 8;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
@@ -22,7 +22,7 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// What comparing the depths of all shards found.
+/// The result of comparing the depths of all shards.
 #[derive(Debug, Default)]
 struct Depths {
     compared: u64,
@@ -57,8 +57,9 @@ async fn depths(config: &Config) -> Finding {
     match compared.await {
         Ok(found) => judge_depths(&found),
         Err(error) => {
-            let why = "it is not known whether depths are right";
-            let remedy = "do what it says, and repeat it: what was set right stays so";
+            let why = "the depths of shards are unverified";
+            let remedy =
+                "follow the error text, then repeat the audit; corrections already made are kept";
             Finding::fail(CHECK, error.to_string(), why, remedy).exits(error.exit())
         }
     }
@@ -68,20 +69,20 @@ fn judge_depths(Depths { compared, set_right, left_out }: &Depths) -> Finding {
     let found = format!("compared the depth of {} with the queues", count(*compared, "shard"));
     if !set_right.is_empty() {
         let found = format!("{found}; set right: {}", some_of(set_right));
-        let why = "Redis lost a part of its last writes, or a person changed keys of Fairlane";
+        let why = "Redis lost a part of its last writes, or someone changed keys of Fairlane";
         let remedy =
             "run BGREWRITEAOF before Redis is restarted (docs/runbook.md, Redis lost its tail)";
         return Finding::warn(CHECK, found, why, remedy);
     }
     if !left_out.is_empty() {
         let found = format!("{found}; left out {}", some_of(left_out));
-        let why = "they have too many bots with events to be compared beside the traffic";
-        return Finding::warn(CHECK, found, why, "repeat it when fewer events are queued");
+        let why = "too many of their bots have events to compare them during traffic";
+        return Finding::warn(CHECK, found, why, "repeat the audit when fewer events are queued");
     }
     Finding::ok(CHECK, format!("{found}; all are right"))
 }
 
-/// The first few.
+/// The first few shards.
 fn some_of(all: &[String]) -> String {
     let shown = all.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
     match all.len().saturating_sub(SHOWN) {
@@ -100,8 +101,9 @@ async fn notifications(config: &Config) -> Vec<Finding> {
     vec![match audited.await {
         Ok(found) => judge(found),
         Err(error) => {
-            let why = "it is not known whether every notification will be sent";
-            let remedy = "do what it says, and repeat it: what was restored stays so";
+            let why = "notifications may be missing from the schedule";
+            let remedy =
+                "follow the error text, then repeat the audit; restored notifications are kept";
             Finding::fail(CHECK, error.to_string(), why, remedy).exits(error.exit())
         }
     }]
@@ -113,9 +115,13 @@ fn judge(Audit { records, restored }: Audit) -> Finding {
         return Finding::ok(CHECK, format!("{found}; none was lost"));
     }
     let found = format!("{found}; {} in no structure", number(restored));
-    let why =
-        "they would never have been sent; they are scheduled again, those that were due at once";
-    Finding::warn(CHECK, found, why, "find out who changes keys of Fairlane in Redis")
+    let why = "they would never have been sent; they are scheduled again, and overdue ones are sent immediately";
+    Finding::warn(
+        CHECK,
+        found,
+        why,
+        "find out which program or person changes keys of Fairlane in Redis",
+    )
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! The bus streams: do they exist, may they be trimmed, who reads them, who holds them up?
+//! The bus streams: do they exist, can they be trimmed, is each one read, which group holds it up?
 
 use super::{Finding, redis};
 use crate::cli::output::{count, number};
 use crate::keyspace::{Server, StreamKind, StreamView};
 
-/// A group that lags by more entries keeps a stream from being trimmed.
+/// Entries. A group with a larger lag keeps a stream from being trimmed.
 const LAG_MAX: u64 = 100_000;
 
 pub(super) async fn check(server: &Server, stream: &str, trim: bool) -> Finding {
@@ -44,9 +44,10 @@ fn judge(check: String, view: &StreamView, trim: bool) -> Finding {
     let behind = view.groups.iter().find(|group| group.lag.is_some_and(|lag| lag > LAG_MAX));
     match behind {
         Some(group) if trim => {
-            let why = format!("what {} has not taken is kept, and fills the memory", group.name);
+            let why =
+                format!("entries that {} has not read are kept, and fill the memory", group.name);
             let remedy = format!(
-                "see why its consumers are slow, or delete it: XGROUP DESTROY {} {}",
+                "find out why its consumers are slow, or delete it: XGROUP DESTROY {} {}",
                 view.stream, group.name
             );
             Finding::warn(check, found, why, remedy)

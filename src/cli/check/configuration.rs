@@ -1,4 +1,4 @@
-//! The configuration by itself: what loading it could not refuse.
+//! Problems of the configuration that do not prevent loading it.
 
 use super::{Exit, Finding};
 use crate::cli::output::count;
@@ -8,10 +8,10 @@ use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
 use crate::product::is_product;
 
-/// The handlers of the program itself.
+/// The built-in handlers.
 const BUILT_IN: [&str; 5] = [AUTOMATION, COUNTER, "log", NOTIFY, PUSH];
 
-/// A configuration that cannot be loaded.
+/// The finding for a configuration that cannot be loaded.
 pub(super) fn refused(error: &ConfigError) -> Finding {
     Finding::fail(
         "configuration",
@@ -66,7 +66,7 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// A pipeline that keeps something in MongoDB is without `mongodb.url`.
+/// The finding for a pipeline whose store is MongoDB, without `mongodb.url`.
 fn without_mongodb(name: &PipelineName, config: &Config) -> Finding {
     let found = match config.redis.url {
         Some(_) => "does not run: it needs mongodb.url",
@@ -75,7 +75,7 @@ fn without_mongodb(name: &PipelineName, config: &Config) -> Finding {
     Finding::ok(format!("pipeline {name}"), found)
 }
 
-/// The pipelines that push, and where to.
+/// The enabled pipelines that push, and their targets.
 pub(super) fn targets(config: &Config) -> impl Iterator<Item = (&PipelineName, &CheckedUrl)> {
     config.pipelines.iter().filter_map(|(name, pipeline)| {
         let pushes = pipeline.enabled && pipeline.handler == PUSH;

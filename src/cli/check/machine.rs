@@ -14,9 +14,9 @@ use crate::config::Config;
 use crate::http::Access;
 use crate::outbound::headers::HeaderSets;
 
-/// Whoever holds a port has this long to say who it is.
+/// Timeout for the program on a port to identify itself.
 const WHO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Its answer is read this far.
+/// Maximum number of bytes read of its answer.
 const WHO_BYTES: u64 = 4_096;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
@@ -32,12 +32,12 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
         .collect()
 }
 
-/// Who may call the HTTP interface.
+/// Checks access control of the HTTP interface.
 fn check_access(config: &Config) -> Finding {
     let check = "auth";
     if let Err(error) = Access::open(config) {
         let why = "`fairlane serve` does not start with it";
-        return Finding::fail(check, error.to_string(), why, "do what it says");
+        return Finding::fail(check, error.to_string(), why, "correct that setting");
     }
     let tokens = config.auth.tokens.len() as u64;
     if tokens > 0 {
@@ -50,17 +50,17 @@ fn check_access(config: &Config) -> Finding {
     Finding::warn(
         check,
         format!("no tokens, and http.listen is {listen}"),
-        "everybody who reaches it may publish, look and change",
-        "add auth.tokens, or let something in front of it ask who calls",
+        "every client that can connect may publish, read and change data",
+        "add auth.tokens, or put an authenticating proxy in front of it",
     )
 }
 
-/// The headers that notifications may name; nothing where there are none.
+/// The header sets that notifications may name. `None` if there are none.
 fn check_headers(config: &Config) -> Option<Finding> {
     let (check, sets) = ("callbacks.headers", &config.callbacks.headers);
     if let Err(error) = HeaderSets::open(sets) {
         let why = "`fairlane serve` does not start with it";
-        return Some(Finding::fail(check, error.to_string(), why, "do what it says"));
+        return Some(Finding::fail(check, error.to_string(), why, "correct that setting"));
     }
     let many = sets.len() as u64;
     (many > 0).then(|| Finding::ok(check, format!("{} can be read", count(many, "set"))))
@@ -81,7 +81,9 @@ async fn check_port(key: &str, address: SocketAddr) -> Finding {
         return Finding::ok(key, found);
     }
     let remedy = match error.kind() {
-        io::ErrorKind::AddrInUse => format!("set {key} to a free port, or end what uses this one"),
+        io::ErrorKind::AddrInUse => {
+            format!("set {key} to a free port, or stop the program that uses this one")
+        }
         io::ErrorKind::PermissionDenied => format!("set {key} to a port from 1024 on"),
         _ => format!("set {key} to an address of this machine"),
     };
@@ -89,7 +91,7 @@ async fn check_port(key: &str, address: SocketAddr) -> Finding {
     Finding::fail(key, format!("{address}: {error}"), why, remedy)
 }
 
-/// Whether what listens there answers as only Fairlane does.
+/// Whether the program on this port answers like Fairlane.
 async fn is_fairlane(address: SocketAddr) -> bool {
     let reachable = match address {
         SocketAddr::V4(at) if at.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, at.port()).into(),
@@ -117,7 +119,7 @@ fn check_files(config: &Config) -> Finding {
     judge_files(files::allowed(), files::needed(config, Roles::ALL))
 }
 
-/// The soft limit is raised at start.
+/// The soft limit is raised at start, so the hard limit counts.
 fn judge_files(limit: Option<u64>, needed: u64) -> Finding {
     let check = "open files";
     let Some(limit) = limit else {

@@ -1,4 +1,4 @@
-//! MongoDB: is it there, is it the right one, may we write, and does a write survive a failover?
+//! MongoDB: is it reachable, is it suitable, may we write, and does a write survive a failover?
 
 use std::path::Path;
 use std::process::Stdio;
@@ -27,7 +27,7 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// What there is without a URL.
+/// The finding without `mongodb.url`.
 async fn private(config: &Config) -> String {
     let keeps = |(name, p): (&PipelineName, &PipelineConfig)| {
         (name.is(crate::counters::PIPELINE) || name.is(crate::automations::PIPELINE)) && p.enabled
@@ -41,7 +41,7 @@ async fn private(config: &Config) -> String {
     let program = program.display();
     match asked.kill_on_drop(true).spawn() {
         Ok(mut child) => {
-            // Whatever it answers, it can be started.
+            // The program starts; its answer is irrelevant.
             let _ = tokio::time::timeout(ANSWER, child.wait()).await;
             format!("a private one beside the private Redis: {program}")
         }
@@ -68,7 +68,8 @@ async fn ask(mongo: &Mongo, database: &str) -> Vec<Finding> {
         judge_concern(&mongo.acknowledged()),
     ];
     if let Some(time) = info.time {
-        // Asked in between: what the answer took is not held against the clock.
+        // Measured in between, so that the latency of the answer does not count as clock
+        // difference.
         let (before, after) = (asked, SystemClock.now());
         let off = before.saturating_sub(time).max(time.saturating_sub(after));
         findings.push(clock("mongodb clock", off, "MongoDB"));
@@ -138,7 +139,7 @@ fn refused(check: &str, error: &MongoError) -> Finding {
             "start it, or correct mongodb.url",
             Exit::Unavailable,
         ),
-        _ => ("Fairlane needs this to work", "look into the log of MongoDB", Exit::Failed),
+        _ => ("Fairlane needs this to work", "check the log of MongoDB", Exit::Failed),
     };
     Finding::fail(check, error.to_string(), why, remedy).exits(exit)
 }

@@ -1,4 +1,4 @@
-//! Redis: is it the right one, does it keep what it is given, may we do what we do?
+//! Redis: is it suitable, does it keep its data, do we have the necessary rights?
 
 use std::collections::BTreeSet;
 
@@ -13,15 +13,15 @@ use crate::config::Config;
 use crate::id::{PipelineName, Prefix, ShardCount};
 use crate::keyspace::{POOLED_MAX, Primary, Server, ServerInfo, StoreError};
 
-/// The oldest Redis that has what the scripts need.
+/// The oldest Redis that has the commands of the scripts.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
-/// Connections that one process keeps to a server, those to its bus streams aside: pool, fan-out,
+/// Connections that one process keeps to a server, besides those to its bus streams: pool, fan-out,
 /// views, small calls, wake-ups, published events with the health of HTTP, the health of
-/// `metrics.listen`. Beside them are those of the pool that operators' calls share.
+/// `metrics.listen`. The pool that operators' calls share adds its own.
 const CONNECTIONS: u64 = 7;
-/// Nodes of a cluster that are asked at once.
+/// Number of cluster nodes that are probed concurrently.
 const NODES_AT_ONCE: usize = 8;
-/// Memory in use beyond this share of the maximum is worth a word, in percent. So are clients.
+/// Percent of the maximum above which memory in use is a warning. The same for clients.
 const NEARLY_FULL_PERCENT: u64 = 90;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
@@ -30,7 +30,7 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
         Err(error) => {
             let exit = error.exit();
             let why = "everything is kept in Redis: nothing starts without it";
-            let remedy = "do what it says, or set redis.url to a running Redis";
+            let remedy = "follow the error text, or set redis.url to a running Redis";
             return vec![Finding::fail("redis", error.to_string(), why, remedy).exits(exit)];
         }
     };
@@ -74,12 +74,13 @@ async fn check_server(config: &Config, server: &Server) -> Vec<Finding> {
     findings
 }
 
-/// What is not of one node.
+/// Checks that concern the whole deployment, not one node.
 async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
     let mut findings = vec![
         match server.try_channel().await {
             Ok(()) => {
-                let found = format!("what is published under {}: is heard", config.redis.prefix);
+                let found =
+                    format!("messages published under {}: are received", config.redis.prefix);
                 Finding::ok("channels", found)
             }
             Err(error) => refused("channels", &error),
@@ -103,7 +104,7 @@ async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
     findings
 }
 
-/// Whether other environments are in this Redis, and read the same streams.
+/// Whether this Redis holds other environments, and whether they read the same streams.
 async fn check_environments(
     config: &Config,
     server: &Server,
@@ -123,13 +124,14 @@ async fn check_environments(
         None => Finding::ok("prefix", found),
         Some((stream, other)) => {
             let why = format!("{other} reads {stream} too: both handle its events and trim it");
-            let remedy = "name other streams in bus.streams, or set bus.trim = false to look on";
+            let remedy = "name other streams in bus.streams, or set bus.trim = false to only read";
             Finding::warn("prefix", found, why, remedy)
         }
     }
 }
 
-/// One server; `at` tells it from its siblings. A single finding: it does not answer.
+/// Checks one server; `at` names it among the nodes of a cluster. Returns a single finding if it
+/// does not answer.
 async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
     let name = |check: &str| format!("{check}{at}");
     let info = match node.info().await {
@@ -163,7 +165,7 @@ async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
     ]
 }
 
-/// What it means that Redis did not do what a check asked.
+/// Explains an error that Redis returned to a check.
 pub(super) fn refused(check: &str, error: &StoreError) -> Finding {
     let away = matches!(error, StoreError::Connect { .. } | StoreError::Unknown { .. });
     let message = match error {
@@ -192,16 +194,13 @@ pub(super) fn refused(check: &str, error: &StoreError) -> Finding {
         ("nothing can be copied or handled", "set redis.url to the primary")
     } else if starts("CLUSTERDOWN") {
         (
-            "while a slot has no primary, the cluster answers nobody",
+            "while a slot has no primary, the cluster refuses all commands",
             "bring back the node that held it, or see: redis-cli --cluster check HOST:PORT",
         )
     } else if starts("MISCONF") {
-        (
-            "Redis refuses writes that it cannot keep",
-            "free space on its disk, and look into its log",
-        )
+        ("Redis refuses writes that it cannot keep", "free space on its disk, and check its log")
     } else {
-        ("Fairlane needs this to work", "look into the log of that Redis")
+        ("Fairlane needs this to work", "check the log of that Redis")
     };
     let exit = if away { Exit::Unavailable } else { Exit::Failed };
     Finding::fail(check, error.to_string(), why, remedy).exits(exit)
@@ -229,11 +228,11 @@ fn check_eviction(check: String, info: &ServerInfo) -> Finding {
     match (info.eviction.as_str(), info.memory_max) {
         ("noeviction", _) => Finding::ok(check, "noeviction"),
         (policy, 0) => {
-            let why = "once maxmemory is set, events would be thrown away";
+            let why = "once maxmemory is set, events would be evicted";
             Finding::warn(check, policy, why, remedy)
         }
         (policy, _) => {
-            let why = "queued events are thrown away when memory is full";
+            let why = "queued events are evicted when memory is full";
             Finding::fail(check, policy, why, remedy)
         }
     }
@@ -256,8 +255,8 @@ fn check_durability(
         return Finding::fail(
             check,
             "the append-only file cannot be written",
-            "so Redis refuses events",
-            "free space on its disk, and look into its log",
+            "Redis refuses new events",
+            "free space on its disk, and check its log",
         );
     }
     match fsync.ok().flatten().as_deref() {
@@ -288,11 +287,11 @@ fn check_memory(check: String, info: &ServerInfo) -> Finding {
         check,
         found,
         "a full Redis refuses new events",
-        "raise maxmemory, or see who fills it: fairlane bots list --sort depth",
+        "raise maxmemory, or find the longest queues: fairlane bots list --sort depth",
     )
 }
 
-/// `needed`: connections of one more process, at most.
+/// `needed`: the maximum number of connections that one more process opens.
 fn check_clients(check: String, info: &ServerInfo, needed: u64) -> Finding {
     let (now, most) = (info.clients, info.clients_max);
     if most == 0 {
@@ -337,14 +336,14 @@ fn check_shards(configured: ShardCount, stored: Option<ShardCount>) -> Finding {
         Some(stored) if stored == configured => Finding::ok("shards", stored.to_string()),
         Some(stored) => {
             let error = CliError::Shards { configured, stored };
-            let why = "with another number, bots would be looked for in the wrong place";
+            let why = "with another number, events of a bot would be searched in the wrong shard";
             let remedy = format!("set redis.shards = {stored}");
             Finding::fail("shards", error.to_string(), why, remedy).exits(Exit::Usage)
         }
     }
 }
 
-/// The pipelines that ever ran here, and those of the configuration.
+/// The pipelines that have run here, and those of the configuration.
 fn check_known(config: &Config, known: &[PipelineName]) -> Finding {
     let list = |names: &[&PipelineName]| {
         names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
@@ -356,7 +355,7 @@ fn check_known(config: &Config, known: &[PipelineName]) -> Finding {
         return Finding::warn(
             "data",
             format!("not in the configuration: {}", list(&foreign)),
-            "what is queued there waits for ever",
+            "its queued events are never handled",
             format!("configure [pipelines.{first}], or delete it: fairlane pipelines drop {first}"),
         );
     }

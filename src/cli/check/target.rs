@@ -1,6 +1,6 @@
-//! Where push pipelines send to: does the name resolve, does somebody listen, does TLS come about?
+//! The targets of push pipelines: does the name resolve, does a server listen, does TLS succeed?
 //!
-//! The connection is made by the client that makes the real ones, and given up once it stands:
+//! The connection uses the same client as real pushes, and is dropped once it is established:
 //! nothing is sent.
 
 use std::error::Error as StdError;
@@ -17,19 +17,19 @@ use crate::config::Config;
 use crate::id::PipelineName;
 use crate::outbound::{CONNECT_TIMEOUT, CheckedUrl};
 
-/// Targets that are looked at at once.
+/// Number of targets that are probed concurrently.
 const AT_ONCE: usize = 8;
-/// Addresses of a name that are shown.
+/// Maximum number of addresses of a name to show.
 const SHOWN: usize = 3;
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// The connection stands. An error, so that the client sends nothing.
+/// The connection is established. Returned as an error so that the client sends nothing.
 #[derive(Debug, thiserror::Error)]
 #[error("connected")]
 struct Connected;
 
-/// Looks at the target of every push pipeline.
+/// Probes the target of every push pipeline.
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
     let targets = targets(config).map(|(pipeline, url)| check_target(pipeline, url));
     stream::iter(targets).buffered(AT_ONCE).collect().await
@@ -56,7 +56,7 @@ async fn check_target(pipeline: &PipelineName, url: &CheckedUrl) -> Finding {
             Finding::ok(check, format!("{shown} port {port} answers, with TLS"))
         }
         Ok(()) => Finding::ok(check, format!("{shown} port {port} answers")),
-        Err(problem) => away(format!("{shown} port {port}: {problem}"), "start what listens there"),
+        Err(problem) => away(format!("{shown} port {port}: {problem}"), "start the receiver"),
     }
 }
 
@@ -76,7 +76,7 @@ async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
     }
 }
 
-/// The name and its addresses; an address that is its own name only once.
+/// The name and its addresses; an address that equals its name is shown once.
 fn show(host: &str, addresses: &[SocketAddr]) -> String {
     let mut texts: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
     texts.dedup();
@@ -89,7 +89,7 @@ fn show(host: &str, addresses: &[SocketAddr]) -> String {
 }
 
 async fn connect(url: &Url) -> Result<(), String> {
-    // The first one in the process wins; whichever it is does.
+    // Only the first call in a process installs the provider; any provider will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder()
         .redirect(redirect::Policy::none())
@@ -98,7 +98,7 @@ async fn connect(url: &Url) -> Result<(), String> {
         .connector_layer(MapResultLayer::new(stop))
         .build()
         .map_err(|error| innermost(&error))?;
-    // Twice the time: looking up and connecting.
+    // Twice the time: one for the lookup, one for the connection.
     let trying = client.get(url.clone()).timeout(CONNECT_TIMEOUT * 2).send();
     match trying.await {
         Ok(_) => Ok(()),
@@ -120,7 +120,7 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn StdError + 'stat
     std::iter::successors(error.source(), |error| (*error).source())
 }
 
-/// What the layers above say is known.
+/// The innermost cause. The caller already shows what was tried.
 fn innermost(error: &reqwest::Error) -> String {
     causes(error).last().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -28,7 +28,7 @@ fn pipeline_of(config: &Config, name: &str) -> PipelineConfig {
 #[test]
 fn a_top_level_key_that_is_unknown_or_of_the_wrong_type_is_refused_with_its_line() {
     let table = [
-        ("\ndata_dir", "f.toml:2: this is not TOML: key with no value, expected `=`"),
+        ("\ndata_dir", "f.toml:2: invalid TOML: key with no value, expected `=`"),
         ("data_dri = \"x\"", r#"f.toml:1: unknown key "data_dri"; did you mean "data_dir"?"#),
         ("[reddis]\nurl = \"\"", r#"f.toml:1: unknown key "reddis"; did you mean "redis"?"#),
         (
@@ -121,7 +121,7 @@ fn what_stands_in_front_is_checked_too() {
         ),
         (
             "[http]\nproxy_protocol = true",
-            "f.toml:2: http.proxy_protocol is true, but http.trusted_proxies is empty, so that nobody's header would be read; name the networks of the proxies",
+            "f.toml:2: http.proxy_protocol is true, but http.trusted_proxies is empty, so no connection may carry the header; name the networks of the proxies",
         ),
         (
             "[admission]\np2_deadline = \"61m\"",
@@ -188,7 +188,7 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "[redis]\nurl = \"db:6379\"",
-            "f.toml:2: redis.url does not begin with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
+            "f.toml:2: redis.url does not start with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
         (
             "[redis]\nurl = \"redis://:secret@db:x\"",
@@ -289,7 +289,7 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "url = \"https://user:secret@example.com\"",
-            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: receivers authenticate requests by the signatures with callbacks.secrets",
         ),
         ("workers = 3", "f.toml:4: pipelines.p.workers must be a table, not a whole number"),
         ("batch = 1.5", "f.toml:4: pipelines.p.batch must be a whole number, not a fraction"),
@@ -331,7 +331,7 @@ fn a_mongodb_that_cannot_be_used_is_refused_without_quoting_it() {
     let table = [
         (
             "[mongodb]\nurl = \"localhost:27017\"",
-            "f.toml:2: mongodb.url does not begin with a known scheme; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST",
+            "f.toml:2: mongodb.url does not start with a known scheme; write mongodb://[USER:PASSWORD@]HOST[:PORT][,HOST…][/?OPTIONS] or mongodb+srv://HOST",
         ),
         (
             "[mongodb]\nurl = \"mongodb://u:sec@ret@db\"",
@@ -574,7 +574,7 @@ fn callbacks_and_urls_are_read_and_their_secrets_never_shown() {
         ),
         (
             format!("{push}url = \"http://me:hidden@h/\""),
-            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: requests are signed with callbacks.secrets, by which the receiver knows them",
+            "f.toml:4: pipelines.p.url holds a user name or password, which would show up in logs; remove it: receivers authenticate requests by the signatures with callbacks.secrets",
         ),
         (
             format!("{push}url = \"h/hook\""),
@@ -591,6 +591,6 @@ fn callbacks_and_urls_are_read_and_their_secrets_never_shown() {
     let error = with_environment("", &[("FAIRLANE__CALLBACKS__SECRETS", "hidden")]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "environment variable FAIRLANE__CALLBACKS__SECRETS: callbacks.secrets number 1 does not begin with whsec_; `echo whsec_$(openssl rand -base64 32)` makes one"
+        "environment variable FAIRLANE__CALLBACKS__SECRETS: callbacks.secrets number 1 does not start with whsec_; `echo whsec_$(openssl rand -base64 32)` makes one"
     );
 }

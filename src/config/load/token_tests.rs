@@ -63,7 +63,7 @@ fn a_bad_token_is_refused_with_its_line_and_key() {
         ),
         (
             inline(r#"name = "b", token_file = "u""#),
-            r#"f.toml:3: auth.tokens[1].scopes is empty; name one at least of "publish", "read" and "operate", or "count" alone"#,
+            r#"f.toml:3: auth.tokens[1].scopes is empty; name at least one of "publish", "read" and "operate", or "count" alone"#,
         ),
         (
             inline(r#"name = "b", scopes = ["read"]"#),

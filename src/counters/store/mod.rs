@@ -1,21 +1,21 @@
-//! The counters in MongoDB: totals, and days by month. However often and by whomever a change is
-//! applied, each view counts once: every document carries the sequence of the last record that was
-//! applied to it, and an update adds only what is above.
+//! The counters in MongoDB: totals, and days grouped by month. Changes may be applied repeatedly
+//! and by several processes: every document contains the sequence of the last record applied to it,
+//! and an update adds only later records.
 //!
 //! | collection | document |
 //! |---|---|
 //! | `counters_totals` | `{_id: "<bot>\u{1f}<ad>", bot, ad, total, s}` |
 //! | `counters_daily` | `{_id: "<bot>\u{1f}<ad>\u{1f}2026-11", bot, ad, month: "2026-11", days: [31 numbers], s}` |
 //!
-//! A document that was forgotten stays for 7 days as zeros with `gone`, the time it was: somebody
-//! late finds its `s` and does not bring old views back.
+//! A forgotten document stays for 7 days as zeros with `gone`, the time of the deletion. A late
+//! write finds its `s` there and does not bring old views back.
 //!
-//! | file | holds |
+//! | file | content |
 //! |---|---|
 //! | `statement.rs` | from changes to statements; why they may be repeated |
-//! | `write.rs` | statements into commands, and what their replies ask for |
-//! | `groups.rs` | calls made at the same time share commands |
-//! | `read.rs` | what is found, and the pages of an export |
+//! | `write.rs` | from statements to commands, and the handling of replies |
+//! | `groups.rs` | concurrent calls share commands |
+//! | `read.rs` | lookups, and the pages of an export |
 
 mod read;
 mod statement;
@@ -41,60 +41,60 @@ use crate::store::groups::{Groups, Rules};
 use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::store::turns::{Turn, Turns};
 
-/// The totals.
+/// The collection of totals.
 pub const TOTALS: &str = "counters_totals";
-/// The days.
+/// The collection of days.
 pub const DAILY: &str = "counters_daily";
 
-/// Who is late by more than this may bring back views of an ad that was forgotten.
+/// A write that is later than this may bring back views of a forgotten ad.
 const FORGOTTEN_FOR: Duration = Duration::from_secs(7 * 24 * 3_600);
-/// Most totals asked for at once.
+/// Maximum number of totals per query.
 const FIND_MAX: usize = 1_000;
-/// Reading totals. A request waits for it, so it gives up soon.
+/// Timeout of reading totals. It is short because a request waits for it.
 const READS: Rules = Rules { items_max: FIND_MAX, under_way: 4, pause: Duration::from_secs(1) };
-/// Writing to one collection. Two at once, so that a long slice does not hold up the short ones.
+/// Concurrent writes to one collection: two, so that a long slice does not hold up short ones.
 const WRITES: Rules =
     Rules { items_max: write::STATEMENTS_MAX, under_way: 2, pause: Duration::ZERO };
 
-/// What is stored of an ad.
+/// The stored state of an ad.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stored {
     /// Its total.
     pub total: u64,
-    /// The last record that was applied; 0 for none.
+    /// The last applied record; 0 for none.
     pub sequence: Sequence,
 }
 
-/// What happens to one ad.
+/// A change of one ad.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The ad.
     pub ad: AdId,
-    /// What.
+    /// The change.
     pub effect: Effect,
 }
 
-/// What happens to an ad.
+/// The kind of change of an ad.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Views, in the order of the queue; at least one.
     Add(Vec<Added>),
-    /// All that was counted before is replaced.
+    /// A replacement of everything counted before.
     Replace(Sequence, Replacement),
 }
 
 /// One record of views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
-    /// Of the record.
+    /// The sequence of the record.
     pub sequence: Sequence,
-    /// Counted on this day.
+    /// The day on which they count.
     pub day: Date,
-    /// How many.
+    /// The number of views.
     pub n: u64,
 }
 
-/// The counters of every bot. Cheap to clone; clones share their questions and writes.
+/// The counters of every bot. Cheap to clone; clones share their queries and writes.
 #[derive(Debug, Clone)]
 pub struct CounterStore {
     mongo: Mongo,
@@ -102,7 +102,7 @@ pub struct CounterStore {
     totals: Groups<Item, Refusals>,
     daily: Groups<Item, Refusals>,
     turns: Turns,
-    /// Set once [`CounterStore::prepare`] was tried.
+    /// Set after the first attempt of [`CounterStore::prepare`].
     prepared: Arc<OnceCell<()>>,
 }
 
@@ -113,7 +113,8 @@ impl CounterStore {
         Self::writing_within(mongo, ANSWER_TIMEOUT)
     }
 
-    /// The same; the server works on a write for `within` at most, or for 5 s if that is less.
+    /// The same with a time limit: the server works on a write for at most `within`, or 5 s if that
+    /// is less.
     #[must_use]
     pub fn writing_within(mongo: Mongo, within: Duration) -> Self {
         let within = within.min(ANSWER_TIMEOUT);
@@ -128,11 +129,11 @@ impl CounterStore {
         Self { mongo, reads, totals, daily, turns, prepared }
     }
 
-    /// Creates the indexes. May be repeated. Takes at most 15 s; where there is much to index, the
-    /// server goes on by itself.
+    /// Creates the indexes. May be repeated. Takes at most 15 s; with much data the server
+    /// continues afterwards.
     ///
     /// # Errors
-    /// When MongoDB does not answer or refuses.
+    /// If MongoDB is unavailable or refuses.
     pub async fn prepare(&self) -> Result<(), MongoError> {
         for collection in [TOTALS, DAILY] {
             let options = IndexOptions::builder()
@@ -144,12 +145,12 @@ impl CounterStore {
         }
         let options = IndexOptions::builder().name("export".to_owned()).build();
         self.mongo.index(DAILY, doc! { "bot": 1, "month": 1, "_id": 1 }, options).await?;
-        // Refused while the first write is doing the same.
+        // Refused while the first write creates the same collection.
         let _ = self.prepared.set(());
         Ok(())
     }
 
-    /// Documents do not come before the indexes of their collection, unless those are refused.
+    /// Creates the indexes of a collection before its documents, unless the indexes are refused.
     async fn prepared(&self) -> Result<(), MongoError> {
         let first = async || match self.prepare().await {
             Err(away @ (MongoError::Away { .. } | MongoError::Lookup { .. })) => Err(away),
@@ -158,12 +159,12 @@ impl CounterStore {
         self.prepared.get_or_try_init(first).await.map(drop)
     }
 
-    /// What is stored of these ads; those that are missing were never counted. Calls made at the
-    /// same time share a question. The answer holds whatever was applied before the call. After a
-    /// failure, calls fail at once for a second, and then until one that tries is answered.
+    /// The stored state of these ads; missing ones were never counted. Concurrent calls share a
+    /// query. The answer includes everything applied before the call. After a failure, calls fail
+    /// immediately for a second, and then until a probing call succeeds.
     ///
     /// # Errors
-    /// When MongoDB does not answer within 2 s or refuses.
+    /// If MongoDB does not answer within 2 s or refuses.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -188,14 +189,15 @@ impl CounterStore {
     }
 
     /// Applies the changes of a slice, in order for each ad, to both collections. Returns once a
-    /// majority has both. Calls made at the same time share their writes.
+    /// majority has both. Concurrent calls share their writes.
     ///
-    /// Who calls knows that all records of the bot before the first one here were applied. Then it
-    /// may be called again with the same, with less or more, by others, at the same time or late.
+    /// The caller must know that all records of the bot before the first one here were applied.
+    /// Then the call may be repeated with the same, fewer or more changes, by other processes,
+    /// concurrently or late.
     ///
     /// # Errors
-    /// When MongoDB does not answer in time, refuses, or has no majority. What was applied stays
-    /// so, and applying the same again changes nothing of that.
+    /// If MongoDB does not answer in time, refuses, or has no majority. Applied changes stay, and
+    /// applying them again has no effect.
     ///
     /// # Cancel safety
     /// As after an error.
@@ -204,13 +206,13 @@ impl CounterStore {
         self.apply_in(&turn, bot, changes).await
     }
 
-    /// Waits until the server works on nothing of this bot that this process sent: on nothing that
-    /// was given up on either.
+    /// Waits until the server has finished all writes of this bot that this process sent, including
+    /// those that timed out.
     pub(crate) async fn turn(&self, bot: &BotId) -> Turn {
         self.turns.of(bot).await
     }
 
-    /// [`Self::apply`] in the turn of the bot.
+    /// [`Self::apply`], when it is the bot's turn.
     pub(crate) async fn apply_in(
         &self,
         turn: &Turn,
@@ -223,10 +225,10 @@ impl CounterStore {
         Ok(())
     }
 
-    /// Views of ads per day, from `from` to `to`, days without any among them. One question for all.
+    /// Views of ads per day, from `from` to `to`, including days without views. One query for all.
     ///
     /// # Errors
-    /// When MongoDB does not answer within 5 s or refuses.
+    /// If MongoDB does not answer within 5 s or refuses.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -243,12 +245,12 @@ impl CounterStore {
         Ok((0..ads.len()).map(of).collect())
     }
 
-    /// The views of one day, ads without any left out, in the order of their ids. Read from a
-    /// secondary if there is one: it may be seconds behind. What is counted meanwhile may be in it
-    /// or not.
+    /// The views of one day, sorted by ad, without ads that have none. Read from a secondary if
+    /// there is one, so it may be seconds behind. Views counted meanwhile may or may not be
+    /// included.
     ///
     /// # Errors
-    /// When the first page cannot be read; the stream's items, when a later one cannot.
+    /// If the first page cannot be read; an item of the stream, if a later one cannot.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -270,7 +272,7 @@ impl CounterStore {
     }
 }
 
-/// Has a slice's statements for one collection carried out.
+/// Executes a slice's statements for one collection.
 async fn written(
     groups: &Groups<Item, Refusals>,
     statements: Statements,

@@ -1,4 +1,4 @@
-//! Reading what is stored.
+//! Reading the stored counters.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::deadline;
 use crate::id::{BotId, Sequence};
 use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
 
-/// Reading totals takes at most this long.
+/// Time limit of reading totals in the server.
 const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Documents of a page of an export.
+/// Number of documents per page of an export.
 const PAGE: u32 = 1_000;
 
-/// The totals found, by the ids of their documents; `None` where one holds no numbers.
+/// The totals found, by document id; `None` for a document without numbers.
 pub(super) type Totals = HashMap<Box<str>, Option<Stored>>;
 
-/// Finds totals by the ids of their documents.
+/// Reads totals by document id.
 pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, MongoError> {
     let options = FindOptions::builder()
         .projection(doc! { "total": 1, "s": 1 })
@@ -33,7 +33,7 @@ pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, M
         .build();
     let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
     let filter = doc! { "_id": { "$in": ids } };
-    // One search serves many callers: none of their deadlines is its own.
+    // One query serves many callers, so no single caller's deadline applies to it.
     let found = mongo.find(TOTALS, filter, options, TOTALS_TIMEOUT).await?;
     let stored = |document: &RawDocumentBuf| {
         let total = number(document, "total")?;
@@ -43,8 +43,8 @@ pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, M
     Ok(found.iter().filter_map(|document| Some((id(document)?, stored(document)))).collect())
 }
 
-/// The views of ads, by their places, on all days in the months from that of `from` to that of `to`,
-/// where there are any.
+/// The views of ads, by their indexes, on all days in the months from that of `from` to that of
+/// `to`, as far as documents exist.
 pub(super) async fn months(
     mongo: &Mongo,
     bot: &BotId,
@@ -84,12 +84,12 @@ pub(super) fn days(from: Date, to: Date) -> impl Iterator<Item = Date> {
     from.series(1.day()).take_while(move |day| *day <= to)
 }
 
-/// The days of one bot's ads, a page at a time.
+/// The days of one bot's ads, one page at a time.
 pub(super) struct Pages {
     mongo: Mongo,
     bot: BotId,
     day: Date,
-    /// The pages that are left hold ids above the first and below the second.
+    /// The remaining pages contain ids above the first and below the second.
     left: Option<(String, String)>,
 }
 
@@ -98,8 +98,8 @@ impl Pages {
         Self { mongo, bot: bot.clone(), day, left: Some(statement::ids_of_bot(bot)) }
     }
 
-    /// The ads of the next page that have views; `None` after the last. Every page costs the same,
-    /// however few of its ads have any.
+    /// The ads of the next page that have views; `None` after the last page. Every page costs the
+    /// same, however few of its ads have views.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<(AdId, u64)>>, MongoError> {
         let Some((after, before)) = self.left.take() else { return Ok(None) };
         let slot = i32::try_from(statement::slot(self.day)).unwrap_or(i32::MAX);
@@ -135,12 +135,12 @@ impl Pages {
     }
 }
 
-/// Who has written reads it.
+/// Reads its own writes: from the primary.
 fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
-/// So many documents come in the first batch, and the server knows that there is no other.
+/// All documents come in the first batch, and the server knows that there is no further one.
 fn batch(documents: usize) -> u32 {
     u32::try_from(documents + 1).unwrap_or(u32::MAX)
 }
@@ -154,7 +154,7 @@ fn number(document: &RawDocument, key: &str) -> Option<u64> {
     document.get(key).ok()?.map_or(Some(0), whole)
 }
 
-/// Numbers that were written by hand may be of any type.
+/// Numbers that were edited by hand may have any type.
 fn whole(value: RawBsonRef<'_>) -> Option<u64> {
     match value {
         RawBsonRef::Int64(number) => u64::try_from(number).ok(),

@@ -1,16 +1,17 @@
-//! From the changes of a slice to the statements of `update` commands.
+//! Converts the changes of a slice to statements of `update` commands.
 //!
-//! The records of an ad are a list, and a document is what those up to its `s` make of it. A
-//! statement brings it from any such state to a later one and leaves it alone if it is there:
-//! that is all that makes repeated, overlapping and late slices harmless. It relies on this: who
-//! applies a slice knows that all records before it were applied, to all documents of the ad.
+//! The records of an ad are a list, and a document is the result of the records up to its `s`. A
+//! statement brings the document from any earlier state to a later one, and does not change it if
+//! it is already there. This makes repeated, overlapping and late slices harmless. The
+//! precondition: the process that applies a slice knows that all earlier records were applied, to
+//! all documents of the ad.
 //!
-//! An addition has two forms. The fast one adds a sum if the document has seen none of its
-//! records; the long one, which is right for any document, carries every record.
+//! An addition has two forms. The fast form adds a sum if the document contains none of its
+//! records. The long form is correct for any document, and contains every record.
 //!
-//! Months come into being with their first record. A replacement wipes those that exist, so every
-//! month that a record before it touches must exist by then, even if it is wiped at once: else
-//! somebody late would create it with views that were replaced.
+//! The first record of a month creates its document. A replacement clears the existing months. So
+//! every month of an earlier record must exist by then, even if it is cleared immediately:
+//! otherwise a late write would create it with replaced views.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -22,15 +23,15 @@ use super::{Added, Change, Effect};
 use crate::counters::view::{AdId, Replacement};
 use crate::id::{BotId, Sequence};
 
-/// Days of a month's document: the longest month.
+/// Number of days in a month's document: the longest month.
 pub(super) const DAYS: usize = 31;
-/// Between the parts of a document's id. No id can hold it.
+/// Separates the parts of a document's id. Ids cannot contain it.
 const SEPARATOR: char = '\u{1f}';
-/// The character after [`SEPARATOR`]: ends the range of what begins with an id and a separator.
+/// The character after [`SEPARATOR`]: the end of the range of ids with a common prefix.
 const AFTER_SEPARATOR: char = '\u{20}';
-/// The variable that leaves a field out.
+/// The MongoDB variable that leaves a field out.
 const REMOVE: &str = "$$REMOVE";
-/// The server's clock.
+/// The MongoDB variable of the server's clock.
 const NOW: &str = "$$NOW";
 
 /// A month, written `2026-11`.
@@ -52,27 +53,27 @@ impl fmt::Display for Month {
     }
 }
 
-/// The place of a day in its month.
+/// The index of a day in its month.
 pub(super) fn slot(day: Date) -> usize {
     usize::try_from(day.day() - 1).expect("days are counted from 1")
 }
 
-/// The id of an ad's total.
+/// The document id of an ad's total.
 pub(super) fn total_id(bot: &BotId, ad: &AdId) -> String {
     format!("{bot}{SEPARATOR}{ad}")
 }
 
-/// The id of an ad's month.
+/// The document id of an ad's month.
 pub(super) fn month_id(bot: &BotId, ad: &AdId, month: Month) -> String {
     format!("{bot}{SEPARATOR}{ad}{SEPARATOR}{month}")
 }
 
-/// All ids of a bot lie above the first and below the second.
+/// The bounds of all document ids of a bot, both exclusive.
 pub(super) fn ids_of_bot(bot: &BotId) -> (String, String) {
     (format!("{bot}{SEPARATOR}"), format!("{bot}{AFTER_SEPARATOR}"))
 }
 
-/// What one statement does to the counters of one ad.
+/// The effect of one statement on the counters of one ad.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Statement {
     bot: BotId,
@@ -92,13 +93,13 @@ enum Does {
         month: Month,
         records: Vec<Added>,
     },
-    /// After [`Self::WipeDays`] of the same sequence.
+    /// Follows a [`Self::WipeDays`] with the same sequence.
     SetDays {
         month: Month,
         sequence: Sequence,
         days: BTreeMap<usize, u64>,
     },
-    /// Of all months.
+    /// Clears all months.
     WipeDays {
         sequence: Sequence,
         forget: bool,
@@ -108,9 +109,9 @@ enum Does {
 /// The statements of a slice for one collection.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Statements {
-    /// Additions, one for each document at most: in any order, beside those of other slices.
+    /// Additions, at most one per document: in any order, concurrently with those of other slices.
     pub(super) free: Vec<Statement>,
-    /// Those of ads with a replacement: in this order.
+    /// The statements of ads with a replacement: in this order.
     pub(super) ordered: Vec<Statement>,
 }
 
@@ -122,7 +123,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// What the changes of a slice of this bot ask for.
+    /// The statements for the changes of a slice of this bot.
     pub(super) fn new(bot: &BotId, changes: Vec<Change>) -> Self {
         let mut places: HashMap<AdId, usize> = HashMap::new();
         let mut ads: Vec<(AdId, Vec<Effect>)> = Vec::new();
@@ -182,12 +183,12 @@ fn replacements(sequence: Sequence, with: &Replacement) -> (Vec<Does>, Vec<Does>
 }
 
 impl Statement {
-    /// Whether it must stay behind those before it.
+    /// Whether it must run after the statements before it.
     pub(super) fn is_replacement(&self) -> bool {
         !matches!(self.does, Does::AddTotal(_) | Does::AddDays { .. })
     }
 
-    /// Its fast form, if it has two; of a replacement the only one.
+    /// Its fast form. A replacement has only one form.
     pub(super) fn fast(&self) -> RawDocumentBuf {
         match &self.does {
             Does::AddTotal(records) => {
@@ -209,14 +210,14 @@ impl Statement {
             Does::SetDays { month, sequence, days } => {
                 let days = (0..DAYS).map(|slot| int(days.get(&slot).copied().unwrap_or(0)));
                 let days = RawBson::Array(days.collect());
-                // Also over the zeros of the wiping, and over itself.
+                // Also over the zeros of the clearing, and over itself.
                 self.put_days(*month, Sequence::new(sequence.get() + 1), *sequence, days)
             }
             Does::WipeDays { sequence, forget } => self.wipe_days(*sequence, *forget),
         }
     }
 
-    /// The form that is right for any document, if that is not the fast one.
+    /// Its long form, which is correct for any document; `None` if the fast form is.
     pub(super) fn long(&self) -> Option<RawDocumentBuf> {
         match &self.does {
             Does::AddTotal(records) if records.len() > 1 => {
@@ -328,7 +329,7 @@ impl Statement {
         }
     }
 
-    /// What every document has.
+    /// The fields of every document.
     fn set(&self, below: Sequence, last: Sequence, gone: &str) -> RawDocumentBuf {
         rawdoc! {
             "bot": { "$literal": self.bot.as_str() },
@@ -339,7 +340,8 @@ impl Statement {
     }
 }
 
-/// An expression: `then` if the document has seen nothing from `below` on, else the field as it is.
+/// An expression: `then` if the document contains no record from `below` on, otherwise the
+/// unchanged field.
 fn when_below(below: Sequence, then: RawBson, field: &str) -> RawBson {
     rawdoc! {
         "$cond": [{ "$lt": [seen(), int(below.get())] }, then, field]
@@ -347,7 +349,7 @@ fn when_below(below: Sequence, then: RawBson, field: &str) -> RawBson {
     .into()
 }
 
-/// An expression: the sum of those records that the document has not seen.
+/// An expression: the sum of the records that the document does not contain.
 fn unseen<'a>(records: impl IntoIterator<Item = &'a Added>) -> RawBson {
     let records: RawArrayBuf = records
         .into_iter()
@@ -366,7 +368,7 @@ fn unseen<'a>(records: impl IntoIterator<Item = &'a Added>) -> RawBson {
     .into()
 }
 
-/// An expression: the last record that the document has seen.
+/// An expression: the last record that the document contains.
 fn seen() -> RawDocumentBuf {
     rawdoc! { "$ifNull": ["$s", 0_i64] }
 }
@@ -379,7 +381,7 @@ fn last(records: &[Added]) -> Sequence {
     records.iter().map(|record| record.sequence).max().unwrap_or_default()
 }
 
-/// Sequences and totals stay far below the bound.
+/// Sequences and totals stay far below the maximum of the type.
 fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,5 @@
-//! Statements into one collection: bounded commands, the fast form first, what met another write
-//! again.
+//! Executes statements on one collection: in bounded commands, the fast form first, and again after
+//! a write conflict.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -13,25 +13,26 @@ use crate::store::groups::Place;
 use crate::store::mongo::{Mongo, MongoError};
 use crate::store::turns::Turn;
 
-/// Most statements of a command.
+/// Maximum number of statements per command.
 pub(super) const STATEMENTS_MAX: usize = 500;
-/// Most bytes of the statements of a command, unless one alone has more; the server takes 16 MiB.
+/// Maximum number of bytes of the statements in a command, unless one statement is larger; the
+/// server accepts 16 MiB.
 const BYTES_MAX: usize = 4 << 20;
-/// A statement that meets other writes is sent this often.
+/// Number of attempts for a statement with write conflicts.
 const TRIES: usize = 3;
 
-/// The statements that were refused for good, by their place.
+/// Statements that were refused for good, by their index.
 pub(super) type Refusals = Vec<(usize, MongoError)>;
 
-/// A statement with its place.
+/// A statement with its index.
 type Encoded = (usize, RawDocumentBuf);
 
-/// What commands did.
+/// The results of commands.
 #[derive(Default)]
 struct Done {
-    /// Documents that were changed or created.
+    /// Number of changed or created documents.
     changed: usize,
-    /// The places of statements that created one.
+    /// The indexes of statements that created a document.
     created: HashSet<usize>,
     refused: Refusals,
 }
@@ -41,7 +42,7 @@ struct Done {
 pub(super) struct Writer {
     pub(super) mongo: Mongo,
     pub(super) collection: &'static str,
-    /// The server works on a command for so long at most.
+    /// Time limit of a command in the server.
     pub(super) within: Duration,
 }
 
@@ -52,22 +53,22 @@ pub(super) struct Item {
     pub(super) turn: Turn,
 }
 
-/// What a command keeps until it has ended in the server.
+/// Values that a command keeps until it has ended in the server.
 struct Keep {
     _place: Place,
     _turns: Vec<Turn>,
 }
 
 impl Writer {
-    /// Carries out the statements; in their order if a replacement is among them, and then not
-    /// beyond one that is refused. Returns once a majority has all that was done.
+    /// Executes the statements; in order if they contain a replacement, and then not beyond a
+    /// refused one. Returns once a majority has all changes.
     ///
     /// # Errors
-    /// When a command failed as a whole: what was carried out is unknown.
+    /// If a command failed as a whole: then it is unknown which statements ran.
     ///
     /// # Cancel safety
-    /// The command under way goes on, and keeps its place and the turns of its bots; no other is
-    /// sent.
+    /// The current command continues, and keeps its place and the turns of its bots; no other
+    /// command is sent.
     pub(super) async fn write(
         self,
         items: Vec<Item>,
@@ -110,7 +111,8 @@ impl Writer {
         for command in cut(&fast) {
             let done = self.send(&fast[command.clone()], false, keep).await?;
             if done.changed + done.refused.len() < command.len() {
-                // Some of the documents have seen some of this. Which ones is not said.
+                // Some of the documents contain some of these records. The reply does not say
+                // which.
                 let settled = |place: &usize| {
                     done.created.contains(place) || done.refused.iter().any(|(at, _)| at == place)
                 };
@@ -125,7 +127,7 @@ impl Writer {
         Ok(refused)
     }
 
-    /// Sends one command, and again what met another write.
+    /// Sends one command, and repeats statements with write conflicts.
     async fn send(
         &self,
         statements: &[Encoded],
@@ -169,7 +171,7 @@ impl Writer {
     }
 }
 
-/// Cuts statements into commands.
+/// Divides statements into commands.
 fn cut(statements: &[Encoded]) -> Vec<Range<usize>> {
     let mut commands = Vec::new();
     let (mut begin, mut bytes) = (0, 0);

@@ -1,4 +1,4 @@
-//! What is known of a subscriber.
+//! The profiles of subscribers.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl SubscriberPath {
     }
 }
 
-/// What is known of a subscriber.
+/// The profile of a subscriber.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Subscriber)]
 pub(super) struct Known {
@@ -50,12 +50,12 @@ pub(super) struct Known {
     /// Its tags and fields.
     #[serde(flatten)]
     profile: Profile,
-    /// When the last event arrived that changed it, or on which a rule acted.
+    /// When the last event arrived that changed the profile or on which a rule acted.
     #[schema(format = DateTime)]
     changed: String,
 }
 
-/// What waits in the queue of the bot.
+/// The event in the bot's queue.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = QueuedProfile)]
 pub(super) struct Queued {
@@ -65,8 +65,8 @@ pub(super) struct Queued {
 
 /// A subscriber
 ///
-/// What the events of the bot left behind: what filters see. Events that wait in the queue are not
-/// in it.
+/// The profile as filters see it, built from the events of the bot. Queued events are not yet
+/// included.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/subscribers/{subscriber}", tag = "automations",
     operation_id = "getSubscriber", params(SubscriberPath),
@@ -83,7 +83,7 @@ pub(super) async fn get(
     let Kept { sequence, profile, .. } = editor.subscriber(&bot, &subscriber).await?;
     let sequence = sequence.ok_or_else(|| {
         let detail = format!(
-            "nothing is known of subscriber {subscriber:?} of bot {:?}: profiles are kept from its first rule on, and events may still wait in its queue",
+            "subscriber {subscriber:?} of bot {:?} has no profile: profiles are kept from the bot's first rule on, and events may still be queued",
             bot.as_str()
         );
         Problem::new(Kind::NoSubscriber, detail)
@@ -94,12 +94,12 @@ pub(super) async fn get(
 
 /// Set a subscriber
 ///
-/// In the place of all that is known. It goes through the queue of the bot as the event
-/// `subscriber.replaced`, so that it keeps its place among the events before and after it.
+/// Replaces the whole profile. The change goes through the queue of the bot as the event
+/// `subscriber.replaced`, so it keeps its place among earlier and later events.
 #[utoipa::path(
     put, path = "/v1/bots/{bot}/subscribers/{subscriber}", tag = "automations",
     operation_id = "putSubscriber", params(SubscriberPath), request_body = Profile,
-    responses((status = 202, description = "It is queued", body = Queued), OfAutomations, Body)
+    responses((status = 202, description = "The change is queued", body = Queued), OfAutomations, Body)
 )]
 pub(super) async fn put(
     State(api): State<Arc<Api>>,
@@ -118,7 +118,7 @@ pub(super) async fn put(
     let id = event.id().to_owned();
     let pushed = editor.queue().push(&bot, &[event], PushOptions::default()).await?;
     if pushed.queued.appended == 0 {
-        let detail = "nothing was changed: the queue of the bot is full (pipelines.automations.max_queue); come again";
+        let detail = "nothing was changed: the queue of the bot is full (pipelines.automations.max_queue); retry later";
         return Err(Problem::new(Kind::Full, detail).retry_after(5));
     }
     Ok((StatusCode::ACCEPTED, Json(Queued { event: id })))

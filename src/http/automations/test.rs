@@ -1,4 +1,4 @@
-//! What rules would do on an event.
+//! A dry run of rules on an event.
 
 use std::sync::Arc;
 
@@ -22,79 +22,79 @@ use crate::event::Event;
 use crate::filter::{Filter, Sees};
 use crate::id::{BotId, RuleId};
 
-/// What is tried.
+/// The input of the dry run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AutomationTrial)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Trial {
-    /// The event. What CloudEvents asks for and is not told here is filled in, `type` aside.
+    /// The event. Missing CloudEvents attributes get defaults, except `type`.
     #[schema(value_type = Object, example = json!({ "type": "tag.applied", "subject": "u1", "data": { "tag": "vip" } }))]
     event: serde_json::Map<String, Value>,
-    /// The subscriber before the event; if left out, what is known of the event's `subject`.
+    /// The subscriber before the event. Default: the profile of the event's `subject`.
     subscriber: Option<Profile>,
-    /// The rule; if left out, those of the bot that are in force.
+    /// The rule to test. Default: the current rules of the bot.
     rule: Option<Rule>,
 }
 
-/// What would happen.
+/// The result of the dry run.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationOutcome)]
 pub(super) struct Outcome {
-    /// The rules that match, in their order.
+    /// The matching rules, in their order.
     matched: Vec<Match>,
-    /// What could not be evaluated or done.
+    /// Failures of filters and actions.
     errors: Vec<Fault>,
-    /// What would be done, in its order; what is done to the subscriber shows there.
+    /// The effects, in their order. Changes of the subscriber are in `subscriber` instead.
     effects: Vec<Done>,
-    /// The subscriber after it.
+    /// The subscriber after the event.
     subscriber: Profile,
-    /// Why the event would end as a dead letter.
+    /// Why the event would become a dead letter.
     #[serde(skip_serializing_if = "Option::is_none")]
     dead: Option<String>,
 }
 
-/// A rule that matches.
+/// A matching rule.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationMatch)]
 struct Match {
-    /// Which; `rule` for the one that was sent.
+    /// Its id; `rule` for the rule in the request.
     rule: RuleId,
     /// Its actions.
     actions: Vec<&'static str>,
 }
 
-/// What could not be evaluated or done.
+/// A failure of a filter or an action.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationFault)]
 struct Fault {
-    /// By which rule; none: the event cannot be applied to the subscriber.
+    /// The rule that failed; none: the event cannot be applied to the subscriber.
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<RuleId>,
-    /// Why.
+    /// The reason.
     reason: String,
 }
 
-/// What would be done.
+/// An effect.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationEffect)]
 struct Done {
-    /// By which rule.
+    /// The rule that causes it.
     rule: RuleId,
-    /// By which of its actions, from 0.
+    /// The index of the action in the rule, from 0.
     action: usize,
-    /// What: `emit`, `notify`, `count` or `push` with their parameters.
+    /// The effect: `emit`, `notify`, `count` or `push` with their parameters.
     #[serde(flatten)]
     #[schema(value_type = Object)]
     what: Value,
 }
 
-/// Try rules
+/// Test rules
 ///
-/// On an event that is made up: nothing is done and nothing is kept.
+/// A dry run on an example event: it has no effects and changes nothing.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/automations/test", tag = "automations",
     operation_id = "testAutomations", params(BotPath), request_body = Trial,
-    responses((status = 200, description = "What would happen", body = Outcome), OfAutomations, Body)
+    responses((status = 200, description = "The result of the dry run", body = Outcome), OfAutomations, Body)
 )]
 pub(super) async fn test(
     State(api): State<Arc<Api>>,
@@ -127,7 +127,7 @@ pub(super) async fn test(
         (None, Some(subject)) => editor.subscriber(&bot, subject).await?.profile,
         (None, None) => Profile::default(),
     };
-    // A thousand rules take their time.
+    // A thousand rules take a while.
     let tried = tokio::task::spawn_blocking(move || {
         let compile = |text: &str| Filter::compile(text, Sees::Subscriber).map(Arc::new);
         let ready = rules.into_iter();
@@ -136,7 +136,10 @@ pub(super) async fn test(
         (decided, profile)
     });
     let (decided, subscriber) = tried.await.map_err(|_| {
-        Problem::new(super::Kind::Internal, "the rules could not be tried; the log says why")
+        Problem::new(
+            super::Kind::Internal,
+            "the rules could not be tested; the log of this server has the reason",
+        )
     })?;
     let (mut matched, mut errors) = (Vec::new(), Vec::new());
     for note in decided.notes {
@@ -154,7 +157,7 @@ pub(super) async fn test(
     Ok(Json(Outcome { matched, errors, effects, subscriber, dead }))
 }
 
-/// As a rule would write it.
+/// The notation of a rule.
 fn shown(deed: &Deed) -> Value {
     match deed {
         Deed::Emit { kind, data, delay, .. } => {

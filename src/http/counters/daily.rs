@@ -17,19 +17,19 @@ use super::super::problem::Problem;
 use super::AdPath;
 pub(super) use crate::counters::view::Day;
 
-/// The longest time that can be asked for at once.
+/// Maximum length of a period, in months.
 const MONTHS_MAX: i32 = 24;
-/// Days that are told if nobody says which, today among them.
+/// Default number of days, including today.
 const DAYS: i32 = 30;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DailyQuery {
-    /// The first day; 29 days before `to` if left out.
+    /// The first day. Default: 29 days before `to`.
     #[param(value_type = Option<String>, format = Date, example = "2026-11-01")]
     pub(super) from: Option<Day>,
-    /// The last day, less than 24 months after `from`; today if left out.
+    /// The last day, less than 24 months after `from`. Default: today.
     #[param(value_type = Option<String>, format = Date, example = "2026-11-20")]
     pub(super) to: Option<Day>,
 }
@@ -42,18 +42,18 @@ impl DailyQuery {
         let from = self.from.map_or_else(earlier, |Day(from)| from);
         if from > to {
             let detail = match self.to {
-                Some(_) => format!("it is {from}, after to ({to}); put the earlier day into from"),
+                Some(_) => format!("it is {from}, after to ({to}); swap them"),
                 None => {
-                    format!("it is {from}, after today ({to}); write an earlier day, or to too")
+                    format!("it is {from}, after today ({to}); send an earlier day, or to as well")
                 }
             };
             return Err(Problem::field("from", detail));
         }
-        // No calendar goes on for so long after its last years.
+        // The calendar ends some time after its last years.
         let end = from.checked_add(Span::new().months(MONTHS_MAX));
         if end.is_ok_and(|end| to >= end) {
             let detail = format!(
-                "it is {to}, {MONTHS_MAX} months or more after from ({from}); ask for less at once"
+                "it is {to}, {MONTHS_MAX} months or more after from ({from}); ask for a shorter period"
             );
             return Err(Problem::field("to", detail));
         }
@@ -64,23 +64,23 @@ impl DailyQuery {
 /// Views per day.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Daily {
-    /// Every day that was asked for, the earliest first.
+    /// Every day of the period, earliest first.
     days: Vec<DayViews>,
 }
 
 /// The views of a day.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DayViews {
-    /// In the time zone of the setting `counters.time_zone`.
+    /// The day in the time zone of the setting `counters.time_zone`.
     #[schema(value_type = String, format = Date)]
     pub(super) day: Date,
-    /// 0 for a day without any.
+    /// 0 for a day without views.
     pub(super) views: u64,
 }
 
 /// Views per day
 ///
-/// Of at most 24 months. A view is told here some seconds after its total has it.
+/// For at most 24 months. A view appears here some seconds after it is part of the total.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/counters/{ad}/daily", tag = "counters",
     operation_id = "dailyViews", params(AdPath, DailyQuery),
@@ -158,16 +158,16 @@ mod tests {
     fn reversed_days_and_more_than_24_months_are_refused() {
         assert_eq!(
             span(Some("2026-11-02"), Some("2026-11-01")).unwrap_err(),
-            "from: it is 2026-11-02, after to (2026-11-01); put the earlier day into from"
+            "from: it is 2026-11-02, after to (2026-11-01); swap them"
         );
         assert_eq!(
             span(Some("2026-11-21"), None).unwrap_err(),
-            "from: it is 2026-11-21, after today (2026-11-20); write an earlier day, or to too"
+            "from: it is 2026-11-21, after today (2026-11-20); send an earlier day, or to as well"
         );
         assert!(span(Some("2024-11-21"), Some("2026-11-20")).is_ok());
         assert_eq!(
             span(Some("2024-11-20"), Some("2026-11-20")).unwrap_err(),
-            "to: it is 2026-11-20, 24 months or more after from (2024-11-20); ask for less at once"
+            "to: it is 2026-11-20, 24 months or more after from (2024-11-20); ask for a shorter period"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! All views of a day, for analysts: one line per ad, as a stream.
+//! The export of all views of a day: one line per ad, as a stream.
 
 use std::sync::Arc;
 
@@ -23,16 +23,16 @@ use crate::counters::exports::{Overtaken, Turn};
 use crate::counters::view::AdId;
 
 pub(super) const NDJSON: &str = "application/x-ndjson";
-/// Lines of one write, at most.
+/// Maximum number of lines per write.
 const LINES: usize = 1_000;
-/// When to come again while another export runs, in seconds.
+/// `Retry-After` while another export runs, in seconds.
 const BUSY_SECONDS: u32 = 5;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ExportQuery {
-    /// The day, in the time zone of the setting `counters.time_zone`.
+    /// The day in the time zone of the setting `counters.time_zone`.
     #[param(value_type = String, format = Date, example = "2026-11-01")]
     day: Day,
 }
@@ -49,14 +49,14 @@ pub(super) struct Line {
 
 /// Export a day
 ///
-/// A line `{"ad":"x","views":3}` for each ad that was viewed on that day, in no promised order. One
-/// export runs at a time in a process. What breaks off is incomplete: the connection ends without
-/// the last chunk.
+/// A line `{"ad":"x","views":3}` for each ad that was viewed on that day, in no defined order. One
+/// export runs at a time in a process. An interrupted export is recognisable: the connection ends
+/// without the last chunk.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/counters/export", tag = "counters", operation_id = "exportViews",
     params(BotPath, ExportQuery),
     responses(
-        (status = 200, description = "Its lines", body = Line, content_type = NDJSON),
+        (status = 200, description = "The lines of the day", body = Line, content_type = NDJSON),
         OfStoredCounters,
     )
 )]
@@ -68,7 +68,7 @@ pub(super) async fn export(
 ) -> Result<Response, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
     let Some(turn) = counters.begin_export() else {
-        let detail = "another export runs in this process; come again, or ask another process";
+        let detail = "another export runs in this process; retry later, or use another process";
         return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
     };
     let views = counters.export(&bot, day).await?;
@@ -76,18 +76,19 @@ pub(super) async fn export(
     Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response())
 }
 
-/// Why an export ends before its end.
+/// Why an export stops early.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     /// A store failed.
     #[error(transparent)]
     Counters(#[from] CountersError),
-    /// The client read nothing, and the next one came.
+    /// Its client read nothing, and another export started.
     #[error(transparent)]
     Overtaken(#[from] Overtaken),
 }
 
-/// The lines, as many at once as are there. An error cuts the answer off.
+/// The lines, grouped into the chunks that are available. An error ends the answer without the last
+/// chunk.
 fn chunks(
     views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
     turn: Turn,
@@ -96,15 +97,16 @@ fn chunks(
         turn.go_on()?;
         let mut text = Vec::new();
         for (ad, views) in views? {
-            // Texts and numbers always encode, and a vector takes them all.
+            // Strings and numbers always serialise, and writes to a vector cannot fail.
             let _ = serde_json::to_writer(&mut text, &Line { ad, views });
             text.push(b'\n');
         }
         Ok(text)
     };
-    // What an error leaves of its chunk is not sent: the rest would be missing all the same.
+    // The complete lines before an error in the same chunk are dropped too: the answer is
+    // incomplete in any case.
     let views = views.try_ready_chunks(LINES).map_err(|error| error.1);
-    views.map(chunk).inspect_err(|error: &Broken| warn!(%error, "an export broke off"))
+    views.map(chunk).inspect_err(|error: &Broken| warn!(%error, "an export failed"))
 }
 
 #[cfg(test)]

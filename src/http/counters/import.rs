@@ -1,4 +1,4 @@
-//! History in bulk, one line per ad.
+//! The import of counters: one line per ad.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use super::{BotPath, IdempotencyKey};
 use crate::counters::import::ImportError;
 use crate::counters::view;
 
-/// The highest number of a line: numbers stay exact wherever they are read.
+/// Maximum line number: JSON numbers are exact up to it.
 const LINE_MAX: u64 = 1_000_000_000_000;
-/// Bad lines that are told.
+/// Maximum number of bad lines in an answer.
 const TOLD: usize = 100;
-/// When to come again while records wait to be written, in seconds.
+/// `Retry-After` while records wait to be written, in seconds.
 const WAITING_SECONDS: u32 = 1;
-/// When to come again while Redis is nearly full, in seconds.
+/// `Retry-After` while Redis is nearly full, in seconds.
 const FULL_SECONDS: u32 = 5;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ImportQuery {
-    /// The number of the first line of the body in the whole import; 1 if left out.
+    /// The number of the first line of the body in the whole import. Default: 1.
     #[param(minimum = 1, maximum = 1_000_000_000_000_u64, default = 1)]
     line: Option<u64>,
 }
@@ -46,33 +46,33 @@ pub(super) struct ImportLine {
     /// 1 to 128 bytes without control characters.
     #[schema(min_length = 1, max_length = 128)]
     ad: String,
-    /// Its total.
+    /// The total of the ad.
     #[schema(minimum = 0, maximum = 1_000_000_000_000_000_u64)]
     total: u64,
-    /// Views by day; their sum is not above the total.
+    /// Views by day; their sum must not exceed the total.
     #[schema(schema_with = days_schema, required = false)]
     days: BTreeMap<String, u64>,
 }
 
-/// How far an import came.
+/// The progress of an import.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ImportProgress {
-    /// Lines that were taken now.
+    /// Number of lines imported by this request.
     imported: u64,
-    /// Lines that were taken before, by an earlier request with the same key.
+    /// Number of lines of this request that an earlier request with the same key had imported.
     skipped: u64,
-    /// The number of the line to go on with. Not above the last of this request: the others had to
-    /// wait; send from this one on.
+    /// The number of the next line to send. If it is not above the last line of this request, the
+    /// rest had to wait: send the lines from this number on.
     next: u64,
 }
 
 /// Import history
 ///
-/// Each line, like `{"ad":"x","total":9,"days":{"2026-11-01":3}}`, replaces all that was counted of
-/// its ad before, as `PUT` does. `Idempotency-Key` names the import: of all requests with this key
-/// for this bot, each line is taken once, in the order of their numbers, for 7 days after the last.
-/// A request that is repeated, as a whole or in part, takes nothing twice. With a bad line in it,
-/// nothing of a request is taken, and `errors` names every bad line.
+/// Each line, like `{"ad":"x","total":9,"days":{"2026-11-01":3}}`, replaces all views counted for
+/// its ad, as `PUT` does. `Idempotency-Key` names the import: over all requests with this key for
+/// this bot, each line is imported once, in the order of the line numbers, for 7 days after the
+/// last request. Repeating a request, as a whole or in part, imports nothing twice. If a line is
+/// bad, the whole request is refused, and `errors` names every bad line.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/import", tag = "counters",
     operation_id = "importCounters",
@@ -80,12 +80,12 @@ pub(super) struct ImportProgress {
         BotPath, ImportQuery,
         (
             "Idempotency-Key" = String, Header, min_length = 1, max_length = 255,
-            pattern = "^[!-~]+$", description = "Names the import, the same in all its requests",
+            pattern = "^[!-~]+$", description = "The name of the import, the same in all its requests",
         ),
     ),
     request_body(content = ImportLine, content_type = NDJSON, description = "Lines, at most 1 MiB"),
     responses(
-        (status = 200, description = "Taken, up to `next`", body = ImportProgress),
+        (status = 200, description = "Imported, up to `next`", body = ImportProgress),
         OfImports, BodyProblems,
     )
 )]
@@ -103,7 +103,7 @@ pub(super) async fn import(
         return Err(Problem::new(Kind::MediaType, detail));
     }
     let Some(key) = key.as_str() else {
-        let detail = "it is missing; send a text of your own that names this import";
+        let detail = "it is missing; send a name for this import";
         return Err(Problem::field("Idempotency-Key", detail));
     };
     let first = line.unwrap_or(1);
@@ -114,7 +114,7 @@ pub(super) async fn import(
     let text = extract::read(&headers, body).await?;
     let lines = view::lines(&text, first).map_err(|bad| refused(&bad))?;
     if lines.is_empty() {
-        return Err(Problem::new(Kind::InvalidRequest, "the body has no line; send one at least"));
+        return Err(Problem::new(Kind::InvalidRequest, "the body has no line; send at least one"));
     }
     let progress = api.counters_of(&bot, &caller)?.import(&bot, key, &lines).await?;
     if progress.imported > 0 {
@@ -126,8 +126,7 @@ pub(super) async fn import(
 
 fn refused(bad: &[(u64, String)]) -> Problem {
     let count = bad.len();
-    let told =
-        if count > TOLD { format!(" (the first {TOLD} of them are told)") } else { String::new() };
+    let told = if count > TOLD { format!(" (the first {TOLD} are listed)") } else { String::new() };
     let lines = if count == 1 { "line" } else { "lines" };
     let detail =
         format!("{count} {lines} cannot be used{told}; nothing of this request was imported");

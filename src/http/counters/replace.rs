@@ -1,4 +1,4 @@
-//! What replaces all that was counted of an ad: a reset, figures from elsewhere, oblivion.
+//! Replacing the counters of an ad: reset, set, forget.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use super::AdPath;
 use super::daily::Day;
 use crate::counters::view::{DAYS_MAX, Replacement};
 
-/// What an ad is given in the place of all that was counted.
+/// The new figures of an ad.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Figures {
-    /// Its total.
+    /// The new total.
     #[schema(minimum = 0, maximum = 1_000_000_000_000_000_u64)]
     total: u64,
-    /// Views by day, at most [`DAYS_MAX`]; their sum is not above the total.
+    /// Views by day, at most [`DAYS_MAX`]; their sum must not exceed the total.
     #[serde(default)]
     #[schema(schema_with = days_schema, required = false)]
     days: BTreeMap<Day, u64>,
@@ -36,7 +36,7 @@ pub(super) fn days_schema() -> Object {
     ObjectBuilder::new()
         .schema_type(Type::Object)
         .description(Some(
-            "Views by day, such as `2026-11-01`; all other days have none. Their sum is not above the total: what is missing was viewed on days that nobody knows.",
+            "Views by day, such as `2026-11-01`; all other days have none. Their sum must not exceed the total: the difference was viewed on unknown days.",
         ))
         .additional_properties(Some(views))
         .max_properties(Some(DAYS_MAX))
@@ -54,7 +54,7 @@ impl TryFrom<Figures> for Replacement {
 
 /// Reset an ad
 ///
-/// Its total and all its days are 0 again, and it counts on from there.
+/// Sets its total and all its days to 0. New views are counted from there.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/{ad}/reset", tag = "counters",
     operation_id = "resetCounter", params(AdPath),
@@ -74,7 +74,8 @@ pub(super) async fn reset(
 
 /// Set an ad
 ///
-/// In the place of all that was counted: figures that were kept elsewhere. It counts on from there.
+/// Replaces all views counted so far, for example by figures of another system. New views are
+/// counted from there.
 #[utoipa::path(
     put, path = "/v1/bots/{bot}/counters/{ad}", tag = "counters", operation_id = "setCounter",
     params(AdPath), request_body = Figures,
@@ -94,7 +95,7 @@ pub(super) async fn set(
 
 /// Forget an ad
 ///
-/// As if nobody had ever viewed it: nothing of it is kept.
+/// Deletes all data about its views.
 #[utoipa::path(
     delete, path = "/v1/bots/{bot}/counters/{ad}", tag = "counters",
     operation_id = "forgetCounter", params(AdPath),

@@ -1,4 +1,4 @@
-//! Totals of many ads at once: the question that is asked most.
+//! Totals of many ads: by far the most frequent request.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -24,36 +24,37 @@ use crate::counters::view::AdId;
 use crate::counters::{Counters, Totals};
 use crate::id::BotId;
 
-/// Ads of one question, at most.
+/// Maximum number of ads per request.
 const IDS_MAX: usize = 1_000;
-/// The most digits of a total, and what stands around it.
+/// The maximum length of a total, with the punctuation around it.
 const TOTAL_BYTES: usize = 25;
-/// Figures of days in one answer, at most: those of 1,000 ads in a month.
+/// Maximum number of daily figures in one answer: 1,000 ads for a month.
 const DAYS_MAX: usize = 31_000;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct IdsQuery {
-    /// Up to 1,000 ads, separated by commas, each percent-encoded and of at most 128 bytes. As many
-    /// as fit into a head of 32 KiB.
+    /// Up to 1,000 ads, separated by commas, each percent-encoded and of at most 128 bytes, as far
+    /// as they fit into a request head of 32 KiB.
     #[param(example = "a,b,c")]
     ids: String,
 }
 
-/// Which ads are meant.
+/// The requested ads.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Ids)]
 pub(super) struct Asked {
-    /// At most 1,000 of at most 128 bytes each. Of one that is there twice there is one total.
+    /// At most 1,000 ads of at most 128 bytes each. A repeated ad gets one total.
     #[serde(deserialize_with = "up_to_most")]
     #[schema(value_type = Vec<String>, max_items = 1000)]
     ids: Vec<AdId>,
-    /// With it or `to`, the days are told too. The first day; 29 days before `to` if left out.
+    /// With `from` or `to`, the answer includes the days. `from` is the first day. Default: 29 days
+    /// before `to`.
     #[schema(value_type = Option<String>, format = Date, example = "2026-11-01")]
     from: Option<Day>,
-    /// The last day, less than 24 months after `from`; today if left out. Ads times days: at most
+    /// The last day, less than 24 months after `from`. Default: today. Ads times days: at most
     /// 31,000.
     #[schema(value_type = Option<String>, format = Date, example = "2026-11-20")]
     to: Option<Day>,
@@ -63,25 +64,26 @@ pub(super) struct Asked {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename = "Totals")]
 pub(super) struct Shown<'a> {
-    /// By ad, in the order that was asked. 0 for one that nobody ever viewed; `null` where no store
-    /// can tell it now.
+    /// By ad, in the requested order. 0 for an ad without views; `null` if no store can return it
+    /// now.
     #[schema(value_type = std::collections::BTreeMap<String, Option<u64>>)]
     totals: ByAd<'a>,
-    /// There, and `true`, only while Redis is unavailable: views of the last seconds are missing.
+    /// Present, and `true`, only while Redis is unavailable: the views of the last seconds are
+    /// missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     stale: bool,
-    /// By ad, if days were asked for: every day, the earliest first. A view is told here some seconds
-    /// after its total has it.
+    /// By ad, if days are requested: every day, earliest first. A view appears here some seconds
+    /// after it is part of the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<std::collections::BTreeMap<String, Vec<DayViews>>>, required = false)]
     days: Option<DaysByAd<'a>>,
 }
 
-/// The days of the ads that were asked for, in their order.
+/// The days of the requested ads, in their order.
 type Days = Vec<Vec<(Date, u64)>>;
 
-/// Written as they are, without a map in between.
+/// Serialised directly, without an intermediate map.
 #[derive(Debug)]
 struct DaysByAd<'a> {
     ads: &'a [AdId],
@@ -99,7 +101,7 @@ impl Serialize for DaysByAd<'_> {
     }
 }
 
-/// Written as they are, without a map in between.
+/// Serialised directly, without an intermediate map.
 #[derive(Debug)]
 struct ByAd<'a> {
     ads: &'a [AdId],
@@ -118,8 +120,8 @@ impl Serialize for ByAd<'_> {
 
 /// Totals of ads
 ///
-/// For up to 1,000 ads, as many as fit into the address. An ad whose id holds a comma can only be
-/// asked for with POST, at `/v1/bots/{bot}/counters/query`.
+/// For up to 1,000 ads, as many as fit into the URL. An ad whose id contains a comma needs POST, at
+/// `/v1/bots/{bot}/counters/query`.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/counters", tag = "counters", operation_id = "listTotals",
     params(BotPath, IdsQuery),
@@ -137,8 +139,8 @@ pub(super) async fn list(
 
 /// Totals and days of many ads
 ///
-/// The same with up to 1,000 ads in the body; with `from` or `to`, the views of each per day too.
-/// Changes nothing.
+/// The totals of up to 1,000 ads in the body. With `from` or `to`, also the views of each ad per
+/// day. Changes nothing.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/query", tag = "counters", operation_id = "queryTotals",
     params(BotPath), request_body = Asked,
@@ -181,14 +183,14 @@ async fn tell(
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Refuses more days than one question may have.
+/// Refuses requests for too many daily figures.
 fn bounded(ads: usize, from: Date, to: Date) -> Result<(), Problem> {
     let days = from.until(to).map_or(0, |span| span.get_days()).unsigned_abs() as usize + 1;
     if ads * days <= DAYS_MAX {
         return Ok(());
     }
     let detail = format!(
-        "{ads} ads and {days} days are {} figures; at most {DAYS_MAX} are told at once, so ask for fewer ads or days",
+        "{ads} ads and {days} days are {} figures; the maximum is {DAYS_MAX} per request, so ask for fewer ads or days",
         ads * days
     );
     Err(Problem::field("ids", detail))
@@ -202,23 +204,23 @@ fn written(ads: &[AdId], totals: &Totals, days: Option<&Days>) -> Vec<u8> {
         stale: totals.stale,
         days: days.map(|days| DaysByAd { ads, days }),
     };
-    // Texts and numbers always encode, and a vector takes them all.
+    // Strings and numbers always serialise, and writes to a vector cannot fail.
     let _ = serde_json::to_writer(&mut text, &shown);
     text
 }
 
-/// A key of a JSON object is there once.
+/// Keys of a JSON object must be unique.
 fn without_repetitions(mut ids: Vec<AdId>) -> Vec<AdId> {
     let mut seen = HashSet::with_capacity(ids.len());
     ids.retain(|id| seen.insert(id.clone()));
     ids
 }
 
-/// The ads of `a,b,c`.
+/// Parses `a,b,c`.
 fn listed(ids: &str) -> Result<Vec<AdId>, Problem> {
     let count = ids.split(',').count();
     if count > IDS_MAX {
-        let detail = format!("there are {count}; ask for at most {IDS_MAX} at once");
+        let detail = format!("there are {count}; ask for at most {IDS_MAX} per request");
         return Err(Problem::field("ids", detail));
     }
     let mut ads = Vec::with_capacity(count);
@@ -229,7 +231,7 @@ fn listed(ids: &str) -> Result<Vec<AdId>, Problem> {
     Ok(ads)
 }
 
-/// Stops at the first ad that is too many.
+/// Stops at the first ad beyond the maximum.
 fn up_to_most<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AdId>, D::Error> {
     struct UpToMost;
 
@@ -244,7 +246,7 @@ fn up_to_most<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AdId>, D
             let mut ids = Vec::new();
             while let Some(id) = list.next_element()? {
                 if ids.len() == IDS_MAX {
-                    let detail = format!("there are more than {IDS_MAX}; ask for some at a time");
+                    let detail = format!("there are more than {IDS_MAX}; split the request");
                     return Err(serde::de::Error::custom(detail));
                 }
                 ids.push(id);
@@ -318,7 +320,11 @@ mod tests {
             ("a,,b".to_owned(), "ids[1]", "the id of the ad is empty"),
             ("a,b,c\u{1f}".to_owned(), "ids[2]", "control characters are not allowed"),
             ("x".repeat(10_000), "ids[0]", "has 10000 bytes; at most 128 are allowed"),
-            (["a"; IDS_MAX + 1].join(","), "ids", "there are 1001; ask for at most 1000 at once"),
+            (
+                ["a"; IDS_MAX + 1].join(","),
+                "ids",
+                "there are 1001; ask for at most 1000 per request",
+            ),
         ] {
             let (where_, what) = refused(&ids);
             assert_eq!(where_, field, "{what}");

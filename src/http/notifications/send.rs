@@ -1,5 +1,5 @@
-//! `/send_delayed` and `/user_online`: what other systems call, with their parameters in the query,
-//! in a form or in JSON.
+//! `/send_delayed` and `/user_online`: routes for other systems, with parameters in the query, a
+//! form or JSON.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,14 @@ use crate::notifications::record::{Duplicates, NO_KIND, NewNotification, UID_MAX
 use crate::outbound::{CheckedUrl, Policy};
 
 const EVENT_ID: HeaderName = HeaderName::from_static("x-event-id");
-/// The bot of what names none.
+/// The bot of requests that name none.
 const DEFAULT_BOT: &str = "default";
-/// A notification is given up so long after it was due, if it does not say.
+/// Default time from the due time until a notification expires.
 const EXPIRES_IN: Duration = Duration::from_secs(24 * 3_600);
-/// How a URL may be called.
+/// The HTTP methods for a URL.
 const METHODS: [Method; 5] =
     [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-/// What [`SendDelayed`] describes.
+/// The parameters in [`SendDelayed`].
 const KNOWN: [&str; 14] = [
     "delay",
     "at",
@@ -47,72 +47,73 @@ const KNOWN: [&str; 14] = [
     "headers_from",
 ];
 
-/// What `/send_delayed` is told, for the document; an empty value counts as left out, but for flags.
+/// The parameters of `/send_delayed`, for the document. An empty value counts as absent, except for
+/// flags.
 #[derive(Debug, IntoParams, ToSchema)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "says in the document what `new_notification` reads")]
 pub(super) struct SendDelayed {
-    /// The URL that is called: http or https, at a public address or in `callbacks.allow_nets`.
+    /// The URL to call: http or https, at a public address or in `callbacks.allow_nets`.
     #[param(max_length = 2048, example = "https://example.com/remind")]
     url: String,
-    /// When it is due, in seconds from now, with fractions or without. Either this or `at`; with
-    /// `send_than_online` 0 if left out.
+    /// The delay in seconds from now, with or without fractions. Send either this or `at`. Default
+    /// with `send_than_online`: 0.
     #[param(minimum = 0, maximum = 31_622_400)]
     delay: Option<f64>,
-    /// When it is due, RFC 3339. What has passed is due at once.
+    /// The due time, RFC 3339. A time in the past is due immediately.
     #[param(example = "2026-11-20T09:00:00Z")]
     at: Option<String>,
-    /// For which user: one gets a notification in `notifications.user_poll_threshold`.
+    /// The user. A user gets one notification per `notifications.user_poll_threshold`.
     #[param(max_length = 256)]
     uid: Option<String>,
-    /// What it is called in the statistics; `none` if left out.
+    /// The type in the statistics. Default: `none`.
     #[serde(rename = "type")]
     #[param(max_length = 64, default = "none")]
     kind: Option<String>,
-    /// This URL must answer `ok` before each attempt, else nothing is sent.
+    /// A URL that must answer `ok` before each attempt. Otherwise the notification is not sent.
     #[param(max_length = 2048)]
     recheck_url: Option<String>,
-    /// Once due it waits until `/user_online` tells that the user is. There without a value it
-    /// means yes.
+    /// Wait after the due time until `/user_online` reports the user. Without a value it means yes.
     #[param(schema_with = flag_schema, required = false)]
     #[schema(schema_with = flag_or_null_schema, required = false)]
     send_than_online: Option<bool>,
-    /// GET, POST, PUT, PATCH or DELETE; POST where there is a `body`, else GET.
+    /// GET, POST, PUT, PATCH or DELETE. Default: POST with a `body`, otherwise GET.
     #[param(example = "POST")]
     method: Option<String>,
-    /// What is sent, up to 64 KiB. In JSON it may be an object or a list, which is sent as it is
-    /// written.
+    /// The body to send, up to 64 KiB. In JSON it may be an object or a list, which is sent
+    /// unchanged.
     #[schema(value_type = Option<serde_json::Value>)]
     body: Option<String>,
-    /// A name of yours for it. While a notification of the bot has it, another one with it is not
-    /// accepted, or replaces it. Ended ones keep it for five minutes after they were accepted, so
-    /// that a request may be repeated; cancelled ones do not.
+    /// Your unique key for the notification. While another notification of the bot has the key, a
+    /// new one is ignored or replaces it. Ended notifications keep their key for five minutes after
+    /// they were accepted, so that you can repeat a request. Cancelled ones do not.
     #[param(max_length = 255)]
     key: Option<String>,
-    /// What is done when the key is taken: `ignore` (the answer has the id of the one that has it)
-    /// or `replace` (that one is cancelled).
+    /// What to do if the key is taken: `ignore` (the answer has the id of the existing
+    /// notification) or `replace` (the existing one is cancelled).
     #[param(default = "ignore", example = "ignore")]
     on_duplicate: Option<String>,
-    /// It is given up so many seconds after it was due; a day if left out.
+    /// Seconds from the due time until the notification expires. Default: a day.
     #[param(maximum = 31_622_400, default = 86_400)]
     expires_in: Option<f64>,
-    /// Whose it is.
+    /// The bot.
     #[param(default = "default")]
     bot: Option<String>,
-    /// The set of `callbacks.headers` that is sent with it: headers whose values are in files of the
-    /// operator. It must be for this bot and for the host of `url`.
+    /// The set of `callbacks.headers` to send: headers whose values are in files of the operator.
+    /// The set must allow this bot and the host of `url`.
     #[param(max_length = 64)]
     headers_from: Option<String>,
 }
 
-/// Send a notification later
+/// Schedule a notification
 ///
-/// `ok` is answered once Redis has it: then the URL is called when it is due, never early, whatever
-/// crashes. The header `X-Event-Id` has the id to look it up, move or cancel it by.
+/// The answer `ok` comes once Redis has stored it. Fairlane calls the URL when it is due, never
+/// early, and also after crashes. The header `X-Event-Id` has the id for lookups, changes and
+/// cancellation.
 #[utoipa::path(
     get, path = "/send_delayed", tag = "notifications", operation_id = "sendDelayed",
     params(SendDelayed),
-    responses((status = 200, description = "It is accepted", body = String, content_type = "text/plain",
+    responses((status = 200, description = "Accepted", body = String, content_type = "text/plain",
         headers(("X-Event-Id" = String, description = "Its id"))), OfNotifications)
 )]
 pub(super) async fn send_delayed(
@@ -128,16 +129,16 @@ pub(super) async fn send_delayed(
     Ok(([(EVENT_ID, accepted.id.to_string())], "ok").into_response())
 }
 
-/// Send a notification later
+/// Schedule a notification
 ///
-/// As by GET, with the parameters in the query, in a form or in JSON.
+/// As by GET, with the parameters in the query, a form or JSON.
 #[utoipa::path(
     post, path = "/send_delayed", tag = "notifications", operation_id = "sendDelayedByPost",
     request_body(content(
         (Option<SendDelayed> = "application/json"),
         (Option<SendDelayed> = "application/x-www-form-urlencoded"),
     )),
-    responses((status = 200, description = "It is accepted", body = String, content_type = "text/plain",
+    responses((status = 200, description = "Accepted", body = String, content_type = "text/plain",
         headers(("X-Event-Id" = String, description = "Its id"))), OfNotifications, Body)
 )]
 pub(super) async fn send_delayed_by_post(
@@ -154,7 +155,7 @@ fn bot(parameters: &mut Parameters) -> Result<BotId, Problem> {
     BotId::parse(&bot).map_err(|error| Problem::field("bot", error.to_string()))
 }
 
-/// Reads the parameters of a notification; its URLs are judged by `targets`.
+/// Reads the parameters of a notification; `targets` checks its URLs.
 fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotification, Problem> {
     let url = |text: &str| {
         CheckedUrl::parse(text, targets).map(|_| text.to_owned()).map_err(|error| error.to_string())
@@ -168,12 +169,12 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
         Some(when) => when,
         None if waits => When::After(Duration::ZERO),
         None => {
-            let remedy = "write after how many seconds it is due, or when with at";
+            let remedy = "send the delay in seconds, or the time as at";
             return Err(missing("delay", remedy));
         }
     };
     let target = given.read("url", url)?;
-    let target = target.ok_or_else(|| missing("url", "write the URL that is to be called"))?;
+    let target = target.ok_or_else(|| missing("url", "send the URL to call"))?;
     let recheck = given.read("recheck_url", url)?.unwrap_or_default();
     let body = given.take("body").unwrap_or_default();
     let method = given.read("method", |text| {
@@ -183,7 +184,7 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
     })?;
     let method = method.unwrap_or(if body.is_empty() { &Method::GET } else { &Method::POST });
     if *method == Method::GET && !body.is_empty() {
-        return Err(Problem::field("body", "it is not sent with GET; write another method"));
+        return Err(Problem::field("body", "GET sends no body; send another method"));
     }
     let key = given.take("key");
     let duplicates = given.read("on_duplicate", |text| match text {
@@ -192,7 +193,7 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
         _ => Err(format!("it is {}; write ignore or replace", shown(text))),
     })?;
     if key.is_none() && duplicates.is_some() {
-        return Err(missing("key", "on_duplicate says what is done when it is taken"));
+        return Err(missing("key", "on_duplicate applies only with a key"));
     }
     let new = NewNotification {
         bot,
@@ -212,7 +213,7 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
     Ok(new)
 }
 
-/// Who is online.
+/// The user that is online.
 #[derive(Debug, IntoParams, ToSchema)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "says in the document what `user_online` reads")]
@@ -220,27 +221,28 @@ pub(super) struct UserOnline {
     /// The user.
     #[param(min_length = 1, max_length = 256)]
     uid: String,
-    /// Whose.
+    /// The bot.
     #[param(default = "default")]
     bot: Option<String>,
 }
 
-/// What was released.
+/// The released notifications.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Queued {
-    /// How many notifications are sent now: 0 or 1.
+    /// Number of notifications that are sent now: 0 or 1.
     #[schema(maximum = 1)]
     queued: u64,
 }
 
-/// Tell that a user is online
+/// Report a user as online
 ///
-/// The notification that has waited longest for that (`send_than_online`) is sent, if it is due and
-/// the last one was at least `notifications.online_threshold` ago; the others wait for the next call.
+/// Releases the notification that has waited longest for the user (`send_than_online`), if it is
+/// due and the last one was sent at least `notifications.online_threshold` ago. Further ones wait
+/// for the next call.
 #[utoipa::path(
     get, path = "/user_online", tag = "notifications", operation_id = "userOnline",
     params(UserOnline),
-    responses((status = 200, description = "It is noted", body = Queued), OfNotifications)
+    responses((status = 200, description = "Noted", body = Queued), OfNotifications)
 )]
 pub(super) async fn user_online(
     State(api): State<Arc<Api>>,
@@ -250,10 +252,11 @@ pub(super) async fn user_online(
 ) -> Result<Json<Queued>, Problem> {
     let (bot, uid) = (bot(&mut parameters)?, parameters.take("uid"));
     parameters.done(&["uid", "bot"])?;
-    let uid = uid.ok_or_else(|| Problem::field("uid", "it is missing; write who is online"))?;
+    let uid =
+        uid.ok_or_else(|| Problem::field("uid", "it is missing; send the user that is online"))?;
     if uid.len() > UID_MAX_BYTES || uid.chars().any(char::is_control) {
         let detail = format!(
-            "it is none of 1 to {UID_MAX_BYTES} bytes without control characters, so nothing waits for it"
+            "it is not 1 to {UID_MAX_BYTES} bytes without control characters, so no notification waits for it"
         );
         return Err(Problem::field("uid", detail));
     }
@@ -263,16 +266,16 @@ pub(super) async fn user_online(
     Ok(Json(Queued { queued }))
 }
 
-/// Tell that a user is online
+/// Report a user as online
 ///
-/// As by GET, with the parameters in the query, in a form or in JSON.
+/// As by GET, with the parameters in the query, a form or JSON.
 #[utoipa::path(
     post, path = "/user_online", tag = "notifications", operation_id = "userOnlineByPost",
     request_body(content(
         (Option<UserOnline> = "application/json"),
         (Option<UserOnline> = "application/x-www-form-urlencoded"),
     )),
-    responses((status = 200, description = "It is noted", body = Queued), OfNotifications, Body)
+    responses((status = 200, description = "Noted", body = Queued), OfNotifications, Body)
 )]
 pub(super) async fn user_online_by_post(
     api: State<Arc<Api>>,

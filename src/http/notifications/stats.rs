@@ -1,4 +1,4 @@
-//! What was received, sent, refused and so on: by type, by day or hour.
+//! Statistics of notifications: received, sent, refused and so on, by type and by day or hour.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::notifications::queue::{Span, Tally};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in super::super) enum By {
-    /// Days of UTC; kept for 400.
+    /// Days in UTC; kept for 400 days.
     #[default]
     Day,
-    /// Hours; kept for 192.
+    /// Hours; kept for 192 hours.
     Hour,
 }
 
@@ -41,7 +41,7 @@ impl By {
         }
     }
 
-    /// How many are shown if not said, and how many are kept.
+    /// The default number and the kept number.
     fn bounds(self) -> (u64, u64) {
         match self {
             Self::Day => (14, 400),
@@ -54,10 +54,11 @@ impl By {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct StatsQuery {
-    /// By day if left out.
+    /// Default: day.
     #[param(inline)]
     by: Option<By>,
-    /// So many days or hours, this one included: otherwise 14 days, 24 hours; at most 400 and 192.
+    /// Number of days or hours, including the current one. Default: 14 days, 24 hours; at most 400
+    /// and 192.
     #[param(minimum = 1, maximum = 400)]
     last: Option<u64>,
 }
@@ -67,7 +68,7 @@ pub(super) struct StatsQuery {
 pub(super) struct Statistics {
     /// The unit.
     by: By,
-    /// The newest first; nothing for types and times without any.
+    /// Newest first; without types and times that have no notifications.
     stats: Vec<Row>,
 }
 
@@ -75,32 +76,33 @@ pub(super) struct Statistics {
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 #[schema(as = NotificationCounts)]
 pub(in super::super) struct Row {
-    /// When the day or hour begins.
+    /// The start of the day or hour.
     #[schema(format = DateTime)]
     pub(in super::super) begins: String,
-    /// The type: one of the first 50 that there were, or `other`.
+    /// The type: one of the first 50 types, or `other`.
     #[serde(rename = "type")]
     pub(in super::super) kind: String,
-    /// Accepted.
+    /// Accepted notifications.
     pub(in super::super) received: u64,
     /// The receiver answered with success.
     pub(in super::super) sent: u64,
-    /// The recheck did not want it.
+    /// The recheck URL refused.
     pub(in super::super) refused: u64,
-    /// The user had got another one just before, or as many as the caps allow.
+    /// The user got another one just before, or reached a cap.
     pub(in super::super) throttled: u64,
-    /// Nobody was online, or nothing could be sent, until it expired.
+    /// Expired before the user was online or the notification could be sent.
     pub(in super::super) expired: u64,
-    /// Attempts that failed and were to be repeated.
+    /// Failed attempts that are retried.
     pub(in super::super) retried: u64,
     /// Given up: dead letters.
     pub(in super::super) dead: u64,
-    /// Cancelled or replaced.
+    /// Cancelled or replaced notifications.
     pub(in super::super) cancelled: u64,
-    /// Half of the first attempts were at most so late, in ms, rounded up: by half at most below a minute, to the double at most below two hours.
+    /// The median delay of the first attempts, in ms. Rounded up: by at most half below a minute,
+    /// to at most the double below two hours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in super::super) late_p50_ms: Option<u64>,
-    /// All but a hundredth.
+    /// The 99th percentile of the same delay.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in super::super) late_p99_ms: Option<u64>,
 }
@@ -126,8 +128,8 @@ impl Row {
 
 /// Count notifications
 ///
-/// By type and day or hour, each thing when it happened: what was received yesterday may be sent
-/// today. For tokens of all bots: types are what tenants call them.
+/// By type and day or hour. Each event counts at its own time: a notification received yesterday
+/// may be sent today. Only for tokens of all bots, because types belong to tenants.
 #[utoipa::path(
     get, path = "/v1/notifications/stats", tag = "notifications", operation_id = "countNotifications",
     params(StatsQuery),
@@ -152,7 +154,7 @@ pub(super) async fn stats(
     Ok(Json(Statistics { by, stats: stats.collect() }))
 }
 
-/// What was counted in each of the last so many days or hours, the newest first.
+/// The counts of the last days or hours, newest first.
 pub(in super::super) async fn tallies(
     api: &Api,
     by: By,

@@ -1,4 +1,4 @@
-//! Looking up the counters of a bot: totals of ads, and the days of one.
+//! The page of a bot's counters: totals of ads, and the days of one ad.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use crate::counters::view::AdId;
 use crate::counters::{self, Counters};
 use crate::id::BotId;
 
-/// Ads that are looked up at once.
+/// Maximum number of ads per lookup.
 const ADS: usize = 100;
-/// Days that are shown of an ad, today among them.
+/// Number of days shown for an ad, including today.
 const DAYS: i32 = 30;
 
 #[derive(Debug, Deserialize)]
@@ -28,16 +28,16 @@ const DAYS: i32 = 30;
 pub(super) struct Wish {
     #[serde(default)]
     bot: String,
-    /// Separated by commas.
+    /// Ads, separated by commas.
     #[serde(default)]
     ads: String,
 }
 
-/// What is known of the ads that were asked for.
+/// The counters of the requested ads.
 struct Found {
     bot: BotId,
     totals: Vec<(AdId, Option<u64>)>,
-    /// Of the only ad, if it is one; or why they are not known.
+    /// The days, if exactly one ad is requested; or the reason why they are unavailable.
     days: Option<Result<Vec<(Date, u64)>, String>>,
 }
 
@@ -88,14 +88,14 @@ async fn find(api: &Api, caller: &Caller, wish: &Wish) -> Result<Option<Found>, 
 fn body(wish: &Wish, found: Option<&Found>, has_token: bool) -> Markup {
     html! {
         (headline("Counters", has_token))
-        p { "How often ads were viewed: in all, and for a single ad by day." }
+        p { "Total views of ads. For a single ad, also the views per day." }
         form.ask method="get" action="/counters" role="search" {
             label for="bot" { "Bot" }
             input id="bot" name="bot" required maxlength="256" value=(wish.bot);
             label for="ads" { "Ads" }
             input id="ads" name="ads" required maxlength="4096" value=(wish.ads) aria-describedby="many";
             button type="submit" { "Show" }
-            span.none #many { "one, or several with commas" }
+            span.none #many { "one ad, or several separated by commas" }
         }
         @if let Some(found) = found { (totals(found)) }
         @if let Some(days) = found.and_then(|found| found.days.as_ref()) { (by_day(days)) }
@@ -117,7 +117,7 @@ fn totals(found: &Found) -> Markup {
                             td.number {
                                 @match total {
                                     Some(total) => (grouped(*total)),
-                                    None => "not known now: MongoDB is unavailable",
+                                    None => "unknown: MongoDB is unavailable",
                                 }
                             }
                         }

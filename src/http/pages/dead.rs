@@ -1,4 +1,4 @@
-//! The dead letters of a pipeline: found, looked into, put back, dropped.
+//! The dead letters of a pipeline: list, inspect, redrive, drop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,13 +22,13 @@ use crate::config::Scope;
 use crate::id::{BotId, LetterId, PipelineName};
 use crate::queue::DeadLetter;
 
-/// Dead letters on a page.
+/// Number of dead letters per page.
 const LETTERS: usize = 50;
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wish {
-    /// A form sends an empty one.
+    /// The bot. A form sends an empty one for all bots.
     #[serde(default)]
     bot: String,
     cursor: Option<String>,
@@ -41,12 +41,12 @@ impl Wish {
     }
 }
 
-/// Where they are.
+/// The path of the list.
 fn path(pipeline: &PipelineName) -> String {
     format!("{}/dead", pipeline::path(pipeline))
 }
 
-/// Where those of a bot are; of all bots where it is empty.
+/// The path of the list of one bot; an empty bot means all bots.
 pub(super) fn path_of(pipeline: &PipelineName, bot: &str) -> String {
     match bot {
         "" => path(pipeline),
@@ -54,7 +54,7 @@ pub(super) fn path_of(pipeline: &PipelineName, bot: &str) -> String {
     }
 }
 
-/// Where one of them is, seen in the list of those of a bot or of all.
+/// The path of one dead letter, opened from the list of a bot or of all bots.
 fn path_of_one(pipeline: &PipelineName, id: LetterId, bot: &str) -> String {
     match bot {
         "" => format!("{}/{id}", path(pipeline)),
@@ -93,7 +93,7 @@ pub(super) async fn list(
     api.live.show(&headers, &title, looked_at, content).await
 }
 
-/// Of which bot, and before which letter.
+/// The filter by bot, and the cursor.
 type Place = (Option<BotId>, Option<LetterId>);
 
 struct Listed<'a> {
@@ -109,7 +109,7 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
     let may = caller.check_scope(Scope::Operate).is_ok();
     html! {
         (headline(&format!("Dead letters of {pipeline}"), caller.has_token()))
-        p { "Events that were given up, the newest first. Redriven, one is handled at its place in the order of its bot. Back to " a href=(pipeline::path(pipeline)) { "the pipeline" } "." }
+        p { "Events that failed for good, newest first. A redriven event is handled again at its place in the order of its bot. Back to " a href=(pipeline::path(pipeline)) { "the pipeline" } "." }
         div.title {
             form.ask method="get" action=(path(pipeline)) role="search" {
                 label for="bot" { "Only of bot" }
@@ -177,12 +177,12 @@ fn row(view: &Listed<'_>, letter: &DeadLetter, may: bool) -> Markup {
     }
 }
 
-/// What takes whoever acts on one letter back to the list that it was seen in.
+/// A hidden form field that names the list in which the caller saw the letter.
 fn seen_of(bot: &str) -> Markup {
     html! { @if !bot.is_empty() { input type="hidden" name="bot" value=(bot); } }
 }
 
-/// The list in which a letter was seen that was acted on.
+/// The list in which the caller saw the letter.
 fn back(pipeline: &PipelineName, mut fields: Parameters) -> Redirect {
     let bot = fields.take("bot").unwrap_or_default();
     Redirect::to(&path_of(pipeline, &bot))
@@ -200,10 +200,10 @@ pub(super) async fn show(
     Ok(super::page(&title, &shown(&at.pipeline, &letter, &wish.bot, &caller)))
 }
 
-/// `bot` is the one whose list it was seen in; empty: that of all.
+/// `bot` names the list in which the caller saw the letter; empty: the list of all bots.
 fn shown(pipeline: &PipelineName, letter: &DeadLetter, bot: &str, caller: &Caller) -> Markup {
     let one = format!("{}/{}", path(pipeline), letter.id);
-    // An event always encodes.
+    // An event always serialises.
     let event = letter.event.as_ref().map(serde_json::to_string_pretty);
     html! {
         (headline(&format!("Dead letter {}", letter.id), caller.has_token()))
@@ -266,7 +266,7 @@ fn check(caller: &Caller, bot: Option<&BotId>) -> Result<(), Problem> {
     bot.map_or_else(|| caller.check_all_bots(), |bot| caller.check_bot(bot))
 }
 
-/// Asks before all are put back.
+/// Asks before a bulk redrive.
 pub(super) async fn ask_redrive_all(
     State(api): State<Arc<Api>>,
     caller: Caller,
@@ -306,13 +306,13 @@ fn question_text(count: u64, at_least: bool, scope: &str) -> String {
     format!("Redrive {about}{} {letters} {scope}?", grouped(count))
 }
 
-/// What is asked before dead letters are put back in bulk.
+/// The question before a bulk redrive.
 struct Question {
     what: String,
     action: String,
     back: String,
     bot: String,
-    /// What died later is not meant.
+    /// Letters that died later are not included.
     until_ms: u64,
 }
 
@@ -321,7 +321,7 @@ impl Question {
         html! {
             (headline("Redrive all dead letters?", caller.has_token()))
             p { strong { (self.what) } }
-            p { "Each is handled again at its place in the order of its bot. Those that die from now on stay." }
+            p { "Each event is handled again at its place in the order of its bot. Events that fail from now on stay dead letters." }
             div.actions {
                 form method="post" action=(self.action) {
                     (seen_of(&self.bot))
@@ -334,10 +334,11 @@ impl Question {
     }
 }
 
-/// Until when letters are meant: as the question said. Who was not asked is asked first.
+/// The time limit of the question. Without one, the question is asked first.
 fn confirmed(fields: &mut Parameters) -> Result<Option<Duration>, Problem> {
     let until = fields.read("until", |text| {
-        text.parse().map_err(|_| "it is no time in ms since 1970; ask again".to_owned())
+        text.parse()
+            .map_err(|_| "it is not a time in ms since 1970; open the question again".to_owned())
     });
     Ok(until?.map(Duration::from_millis))
 }
@@ -364,7 +365,7 @@ pub(super) async fn redrive_all(
     Ok(Redirect::to(&path_of(&pipeline, &wish.bot)))
 }
 
-/// The same for the page of the notifications.
+/// The bulk redrive on the page of the notifications.
 pub(super) async fn ask_redrive_notifications(
     State(api): State<Arc<Api>>,
     caller: Caller,
@@ -375,7 +376,7 @@ pub(super) async fn ask_redrive_notifications(
     let until = api.queues.time().await?;
     let count = queue.count_dead_letters(None, until).await?;
     let question = Question {
-        what: question_text(count, false, "of all bots: their notifications are sent at once"),
+        what: question_text(count, false, "of all bots: their notifications are sent immediately"),
         action: "/notifications/dead/redrive".to_owned(),
         back: "/notifications#dead".to_owned(),
         bot: String::new(),

@@ -7,12 +7,12 @@ use crate::clock::millis;
 use crate::id::PipelineName;
 use crate::trend::{EVERY, Point, SPAN, Sample};
 
-/// Where nothing was noted for longer, nothing was there to note, or nobody looked.
+/// A gap longer than this, in ms, is drawn as a gap: no process took samples.
 const GAP_MS: u64 = 4_000 * EVERY.as_secs();
 
-/// A small one, in its own units.
+/// Size of a small chart, in its own units.
 const SMALL: (f64, f64) = (150.0, 32.0);
-/// A large one, and the room for its scale.
+/// Size of a large chart, and the space for its scale.
 const LARGE: (f64, f64) = (960.0, 180.0);
 const LEFT: f64 = 72.0;
 const BELOW: f64 = 22.0;
@@ -20,12 +20,12 @@ const ABOVE: f64 = 10.0;
 
 /// A value over time; `None`: unknown from there on.
 pub(super) struct Line {
-    /// ms before now, and the value there.
+    /// Age in ms, and the value then.
     points: Vec<(u64, Option<f64>)>,
 }
 
 impl Line {
-    /// What `pick` finds of `pipeline`.
+    /// The samples that `pick` selects from `pipeline`.
     pub(super) fn new(
         trend: &[Point],
         pipeline: &PipelineName,
@@ -57,8 +57,8 @@ impl Line {
         self.known().fold(0.0, f64::max)
     }
 
-    /// The path in a box of `width` and `height`, `top` being at its upper edge; and closed down to
-    /// its lower one.
+    /// The path in a box of `width` and `height` whose upper edge is `top`, and the same path
+    /// closed along the lower edge.
     #[expect(clippy::cast_precision_loss, reason = "a picture")]
     fn path(&self, (width, height): (f64, f64), top: f64) -> (String, String) {
         use std::fmt::Write as _;
@@ -66,7 +66,7 @@ impl Line {
         let (mut line, mut area) = (String::new(), String::new());
         let mut begun: Option<f64> = None;
         let mut x = 0.0;
-        // Writing to a text cannot fail.
+        // Writing to a `String` cannot fail.
         for &(ago, value) in &self.points {
             let Some(value) = value else {
                 if begun.take().is_some() {
@@ -91,8 +91,8 @@ impl Line {
     }
 }
 
-/// After a sample, up to the next `ago` ms before now: an empty pipeline is not looked at, so that
-/// nothing happened; else nobody knows.
+/// What follows a sample, up to the next one `ago` ms before now. An empty pipeline is not sampled,
+/// so its value stays; otherwise the value is unknown.
 fn rest(points: &mut Vec<(u64, Option<f64>)>, last: Option<(u64, &Sample)>, ago: u64) {
     let Some((then, sample)) = last else { return };
     if then.saturating_sub(ago) <= GAP_MS {
@@ -107,7 +107,7 @@ fn rest(points: &mut Vec<(u64, Option<f64>)>, last: Option<(u64, &Sample)>, ago:
     }
 }
 
-/// One value, in a table.
+/// A small chart of one value, for a table.
 pub(super) fn small(about: &str, line: &Line) -> Markup {
     let most = line.most();
     let (path, area) = line.path(SMALL, most.max(1.0));
@@ -122,7 +122,7 @@ pub(super) fn small(about: &str, line: &Line) -> Markup {
     }
 }
 
-/// One or two values with a scale.
+/// A large chart of one or two values with a scale.
 pub(super) fn large(about: &str, lines: &[(&str, Line)]) -> Markup {
     let most = lines.iter().map(|(_, line)| line.most()).fold(0.0, f64::max);
     let top = ceiling(most);
@@ -158,7 +158,7 @@ pub(super) fn large(about: &str, lines: &[(&str, Line)]) -> Markup {
     }
 }
 
-/// The least of 1, 2, 5, 10, 20 … that is not below.
+/// The smallest of 1, 2, 5, 10, 20 … that is not below `most`.
 fn ceiling(most: f64) -> f64 {
     let mut unit = 1.0;
     loop {
@@ -171,7 +171,7 @@ fn ceiling(most: f64) -> f64 {
     }
 }
 
-/// As people read it.
+/// Rounds a number for people.
 pub(super) fn rounded(value: f64) -> String {
     if value > 0.0 && value < 10.0 && value.fract() != 0.0 {
         return format!("{value:.1}");

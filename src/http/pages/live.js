@@ -1,6 +1,6 @@
 'use strict';
-// Shows every two seconds what the server says of this page. Without scripts it is the same page, and
-// its link reloads it.
+// Updates the page every two seconds with the server's current version. Without scripts the page is
+// the same, and its link reloads it.
 (() => {
   const main = document.querySelector('main[data-live]');
   const state = document.getElementById('live');
@@ -10,8 +10,8 @@
   const same = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName
     && (a.nodeType !== Node.ELEMENT_NODE || (a.id === b.id && a.dataset.key === b.dataset.key));
 
-  // Changes what differs and leaves the rest alone, so that focus, selections and what was opened
-  // or typed stay.
+  // Changes only the nodes that differ, so that focus, selections, opened sections and typed text
+  // stay.
   const mend = (old, fresh) => {
     if (old.nodeType !== Node.ELEMENT_NODE) {
       if (old.data !== fresh.data) old.data = fresh.data;
@@ -76,7 +76,7 @@
     source?.close();
     source = null;
   };
-  // Nobody looks at a hidden page.
+  // A hidden page needs no updates.
   const look = () => (document.hidden ? end() : source ?? begin());
   document.addEventListener('visibilitychange', look);
   addEventListener('pagehide', end);

@@ -1,5 +1,5 @@
-//! Pages that stay up to date: the script of the page asks for the same path as a stream of
-//! server-sent events, each the content of the page as it is then.
+//! Live pages: the script of a page requests the same path as a stream of server-sent events. Each
+//! event is the current content of the page.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -20,25 +20,25 @@ use super::super::problem::{Kind, Problem};
 use super::overview::{Busiest, Overview};
 use super::{Refusal, page_with};
 
-/// Between two events.
+/// Time between two events.
 const EVERY: Duration = Duration::from_secs(2);
-/// A stream ends after this long, and the browser asks for another: so a token that ended does not
-/// look on for ever.
+/// Maximum duration of a stream. The browser then reconnects, so a revoked token cannot keep
+/// reading.
 const LIFE: Duration = Duration::from_secs(600);
-/// Streams of a process.
+/// Maximum number of streams per process.
 const STREAMS: usize = 64;
 
-/// What the pages of a process share.
+/// State that the live pages of a process share.
 pub(crate) struct Live {
     pub(super) health: Health,
     streams: Arc<Semaphore>,
-    /// However many look on, Redis is asked once.
+    /// The shared cache: Redis is queried once, regardless of the number of viewers.
     pub(super) overview: Mutex<Option<Kept<Overview>>>,
-    /// The same, by the name of the token.
+    /// Caches per token, by its name.
     pub(super) busiest: Mutex<HashMap<Box<str>, Kept<Busiest>>>,
 }
 
-/// What was found, and when.
+/// A result and its age.
 type Kept<T> = (Instant, Arc<T>);
 
 impl Live {
@@ -47,7 +47,7 @@ impl Live {
         Self { health, streams, overview: Mutex::default(), busiest: Mutex::default() }
     }
 
-    /// The page that `content` makes of what it looks at, or the stream of it.
+    /// Renders the page with `content`, or streams it.
     pub(super) async fn show<S, F, Made>(
         &self,
         headers: &HeaderMap,
@@ -66,7 +66,9 @@ impl Live {
             return Ok(page_with(title, &content(looked_at).await?, true));
         }
         let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
-            let detail = format!("{STREAMS} pages are being kept up to date here already");
+            let detail = format!(
+                "{STREAMS} live pages are open in this process already; close one, or open this page in another process"
+            );
             return Err(Problem::new(Kind::Overloaded, detail).retry_after(10).into());
         };
         let (stopping, end) = (self.health.stopping.clone(), Instant::now() + LIFE);

@@ -22,9 +22,9 @@ pub(super) fn routes(access: Arc<Access>) -> Router {
         .with_state(access)
 }
 
-/// Where a request is sent to that has no token.
+/// The login path for a request without a token.
 pub(super) fn path(uri: &Uri) -> String {
-    // Only a URL's query is written like that by what is at hand.
+    // `Url` is used only to encode the query.
     let Ok(mut url) = Url::parse("http://fairlane/login") else { return "/login".to_owned() };
     url.query_pairs_mut().append_pair("to", place(uri));
     format!("/login?{}", url.query().unwrap_or_default())
@@ -33,13 +33,13 @@ pub(super) fn path(uri: &Uri) -> String {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct To {
-    /// The page that was asked for.
+    /// The requested page.
     #[serde(default)]
     to: String,
 }
 
 impl To {
-    /// A page of this server: nothing else, some of which does more than show.
+    /// The requested page, if it is a page of this server: other routes may change data.
     fn path(&self) -> &str {
         let is_ours =
             ["/notifications", "/bots", "/pipelines", "/counters", "/"].iter().any(|page| {
@@ -68,7 +68,7 @@ fn form(to: &To, status: StatusCode, problem: Option<&str>) -> Response {
             label for="token" { "Token" }
             input id="token" name="token" type="password" required autofocus
                 autocomplete="current-password" aria-describedby="about";
-            p #about { "One of " code { "auth.tokens" } " with the scope read; to change something, with operate." }
+            p #about { "One of " code { "auth.tokens" } " with the scope read; for changes, with the scope operate." }
             @if let Some(problem) = problem { p.problem role="alert" { (problem) } }
             button type="submit" { "Log in" }
         }
@@ -81,7 +81,7 @@ async fn enter(State(access): State<Arc<Access>>, request: Request) -> Result<Re
     let has_query = request.uri().query().is_some();
     let mut fields = Parameters::from_request(request, &()).await?;
     let to = To { to: fields.take("to").unwrap_or_default() };
-    // What is in a URL is logged by many.
+    // A token in a URL would end up in logs.
     let token = fields.take("token").filter(|_| !has_query).unwrap_or_default();
     match access.cookie(token.trim()) {
         Some(cookie) => {
@@ -89,7 +89,7 @@ async fn enter(State(access): State<Arc<Access>>, request: Request) -> Result<Re
             let cookie = format!("{cookie}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict");
             Ok(([(header::SET_COOKIE, cookie)], Redirect::to(to.path())).into_response())
         }
-        None => Ok(form(&to, StatusCode::UNAUTHORIZED, Some("This token is not known here."))),
+        None => Ok(form(&to, StatusCode::UNAUTHORIZED, Some("Fairlane does not know this token."))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The page of the notifications: what was sent and how late, hosts that are left alone, dead
+//! The page of the notifications: statistics, lateness, hosts with an open circuit breaker, dead
 //! letters.
 
 mod chart;
@@ -27,9 +27,9 @@ use crate::notifications::record::Kept;
 use crate::presence;
 use crate::queue::{DeadLetter, Queue};
 
-/// Dead letters on the page.
+/// Number of dead letters on the page.
 const LETTERS: usize = 20;
-/// Days and hours that are shown.
+/// Number of days or hours shown.
 const DAYS: u64 = 14;
 const HOURS: u64 = 24;
 
@@ -39,12 +39,12 @@ pub(super) struct Wish {
     by: Option<By>,
 }
 
-/// What is shown.
+/// The content of the page.
 struct View {
     by: By,
-    /// With a due time, and for how many ms the first has been due.
+    /// Number of scheduled notifications, and for how many ms the first one has been due.
     due: (u64, u64),
-    /// When it begins and what was counted, the oldest first.
+    /// The start and the counts of each day or hour, oldest first.
     times: Vec<(String, Stats)>,
     breakers: Vec<(String, Breaker)>,
     letters: Vec<(DeadLetter, Option<Kept>)>,
@@ -58,7 +58,7 @@ pub(super) async fn show(
     uri: Uri,
     wish: Result<Query<Wish>, Problem>,
 ) -> Result<Response, Refusal> {
-    // Types are what tenants call them, and hosts are theirs.
+    // Only for tokens of all bots: type names and hosts belong to tenants.
     caller.check_all_bots()?;
     let Query(wish) = wish?;
     let by = wish.by.unwrap_or_default();
@@ -158,13 +158,13 @@ fn cards(view: &View, all: &Tally) -> Markup {
         |share| all.late_ms(share).map_or_else(|| "–".to_owned(), |ms| format!("≤ {}", spoken(ms)));
     html! {
         dl.cards {
-            (card("Scheduled", &grouped(due), "have a due time: to come, waiting, being sent"))
+            (card("Scheduled", &grouped(due), "not yet due, waiting, or being sent"))
             (card("Overdue", &if overdue_ms == 0 { "–".to_owned() } else { spoken(overdue_ms) },
-                "since the first of them was due"))
+                "delay of the first one that is due"))
             (card("Received", &grouped(all.count("received")), "accepted in this period"))
             (card("Sent", &grouped(all.count("sent")), "answered with success"))
             (card("Late, p50", &late(0.5), "from due to the first attempt"))
-            (card("Late, p99", &late(0.99), "of a hundred, one is later"))
+            (card("Late, p99", &late(0.99), "1 % were later"))
         }
     }
 }
@@ -173,14 +173,14 @@ fn card(name: &str, value: &str, about: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) } dd.about { (about) } } }
 }
 
-/// The types, those with the most first.
+/// The types, those with the largest counts first.
 fn rows(types: Stats) -> Vec<Row> {
     let mut types: Vec<(String, Tally)> = types.into_iter().collect();
     types.sort_by_key(|(kind, tally)| (std::cmp::Reverse(tally.count("received")), kind.clone()));
     types.into_iter().map(|(kind, tally)| Row::new(String::new(), kind, &tally)).collect()
 }
 
-/// The days or hours in which there was something, the newest first.
+/// The days or hours with counts, newest first.
 fn by_time(view: &View) -> Vec<Row> {
     let some = view.times.iter().rev().filter(|(_, stats)| !stats.is_empty());
     let rows = some.map(|(begins, stats)| {
@@ -189,7 +189,7 @@ fn by_time(view: &View) -> Vec<Row> {
     rows.collect()
 }
 
-/// `2026-11-20` or `11-20 09:00` of when it begins.
+/// The label of a day or hour by its start: `2026-11-20` or `11-20 09:00`.
 fn short(by: By, begins: &str) -> String {
     let part = match by {
         By::Day => begins.get(..10).map(str::to_owned),
@@ -236,13 +236,13 @@ fn table(first: &str, rows: &[Row]) -> Markup {
 fn breakers(breakers: &[(String, Breaker)]) -> Markup {
     html! {
         section {
-            h2 { "Hosts that are left alone" }
-            p { "Five failures in a row open the breaker of a host: it gets nothing for 5 to 60 seconds, then one request tries it. What is for it waits; other hosts notice nothing." }
+            h2 { "Hosts with an open circuit breaker" }
+            p { "After five consecutive failures the host's circuit breaker opens for 5 to 60 seconds, then lets one probe through. Notifications to that host wait; other hosts are not affected." }
             @if breakers.is_empty() {
                 p.none { "None." }
             } @else {
                 table {
-                    thead { tr { th scope="col" { "Host" } th.number scope="col" { "Failures in a row" } th.number scope="col" { "Tried again in" } th scope="col" { "Process" } } }
+                    thead { tr { th scope="col" { "Host" } th.number scope="col" { "Consecutive failures" } th.number scope="col" { "Next probe in" } th scope="col" { "Process" } } }
                     tbody {
                         @for (process, breaker) in breakers {
                             tr {
@@ -276,7 +276,7 @@ fn letters(view: &View) -> Markup {
                 p {
                     "The newest " (LETTERS) "; "
                     a href={"/v1/pipelines/" (crate::notifications::PIPELINE) "/dead"} { "all of them" }
-                    ". Redriven, one is sent at once, with all its attempts and its time to expire before it."
+                    ". A redriven notification is sent immediately, with a full set of attempts and a new time to expire."
                 }
                 div.wide tabindex="0" role="region" aria-label="Dead letters" {
                     table {

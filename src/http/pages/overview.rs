@@ -1,4 +1,5 @@
-//! The first page: every pipeline at a glance, the busiest bots, what Fairlane runs on.
+//! The first page: every pipeline at a glance, the busiest bots, and the state of Redis, MongoDB
+//! and the processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,29 +24,29 @@ use crate::presence::{self, Process};
 use crate::queue::{BotOrder, BotView};
 use crate::trend::{self, Point};
 
-/// What is shown is at most so old, however many look on.
+/// Maximum age of the shown data, regardless of the number of viewers.
 const FRESH: Duration = Duration::from_millis(1_500);
-/// The busiest bots are looked for this often.
+/// Interval between two searches for the busiest bots.
 const BUSIEST_FRESH: Duration = Duration::from_secs(5);
-/// So many of them are shown.
+/// Number of busiest bots shown.
 const BUSIEST: usize = 10;
-/// Where more bots than this wait, ranking them all for a glance is too dear.
+/// With more bots than this in a pipeline, ranking them for the overview is too expensive.
 const RANKED_MAX: u64 = 50_000;
-/// An event that waits for longer is worth a look.
+/// An event that waits for longer, in ms, is highlighted.
 const OLD_MS: u64 = 60_000;
 
-/// What all see.
+/// The part that every token sees.
 pub(crate) struct Overview {
     pub(super) pipelines: Vec<Pipeline>,
     pub(super) trend: Vec<Point>,
     processes: Vec<Process>,
     redis: ServerInfo,
-    /// Of what this process was told to read.
+    /// The streams that this process is configured to read.
     bus: Option<StreamView>,
     pub(super) now_ms: u64,
 }
 
-/// The bots of a caller with most events.
+/// The longest queues among the bots of the caller.
 pub(crate) struct Busiest {
     bots: Vec<(PipelineName, BotView)>,
     /// Pipelines with too many bots to rank.
@@ -53,7 +54,7 @@ pub(crate) struct Busiest {
 }
 
 impl Api {
-    /// What all see, at most [`FRESH`] old.
+    /// The part that every token sees, at most [`FRESH`] old.
     pub(super) async fn overview(&self) -> Result<Arc<Overview>, Problem> {
         let mut kept = self.live.overview.lock().await;
         if let Some((at, overview)) = &*kept
@@ -78,7 +79,7 @@ impl Api {
         Ok(overview)
     }
 
-    /// The bots with most events, of those that the caller may see.
+    /// The longest queues among the bots that the caller may see.
     pub(super) async fn busiest(
         &self,
         caller: &Caller,
@@ -113,7 +114,7 @@ impl Api {
     }
 }
 
-/// Of a cluster, the fullest primary.
+/// In a cluster: the primary with the highest share of its memory in use.
 async fn fullest(link: &crate::keyspace::Link) -> Result<ServerInfo, StoreError> {
     let answers = link.ask_every("INFO", &redis::cmd("INFO")).await?;
     let infos = answers.into_iter().map(|value| {
@@ -138,7 +139,7 @@ pub(super) async fn show(
     api.live.show(&headers, "Overview", looked_at, content).await
 }
 
-/// Whether the caller may stop and start a whole pipeline.
+/// Whether the caller may pause and resume a whole pipeline.
 pub(super) fn may_stop(caller: &Caller) -> bool {
     caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok()
 }
@@ -152,7 +153,7 @@ fn body(overview: &Overview, busiest: &Busiest, mongodb: Option<bool>, caller: &
             (pipelines(overview))
         }
         section {
-            h2 { "Bots with most events" }
+            h2 { "Bots with the longest queues" }
             (ranking(busiest))
         }
         section {
@@ -175,18 +176,18 @@ fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
             (card("Redis", if full { "nearly full" } else { "up" }, full, &format!("{memory}; version {}", redis.version)))
             @match mongodb {
                 Some(true) => (card("MongoDB", "up", false, "answers")),
-                Some(false) => (card("MongoDB", "away", true, "what needs it waits; nothing is lost")),
+                Some(false) => (card("MongoDB", "unavailable", true, "counters and automations wait; nothing is lost")),
                 None => (card("MongoDB", "–", false, "not in use by this process")),
             }
             @if let Some(bus) = bus {
                 @let unread = bus.unread.unwrap_or(0);
                 (card("Bus", &grouped(unread), !bus.reader, match (bus.reader, unread) {
-                    (true, 0) => "events behind: each is in the queues that want it",
-                    (true, _) => "events behind: on their way into the queues",
-                    (false, _) => "events wait: no process reads the bus",
+                    (true, 0) => "unread: every event is in its queues",
+                    (true, _) => "unread: being copied into the queues",
+                    (false, _) => "unread: no process reads the bus",
                 }))
             }
-            (card("Processes", &grouped(overview.processes.len() as u64), overview.processes.is_empty(), "heard within 16 seconds"))
+            (card("Processes", &grouped(overview.processes.len() as u64), overview.processes.is_empty(), "seen in the last 16 seconds"))
         }
     }
 }
@@ -198,7 +199,7 @@ fn card(name: &str, value: &str, bad: bool, about: &str) -> Markup {
 fn pipelines(overview: &Overview) -> Markup {
     if overview.pipelines.is_empty() {
         return html! {
-            p.none { "None yet. A section " code { "[pipelines.NAME]" } " in the configuration makes one." }
+            p.none { "No pipeline yet. Add a section " code { "[pipelines.NAME]" } " to the configuration." }
         };
     }
     html! {
@@ -250,7 +251,7 @@ fn row(overview: &Overview, of: &Pipeline) -> Markup {
     }
 }
 
-/// What an operator and the configuration make of it.
+/// The state of a pipeline by configuration and operator.
 pub(super) fn state(pipeline: &Pipeline) -> Markup {
     html! {
         @if pipeline.view.stopped { span.off { "paused" } }
@@ -290,7 +291,7 @@ pub(super) fn ranking(busiest: &Busiest) -> Markup {
             }
         }
         @for name in &busiest.left_out {
-            p.none { "So many bots wait in " a href=(pipeline::path(name)) { (name) } " that they are ranked on its own page only." }
+            p.none { "Too many bots wait in " a href=(pipeline::path(name)) { (name) } " to rank them here; its own page ranks them." }
         }
     }
 }
@@ -298,7 +299,7 @@ pub(super) fn ranking(busiest: &Busiest) -> Markup {
 fn processes(overview: &Overview) -> Markup {
     html! {
         @if overview.processes.is_empty() {
-            p.none { "None was heard within 16 seconds." }
+            p.none { "No process was seen in the last 16 seconds." }
         } @else {
             div.wide tabindex="0" role="region" aria-label="Processes" {
                 table {
@@ -328,7 +329,7 @@ fn processes(overview: &Overview) -> Markup {
     }
 }
 
-/// Bytes as people read them.
+/// Formats bytes for people.
 fn bytes(n: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
     let size = n as f64;
@@ -383,7 +384,7 @@ mod tests {
             ">paused<",
             "/pipelines/shop/dead",
             "nearly full",
-            "away",
+            "unavailable",
             "crowd",
             "/bots/%3Cb%3E%22%26'",
         ] {

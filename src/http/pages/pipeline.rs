@@ -1,4 +1,4 @@
-//! The page of a pipeline: how it did lately, and its bots.
+//! The page of a pipeline: recent throughput, and its bots.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::config::{PUSH, PipelineConfig};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotPage};
 
-/// Bots on a page.
+/// Number of bots per page.
 const BOTS: usize = 50;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -32,7 +32,7 @@ pub(super) struct Wish {
     cursor: Option<String>,
 }
 
-/// Where the page of a pipeline is. A name needs no encoding.
+/// The path of a pipeline's page. A name needs no encoding.
 pub(super) fn path(name: &PipelineName) -> String {
     format!("/pipelines/{name}")
 }
@@ -60,7 +60,7 @@ pub(super) async fn show(
         let (queue, now) = (api.queues.of(pipeline), api.clock.now());
         let bots = queue.list_bots(wish.sort.order(), after.as_ref(), BOTS, &wanted, now).await?;
         let next = bots.next.as_ref().map(|next| cursors.write(&path, next));
-        // Where its events go is not for the tenants.
+        // The target of a pipeline is not shown to tenants.
         let config = api.queues.configured(pipeline).filter(|_| caller.check_all_bots().is_ok());
         let about = config.map(about);
         Ok(body(&overview, look, about.as_deref(), (&bots, next.as_deref()), wish, caller))
@@ -86,7 +86,7 @@ pub(super) async fn resume(
     Ok(Redirect::to(&path(&of.pipeline)))
 }
 
-/// What is done with its events, and which those are.
+/// A description of the handler and the events.
 fn about(config: &PipelineConfig) -> String {
     let handler = &config.handler;
     let does = match &config.url {
@@ -117,15 +117,15 @@ fn body(
         }
         dl.cards {
             (card("Events", &grouped(view.depth), "in the queues"))
-            (card("Oldest", &spoken(view.oldest_age_ms), "age of the first event of a bot that is not paused"))
+            (card("Oldest", &spoken(view.oldest_age_ms), "age of the oldest first event of a bot that is not paused"))
             (card("In", &format!("{}/s", rounded(pace.queued_per_second)), "copied from the bus"))
             (card("Out", &format!("{}/s", rounded(pace.settled_per_second)), "done, dead or delayed"))
-            (card("Workers", &format!("{} of {}", pace.workers_busy, pace.workers_target), &format!("busy, of those wanted; at most {}", pace.workers_max)))
-            (card("Delayed", &grouped(view.delayed), "come when their time has come"))
+            (card("Workers", &format!("{} of {}", pace.workers_busy, pace.workers_target), &format!("busy of the current target; maximum {}", pace.workers_max)))
+            (card("Delayed", &grouped(view.delayed), "queued when they are due"))
             div {
                 dt { "Dead letters" }
                 dd { a href={ (path(name)) "/dead" } { (grouped(view.dead)) } }
-                dd.about { "gave up; they can be put back" }
+                dd.about { "failed for good; can be redriven" }
             }
         }
         section {
@@ -142,13 +142,13 @@ fn body(
             div.title {
                 h2 { "Bots" }
                 nav.choice aria-label="Order of the bots" {
-                    (choice(wish.sort == Sort::Depth, "?sort=depth#bots", "Most events"))
+                    (choice(wish.sort == Sort::Depth, "?sort=depth#bots", "Longest queue"))
                     (choice(wish.sort == Sort::Age, "?sort=age#bots", "Oldest event"))
                 }
             }
             p {
-                (grouped(view.ready)) " ready, " (grouped(view.leased)) " handled now, "
-                (grouped(view.parked)) " parked (to be tried again, or for more), " (grouped(view.paused)) " paused."
+                (grouped(view.ready)) " ready, " (grouped(view.leased)) " being handled, "
+                (grouped(view.parked)) " parked (retrying, or waiting to batch), " (grouped(view.paused)) " paused."
             }
             (table(bots, wish))
         }
@@ -185,7 +185,7 @@ fn switch(name: &PipelineName, stopped: bool) -> Markup {
 fn table((bots, next): (&BotPage, Option<&str>), wish: &Wish) -> Markup {
     html! {
         @if bots.bots.is_empty() {
-            p.none { "None has anything queued, is parked or paused." }
+            p.none { "No bot has queued events, is parked or is paused." }
         } @else {
             div.wide tabindex="0" role="region" aria-label="Bots" {
                 table {

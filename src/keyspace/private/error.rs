@@ -1,4 +1,4 @@
-//! What can go wrong with a private server, said so that an operator can mend it.
+//! The errors of a private server, with their remedies.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,13 +17,13 @@ pub enum PrivateRedisError {
     /// A file or directory of the server cannot be used.
     #[error("{}: not usable for a private Redis: {source}; choose another data_dir or set redis.url", path.display())]
     Directory {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The socket's path would not fit into an address.
+    /// The path of the socket is too long for an address.
     #[error(
         "{}: this path has {bytes} bytes, and a unix socket at most {SOCKET_PATH_MAX_BYTES}; choose a shorter data_dir or set redis.url", path.display()
     )]
@@ -33,35 +33,35 @@ pub enum PrivateRedisError {
         /// Its length.
         bytes: usize,
     },
-    /// The program is not there.
+    /// The program is missing.
     #[error(
         "{program:?} cannot be run: {source}; install the package redis-server (7.0 or newer), or set redis.url to a running Redis"
     )]
     Program {
-        /// What was called.
+        /// The program.
         program: OsString,
-        /// Why it did not run.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The program is too old, or something else.
+    /// The program is too old, or not Redis.
     #[error(
         "{program:?} is {found}; install the package redis-server in version 7.0 or newer, or set redis.url to a running Redis"
     )]
     Version {
-        /// What was called.
+        /// The program.
         program: OsString,
-        /// What it says of itself.
+        /// Its version, if any.
         found: String,
     },
     /// The server ended instead of starting.
     #[error("redis-server ended while starting ({status}); the end of {}:\n{tail}", log.display())]
     Ended {
-        /// How.
+        /// Its exit status.
         status: ExitStatus,
         /// Its log.
         log: PathBuf,
-        /// The last lines of this start.
+        /// The last log lines of this start.
         tail: String,
     },
     /// The server does not answer.
@@ -69,9 +69,9 @@ pub enum PrivateRedisError {
         "the private Redis at {} did not answer within {within:?}; see redis.log beside it", socket.display()
     )]
     Silent {
-        /// Where it should answer.
+        /// The path of its socket.
         socket: PathBuf,
-        /// How long that took.
+        /// The timeout.
         within: Duration,
         /// The last answer, if any.
         #[source]
@@ -80,9 +80,9 @@ pub enum PrivateRedisError {
     /// The server answered a command with an error.
     #[error("the private Redis at {}: {source}", socket.display())]
     Command {
-        /// Where it runs.
+        /// The path of its socket.
         socket: PathBuf,
-        /// What it answered.
+        /// The error of the server.
         #[source]
         source: RedisError,
     },

@@ -196,7 +196,7 @@ async fn an_old_or_foreign_program_is_refused() {
     let options = Options { program: "true".into(), ..Options::default() };
     assert_eq!(
         refusal(dir.path(), options).await,
-        "\"true\" is no Redis server that tells its version; install the package redis-server in version 7.0 or newer, or set redis.url to a running Redis"
+        "\"true\" is not a Redis server with a readable version; install the package redis-server in version 7.0 or newer, or set redis.url to a running Redis"
     );
 }
 

@@ -1,5 +1,5 @@
-//! The ways into the queues: `enqueue` from the bus, `push` from elsewhere, `promote` when due; and
-//! `emit`, the way back onto the bus.
+//! The scripts that fill queues: `enqueue` from the bus, `push` from other sources, `promote` when
+//! events are due; and `emit`, which publishes to the bus.
 
 use redis::{Cmd, Value};
 
@@ -19,22 +19,22 @@ pub struct Enqueue<'a> {
     pub prev: Offset,
     /// The last offset this call covers.
     pub last: Offset,
-    /// Bounds.
+    /// The limits of the queues.
     pub limits: Limits,
-    /// Encoded events per bot, in order.
+    /// Serialised events per bot, in order.
     pub bots: Vec<(BotId, Vec<&'a [u8]>)>,
-    /// What the events post, where the queues have a ledger.
+    /// The ledger entries of the events, if the queues have a ledger.
     pub postings: Option<Postings>,
 }
 
-/// Where the shard stands after an [`Enqueue`].
+/// The position of the shard after an [`Enqueue`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enqueued {
     /// Copied now.
     Ok(Queued),
     /// Copied before.
     Duplicate(Offset),
-    /// The shard stands elsewhere: the bus is to be read again from there.
+    /// The shard is elsewhere: the caller must read the bus again from there.
     Gap(Offset),
 }
 
@@ -95,18 +95,18 @@ pub struct Advance<'a> {
     pub keys: &'a ShardKeys,
     /// The bus stream.
     pub stream: &'a str,
-    /// Where the shard stands.
+    /// The position of the shard.
     pub prev: Offset,
-    /// Where it is to stand.
+    /// The new position.
     pub last: Offset,
 }
 
-/// Where the shard stands after an [`Advance`].
+/// The position of the shard after an [`Advance`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advanced {
-    /// There, or it was further already.
+    /// At the new position, or already after it.
     To(Offset),
-    /// Elsewhere than thought: the bus is to be read again from there.
+    /// Elsewhere: the caller must read the bus again from there.
     Gap(Offset),
 }
 
@@ -137,24 +137,24 @@ impl Call for Advance<'_> {
 pub struct Push<'a> {
     /// The shard of `bot`.
     pub keys: &'a ShardKeys,
-    /// Bounds.
+    /// The limits of the queue.
     pub limits: Limits,
-    /// Whose queue.
+    /// The bot.
     pub bot: &'a BotId,
-    /// Encoded events, in order; exactly one when delayed.
+    /// Serialised events, in order; exactly one if delayed.
     pub events: &'a [Vec<u8>],
     /// When the event becomes due, ms since 1970; 0: now.
     pub due_ms: u64,
-    /// Makes a second call with the same key a no-op, for this many ms.
+    /// A second call with the same key within this time (ms) changes nothing.
     pub idempotency: Option<(&'a str, u64)>,
 }
 
 /// The answer to a [`Push`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pushed {
-    /// What became of the events; all zero for a duplicate.
+    /// The result for the events; all zero for a duplicate.
     pub queued: Queued,
-    /// The last sequence given, which is also the id of a delayed event.
+    /// The last assigned sequence, which is also the id of a delayed event.
     pub sequence: Sequence,
     /// Whether the idempotency key was seen before.
     pub duplicate: bool,
@@ -202,7 +202,7 @@ pub struct Promote<'a> {
 /// The answer to a [`Promote`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promoted {
-    /// Events moved.
+    /// Number of moved events.
     pub moved: u64,
     /// The next due time, ms since 1970.
     pub next_ms: Option<u64>,
@@ -232,14 +232,14 @@ impl Call for Promote<'_> {
     }
 }
 
-/// `lua/emit.lua`. Answers how many were put there now.
+/// `lua/emit.lua`. Returns the number of events published now.
 #[derive(Debug)]
 pub struct Emit<'a> {
-    /// What our keys begin with.
+    /// The prefix of our keys.
     pub prefix: &'a Prefix,
     /// The bus stream.
     pub stream: &'a str,
-    /// For how long the ids are remembered, ms.
+    /// How long the ids are remembered, ms.
     pub window_ms: u64,
     /// Ids and events in JSON, in order.
     pub events: &'a [(String, Vec<u8>)],

@@ -1,4 +1,4 @@
-//! Taking bots and giving them back: `claim` and `complete`.
+//! Taking and releasing leases: `claim` and `complete`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::ledger::Leaving;
 pub struct Claim<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// Most bots to lease, at most 64; 0 only reaps and looks.
+    /// Maximum number of bots to lease, at most 64; 0 only reaps and reads.
     pub max: usize,
     /// Highest score to take; `None`: any.
     pub bound: Option<i64>,
@@ -26,9 +26,9 @@ pub struct Claim<'a> {
     pub seen: u64,
     /// One slice, µs.
     pub slice_us: u64,
-    /// Nothing is known to be ready or busy on any other shard.
+    /// Whether no bot is known to be ready or busy on any other shard.
     pub alone: bool,
-    /// How many events a bot takes one by one after its holder vanished.
+    /// Number of events that a bot handles one by one after its holder vanished.
     pub isolate: usize,
 }
 
@@ -45,39 +45,39 @@ pub struct Claimed {
     pub now_us: u64,
     /// Bots left ready in this shard.
     pub ready: u64,
-    /// Leases that ran out and were reaped by this call.
+    /// Number of expired leases that this call reaped.
     pub vanished: u64,
-    /// The beginning of the server's run id, which names the leases together with their fences.
+    /// The start of the server's run id, which names the leases together with their fences.
     pub run: Arc<str>,
-    /// What was leased.
+    /// The leased bots.
     pub leases: Vec<Grant>,
 }
 
 /// One leased bot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// Whose queue.
+    /// The bot.
     pub bot: BotId,
-    /// The lease's number.
+    /// The fence.
     pub fence: Fence,
     /// Virtual start, µs.
     pub start: u64,
-    /// What happened since the bot last made progress.
+    /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
     /// The bot's share relative to 1, at least 1.
     pub weight: u32,
 }
 
-/// What happened to a bot since it last made progress.
+/// Failures and lost leases of a bot since its last progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attempts {
-    /// Leases that ran out before anybody confirmed them. They count for nothing.
+    /// Number of leases that expired before they were confirmed. They do not count as attempts.
     pub suspect: u32,
-    /// Confirmed leases that ran out.
+    /// Number of confirmed leases that expired.
     pub lost: u32,
-    /// Failures a handler reported.
+    /// Number of failures reported by a handler.
     pub failed: u32,
-    /// How many events are still to be taken one by one.
+    /// Number of events still to be handled one by one.
     pub isolate: u32,
 }
 
@@ -94,13 +94,13 @@ impl Attempts {
         self.suspect > 0 || self.lost > 0
     }
 
-    /// Whether the events are to be taken one by one.
+    /// Whether the events must be handled one by one.
     #[must_use]
     pub fn isolated(self) -> bool {
         self != Self::default()
     }
 
-    /// Reads a field of the hash `att`; empty: nothing happened.
+    /// Parses a field of the hash `att`; empty: none.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::default());
@@ -156,33 +156,33 @@ impl Call for Claim<'_> {
     }
 }
 
-/// What becomes of a lease.
+/// What happens to a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// It goes on for `ttl_ms` from now.
+    /// It continues for `ttl_ms` from now.
     Keep {
         /// New time to live.
         ttl_ms: u64,
     },
-    /// As keep, never with an earlier end, and it is handed over: a receiver outside completes it.
+    /// As keep, never with an earlier end, and it is handed over to a receiver, which completes it.
     Hand {
         /// New time to live.
         ttl_ms: u64,
-        /// Most open ones of the shard.
+        /// Maximum number of handed over leases in the shard.
         max: u64,
     },
-    /// It ends; with events left the bot is ready again.
+    /// It ends; with remaining events the bot is ready again.
     Release,
-    /// It ends; the bot rests.
+    /// It ends; the bot is parked.
     Park {
         /// For how long.
         ms: u64,
     },
-    /// It ends with one failure counted; the bot rests.
+    /// It ends and counts one failure; the bot is parked.
     Fail {
         /// For how long.
         ms: u64,
-        /// How many events are to be taken one by one from now on.
+        /// Number of events to be handled one by one from now on.
         isolate: u32,
     },
 }
@@ -190,49 +190,49 @@ pub enum Mode {
 /// An event that is not done but leaves the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exception {
-    /// Its place among the events to remove, from 0.
+    /// Its index among the events to remove, from 0.
     pub index: usize,
-    /// Where it goes.
+    /// Its destination.
     pub fate: Fate,
 }
 
-/// Where an exception goes.
+/// The destination of an exception.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     /// To the dead letters.
     Dead {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// After how many attempts.
+        /// The number of attempts.
         attempts: u32,
     },
     /// Delayed until a time, ms since 1970.
     Later {
-        /// When it becomes due.
+        /// The due time.
         at_ms: u64,
     },
 }
 
-/// One lease to end or to go on with.
+/// One lease to end or to continue.
 #[derive(Debug, Clone)]
 pub struct Completion {
-    /// Whose queue.
+    /// The bot.
     pub bot: BotId,
-    /// The run of the server that gave the lease.
+    /// The run id of the server that granted the lease.
     pub run: Arc<str>,
-    /// The lease.
+    /// The fence.
     pub fence: Fence,
-    /// Events already removed under this lease.
+    /// Number of events already removed under this lease.
     pub before: usize,
-    /// Events to remove now.
+    /// Number of events to remove now.
     pub n: usize,
-    /// What becomes of the lease.
+    /// What happens to the lease.
     pub mode: Mode,
-    /// Virtual cost of what was done, µs.
+    /// Virtual cost of the handled events, µs.
     pub cost: u64,
-    /// Those of the `n` that are not done.
+    /// The events among the `n` that are not done.
     pub exceptions: Vec<Exception>,
-    /// What the `n` take out of the ledger, where one is kept.
+    /// The ledger entries of the `n` events, if there is a ledger.
     pub leaving: Option<Leaving>,
 }
 
@@ -241,11 +241,11 @@ pub struct Completion {
 pub struct Complete<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// Most dead letters of the shard.
+    /// Maximum number of dead letters of the shard.
     pub dead_max: u64,
     /// Whether the queues have a ledger.
     pub ledger: bool,
-    /// At most 64, each bot at most once.
+    /// The completions: at most 64, each bot at most once.
     pub items: &'a [Completion],
 }
 
@@ -258,22 +258,22 @@ pub struct Completed {
     pub low: Option<i64>,
     /// When the next lease or park ends, ms since 1970.
     pub deadline_ms: Option<u64>,
-    /// Old dead letters that had to go.
+    /// Number of old dead letters that were deleted.
     pub letters_removed: u64,
     /// One per item.
     pub verdicts: Vec<Verdict>,
 }
 
-/// What the script did with one completion.
+/// The result of one completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Done, or had been done before.
+    /// Done, now or before.
     Ok,
     /// The lease is not the bot's current one: nothing was changed.
     Stale,
     /// The count does not fit the lease: nothing was changed.
     Bad,
-    /// Kept but not handed over: too many are.
+    /// Continued, but not handed over: the shard has its maximum of handed over leases.
     Full,
 }
 

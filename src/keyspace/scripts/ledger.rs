@@ -1,4 +1,4 @@
-//! The ledger of a queue: what `enqueue` and `complete` are told of it, and `recount`.
+//! The ledger arguments of `enqueue` and `complete`, and the script `recount`.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use crate::keyspace::keys::ShardKeys;
 use crate::keyspace::reply::{Reply, ReplyError};
 use crate::ledger::{Account, Leaving, Posting};
 
-/// `lua/recount.lua`. Answers whether there was such a dead letter.
+/// `lua/recount.lua`. Returns whether the dead letter existed.
 #[derive(Debug)]
 pub struct Recount<'a> {
     /// The shard of `bot`.
     pub keys: &'a ShardKeys,
-    /// Bounds of the queue.
+    /// The limits of the queue.
     pub limits: Limits,
     /// Maximum number of accounts of a bot whose totals one generation caches.
     pub cached_accounts: u64,
     /// The dead letter.
     pub id: Offset,
-    /// Whose it is.
+    /// The bot of the dead letter.
     pub bot: &'a BotId,
-    /// What its event posts; `None`: nothing.
+    /// The ledger entry of its event; `None`: no entry.
     pub posting: Option<&'a Posting>,
-    /// Its event, encoded.
+    /// Its event, serialised.
     pub event: &'a [u8],
 }
 
@@ -52,7 +52,7 @@ impl Call for Recount<'_> {
     }
 }
 
-/// What the events of an enqueue post.
+/// The ledger entries of the events in an enqueue.
 #[derive(Debug, Default)]
 pub struct Postings {
     /// Maximum number of accounts of a bot whose totals one generation caches.
@@ -62,18 +62,18 @@ pub struct Postings {
 }
 
 impl Postings {
-    /// Their sum.
+    /// The sum of the amounts.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.bots.iter().flat_map(BTreeMap::values).sum()
     }
 
-    /// How many arguments they are.
+    /// The number of arguments.
     pub(super) fn len(&self) -> usize {
         1 + self.bots.iter().map(|accounts| 1 + 2 * accounts.len()).sum::<usize>()
     }
 
-    /// Their arguments.
+    /// The arguments.
     pub(super) fn add_to(&self, cmd: &mut Cmd) {
         cmd.arg(self.cached_accounts);
         for accounts in &self.bots {
@@ -85,7 +85,7 @@ impl Postings {
     }
 }
 
-/// What leaves a queue, as arguments of a completion.
+/// The ledger entries of leaving events, as arguments of a completion.
 pub(super) fn add_leaving(cmd: &mut Cmd, leaving: Option<&Leaving>) {
     let Some(leaving) = leaving else {
         cmd.arg("").arg(0);

@@ -1,4 +1,4 @@
-//! What operators and new connections do, the locks, and trimming the bus.
+//! The scripts for operators and for new connections, locks, and trimming of the bus.
 
 use redis::{Cmd, Value};
 
@@ -36,7 +36,7 @@ macro_rules! bot_call {
 }
 
 bot_call! {
-    /// `lua/pause.lua`. Answers whether that changed something.
+    /// `lua/pause.lua`. Returns whether that changed something.
     Pause pause, 8, bool,
     |self, cmd| { cmd.arg(self.bot.map_or("", BotId::as_str)); }, |n| { n == 1 },
     { /// `None`: the whole shard.
@@ -44,7 +44,7 @@ bot_call! {
 }
 
 bot_call! {
-    /// `lua/purge.lua`. Answers how many events were deleted.
+    /// `lua/purge.lua`. Returns the number of deleted events.
     Purge purge, 9, u64,
     |self, cmd| { cmd.arg(self.keys.queue(self.bot)).arg(self.bot.as_str()); },
     |n| { n.unsigned_abs() },
@@ -53,7 +53,7 @@ bot_call! {
 }
 
 bot_call! {
-    /// `lua/redrive.lua`. Answers whether there was such a dead letter.
+    /// `lua/redrive.lua`. Returns whether the dead letter existed.
     Redrive redrive, 10, bool,
     |self, cmd| {
         cmd.arg(&self.keys.dlq).arg(self.keys.queue(self.bot));
@@ -71,7 +71,7 @@ bot_call! {
 }
 
 bot_call! {
-    /// `lua/revoke.lua`. Answers whether there was a lease or park.
+    /// `lua/revoke.lua`. Returns whether there was a lease or park.
     Revoke revoke, 9, bool,
     |self, cmd| {
         cmd.arg(self.keys.queue(self.bot)).arg(self.bot.as_str()).arg(self.slice_us);
@@ -83,7 +83,7 @@ bot_call! {
 }
 
 bot_call! {
-    /// `lua/recover.lua`. Answers how many leases were revoked; `None`: the run is known.
+    /// `lua/recover.lua`. Returns the number of revoked leases; `None`: the run is known.
     Recover recover, 8, Option<u64>,
     |self, cmd| { cmd.arg(self.run).arg(self.slice_us); }, |n| { u64::try_from(n).ok() },
     { /// The server's run id.
@@ -92,7 +92,7 @@ bot_call! {
       slice_us: u64 }
 }
 
-/// `lua/resume.lua`. Answers whether that changed something.
+/// `lua/resume.lua`. Returns whether that changed something.
 #[derive(Debug)]
 pub struct Resume<'a> {
     /// The shard.
@@ -122,14 +122,14 @@ impl Call for Resume<'_> {
     }
 }
 
-/// `lua/hold.lua`. Answers whether the caller holds the lock.
+/// `lua/hold.lua`. Returns whether the caller holds the lock.
 #[derive(Debug)]
 pub struct Hold<'a> {
     /// The lock's key.
     pub key: &'a str,
-    /// Who wants it.
+    /// The token of the caller.
     pub token: &'a str,
-    /// For how long; 0 gives it back.
+    /// How long; 0 releases it.
     pub ttl_ms: u64,
 }
 
@@ -153,9 +153,9 @@ impl Call for Hold<'_> {
 pub struct Note<'a> {
     /// The key of the note.
     pub key: &'a str,
-    /// The last entry copied.
+    /// The offset of the last copied entry.
     pub offset: Offset,
-    /// How many were ever added up to there.
+    /// Number of entries ever added up to there.
     pub entries: u64,
 }
 
@@ -174,7 +174,7 @@ impl Call for Note<'_> {
     }
 }
 
-/// `lua/trim.lua`. Answers how many entries were removed.
+/// `lua/trim.lua`. Returns the number of deleted entries.
 #[derive(Debug)]
 pub struct Trim<'a> {
     /// The stream's key.
@@ -203,21 +203,21 @@ impl Call for Trim<'_> {
 pub struct Heads<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// Whose queues; 1 to 500.
+    /// The bots; 1 to 500.
     pub bots: &'a [BotId],
 }
 
-/// How a queue stands.
+/// The state of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// Events queued.
+    /// Number of queued events.
     pub depth: u64,
-    /// The sequence of the first; 0 for none.
+    /// The sequence of the first event; 0 for none.
     pub sequence: u64,
 }
 
 impl Heads<'_> {
-    /// Most queues of one call.
+    /// Maximum number of queues per call.
     pub const MAX: usize = 500;
 }
 
@@ -249,23 +249,23 @@ impl Call for Heads<'_> {
 pub struct Reconcile<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// Bots of it, each once: those that may have events.
+    /// The bots of the shard that may have events, each once.
     pub bots: &'a [BotId],
-    /// Most bots that a shard may have to be compared.
+    /// Maximum number of bots with events for a comparison.
     pub bots_max: usize,
 }
 
-/// What comparing the depth of a shard with its queues led to.
+/// The result of comparing the depth of a shard with its queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reconciled {
-    /// It is now what it should be.
+    /// The depth is correct now.
     Set {
-        /// What it was, as it stood there.
+        /// The previous value.
         before: String,
-        /// Events in the queues.
+        /// Number of events in the queues.
         depth: u64,
     },
-    /// These bots were not named.
+    /// These bots were missing in the call.
     More(Vec<BotId>),
     /// The shard has too many bots with events.
     Many(u64),
@@ -307,16 +307,16 @@ impl Call for Reconcile<'_> {
     }
 }
 
-/// `lua/beat.lua`. Answers what the processes that were heard within the ttl say.
+/// `lua/beat.lua`. Returns the states of the processes that were stored within the ttl.
 #[derive(Debug)]
 pub struct Beat<'a> {
-    /// Where it is noted.
+    /// The key of the registry.
     pub key: &'a str,
-    /// Who; empty: only looks.
+    /// The process id; empty: read only.
     pub id: &'a str,
-    /// What it says; empty: it goes.
+    /// Its state; empty: remove it.
     pub says: &'a str,
-    /// Who is silent this long is forgotten, ms.
+    /// Time without an update after which a process is removed, ms.
     pub ttl_ms: u64,
 }
 

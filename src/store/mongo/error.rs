@@ -1,4 +1,4 @@
-//! What can go wrong with MongoDB, said so that it can be mended.
+//! The errors of MongoDB, with their remedies.
 
 use std::time::Duration;
 
@@ -8,55 +8,55 @@ use super::{OLDEST_VERSION, SELECTION_TIMEOUT};
 use crate::breaker::Away;
 use crate::config::MongoUrl;
 
-/// The server's code for a command this user may not run.
+/// The server's code for a forbidden command.
 const UNAUTHORIZED: i32 = 13;
 /// The server's code for a wrong user or password.
 const AUTHENTICATION_FAILED: i32 = 18;
-/// The server's code for an `_id` that is taken: two upserts of one document met.
+/// The server's code for a duplicate `_id`: two concurrent upserts of one document.
 pub(super) const DUPLICATE_KEY: i32 = 11000;
-/// The server's code for a write that met another one.
+/// The server's code for a write conflict.
 pub(super) const WRITE_CONFLICT: i32 = 112;
-/// The server's codes for what passes: its connections, its time, its role, its stopping.
+/// The server's codes for temporary errors: of connections, timeouts, roles and shutdown.
 const PASSING: [i32; 13] = [6, 7, 50, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
 
-/// Those among them that mean that it took too long.
+/// The codes among them for timeouts.
 const TOO_LONG: [i32; 4] = [50, 64, 89, 262];
 
-/// Why MongoDB did not do what it was asked. No text holds a credential.
+/// Why a MongoDB command failed. No text contains a credential.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MongoError {
     /// The options of the URL contradict each other.
     #[error("mongodb.url ({url}) cannot be used: {}; correct its options", plain(source))]
     Options {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
-    /// A `mongodb+srv` name leads to no servers.
+    /// A `mongodb+srv` name cannot be resolved.
     #[error(
         "the servers behind {url} cannot be looked up: {}; correct mongodb.url, or check the name server",
         plain(source)
     )]
     Lookup {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
-    /// No server can be used; nothing was sent.
+    /// No server is usable; nothing was sent.
     #[error(
         "no MongoDB at {url} can be used within {} s: {reason}; start it, or correct mongodb.url (FAIRLANE__MONGODB__URL)",
         SELECTION_TIMEOUT.as_secs()
     )]
     Away {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What was met at each of the servers.
+        /// The last error of each server.
         reason: String,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
@@ -65,97 +65,97 @@ pub enum MongoError {
         "MongoDB at {url} refuses the user or password of mongodb.url: {reason}; correct them, or add ?authSource=DATABASE where the user is not kept in \"admin\""
     )]
     Credentials {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What the server says.
+        /// The message of the server.
         reason: String,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
-    /// This user may not do that.
+    /// This user may not run the command.
     #[error(
         "MongoDB at {url} does not allow `{command}`: {reason}; give the user the role readWrite on the database of mongodb.database"
     )]
     Forbidden {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What was asked.
+        /// The name of the command.
         command: &'static str,
-        /// What the server says.
+        /// The message of the server.
         reason: String,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
-    /// The connection broke: it is unknown whether the command ran.
+    /// The connection broke: the command may or may not have run.
     #[error("no answer to `{command}` from MongoDB at {url}, the outcome is unknown: {reason}")]
     Broken {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What was asked.
+        /// The name of the command.
         command: &'static str,
-        /// What happened.
+        /// The reason.
         reason: String,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
-    /// No answer in time: it is unknown whether the command ran.
+    /// No answer in time: the command may or may not have run.
     #[error(
-        "MongoDB at {url} does not answer `{command}` within {}{}; see whether it runs, hangs or is overloaded",
+        "MongoDB at {url} does not answer `{command}` within {}{}; check whether it runs, hangs or is overloaded",
         humantime::format_duration(*within),
         met.as_deref().map(|met| format!(" ({met})")).unwrap_or_default()
     )]
     Silent {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What was asked.
+        /// The name of the command.
         command: &'static str,
-        /// So long it was waited for.
+        /// The timeout.
         within: Duration,
-        /// What was last met at each of the servers that cannot be reached.
+        /// The last error of each unreachable server.
         met: Option<String>,
     },
-    /// Other writes or a change of the servers' roles came in between: it is unknown how much of
-    /// the command ran.
+    /// Write conflicts or a change of the servers' roles interrupted the command: parts of it may
+    /// have run.
     #[error(
-        "MongoDB at {url} interrupted `{command}`: {reason}; try again, and see to its servers if that goes on"
+        "MongoDB at {url} interrupted `{command}`: {reason}; retry, and check its servers if the error persists"
     )]
     Interrupted {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What was asked.
+        /// The name of the command.
         command: &'static str,
-        /// What the server says.
+        /// The message of the server.
         reason: String,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
     /// A write did not reach a majority of the servers in time.
     #[error(
-        "MongoDB at {url} wrote, but not to a majority of its servers: {reason}; bring back those that are down"
+        "MongoDB at {url} wrote, but not to a majority of its servers: {reason}; restart the servers that are down"
     )]
     Majority {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What the server says.
+        /// The message of the server.
         reason: String,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
     /// The server refused the command.
     #[error("MongoDB at {url} refused `{command}`: {reason}")]
     Refused {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What was asked.
+        /// The name of the command.
         command: &'static str,
-        /// What the server says.
+        /// The message of the server.
         reason: String,
-        /// What the driver says.
+        /// The error of the driver.
         #[source]
         source: Box<Error>,
     },
@@ -166,21 +166,21 @@ pub enum MongoError {
         OLDEST_VERSION.1
     )]
     Version {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What it says it is.
+        /// The version of the server.
         version: String,
     },
-    /// An answer of another shape than promised.
+    /// An answer with an unexpected structure.
     #[error(
         "the answer of MongoDB at {url} to `{command}` is not understood: {expected} was expected"
     )]
     Reply {
-        /// Where, without credentials.
+        /// The address, without credentials.
         url: MongoUrl,
-        /// What was asked.
+        /// The name of the command.
         command: &'static str,
-        /// What should have been there.
+        /// The expected content.
         expected: &'static str,
     },
 }
@@ -192,7 +192,7 @@ impl Away for MongoError {
 }
 
 impl MongoError {
-    /// Whether trying again later can help.
+    /// Whether the error is temporary, so that a later retry can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(
@@ -206,7 +206,7 @@ impl MongoError {
         )
     }
 
-    /// Whether it took too long: less at once may go through.
+    /// Whether it was a timeout: a smaller command may succeed.
     pub(crate) fn is_timeout(&self) -> bool {
         match self {
             Self::Silent { .. } | Self::Majority { .. } => true,
@@ -217,7 +217,7 @@ impl MongoError {
         }
     }
 
-    /// What the driver's error on `command` means. `met` tells what was last met at each server.
+    /// Converts the driver's error on `command`. `met` holds the last error of each server.
     pub(super) fn new(
         url: &MongoUrl,
         command: &'static str,
@@ -237,7 +237,7 @@ impl MongoError {
             }
             (ErrorKind::ServerSelection { .. }, _) => {
                 let reason = met().unwrap_or_else(|| {
-                    "the servers answer, but none is a primary that takes writes".to_owned()
+                    "the servers answer, but none is a primary that accepts writes".to_owned()
                 });
                 Self::Away { url, reason, source }
             }
@@ -264,7 +264,7 @@ fn code(error: &Error) -> Option<i32> {
     }
 }
 
-/// The server's or the system's own words, without the driver's wrapping.
+/// The message of the server or the system, without the driver's wrapping.
 pub(super) fn plain(error: &Error) -> String {
     match &*error.kind {
         ErrorKind::Command(error) => error.message.clone(),

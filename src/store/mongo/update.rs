@@ -1,9 +1,9 @@
-//! One `update` command of many statements, acknowledged by a majority. The driver's own bulk
-//! needs a server of version 8, and its bare command looks at nothing in the reply.
+//! One `update` command with many statements, acknowledged by a majority. The driver's own bulk API
+//! needs a server of version 8, and its raw command API does not check the reply.
 //!
-//! A server that is slow is not helped by commands that run on after their senders have given up.
-//! So each command carries its deadline, and runs in a task of its own, which keeps the places that
-//! the command takes until the server has answered, for 20 s at most.
+//! Commands that continue after their callers have given up make a slow server slower. So each
+//! command carries its deadline. It runs in its own task, which keeps the places of the command
+//! until the server has answered, for at most 20 s.
 
 use std::io;
 use std::time::Duration;
@@ -19,30 +19,30 @@ use super::{ABANDONED_MAX, ANSWER_GRACE, MAJORITY_TIMEOUT, Mongo, MongoError};
 
 const COMMAND: &str = "update";
 
-/// What an `update` command did.
+/// The result of an `update` command.
 #[derive(Debug, Default)]
 pub(crate) struct Updated {
-    /// So many documents were changed.
+    /// Number of changed documents.
     pub(crate) modified: usize,
-    /// The places of the statements that created a document.
+    /// The indexes of the statements that created a document.
     pub(crate) upserted: Vec<usize>,
-    /// The statements that were not carried out. In an ordered command one at most; those behind
-    /// it were not tried.
+    /// The failed statements. An ordered command has at most one; the statements after it were not
+    /// tried.
     pub(crate) refused: Vec<Refused>,
 }
 
-/// A statement that was not carried out.
+/// A failed statement.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    /// Its place.
+    /// Its index.
     pub(crate) index: usize,
-    /// It met another write: sent again, it may go through.
+    /// A write conflict: a retry may succeed.
     pub(crate) met_another: bool,
-    /// Why.
+    /// The reason.
     pub(crate) error: MongoError,
 }
 
-/// What a reply says, before the errors know whence they come.
+/// A parsed reply, before errors get their context.
 #[derive(Debug, Default)]
 struct Reply {
     modified: usize,
@@ -50,22 +50,22 @@ struct Reply {
     refused: Vec<(usize, Error)>,
 }
 
-/// Why a reply is none of success.
+/// Why a reply is not a success.
 #[derive(Debug)]
 enum Bad {
     /// The write did not reach a majority.
     Server(Error),
-    /// It has another shape; this was expected.
+    /// The reply has another structure; this was expected.
     Shape(&'static str),
 }
 
 impl Mongo {
-    /// Sends the statements as one command and returns once a majority has all that was done.
-    /// Whatever the URL asks for, it is at least that; with `journal=true`, in the journals. The
-    /// server works on it for `within` at most. `keep` is dropped once the command has ended there.
+    /// Sends the statements as one command and returns once a majority has applied all changes. The
+    /// URL cannot weaken this; with `journal=true`, the majority has them in its journals. The
+    /// server works on it for at most `within`. `keep` is dropped once the command has ended there.
     ///
     /// # Errors
-    /// When there is no answer in time or no majority; the statements may have been carried out.
+    /// If there is no answer in time or no majority; the statements may have been carried out.
     ///
     /// # Cancel safety
     /// As after an error.
@@ -102,7 +102,7 @@ impl Mongo {
         Ok(Updated { modified, upserted, refused })
     }
 
-    /// Sends a command in a task of its own, which drops `keep` once the server has answered.
+    /// Sends a command in its own task, which drops `keep` once the server has answered.
     fn send(
         &self,
         command: RawDocumentBuf,
@@ -117,7 +117,7 @@ impl Mongo {
         };
         #[expect(
             clippy::disallowed_methods,
-            reason = "a stop does not wait for what nobody waits for, and it ends by itself"
+            reason = "a stop need not wait for a task without a waiting caller, and the task ends by itself"
         )]
         tokio::spawn(sent)
     }
@@ -156,7 +156,7 @@ fn read(reply: &Document) -> Result<Reply, Bad> {
     Ok(Reply { modified, upserted, refused })
 }
 
-/// The documents of a list, which may be missing.
+/// The documents of a list, which may be absent.
 fn list<'a>(
     reply: &'a Document,
     key: &'static str,

@@ -1,4 +1,4 @@
-//! What can go wrong with a private server, said so that an operator can mend it.
+//! The errors of a private server, with their remedies.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,20 +14,20 @@ pub enum PrivateMongoError {
     /// A file or directory of the server cannot be used.
     #[error("{}: not usable for a private MongoDB: {source}; choose another data_dir or set mongodb.url", path.display())]
     Directory {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The program is not there.
+    /// The program is missing.
     #[error(
         "{program:?} cannot be run: {source}; install MongoDB (6.0 or newer), name its program in FAIRLANE_MONGOD, or set mongodb.url to a running one"
     )]
     Program {
-        /// What was called.
+        /// The program.
         program: PathBuf,
-        /// Why it did not run.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -37,34 +37,34 @@ pub enum PrivateMongoError {
     /// The server ended instead of starting.
     #[error("{} ended while starting ({status}); the end of {}:\n{tail}", program.display(), log.display())]
     Ended {
-        /// What was called.
+        /// The program.
         program: PathBuf,
-        /// How.
+        /// Its exit status.
         status: ExitStatus,
         /// Its log.
         log: PathBuf,
-        /// The last lines of this start.
+        /// The last log lines of this start.
         tail: String,
     },
     /// The server does not answer.
     #[error("the private MongoDB on port {port} did not answer within {within:?}; see {}", log.display())]
     Silent {
-        /// Where it should answer.
+        /// Its port.
         port: u16,
         /// Its log.
         log: PathBuf,
-        /// How long that took.
+        /// The timeout.
         within: Duration,
         /// The last answer, if any.
         #[source]
         source: Option<Box<MongoError>>,
     },
-    /// The server cannot be told to end, or does not even when it is killed.
+    /// The server cannot be stopped, not even by killing it.
     #[error("the private MongoDB, process {pid}, cannot be stopped: {source}; end it by hand")]
     Signal {
         /// Its process id.
         pid: u32,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },

@@ -1,5 +1,5 @@
-//! What a process that is not our child is asked and told. The tools are those that every system
-//! has: `sh`, and `ps` where there is no `/proc`.
+//! Inspects and signals processes that are not our children, with tools that every system has:
+//! `sh`, and `ps` if there is no `/proc`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,8 +8,7 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 
-/// Whether the process runs and was started with that argument. Not so for one that has ended and
-/// was not waited for.
+/// Whether the process runs and was started with that argument. False for a zombie process.
 pub(super) async fn has_argument(pid: u32, argument: &OsStr) -> bool {
     if cfg!(target_os = "linux") {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -20,9 +19,9 @@ pub(super) async fn has_argument(pid: u32, argument: &OsStr) -> bool {
     line.windows(argument.len().max(1)).any(|part| part == argument.as_bytes())
 }
 
-/// Sends the signal of that name. A process that is gone is no error.
+/// Sends the signal with that name. A missing process is not an error.
 pub(super) async fn signal(pid: u32, name: &str) -> io::Result<()> {
-    // The shell has it built in; small systems have no program of that name.
+    // A builtin of the shell; small systems have no such program.
     let status = Command::new("sh")
         .args(["-c", "kill -s \"$0\" \"$1\" || ! kill -0 \"$1\"", name, &pid.to_string()])
         .stdin(Stdio::null())

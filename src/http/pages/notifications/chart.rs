@@ -1,4 +1,4 @@
-//! What was sent, as stacked bars: one a day or hour, one colour a type.
+//! Sent notifications as stacked bars: a bar per day or hour, a colour per type.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use super::super::grouped;
 use super::short;
 use crate::notifications::queue::Stats;
 
-/// Types with a colour of their own; the rest is one more.
+/// Number of types with their own colour; the others share one more.
 const TYPES: usize = 5;
 const REST: &str = "all others";
 
-/// The picture, in its own units.
+/// The size of the picture, in its own units.
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 28.0;
 
-/// The chart of the times, the oldest first.
+/// The chart, from the oldest time to the newest.
 pub(super) fn sent(by: By, times: &[(String, Stats)]) -> Markup {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for (kind, tally) in times.iter().flat_map(|(_, stats)| stats) {
@@ -59,7 +59,7 @@ pub(super) fn sent(by: By, times: &[(String, Stats)]) -> Markup {
     }
 }
 
-/// How many of each named type, and of the rest.
+/// The counts of each named type, and of the rest.
 fn heights(named: &[&str], stats: &Stats) -> Vec<u64> {
     let mut heights = vec![0; named.len() + 1];
     for (kind, tally) in stats {
@@ -69,7 +69,8 @@ fn heights(named: &[&str], stats: &Stats) -> Vec<u64> {
     heights
 }
 
-/// The least of 4, 8, 20, 40, 80, 200 … that is not below: its quarters are whole.
+/// The smallest of 4, 8, 20, 40, 80, 200 … that is not below, so that its quarters are whole
+/// numbers.
 fn ceiling(most: u64) -> u64 {
     let mut unit = 1_u64;
     loop {
@@ -124,7 +125,7 @@ fn column(column: &Column<'_>) -> Markup {
         }
     });
     let parts: Vec<Markup> = parts.collect();
-    // Every other name where they would touch.
+    // Only every other label if they would touch.
     let named_here = of <= 14 || (of - 1 - at).is_multiple_of(3);
     html! {
         @for part in &parts { (part) }
