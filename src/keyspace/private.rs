@@ -338,7 +338,9 @@ impl Place {
 async fn rewrite(presence: &mut MultiplexedConnection) {
     match redis::cmd("BGREWRITEAOF").query_async::<redis::Value>(presence).await {
         Ok(_) => {
-            tracing::warn!("the private Redis lost its last writes; rewriting its append-only file")
+            tracing::warn!(
+                "the private Redis lost its last writes; rewriting its append-only file"
+            );
         }
         Err(error) => tracing::error!(%error,
             "the private Redis lost its last writes, and cannot rewrite its append-only file: run BGREWRITEAOF before its next start"),

@@ -91,6 +91,7 @@ async fn connections(server: &RedisServer) -> BTreeSet<String> {
 }
 
 /// The program under test, or that of `FAIRLANE_PROGRAM`, to be compared with it.
+#[expect(clippy::disallowed_methods, reason = "it says which program is measured")]
 fn program() -> String {
     std::env::var("FAIRLANE_PROGRAM").unwrap_or_else(|_| PROGRAM.to_owned())
 }
@@ -129,10 +130,10 @@ async fn a_large_listing_delays_no_small_read() {
     let answer = client.get(&small).await;
     assert_eq!(answer.code, 200, "{answer:?}");
     assert!(listing.try_join_next().is_none(), "the listing goes on");
-    let listed = listing.join_next().await.unwrap().unwrap();
-    assert_eq!(listed.code, 200);
-    assert_eq!(listed.json()["dead_letters"].as_array().unwrap().len(), LETTERS);
-    assert!(listed.body.len() > LETTERS * LETTER_BYTES, "{}", listed.body.len());
+    let read = listing.join_next().await.unwrap().unwrap();
+    assert_eq!(read.code, 200);
+    assert_eq!(read.json()["dead_letters"].as_array().unwrap().len(), LETTERS);
+    assert!(read.body.len() > LETTERS * LETTER_BYTES, "{}", read.body.len());
 }
 
 #[tokio::test]
@@ -197,10 +198,11 @@ async fn a_call_that_is_given_up_leaves_its_answer_to_no_other() {
     link.run(&command(&["SET", "a", "1"])).await.unwrap();
     let held = proxy.trap(holds(["ECHO", "late"]), 1, Deed::HoldReply);
     let given_up = Arc::clone(&link);
-    let given_up = tokio::spawn(async move { given_up.run(&command(&["ECHO", "late"])).await });
+    let mut calling = JoinSet::new();
+    calling.spawn(async move { given_up.run(&command(&["ECHO", "late"])).await });
     assert!(held.springs(LONG).await);
-    given_up.abort();
-    assert!(given_up.await.unwrap_err().is_cancelled());
+    calling.abort_all();
+    assert!(calling.join_next().await.unwrap().unwrap_err().is_cancelled());
     let answer = link.run(&command(&["GET", "a"])).await.unwrap();
     assert_eq!(answer, [redis::Value::BulkString(b"1".to_vec())]);
 }
@@ -258,8 +260,8 @@ async fn scripts_that_redis_forgot_are_loaded_again_on_every_connection() {
     let link = Arc::new(Link::pooled(target, keys.clone(), SLICE_US, TIMEOUT));
     for _ in 0..3 {
         let mut running = JoinSet::new();
-        for keys in keys.iter().cycle().take(5 * keys.len()).cloned() {
-            let link = Arc::clone(&link);
+        for keys in keys.iter().cycle().take(5 * keys.len()) {
+            let (link, keys) = (Arc::clone(&link), keys.clone());
             running.spawn(
                 async move { link.call(&Pause { keys: &keys, bot: Some(&bot("b")) }).await },
             );
