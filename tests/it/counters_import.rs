@@ -105,7 +105,10 @@ async fn lines_are_imported_once_however_requests_are_repeated_and_cut() {
     assert_eq!(import(client, "k", 15, &rows(15, 16)).await, [1, 0, 16]);
     let behind = send(client, "k", 18, &rows(18, 19)).await;
     assert_eq!((behind.code, behind.problem().as_str()), (409, "import-gap"));
-    assert!(behind.json()["detail"].as_str().unwrap().contains("continue with line 16"), "{behind:?}");
+    assert!(
+        behind.json()["detail"].as_str().unwrap().contains("continue with line 16"),
+        "{behind:?}"
+    );
     rig.is(&["ad-10", "ad-13", "ad-15", "ad-18"], &[(11, 9), (13, 12), (15, 14), (0, 0)]).await;
     // Another import, and another bot's of the same name, are other ones.
     assert_eq!(import(client, "other", 1, &rows(10, 11)).await, [1, 0, 2]);

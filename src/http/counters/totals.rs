@@ -320,7 +320,11 @@ mod tests {
             ("a,,b".to_owned(), "ids[1]", "the id of the ad is empty"),
             ("a,b,c\u{1f}".to_owned(), "ids[2]", "control characters are not allowed"),
             ("x".repeat(10_000), "ids[0]", "has 10000 bytes; at most 128 are allowed"),
-            (["a"; IDS_MAX + 1].join(","), "ids", "there are 1001; ask for at most 1000 per request"),
+            (
+                ["a"; IDS_MAX + 1].join(","),
+                "ids",
+                "there are 1001; ask for at most 1000 per request",
+            ),
         ] {
             let (where_, what) = refused(&ids);
             assert_eq!(where_, field, "{what}");
