@@ -1,9 +1,9 @@
-//! Every metric: name, labels, buckets and help text are here and nowhere else.
+//! Every metric: names, labels, buckets and help texts are defined only here.
 //!
-//! Values of this process (counters, histograms, `workers`) are to be summed over processes.
-//! Values shared through Redis (`queue_*`, `async_leases`, `dead_letters`, `bus_lag_events`,
-//! `redis_memory_bytes`, `counters_unflushed*`) are sampled by one process at a time and are to be
-//! shown with `max`. No label ever holds a bot.
+//! Sum the values of each process (counters, histograms, `workers`) over all processes. Values
+//! shared through Redis (`queue_*`, `async_leases`, `dead_letters`, `bus_lag_events`,
+//! `redis_memory_bytes`, `counters_unflushed*`) are sampled by one process at a time: use their
+//! `max`. No label ever contains a bot.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::admission::{Class, Decision, Reason};
 use crate::http::UnusableProxyHeader;
 use crate::id::PipelineName;
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
@@ -33,7 +33,7 @@ pub enum Kind {
 pub struct Metric {
     /// Its full name.
     pub name: &'static str,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
     /// The help text.
     pub help: &'static str,
@@ -42,19 +42,19 @@ pub struct Metric {
 macro_rules! table {
     ($($const:ident $name:literal $kind:ident $help:literal;)+) => {
         $(const $const: &str = concat!("fairlane_", $name);)+
-        /// Every metric Fairlane exports, `process_*` aside.
+        /// All metrics of Fairlane, without `process_*`.
         pub const METRICS: &[Metric] =
             &[$(Metric { name: $const, kind: Kind::$kind, help: $help }),+];
     };
 }
 table! {
     BUS_EVENTS "bus_events_total" Counter "Events read from a bus stream";
-    BUS_LAG "bus_lag_events" Gauge "Entries of a bus stream that were not read yet";
-    BUS_GAP "bus_gap_total" Counter "Times a bus stream was trimmed beyond what was read: events are missing";
+    BUS_LAG "bus_lag_events" Gauge "Unread entries of a bus stream";
+    BUS_GAP "bus_gap_total" Counter "Number of gaps: a bus stream was trimmed beyond the read position, so events are missing";
     BUS_INVALID "bus_invalid_total" Counter "Bus entries that could not be read, kept in fairlane:invalid";
-    UNMATCHED "unmatched_total" Counter "Events of the bus of a type that no pipeline takes; the first 50 types have a label, all others are other";
-    BUS_TRIMMED "bus_trimmed_total" Counter "Bus entries removed because everybody has them";
-    FANOUT_COPIES "fanout_copies_total" Counter "Copies of events put into queues";
+    UNMATCHED "unmatched_total" Counter "Events of the bus of a type that no pipeline takes; the first 50 types have their own label, all others are other";
+    BUS_TRIMMED "bus_trimmed_total" Counter "Bus entries trimmed after all readers have them";
+    FANOUT_COPIES "fanout_copies_total" Counter "Copies of events added to queues";
     FANOUT_FILTER_ERRORS "fanout_filter_errors_total" Counter "Events whose filter could not be evaluated: no match";
     FANOUT_SECONDS "fanout_seconds" Seconds "Time from a batch read to all its copies queued";
     QUEUE_DEPTH "queue_depth" Gauge "Events in the queues";
@@ -64,53 +64,53 @@ table! {
     DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
     DEAD_LETTERS_REMOVED "dead_letters_removed_total" Counter "Dead letters removed because there were too many or they were too old";
     EVENTS "events_total" Counter "Events by outcome: done, retried, dead, expired, later";
-    HANDLE_SECONDS "handle_seconds" Seconds "Time a handler took for a slice";
+    HANDLE_SECONDS "handle_seconds" Seconds "Duration of a handler for a slice";
     DWELL_SECONDS "dwell_seconds" Seconds "Time from the arrival of an event in its queue to done";
     SLICE_EVENTS "slice_events" Count "Events in a slice";
-    LEASES_LOST "leases_lost_total" Counter "Leases that ended before their slice was completed, push handlers' ended by others aside";
+    LEASES_LOST "leases_lost_total" Counter "Leases that ended before their slice was completed, without leases of push handlers that an operator or receiver ended";
     STALE_COMPLETIONS "stale_completions_total" Counter "Completions refused because another lease was current";
-    ASYNC_LEASES "async_leases" Gauge "Leases that receivers hold: answered with 202, not completed yet";
+    ASYNC_LEASES "async_leases" Gauge "Leases held by receivers: answered with 202, not completed yet";
     WORKERS "workers" Gauge "Workers of this process by state: busy, idle";
-    WORKERS_TARGET "workers_target" Gauge "How many workers this process wants";
-    WORKERS_SHARE "workers_share" Gauge "Share of the workers wanted that goes on: below 1 while Redis, or MongoDB where it is needed, is much slower than usual";
-    DEMAND_RATIO "demand_ratio" Gauge "Workers wanted, without regard to the maximum, over the maximum";
+    WORKERS_TARGET "workers_target" Gauge "Target number of workers of this process";
+    WORKERS_SHARE "workers_share" Gauge "Share of the target workers that run: below 1 while Redis or a needed MongoDB is much slower than usual";
+    DEMAND_RATIO "demand_ratio" Gauge "Workers that the load needs, divided by their maximum";
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
     HTTP_REQUESTS "http_requests_total" Counter "HTTP requests answered, by route and status code";
-    HTTP_SECONDS "http_seconds" Seconds "Time from the first byte of an HTTP request to the last byte of its answer, by route; requests refused by admission aside";
-    HTTP_BODY_SECONDS "http_body_seconds" Seconds "Of it, the time until the body of the request was there, by route; requests without a body aside";
-    HTTP_HANDLER_SECONDS "http_handler_seconds" Seconds "Of it, the time that the handler took until the head of the answer, by route";
-    HTTP_ANSWER_SECONDS "http_answer_seconds" Seconds "Of it, the time from the head of the answer to its last byte, by route";
-    ADMISSION "admission_total" Counter "Requests by class and decision: admitted, waited (and then admitted), shed, shadow (would have been shed or have waited); one that is given up at its deadline is admitted and shed";
-    SHED "shed_total" Counter "Requests refused before they were begun, or given up at their deadline, by class, route and reason";
-    SHED_FALSE_POSITIVES "shed_false_positives_total" Counter "Of these, refused for want of room although the latency was good";
-    SHED_SECONDS "shed_seconds" Seconds "Time from the first byte of a request that was refused to the last byte of the refusal, held back ones among them";
-    INFLIGHT "inflight" Gauge "HTTP requests in flight, critical ones aside; one with a body counts as one for each 16 KiB of it";
-    INFLIGHT_LIMIT "inflight_limit" Gauge "Most of them, as the latency allows";
-    QUEUE_WAIT_SECONDS "queue_wait_seconds" Seconds "Time that requests waited for a place and for their turn to start, 0 among them, by class; p0 never waits";
-    HTTP_DEMAND_RATIO "http_demand_ratio" Gauge "HTTP requests asked for, served and shed, over what can be served; above 1 more processes are needed";
+    HTTP_SECONDS "http_seconds" Seconds "Time from the first byte of an HTTP request to the last byte of its answer, by route; without requests refused by admission control";
+    HTTP_BODY_SECONDS "http_body_seconds" Seconds "Part of http_seconds: the time until the body of the request has arrived, by route; only requests with a body";
+    HTTP_HANDLER_SECONDS "http_handler_seconds" Seconds "Part of http_seconds: the time of the handler until the head of the answer, by route";
+    HTTP_ANSWER_SECONDS "http_answer_seconds" Seconds "Part of http_seconds: the time from the head of the answer to its last byte, by route";
+    ADMISSION "admission_total" Counter "Requests by class and decision: admitted, waited (and then admitted), shed, shadow (would have been shed or have waited); a request cancelled at its deadline counts as admitted and as shed";
+    SHED "shed_total" Counter "Requests refused before they started, or cancelled at their deadline, by class, route and reason";
+    SHED_FALSE_POSITIVES "shed_false_positives_total" Counter "Requests shed for lack of room although the latency was good";
+    SHED_SECONDS "shed_seconds" Seconds "Time from the first byte of a refused request to the last byte of the refusal, including delayed refusals";
+    INFLIGHT "inflight" Gauge "HTTP requests in flight, without critical ones; a request with a body counts once per 16 KiB of it";
+    INFLIGHT_LIMIT "inflight_limit" Gauge "Limit of HTTP requests in flight, which follows the latency";
+    QUEUE_WAIT_SECONDS "queue_wait_seconds" Seconds "Time that requests waited for a place and for their turn to start, including 0, by class; p0 never waits";
+    HTTP_DEMAND_RATIO "http_demand_ratio" Gauge "Offered HTTP load (served and shed) divided by the capacity; above 1 more processes are needed";
     HTTP_CONNECTIONS "http_connections" Gauge "Open connections, by listener";
-    HTTP_CONNECTIONS_REFUSED "http_connections_refused_total" Counter "Connections closed at once, because one address had too many";
-    HTTP_PROXY_ERRORS "http_proxy_errors_total" Counter "Connections of trusted proxies closed because they do not start with a usable header of the PROXY protocol, by listener and reason: v1, missing, malformed, timeout";
-    COUNTERS_VIEWS "counters_views_total" Counter "Views counted, whichever way they came";
-    COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time until MongoDB had a portion of a slice of views in both collections";
-    COUNTERS_UNFLUSHED "counters_unflushed" Gauge "Records of views that MongoDB does not have yet";
-    COUNTERS_UNFLUSHED_OLDEST "counters_unflushed_oldest_seconds" Gauge "Age of the oldest of them";
-    COUNTERS_CACHE_HITS "counters_cache_hits_total" Counter "Totals that the cache in Redis told";
-    COUNTERS_CACHE_MISSES "counters_cache_misses_total" Counter "Totals that MongoDB had to be asked for";
-    READS_REFUSED "reads_refused_total" Counter "Requests that did not ask a store (redis, mongodb) because it does not answer in time: readers were told what another store knows, or 503";
-    AUTOMATION_MATCHES "automation_matches_total" Counter "Times a rule matched an event";
-    AUTOMATION_ACTIONS "automation_actions_total" Counter "Actions that rules decided, by action";
-    AUTOMATION_ERRORS "automation_errors_total" Counter "Filters that could not be evaluated, actions that cannot be done, events that cannot be applied to a profile";
-    AUTOMATION_DOUBTFUL "automation_doubtful_total" Counter "Events copied because it was not known for sure whether the bot has a rule for them";
-    NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or how they ended: sent, refused, throttled, expired, dead, cancelled";
-    NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from when a notification was due to its first send";
-    NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications that have a due time: scheduled, waiting, to be sent again, being sent";
-    NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "For how long the first of them has been due and not moved, or waits in a queue; what waits for its host does not count";
-    BREAKER_OPEN "breaker_open" Gauge "1 while a host that failed is left alone, by host (the first 20; how many of the others as other)";
+    HTTP_CONNECTIONS_REFUSED "http_connections_refused_total" Counter "Connections closed immediately because their address had too many";
+    HTTP_PROXY_ERRORS "http_proxy_errors_total" Counter "Connections of trusted proxies closed because they do not start with a valid PROXY protocol header, by listener and reason: v1, missing, malformed, timeout";
+    COUNTERS_VIEWS "counters_views_total" Counter "Views counted, from all sources";
+    COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time to write a portion of a slice of views to both collections in MongoDB";
+    COUNTERS_UNFLUSHED "counters_unflushed" Gauge "Records of views that are not in MongoDB yet";
+    COUNTERS_UNFLUSHED_OLDEST "counters_unflushed_oldest_seconds" Gauge "Age of the oldest record of views that is not in MongoDB yet";
+    COUNTERS_CACHE_HITS "counters_cache_hits_total" Counter "Totals found in the cache in Redis";
+    COUNTERS_CACHE_MISSES "counters_cache_misses_total" Counter "Totals read from MongoDB";
+    READS_REFUSED "reads_refused_total" Counter "Requests that skipped a store (redis, mongodb) because it does not answer in time: readers got the data of the other store, or 503";
+    AUTOMATION_MATCHES "automation_matches_total" Counter "Matches of rules with events";
+    AUTOMATION_ACTIONS "automation_actions_total" Counter "Actions caused by rules, by action";
+    AUTOMATION_ERRORS "automation_errors_total" Counter "Filters that failed, actions that cannot be done, events that cannot be applied to a profile";
+    AUTOMATION_DOUBTFUL "automation_doubtful_total" Counter "Events copied while the index of rules was stale";
+    NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or the end: sent, refused, throttled, expired, dead, cancelled";
+    NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from the due time of a notification to its first send";
+    NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications with a due time: scheduled, waiting, to be retried, in flight";
+    NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
+    BREAKER_OPEN "breaker_open" Gauge "1 while the circuit breaker of a host is open, by host (the first 20; the number of others as other)";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
-    MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent where none is used";
-    BUILD_INFO "build_info" Gauge "1; the labels tell what runs";
+    MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";
+    BUILD_INFO "build_info" Gauge "Always 1; the labels describe the running build";
 }
 
 const SECONDS: &[f64] = &[
@@ -124,8 +124,8 @@ static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 /// Installs the recorder of this process, once, and describes every metric.
 ///
 /// # Panics
-/// When another recorder was installed in this process before: then no metric of Fairlane would
-/// ever be seen.
+/// If another recorder is already installed in this process, because no metric of Fairlane would
+/// ever be visible.
 pub fn install() -> &'static PrometheusHandle {
     RECORDER.get_or_init(|| {
         let mut builder = PrometheusBuilder::new();
@@ -173,8 +173,8 @@ pub fn render() -> String {
     install().render()
 }
 
-/// Folds what was observed into the buckets. To be called every few seconds, so that memory stays
-/// bounded when nobody scrapes.
+/// Moves the observations into the buckets. Call it every few seconds, so that memory stays bounded
+/// even without scrapes.
 pub fn upkeep() {
     install().run_upkeep();
 }
@@ -184,12 +184,12 @@ pub fn script_seconds(script: &'static str, took: Duration) {
     histogram!(SCRIPT_SECONDS, "script" => script).record(took.as_secs_f64());
 }
 
-/// An HTTP request that was answered. `route` is a template, never a path.
+/// An answered HTTP request. `route` is a template, never a path.
 pub fn http_answered(route: &str, code: u16) {
     counter!(HTTP_REQUESTS, "route" => route.to_owned(), "code" => code.to_string()).increment(1);
 }
 
-/// How long the bodies of a route take to arrive.
+/// The time that bodies of a route take to arrive.
 pub(crate) fn http_body(route: &str) -> Histogram {
     histogram!(HTTP_BODY_SECONDS, "route" => route.to_owned())
 }
@@ -230,12 +230,12 @@ pub fn redis_memory(used: u64, max: u64) {
     gauge!(REDIS_MEMORY, "kind" => "max").set(max as f64);
 }
 
-/// Metrics of one bus stream.
+/// The metrics of one bus stream.
 #[derive(Clone)]
 pub struct BusMetrics {
     /// Events read.
     pub events: Counter,
-    /// Entries not read yet.
+    /// Unread entries.
     pub lag: Gauge,
     /// Gaps.
     pub gap: Counter,
@@ -270,7 +270,7 @@ impl std::fmt::Debug for BusMetrics {
     }
 }
 
-/// A bus entry that could not be read.
+/// A bus entry that cannot be read.
 pub fn bus_invalid(reason: &'static str) {
     counter!(BUS_INVALID, "reason" => reason).increment(1);
 }
@@ -280,7 +280,7 @@ pub fn unmatched(kind: &str, events: u64) {
     counter!(UNMATCHED, "type" => kind.to_owned()).increment(events);
 }
 
-/// Time from a batch read to all its copies queued.
+/// Time from reading a batch until all its copies are queued.
 pub fn fanout_seconds(took: Duration) {
     histogram!(FANOUT_SECONDS).record(took.as_secs_f64());
 }
@@ -432,8 +432,8 @@ impl std::fmt::Debug for CounterMetrics {
     }
 }
 
-/// Metrics of the admission. Every series exists from the start, at 0; those of `shed_total` from
-/// the first refusal.
+/// The metrics of admission control. Every series exists from the start, at 0; those of
+/// `shed_total` from the first refusal.
 #[derive(Clone)]
 pub(crate) struct AdmissionMetrics {
     decisions: [[Counter; Decision::ALL.len()]; 4],
@@ -484,7 +484,7 @@ impl std::fmt::Debug for AdmissionMetrics {
     }
 }
 
-/// Requests that did not ask a store because it does not answer in time.
+/// Requests that skipped a store because it does not answer in time.
 pub(crate) fn reads_refused(store: &'static str) -> Counter {
     let counter = counter!(READS_REFUSED, "store" => store);
     counter.absolute(0);
@@ -511,7 +511,7 @@ pub(crate) fn connections(listener: &'static str) -> (Gauge, Counter) {
     (gauge, refused)
 }
 
-/// Connections of one listener that do not start as the PROXY protocol says.
+/// Connections of one listener without a valid PROXY protocol header.
 pub(crate) fn unusable_header(listener: &'static str, reason: UnusableProxyHeader) -> Counter {
     let reason = reason.as_str();
     let counter = counter!(HTTP_PROXY_ERRORS, "listener" => listener, "reason" => reason);
@@ -544,7 +544,7 @@ impl AutomationMetrics {
         metrics
     }
 
-    /// A rule decided an action.
+    /// A rule caused an action.
     pub(crate) fn action(action: &'static str) {
         counter!(AUTOMATION_ACTIONS, "action" => action).increment(1);
     }
