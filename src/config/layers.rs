@@ -6,21 +6,20 @@
 use std::collections::BTreeMap;
 use std::mem::discriminant;
 
-use serde::Deserialize as _;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeTable, DeValue};
 
 use super::built_in::BUILT_IN;
 use super::duplicate::{self, Duplicate};
 use super::error::{ConfigError, Origin};
-use super::{DEFAULT_TOML, HEADERS_TOML, PIPELINE_TOML, ProductSection, TOKEN_TOML};
+use super::products::{PRODUCTS, ProductSection};
+use super::{DEFAULT_TOML, HEADERS_TOML, PIPELINE_TOML, TOKEN_TOML};
 use crate::id::PipelineName;
 
 /// The prefix of environment variables that are settings.
 pub(super) const ENV_PREFIX: &str = "FAIRLANE__";
 const ENV_SEPARATOR: &str = "__";
 const PIPELINES: &str = "pipelines";
-const PRODUCTS: &str = "products";
 /// The parser's text for a duplicate.
 const DUPLICATE: &str = "duplicate key";
 
@@ -103,7 +102,7 @@ fn read_value(value: &DeValue<'_>) -> Option<Value> {
     })
 }
 
-fn found(value: &DeValue<'_>) -> &'static str {
+pub(super) fn found(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",
         DeValue::Integer(_) => "a whole number",
@@ -189,7 +188,11 @@ impl Layers {
                 let DeValue::Table(inner) = value.get_ref() else { return Ok(()) };
                 return self.add_table(file, inner, path);
             }
-            [first, name] if first == PRODUCTS => return self.add_product(name, at, value),
+            [first, name] if first == PRODUCTS => {
+                let section = ProductSection::read(name, at, value)?;
+                self.products.insert(name.clone(), section);
+                return Ok(());
+            }
             _ => {}
         }
         let value = value.get_ref();
@@ -221,28 +224,6 @@ impl Layers {
                 }
             }
         }
-    }
-
-    /// Replaces the section of a product.
-    fn add_product(
-        &mut self,
-        name: &str,
-        at: Origin,
-        value: &Spanned<DeValue<'_>>,
-    ) -> Result<(), ConfigError> {
-        let key = format!("{PRODUCTS}.{name}");
-        let DeValue::Table(_) = value.get_ref() else {
-            let (expected, found) = ("a table", found(value.get_ref()));
-            return Err(ConfigError::WrongType { at, key, expected, found });
-        };
-        let read = toml::Table::deserialize(ValueDeserializer::from(value.clone()));
-        let table = read.map_err(|error| ConfigError::Invalid {
-            at: at.clone(),
-            key,
-            problem: format!("cannot be read: {}", error.message()),
-        })?;
-        self.products.insert(name.to_owned(), ProductSection { table, at });
-        Ok(())
     }
 
     /// Replaces a list of tables.

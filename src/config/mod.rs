@@ -13,6 +13,7 @@ mod error;
 mod layers;
 mod load;
 mod mongo_url;
+mod products;
 mod redis_url;
 
 use std::collections::BTreeMap;
@@ -26,12 +27,12 @@ pub use error::{ConfigError, Origin};
 pub(crate) use load::{mongod, no_colour};
 pub(crate) use mongo_url::server as mongo_server;
 pub use mongo_url::{MongoUrl, MongoUrlError};
+pub use products::ProductSection;
 pub use redis_url::{RedisUrl, RedisUrlError};
 
 use built_in::BUILT_IN;
 use ipnet::IpNet;
 use jiff::tz::TimeZone;
-use serde::de::DeserializeOwned;
 
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Settings};
@@ -81,50 +82,6 @@ pub struct Config {
     pub pipelines: BTreeMap<PipelineName, PipelineConfig>,
     /// The sections `[products.NAME]` of products from outside the crate.
     pub products: BTreeMap<String, ProductSection>,
-}
-
-/// The section of one product. Only the product knows its keys.
-#[derive(Debug, Clone)]
-pub struct ProductSection {
-    /// Its keys.
-    pub table: toml::Table,
-    /// Where it is.
-    pub at: Origin,
-}
-
-impl Config {
-    /// Reads the section of a product as `T`; a section that is missing as an empty one.
-    ///
-    /// # Errors
-    /// [`ConfigError::Invalid`], with the place of the section.
-    pub(crate) fn product_section<T: DeserializeOwned>(
-        &self,
-        name: &PipelineName,
-    ) -> Result<T, ConfigError> {
-        let section = self.products.get(name.as_str());
-        let table = section.map(|section| section.table.clone()).unwrap_or_default();
-        table.try_into().map_err(|error: toml::de::Error| ConfigError::Invalid {
-            at: section.map_or(Origin::Code, |section| section.at.clone()),
-            key: format!("products.{name}"),
-            problem: format!("is not usable: {}", error.message()),
-        })
-    }
-
-    /// Refuses the section of a product that the program does not have.
-    pub(crate) fn check_products<'a>(
-        &self,
-        known: impl Iterator<Item = &'a str>,
-    ) -> Result<(), ConfigError> {
-        let known: Vec<&str> = known.collect();
-        match self.products.iter().find(|(name, _)| !known.contains(&name.as_str())) {
-            None => Ok(()),
-            Some((name, section)) => Err(ConfigError::UnknownKey {
-                at: section.at.clone(),
-                key: format!("products.{name}"),
-                remedy: format!("this program has the products {}", known.join(", ")),
-            }),
-        }
-    }
 }
 
 /// The Redis to use, and how its data is divided.

@@ -246,7 +246,7 @@ pub(in super::super) fn state(state: BotState) -> &'static str {
     match state {
         BotState::Ready => "waits for a worker",
         BotState::Leased => "being handled",
-        BotState::Parked => "rests: to be tried again, or for more",
+        BotState::Parked => "parked: retrying, or waiting to batch",
         BotState::Paused => "paused",
         BotState::Idle => "idle",
     }

@@ -74,7 +74,7 @@ struct OfBot {
     kept: Option<Protected>,
 }
 
-/// Asks which bot, and names those with most events.
+/// Asks for a bot, and lists those with the longest queues.
 pub(super) async fn ask(
     State(api): State<Arc<Api>>,
     caller: Caller,
@@ -96,7 +96,7 @@ pub(super) async fn ask(
             p { "Queues, rules and subscribers of a bot." }
             (which(None))
             section {
-                h2 { "Bots with most events" }
+                h2 { "Bots with the longest queues" }
                 (ranking(&busiest))
             }
         })
