@@ -38,8 +38,12 @@ impl Product for Activity {
 
     /// Operators cannot purge its queues: the counts would miss events.
     fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
-        let reason = "events that are not counted yet are not purged";
-        Kind { protected: Some(Protected { code: "counts-events", reason }), ..Kind::default() }
+        let protected = Protected {
+            code: "counts-events",
+            title: "Counted events are not purged",
+            reason: "the counts would miss the events that are queued",
+        };
+        Kind { protected: Some(protected), ..Kind::default() }
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {

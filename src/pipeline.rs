@@ -29,6 +29,8 @@ pub struct Kind {
 pub struct Protected {
     /// The code of the HTTP problem: `urn:fairlane:problem:<code>`.
     pub code: &'static str,
+    /// What is not purged, in words: the title of the problem.
+    pub title: &'static str,
     /// The explanation for users: why, and what to do instead.
     pub reason: &'static str,
 }

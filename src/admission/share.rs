@@ -1,7 +1,7 @@
 //! Finds callers that send much more than the others: counts requests per caller over about a
 //! second, in tables of fixed size.
 //!
-//! A caller may appear heavier than it is if it shares its counters with others; the sharing
+//! A caller may appear heavier than it is if it shares its cells with others; the sharing
 //! differs between processes. It never appears lighter, except for concurrent increments by two
 //! threads.
 
@@ -9,11 +9,11 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Number of rows. Each caller has a counter in each row, and its count is the lowest of them (a
-/// count-min sketch, Cormode and Muthukrishnan). Only a caller that shares a counter with others in
+/// Number of rows. Each caller has a cell in each row, and its count is the lowest of them (a
+/// count-min sketch, Cormode and Muthukrishnan). Only a caller that shares a cell with others in
 /// every row is counted too high.
 const ROWS: usize = 4;
-/// Number of counters per row.
+/// Number of cells per row.
 const PLACES: usize = 4_096;
 /// Duration of a period.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -55,7 +55,7 @@ impl Shares {
         let places = places(self.seed.hash_one(caller));
         let counted = |table: &[AtomicU32]| places.map(|at| table[at].load(Ordering::Relaxed));
         let count = counted(&self.counts[this]).into_iter().min().unwrap_or_default();
-        // Counters above the lowest one contain requests of other callers.
+        // Cells above the lowest one contain requests of other callers.
         for at in places {
             self.counts[this][at].fetch_max(count + 1, Ordering::Relaxed);
         }
@@ -100,7 +100,7 @@ impl Shares {
     }
 }
 
-/// The indexes of a caller's counters, one in each row.
+/// The indexes of a caller's cells, one in each row.
 fn places(hash: u64) -> [usize; ROWS] {
     const BITS: u32 = PLACES.ilog2();
     #[expect(clippy::cast_possible_truncation, reason = "some bits of a hash")]

@@ -72,6 +72,7 @@ pub const PIPELINE: &str = "counters";
 /// Why its records are not purged.
 const PROTECTED: Protected = Protected {
     code: "keeps-views",
+    title: "Views are not purged",
     reason: "views are not purged: some may already be in MongoDB's totals but not in its days; to clear an ad, reset it (POST /v1/bots/BOT/counters/AD/reset)",
 };
 

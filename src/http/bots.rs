@@ -77,10 +77,7 @@ impl BotPath {
     pub(super) async fn purge(&self, api: &Api, caller: &Caller) -> Result<u64, Problem> {
         let queue = self.queue(api, caller).await?;
         if let Some(kept) = queue.protected() {
-            let kinds = [Kind::KeepsViews, Kind::KeepsNotifications];
-            let kind = kinds.into_iter().find(|kind| kind.code() == kept.code);
-            let kind = kind.unwrap_or(Kind::InvalidRequest);
-            return Err(Problem::new(kind, kept.to_string()));
+            return Err(Problem::protected(kept));
         }
         let purged = queue.purge(&self.bot).await?;
         caller.did("purge", &self.pipeline, Some(&self.bot));

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use crate::breaker::Unanswered;
 use crate::counters::CountersError;
 use crate::keyspace::StoreError;
+use crate::pipeline::Protected;
 use crate::pool::open::LeaseError;
 use crate::store::mongo::MongoError;
 use crate::telemetry::OncePerMinute;
@@ -66,10 +67,8 @@ pub(crate) enum Kind {
     NotificationOver,
     /// The lease was completed, revoked or has expired.
     LeaseGone,
-    /// The queue holds views, which are not purged.
-    KeepsViews,
-    /// The queue holds notifications, which are not purged.
-    KeepsNotifications,
+    /// The kind of the pipeline forbids to purge it. See [`Problem::protected`].
+    Protected,
     /// `ack` is higher than the number of events in the slice.
     AckTooHigh,
     /// The path does not support the method.
@@ -136,10 +135,7 @@ impl Kind {
                 (S::CONFLICT, "notification-over", "The notification cannot be changed any more")
             }
             Self::LeaseGone => (S::CONFLICT, "lease-gone", "The lease is gone"),
-            Self::KeepsViews => (S::CONFLICT, "keeps-views", "Views are not purged"),
-            Self::KeepsNotifications => {
-                (S::CONFLICT, "keeps-notifications", "Notifications are not purged")
-            }
+            Self::Protected => (S::CONFLICT, "protected", "The queue is not purged"),
             Self::AckTooHigh => (S::UNPROCESSABLE_ENTITY, "ack-too-high", "Too much acknowledged"),
             Self::Method => (S::METHOD_NOT_ALLOWED, "method", "Method not allowed"),
             Self::BodyTooSlow => (S::REQUEST_TIMEOUT, "body-too-slow", "The body is too slow"),
@@ -205,6 +201,12 @@ impl Problem {
             errors: Vec::new(),
             headers: Vec::new(),
         }
+    }
+
+    /// A purge that the kind of the pipeline forbids. The product names the type of the problem.
+    pub(crate) fn protected(kept: Protected) -> Self {
+        let kind = format!("urn:fairlane:problem:{}", kept.code);
+        Self { kind, title: kept.title, ..Self::new(Kind::Protected, kept.to_string()) }
     }
 
     /// An invalid parameter or field.

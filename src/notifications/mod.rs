@@ -49,6 +49,7 @@ pub const PIPELINE: &str = "notifications";
 /// Why its records are not purged.
 const PROTECTED: Protected = Protected {
     code: "keeps-notifications",
+    title: "Notifications are not purged",
     reason: "notifications are not purged: queued ones are sent immediately or end regularly; cancel single ones before they are due",
 };
 
