@@ -36,10 +36,8 @@ pub struct RedisStream {
 }
 
 impl RedisStream {
-    /// Maximum wait of one read. The response timeout of `blocking` must be longer. A process that
-    /// runs alone continues within two seconds after a lost reply. This wait and the response
-    /// timeout of a read are the longest part of that time.
-    pub const WAIT_MAX: Duration = Duration::from_secs(1);
+    /// Maximum wait of one read. The response timeout of `blocking` must be longer.
+    pub const WAIT_MAX: Duration = Duration::from_secs(2);
 
     /// The stream `name`. Blocking reads use `blocking`, all other calls use `link`.
     #[must_use]

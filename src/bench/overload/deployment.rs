@@ -356,7 +356,7 @@ mod tests {
             ("p1 GET", "path"),
             ("p1 GET x", "path"),
             ("p1 GET /ü", "path"),
-            ("p1 POST /x {", "no JSON"),
+            ("p1 POST /x {", "not JSON"),
         ] {
             let refused = wrong.parse::<Route>().unwrap_err();
             assert!(refused.contains(said) && refused.contains("p1 GET /v1"), "{wrong}: {refused}");
