@@ -92,8 +92,8 @@ impl Window {
 }
 
 impl Verdict {
-    /// The offered load (served and `shed`) divided by the capacity, both as the number of concurrent
-    /// requests that they need (Little's law).
+    /// The offered load (served and `shed`) divided by the capacity, both as the number of
+    /// concurrent requests that they need (Little's law).
     #[expect(clippy::cast_precision_loss, reason = "counts of requests")]
     pub(super) fn demand_ratio(&self, shed: u64) -> f64 {
         let Window { lasted, answered, took, .. } = self.window;

@@ -40,7 +40,8 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts these events, and for each settled event the time from its arrival in the queue to `now`.
+    /// Counts these events, and for each settled event the time from its arrival in the queue to
+    /// `now`.
     pub(super) fn record(
         self,
         metrics: &PipelineMetrics,
