@@ -271,7 +271,7 @@ async fn totals_and_days_of_many_ads_are_told_in_one_call_within_bounds() {
     let october = json!({ "ids": many, "from": "2026-10-01", "to": "2026-10-31" });
     assert_eq!(query(&rig.client, &october).await.code, 200);
     for (body, part) in [
-        (json!({ "ids": many, "from": "2026-10-01", "to": "2026-11-01" }), "at most 31000"),
+        (json!({ "ids": many, "from": "2026-10-01", "to": "2026-11-01" }), "the maximum is 31000"),
         (json!({ "ids": ["x"], "from": "2026-11-02", "to": DAY }), "after to"),
         (json!({ "ids": ["x"], "from": "2020-01-01", "to": DAY }), "24 months"),
         (json!({ "ids": ["x"], "from": "1.11.2026" }), "it is no day"),
