@@ -79,7 +79,7 @@ async fn another_machine_is_asked_only_by_who_says_so_and_mistakes_are_named() {
                 "--rates",
                 "1,1,1,1,1,1,1,1,1,1,1,1,1",
             ],
-            "at most 3600 s",
+            "the maximum is 3600 s",
         ),
         (&["--url", "http://127.0.0.1:8080", "--loads", "1"], "--loads"),
         (&["--url", "http://127.0.0.1:8080", "--token-file", "none.token"], "none.token"),

@@ -62,7 +62,10 @@ async fn a_target_that_cannot_be_reached_is_explained() {
     let port = free_port();
     let refused = check_push(&redis, &format!("http://127.0.0.1:{port}/"), "[]");
     let found = format!("fail target of shop 127.0.0.1 port {port}: Connection refused");
-    refused.expect(69, &[&found, "the pipeline's bots wait until it can be reached; start the receiver"]);
+    refused.expect(
+        69,
+        &[&found, "the pipeline's bots wait until it can be reached; start the receiver"],
+    );
 
     // Speaks, but not TLS.
     let plain = redis.tcp_addr();

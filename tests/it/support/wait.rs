@@ -1,5 +1,7 @@
 //! Waiting for a condition. The only place in the tests that sleeps.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(5);
@@ -29,6 +31,38 @@ pub(crate) async fn eventually(
         }
         assert!(started.elapsed() < timeout, "not within {timeout:?}: {description}");
         tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Measures how long the machine stood still, for promises of time that it cannot break.
+#[derive(Debug)]
+pub(crate) struct Stalls {
+    longest_ms: Arc<AtomicU64>,
+    /// The measurement ends when this is gone.
+    _running: Arc<()>,
+}
+
+impl Stalls {
+    /// Starts to measure, until it is dropped.
+    pub(crate) fn watch() -> Self {
+        let (longest_ms, running) = (Arc::new(AtomicU64::new(0)), Arc::new(()));
+        let (longest, watched) = (Arc::clone(&longest_ms), Arc::downgrade(&running));
+        std::thread::spawn(move || {
+            let mut last = Instant::now();
+            while watched.strong_count() > 0 {
+                std::thread::sleep(POLL);
+                let now = Instant::now();
+                let gap = u64::try_from((now - last).as_millis()).unwrap_or(u64::MAX);
+                longest.fetch_max(gap, Ordering::Relaxed);
+                last = now;
+            }
+        });
+        Self { longest_ms, _running: running }
+    }
+
+    /// The longest time so far.
+    pub(crate) fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
     }
 }
 
