@@ -16,7 +16,7 @@ use super::docs::{Bodiless, Body, Deleting, OfPipeline};
 use super::extract::{self, NoBody, Path, Query};
 use super::page::Limit;
 use super::pipelines::PipelinePath;
-use super::problem::{Kind, Problem};
+use super::problem::Problem;
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotOrder, BotView, DeadOfBot, LastFailure, Queue, QueuedEvent};
 

@@ -103,11 +103,6 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Status, the last part of the URN, title.
-    /// The last part of its URN.
-    pub(crate) fn code(self) -> &'static str {
-        self.parts().1
-    }
-
     fn parts(self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
         match self {
