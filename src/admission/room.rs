@@ -14,7 +14,7 @@ use super::{Ask, Class};
 /// Per class, one queue for requests that continue something and one for others.
 const QUEUES: usize = 8;
 
-/// Waiting requests. `T` notifies each one of the decision.
+/// Waiting requests. `T` tells each one the decision.
 #[derive(Debug)]
 pub(super) struct Room<T> {
     queues: [VecDeque<Waiter<T>>; QUEUES],

@@ -63,7 +63,7 @@ impl DueBoard {
     }
 }
 
-/// Notifies a scheduler about earlier due times.
+/// Tells a scheduler about earlier due times.
 pub(crate) struct DueEar(pub(crate) Arc<DueBoard>);
 
 impl Listener for DueEar {
