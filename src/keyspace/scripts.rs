@@ -40,7 +40,7 @@ impl Script {
     }
 }
 
-/// The scripts of the core, or those of a product. See [`scripts!`].
+/// The scripts of the core, or those of a product. See `scripts!`.
 pub struct Table {
     scripts: LazyLock<Vec<Script>>,
     registered: Once,
