@@ -67,11 +67,6 @@ impl StoreError {
         matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
     }
 
-    /// Whether it was a timeout: the connection may be dead, or the server slow.
-    pub(super) fn is_timeout(&self) -> bool {
-        matches!(self, Self::Unknown { source, .. } if source.is_timeout())
-    }
-
     /// Whether the error is temporary, so that a later retry can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {

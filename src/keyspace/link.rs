@@ -258,12 +258,7 @@ impl Link {
         }
         let node = &topology.nodes()[0];
         self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
-        let sent = node.send(node.connected().await?, pipe).await;
-        let values = sent.inspect_err(|error| {
-            if error.is_timeout() {
-                self.target.doubt();
-            }
-        })?;
+        let values = node.send(node.connected().await?, pipe).await?;
         if values.iter().filter_map(server_error).any(|error| error.code() == "READONLY") {
             // A replica now; its name may lead to the new primary.
             node.close();

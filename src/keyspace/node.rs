@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Pipeline, ServerError, Value};
+use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, ServerError, Value};
 use tokio::time::Instant;
 use tracing::info;
 
@@ -26,6 +26,9 @@ use super::target::{Target, address, connect_error};
 const MIN_VERSION: (u32, u32) = (7, 0);
 /// A shard whose slot is on the move is tried again this often.
 const LIFT: Duration = Duration::from_millis(100);
+/// The minimum time that a call on a connection in doubt still has when a newer connection answers.
+/// The server answers the older call first, unless its answer is lost.
+const OUTLIVED: Duration = Duration::from_millis(250);
 
 /// How many connections this process made: no two have the same number.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
@@ -96,6 +99,11 @@ pub(super) struct Connected {
 }
 
 impl Connected {
+    /// How often answers did not come in time before it was made.
+    pub(super) fn doubts(&self) -> u64 {
+        self.doubts
+    }
+
     /// Whether no answer was late since before it was made.
     pub(super) fn is_undoubted(&self, wiring: &Wiring) -> bool {
         self.doubts == wiring.doubts()
@@ -153,20 +161,56 @@ impl Node {
         &self.setup.client
     }
 
-    /// Sends commands in one write.
+    /// Sends commands in one write. A timeout puts all connections in doubt that were made before.
     pub(super) async fn send(
         &self,
         connection: Lent<'_>,
         pipe: &Pipeline,
     ) -> Result<Vec<Value>, StoreError> {
-        let sent = match connection {
-            Lent::Shared(mut connected) => {
-                let sent = connected.connection.send_packed_commands(pipe, 0, pipe.len()).await;
-                sent.inspect_err(|_| self.give_up(connected.number))
+        let wiring = &self.setup.wiring;
+        let (sent, doubts) = match connection {
+            Lent::Shared(Connected { number, mut connection, doubts, .. }) => {
+                let sending = connection.send_packed_commands(pipe, 0, pipe.len());
+                let sent = self.unless_outlived(sending, doubts).await;
+                (sent.inspect_err(|_| self.give_up(number)), doubts)
             }
-            Lent::Own(mut own) => own.send(pipe).await,
+            Lent::Own(mut own) => (own.send(pipe).await, own.doubts()),
         };
-        sent.map_err(|source| StoreError::Unknown { target: self.setup.name.clone(), source })
+        sent.map_err(|source| {
+            // Of a connection that is in doubt already it is no news.
+            if source.is_timeout() && doubts == wiring.doubts() && !wiring.cluster {
+                wiring.target.doubt();
+            }
+            StoreError::Unknown { target: self.setup.name.clone(), source }
+        })
+    }
+
+    /// Waits for the answer to a call on a connection made after `doubts` timeouts. When the
+    /// connection is put in doubt, a new one shows whether the server answers. If it does, and the
+    /// answer does not come soon, the old connection is dead: the call ends as after a timeout.
+    async fn unless_outlived<T>(
+        &self,
+        sending: impl Future<Output = RedisResult<T>>,
+        doubts: u64,
+    ) -> RedisResult<T> {
+        let outlived = async {
+            self.setup.wiring.target.doubted_since(doubts).await;
+            let started = Instant::now();
+            match self.connected().await {
+                // A server or network that is slow is given as long again.
+                Ok(_) => tokio::time::sleep(started.elapsed().max(OUTLIVED)).await,
+                // The call has its own timeout.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            sent = sending => sent,
+            () = outlived => {
+                let text = "a newer connection answers, and this one does not";
+                Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text).into())
+            }
+        }
     }
 
     /// The connection that a call is to use, made if there is none. What is on the move is tried

@@ -183,6 +183,11 @@ impl Own {
         sent
     }
 
+    /// How often answers did not come in time before it was made.
+    pub(super) fn doubts(&self) -> u64 {
+        self.connected.doubts()
+    }
+
     /// Whether a call may take it. A server that restarts closes it while it rests; then it takes no
     /// command any more.
     async fn is_usable(&mut self) -> bool {

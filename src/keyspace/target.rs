@@ -1,13 +1,13 @@
 //! The address of Redis, and how to connect to it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{Client, ConnectionAddr, ErrorKind, IntoConnectionInfo as _, TlsCertificates};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::error::StoreError;
 use crate::config::{RedisUrl, RedisUrlError};
@@ -29,8 +29,7 @@ struct Inner {
     /// The index of the node for the next subscription.
     next: AtomicUsize,
     /// Number of timeouts so far.
-    doubts: AtomicU64,
-    doubted: Notify,
+    doubts: watch::Sender<u64>,
 }
 
 impl Target {
@@ -87,8 +86,7 @@ impl Target {
             shown: shown.join(","),
             primaries: RwLock::default(),
             next: AtomicUsize::new(rand::random::<u16>().into()),
-            doubts: AtomicU64::new(0),
-            doubted: Notify::new(),
+            doubts: watch::Sender::new(0),
         };
         Ok(Self(Arc::new(inner), Prefix::default()))
     }
@@ -140,8 +138,7 @@ impl Target {
             cluster: false,
             primaries: RwLock::default(),
             next: AtomicUsize::new(0),
-            doubts: AtomicU64::new(0),
-            doubted: Notify::new(),
+            doubts: watch::Sender::new(0),
         };
         Self(Arc::new(inner), self.1.clone())
     }
@@ -149,18 +146,26 @@ impl Target {
     /// Notes a timeout: other connections of the process may be dead too. Existing connections are
     /// not used for further calls.
     pub(super) fn doubt(&self) {
-        self.0.doubts.fetch_add(1, Ordering::Relaxed);
-        self.0.doubted.notify_waiters();
+        self.0.doubts.send_modify(|doubts| *doubts += 1);
     }
 
     /// The number of timeouts so far.
     pub(super) fn doubts(&self) -> u64 {
-        self.0.doubts.load(Ordering::Relaxed)
+        *self.0.doubts.borrow()
     }
 
     /// Waits for a timeout.
     pub(crate) async fn doubted(&self) {
-        self.0.doubted.notified().await;
+        self.doubted_since(self.doubts()).await;
+    }
+
+    /// Waits until there were more timeouts than `doubts`.
+    pub(super) async fn doubted_since(&self, doubts: u64) {
+        let mut changes = self.0.doubts.subscribe();
+        if changes.wait_for(|now| *now > doubts).await.is_err() {
+            // The sender is in `self`: it is never dropped meanwhile.
+            std::future::pending().await
+        }
     }
 
     /// Remembers the primaries of a cluster: they remain reachable if all nodes in the URL are
