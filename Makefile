@@ -15,7 +15,7 @@ help: ## this list
 	@echo
 	@echo "ARGS are passed on: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
 
-setup: ## install what is missing: redis-server, a C compiler, curl; for tests Python, Chromium and a MongoDB server
+setup: ## install what is missing: redis-server, a C compiler, curl, and the programs of the tests
 	@bash .ci/setup test
 
 # Nothing but the tests needs more.

@@ -6,6 +6,7 @@ mod automations;
 mod automations_faults;
 mod automations_hangs;
 mod automations_http;
+mod balancers;
 mod browser;
 mod bus;
 mod check;

@@ -51,14 +51,6 @@ async fn ask(
     exchange(connect(client, from).await, head.as_bytes()).await.expect("an answer")
 }
 
-/// The address in the last line about an operator.
-fn operator(process: &Served) -> String {
-    let log = process.log();
-    let line = log.lines().rfind(|line| line.contains("an operator acted")).expect("a line");
-    let line: serde_json::Value = serde_json::from_str(line).unwrap();
-    line["fields"]["address"].as_str().unwrap_or_else(|| panic!("{line}")).to_owned()
-}
-
 #[tokio::test]
 async fn the_caller_is_the_client_that_a_trusted_proxy_names_and_a_spoofed_header_is_ignored() {
     let server = RedisServer::start(Options::default());
@@ -74,7 +66,7 @@ async fn the_caller_is_the_client_that_a_trusted_proxy_names_and_a_spoofed_heade
     ] {
         let paused = ask(&client, from, ("POST", "/v1/pipelines/test/pause"), headers).await;
         assert_eq!(paused.code, 204, "{headers:?}");
-        assert_eq!(operator(&process), caller, "{from:?} {headers:?}");
+        assert_eq!(process.operator(), caller, "{from:?} {headers:?}");
     }
 }
 
@@ -146,9 +138,9 @@ async fn the_proxy_protocol_tells_the_caller_and_each_has_its_share_of_connectio
     };
     let caller = [203, 0, 113, 9];
     assert_eq!(through(&version_2(1, caller)).await.expect("an answer").code, 204);
-    assert_eq!(operator(&process), "203.0.113.9");
+    assert_eq!(process.operator(), "203.0.113.9");
     assert_eq!(through(&version_2(0, caller)).await.expect("an answer").code, 204);
-    assert_eq!(operator(&process), "127.0.0.2", "a connection of its own");
+    assert_eq!(process.operator(), "127.0.0.2", "a connection of its own");
     // Others send none, and cannot.
     assert_eq!(ask(&client, OTHER, ("GET", "/healthz"), &[]).await.code, 200);
     let spoofed = [&version_2(1, caller)[..], head.as_bytes()].concat();

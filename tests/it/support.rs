@@ -1,6 +1,7 @@
 //! Private servers, broken networks and further processes for the tests.
 
 pub(crate) mod automating;
+pub(crate) mod balancer;
 pub(crate) mod browser;
 pub(crate) mod bus;
 pub(crate) mod clocked;

@@ -1,11 +1,13 @@
 //! The least HTTP client, and readers of metrics and of the OpenAPI document.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// An answer takes at most this long.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -79,15 +81,28 @@ impl Answer {
 pub(crate) struct Client {
     pub(crate) address: String,
     token: Option<String>,
+    source: Option<[u8; 4]>,
 }
 
 impl Client {
     pub(crate) fn new(address: &str) -> Self {
-        Self { address: address.to_owned(), token: None }
+        Self { address: address.to_owned(), token: None, source: None }
     }
 
     pub(crate) fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.to_owned()), ..self.clone() }
+    }
+
+    /// The same from another address of this machine.
+    pub(crate) fn calling_from(&self, source: [u8; 4]) -> Self {
+        Self { source: Some(source), ..self.clone() }
+    }
+
+    pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
+        let Some(source) = self.source else { return TcpStream::connect(&self.address).await };
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((source, 0).into())?;
+        socket.connect(self.address.parse::<SocketAddr>().map_err(io::Error::other)?).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -138,7 +153,7 @@ impl Client {
     pub(crate) async fn raw(&self, bytes: &[u8]) -> Vec<u8> {
         let mut answer = Vec::new();
         let exchange = async {
-            let Ok(mut stream) = TcpStream::connect(&self.address).await else { return };
+            let Ok(mut stream) = self.connect().await else { return };
             // The server may have answered and closed before it was all sent.
             let _ = stream.write_all(bytes).await;
             let _ = stream.read_to_end(&mut answer).await;

@@ -71,6 +71,14 @@ impl Served {
         fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
+    /// The address in the last line about an operator.
+    pub(crate) fn operator(&self) -> String {
+        let log = self.log();
+        let line = log.lines().rfind(|line| line.contains("an operator acted")).expect("a line");
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line["fields"]["address"].as_str().unwrap_or_else(|| panic!("{line}")).to_owned()
+    }
+
     /// An address that it said at the start: `http` or `metrics`.
     fn address(&self, name: &str) -> String {
         let log = self.log();
