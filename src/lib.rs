@@ -33,6 +33,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`product`] | the interface of a product: its pipeline, and what runs of it |
+//! | `products` | the list of the built-in products |
 //! | [`counters`] | views of ads, counted in Redis and written to `MongoDB` |
 //! | [`notifications`] | delayed notifications: scheduling, release, sending; the circuit breaker |
 //! | [`automations`] | rules of bots: their form, their decisions, their effects |
@@ -49,6 +50,14 @@
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
 //! | [`history`] | checks a recorded run: loss, order, holders, repetitions |
+//!
+//! # The order of the modules
+//!
+//! No imports between two modules form a circle, which a test keeps so. From the bottom up: the
+//! base ([`clock`], [`id`], [`event`], [`filter`], [`metrics`], …); the stores ([`keyspace`],
+//! [`store`]) and [`outbound`]; [`queue`], [`handler`], [`admission`]; [`config`], which knows the
+//! settings of all of them; [`fanout`], [`pool`], [`bus`]; [`product`]; the products; their list;
+//! `http`; [`app`]; the command line.
 //!
 //! # Invariants
 //!
@@ -127,11 +136,12 @@ pub mod presence;
 pub mod pressure;
 mod private;
 pub mod product;
+mod products;
 pub mod queue;
 mod receiver;
+mod roles;
 mod signing;
 mod startup;
 pub mod store;
 pub mod telemetry;
 mod trend;
-mod unmatched;

@@ -11,8 +11,6 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::admission::{Class, Decision, Reason};
-use crate::http::UnusableProxyHeader;
 use crate::id::PipelineName;
 
 /// The type of a metric.
@@ -41,7 +39,7 @@ pub struct Metric {
 
 macro_rules! table {
     ($($const:ident $name:literal $kind:ident $help:literal;)+) => {
-        $(const $const: &str = concat!("fairlane_", $name);)+
+        $(pub(crate) const $const: &str = concat!("fairlane_", $name);)+
         /// All metrics of Fairlane, without `process_*`.
         pub const METRICS: &[Metric] =
             &[$(Metric { name: $const, kind: Kind::$kind, help: $help }),+];
@@ -182,35 +180,6 @@ pub fn upkeep() {
 /// Round trip of a script.
 pub fn script_seconds(script: &'static str, took: Duration) {
     histogram!(SCRIPT_SECONDS, "script" => script).record(took.as_secs_f64());
-}
-
-/// An answered HTTP request. `route` is a template, never a path.
-pub fn http_answered(route: &str, code: u16) {
-    counter!(HTTP_REQUESTS, "route" => route.to_owned(), "code" => code.to_string()).increment(1);
-}
-
-/// The time that bodies of a route take to arrive.
-pub(crate) fn http_body(route: &str) -> Histogram {
-    histogram!(HTTP_BODY_SECONDS, "route" => route.to_owned())
-}
-
-/// The times of the requests of a route.
-pub(crate) struct HttpRouteMetrics {
-    /// First byte of the request to last byte of the answer.
-    pub(crate) whole: Histogram,
-    /// Start of the handler to head of the answer.
-    pub(crate) handler: Histogram,
-    /// Head of the answer to its last byte.
-    pub(crate) answer: Histogram,
-}
-
-/// The handles of a route. `route` is a template, never a path.
-pub(crate) fn http_route(route: &str) -> HttpRouteMetrics {
-    HttpRouteMetrics {
-        whole: histogram!(HTTP_SECONDS, "route" => route.to_owned()),
-        handler: histogram!(HTTP_HANDLER_SECONDS, "route" => route.to_owned()),
-        answer: histogram!(HTTP_ANSWER_SECONDS, "route" => route.to_owned()),
-    }
 }
 
 /// Whether Redis answers.
@@ -386,240 +355,9 @@ impl std::fmt::Debug for PipelineMetrics {
     }
 }
 
-/// Metrics of the counters. Every series exists from the start, at 0.
-#[derive(Clone)]
-#[expect(missing_docs, reason = "each is the metric of the same name in the table above")]
-pub struct CounterMetrics {
-    pub views: Counter,
-    pub flush_seconds: Histogram,
-    pub unflushed: Gauge,
-    pub unflushed_oldest: Gauge,
-    pub cache_hits: Counter,
-    pub cache_misses: Counter,
-}
-
-impl CounterMetrics {
-    /// The handles, at 0.
-    #[must_use]
-    pub fn new() -> Self {
-        let metrics = Self {
-            views: counter!(COUNTERS_VIEWS),
-            flush_seconds: histogram!(COUNTERS_FLUSH_SECONDS),
-            unflushed: gauge!(COUNTERS_UNFLUSHED),
-            unflushed_oldest: gauge!(COUNTERS_UNFLUSHED_OLDEST),
-            cache_hits: counter!(COUNTERS_CACHE_HITS),
-            cache_misses: counter!(COUNTERS_CACHE_MISSES),
-        };
-        for counter in [&metrics.views, &metrics.cache_hits, &metrics.cache_misses] {
-            counter.absolute(0);
-        }
-        for gauge in [&metrics.unflushed, &metrics.unflushed_oldest] {
-            gauge.set(0.0);
-        }
-        metrics
-    }
-}
-
-impl Default for CounterMetrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl std::fmt::Debug for CounterMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CounterMetrics")
-    }
-}
-
-/// The metrics of admission control. Every series exists from the start, at 0; those of
-/// `shed_total` from the first refusal.
-#[derive(Clone)]
-pub(crate) struct AdmissionMetrics {
-    decisions: [[Counter; Decision::ALL.len()]; 4],
-    waits: [Histogram; 4],
-    pub(crate) false_positives: Counter,
-    pub(crate) in_flight: Gauge,
-    pub(crate) limit: Gauge,
-    pub(crate) demand_ratio: Gauge,
-}
-
-impl AdmissionMetrics {
-    /// The handles, at 0.
-    pub(crate) fn new() -> Self {
-        let count = |class: Class, decision: Decision| {
-            let counter =
-                counter!(ADMISSION, "class" => class.as_str(), "decision" => decision.as_str());
-            counter.absolute(0);
-            counter
-        };
-        let metrics = Self {
-            decisions: Class::ALL.map(|class| Decision::ALL.map(|decision| count(class, decision))),
-            waits: Class::ALL
-                .map(|class| histogram!(QUEUE_WAIT_SECONDS, "class" => class.as_str())),
-            false_positives: counter!(SHED_FALSE_POSITIVES),
-            in_flight: gauge!(INFLIGHT),
-            limit: gauge!(INFLIGHT_LIMIT),
-            demand_ratio: gauge!(HTTP_DEMAND_RATIO),
-        };
-        metrics.false_positives.absolute(0);
-        for gauge in [&metrics.in_flight, &metrics.limit, &metrics.demand_ratio] {
-            gauge.set(0.0);
-        }
-        metrics
-    }
-
-    pub(crate) fn decided(&self, class: Class, decision: Decision) {
-        self.decisions[class as usize][decision as usize].increment(1);
-    }
-
-    pub(crate) fn waited(&self, class: Class, waited: Duration) {
-        self.waits[class as usize].record(waited.as_secs_f64());
-    }
-}
-
-impl std::fmt::Debug for AdmissionMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("AdmissionMetrics")
-    }
-}
-
 /// Requests that skipped a store because it does not answer in time.
 pub(crate) fn reads_refused(store: &'static str) -> Counter {
     let counter = counter!(READS_REFUSED, "store" => store);
     counter.absolute(0);
     counter
-}
-
-/// The refusals of one route of one class for one reason.
-pub(crate) fn shed(class: Class, route: &str, reason: Reason) -> Counter {
-    let route = route.to_owned();
-    counter!(SHED, "class" => class.as_str(), "route" => route, "reason" => reason.as_str())
-}
-
-/// Time until a refusal was sent.
-pub(crate) fn shed_seconds() -> Histogram {
-    histogram!(SHED_SECONDS)
-}
-
-/// Connections of one listener: how many are open, and how many were refused.
-pub(crate) fn connections(listener: &'static str) -> (Gauge, Counter) {
-    let gauge = gauge!(HTTP_CONNECTIONS, "listener" => listener);
-    let refused = counter!(HTTP_CONNECTIONS_REFUSED, "listener" => listener);
-    gauge.set(0.0);
-    refused.absolute(0);
-    (gauge, refused)
-}
-
-/// Connections of one listener without a valid PROXY protocol header.
-pub(crate) fn unusable_header(listener: &'static str, reason: UnusableProxyHeader) -> Counter {
-    let reason = reason.as_str();
-    let counter = counter!(HTTP_PROXY_ERRORS, "listener" => listener, "reason" => reason);
-    counter.absolute(0);
-    counter
-}
-
-/// Metrics of the automations.
-#[derive(Clone)]
-pub(crate) struct AutomationMetrics {
-    pub(crate) matches: Counter,
-    pub(crate) errors: Counter,
-    pub(crate) doubtful: Counter,
-}
-
-impl AutomationMetrics {
-    /// The handles, at 0.
-    pub(crate) fn new() -> Self {
-        for action in crate::automations::rule::Action::NAMES {
-            counter!(AUTOMATION_ACTIONS, "action" => action).absolute(0);
-        }
-        let metrics = Self {
-            matches: counter!(AUTOMATION_MATCHES),
-            errors: counter!(AUTOMATION_ERRORS),
-            doubtful: counter!(AUTOMATION_DOUBTFUL),
-        };
-        for counter in [&metrics.matches, &metrics.errors, &metrics.doubtful] {
-            counter.absolute(0);
-        }
-        metrics
-    }
-
-    /// A rule caused an action.
-    pub(crate) fn action(action: &'static str) {
-        counter!(AUTOMATION_ACTIONS, "action" => action).increment(1);
-    }
-}
-
-impl std::fmt::Debug for AutomationMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("AutomationMetrics")
-    }
-}
-
-/// Metrics of the notifications.
-#[derive(Clone)]
-pub(crate) struct NotificationMetrics {
-    /// From due to the first send.
-    pub(crate) lateness: Histogram,
-}
-
-impl NotificationMetrics {
-    /// The handles, at 0.
-    pub(crate) fn new() -> Self {
-        for outcome in crate::notifications::record::OUTCOMES {
-            let kind = crate::notifications::record::NO_KIND;
-            counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).absolute(0);
-        }
-        breaker_open("other", 0);
-        Self { lateness: histogram!(NOTIFICATIONS_LATENESS) }
-    }
-
-    /// A send of a type of the statistics ended.
-    pub(crate) fn count(kind: &str, outcome: &str) {
-        let (kind, outcome) = (kind.to_owned(), outcome.to_owned());
-        counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).increment(1);
-    }
-}
-
-/// Of the due times, for the one process that samples.
-#[derive(Clone)]
-pub(crate) struct DueMetrics {
-    pub(crate) due: Gauge,
-    pub(crate) overdue: Gauge,
-}
-
-impl DueMetrics {
-    /// The handles, at 0.
-    pub(crate) fn new() -> Self {
-        let metrics =
-            Self { due: gauge!(NOTIFICATIONS_DUE), overdue: gauge!(NOTIFICATIONS_OVERDUE) };
-        metrics.due.set(0.0);
-        metrics.overdue.set(0.0);
-        metrics
-    }
-}
-
-/// So many breakers of a host, or of the hosts without a name of their own, are open.
-#[expect(clippy::cast_precision_loss, reason = "a count of hosts")]
-pub(crate) fn breaker_open(host: &str, open: usize) {
-    gauge!(BREAKER_OPEN, "host" => host.to_owned()).set(open as f64);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_metric_of_the_counters_is_exported_from_the_start() {
-        install();
-        let _handles = CounterMetrics::new();
-        let text = render();
-        let of_counters = |metric: &&Metric| metric.name.starts_with("fairlane_counters_");
-        for Metric { name, kind, .. } in METRICS.iter().filter(of_counters) {
-            assert!(text.contains(&format!("# TYPE {name} ")), "{name} is missing in\n{text}");
-            let series =
-                if *kind == Kind::Seconds { format!("{name}_count") } else { (*name).to_owned() };
-            assert!(text.contains(&format!("\n{series} ")), "{series} is missing in\n{text}");
-        }
-    }
 }

@@ -18,7 +18,7 @@ use crate::id::PipelineName;
 use crate::keyspace::scripts::Beat;
 use crate::keyspace::{Link, StoreError, keys};
 use crate::lifecycle::Shutdown;
-use crate::notifications::{Breaker, Gates};
+use crate::outbound::breakers::{Breaker, Breakers};
 
 /// Interval of updates; rates are means over this time.
 const BEAT: Duration = Duration::from_secs(5);
@@ -138,7 +138,7 @@ impl Meter {
 /// 1970. The returned value becomes true after the first update.
 pub(crate) fn begin(
     meters: BTreeMap<PipelineName, Arc<Meter>>,
-    gates: Option<Arc<Gates>>,
+    gates: Option<Arc<Breakers>>,
     roles: &[&str],
     link: Arc<Link>,
     started: Duration,
@@ -161,7 +161,7 @@ pub(crate) fn begin(
 
 async fn beat(
     mut process: Process,
-    (meters, gates): (BTreeMap<PipelineName, Arc<Meter>>, Option<Arc<Gates>>),
+    (meters, gates): (BTreeMap<PipelineName, Arc<Meter>>, Option<Arc<Breakers>>),
     link: Arc<Link>,
     heard: watch::Sender<bool>,
     shutdown: Shutdown,

@@ -19,8 +19,7 @@ use serde::de::DeserializeOwned;
 pub use ::{axum, metrics};
 
 pub use crate::admission::Class;
-use crate::app::Roles;
-use crate::clock::{SharedClock, SystemClock};
+use crate::clock::SharedClock;
 pub use crate::config::Scope;
 use crate::config::{Config, ConfigError, PipelineConfig};
 use crate::fanout::Interest;
@@ -35,8 +34,8 @@ use crate::pressure::Pressure;
 use crate::queue::Queue;
 pub use crate::queue::sample::{Gauges, Seen};
 pub use crate::queue::wake::{Listener, Wake};
+use crate::roles::Roles;
 use crate::store::mongo::Mongo;
-use crate::{automations, counters, notifications};
 
 /// What a product says of its pipeline before anything runs.
 pub trait Product: Send + Sync + 'static {
@@ -275,70 +274,5 @@ impl Route {
     pub fn body_max(mut self, bytes: usize) -> Self {
         self.body_max = bytes.min(1 << 20);
         self
-    }
-}
-
-/// The built-in products.
-static BUILT_IN: [&dyn Product; 3] =
-    [&counters::Product, &notifications::Product, &automations::Product];
-
-/// Whether a built-in product has this pipeline.
-pub(crate) fn is_product(pipeline: &str) -> bool {
-    BUILT_IN.iter().any(|product| product.pipeline() == pipeline)
-}
-
-/// The products of one program.
-#[derive(Clone, Default)]
-pub(crate) struct Products(Vec<Arc<dyn Product>>);
-
-impl Products {
-    /// Adds one. It takes the place of an earlier one with the same pipeline.
-    pub(crate) fn add(&mut self, product: Arc<dyn Product>) {
-        self.0.retain(|other| other.pipeline() != product.pipeline());
-        self.0.push(product);
-    }
-
-    /// All of them, the built-in ones first.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Product> {
-        let replaced = |product: &&dyn Product| {
-            !self.0.iter().any(|other| other.pipeline() == product.pipeline())
-        };
-        let built_in = BUILT_IN.into_iter().filter(replaced);
-        built_in.chain(self.0.iter().map(|product| &**product as &dyn Product))
-    }
-
-    /// The one that has a pipeline.
-    pub(crate) fn of(&self, pipeline: &PipelineName) -> Option<&dyn Product> {
-        self.all().find(|product| pipeline.is(product.pipeline()))
-    }
-}
-
-/// The kinds of all pipelines under one configuration.
-#[derive(Debug, Clone)]
-pub(crate) struct Kinds(Vec<(&'static str, Kind)>);
-
-impl Kinds {
-    /// From here on, connections load the scripts of the products too.
-    pub(crate) fn new(products: &Products, config: &Config, clock: &SharedClock) -> Self {
-        products.all().filter_map(Product::scripts).for_each(Table::register);
-        let kind = |product: &dyn Product| (product.pipeline(), product.kind(config, clock));
-        Self(products.all().map(kind).collect())
-    }
-
-    /// Attributes that nothing of the bus may bring.
-    pub(crate) fn reserved(&self) -> Vec<&'static str> {
-        self.0.iter().flat_map(|(_, kind)| kind.reserved).copied().collect()
-    }
-
-    /// The kinds of the built-in products, by the clock of the system.
-    pub(crate) fn today(config: &Config) -> Self {
-        let clock: SharedClock = Arc::new(SystemClock);
-        Self::new(&Products::default(), config, &clock)
-    }
-
-    /// The kind of a pipeline.
-    pub(crate) fn of(&self, name: &PipelineName) -> Kind {
-        let known = self.0.iter().find(|(pipeline, _)| name.is(pipeline));
-        known.map(|(_, kind)| kind.clone()).unwrap_or_default()
     }
 }

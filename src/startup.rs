@@ -18,8 +18,8 @@ use tracing::{info, warn};
 
 use crate::bus::Source as _;
 use crate::bus::redis_stream::RedisStream;
-use crate::bus::starts::Starts;
 use crate::clock::{SharedClock, millis};
+use crate::fanout::starts::Starts;
 use crate::id::PipelineName;
 use crate::keyspace::{Link, StoreError, keys};
 use crate::lifecycle::Shutdown;

@@ -10,8 +10,6 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::FromEnvError;
 
-use crate::config;
-
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
@@ -161,7 +159,7 @@ pub fn init(format: LogFormat, level: LevelFilter) -> Result<(), TelemetryError>
             _ => Ok(EnvFilter::new(level.to_string())),
         })
         .map_err(TelemetryError::Filter)?;
-    let colour = io::stderr().is_terminal() && !config::no_colour();
+    let colour = io::stderr().is_terminal() && !no_colour();
     // A line that cannot be written is lost. An error message to the same standard error would
     // panic, also in the task that listens for signals.
     let lines = tracing_subscriber::fmt().log_internal_errors(false);
@@ -171,6 +169,12 @@ pub fn init(format: LogFormat, level: LevelFilter) -> Result<(), TelemetryError>
         LogFormat::Json => lines.json().with_ansi(false).try_init(),
     }
     .map_err(TelemetryError::Taken)
+}
+
+/// Whether the user asked for output without colours, see <https://no-color.org>.
+#[expect(clippy::disallowed_methods, reason = "a wish about the terminal, not a setting")]
+pub(crate) fn no_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
 #[cfg(test)]

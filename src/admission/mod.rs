@@ -21,6 +21,7 @@
 
 mod ask;
 mod limit;
+pub(crate) mod metrics;
 mod permit;
 pub mod quota;
 mod room;
@@ -41,7 +42,7 @@ pub use self::permit::{Permit, Place};
 use self::room::Room;
 use self::share::Shares;
 pub use self::shed::{AsName, Refused, ShedCounts, Top};
-use crate::metrics::AdmissionMetrics;
+use crate::admission::metrics::AdmissionMetrics;
 
 /// Requests of [`Class::P0`] in flight at once.
 pub const CRITICAL_MAX: usize = 256;

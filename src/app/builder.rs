@@ -25,10 +25,9 @@ use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
 use crate::pool::{Pool, Settings, Work};
 use crate::presence::Meter;
-use crate::product::{
-    Kinds, OpenError, Opening, Part, Product, Products, Route, Seat, Services, SharedHandler,
-};
-use crate::queue::{self, Queue};
+use crate::product::{OpenError, Opening, Part, Product, Route, Seat, Services, SharedHandler};
+use crate::products::{Kinds, Products};
+use crate::queue::Queue;
 use crate::signing::SigningKey;
 use crate::store::mongo::Mongo;
 use crate::store::private::PrivateMongo;
@@ -337,7 +336,7 @@ impl Plan {
 
     pub(super) fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
         let shards = config.redis.shards;
-        let limits = queue::limits(&self.config, shards);
+        let limits = self.config.limits(shards);
         Queue::new(self.name.clone(), shards, limits, Arc::clone(link)).of_kind(self.kind.clone())
     }
 

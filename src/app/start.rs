@@ -8,15 +8,16 @@ use tracing::info;
 use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
-use crate::bus::starts::Starts;
+use crate::fanout::starts::Starts;
 use crate::fanout::{Fanout, Interest};
+use crate::http::taken::Taken;
 use crate::http::{self, Access, Api, Ending, Health, Limits, Live, Proxies, Queues};
 use crate::id::PipelineName;
 use crate::keyspace::Link;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
-use crate::notifications::Gates;
 use crate::outbound::Policy;
+use crate::outbound::breakers::Breakers;
 use crate::pool::open::OpenLeases;
 use crate::presence;
 use crate::product::Seat;
@@ -25,14 +26,13 @@ use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::startup::{Start, Starting, Startup};
-use crate::unmatched::Taken;
 
 impl Site {
     /// Has every pipeline placed on the bus before the process is ready.
     pub(super) fn place_pipelines(&self, starts: &Arc<Starts>, shutdown: &Shutdown) -> Startup {
         let Self { config, roles, clock, links, plans, .. } = self;
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
-        let gates = self.services.get::<Arc<Gates>>().filter(|_| roles.work).cloned();
+        let gates = self.services.get::<Arc<Breakers>>().filter(|_| roles.work).cloned();
         // While operators have all pooled connections, the process must not seem to be gone.
         let (meters, link) = (meters.collect(), Arc::clone(&links.prompt));
         let starting = |plan: &super::Plan| Starting {

@@ -26,6 +26,7 @@ mod cache;
 pub mod decide;
 pub(crate) mod effects;
 pub(crate) mod handler;
+pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod profile;
 pub mod queue;
@@ -57,7 +58,7 @@ use crate::queue::Queue;
 use crate::store::mongo::{Mongo, MongoError};
 
 /// The pipeline of the bots' rules.
-pub const PIPELINE: &str = "automations";
+pub const PIPELINE: &str = crate::config::AUTOMATIONS;
 
 /// The product.
 pub(crate) struct Product;

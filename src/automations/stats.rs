@@ -8,11 +8,11 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::decide::Note;
+use crate::automations::metrics::AutomationMetrics;
 use crate::automations::queue::{LastError, RuleStats};
 use crate::clock::{SharedClock, millis};
 use crate::id::{BotId, RuleId};
 use crate::lifecycle::Shutdown;
-use crate::metrics::AutomationMetrics;
 use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
 

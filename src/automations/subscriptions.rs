@@ -22,11 +22,11 @@ use tokio::sync::{Notify, watch};
 use super::profile;
 use super::queue::RULES;
 use super::store::Subscribing;
+use crate::automations::metrics::AutomationMetrics;
 use crate::event::Event;
 use crate::fanout::Interest;
 use crate::filter::Glob;
 use crate::id::{BotId, Shard};
-use crate::metrics::AutomationMetrics;
 use crate::queue::wake::{Listener, Wake};
 
 /// The types that a bot has enabled rules for.

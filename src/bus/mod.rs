@@ -8,55 +8,14 @@
 mod publish;
 pub mod reader;
 pub mod redis_stream;
-pub(crate) mod starts;
 
 use std::future::Future;
 use std::time::Duration;
 
 pub(crate) use self::publish::publish;
-use crate::event::{Event, EventError};
+pub use crate::event::entry::{Entry, EntryError, InvalidEntry};
 use crate::id::Offset;
 use crate::keyspace::StoreError;
-
-/// One entry of a bus stream.
-#[derive(Debug)]
-pub struct Entry {
-    /// Its position in the stream.
-    pub offset: Offset,
-    /// The event, or why it cannot be read.
-    pub event: Result<Event, InvalidEntry>,
-}
-
-/// An entry that is not an event.
-#[derive(Debug)]
-pub struct InvalidEntry {
-    /// The reason.
-    pub error: EntryError,
-    /// The content of the entry, cut to 64 KiB.
-    pub raw: Vec<u8>,
-}
-
-/// Why an entry is not an event.
-#[derive(Debug, thiserror::Error)]
-pub enum EntryError {
-    /// It has neither of the two fields.
-    #[error("the entry has no field `event` (JSON) or `msgpack` (MessagePack)")]
-    Field,
-    /// The field does not contain a valid event.
-    #[error(transparent)]
-    Event(#[from] EventError),
-}
-
-impl EntryError {
-    /// The metric label `reason`.
-    #[must_use]
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::Field => "field",
-            Self::Event(error) => error.label(),
-        }
-    }
-}
 
 /// The extent of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, ContentArrangement, presets};
 use serde::Serialize;
 
 use super::error::CliError;
-use crate::config;
+use crate::telemetry;
 
 /// Maximum length of a cell, in characters. Longer texts are cut; `--json` shows them completely.
 const CELL_MAX: usize = 80;
@@ -31,7 +31,7 @@ pub(super) enum Tone {
 
 impl Output {
     pub(super) fn new(json: bool) -> Self {
-        Self { json, colour: io::stdout().is_terminal() && !config::no_colour() }
+        Self { json, colour: io::stdout().is_terminal() && !telemetry::no_colour() }
     }
 
     /// Writes `value`: as JSON, or as the text from `human`.

@@ -21,9 +21,9 @@ use crate::bus;
 use crate::config::Config;
 use crate::event::{EVENT_MAX_BYTES, Event};
 use crate::filter::Glob;
+use crate::http::taken;
 use crate::keyspace::StoreError;
-use crate::product::Kinds;
-use crate::unmatched;
+use crate::products::Kinds;
 
 /// Maximum number of events of one batch.
 const BATCH_EVENTS: usize = 1_000;
@@ -80,7 +80,7 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
             "note: {stream} is not among bus.streams, so so no `fairlane serve` with this configuration reads it"
         );
     }
-    let taken = unmatched::written(&config, &Kinds::today(&config));
+    let taken = taken::written(&config, &Kinds::today(&config));
     let (summary, untaken) = Session::with(config, async |session| {
         let mut job = Job::new(&name, stream, size);
         let sent = job.send(session, read_ahead(input, taken)).await;

@@ -15,8 +15,8 @@ use crate::keyspace::private::PrivateRedis;
 use crate::keyspace::scripts::Limits;
 use crate::keyspace::{Link, Server, Target};
 use crate::presence::{self, Process};
-use crate::product::Kinds;
-use crate::queue::{self, FAIR_SLICE_US, Queue};
+use crate::products::Kinds;
+use crate::queue::{FAIR_SLICE_US, Queue};
 
 /// Timeout of one Redis call of an operator command.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
@@ -130,7 +130,7 @@ impl Session {
     fn limits(&self, name: &PipelineName) -> Limits {
         let defaults = || PipelineConfig::new("", [""; 0]);
         let config = self.config.pipelines.get(name).cloned().unwrap_or_else(defaults);
-        queue::limits(&config, self.shards)
+        config.limits(self.shards)
     }
 }
 

@@ -3,13 +3,22 @@
 
 use crate::id::PipelineName;
 
-/// The handler of [`crate::automations::PIPELINE`]. No other pipeline may use it.
+/// The pipeline of the counters.
+pub(crate) const COUNTERS: &str = "counters";
+
+/// The pipeline of the notifications.
+pub(crate) const NOTIFICATIONS: &str = "notifications";
+
+/// The pipeline of the automations.
+pub(crate) const AUTOMATIONS: &str = "automations";
+
+/// The handler of [`AUTOMATIONS`]. No other pipeline may use it.
 pub const AUTOMATION: &str = "automation";
 
-/// The handler of [`crate::counters::PIPELINE`]. No other pipeline may use it.
+/// The handler of [`COUNTERS`]. No other pipeline may use it.
 pub const COUNTER: &str = "counter";
 
-/// The handler of [`crate::notifications::PIPELINE`]. No other pipeline may use it.
+/// The handler of [`NOTIFICATIONS`]. No other pipeline may use it.
 pub const NOTIFY: &str = "notify";
 
 /// The handler that sends slices to [`PipelineConfig::url`](super::PipelineConfig::url).
@@ -17,9 +26,9 @@ pub const PUSH: &str = "push";
 
 /// The names of the built-in pipelines, and their changes to the default pipeline settings.
 pub(super) const BUILT_IN: [(&str, &str); 3] = [
-    (crate::automations::PIPELINE, include_str!("automations.toml")),
-    (crate::counters::PIPELINE, include_str!("counters.toml")),
-    (crate::notifications::PIPELINE, include_str!("notifications.toml")),
+    (AUTOMATIONS, include_str!("automations.toml")),
+    (COUNTERS, include_str!("counters.toml")),
+    (NOTIFICATIONS, include_str!("notifications.toml")),
 ];
 
 /// Whether a built-in pipeline has this name.

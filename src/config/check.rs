@@ -7,14 +7,14 @@ use std::time::Duration;
 use humantime::format_duration;
 use reqwest::Url;
 
-use super::built_in::{AUTOMATION, COUNTER, NOTIFY};
+use super::built_in::{AUTOMATION, AUTOMATIONS, COUNTER, COUNTERS, NOTIFICATIONS, NOTIFY};
 use super::certificates::{self, Unusable};
 use super::error::{ConfigError, Origin};
 use super::layers::Layers;
 use super::{Config, OnOverflow, PipelineConfig, RedisUrl, Scope, TokenConfig};
 use crate::admission::Class;
 use crate::id::PipelineName;
-use crate::notifications::record::KIND_MAX_BYTES;
+use crate::outbound::headers;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -176,9 +176,9 @@ impl Config {
         for (place, set) in sets.iter().enumerate() {
             let key = |name: &str| format!("callbacks.headers[{place}].{name}");
             names(&key("name"), std::slice::from_ref(&set.name), 1, "name")?;
-            if set.name.len() > KIND_MAX_BYTES {
-                let problem =
-                    format!("has {} bytes; at most {KIND_MAX_BYTES} are allowed", set.name.len());
+            let max = headers::NAME_MAX_BYTES;
+            if set.name.len() > max {
+                let problem = format!("has {} bytes; at most {max} are allowed", set.name.len());
                 return Err(Fault::new(key("name"), problem));
             }
             if !seen.insert(&set.name) {
@@ -385,7 +385,7 @@ fn check_pipeline(
         return Err(Fault::new(key("handler"), "is not set; name a handler, such as \"log\""));
     }
     names(&key("events"), &p.events, EVENTS_MAX, "type glob")?;
-    if p.enabled && p.events.is_empty() && !name.is(crate::notifications::PIPELINE) {
+    if p.enabled && p.events.is_empty() && !name.is(NOTIFICATIONS) {
         let remedy =
             "name the types of events it takes, such as [\"tag.*\"], or set enabled = false";
         return Err(Fault::new(key("events"), format!("is empty; {remedy}")));
@@ -442,7 +442,7 @@ fn check_counting(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Resu
         "the views that arrive are put there, and those elsewhere would be lost",
         "the views would be lost, which \"counter\" alone counts",
     ];
-    if !reserved((name, p, prefix), (crate::counters::PIPELINE, COUNTER), why)? {
+    if !reserved((name, p, prefix), (COUNTERS, COUNTER), why)? {
         return Ok(());
     }
     if let Some(most) = p.max_queue {
@@ -474,7 +474,7 @@ fn check_automating(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Re
         "the fan-out copies there what bots have rules for",
         "no rule would be evaluated, which \"automation\" alone does",
     ];
-    reserved((name, p, prefix), (crate::automations::PIPELINE, AUTOMATION), why).map(drop)
+    reserved((name, p, prefix), (AUTOMATIONS, AUTOMATION), why).map(drop)
 }
 
 /// How long a notification is kept after its end: `KEPT_MS` of `lua/notifications.lua`.
@@ -486,7 +486,7 @@ fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Res
     let refused = |key: &str, problem: String| Err(Fault::new(format!("{prefix}{key}"), problem));
     let why =
         ["what is due is put there", "what is due would not be sent, which \"notify\" alone does"];
-    if !reserved((name, p, prefix), (crate::notifications::PIPELINE, NOTIFY), why)? {
+    if !reserved((name, p, prefix), (NOTIFICATIONS, NOTIFY), why)? {
         return Ok(());
     }
     if !p.events.is_empty() {

@@ -16,10 +16,10 @@ use super::check::{between, limits};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers, Value};
 use super::{
-    AdmissionConfig, AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Config,
-    CountersConfig, DeadConfig, HeadersConfig, HttpConfig, MetricsConfig, MongoConfig, MongoUrl,
-    NotificationsConfig, OnOverflow, OnThrottle, PipelineConfig, RedisConfig, RedisUrl, Scope,
-    Start, TokenConfig, WorkersConfig,
+    AdmissionConfig, AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Cap,
+    CapError, Config, CountersConfig, DeadConfig, HeadersConfig, HttpConfig, MetricsConfig,
+    MongoConfig, MongoUrl, NotificationsConfig, OnOverflow, OnThrottle, PipelineConfig,
+    RedisConfig, RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
 };
 use ipnet::IpNet;
 use jiff::tz::TimeZone;
@@ -27,7 +27,6 @@ use jiff::tz::TimeZone;
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Mode, Settings};
 use crate::id::{Prefix, ShardCount};
-use crate::notifications::record::{Cap, CapError};
 use crate::outbound::sign::Secret;
 use crate::outbound::{CheckedUrl, Policy};
 
@@ -121,12 +120,6 @@ impl Config {
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 fn environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os()
-}
-
-/// Whether the user asked for output without colours, see <https://no-color.org>.
-#[expect(clippy::disallowed_methods, reason = "a wish about the terminal, not a setting")]
-pub(crate) fn no_colour() -> bool {
-    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
 /// [`MongoConfig::program`], for callers that need nothing else of the configuration.

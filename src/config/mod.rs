@@ -6,15 +6,14 @@
 //! A [`Config`] built in code is checked by [`Config::check`].
 
 mod built_in;
+mod cap;
 mod certificates;
 mod check;
 mod duplicate;
 mod error;
 mod layers;
 mod load;
-mod mongo_url;
 mod products;
-mod redis_url;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,12 +22,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use built_in::{AUTOMATION, COUNTER, NOTIFY, PUSH, is_built_in};
+pub(crate) use built_in::{AUTOMATIONS, COUNTERS, NOTIFICATIONS};
+pub use cap::{Cap, CapError};
 pub use error::{ConfigError, Origin};
-pub(crate) use load::{mongod, no_colour};
-pub(crate) use mongo_url::server as mongo_server;
-pub use mongo_url::{MongoUrl, MongoUrlError};
+pub(crate) use load::mongod;
 pub use products::ProductSection;
-pub use redis_url::{RedisUrl, RedisUrlError};
 
 use built_in::BUILT_IN;
 use ipnet::IpNet;
@@ -36,10 +34,16 @@ use jiff::tz::TimeZone;
 
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Settings};
+use crate::clock::millis;
 use crate::id::{PipelineName, Prefix, ShardCount};
-use crate::notifications::record::Cap;
+use crate::keyspace::scripts::Limits;
+pub use crate::keyspace::{RedisUrl, RedisUrlError};
 use crate::outbound::CheckedUrl;
+pub use crate::outbound::headers::HeadersConfig;
 use crate::outbound::sign::Secret;
+use crate::queue::FAIR_SLICE_US;
+pub use crate::queue::OnOverflow;
+pub use crate::store::{MongoUrl, MongoUrlError};
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
@@ -300,19 +304,6 @@ pub struct CallbacksConfig {
     pub headers: Vec<HeadersConfig>,
 }
 
-/// Headers that some hosts receive with calls of some bots. Their values exist only in their file.
-#[derive(Debug, Clone)]
-pub struct HeadersConfig {
-    /// The name for requests and rules: 1 to 64 bytes.
-    pub name: String,
-    /// The file with the headers, one per line.
-    pub headers_file: PathBuf,
-    /// Globs over the bots that may name the set; at least one.
-    pub bots: Vec<String>,
-    /// Globs over the hosts that receive the headers, each with or without a port; at least one.
-    pub hosts: Vec<String>,
-}
-
 /// The metrics and health endpoint.
 #[derive(Debug, Clone)]
 pub struct MetricsConfig {
@@ -391,15 +382,6 @@ pub struct BackoffConfig {
     pub jitter: f64,
 }
 
-/// What happens to an event beyond the maximum length of its bot's queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnOverflow {
-    /// The event becomes a dead letter.
-    Dead,
-    /// The event is dropped and counted.
-    DropNew,
-}
-
 /// The bounds of the dead letters of a pipeline. The oldest are deleted first. Each shard keeps its
 /// part of `max`, so one bot at most `max / redis.shards`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -431,6 +413,19 @@ impl PipelineConfig {
             handler: handler.into(),
             events: events.into_iter().map(Into::into).collect(),
             ..load::default_pipeline()
+        }
+    }
+
+    /// Its limits, divided over its `shards`.
+    #[must_use]
+    pub fn limits(&self, shards: ShardCount) -> Limits {
+        Limits {
+            slice_us: FAIR_SLICE_US,
+            linger_ms: millis(self.linger),
+            max_queue: self.max_queue.map_or(0, NonZeroU64::get),
+            overflow_dead: self.on_overflow == OnOverflow::Dead,
+            // The bound applies to the pipeline; each shard keeps its part of it.
+            dead_max: self.dead.max.get().div_ceil(u64::from(shards.get())),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The gauges of the counters.
 
-use crate::metrics::CounterMetrics;
+use crate::counters::metrics::CounterMetrics;
 use crate::queue::sample::{Gauges, Seen};
 
 pub(crate) struct CounterGauges(CounterMetrics);

@@ -24,13 +24,13 @@ use tokio::time::Instant;
 use super::store::{Added, Change, CounterStore, Effect};
 use super::view::{self, AdId, Deed};
 use crate::clock::micros;
+use crate::counters::metrics::CounterMetrics;
 use crate::handler::portion::Portion;
 use crate::handler::{
     Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
 };
 use crate::id::BotId;
 use crate::ledger::LedgerEntry;
-use crate::metrics::CounterMetrics;
 use crate::store::turns::Turn;
 
 /// Interval until a bot with views that are too young is handled again: short enough that no view

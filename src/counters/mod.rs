@@ -31,6 +31,7 @@ pub(crate) mod exports;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub(crate) mod import;
+pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod queue;
 pub mod scripts;
@@ -56,10 +57,10 @@ use self::view::{AdId, Calendar, Line, Replacement};
 use crate::breaker::{Breaker, Unanswered};
 use crate::clock::SharedClock;
 use crate::config::Config;
+use crate::counters::metrics::CounterMetrics;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
 use crate::keyspace::scripts::Table;
-use crate::metrics::CounterMetrics;
 use crate::pipeline::{Kind, Protected};
 use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
@@ -67,7 +68,7 @@ use crate::store::mongo::MongoError;
 use crate::telemetry::OncePerMinute;
 
 /// The pipeline that counts views.
-pub const PIPELINE: &str = "counters";
+pub const PIPELINE: &str = crate::config::COUNTERS;
 
 /// Why its records are not purged.
 const PROTECTED: Protected = Protected {

@@ -7,11 +7,11 @@ use redis::{Pipeline, Value};
 use super::scripts::{Counting, Import, IncrementIfExists, Replace, Taken, Upsert, Viewed, Views};
 use super::view::{self, AdId, Calendar, Line};
 use crate::clock::millis;
+use crate::counters::metrics::CounterMetrics;
 use crate::event::Event;
 use crate::id::{BotId, Sequence};
 use crate::keyspace::{Reply, ReplyError, ServerInfo, StoreError};
 use crate::ledger::{Account, Change, Ledger, Posting};
-use crate::metrics::CounterMetrics;
 use crate::queue::Queue;
 
 /// A second view with the same idempotency key within this time counts nothing.

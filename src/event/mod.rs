@@ -5,6 +5,7 @@
 //! the event (`lua/shared.lua`), the third by [`Event::encode`]. `data` is kept as JSON text and
 //! only parsed by whoever reads it.
 
+pub mod entry;
 mod wire;
 
 use std::collections::BTreeMap;

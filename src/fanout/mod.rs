@@ -11,7 +11,11 @@
 //!    call.
 
 mod copy;
+pub(crate) mod starts;
+pub(crate) mod unmatched;
 
+use self::starts::Starts;
+use self::unmatched::{Found, Unmatched};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +25,8 @@ use rustc_hash::FxBuildHasher;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::bus::Entry;
-use crate::bus::starts::{self, Starts};
 use crate::event::Event;
+use crate::event::entry::Entry;
 use crate::filter::{Filter, Glob};
 use crate::id::{BotId, Offset, Shard};
 use crate::keyspace::StoreError;
@@ -32,7 +35,6 @@ use crate::metrics::{self, PipelineMetrics};
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
 use crate::telemetry::OncePerMinute;
-use crate::unmatched::{Found, Unmatched};
 
 /// So many events, bytes or batches are copied before more is gathered.
 const GATHERED_EVENTS: usize = 2_000;

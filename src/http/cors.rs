@@ -14,9 +14,9 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
+use super::metrics;
 use super::problem::{Kind, Problem};
 use super::stopwatch::{Meters, Stopwatch};
-use crate::metrics;
 
 /// The routes that pages of other sites may call.
 const TEMPLATES: [&str; 4] = [

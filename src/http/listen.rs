@@ -41,9 +41,9 @@ use tower::Service as _;
 use tracing::{debug, warn};
 
 use super::forwarded::Proxies;
+use super::metrics;
 use super::proxy_protocol::{self, Unusable};
 use super::stopwatch::Stopwatch;
-use crate::metrics;
 use crate::telemetry::OncePerMinute;
 
 /// Maximum time for the head of a request to arrive, and maximum idle time between two requests.

@@ -40,6 +40,7 @@ mod forwarded;
 mod health;
 mod leases;
 mod listen;
+mod metrics;
 mod notifications;
 mod page;
 mod pages;
@@ -50,6 +51,7 @@ mod proxy_protocol;
 mod queues;
 mod routes;
 mod stopwatch;
+pub(crate) mod taken;
 
 use std::sync::Arc;
 
@@ -73,15 +75,14 @@ pub(crate) use self::proxy_protocol::Unusable as UnusableProxyHeader;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::routes::{ROUTES, Row};
 use self::stopwatch::{Meters, Stopwatch};
+use self::taken::Taken;
 use crate::clock::SharedClock;
 use crate::config::Scope;
 use crate::keyspace::Link;
-use crate::metrics;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
 use crate::product::{self, Services};
 use crate::startup::Startup;
-use crate::unmatched::Taken;
 
 /// What the routes work with.
 pub(crate) struct Api {

@@ -11,8 +11,8 @@ use crate::config::{PipelineConfig, is_built_in};
 use crate::id::{PipelineName, ShardCount};
 use crate::keyspace::keys::{self, ShardKeys};
 use crate::keyspace::{Link, Reply, StoreError};
-use crate::product::Kinds;
-use crate::queue::{self, FAIR_SLICE_US, Queue};
+use crate::products::Kinds;
+use crate::queue::{FAIR_SLICE_US, Queue};
 
 /// The pipelines of the configuration, enabled or not, and those that have run before.
 pub(crate) struct Queues {
@@ -120,7 +120,7 @@ impl Queues {
     fn make(&self, name: &PipelineName, link: &Arc<Link>) -> Queue {
         let defaults = || PipelineConfig::new("", [""; 0]);
         let config = self.configured.get(name).cloned().unwrap_or_else(defaults);
-        let limits = queue::limits(&config, self.shards);
+        let limits = config.limits(self.shards);
         Queue::new(name.clone(), self.shards, limits, Arc::clone(link)).of_kind(self.kinds.of(name))
     }
 }

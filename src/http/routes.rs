@@ -10,9 +10,9 @@ use axum::response::Response;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::extract::BODY_MAX;
+use super::metrics;
 use super::stopwatch::{Meters, Stopwatch};
 use crate::admission::{Class, Operation, Reason};
-use crate::metrics;
 
 /// Maximum size of bodies with a few parameters.
 const SMALL: usize = 16 << 10;
@@ -128,7 +128,7 @@ impl Route {
     /// The counter of its refusals for a reason.
     pub(super) fn shed(&self, class: Class, reason: Reason) -> &Counter {
         self.shed[class as usize][reason as usize]
-            .get_or_init(|| metrics::shed(class, self.template, reason))
+            .get_or_init(|| crate::admission::metrics::shed(class, self.template, reason))
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `url` | the address of Redis, which may hold a password |
 //! | `target` | where Redis is, and what helps when it cannot be reached |
 //! | `topology`, `route` | which node holds which slot; which slot a command is for |
 //! | `node` | one server: making connections, `recover` first |
@@ -28,6 +29,7 @@ pub mod scripts;
 mod server;
 mod target;
 mod topology;
+mod url;
 
 pub use error::StoreError;
 pub use link::Link;
@@ -37,3 +39,4 @@ pub use reply::ReplyError;
 pub(crate) use reply::{Reply, parse_score};
 pub use server::{GroupView, Server, StreamKind, StreamView};
 pub use target::Target;
+pub use url::{RedisUrl, RedisUrlError};

@@ -23,7 +23,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 pub use self::error::PrivateRedisError;
-use crate::config::RedisUrl;
+use super::url::RedisUrl;
 use crate::private::{Home, POLL, outliving};
 
 /// Maximum length of the path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a

@@ -10,7 +10,7 @@ use redis::{Client, ConnectionAddr, ErrorKind, IntoConnectionInfo as _, TlsCerti
 use tokio::sync::watch;
 
 use super::error::StoreError;
-use crate::config::{RedisUrl, RedisUrlError};
+use super::url::{RedisUrl, RedisUrlError};
 use crate::id::Prefix;
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

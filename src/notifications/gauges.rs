@@ -1,6 +1,6 @@
 //! The gauges of the notifications.
 
-use crate::metrics::DueMetrics;
+use crate::notifications::metrics::DueMetrics;
 use crate::queue::sample::{Gauges, Seen};
 
 pub(crate) struct DueGauges(DueMetrics);

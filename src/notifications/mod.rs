@@ -9,10 +9,10 @@
 //! | `gate.rs` | rate, concurrency and circuit breaker per host |
 
 pub(crate) mod audit;
-mod gate;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub mod keys;
+pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod queue;
 pub mod record;
@@ -25,7 +25,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use self::audit::Audit;
-pub(crate) use self::gate::{Breaker, Gates};
 use self::part::NotificationPart;
 use self::queue::{Accepted, Span, Stats};
 use self::record::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
@@ -36,7 +35,7 @@ use crate::config::Config;
 use crate::id::BotId;
 use crate::keyspace::StoreError;
 use crate::keyspace::scripts::Table;
-use crate::metrics::NotificationMetrics;
+use crate::notifications::metrics::NotificationMetrics;
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::{CheckedUrl, Policy};
 use crate::pipeline::{Kind, Protected};
@@ -44,7 +43,7 @@ use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
 
 /// The pipeline of delayed notifications.
-pub const PIPELINE: &str = "notifications";
+pub const PIPELINE: &str = crate::config::NOTIFICATIONS;
 
 /// Why its records are not purged.
 const PROTECTED: Protected = Protected {

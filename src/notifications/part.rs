@@ -8,10 +8,11 @@ use super::gauges::DueGauges;
 use super::handler::NotifyHandler;
 use super::record::Caps;
 use super::scripts::Throttle;
-use super::{Gates, Notifications, PER_HOST, Sender, Sending, audit};
+use super::{Notifications, PER_HOST, Sender, Sending, audit};
 use crate::config::{NotificationsConfig, OnThrottle};
 use crate::filter::Glob;
 use crate::outbound::Outbound;
+use crate::outbound::breakers::Breakers;
 use crate::outbound::headers::{HeaderSets, HeadersError};
 use crate::product::{Gauges, Offering, Opening, Part, Seat, Services, SharedHandler};
 
@@ -34,7 +35,7 @@ impl NotificationPart {
             caps: caps(config),
             defers: config.on_throttle == OnThrottle::Defer,
         };
-        let gates = Gates::new(PER_HOST, config.host_rate);
+        let gates = Breakers::new(PER_HOST, config.host_rate);
         let sets = HeaderSets::open(&callbacks.headers)?;
         let (outbound, secrets) = (outbound.clone(), callbacks.secrets.clone());
         Ok(Self(Sending { outbound, secrets, sets, throttle, gates }))

@@ -6,8 +6,8 @@ use std::time::Duration;
 use rand::Rng as _;
 use tokio::time::Instant;
 
-use super::gate::{Gates, Told};
 use crate::notifications::record::{Begun, Ending};
+use crate::outbound::breakers::{Breakers, Permission};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::{self, Secret};
 use crate::outbound::{
@@ -42,7 +42,7 @@ const CROWDED: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Calls {
     pub(super) outbound: Outbound,
-    pub(super) gates: Arc<Gates>,
+    pub(super) gates: Arc<Breakers>,
     pub(super) secrets: Vec<Secret>,
     pub(super) sets: HeaderSets,
 }
@@ -110,11 +110,11 @@ impl Calls {
     ) -> Result<Answer, Ending> {
         let now = Instant::now();
         let pass = match self.gates.ask(url.host(), url.port(), now) {
-            Told::Go(pass) => pass,
-            Told::Open(after) => {
+            Permission::Go(pass) => pass,
+            Permission::Open(after) => {
                 return Err(Ending::Postpone(after, left_alone(url)));
             }
-            Told::Full(after) => {
+            Permission::Full(after) => {
                 let (host, port) = (url.host(), url.port());
                 let reason = format!("{host}:{port} has its maximum number of concurrent requests");
                 return Err(Ending::Postpone(after, reason));

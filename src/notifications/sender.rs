@@ -17,7 +17,6 @@ use rand::Rng as _;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::gate::{Gates, Told};
 use super::send::{Calls, LONGEST};
 use crate::clock::SharedClock;
 use crate::event::Event;
@@ -25,10 +24,11 @@ use crate::handler::{Failure, Slice};
 use crate::id::Sequence;
 use crate::keyspace::StoreError;
 use crate::lifecycle::Shutdown;
-use crate::metrics::NotificationMetrics;
+use crate::notifications::metrics::NotificationMetrics;
 use crate::notifications::record::{Begun, Ended, Ending, NotificationId};
 use crate::notifications::scripts::{SendHold, Throttle};
 use crate::outbound::Outbound;
+use crate::outbound::breakers::{Breakers, Permission};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::Secret;
 use crate::queue::Queue;
@@ -66,7 +66,7 @@ pub(crate) struct Sending {
     /// The limits per user.
     pub(crate) throttle: Throttle,
     /// The limits per host.
-    pub(crate) gates: Arc<Gates>,
+    pub(crate) gates: Arc<Breakers>,
 }
 
 /// Sends due notifications. Clones share everything.
@@ -79,7 +79,7 @@ struct Inner {
     throttle: Throttle,
     clock: SharedClock,
     /// The limit over all hosts: a notification without a place returns when one is expected.
-    places: Arc<Gates>,
+    places: Arc<Breakers>,
     shutdown: Shutdown,
     metrics: NotificationMetrics,
 }
@@ -99,7 +99,7 @@ impl Sender {
     ) -> Self {
         let Sending { outbound, secrets, sets, throttle, gates } = sending;
         let calls = Calls { outbound, gates, secrets, sets };
-        let (places, metrics) = (Gates::new(SENDS_MAX, 0), NotificationMetrics::new());
+        let (places, metrics) = (Breakers::new(SENDS_MAX, 0), NotificationMetrics::new());
         Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
     }
 
@@ -157,7 +157,7 @@ impl Sender {
         let ended = async {
             let now = inner.clock.now();
             let ending = match inner.places.ask(EVERYWHERE, 0, Instant::now()) {
-                Told::Go(place) => {
+                Permission::Go(place) => {
                     let ending = inner.calls.send(&begun, now).await;
                     // A postponed send says nothing about the usual duration of a send.
                     if !matches!(ending, Ending::Postpone(..)) {
@@ -165,7 +165,7 @@ impl Sender {
                     }
                     ending
                 }
-                Told::Open(after) | Told::Full(after) => {
+                Permission::Open(after) | Permission::Full(after) => {
                     let reason =
                         format!("the process has {SENDS_MAX} sends in flight, the maximum");
                     Ending::Postpone(after, reason)

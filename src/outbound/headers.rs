@@ -13,9 +13,24 @@ use std::sync::Arc;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::CheckedUrl;
-use crate::config::HeadersConfig;
 use crate::filter::Glob;
 use crate::id::BotId;
+
+/// Longest name of a set, in bytes.
+pub(crate) const NAME_MAX_BYTES: usize = 64;
+
+/// Headers that some hosts receive with calls of some bots. Their values exist only in their file.
+#[derive(Debug, Clone)]
+pub struct HeadersConfig {
+    /// The name for requests and rules: 1 to 64 bytes.
+    pub name: String,
+    /// The file with the headers, one per line.
+    pub headers_file: PathBuf,
+    /// Globs over the bots that may name the set; at least one.
+    pub bots: Vec<String>,
+    /// Globs over the hosts that receive the headers, each with or without a port; at least one.
+    pub hosts: Vec<String>,
+}
 
 /// Maximum size of a file, in bytes.
 const FILE_MAX_BYTES: usize = 8 * 1024;

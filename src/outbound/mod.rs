@@ -7,6 +7,7 @@
 
 mod address;
 pub(crate) mod answer;
+pub mod breakers;
 pub(crate) mod headers;
 mod hosts;
 mod resolve;

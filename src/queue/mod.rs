@@ -35,7 +35,6 @@ pub use self::failure::{Failing, LastFailure};
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::list::{BotCursor, BotOrder, BotPage};
-use crate::config::{OnOverflow, PipelineConfig};
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::keyspace::keys::ShardKeys;
@@ -68,17 +67,13 @@ pub struct Queue {
     link: Arc<Link>,
 }
 
-/// The settings of a pipeline, divided over its `shards`.
-#[must_use]
-pub fn limits(config: &PipelineConfig, shards: ShardCount) -> Limits {
-    Limits {
-        slice_us: FAIR_SLICE_US,
-        linger_ms: crate::clock::millis(config.linger),
-        max_queue: config.max_queue.map_or(0, std::num::NonZero::get),
-        overflow_dead: config.on_overflow == OnOverflow::Dead,
-        // The bound applies to the pipeline; each shard keeps its part of it.
-        dead_max: config.dead.max.get().div_ceil(u64::from(shards.get())),
-    }
+/// What happens to an event beyond the maximum length of its bot's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnOverflow {
+    /// The event becomes a dead letter.
+    Dead,
+    /// The event is dropped and counted.
+    DropNew,
 }
 
 /// Maximum number of leases of a pipeline that receivers may hold.

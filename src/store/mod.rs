@@ -5,4 +5,8 @@ pub(crate) mod groups;
 pub mod mongo;
 pub mod private;
 pub(crate) mod turns;
+mod url;
 pub mod watch;
+
+pub(crate) use url::server;
+pub use url::{MongoUrl, MongoUrlError};

@@ -19,7 +19,7 @@ use mongodb::{Client, Collection, IndexModel};
 use tokio::time::Instant;
 
 pub use self::error::MongoError;
-use crate::config::{MongoUrl, mongo_server};
+use super::{MongoUrl, server as server_name};
 use crate::pressure::Pressure;
 
 /// The oldest server version with the features that Fairlane needs.
@@ -347,12 +347,12 @@ fn remember(met: Met) -> EventHandler<SdamEvent> {
         let mut met = met.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             SdamEvent::ServerHeartbeatFailed(event) => {
-                met.insert(mongo_server(&event.server_address), error::plain(&event.failure));
+                met.insert(server_name(&event.server_address), error::plain(&event.failure));
             }
             SdamEvent::ServerHeartbeatSucceeded(event) => {
-                met.remove(&mongo_server(&event.server_address));
+                met.remove(&server_name(&event.server_address));
             }
-            SdamEvent::ServerClosed(event) => drop(met.remove(&mongo_server(&event.address))),
+            SdamEvent::ServerClosed(event) => drop(met.remove(&server_name(&event.address))),
             _ => {}
         }
     })

@@ -30,8 +30,8 @@ use tokio::time::{Instant, sleep};
 
 pub use self::error::PrivateMongoError;
 use self::process::{has_argument, signal};
+use super::MongoUrl;
 use super::mongo::{Mongo, MongoError};
-use crate::config::MongoUrl;
 use crate::private::{Home, POLL, Unusable, open_to_lock, outliving};
 
 /// Ports that operating systems do not assign to outgoing connections, which could otherwise take

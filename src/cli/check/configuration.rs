@@ -6,7 +6,7 @@ use crate::config::{AUTOMATION, COUNTER, Config, ConfigError, NOTIFY, PUSH, Pipe
 use crate::filter::{Filter, Sees};
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
-use crate::product::is_product;
+use crate::products::is_product;
 
 /// The built-in handlers.
 const BUILT_IN: [&str; 5] = [AUTOMATION, COUNTER, "log", NOTIFY, PUSH];

@@ -47,14 +47,15 @@ use self::within::Within;
 use super::auth::{Access, Caller};
 use super::body::Keeping;
 use super::extract;
+use super::metrics::http_body;
 use super::page::Cursors;
 use super::problem::{Kind, Problem};
 use super::routes::{Route, Routes, Row};
 use super::stopwatch::Stopwatch;
+use crate::admission::metrics::shed_seconds;
 use crate::admission::turns::Turns;
 use crate::admission::{Admission, Answer, Ask, Class, Permit, Reason, ShedCounts};
 use crate::deadline;
-use crate::metrics as table;
 
 /// Why a request was refused.
 pub(super) const SHED_REASON: HeaderName = HeaderName::from_static("x-shed-reason");
@@ -101,7 +102,7 @@ impl Door {
             slow_bodies: Semaphore::new(SLOW_BODIES),
             turns: Turns::new(std::thread::available_parallelism().map_or(1, usize::from)),
             refusals: Reason::ALL.map(refusal),
-            shed_seconds: table::shed_seconds(),
+            shed_seconds: shed_seconds(),
             deadlines: Default::default(),
             access: OnceLock::new(),
         }
@@ -307,7 +308,7 @@ async fn with_body(
     let mut reading = Box::pin(extract::collect(&parts.headers, body, route.body_max));
     if let Ok(read) = tokio::time::timeout(BODY_AT_ONCE, &mut reading).await {
         let bytes = read.map_err(away)?;
-        table::http_body(route.template).record(since.elapsed().as_secs_f64());
+        http_body(route.template).record(since.elapsed().as_secs_f64());
         drop(reading);
         // Its size may not have been announced.
         permit.grow(places(bytes.len() as u64));
@@ -318,7 +319,7 @@ async fn with_body(
         return Err(Turned::Shed(Reason::Capacity));
     };
     let bytes = reading.await.map_err(away)?;
-    table::http_body(route.template).record(since.elapsed().as_secs_f64());
+    http_body(route.template).record(since.elapsed().as_secs_f64());
     let ask = Ask { places: places(bytes.len() as u64), ..*ask };
     match let_in(door, &ask, &mut seen.waited).await {
         Ok(permit) => Ok((permit, Request::from_parts(parts, Body::from(bytes)))),

@@ -21,9 +21,9 @@ use super::{Refusal, grouped, page, place, spoken};
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
 use crate::id::LetterId;
-use crate::notifications::Breaker;
 use crate::notifications::queue::{Stats, Tally};
 use crate::notifications::record::Kept;
+use crate::outbound::breakers::Breaker;
 use crate::presence;
 use crate::queue::{DeadLetter, Queue};
 

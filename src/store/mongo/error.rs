@@ -6,7 +6,7 @@ use mongodb::error::{Error, ErrorKind, WriteFailure};
 
 use super::{OLDEST_VERSION, SELECTION_TIMEOUT};
 use crate::breaker::Away;
-use crate::config::MongoUrl;
+use crate::store::MongoUrl;
 
 /// The server's code for a forbidden command.
 const UNAUTHORIZED: i32 = 13;

@@ -9,11 +9,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use metrics::gauge;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use crate::metrics;
+use crate::metrics::BREAKER_OPEN;
 
 /// Number of consecutive failures that open the breaker.
 pub(crate) const FAILURES: u32 = 5;
@@ -38,13 +39,13 @@ const NAMED_MAX: usize = 20;
 
 type Host = (String, u16);
 
-/// The gates of all hosts of a process.
+/// The breakers of all hosts of a process.
 #[derive(Debug)]
-pub(crate) struct Gates {
+pub(crate) struct Breakers {
     max: usize,
     /// The interval between two requests to a host.
     interval: Duration,
-    hosts: Mutex<HashMap<Host, Gate>>,
+    hosts: Mutex<HashMap<Host, HostBreaker>>,
     /// Hosts with their own series in the metrics.
     named: Mutex<HashSet<Host>>,
     /// When unused hosts were last removed.
@@ -63,7 +64,7 @@ pub struct Breaker {
 }
 
 #[derive(Debug)]
-struct Gate {
+struct HostBreaker {
     under_way: usize,
     failures: u32,
     /// The breaker refuses requests until then.
@@ -79,7 +80,7 @@ struct Gate {
     used: Instant,
 }
 
-impl Gate {
+impl HostBreaker {
     fn new(now: Instant) -> Self {
         Self {
             under_way: 0,
@@ -97,7 +98,7 @@ impl Gate {
 
 /// The decision on a request.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum Permission {
     /// Send it, and report the result.
     Go(Pass),
     /// The breaker is open; return after this time.
@@ -106,7 +107,7 @@ pub(crate) enum Told {
     Full(Duration),
 }
 
-impl Gates {
+impl Breakers {
     /// Limits each host to `max` concurrent requests and `rate` per second; 0: no such limit.
     pub(crate) fn new(max: usize, rate: u64) -> Arc<Self> {
         let interval =
@@ -121,21 +122,23 @@ impl Gates {
     }
 
     /// Requests to send a request to `host`.
-    pub(crate) fn ask(self: &Arc<Self>, host: &str, port: u16, now: Instant) -> Told {
+    pub(crate) fn ask(self: &Arc<Self>, host: &str, port: u16, now: Instant) -> Permission {
         let key = (host.to_owned(), port);
         let mut hosts = self.lock();
         if !hosts.contains_key(&key) {
             self.sweep(&mut hosts, now);
         }
-        let gate = hosts.entry(key.clone()).or_insert_with(|| Gate::new(now));
+        let gate = hosts.entry(key.clone()).or_insert_with(|| HostBreaker::new(now));
         gate.used = now;
         match gate.open_until {
-            Some(until) if now < until => return Told::Open(self.turn_away(gate, until, now)),
+            Some(until) if now < until => {
+                return Permission::Open(self.turn_away(gate, until, now));
+            }
             Some(_) if gate.probing => {
-                return Told::Open(self.turn_away(gate, now + OPEN_FIRST, now));
+                return Permission::Open(self.turn_away(gate, now + OPEN_FIRST, now));
             }
             None if gate.under_way >= self.max || gate.even > now + BURST => {
-                return Told::Full(self.turn_away(gate, now, now));
+                return Permission::Full(self.turn_away(gate, now, now));
             }
             _ => {}
         }
@@ -143,11 +146,11 @@ impl Gates {
         let probes = gate.open_until.is_some();
         gate.probing = probes;
         gate.under_way += 1;
-        Told::Go(Pass { gates: Arc::clone(self), key, began: now, probes, said: false })
+        Permission::Go(Pass { breakers: Arc::clone(self), key, began: now, probes, said: false })
     }
 
     /// Forgets unused hosts.
-    fn sweep(&self, hosts: &mut HashMap<Host, Gate>, now: Instant) {
+    fn sweep(&self, hosts: &mut HashMap<Host, HostBreaker>, now: Instant) {
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
             if swept.is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP) {
@@ -182,7 +185,7 @@ impl Gates {
     }
 
     /// When a refused request may return, spread by the speed of the host.
-    fn turn_away(&self, gate: &mut Gate, after: Instant, now: Instant) -> Duration {
+    fn turn_away(&self, gate: &mut HostBreaker, after: Instant, now: Instant) -> Duration {
         let step = gate.average / u32::try_from(self.max).unwrap_or(u32::MAX).max(1);
         let step = step.max(self.interval);
         let earliest = after + AGAIN_MIN;
@@ -215,18 +218,18 @@ impl Gates {
     }
 
     /// Updates the metrics after a breaker opened or closed.
-    fn show(&self, hosts: &HashMap<Host, Gate>, host: &Host, open: bool) {
+    fn show(&self, hosts: &HashMap<Host, HostBreaker>, host: &Host, open: bool) {
         if self.has_name(host) {
-            metrics::breaker_open(&label(host), usize::from(open));
+            breaker_open(&label(host), usize::from(open));
         } else {
             let others = hosts
                 .iter()
                 .filter(|(host, gate)| gate.open_until.is_some() && !self.has_name(host));
-            metrics::breaker_open("other", others.count());
+            breaker_open("other", others.count());
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Host, Gate>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Host, HostBreaker>> {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -271,7 +274,7 @@ fn label((host, port): &Host) -> String {
 /// about the host.
 #[derive(Debug)]
 pub(crate) struct Pass {
-    gates: Arc<Gates>,
+    breakers: Arc<Breakers>,
     key: Host,
     began: Instant,
     probes: bool,
@@ -282,75 +285,81 @@ impl Pass {
     /// Reports whether the host works: it answered, and not with a failure of its own.
     pub(crate) fn say(mut self, answered: bool, now: Instant) {
         self.said = true;
-        self.gates.said(&self, now, Some(answered));
+        self.breakers.said(&self, now, Some(answered));
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
         if !self.said {
-            self.gates.said(self, self.began, None);
+            self.breakers.said(self, self.began, None);
         }
     }
+}
+
+/// So many breakers of a host, or of the hosts without a name of their own, are open.
+#[expect(clippy::cast_precision_loss, reason = "a count of hosts")]
+pub(crate) fn breaker_open(host: &str, open: usize) {
+    gauge!(BREAKER_OPEN, "host" => host.to_owned()).set(open as f64);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn go(gates: &Arc<Gates>, now: Instant) -> Pass {
-        match gates.ask("a", 80, now) {
-            Told::Go(pass) => pass,
+    fn go(breakers: &Arc<Breakers>, now: Instant) -> Pass {
+        match breakers.ask("a", 80, now) {
+            Permission::Go(pass) => pass,
             other => panic!("{other:?}"),
         }
     }
 
-    fn opened(gates: &Arc<Gates>, now: Instant) -> Option<Duration> {
-        match gates.ask("a", 80, now) {
-            Told::Open(after) => Some(after),
+    fn opened(breakers: &Arc<Breakers>, now: Instant) -> Option<Duration> {
+        match breakers.ask("a", 80, now) {
+            Permission::Open(after) => Some(after),
             _ => None,
         }
     }
 
-    fn fail(gates: &Arc<Gates>, times: u32, now: Instant) {
+    fn fail(breakers: &Arc<Breakers>, times: u32, now: Instant) {
         for _ in 0..times {
-            go(gates, now).say(false, now);
+            go(breakers, now).say(false, now);
         }
     }
 
     #[test]
     fn a_host_gets_so_many_at_once_and_the_others_are_spread() {
-        let (gates, now) = (Gates::new(2, 0), Instant::now());
-        let passes = [go(&gates, now), go(&gates, now)];
+        let (breakers, now) = (Breakers::new(2, 0), Instant::now());
+        let passes = [go(&breakers, now), go(&breakers, now)];
         let mut last = Duration::ZERO;
         for _ in 0..100 {
-            let Told::Full(after) = gates.ask("a", 80, now) else { panic!("a third one") };
+            let Permission::Full(after) = breakers.ask("a", 80, now) else { panic!("a third one") };
             assert!(after > last && after >= AGAIN_MIN);
             last = after;
         }
         assert!(last > Duration::from_secs(1) && last < Duration::from_millis(1_100));
-        assert!(matches!(gates.ask("a", 81, now), Told::Go(_)), "another one's");
+        assert!(matches!(breakers.ask("a", 81, now), Permission::Go(_)), "another one's");
         drop(passes);
-        assert!(matches!(gates.ask("a", 80, now), Told::Go(_)));
+        assert!(matches!(breakers.ask("a", 80, now), Permission::Go(_)));
     }
 
     #[test]
     fn a_host_gets_so_many_a_second_and_some_at_once() {
-        let (gates, begun) = (Gates::new(1_000, 100), Instant::now());
+        let (breakers, begun) = (Breakers::new(1_000, 100), Instant::now());
         let (mut now, mut passed, mut turned_away) = (begun, 0, 0);
         let mut through = Vec::new();
         for _ in 0..5_000 {
-            match gates.ask("a", 80, now) {
-                Told::Go(pass) => {
+            match breakers.ask("a", 80, now) {
+                Permission::Go(pass) => {
                     pass.say(true, now);
                     passed += 1;
                     through.push(now);
                 }
-                Told::Full(after) => {
+                Permission::Full(after) => {
                     assert!(after >= AGAIN_MIN);
                     turned_away += 1;
                 }
-                Told::Open(after) => panic!("{after:?}"),
+                Permission::Open(after) => panic!("{after:?}"),
             }
             now += Duration::from_millis(1);
         }
@@ -360,70 +369,70 @@ mod tests {
 
     #[test]
     fn five_failures_in_a_row_open_the_breaker_and_one_success_between_does_not() {
-        let (gates, now) = (Gates::new(16, 0), Instant::now());
-        fail(&gates, FAILURES - 1, now);
-        go(&gates, now).say(true, now);
-        fail(&gates, FAILURES - 1, now);
-        assert_eq!(gates.open(now), []);
-        fail(&gates, 1, now);
+        let (breakers, now) = (Breakers::new(16, 0), Instant::now());
+        fail(&breakers, FAILURES - 1, now);
+        go(&breakers, now).say(true, now);
+        fail(&breakers, FAILURES - 1, now);
+        assert_eq!(breakers.open(now), []);
+        fail(&breakers, 1, now);
         let breaker = Breaker { host: "a:80".to_owned(), failures: FAILURES, seconds: 5 };
-        assert_eq!(gates.open(now), [breaker]);
-        let after = opened(&gates, now).unwrap();
+        assert_eq!(breakers.open(now), [breaker]);
+        let after = opened(&breakers, now).unwrap();
         assert!(after >= OPEN_FIRST && after < OPEN_FIRST + Duration::from_secs(1), "{after:?}");
     }
 
     #[test]
     fn one_request_probes_and_what_it_says_decides() {
-        let (gates, mut now) = (Gates::new(16, 0), Instant::now());
-        fail(&gates, FAILURES, now);
+        let (breakers, mut now) = (Breakers::new(16, 0), Instant::now());
+        fail(&breakers, FAILURES, now);
         let mut open_for = OPEN_FIRST;
         for _ in 0..6 {
-            assert!(opened(&gates, now + open_for.mul_f64(0.999)).is_some());
+            assert!(opened(&breakers, now + open_for.mul_f64(0.999)).is_some());
             now += open_for;
-            let probe = go(&gates, now);
-            assert!(opened(&gates, now).is_some(), "one at a time");
+            let probe = go(&breakers, now);
+            assert!(opened(&breakers, now).is_some(), "one at a time");
             probe.say(false, now);
             open_for = (open_for * 2).min(OPEN_MAX);
         }
         assert_eq!(open_for, OPEN_MAX);
         now += OPEN_MAX;
-        go(&gates, now).say(true, now);
-        let passes: Vec<Pass> = (0..16).map(|_| go(&gates, now)).collect();
+        go(&breakers, now).say(true, now);
+        let passes: Vec<Pass> = (0..16).map(|_| go(&breakers, now)).collect();
         drop(passes);
-        fail(&gates, FAILURES, now);
+        fail(&breakers, FAILURES, now);
         now += OPEN_FIRST;
-        assert!(opened(&gates, now).is_none(), "it begins with the first pause again");
+        assert!(opened(&breakers, now).is_none(), "it begins with the first pause again");
     }
 
     #[test]
     fn a_cancelled_request_says_nothing_and_a_cancelled_probe_lets_another_one_try() {
-        let (gates, mut now) = (Gates::new(1, 0), Instant::now());
-        drop(go(&gates, now));
-        fail(&gates, FAILURES, now);
+        let (breakers, mut now) = (Breakers::new(1, 0), Instant::now());
+        drop(go(&breakers, now));
+        fail(&breakers, FAILURES, now);
         now += OPEN_FIRST;
-        drop(go(&gates, now));
-        go(&gates, now).say(true, now);
-        assert_eq!(gates.open(now), []);
+        drop(go(&breakers, now));
+        go(&breakers, now).say(true, now);
+        assert_eq!(breakers.open(now), []);
     }
 
     #[test]
     fn those_begun_before_it_opened_do_not_prolong_it() {
-        let (gates, now) = (Gates::new(16, 0), Instant::now());
-        let passes: Vec<Pass> = (0..16).map(|_| go(&gates, now)).collect();
+        let (breakers, now) = (Breakers::new(16, 0), Instant::now());
+        let passes: Vec<Pass> = (0..16).map(|_| go(&breakers, now)).collect();
         for pass in passes {
             pass.say(false, now);
         }
-        assert!(opened(&gates, now + OPEN_FIRST).is_none());
+        assert!(opened(&breakers, now + OPEN_FIRST).is_none());
     }
 
     #[test]
     fn hosts_that_nobody_calls_are_forgotten() {
-        let (gates, mut now) = (Gates::new(1, 0), Instant::now());
+        let (breakers, mut now) = (Breakers::new(1, 0), Instant::now());
         for port in 0..100 {
-            drop(gates.ask("a", port, now));
+            drop(breakers.ask("a", port, now));
         }
         now += FORGET;
-        drop(gates.ask("b", 80, now));
-        assert_eq!(gates.lock().len(), 1);
+        drop(breakers.ask("b", 80, now));
+        assert_eq!(breakers.lock().len(), 1);
     }
 }

@@ -1,23 +1,14 @@
-//! Detects event types that no pipeline takes, so that mistyped ones do not vanish silently.
-//!
-//! A pipeline takes a type if its `events` names it and the pipeline is enabled. A selective
-//! pipeline names many types, but copies only events that it wants for their bot. It takes a type
-//! only for such a bot. A filter that does not match has no influence.
-//! wants it for that bot. A filter that does not match leaves its type taken.
+//! Counts and logs events of a type that no pipeline takes, so that mistyped ones do not vanish
+//! silently.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::config::Config;
-use crate::fanout::Interest;
-use crate::filter::Glob;
-use crate::id::{BotId, PipelineName};
 use crate::metrics;
-use crate::product::Kinds;
 
 /// Maximum number of types with their own label in `fairlane_unmatched_total`, the first ones that
 /// a process sees; later ones count as [`OTHER`].
@@ -28,47 +19,6 @@ const OTHER: &str = "other";
 const FOUND_MAX: usize = 1_000;
 /// Minimum time between two log lines.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-
-/// The types that a pipeline takes.
-#[derive(Debug)]
-pub(crate) struct Taken {
-    written: Vec<Glob>,
-    /// The selective pipelines that run here: the types they name, and the events they want.
-    selective: Vec<(Vec<Glob>, Arc<dyn Interest>)>,
-}
-
-/// The types of the enabled pipelines that are not selective.
-pub(crate) fn written(config: &Config, kinds: &Kinds) -> Vec<Glob> {
-    named(config, |name| !kinds.of(name).selective)
-}
-
-fn named(config: &Config, which: impl Fn(&PipelineName) -> bool) -> Vec<Glob> {
-    let enabled = config.pipelines.iter().filter(|(_, pipeline)| pipeline.enabled);
-    let meant = enabled.filter(|(name, _)| which(name));
-    meant.flat_map(|(_, pipeline)| pipeline.events.iter().map(|glob| Glob::new(glob))).collect()
-}
-
-impl Taken {
-    /// The types in a configuration, and the selective pipelines that run here.
-    pub(crate) fn new(
-        config: &Config,
-        kinds: &Kinds,
-        interests: Vec<(PipelineName, Arc<dyn Interest>)>,
-    ) -> Self {
-        let types = |name: PipelineName| named(config, |other| *other == name);
-        let selective = interests.into_iter().map(|(name, interest)| (types(name), interest));
-        Self { written: written(config, kinds), selective: selective.collect() }
-    }
-
-    /// Whether a pipeline takes events of a bot of this type.
-    pub(crate) fn takes(&self, bot: &BotId, kind: &str) -> bool {
-        let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(kind));
-        let wanted = |(types, interest): &(Vec<Glob>, Arc<dyn Interest>)| {
-            has(types) && interest.takes(bot, kind)
-        };
-        has(&self.written) || self.selective.iter().any(wanted)
-    }
-}
 
 /// The events of such types in some batches of the bus.
 #[derive(Debug, Default)]
@@ -164,21 +114,5 @@ mod tests {
         }
         assert!(found.0.len() <= FOUND_MAX + 1, "{} types", found.0.len());
         assert_eq!(found.0.values().sum::<u64>(), 2 * FOUND_MAX as u64);
-    }
-
-    #[test]
-    fn a_type_is_taken_by_a_pipeline_and_not_by_what_rules_may_be_about() {
-        let text = "[pipelines.tags]\nhandler = \"log\"\nevents = [\"tag.*\"]\n\
-                    [pipelines.off]\nhandler = \"log\"\nevents = [\"*\"]\nenabled = false\n";
-        let config = Config::from_toml(text, "the test").unwrap();
-        let kinds = Kinds::today(&config);
-        let (taken, bot) = (Taken::new(&config, &kinds, Vec::new()), BotId::parse("b").unwrap());
-        for (kind, expected) in [("tag.applied", true), ("tga.applied", false), ("x", false)] {
-            assert_eq!(taken.takes(&bot, kind), expected, "{kind}");
-        }
-        // No rule is known before the rules were read.
-        let name = PipelineName::parse(crate::automations::PIPELINE).unwrap();
-        let rules: Arc<dyn Interest> = Arc::new(crate::automations::Subscriptions::new());
-        assert!(!Taken::new(&config, &kinds, vec![(name, rules)]).takes(&bot, "tga.applied"));
     }
 }
