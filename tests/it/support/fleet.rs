@@ -15,8 +15,8 @@ use super::config::{SHARDS, STREAM, config};
 use super::http;
 use super::process::WorkerProcess;
 use super::redis::{Options, RedisServer, Served};
+use super::roles::worker::{BEHAVIOUR, Behaviour, CONFIG, READY};
 use super::wait::eventually;
-use crate::roles::worker::{BEHAVIOUR, Behaviour, CONFIG, READY};
 
 const START: Duration = Duration::from_secs(20);
 
