@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::automating::{LONG, Rig, emitted, event, on_the_bus, profile, tag};
+use crate::support::automation_rig::{LONG, Rig, emitted, event, on_the_bus, profile, tag};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::wait::eventually;
 

@@ -12,16 +12,16 @@ use redis::Arg;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::support::automating::{
+use crate::support::automation_rig::{
     LONG, RULES, depth, emitted, event, field, on_the_bus, profile, publish, put, settles, tag,
 };
-use crate::support::counting::{Node, Stores, total};
+use crate::support::counter_fleet::{Node, Stores, total};
 use crate::support::http::Client;
+use crate::support::interceptor::{Interception, Interceptor};
 use crate::support::mongo_proxy::on;
-use crate::support::proxy::{Mode, holds};
+use crate::support::proxy::{ProxyMode, holds};
 use crate::support::redis::Persistence;
 use crate::support::served::Served;
-use crate::support::trap::{Deed, Trap};
 use crate::support::wait::eventually;
 
 const SUBSCRIBERS: &str = "subscribers";
@@ -64,19 +64,27 @@ const STEPS: [Step; 7] = [
 ];
 
 impl Step {
-    fn trap(self, node: &Node) -> Trap {
+    fn interceptor(self, node: &Node) -> Interceptor {
         let complete = || holds(["}:later\r\n", "fl:{automations:"]);
         let emitting = || holds([emit()]);
         match self {
-            Self::BeforeTheRead => node.mongo.trap(on("find", SUBSCRIBERS), 1, Deed::HoldCommand),
-            Self::BeforeTheWrite => {
-                node.mongo.trap(on("update", SUBSCRIBERS), 1, Deed::HoldCommand)
+            Self::BeforeTheRead => {
+                node.mongo.intercept(on("find", SUBSCRIBERS), 1, Interception::HoldCommand)
             }
-            Self::Written => node.mongo.trap(on("update", SUBSCRIBERS), 1, Deed::HoldReply),
-            Self::BeforeTheActions => node.redis.trap(emitting(), 1, Deed::HoldCommand),
-            Self::ActionsDone => node.redis.trap(emitting(), 1, Deed::HoldReply),
-            Self::BeforeTheCompletion => node.redis.trap(complete(), 1, Deed::HoldCommand),
-            Self::Completed => node.redis.trap(complete(), 1, Deed::HoldReply),
+            Self::BeforeTheWrite => {
+                node.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldCommand)
+            }
+            Self::Written => {
+                node.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldReply)
+            }
+            Self::BeforeTheActions => {
+                node.redis.intercept(emitting(), 1, Interception::HoldCommand)
+            }
+            Self::ActionsDone => node.redis.intercept(emitting(), 1, Interception::HoldReply),
+            Self::BeforeTheCompletion => {
+                node.redis.intercept(complete(), 1, Interception::HoldCommand)
+            }
+            Self::Completed => node.redis.intercept(complete(), 1, Interception::HoldReply),
         }
     }
 }
@@ -167,12 +175,12 @@ async fn kill(
     let mut met = BTreeMap::new();
     for round in 0..KILLS {
         let step = STEPS[(round + 2 * place) % STEPS.len()];
-        let trap = step.trap(&node);
-        let caught = trap.springs(Duration::from_secs(3)).await;
+        let interceptor = step.interceptor(&node);
+        let caught = interceptor.catches(Duration::from_secs(3)).await;
         node.served.kill9();
         // What it sent last arrives after its death, or never.
         if round % 2 == 0 {
-            trap.release();
+            interceptor.release();
         }
         *met.entry(step).or_default() += u32::from(caught);
         node.restart().await;
@@ -262,11 +270,11 @@ async fn dies_before_the_action(stores: &Stores, rule: &Value) -> Client {
     let mut first = Node::start(stores, RULES).await;
     let client = first.client();
     assert_eq!(put(&client, "b", "r", rule).await.code, 201);
-    let trap = first.redis.trap(holds([emit()]), 1, Deed::HoldCommand);
+    let interceptor = first.redis.intercept(holds([emit()]), 1, Interception::HoldCommand);
     publish(stores, &[event("b", "u", "1", "go", json!({}))]).await;
-    assert!(trap.springs(LONG).await);
+    assert!(interceptor.catches(LONG).await);
     first.served.kill9();
-    drop(trap);
+    drop(interceptor);
     client
 }
 
@@ -319,9 +327,10 @@ async fn a_process_frozen_before_its_write_writes_nothing_once_others_went_on() 
         { "set_field": { "field": "last", "value": "go" } }, { "emit": { "type": "went" } },
     ] });
     assert_eq!(put(&client, "b", "r", &rule).await.code, 201);
-    let trap = frozen.mongo.trap(on("update", SUBSCRIBERS), 1, Deed::HoldCommand);
+    let interceptor =
+        frozen.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldCommand);
     publish(&stores, &[event("b", "u", "1", "go", json!({}))]).await;
-    assert!(trap.springs(LONG).await);
+    assert!(interceptor.catches(LONG).await);
     frozen.served.sigstop();
     let other = Node::start(&stores, RULES).await;
     // Its event, the change, its emit; then the subscriber goes on.
@@ -329,7 +338,7 @@ async fn a_process_frozen_before_its_write_writes_nothing_once_others_went_on() 
     publish(&stores, &[field("b", "u", "2", "last", json!("later"))]).await;
     settles(&stores, 4).await;
     frozen.served.sigcont();
-    assert!(trap.goes_through(LONG).await);
+    assert!(interceptor.completes(LONG).await);
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     settles(&stores, 4).await;
     assert_eq!(emitted(&stores, "went").await.len(), 1);
@@ -344,14 +353,14 @@ async fn a_process_frozen_before_its_actions_repeats_none_that_others_did() {
         { "emit": { "type": "went" } }, { "count": { "ad": "a" } },
     ] });
     assert_eq!(put(&frozen.client(), "b", "r", &rule).await.code, 201);
-    let trap = frozen.redis.trap(holds([emit()]), 1, Deed::HoldCommand);
+    let interceptor = frozen.redis.intercept(holds([emit()]), 1, Interception::HoldCommand);
     publish(&stores, &[event("b", "u", "1", "go", json!({}))]).await;
-    assert!(trap.springs(LONG).await);
+    assert!(interceptor.catches(LONG).await);
     frozen.served.sigstop();
     let other = Node::start(&stores, RULES).await;
     settles(&stores, 2).await;
     frozen.served.sigcont();
-    assert!(trap.goes_through(LONG).await);
+    assert!(interceptor.completes(LONG).await);
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     settles(&stores, 2).await;
     assert_eq!(emitted(&stores, "went").await.len(), 1);
@@ -364,11 +373,11 @@ async fn a_lost_answer_of_mongodb_changes_nothing() {
     let node = Node::start(&stores, RULES).await;
     let rule = json!({ "on": ["go"], "actions": [{ "emit": { "type": "went" } }] });
     assert_eq!(put(&node.client(), "b", "r", &rule).await.code, 201);
-    let traps: Vec<Trap> = (1..=3)
-        .map(|nth| node.mongo.trap(on("update", SUBSCRIBERS), nth, Deed::LoseReply))
+    let interceptors: Vec<Interceptor> = (1..=3)
+        .map(|nth| node.mongo.intercept(on("update", SUBSCRIBERS), nth, Interception::LoseReply))
         .collect();
     let mut published = 0;
-    while published < 100 || !traps.iter().all(Trap::sprung) {
+    while published < 100 || !interceptors.iter().all(Interceptor::has_caught) {
         let events: Vec<Value> = (published..published + 10)
             .map(|n| event("b", &format!("u{}", n % 7), &n.to_string(), "go", json!({})))
             .collect();
@@ -422,7 +431,7 @@ async fn profiles_behind_a_slow_line_are_kept_in_portions_that_go_through_and_no
     let node = Node::start(&stores, &[RULES, &settings].concat()).await;
     let rule = json!({ "on": ["never"], "actions": [{ "emit": { "type": "no" } }] });
     put(&node.client(), "b", "r", &rule).await;
-    node.mongo.set(Mode::Refuse);
+    node.mongo.set(ProxyMode::Refuse);
     node.mongo.cut();
     let text = "x".repeat(200);
     let events: Vec<Value> = (0..SUBJECTS)
@@ -430,7 +439,7 @@ async fn profiles_behind_a_slow_line_are_kept_in_portions_that_go_through_and_no
         .collect();
     publish(&stores, &events).await;
     eventually(LONG, "all are queued", async || depth(&stores).await == SUBJECTS as u64).await;
-    node.mongo.set(Mode::Rate(60_000));
+    node.mongo.set(ProxyMode::Rate(60_000));
     let (mut least, mut moved) = (u64::MAX, Instant::now());
     eventually(10 * LONG, "all are decided on", async || {
         let depth = depth(&stores).await;
@@ -441,7 +450,7 @@ async fn profiles_behind_a_slow_line_are_kept_in_portions_that_go_through_and_no
         depth == 0
     })
     .await;
-    node.mongo.set(Mode::Pass);
+    node.mongo.set(ProxyMode::Pass);
     for n in [0, SUBJECTS / 2, SUBJECTS - 1] {
         let kept = profile(&node.client(), "b", &format!("u{n}")).await;
         assert_eq!(kept["fields"], json!({ "text": text }));

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::automating::{LONG, Rig, put, tag};
-use crate::support::http::{Answer, Client};
+use crate::support::automation_rig::{LONG, Rig, put, tag};
+use crate::support::http::{Client, Response};
 use crate::support::wait::eventually;
 
 /// For a timeout of a quarter of a second, on a machine with other things to do. Without it, readers
@@ -17,7 +17,7 @@ const TRY: &str = "/v1/bots/shop/automations/test";
 const READS: [&str; 4] = ["/v1/bots/shop/automations", RULE, "/v1/bots/shop/subscribers/u", TRY];
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-async fn read(client: &Client, path: &str) -> Answer {
+async fn read(client: &Client, path: &str) -> Response {
     if path != TRY {
         return client.get(path).await;
     }

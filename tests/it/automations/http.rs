@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::automating::{LONG, Rig, depth, event, profile, put, tag};
+use crate::support::automation_rig::{LONG, Rig, depth, event, profile, put, tag};
 use crate::support::config::config;
 use crate::support::http::Client;
 use crate::support::instance::Instance;

@@ -8,10 +8,10 @@ use fairlane::id::{BotId, RuleId};
 use fairlane::store::mongo::Mongo;
 use serde_json::{Value, json};
 
-use crate::support::automating::{
+use crate::support::automation_rig::{
     LONG, RULES, Rig, depth, emitted, event, field, on_the_bus, profile, publish, put, tag,
 };
-use crate::support::counting::Stores;
+use crate::support::counter_fleet::Stores;
 use crate::support::http::{get, metric};
 use crate::support::instance::Instance;
 use crate::support::mongo;

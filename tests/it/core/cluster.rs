@@ -17,7 +17,7 @@ use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
-use crate::support::redis::{Options, RedisServer, Served as _};
+use crate::support::redis::{Options, RedisBackend as _, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);

@@ -11,7 +11,7 @@ use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
 use crate::support::instance::Instance;
 use crate::support::recorder::{Log, Noting};
-use crate::support::redis::{Options, RedisServer, Served};
+use crate::support::redis::{Options, RedisBackend, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -19,8 +19,8 @@ const HANDLING: Duration = Duration::from_millis(3);
 
 fn slow(
     log: &Log,
-) -> Noting<impl Fn(Slice) -> futures_util::future::BoxFuture<'static, Answer> + use<>> {
-    log.handler(|slice: Slice| -> futures_util::future::BoxFuture<'static, Answer> {
+) -> Noting<impl Fn(Slice) -> futures_util::future::BoxFuture<'static, HandlerResult> + use<>> {
+    log.handler(|slice: Slice| -> futures_util::future::BoxFuture<'static, HandlerResult> {
         Box::pin(async move {
             // What this simulates is work.
             tokio::time::sleep(HANDLING * u32::try_from(slice.events.len()).unwrap()).await;
@@ -29,7 +29,7 @@ fn slow(
     })
 }
 
-type Answer = Result<Outcomes, fairlane::handler::Failure>;
+type HandlerResult = Result<Outcomes, fairlane::handler::Failure>;
 
 #[tokio::test]
 async fn a_bot_of_weight_three_gets_three_times_the_service() {
@@ -37,7 +37,7 @@ async fn a_bot_of_weight_three_gets_three_times_the_service() {
 }
 
 /// One of six bots has weight three.
-pub(crate) async fn weighed(server: impl Served) {
+pub(crate) async fn weighed(server: impl RedisBackend) {
     let log = Log::default();
     let settings = [("pipelines.weights.workers.max", "2"), ("pipelines.weights.batch", "10")];
     let instance = Instance::start(&config(&server, "weights", &settings), slow(&log)).await;
@@ -73,7 +73,7 @@ async fn a_quiet_bot_does_not_wait_for_a_busy_one() {
 }
 
 /// A quiet bot beside a busy one.
-pub(crate) async fn undisturbed(server: impl Served) {
+pub(crate) async fn undisturbed(server: impl RedisBackend) {
     let log = Log::default();
     let settings = [("pipelines.quiet.workers.max", "2")];
     let instance = Instance::start(&config(&server, "quiet", &settings), slow(&log)).await;

@@ -14,7 +14,7 @@ use crate::support::fleet::Fleet;
 use crate::support::http::metric;
 use crate::support::instance::queue;
 use crate::support::proxy::Proxy;
-use crate::support::redis::{Options, Persistence, RedisServer, Served};
+use crate::support::redis::{Options, Persistence, RedisBackend, RedisServer};
 use crate::support::wait::eventually;
 
 /// Settings with few workers.
@@ -44,7 +44,7 @@ async fn after_a_kill_in_mid_slice_others_go_on_within_the_ttl_and_a_second() {
 }
 
 /// Six times one of three processes is killed, over `each` events for every of 40 bots.
-pub(crate) async fn killed(mut fleet: Fleet<impl Served>, each: u32) {
+pub(crate) async fn killed(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     let sent = 40 * usize::try_from(each).unwrap();
     fleet.behaviour.delay = Duration::from_millis(3);
     fleet.behaviour.fail_percent = 1;
@@ -169,7 +169,7 @@ async fn redis_goes_away_and_work_resumes_soon_after_it_is_back() {
 
 /// One server is killed and restarted under `each` events for every of 40 bots. Answers the fleet
 /// and from when to when it was away.
-pub(crate) async fn interrupted<S: Served>(
+pub(crate) async fn interrupted<S: RedisBackend>(
     mut fleet: Fleet<S>,
     each: u32,
     which: fn(&mut S) -> &mut RedisServer,
@@ -211,7 +211,7 @@ async fn nobody_notices_that_redis_forgot_its_scripts() {
 }
 
 /// A server forgets its scripts eight times.
-pub(crate) async fn forgotten<S: Served>(mut fleet: Fleet<S>, which: fn(&S) -> &RedisServer) {
+pub(crate) async fn forgotten<S: RedisBackend>(mut fleet: Fleet<S>, which: fn(&S) -> &RedisServer) {
     fleet.behaviour.delay = Duration::from_millis(1);
     fleet.start(2).await;
     fleet.publish(250).await;

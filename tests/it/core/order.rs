@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::fleet::Fleet;
-use crate::support::redis::{Options, Served};
+use crate::support::redis::{Options, RedisBackend};
 
 /// The sizes are those that issue 2 names.
 #[tokio::test]
@@ -13,7 +13,7 @@ async fn three_processes_handle_every_bots_events_in_order_whatever_fails() {
 }
 
 /// Three processes, `each` events for every of 200 bots, five of a hundred handlings fail.
-pub(crate) async fn in_order(mut fleet: Fleet<impl Served>, each: u32) {
+pub(crate) async fn in_order(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     let sent = 200 * usize::try_from(each).unwrap();
     fleet.behaviour.fail_percent = 5;
     fleet.start(3).await;

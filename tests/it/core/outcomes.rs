@@ -20,7 +20,7 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(20);
 
 /// What an event with this id gets at the given coming, counted from 1 over all comings.
-type Answer = fn(coming: u32, slice: &Slice) -> Result<Outcomes, Failure>;
+type ScriptedHandler = fn(coming: u32, slice: &Slice) -> Result<Outcomes, Failure>;
 
 /// An instance with one bot `b` and events `0`, `1`, `2`, of which `1` gets `answer` and the
 /// others are done. One event at a time.
@@ -32,7 +32,11 @@ struct Three {
 }
 
 impl Three {
-    async fn start(pipeline: &'static str, settings: &[(&str, &str)], answer: Answer) -> Self {
+    async fn start(
+        pipeline: &'static str,
+        settings: &[(&str, &str)],
+        answer: ScriptedHandler,
+    ) -> Self {
         let server = RedisServer::start(Options::default());
         let batch = format!("pipelines.{pipeline}.batch");
         let mut settings = settings.to_vec();
@@ -136,7 +140,7 @@ async fn a_panic_is_one_failed_attempt() {
 
 #[tokio::test]
 async fn what_can_never_be_handled_is_a_dead_letter_at_once() {
-    let answer: Answer = |_, _| Err(Failure::permanent(0, "no such user"));
+    let answer: ScriptedHandler = |_, _| Err(Failure::permanent(0, "no such user"));
     let three = Three::start("permanent", &[], answer).await;
     assert_eq!(three.handed_out(3).await, handed_out(&[("0", 1), ("1", 1), ("2", 1)]));
     assert_eq!(three.letters().await, [("no such user".to_owned(), 1)]);

@@ -16,11 +16,11 @@ use tokio::task::JoinSet;
 use crate::support::config::{SHARDS, config};
 use crate::support::http::Client;
 use crate::support::instance::{Instance, queue};
-use crate::support::proxy::{Mode, Proxy, holds};
+use crate::support::interceptor::Interception;
+use crate::support::proxy::{Proxy, ProxyMode, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::{PROGRAM, Served};
-use crate::support::trap::Deed;
 
 const LONG: Duration = Duration::from_secs(20);
 /// As an instance has it.
@@ -113,14 +113,17 @@ async fn a_large_listing_delays_no_small_read() {
     assert_eq!(client.get(&small).await.code, 200);
 
     // The page with the 4 MiB: it asks for 100 letters, a look at a bot for 50.
-    proxy.set(Mode::RateEach(2 << 20));
+    proxy.set(ProxyMode::RateEach(2 << 20));
     let letters = &queue.keys(queue.shard_of(&bot("large"))).dlq;
-    let page =
-        proxy.trap(holds(["XREVRANGE", letters.as_str(), "\r\n100\r\n"]), 1, Deed::HoldReply);
+    let page = proxy.intercept(
+        holds(["XREVRANGE", letters.as_str(), "\r\n100\r\n"]),
+        1,
+        Interception::HoldReply,
+    );
     let mut listing = JoinSet::new();
     let lister = client.clone();
     listing.spawn(async move { lister.get("/v1/pipelines/test/dead?limit=100").await });
-    assert!(page.springs(LONG).await, "the listing is under way");
+    assert!(page.catches(LONG).await, "the listing is under way");
 
     // Nothing of the page arrives before it is answered.
     let answer = client.get(&small).await;
@@ -140,7 +143,7 @@ async fn a_large_listing_delays_no_small_read() {
 async fn more_than_its_connections_wait_and_none_is_lost() {
     let (server, proxy) = behind_proxy().await;
     let link = pooled(&proxy.url());
-    proxy.set(Mode::Delay(Duration::from_millis(20)));
+    proxy.set(ProxyMode::Delay(Duration::from_millis(20)));
     let calls = 5 * usize::try_from(POOLED_MAX).unwrap();
     let mut running = JoinSet::new();
     for _ in 0..calls {
@@ -162,16 +165,16 @@ async fn one_that_gets_no_connection_did_not_run() {
     let (server, proxy) = behind_proxy().await;
     let target = Target::new(&proxy.url()).unwrap();
     let link = Arc::new(Link::pooled(target, Vec::new(), SLICE_US, Duration::from_secs(3)));
-    let held = proxy.trap(holds(["INCR", "held"]), 1, Deed::HoldReply);
+    let held = proxy.intercept(holds(["INCR", "held"]), 1, Interception::HoldReply);
     let mut running = JoinSet::new();
     let call = |key: &'static str| {
         let link = Arc::clone(&link);
         async move { link.run(&command(&["INCR", key])).await }
     };
     running.spawn(call("held"));
-    assert!(held.springs(LONG).await);
+    assert!(held.catches(LONG).await);
     // All others are taken by calls that wait for ever.
-    proxy.set(Mode::Hold);
+    proxy.set(ProxyMode::Hold);
     for _ in 0..2 * POOLED_MAX {
         running.spawn(call("others"));
     }
@@ -196,11 +199,11 @@ async fn a_call_that_is_given_up_leaves_its_answer_to_no_other() {
     let (_server, proxy) = behind_proxy().await;
     let link = pooled(&proxy.url());
     link.run(&command(&["SET", "a", "1"])).await.unwrap();
-    let held = proxy.trap(holds(["ECHO", "late"]), 1, Deed::HoldReply);
+    let held = proxy.intercept(holds(["ECHO", "late"]), 1, Interception::HoldReply);
     let given_up = Arc::clone(&link);
     let mut calling = JoinSet::new();
     calling.spawn(async move { given_up.run(&command(&["ECHO", "late"])).await });
-    assert!(held.springs(LONG).await);
+    assert!(held.catches(LONG).await);
     calling.abort_all();
     assert!(calling.join_next().await.unwrap().unwrap_err().is_cancelled());
     let answer = link.run(&command(&["GET", "a"])).await.unwrap();
@@ -211,12 +214,12 @@ async fn a_call_that_is_given_up_leaves_its_answer_to_no_other() {
 async fn a_server_that_cannot_be_reached_is_told_as_soon_as_it_is_known() {
     let (server, proxy) = behind_proxy().await;
     let link = pooled(&proxy.url());
-    proxy.set(Mode::Refuse);
+    proxy.set(ProxyMode::Refuse);
     let begun = Instant::now();
     let error = link.run(&command(&["GET", "a"])).await.unwrap_err();
     assert!(matches!(error, StoreError::Connect { .. }), "{error}");
     assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
-    proxy.set(Mode::Pass);
+    proxy.set(ProxyMode::Pass);
     link.run(&command(&["GET", "a"])).await.unwrap();
     drop(server);
 }
@@ -300,7 +303,7 @@ async fn p99_of_a_look_at_a_bot_beside_large_listings() {
         [("here", server.url(), 1_000, &[0, 1, 4]), ("line", proxy.url(), 200, &[0, 1])];
     for (place, url, times, crowds) in places {
         let process = before_filled(&server, &url).await;
-        proxy.set(Mode::RateEach(32 << 20));
+        proxy.set(ProxyMode::RateEach(32 << 20));
         let client = Client::new(&process.http());
         looks(&client, times / 10).await;
         for listers in crowds {
@@ -318,6 +321,6 @@ async fn p99_of_a_look_at_a_bot_beside_large_listings() {
             println!("{place}, {listers} listing: p50 {p50:?}, p99 {p99:?}, max {max:?}");
             assert!(listing.try_join_next().is_none(), "the listings go on");
         }
-        proxy.set(Mode::Pass);
+        proxy.set(ProxyMode::Pass);
     }
 }

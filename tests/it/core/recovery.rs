@@ -14,11 +14,11 @@ use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
 use crate::support::http::{get, metric};
 use crate::support::instance::{Instance, queue};
+use crate::support::interceptor::Interception;
 use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
-use crate::support::trap::Deed;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -57,7 +57,7 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     let direct = config(&server, name, &settings);
     let (late_log, log) = (Log::default(), Log::default());
     let through_proxy = direct.replace(&server.url(), &proxy.url());
-    let trap = proxy.trap(holds([needle, "{late-start:"]), 1, Deed::HoldReply);
+    let interceptor = proxy.intercept(holds([needle, "{late-start:"]), 1, Interception::HoldReply);
     let queued = queue(&direct, name).await;
     let bot = BotId::parse("b").unwrap();
     let event = Event::builder("test", &bot).build().unwrap();
@@ -69,7 +69,7 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
         metric(&text, "fairlane_leases_lost_total", &[("pipeline", name)]).unwrap_or_default()
     };
     let lost_before = lost(&late).await;
-    assert!(trap.springs(LONG).await, "{needle}: the reply is held");
+    assert!(interceptor.catches(LONG).await, "{needle}: the reply is held");
     let held = Instant::now();
 
     server.restart();
@@ -86,7 +86,7 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     // Longer than a lease is believed without asking again.
     eventually(LONG, "it is late", async || held.elapsed() > Duration::from_millis(100)).await;
     let in_time = started.elapsed() < CLAIM_TTL.mul_f64(0.8);
-    trap.release();
+    interceptor.release();
     eventually(LONG, "the late process has dealt with it", async || {
         late_log.len() > 0 || lost(&late).await > lost_before || started.elapsed() > 2 * CLAIM_TTL
     })

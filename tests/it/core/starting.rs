@@ -12,7 +12,7 @@ use crate::support::http::{Client, metric};
 use crate::support::instance::Instance;
 use crate::support::mongo::{self, MongoServer, free_port};
 use crate::support::mongo_proxy::MongoProxy;
-use crate::support::proxy::Mode;
+use crate::support::proxy::ProxyMode;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
@@ -82,7 +82,7 @@ async fn in_a_hundred_starts_nothing_published_after_ready_is_skipped() {
     let server = RedisServer::start(Options::default());
     let mongo = MongoServer::start(mongo::Options::default());
     let proxy = MongoProxy::start_before(mongo.address()).await;
-    proxy.set(Mode::Delay(Duration::from_millis(400)));
+    proxy.set(ProxyMode::Delay(Duration::from_millis(400)));
     let unavailable = format!("mongodb://127.0.0.1:{}", free_port());
     let stores = [("up", mongo.url()), ("off", unavailable), ("slow", proxy.mongo_url())];
     for (which, (state, url)) in stores.iter().enumerate() {

@@ -10,16 +10,16 @@ use serde_json::json;
 
 use crate::support::bus::add;
 use crate::support::config::STREAM;
-use crate::support::counting::{
+use crate::support::counter_fleet::{
     Ad, Node, Stores, Sums, View, acknowledged, judge, letters, path, total,
 };
-use crate::support::hand::Hand;
-use crate::support::http::{Answer, Client};
+use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
+use crate::support::interceptor::{Interception, Interceptor};
+use crate::support::manual_clock::ManualClock;
 use crate::support::mongo_proxy::{on, on_any};
 use crate::support::recorder::Log;
 use crate::support::redis::Persistence;
-use crate::support::trap::{Deed, Trap};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ impl Edit {
     }
 
     /// Makes it, once.
-    pub(crate) async fn send(self, client: &Client, ad: &Ad) -> Answer {
+    pub(crate) async fn send(self, client: &Client, ad: &Ad) -> Response {
         match self {
             Self::Reset => client.post(&path(ad, "/reset")).await,
             Self::Delete => client.send("DELETE", &path(ad, ""), &[], b"").await,
@@ -87,11 +87,16 @@ async fn an_edit_amid_queued_views_and_a_flush_in_flight_leaves_exactly_the_newe
             .await;
         eventually(LONG, "they are flushed", async || stores.depth().await == 0).await;
         // More than one each: a flush that is tried again is held as well.
-        let held =
-            || [&node, &other].map(|n| n.mongo.trap(on("update", held), 1, Deed::HoldCommand));
-        let traps: Vec<Trap> = (0..20).flat_map(|_| held()).collect();
+        let held = || {
+            [&node, &other]
+                .map(|n| n.mongo.intercept(on("update", held), 1, Interception::HoldCommand))
+        };
+        let interceptors: Vec<Interceptor> = (0..20).flat_map(|_| held()).collect();
         stores.publish(&views(&ad, 1_000)).await;
-        eventually(LONG, "a flush is held", async || traps.iter().any(Trap::sprung)).await;
+        eventually(LONG, "a flush is held", async || {
+            interceptors.iter().any(Interceptor::has_caught)
+        })
+        .await;
         eventually(LONG, "the rest is queued", async || stores.depth().await == 1_000).await;
 
         acknowledged(async || edit.send(&node.client(), &ad).await).await;
@@ -103,10 +108,10 @@ async fn an_edit_amid_queued_views_and_a_flush_in_flight_leaves_exactly_the_newe
         let told = newer.count(|| other.client()).await;
         assert_eq!(told, Some(after + 7), "a view after {edit:?}");
         assert_eq!(total(&node.client(), &ad).await, Some(after + 7));
-        for trap in traps {
+        for interceptor in interceptors {
             // The others are taken away.
-            if trap.sprung() {
-                trap.release();
+            if interceptor.has_caught() {
+                interceptor.release();
             }
         }
         expected.insert(ad, after + 7);
@@ -150,11 +155,11 @@ async fn a_frozen_consumer_does_not_bring_back_what_was_forgotten_meanwhile() {
     stores.publish(&views(&ads[0], 10)).await;
     let known = Sums::from([(ads[0].clone(), 10)]);
     stores.settles(&frozen.client(), &known, LONG).await;
-    let traps =
-        [TOTALS, DAILY].map(|name| frozen.mongo.trap(on("update", name), 1, Deed::HoldCommand));
+    let interceptors = [TOTALS, DAILY]
+        .map(|name| frozen.mongo.intercept(on("update", name), 1, Interception::HoldCommand));
     stores.publish(&[views(&ads[0], 100), views(&ads[1], 100)].concat()).await;
-    for trap in &traps {
-        assert!(trap.springs(LONG).await);
+    for interceptor in &interceptors {
+        assert!(interceptor.catches(LONG).await);
     }
     eventually(LONG, "all are queued", async || stores.depth().await == 200).await;
     frozen.served.sigstop();
@@ -164,8 +169,8 @@ async fn a_frozen_consumer_does_not_bring_back_what_was_forgotten_meanwhile() {
     }
     let mut expected: Sums = ads.iter().map(|ad| (ad.clone(), 0)).collect();
     stores.settles(&other.client(), &expected, LONG).await;
-    for trap in &traps {
-        assert!(trap.goes_through(LONG).await, "the late write was executed");
+    for interceptor in &interceptors {
+        assert!(interceptor.completes(LONG).await, "the late write was executed");
     }
     frozen.served.sigcont();
     let wrong = judge(&expected, &stores.said(&other.client(), &expected).await);
@@ -184,13 +189,16 @@ async fn no_view_is_told_twice_while_a_flush_is_between_the_collections() {
     let stores = Stores::start(Persistence::Always);
     let node = Node::start(&stores, &[]).await;
     let ad = ad("x");
-    let holds =
-        [(DAILY, Deed::HoldCommand), (TOTALS, Deed::HoldReply), (TOTALS, Deed::HoldCommand)];
-    for (round, (collection, deed)) in (1..=6).zip(holds.into_iter().cycle()) {
-        let trap = node.mongo.trap(on("update", collection), 1, deed);
+    let holds = [
+        (DAILY, Interception::HoldCommand),
+        (TOTALS, Interception::HoldReply),
+        (TOTALS, Interception::HoldCommand),
+    ];
+    for (round, (collection, interception)) in (1..=6).zip(holds.into_iter().cycle()) {
+        let interceptor = node.mongo.intercept(on("update", collection), 1, interception);
         // By the bus, which fills no cache.
         stores.publish(&views(&ad, 10)).await;
-        assert!(trap.springs(LONG).await);
+        assert!(interceptor.catches(LONG).await);
         eventually(LONG, "all are queued", async || stores.depth().await == 10).await;
         for _ in 0..20 {
             // Which of the views were written is not known: those before were, none is there twice.
@@ -198,20 +206,20 @@ async fn no_view_is_told_twice_while_a_flush_is_between_the_collections() {
             let right = told.is_none_or(|told| (10 * (round - 1)..=10 * round).contains(&told));
             assert!(right, "told {told:?} in round {round}");
         }
-        trap.release();
+        interceptor.release();
         stores.settles(&node.client(), &Sums::from([(ad.clone(), 10 * round)]), LONG).await;
     }
     // A view beside a flush: its total is right or null, and it counts.
     let mut sum = 60;
     for round in 1..=6 {
-        let trap = node.mongo.trap(on("update", TOTALS), 1, Deed::HoldReply);
+        let interceptor = node.mongo.intercept(on("update", TOTALS), 1, Interception::HoldReply);
         let other = View::new("bot", &format!("y-{round}"), 5);
         stores.publish(std::slice::from_ref(&other)).await;
-        assert!(trap.springs(LONG).await);
+        assert!(interceptor.catches(LONG).await);
         let told = View { key: format!("k-{round}"), n: 1, ..other.clone() };
         let told = told.count(|| node.client()).await;
         assert!(told.is_none() || told == Some(6), "told {told:?}");
-        trap.release();
+        interceptor.release();
         sum += 6;
     }
     eventually(LONG, "all is flushed", async || stores.depth().await == 0).await;
@@ -302,7 +310,7 @@ async fn an_event_that_is_no_view_becomes_a_dead_letter_and_harms_no_other() {
 #[tokio::test]
 async fn a_dead_letter_that_can_be_counted_by_now_counts_behind_newer_views() {
     let stores = Stores::start(Persistence::Always);
-    let clock = Arc::new(Hand::at("2026-11-20T12:00:00Z"));
+    let clock = Arc::new(ManualClock::at("2026-11-20T12:00:00Z"));
     let (config, log) = (stores.direct(&[]), Log::default());
     let (its, roles) = (Arc::clone(&clock), Roles::ALL);
     let instance = Instance::start_at(its, roles, &config, log.content()).await;
@@ -333,11 +341,12 @@ async fn a_purge_of_views_is_refused_and_takes_none() {
     let stores = Stores::start(Persistence::Always);
     let node = Node::start(&stores, &[]).await;
     let client = node.client();
-    let trap = node.mongo.trap(on_any("update", "counters_"), 1, Deed::HoldReply);
+    let interceptor =
+        node.mongo.intercept(on_any("update", "counters_"), 1, Interception::HoldReply);
     stores.publish(&views(&ad("x"), 400)).await;
-    assert!(trap.springs(LONG).await, "a flush is in flight");
+    assert!(interceptor.catches(LONG).await, "a flush is in flight");
     let answer = client.send("DELETE", "/v1/pipelines/counters/bots/bot/queue", &[], b"").await;
     assert_eq!((answer.code, answer.problem().as_str()), (409, "keeps-views"));
-    trap.release();
+    interceptor.release();
     stores.settles(&client, &Sums::from([(ad("x"), 400)]), LONG).await;
 }

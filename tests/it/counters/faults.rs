@@ -11,12 +11,12 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::sync::watch;
 
-use crate::support::counting::{Ad, Node, Stores, Sums, View, judge, letters};
+use crate::support::counter_fleet::{Ad, Node, Stores, Sums, View, judge, letters};
 use crate::support::http::Client;
+use crate::support::interceptor::{Interception, Interceptor, Matcher};
 use crate::support::mongo_proxy::{on, on_any};
 use crate::support::proxy::holds;
 use crate::support::redis::Persistence;
-use crate::support::trap::{Deed, Matcher, Trap};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -55,23 +55,29 @@ impl Step {
         Duration::from_secs(if self == Self::InTheCompletion { 20 } else { 5 })
     }
 
-    /// Sets the traps that a process is in at this moment.
-    fn traps(self, node: &Node) -> Vec<Trap> {
-        let mongo = |collection, deed| node.mongo.trap(on("update", collection), 1, deed);
-        let redis = |mode, deed| node.redis.trap(completion("ad-", mode), 1, deed);
+    /// Sets the interceptors that a process is in at this moment.
+    fn interceptors(self, node: &Node) -> Vec<Interceptor> {
+        let mongo = |collection, interception| {
+            node.mongo.intercept(on("update", collection), 1, interception)
+        };
+        let redis =
+            |mode, interception| node.redis.intercept(completion("ad-", mode), 1, interception);
         match self {
             Self::BeforeTheWrite => {
-                vec![mongo(TOTALS, Deed::HoldCommand), mongo(DAILY, Deed::HoldCommand)]
+                vec![
+                    mongo(TOTALS, Interception::HoldCommand),
+                    mongo(DAILY, Interception::HoldCommand),
+                ]
             }
             Self::TotalsWritten => {
-                vec![mongo(DAILY, Deed::HoldCommand), mongo(TOTALS, Deed::Watch)]
+                vec![mongo(DAILY, Interception::HoldCommand), mongo(TOTALS, Interception::Watch)]
             }
             Self::DaysWritten => {
-                vec![mongo(TOTALS, Deed::HoldCommand), mongo(DAILY, Deed::Watch)]
+                vec![mongo(TOTALS, Interception::HoldCommand), mongo(DAILY, Interception::Watch)]
             }
-            Self::BeforeTheCompletion => vec![redis("", Deed::HoldCommand)],
-            Self::InTheCompletion => vec![redis("\r\nkeep\r\n", Deed::HoldReply)],
-            Self::AfterTheCompletion => vec![redis("\r\nrelease\r\n", Deed::HoldReply)],
+            Self::BeforeTheCompletion => vec![redis("", Interception::HoldCommand)],
+            Self::InTheCompletion => vec![redis("\r\nkeep\r\n", Interception::HoldReply)],
+            Self::AfterTheCompletion => vec![redis("\r\nrelease\r\n", Interception::HoldReply)],
         }
     }
 }
@@ -176,20 +182,20 @@ impl Site<'_> {
         let mut met = BTreeMap::new();
         for round in 0..KILLS {
             let step = STEPS[(round as usize + 2 * place) % STEPS.len()];
-            let traps = step.traps(&node);
+            let interceptors = step.interceptors(&node);
             let needs_long = u32::from(step == Step::InTheCompletion);
             self.need_long_slices.update(|others| others + needs_long);
             let mut caught = true;
-            for trap in &traps {
-                caught &= trap.springs(step.patience()).await;
+            for interceptor in &interceptors {
+                caught &= interceptor.catches(step.patience()).await;
             }
             self.need_long_slices.update(|all| all - needs_long);
             *met.entry(step).or_default() += u32::from(caught);
             node.served.kill9();
             // What it sent last arrives after its death, or never.
             if round % 2 == 0 {
-                for trap in &traps {
-                    trap.release();
+                for interceptor in &interceptors {
+                    interceptor.release();
                 }
             }
             node.restart().await;
@@ -253,15 +259,17 @@ async fn a_consumer_frozen_past_its_lease_with_its_writes_under_way_changes_noth
     };
     for round in 0..5 {
         let holds: &[&'static str] = [&[TOTALS, DAILY][..], &[TOTALS], &[DAILY]][round % 3];
-        let set = |name: &&'static str| frozen.mongo.trap(on("update", name), 1, Deed::HoldCommand);
-        let traps: Vec<Trap> = holds.iter().map(set).collect();
+        let set = |name: &&'static str| {
+            frozen.mongo.intercept(on("update", name), 1, Interception::HoldCommand)
+        };
+        let interceptors: Vec<Interceptor> = holds.iter().map(set).collect();
         // It is one of two: sooner or later it has some of them.
         let mut sums = Sums::new();
         eventually(LONG, "its flush is held", async || {
             sums = publish(2).await;
             let mut caught = true;
-            for trap in &traps {
-                caught &= trap.springs(Duration::from_millis(100)).await;
+            for interceptor in &interceptors {
+                caught &= interceptor.catches(Duration::from_millis(100)).await;
             }
             caught
         })
@@ -270,8 +278,8 @@ async fn a_consumer_frozen_past_its_lease_with_its_writes_under_way_changes_noth
         stores.settles(&other.client(), &sums, LONG).await;
         sums = publish(1).await;
         stores.settles(&other.client(), &sums, LONG).await;
-        for trap in &traps {
-            assert!(trap.goes_through(LONG).await, "the late write was executed");
+        for interceptor in &interceptors {
+            assert!(interceptor.completes(LONG).await, "the late write was executed");
         }
         let wrong = judge(&sums, &stores.said(&other.client(), &sums).await);
         assert!(wrong.is_empty(), "after the late write in round {round}: {wrong:?}");
@@ -290,8 +298,9 @@ async fn a_write_whose_reply_was_lost_is_repeated_and_counts_once() {
     let mut lost = 0;
     for collection in [TOTALS, DAILY, "counters_"] {
         // Several in a row, while more arrives.
-        let set = |_| node.mongo.trap(on_any("update", collection), 1, Deed::LoseReply);
-        let traps: Vec<Trap> = (0..4).map(set).collect();
+        let set =
+            |_| node.mongo.intercept(on_any("update", collection), 1, Interception::LoseReply);
+        let interceptors: Vec<Interceptor> = (0..4).map(set).collect();
         for number in 0..50 {
             let view = View::new(&format!("bot-{}", number % 3), &format!("ad-{number}"), 2);
             view.count(|| node.client()).await;
@@ -301,17 +310,17 @@ async fn a_write_whose_reply_was_lost_is_repeated_and_counts_once() {
             // Of two commands at once, the second is given up with the first: its reply may find
             // nobody to be lost to.
             stores.settles(&node.client(), &expected, LONG).await;
-            let mut sprung = 0;
-            for trap in &traps {
-                sprung += u64::from(trap.springs(Duration::ZERO).await);
+            let mut caught = 0;
+            for interceptor in &interceptors {
+                caught += u64::from(interceptor.catches(Duration::ZERO).await);
             }
-            assert!(sprung > 0, "replies of both collections are lost");
+            assert!(caught > 0, "replies of both collections are lost");
             continue;
         }
-        for trap in &traps {
-            assert!(trap.springs(LONG).await, "a reply of {collection} is lost");
+        for interceptor in &interceptors {
+            assert!(interceptor.catches(LONG).await, "a reply of {collection} is lost");
         }
-        lost += traps.len() as u64;
+        lost += interceptors.len() as u64;
         stores.settles(&node.client(), &expected, LONG).await;
     }
     assert!(node.mongo.swallowed() > lost);

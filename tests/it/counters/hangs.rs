@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::support::bus::{add, event};
 use crate::support::config::STREAM;
-use crate::support::counting::{Ad, Node, Stores, Sums, View, acknowledged, path, total};
-use crate::support::http::{Answer, Client};
+use crate::support::counter_fleet::{Ad, Node, Stores, Sums, View, acknowledged, path, total};
+use crate::support::http::{Client, Response};
 use crate::support::mongo::MongoServer;
 use crate::support::redis::{Persistence, RedisServer};
 use crate::support::wait::eventually;
@@ -35,7 +35,7 @@ fn daily() -> String {
 }
 
 /// How a request that reads is answered, soon.
-async fn read(client: &Client, path: &str) -> Answer {
+async fn read(client: &Client, path: &str) -> Response {
     let started = Instant::now();
     let answer = client.get(path).await;
     let took = started.elapsed();

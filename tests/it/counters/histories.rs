@@ -10,14 +10,14 @@ use rand::{Rng as _, SeedableRng as _};
 use tokio::sync::RwLock;
 
 use super::edits::Edit;
-use crate::support::counting::{Ad, Node, Stores, Sums, View, acknowledged};
+use crate::support::counter_fleet::{Ad, Node, Stores, Sums, View, acknowledged};
 use crate::support::http::Client;
+use crate::support::interceptor::{Interception, Interceptor};
 use crate::support::mongo;
 use crate::support::mongo_proxy::on_any;
 use crate::support::process::variable;
 use crate::support::proxy::holds;
 use crate::support::redis::Persistence;
-use crate::support::trap::{Deed, Trap};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -81,7 +81,7 @@ impl History {
 
     /// One thing after the other goes wrong.
     async fn harm(&self, mut nodes: Vec<Node>, mut random: StdRng) -> Vec<Node> {
-        let mut late: Vec<Trap> = Vec::new();
+        let mut late: Vec<Interceptor> = Vec::new();
         for _ in 0..FAULTS {
             let place = random.random_range(0..nodes.len());
             let fault = random.random_range(0..9);
@@ -92,34 +92,36 @@ impl History {
                 0 => node.restart().await,
                 1 => {
                     // In the middle of a flush, what it sent arriving after its death.
-                    let trap = flush(node, nth, Deed::HoldCommand).await;
+                    let interceptor = flush(node, nth, Interception::HoldCommand).await;
                     node.restart().await;
-                    trap.release();
-                    late.push(trap);
+                    interceptor.release();
+                    late.push(interceptor);
                 }
                 2 => {
-                    let trap = node.redis.trap(completion(), nth, Deed::HoldReply);
-                    trap.springs(Duration::from_secs(1)).await;
+                    let interceptor =
+                        node.redis.intercept(completion(), nth, Interception::HoldReply);
+                    interceptor.catches(Duration::from_secs(1)).await;
                     node.restart().await;
                 }
                 3 => {
                     // Frozen past its lease in the middle of a flush.
-                    let trap = flush(node, 1, Deed::HoldCommand).await;
+                    let interceptor = flush(node, 1, Interception::HoldCommand).await;
                     node.served.sigstop();
                     rest(Duration::from_millis(1_300)).await;
-                    trap.release();
+                    interceptor.release();
                     node.served.sigcont();
-                    late.push(trap);
+                    late.push(interceptor);
                 }
                 4 => {
                     node.served.sigstop();
                     rest(Duration::from_millis(1_300)).await;
                     node.served.sigcont();
                 }
-                5 => drop(flush(node, nth, Deed::LoseReply).await),
+                5 => drop(flush(node, nth, Interception::LoseReply).await),
                 6 => {
-                    let trap = node.redis.trap(completion(), nth, Deed::LoseReply);
-                    trap.springs(Duration::from_secs(1)).await;
+                    let interceptor =
+                        node.redis.intercept(completion(), nth, Interception::LoseReply);
+                    interceptor.catches(Duration::from_secs(1)).await;
                 }
                 7 => self.stores.write().await.redis.restart(),
                 _ => {
@@ -134,15 +136,15 @@ impl History {
     }
 }
 
-fn completion() -> crate::support::trap::Matcher {
+fn completion() -> crate::support::interceptor::Matcher {
     holds(["}:later\r\n", "}:acked:", "ad-"])
 }
 
 /// Waits a while for a process to be in a flush.
-async fn flush(node: &Node, nth: u32, deed: Deed) -> Trap {
-    let trap = node.mongo.trap(on_any("update", "counters_"), nth, deed);
-    trap.springs(Duration::from_secs(1)).await;
-    trap
+async fn flush(node: &Node, nth: u32, interception: Interception) -> Interceptor {
+    let interceptor = node.mongo.intercept(on_any("update", "counters_"), nth, interception);
+    interceptor.catches(Duration::from_secs(1)).await;
+    interceptor
 }
 
 /// Part of the fault.

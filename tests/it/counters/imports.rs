@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::cli::run_in;
-use crate::support::counting::{self, Stores, acknowledged};
-use crate::support::http::{Answer, Client};
+use crate::support::counter_fleet::{self, Stores, acknowledged};
+use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::Persistence;
@@ -27,7 +27,7 @@ fn rows(from: u64, to: u64) -> String {
     })
 }
 
-async fn send(client: &Client, key: &str, line: u64, body: &str) -> Answer {
+async fn send(client: &Client, key: &str, line: u64, body: &str) -> Response {
     let path = format!("{ADS}/import?line={line}");
     let headers = [("content-type", "application/x-ndjson"), ("idempotency-key", key)];
     client.send("POST", &path, &headers, body.as_bytes()).await
@@ -39,7 +39,7 @@ async fn import(client: &Client, key: &str, line: u64, body: &str) -> [u64; 3] {
     ["imported", "skipped", "next"].map(|name| answer[name].as_u64().unwrap())
 }
 
-async fn query(client: &Client, body: &Value) -> Answer {
+async fn query(client: &Client, body: &Value) -> Response {
     let headers = [("content-type", "application/json")];
     let path = format!("{ADS}/query");
     client.send("POST", &path, &headers, body.to_string().as_bytes()).await
@@ -192,7 +192,7 @@ async fn an_import_waits_while_its_records_wait_or_redis_is_nearly_full_and_then
     .await;
     let ads = (1..2_301).map(|n| ("shop".to_owned(), format!("ad-{n}"))).collect();
     eventually(LONG, "all totals are told", async || {
-        let totals = counting::told(client, &ads).await;
+        let totals = counter_fleet::told(client, &ads).await;
         totals.iter().all(|((_, ad), total)| total.is_some_and(|n| format!("ad-{n}") == *ad))
     })
     .await;

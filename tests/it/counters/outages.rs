@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use fairlane::app::Roles;
 use serde_json::json;
 
-use crate::support::counting::{Ad, Node, Stores, Sums, View, acknowledged, path, told, total};
-use crate::support::hand::Hand;
+use crate::support::counter_fleet::{
+    Ad, Node, Stores, Sums, View, acknowledged, path, told, total,
+};
 use crate::support::http::Client;
 use crate::support::instance::Instance;
+use crate::support::manual_clock::ManualClock;
 use crate::support::mongo;
-use crate::support::proxy::Mode;
+use crate::support::proxy::ProxyMode;
 use crate::support::recorder::Log;
 use crate::support::redis::Persistence;
 use crate::support::served::Served;
@@ -40,7 +42,7 @@ async fn days(client: &Client, ad: &Ad) -> BTreeMap<String, u64> {
 #[tokio::test]
 async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_their_days() {
     let mut stores = Stores::start(Persistence::Always);
-    let clock = Arc::new(Hand::at("2026-11-30T22:30:00Z"));
+    let clock = Arc::new(ManualClock::at("2026-11-30T22:30:00Z"));
     // Midnight there is at 23:00 UTC.
     let config = stores.direct(&[("counters.time_zone", "\"Europe/Berlin\"")]);
     let log = Log::default();
@@ -101,7 +103,7 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
 async fn drains(records: usize) {
     let stores = Stores::start(Persistence::EverySecond);
     let node = Node::start(&stores, &[("pipelines.counters.linger", "\"2s\"")]).await;
-    node.mongo.set(Mode::Refuse);
+    node.mongo.set(ProxyMode::Refuse);
     node.mongo.cut();
     let client = node.client();
     let mut expected = Sums::new();
@@ -118,7 +120,7 @@ async fn drains(records: usize) {
     eventually(minutes, "all are queued", async || stores.depth().await == records as u64).await;
     let queued = began.elapsed();
 
-    node.mongo.set(Mode::Pass);
+    node.mongo.set(ProxyMode::Pass);
     let began = Instant::now();
     let mut waited = Vec::new();
     // Slowly enough that those which are not old enough to be written stay below the bound.

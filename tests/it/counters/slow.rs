@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::counting::{Node, Stores, Sums, View};
+use crate::support::counter_fleet::{Node, Stores, Sums, View};
+use crate::support::interceptor::Interception;
 use crate::support::mongo_proxy::on;
-use crate::support::proxy::Mode;
+use crate::support::proxy::ProxyMode;
 use crate::support::redis::Persistence;
-use crate::support::trap::Deed;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -39,10 +39,10 @@ async fn a_backlog_behind_a_slow_line_is_written_in_portions_that_go_through() {
     let settings = [("pipelines.counters.handler_timeout", "\"3s\"")];
     let node = Node::start(&stores, &settings).await;
     stores.mongo.is_prepared().await;
-    node.mongo.set(Mode::Refuse);
+    node.mongo.set(ProxyMode::Refuse);
     node.mongo.cut();
     let expected = queue(&stores, 2, 300, 27).await;
-    node.mongo.set(Mode::Rate(60_000));
+    node.mongo.set(ProxyMode::Rate(60_000));
     stores.settles(&node.client(), &expected, LONG).await;
 }
 
@@ -82,15 +82,15 @@ async fn a_write_that_is_given_up_on_is_waited_for_before_its_bot_writes_again()
     ];
     let node = Node::start(&stores, &settings).await;
     stores.mongo.is_prepared().await;
-    let held = node.mongo.trap(on("update", "counters_totals"), 1, Deed::HoldCommand);
-    let again = node.mongo.trap(on("update", "counters_daily"), 2, Deed::Watch);
+    let held = node.mongo.intercept(on("update", "counters_totals"), 1, Interception::HoldCommand);
+    let again = node.mongo.intercept(on("update", "counters_daily"), 2, Interception::Watch);
     let mut expected = Sums::new();
     for n in 1..=3 {
         let view = View::new("bot", "ad", n);
         view.count(|| node.client()).await;
         *expected.entry(view.ad).or_default() += n;
     }
-    assert!(held.springs(LONG).await);
+    assert!(held.catches(LONG).await);
     // Several handlers come and go.
     let failure = "/v1/pipelines/counters/bots/bot";
     eventually(LONG, "it is tried again", async || {
@@ -98,7 +98,7 @@ async fn a_write_that_is_given_up_on_is_waited_for_before_its_bot_writes_again()
         String::from_utf8_lossy(&answer.body).contains("still in progress in MongoDB")
     })
     .await;
-    assert!(!again.springs(Duration::from_secs(2)).await, "a second write was sent");
-    assert!(held.goes_through(LONG).await);
+    assert!(!again.catches(Duration::from_secs(2)).await, "a second write was sent");
+    assert!(held.completes(LONG).await);
     stores.settles(&node.client(), &expected, LONG).await;
 }

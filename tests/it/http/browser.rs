@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use crate::support::automating::{self, Rig as RulesRig};
+use crate::support::automation_rig::{self, Rig as RulesRig};
 use crate::support::browser::{NONE, Page, button, css, field, link};
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
 use crate::support::http::Client;
 use crate::support::instance::Instance;
-use crate::support::notifying::{LONG, Rig};
+use crate::support::notification_rig::{LONG, Rig};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
@@ -118,7 +118,7 @@ async fn what_strangers_wrote_is_text_and_runs_nothing() {
         "actions": [{ "set_field": { "field": "said", "value": HOSTILE } }], "enabled": true,
     });
     rig.put("shop", "r", &rule).await;
-    rig.publish(&[automating::field("shop", "anna", "1", "note", json!(HOSTILE))]).await;
+    rig.publish(&[automation_rig::field("shop", "anna", "1", "note", json!(HOSTILE))]).await;
     rig.settles(1).await;
 
     let page = Page::open(&rig.client.address).await;

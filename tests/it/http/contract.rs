@@ -12,8 +12,8 @@ use proptest::string::string_regex;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Map, Value, json};
 
-use crate::support::automating::Rig;
-use crate::support::http::{Answer, Client};
+use crate::support::automation_rig::Rig;
+use crate::support::http::{Client, Response};
 
 /// Requests per operation without tokens, and with each of the tokens.
 const CASES: usize = 10;
@@ -135,7 +135,7 @@ impl Contract {
     }
 
     /// What an answer has that the document does not say.
-    fn fault(&self, operation: &Value, answer: &Answer) -> Option<String> {
+    fn fault(&self, operation: &Value, answer: &Response) -> Option<String> {
         let code = answer.code.to_string();
         let Some(said) = operation["responses"].get(&code) else {
             return Some(format!("{code} is not among its answers"));
@@ -183,7 +183,7 @@ impl Contract {
     }
 }
 
-async fn send(client: &Client, request: &Request) -> Answer {
+async fn send(client: &Client, request: &Request) -> Response {
     let Request { method, path, headers, body, .. } = request;
     let headers: Vec<_> = headers.iter().map(|(name, value)| (&**name, &**value)).collect();
     client.send(method, path, &headers, body).await

@@ -7,8 +7,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 
-use crate::support::counting::Stores;
-use crate::support::http::{Answer, Client, Operation};
+use crate::support::counter_fleet::Stores;
+use crate::support::http::{Client, Operation, Response};
 use crate::support::redis::Persistence;
 use crate::support::served::Served;
 
@@ -58,7 +58,7 @@ impl Shop {
     }
 }
 
-fn allowed(answer: &Answer) -> Option<&str> {
+fn allowed(answer: &Response) -> Option<&str> {
     assert_eq!(answer.header("vary"), Some("origin"), "{answer:?}");
     assert_eq!(answer.header("access-control-allow-credentials"), None);
     answer.header("access-control-allow-origin")
@@ -156,7 +156,7 @@ async fn a_public_key_has_a_rate_and_each_address_its_own() {
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.unwrap();
-        Answer::parse(&answer).unwrap().0
+        Response::parse(&answer).unwrap().0
     };
     let mut served = 0;
     let mut refused = None;

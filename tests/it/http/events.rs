@@ -6,7 +6,7 @@ use fairlane::app::Roles;
 use redis::aio::MultiplexedConnection;
 use serde_json::{Value, json};
 
-use crate::support::automating::Rig;
+use crate::support::automation_rig::Rig;
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
 use crate::support::http::{Client, get, metric};

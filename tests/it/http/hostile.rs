@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use crate::support::bus::event;
 use crate::support::config::{STREAM, config};
-use crate::support::http::{Answer, Client, Operation, metric};
+use crate::support::http::{Client, Operation, Response, metric};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
@@ -256,7 +256,7 @@ async fn an_oversized_body_is_refused_before_it_is_sent_and_while_it_is() {
         let headers = [("content-length", "1048577"), ("content-type", STRUCTURED)];
         let head = client.head(&operation.method, &operation.path(&[]), &headers);
         // The body is never sent.
-        let (answer, _) = Answer::parse(&client.raw(head.as_bytes()).await).map_or_else(
+        let (answer, _) = Response::parse(&client.raw(head.as_bytes()).await).map_or_else(
             || panic!("no answer on {}", operation.name()),
             |(answer, rest)| (answer, rest.len()),
         );
@@ -270,7 +270,7 @@ async fn an_oversized_body_is_refused_before_it_is_sent_and_while_it_is() {
     request.extend(vec![b' '; 0x10_0001]);
     request.extend(b"\r\n0\r\n\r\n");
     let bytes = client.raw(&request).await;
-    let (answer, _) = Answer::parse(&bytes).expect("an answer");
+    let (answer, _) = Response::parse(&bytes).expect("an answer");
     assert_eq!((answer.code, answer.problem().as_str()), (413, "body-too-large"));
 
     // Exactly as much as is allowed.
@@ -319,7 +319,7 @@ async fn slow_heads_and_slow_bodies_are_cut_and_do_not_hold_up_others() {
     between(silent.1, 4, 9);
     between(head.1, 4, 9);
     between(body.1, 9, 16);
-    let (answer, _) = Answer::parse(&body.0).expect("the slow body is told so");
+    let (answer, _) = Response::parse(&body.0).expect("the slow body is told so");
     assert_eq!((answer.code, answer.problem().as_str()), (408, "body-too-slow"));
     assert!(others < Duration::from_secs(5), "others took {others:?}");
     instance.stop().await;
@@ -342,7 +342,7 @@ async fn a_connection_takes_one_request_after_another_also_before_the_answers() 
     let bytes =
         client.raw([publish.as_str(), &show, &wrong, &publish, &last].concat().as_bytes()).await;
     let (mut rest, mut codes) = (bytes.as_slice(), Vec::new());
-    while let Some((answer, after)) = Answer::parse(rest) {
+    while let Some((answer, after)) = Response::parse(rest) {
         codes.push(answer.code);
         rest = after;
     }
@@ -373,7 +373,7 @@ async fn what_is_no_http_is_answered_or_closed_and_the_server_goes_on() {
         ),
     ] {
         let bytes = client.raw(request.as_bytes()).await;
-        let code = Answer::parse(&bytes).map(|(answer, _)| answer.code);
+        let code = Response::parse(&bytes).map(|(answer, _)| answer.code);
         // A head that is too large may be cut off without a word.
         assert!(
             code.is_none_or(|code| codes.contains(&code)),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
-use crate::support::http::{Answer, Client};
+use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
@@ -65,7 +65,7 @@ impl Pool {
         answer.json()
     }
 
-    async fn post(&self, rest: &str) -> Answer {
+    async fn post(&self, rest: &str) -> Response {
         self.client.post(&format!("/v1/pipelines/test{rest}")).await
     }
 }

@@ -13,13 +13,13 @@ use tokio::task::JoinSet;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
-use crate::support::counting::{Node, Stores, View, path};
-use crate::support::http::{Answer, Client, get, metric};
+use crate::support::counter_fleet::{Node, Stores, View, path};
+use crate::support::http::{Client, Response, get, metric};
 use crate::support::instance::{Instance, queue};
+use crate::support::interceptor::Interception;
 use crate::support::mongo_proxy::{finds_within, on};
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
-use crate::support::trap::Deed;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -38,14 +38,14 @@ async fn start(server: &RedisServer, more: &[(&str, &str)]) -> (Served, Client) 
     (process, client)
 }
 
-async fn publish(client: &Client, headers: &[(&str, &str)]) -> Answer {
+async fn publish(client: &Client, headers: &[(&str, &str)]) -> Response {
     let mut all = vec![("content-type", STRUCTURED)];
     all.extend(headers);
     client.send("POST", "/v1/events", &all, event("bot-1", "e", 0).as_bytes()).await
 }
 
 /// Requests that hang until Redis goes on.
-async fn hang(client: &Client, count: usize) -> JoinSet<Answer> {
+async fn hang(client: &Client, count: usize) -> JoinSet<Response> {
     let mut hanging = JoinSet::new();
     for _ in 0..count {
         let client = client.clone();
@@ -119,23 +119,27 @@ async fn mongodb_is_told_how_long_whoever_asked_waits() {
     View::new(&ad.0, &ad.1, 1).count(|| client.clone()).await;
     let path = path(&ad, "/daily");
     let waits = Duration::from_secs(3);
-    let limit = || node.mongo.trap(finds_within("counters_daily", waits), 1, Deed::Watch);
+    let limit =
+        || node.mongo.intercept(finds_within("counters_daily", waits), 1, Interception::Watch);
     let unhurried = limit();
     assert_eq!(client.get(&path).await.code, 200);
-    assert!(!unhurried.sprung(), "5 s, as always");
+    assert!(!unhurried.has_caught(), "5 s, as always");
     drop(unhurried);
     let hurried = limit();
     let asked = client.send("GET", &path, &[("x-deadline-ms", "3000")], b"").await;
     assert_eq!(asked.code, 200);
-    assert!(hurried.sprung(), "3 s at most");
+    assert!(hurried.has_caught(), "3 s at most");
 
     // One search for totals serves many callers, who may have more time than the first of them.
-    let shared =
-        node.mongo.trap(finds_within("counters_totals", Duration::from_secs(1)), 1, Deed::Watch);
-    let any = node.mongo.trap(on("find", "counters_totals"), 1, Deed::Watch);
+    let shared = node.mongo.intercept(
+        finds_within("counters_totals", Duration::from_secs(1)),
+        1,
+        Interception::Watch,
+    );
+    let any = node.mongo.intercept(on("find", "counters_totals"), 1, Interception::Watch);
     let path = "/v1/bots/bot/counters?ids=not-cached";
     assert_eq!(client.send("GET", path, &[("x-deadline-ms", "1000")], b"").await.code, 200);
-    assert!(any.sprung() && !shared.sprung(), "it has its own time");
+    assert!(any.has_caught() && !shared.has_caught(), "it has its own time");
 }
 
 #[tokio::test]
@@ -260,7 +264,7 @@ async fn one_address_has_so_many_connections_and_others_are_not_kept_out() {
         let _ = stream.write_all(head.as_bytes()).await;
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
-        Answer::parse(&answer).is_some_and(|(answer, _)| answer.code == 200)
+        Response::parse(&answer).is_some_and(|(answer, _)| answer.code == 200)
     })
     .await;
 }

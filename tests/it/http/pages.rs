@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::support::browser::{NONE, Page, button, css, field, link};
 use crate::support::config::config;
-use crate::support::counting::Stores;
+use crate::support::counter_fleet::Stores;
 use crate::support::http::Client;
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
@@ -278,7 +278,7 @@ async fn pages_show_and_change_what_the_token_may_and_nothing_for_pages_of_other
     let with = async |method: &str, path: &str, cookie: &str, more: &[(&str, &str)]| {
         client.send(method, path, &[&[("cookie", cookie), FORM], more].concat(), b"").await
     };
-    let text = |answer: &crate::support::http::Answer| {
+    let text = |answer: &crate::support::http::Response| {
         assert_eq!(answer.code, 200, "{answer:?}");
         String::from_utf8(answer.body.clone()).unwrap()
     };

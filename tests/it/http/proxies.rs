@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::config::config;
-use crate::support::http::{Answer, Client, get, metric};
+use crate::support::http::{Client, Response, get, metric};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -31,13 +31,13 @@ async fn connect(client: &Client, from: [u8; 4]) -> TcpStream {
 }
 
 /// Sends bytes and reads to the end of the connection; `None`: no answer.
-async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<Answer> {
+async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<Response> {
     let mut answer = Vec::new();
     // It may be closed before all is sent, or with some of it unread.
     let _ = stream.write_all(bytes).await;
     let read = tokio::time::timeout(LONG, stream.read_to_end(&mut answer)).await;
     assert!(read.is_ok(), "it is not closed");
-    Answer::parse(&answer).map(|(answer, _)| answer)
+    Response::parse(&answer).map(|(answer, _)| answer)
 }
 
 async fn ask(
@@ -45,7 +45,7 @@ async fn ask(
     from: [u8; 4],
     (method, path): (&str, &str),
     headers: &[(&str, &str)],
-) -> Answer {
+) -> Response {
     let headers = [&[("connection", "close")], headers].concat();
     let head = client.head(method, path, &headers);
     exchange(connect(client, from).await, head.as_bytes()).await.expect("an answer")

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::support::bus::event;
 use crate::support::config::config;
-use crate::support::http::{Answer, Client, get, metric};
+use crate::support::http::{Client, Response, get, metric};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -190,7 +190,7 @@ async fn a_bot_in_the_body_of_a_notification_is_charged_and_told_and_no_other_bo
         client.send("POST", path, &[("content-type", kind)], body.as_bytes()).await
     };
     let over_quota =
-        |answer: &Answer| (answer.code, answer.header("x-shed-reason")) == (429, Some("quota"));
+        |answer: &Response| (answer.code, answer.header("x-shed-reason")) == (429, Some("quota"));
     // Requests that hang end after 5 s, so a slow machine may need more than one try.
     let mut refused = false;
     for _ in 0..10 {
@@ -328,5 +328,5 @@ async fn a_batch_takes_places_by_its_size() {
     eventually(LONG, "it takes its places", async || in_flight().await == places + 1).await;
     guarded.server.sigcont();
     let answers = chunked.join_all().await;
-    assert_eq!(Answer::parse(&answers[0]).unwrap().0.code, 202);
+    assert_eq!(Response::parse(&answers[0]).unwrap().0.code, 202);
 }

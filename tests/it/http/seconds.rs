@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::support::bus::event;
 use crate::support::config::config;
-use crate::support::http::{Answer, Client, get, metric};
+use crate::support::http::{Client, Response, get, metric};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -65,10 +65,10 @@ async fn a_slow_head_and_a_slow_body_count() {
             stream.write_all(piece).await.unwrap();
         }
         let mut answer = Vec::new();
-        while Answer::parse(&answer).is_none() {
+        while Response::parse(&answer).is_none() {
             assert!(stream.read_buf(&mut answer).await.unwrap() > 0, "it was closed");
         }
-        assert_eq!(Answer::parse(&answer).unwrap().0.code, 202);
+        assert_eq!(Response::parse(&answer).unwrap().0.code, 202);
     };
     let whole = [head.as_bytes(), body.as_bytes()].concat();
     exchange(whole.split_at(5).into()).await;

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use standardwebhooks::Webhook;
 
 use crate::support::instance::Instance;
-use crate::support::notifying::{
+use crate::support::notification_rig::{
     LONG, Rig, accept, bot, counted, ends, gated, kept, of, stats, to,
 };
 use crate::support::receiver::{Receiver, Reply};

@@ -5,16 +5,16 @@ use std::time::Duration;
 use fairlane::notifications::record::State;
 use serde_json::json;
 
-use crate::support::http::{Answer, Client};
+use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
-use crate::support::notifying::{Rig, ends};
+use crate::support::notification_rig::{Rig, ends};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 
-fn page(answer: &Answer) -> String {
+fn page(answer: &Response) -> String {
     assert_eq!(
         (answer.code, answer.header("content-type")),
         (200, Some("text/html; charset=utf-8")),

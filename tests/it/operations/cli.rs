@@ -25,12 +25,12 @@ events = ["*"]
 "#;
 
 /// A directory with a configuration, and the Redis of its data directory.
-struct Place {
+struct Installation {
     dir: tempfile::TempDir,
     redis: PrivateRedis,
 }
 
-impl Place {
+impl Installation {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("fairlane.toml"), CONFIG).unwrap();
@@ -162,7 +162,7 @@ fn a_redis_that_is_away_exits_69_and_the_message_names_the_setting() {
 
 #[tokio::test]
 async fn bad_lines_are_reported_with_their_numbers_and_the_rest_is_published() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     let huge = "x".repeat(2 << 20);
     let input = format!("{}\n\nnonsense\n{}\r\n{huge}\n{{}}\n{}", line(1), line(2), line(3));
     let ran = run_in(place.dir.path(), &["publish", "-"], &input);
@@ -187,7 +187,7 @@ async fn bad_lines_are_reported_with_their_numbers_and_the_rest_is_published() {
 
 #[tokio::test]
 async fn a_full_redis_stops_publishing_and_what_was_accepted_is_a_beginning() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     place.redis(&["CONFIG", "SET", "maxmemory", "4mb"]).await;
     let input: String = (0..100_000).map(|id| line(id) + "\n").collect();
     let ran = run_in(place.dir.path(), &["publish"], &input);
@@ -207,7 +207,7 @@ async fn a_full_redis_stops_publishing_and_what_was_accepted_is_a_beginning() {
 
 #[tokio::test]
 async fn what_is_no_stream_takes_no_events_and_fails_the_check() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     place.redis(&["SET", "fairlane:events", "1"]).await;
     let ran = run_in(place.dir.path(), &["publish"], &line(1));
     assert_eq!(ran.code, 1, "{ran:?}");
@@ -236,7 +236,7 @@ fn a_command_in_a_directory_without_configuration_says_so_once() {
 
 #[tokio::test]
 async fn status_shows_what_is_wrong_and_which_command_helps() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     let log = place.queue("log", 2);
     log.push(&bot("a"), &events(&bot("a"), 0..5), PushOptions::default()).await.unwrap();
     log.pause(None).await.unwrap();
@@ -266,7 +266,7 @@ async fn status_shows_what_is_wrong_and_which_command_helps() {
 
 #[tokio::test]
 async fn bots_are_listed_shown_and_changed() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     let log = place.queue("log", 0);
     let (full, odd) = (bot("full"), bot("-odd * {}"));
     log.push(&full, &events(&full, 0..3), PushOptions::default()).await.unwrap();
@@ -317,7 +317,7 @@ async fn bots_are_listed_shown_and_changed() {
 
 #[tokio::test]
 async fn dead_letters_are_put_back_in_order_or_dropped() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     let log = place.queue("log", 1);
     let (a, b) = (bot("a"), bot("b"));
     log.push(&a, &events(&a, 0..151), PushOptions::default()).await.unwrap();
@@ -384,7 +384,7 @@ async fn dead_letters_are_put_back_in_order_or_dropped() {
 
 #[tokio::test]
 async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     let (old, log) = (place.queue("old", 2), place.queue("log", 0));
     for queue in [&old, &log] {
         queue.push(&bot("a"), &events(&bot("a"), 0..5), PushOptions::default()).await.unwrap();
@@ -420,7 +420,7 @@ async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
 
 #[tokio::test]
 async fn another_number_of_shards_is_refused() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     place.redis(&["SET", &keys::shards(&Prefix::default()), "8"]).await;
     for arguments in [&["bots", "list"][..], &["check"]] {
         let ran = place.run(arguments);
@@ -434,7 +434,7 @@ async fn another_number_of_shards_is_refused() {
 
 #[tokio::test]
 async fn a_filter_that_cannot_be_compiled_fails_the_check() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     let config = format!("{CONFIG}filter = \"event.type ==\"\n");
     std::fs::write(place.dir.path().join("fairlane.toml"), config).unwrap();
     let ran = place.run(&["check"]);
@@ -445,7 +445,7 @@ async fn a_filter_that_cannot_be_compiled_fails_the_check() {
 
 #[tokio::test]
 async fn check_tells_what_may_lose_events_and_what_is_forbidden() {
-    let place = Place::new().await;
+    let place = Installation::new().await;
     assert_eq!(place.run(&["check"]).code, 0);
     place.redis(&["CONFIG", "SET", "appendonly", "no"]).await;
     let findings = place.json(&["check"]);

@@ -12,10 +12,10 @@ use fairlane::metrics::{Kind, METRICS};
 use regex::Regex;
 use serde_json::{Value, json};
 
-use crate::support::automating::{RULES, put, tag};
+use crate::support::automation_rig::{RULES, put, tag};
 use crate::support::bus::{add, patient};
 use crate::support::config::STREAM;
-use crate::support::counting::Stores;
+use crate::support::counter_fleet::Stores;
 use crate::support::http::{Client, get};
 use crate::support::prometheus::{Prometheus, promtool};
 use crate::support::receiver::{Receiver, Reply};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::AsyncCommands as _;
 use serde_json::json;
 
-use crate::support::automating::put;
+use crate::support::automation_rig::put;
 use crate::support::bus::{event, patient};
 use crate::support::cli::{Ran, run_in};
 use crate::support::config::config;

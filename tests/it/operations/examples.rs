@@ -4,10 +4,10 @@ use std::process::{Command, Output};
 
 use fairlane::notifications::record::State;
 
-use crate::support::automating::{self, tag};
+use crate::support::automation_rig::{self, tag};
 use crate::support::config::config;
 use crate::support::instance::Instance;
-use crate::support::notifying::{Rig, ends, kept};
+use crate::support::notification_rig::{Rig, ends, kept};
 use crate::support::push::{LONG, pushing};
 use crate::support::receiver::Receiver;
 use crate::support::receivers::{ExampleReceiver, example, is_there};
@@ -255,7 +255,7 @@ async fn the_welcome_flow_reminds_who_does_not_reply() {
     if !is_there("curl") {
         return println!("not shown: there is no curl");
     }
-    let rig = automating::Rig::start(&[]).await;
+    let rig = automation_rig::Rig::start(&[]).await;
     let receiver = Receiver::content().await;
     let mut script = Command::new("bash");
     script.arg(example("welcome.sh")).args(["shop", &receiver.url(), "try"]);

@@ -8,8 +8,8 @@ use tokio::net::TcpStream;
 use crate::support::bus::event;
 use crate::support::config::config;
 use crate::support::fleet::{Fleet, metrics_address};
-use crate::support::http::{self, Answer, Client, metric};
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::http::{self, Client, Response, metric};
+use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
 use crate::support::wait::{Stalls, eventually};
@@ -51,7 +51,7 @@ async fn a_process_that_stopped_leaves_no_lease_behind() {
     let mut fleet = Fleet::new(options, 100, &[("pipelines.test.lease_ttl", "\"30s\"")]);
     let proxy = Proxy::start(fleet.server.tcp_addr()).await;
     fleet.config = fleet.config.replace(&fleet.server.url(), &proxy.url());
-    proxy.set(Mode::Delay(Duration::from_millis(2)));
+    proxy.set(ProxyMode::Delay(Duration::from_millis(2)));
     fleet.behaviour.delay = Duration::from_millis(1);
     fleet.publish(200).await;
     fleet.start(1).await;
@@ -146,7 +146,7 @@ async fn during_the_shutdown_delay_it_is_not_ready_but_accepts_answers_and_handl
     kept.write_all(client.head("GET", "/healthz", &[]).as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     kept.read_to_end(&mut answer).await.unwrap();
-    let (answer, _) = Answer::parse(&answer).unwrap();
+    let (answer, _) = Response::parse(&answer).unwrap();
     assert_eq!((answer.code, answer.header("connection")), (200, Some("close")));
 
     assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());

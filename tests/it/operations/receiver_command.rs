@@ -8,7 +8,7 @@ use fairlane::notifications::record::{NewNotification, State};
 use serde_json::Value;
 
 use crate::support::http::Client;
-use crate::support::notifying::{LONG, Rig, accept, bot, ends, kept, to};
+use crate::support::notification_rig::{LONG, Rig, accept, bot, ends, kept, to};
 use crate::support::process::signal;
 use crate::support::push::{metric, pushing};
 use crate::support::redis::{Options, RedisServer};

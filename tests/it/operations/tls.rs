@@ -13,7 +13,7 @@ use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
-use crate::support::redis::{Options, RedisServer, Served};
+use crate::support::redis::{Options, RedisBackend, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -85,7 +85,7 @@ async fn refusal(config: &str) -> String {
     app.build().await.unwrap_err().to_string()
 }
 
-async fn handles(server: &impl Served, config: &str) {
+async fn handles(server: &impl RedisBackend, config: &str) {
     let log = Log::default();
     let instance = Instance::start(config, log.content()).await;
     let events: Vec<String> =

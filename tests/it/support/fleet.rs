@@ -14,7 +14,7 @@ use super::bus::{Publisher, wire};
 use super::config::{SHARDS, STREAM, config};
 use super::http;
 use super::process::WorkerProcess;
-use super::redis::{Options, RedisServer, Served};
+use super::redis::{Options, RedisBackend, RedisServer};
 use super::roles::worker::{BEHAVIOUR, Behaviour, CONFIG, READY};
 use super::wait::eventually;
 
@@ -49,7 +49,7 @@ impl Fleet {
     }
 }
 
-impl<S: Served> Fleet<S> {
+impl<S: RedisBackend> Fleet<S> {
     /// The same on what is there.
     pub(crate) fn on(server: S, bots: usize, settings: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();

@@ -1,20 +1,20 @@
 //! Private servers, broken networks and further processes for the tests.
 
-pub(crate) mod automating;
+pub(crate) mod automation_rig;
 pub(crate) mod browser;
 pub(crate) mod bus;
 pub(crate) mod cli;
-pub(crate) mod clocked;
 pub(crate) mod cluster;
 pub(crate) mod config;
-pub(crate) mod counting;
+pub(crate) mod counter_fleet;
 pub(crate) mod fleet;
-pub(crate) mod hand;
 pub(crate) mod http;
 pub(crate) mod instance;
+pub(crate) mod interceptor;
+pub(crate) mod manual_clock;
 pub(crate) mod mongo;
 pub(crate) mod mongo_proxy;
-pub(crate) mod notifying;
+pub(crate) mod notification_rig;
 pub(crate) mod process;
 pub(crate) mod prometheus;
 pub(crate) mod proxy;
@@ -24,6 +24,6 @@ pub(crate) mod receivers;
 pub(crate) mod recorder;
 pub(crate) mod redis;
 pub(crate) mod roles;
+pub(crate) mod script_harness;
 pub(crate) mod served;
-pub(crate) mod trap;
 pub(crate) mod wait;

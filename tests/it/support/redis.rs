@@ -32,12 +32,12 @@ pub(crate) enum Persistence {
 }
 
 /// What an instance can run against: a server, or a cluster.
-pub(crate) trait Served {
+pub(crate) trait RedisBackend {
     /// What `redis.url` is to be.
     fn url(&self) -> String;
 }
 
-impl Served for RedisServer {
+impl RedisBackend for RedisServer {
     fn url(&self) -> String {
         self.url()
     }

@@ -151,7 +151,7 @@ fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
     let keys: Vec<String> = shard.clocked.plain().keys("*").unwrap();
     let names: BTreeSet<&str> = keys
         .iter()
-        .filter(|key| !crate::support::clocked::OWN_KEYS.contains(&key.as_str()))
+        .filter(|key| !crate::support::script_harness::OWN_KEYS.contains(&key.as_str()))
         .map(|key| key.strip_prefix("fl:{p:0}:").unwrap_or_else(|| panic!("a key {key:?}")))
         .map(|name| if name.starts_with("idem:") { "idem" } else { name })
         .collect();

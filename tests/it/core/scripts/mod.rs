@@ -17,8 +17,8 @@ use fairlane::keyspace::scripts::{
 };
 use redis::Commands;
 
-use crate::support::clocked::Clocked;
 use crate::support::redis::{Options, RedisServer};
+use crate::support::script_harness::ScriptHarness;
 
 /// A time as servers have it: more than 2^50 µs, with digits to lose.
 const NOW: i64 = 1_760_000_000_000_001;
@@ -74,7 +74,7 @@ fn dead(index: usize) -> Exception {
 
 /// One shard of a server of its own, on a clock of the test's own.
 struct Shard {
-    clocked: Clocked,
+    clocked: ScriptHarness,
     keys: ShardKeys,
     /// Whether its queues have a ledger.
     ledger: bool,
@@ -89,7 +89,7 @@ impl Shard {
     fn of(pipeline: &str) -> Self {
         let server = RedisServer::start(Options::default());
         let ledger = pipeline == fairlane::counters::PIPELINE;
-        Self { clocked: Clocked::new(&server), keys: keys(pipeline), ledger, _server: server }
+        Self { clocked: ScriptHarness::new(&server), keys: keys(pipeline), ledger, _server: server }
     }
 
     fn call<C: Call>(&mut self, now_us: i64, call: &C) -> C::Reply {

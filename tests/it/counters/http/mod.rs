@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
-use crate::support::http::{Answer, Client};
+use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
 use crate::support::mongo::{self, MongoServer};
 use crate::support::recorder::Log;
@@ -55,7 +55,7 @@ fn path(rest: &str) -> String {
 }
 
 /// Sends JSON.
-async fn send(client: &Client, method: &str, rest: &str, body: &Value) -> Answer {
+async fn send(client: &Client, method: &str, rest: &str, body: &Value) -> Response {
     client.send(method, &path(rest), &JSON, body.to_string().as_bytes()).await
 }
 
@@ -72,7 +72,7 @@ async fn totals(client: &Client, ids: &[&str]) -> Value {
     answer.json()
 }
 
-fn text(answer: &Answer) -> &str {
+fn text(answer: &Response) -> &str {
     std::str::from_utf8(&answer.body).unwrap()
 }
 
@@ -281,7 +281,7 @@ async fn a_day_is_exported_whole_line_by_line() {
         let headers = [("connection", "close")];
         let request = client.head("GET", &path(&format!("/export?day={day}")), &headers);
         let bytes = client.raw(request.as_bytes()).await;
-        let (answer, _) = Answer::parse(&bytes).unwrap();
+        let (answer, _) = Response::parse(&bytes).unwrap();
         assert_eq!(answer.code, 200, "{answer:?}");
         assert_eq!(answer.header("content-type"), Some("application/x-ndjson"));
         let (lines, complete) = lines(&bytes);
@@ -308,7 +308,7 @@ async fn a_day_is_exported_whole_line_by_line() {
     counting.mongo.sigstop();
     let day = path(&format!("/export?day={before}"));
     let (first, second) = tokio::join!(client.get(&day), client.get(&day));
-    let busy = |answer: &Answer| answer.code == 503 && answer.problem() == "busy";
+    let busy = |answer: &Response| answer.code == 503 && answer.problem() == "busy";
     assert!(busy(&first) || busy(&second), "{first:?} {second:?}");
     for answer in [first, second] {
         assert!(answer.header("retry-after").is_some(), "{answer:?}");

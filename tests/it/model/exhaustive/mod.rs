@@ -5,18 +5,18 @@
 mod system;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
-use system::{Budget, Rule, State, Step, System, charge};
+use system::{Budget, Rule, Step, System, SystemState, charge};
 
 use crate::model::state_machine::{Bot, Server, Stream};
 
 impl Model for System {
-    type State = State;
+    type State = SystemState;
     type Action = Step;
 
-    fn init_states(&self) -> Vec<State> {
+    fn init_states(&self) -> Vec<SystemState> {
         let mut server = Server::new(1);
         server.recover(0, 0);
-        vec![State {
+        vec![SystemState {
             server,
             saved: None,
             run: 0,
@@ -29,12 +29,12 @@ impl Model for System {
         }]
     }
 
-    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+    fn actions(&self, state: &SystemState, steps: &mut Vec<Step>) {
         self.progress(state, steps);
         System::accidents(state, steps);
     }
 
-    fn next_state(&self, last: &State, step: Step) -> Option<State> {
+    fn next_state(&self, last: &SystemState, step: Step) -> Option<SystemState> {
         let mut state = last.clone();
         charge(&mut state, &step);
         self.apply(&mut state, &step);
@@ -53,12 +53,12 @@ impl Model for System {
             // Else everything below would hold for want of anything happening.
             Property::sometimes(
                 "every event is handled and the shard is empty",
-                |system: &System, state: &State| {
+                |system: &System, state: &SystemState| {
                     let all = (1 << system.events.len()) - 1;
                     state.handled == all && state.server.depth == 0 && state.server.busy.is_empty()
                 },
             ),
-            Property::always("the invariants of the keys hold", |_, state: &State| {
+            Property::always("the invariants of the keys hold", |_, state: &SystemState| {
                 state.server.broken_invariant().is_none()
             }),
             Property::always("no event is lost", |system: &System, state| {
@@ -68,25 +68,25 @@ impl Model for System {
                 "work comes to rest only when all is done",
                 |system: &System, state| system.rests_only_when_done(state),
             ),
-            Property::always("first handlings are in order", |_, state: &State| {
+            Property::always("first handlings are in order", |_, state: &SystemState| {
                 state.broken != Some("a first handling was out of order")
             }),
-            Property::always("a bot has at most one live fence", |_, state: &State| {
+            Property::always("a bot has at most one live fence", |_, state: &SystemState| {
                 let mut live = state.consumers.iter().flatten().filter(|held| !held.superseded);
                 match (live.next(), live.next()) {
                     (Some(one), Some(other)) => one.bot != other.bot,
                     _ => true,
                 }
             }),
-            Property::always("fences rise", |_, state: &State| {
+            Property::always("fences rise", |_, state: &SystemState| {
                 state.broken != Some("a fence did not rise")
             }),
-            Property::always("a stale fence commits nothing", |_, state: &State| {
+            Property::always("a stale fence commits nothing", |_, state: &SystemState| {
                 state.broken != Some("a stale fence committed")
             }),
             Property::always(
                 "an event leaves its queue only after its effect",
-                |_, state: &State| {
+                |_, state: &SystemState| {
                     state.broken != Some("an event left its queue without its effect")
                 },
             ),

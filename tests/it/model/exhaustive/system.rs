@@ -40,7 +40,7 @@ pub(super) struct Budget {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct State {
+pub(super) struct SystemState {
     pub(super) server: Server,
     /// What a restart would find on disk.
     pub(super) saved: Option<Arc<Server>>,
@@ -133,7 +133,7 @@ impl System {
     }
 
     /// What happens as long as nothing goes wrong and time passes.
-    pub(super) fn progress(&self, state: &State, steps: &mut Vec<Step>) {
+    pub(super) fn progress(&self, state: &SystemState, steps: &mut Vec<Step>) {
         for stream in 0..2 {
             let copied = state.copied[usize::from(stream)];
             let missing = state.server.hwm.get(&stream).copied().unwrap_or(0) < u64::from(copied);
@@ -182,7 +182,7 @@ impl System {
         }
     }
 
-    pub(super) fn accidents(state: &State, steps: &mut Vec<Step>) {
+    pub(super) fn accidents(state: &SystemState, steps: &mut Vec<Step>) {
         let budget = state.budget;
         if budget.lost_replies > 0 {
             let lost = steps.iter().filter_map(|step| match *step {
@@ -224,7 +224,7 @@ impl System {
     }
 
     /// First on every connection; a restart has cut them all, so each command does it.
-    fn connect(&self, state: &mut State) {
+    fn connect(&self, state: &mut SystemState) {
         if self.without != Some(Rule::Recover) {
             state.server.recover(Self::NOW_US, state.run);
         }
@@ -234,7 +234,7 @@ impl System {
     /// a lost tail took with it are granted again.
     const NOW_US: i64 = 0;
 
-    fn enqueue(&self, state: &mut State, stream: Stream, reply_lost: bool) {
+    fn enqueue(&self, state: &mut SystemState, stream: Stream, reply_lost: bool) {
         self.connect(state);
         let events: Vec<(Bot, Event)> = self.of_stream(stream).collect();
         let copied = &mut state.copied[usize::from(stream)];
@@ -250,7 +250,7 @@ impl System {
         }
     }
 
-    fn claim(&self, state: &mut State, consumer: usize, reply_lost: bool) {
+    fn claim(&self, state: &mut SystemState, consumer: usize, reply_lost: bool) {
         self.connect(state);
         let last = state.server.f;
         let claim = Claim {
@@ -281,7 +281,7 @@ impl System {
         }
     }
 
-    fn handle(&self, state: &mut State, consumer: usize) {
+    fn handle(&self, state: &mut SystemState, consumer: usize) {
         let held = state.consumers[consumer].as_mut().unwrap();
         let event = held.slice.as_ref().unwrap()[held.handled as usize];
         held.handled += 1;
@@ -297,7 +297,7 @@ impl System {
 
     fn complete(
         &self,
-        state: &mut State,
+        state: &mut SystemState,
         consumer: usize,
         (ending, n): (Ending, u32),
         reply_lost: bool,
@@ -346,7 +346,7 @@ impl System {
         }
     }
 
-    pub(super) fn apply(&self, state: &mut State, step: &Step) {
+    pub(super) fn apply(&self, state: &mut SystemState, step: &Step) {
         match *step {
             Step::Enqueue { stream, reply_lost } => self.enqueue(state, stream, reply_lost),
             Step::Claim { consumer, reply_lost } => self.claim(state, consumer, reply_lost),
@@ -387,7 +387,7 @@ impl System {
         }
     }
 
-    pub(super) fn nothing_is_lost(&self, state: &State) -> bool {
+    pub(super) fn nothing_is_lost(&self, state: &SystemState) -> bool {
         (0..2).all(|stream| {
             let hwm = state.server.hwm.get(&stream).copied().unwrap_or(0);
             (1..).zip(self.of_stream(stream)).all(|(offset, (bot, event))| {
@@ -399,7 +399,7 @@ impl System {
         })
     }
 
-    pub(super) fn rests_only_when_done(&self, state: &State) -> bool {
+    pub(super) fn rests_only_when_done(&self, state: &SystemState) -> bool {
         let mut steps = Vec::new();
         self.progress(state, &mut steps);
         let all = (1_u8 << self.events.len()) - 1;
@@ -407,7 +407,7 @@ impl System {
     }
 }
 
-pub(super) fn charge(state: &mut State, step: &Step) {
+pub(super) fn charge(state: &mut SystemState, step: &Step) {
     let budget = &mut state.budget;
     match *step {
         Step::Enqueue { reply_lost: true, .. }

@@ -10,7 +10,7 @@ use redis::{FromRedisValue, Pipeline, Value};
 use super::operation::{BOTS, KEYS, STREAMS};
 use super::real::REFUSED;
 use crate::model::state_machine::{Attempts, Bot, Event, Key, Lease, Letter, Reason, Server};
-use crate::support::clocked::OWN_KEYS;
+use crate::support::script_harness::OWN_KEYS;
 
 /// Ids that would do harm if they were a pattern, a hash tag or joined with a separator. In the
 /// order in which Redis sorts them.

@@ -17,8 +17,8 @@ use proptest_state_machine::ReferenceStateMachine;
 
 use self::real::{Outcome, Real};
 use self::reference::Reference;
-use crate::support::clocked::Clocked;
 use crate::support::redis::{Options, RedisServer};
+use crate::support::script_harness::ScriptHarness;
 
 /// Most operations of one case.
 const STEPS: usize = 100;
@@ -26,7 +26,7 @@ const STEPS: usize = 100;
 #[test]
 fn the_scripts_do_what_the_model_does() {
     let server = RedisServer::start(Options::default());
-    let real = std::cell::RefCell::new(Real::new(Clocked::new(&server)));
+    let real = std::cell::RefCell::new(Real::new(ScriptHarness::new(&server)));
     let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     config.cases *= 4; // ten seconds
     let mut runner = TestRunner::new(config);

@@ -10,12 +10,12 @@ use fairlane::keyspace::scripts::{self as call, Call};
 use redis::{Cmd, Value};
 
 use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
-use super::reference::{Action, Answer, SLICE_US, Step, Verdict};
+use super::reference::{Action, SLICE_US, ScriptReply, Step, Verdict};
 use crate::model::state_machine::{
     Attempts, Bot, Claim, Claimed, Completion, Enqueued, Event, Fate, Granted, Key, Limits, Mode,
     Pushed, Queued, Server, Stream,
 };
-use crate::support::clocked::Clocked;
+use crate::support::script_harness::ScriptHarness;
 
 /// Why handlers refuse events here.
 pub(super) const REFUSED: &str = "refused | by the handler";
@@ -23,13 +23,13 @@ const IDEMPOTENCY_MS: u64 = 3_600_000;
 
 /// What one step did.
 pub(super) struct Outcome {
-    pub(super) answer: Answer,
+    pub(super) answer: ScriptReply,
     pub(super) published: Vec<String>,
     pub(super) server: Server,
 }
 
 pub(super) struct Real {
-    clocked: Clocked,
+    clocked: ScriptHarness,
     keys: ShardKeys,
     bots: Vec<BotId>,
     /// Only a claim's reply makes a fence.
@@ -39,7 +39,7 @@ pub(super) struct Real {
 }
 
 impl Real {
-    pub(super) fn new(clocked: Clocked) -> Self {
+    pub(super) fn new(clocked: ScriptHarness) -> Self {
         let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
         let keys = ShardKeys::new(&Prefix::default(), &PipelineName::parse("p").unwrap(), shard);
         let bots = NAMES.iter().map(|name| BotId::parse(name).unwrap()).collect();
@@ -90,7 +90,7 @@ impl Real {
             }
             Action::Purge(bot) => {
                 let bot = &self.bot(*bot).clone();
-                self.script(step, &call::Purge { keys, bot }, |n, _| Answer::Purged(n))
+                self.script(step, &call::Purge { keys, bot }, |n, _| ScriptReply::Purged(n))
             }
             Action::Revoke(bot) => {
                 let (bot, slice_us) = (&self.bot(*bot).clone(), limits.slice_us);
@@ -112,13 +112,13 @@ impl Real {
                     .collect();
                 let call = call::Promote { keys, slice_us: limits.slice_us, events: &events };
                 self.script(step, &call, |reply, _| {
-                    Answer::Promoted(reply.moved, reply.next_ms.map(signed))
+                    ScriptReply::Promoted(reply.moved, reply.next_ms.map(signed))
                 })
             }
             Action::Recover(run) => {
                 let run = decode::run_id(*run);
                 let call = call::Recover { keys, run: &run, slice_us: limits.slice_us };
-                self.script(step, &call, |reply, _| Answer::Recovered(reply))
+                self.script(step, &call, |reply, _| ScriptReply::Recovered(reply))
             }
         }
     }
@@ -154,7 +154,7 @@ impl Real {
                 call::Enqueued::Gap(offset) => (Enqueued::Gap(at), offset),
             };
             assert_eq!(offset, decode::offset(at));
-            Answer::Enqueued(reply, at)
+            ScriptReply::Enqueued(reply, at)
         })
     }
 
@@ -178,7 +178,7 @@ impl Real {
         };
         self.script(step, &call, |reply, _| {
             let (sequence, duplicate) = (reply.sequence.get(), reply.duplicate);
-            Answer::Pushed(Pushed { queued: queued(reply.queued), sequence, duplicate })
+            ScriptReply::Pushed(Pushed { queued: queued(reply.queued), sequence, duplicate })
         })
     }
 
@@ -218,7 +218,7 @@ impl Real {
                 ready: usize::try_from(reply.ready).unwrap(),
                 vanished: reply.vanished,
             };
-            Answer::Claimed(claimed, decode::run(&reply.run))
+            ScriptReply::Claimed(claimed, decode::run(&reply.run))
         });
         self.fences.extend(fences.into_iter().map(|fence| (fence.get(), fence)));
         outcome
@@ -230,7 +230,7 @@ impl Real {
             calls.iter().map(|call| self.item(step.now_us / 1_000, call)).collect();
         let dead_max = step.limits.dead_max as u64;
         let call = call::Complete { keys, dead_max, ledger: false, items: &items };
-        self.script(step, &call, |reply, _| Answer::Completed {
+        self.script(step, &call, |reply, _| ScriptReply::Completed {
             verdicts: reply
                 .verdicts
                 .into_iter()
@@ -281,7 +281,7 @@ impl Real {
         &mut self,
         step: &Step,
         call: &C,
-        read: impl FnOnce(C::Reply, &Server) -> Answer,
+        read: impl FnOnce(C::Reply, &Server) -> ScriptReply,
     ) -> Outcome {
         let command = self.clocked.command(call);
         let (value, published, server) = self.send(step, command);
@@ -291,7 +291,7 @@ impl Real {
 
     fn plain(&mut self, step: &Step, command: Cmd) -> Outcome {
         let (_, published, server) = self.send(step, command);
-        Outcome { answer: Answer::Nothing, published, server }
+        Outcome { answer: ScriptReply::Nothing, published, server }
     }
 
     fn send(&mut self, step: &Step, command: Cmd) -> (Value, Vec<String>, Server) {
@@ -304,8 +304,8 @@ impl Real {
     }
 }
 
-fn changed(changed: bool, _: &Server) -> Answer {
-    Answer::Changed(changed)
+fn changed(changed: bool, _: &Server) -> ScriptReply {
+    ScriptReply::Changed(changed)
 }
 
 fn limits(limits: Limits) -> call::Limits {

@@ -36,7 +36,7 @@ pub(super) enum Action {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum ScriptReply {
     Nothing,
     /// And where the shard stands.
     Enqueued(Enqueued, u64),
@@ -70,7 +70,7 @@ pub(super) struct Step {
     pub(super) now_us: i64,
     pub(super) limits: Limits,
     pub(super) action: Action,
-    pub(super) answer: Answer,
+    pub(super) answer: ScriptReply,
     /// What is published, in this order.
     pub(super) published: Vec<String>,
 }
@@ -87,7 +87,7 @@ struct Held {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct ReferenceState {
     pub(super) server: Server,
     pub(super) step: Option<Step>,
     now_us: i64,
@@ -100,21 +100,22 @@ pub(super) struct State {
 pub(super) struct Reference;
 
 impl ReferenceStateMachine for Reference {
-    type State = State;
+    type State = ReferenceState;
     type Transition = Operation;
 
-    fn init_state() -> BoxedStrategy<State> {
+    fn init_state() -> BoxedStrategy<ReferenceState> {
         let limits = Limits { dead_max: 4, ..Limits::default() };
         let server = Server { limits, ..Server::new(SLICE_US) };
         let (step, held) = (None, Vec::new());
-        Just(State { server, step, now_us: START_US, held, next_event: 0, runs: 0 }).boxed()
+        Just(ReferenceState { server, step, now_us: START_US, held, next_event: 0, runs: 0 })
+            .boxed()
     }
 
-    fn transitions(_: &State) -> BoxedStrategy<Operation> {
+    fn transitions(_: &ReferenceState) -> BoxedStrategy<Operation> {
         any_operation()
     }
 
-    fn apply(mut state: State, operation: &Operation) -> State {
+    fn apply(mut state: ReferenceState, operation: &Operation) -> ReferenceState {
         let action = state.action(operation);
         let before = state.server.clone();
         let answer = state.perform(&action);
@@ -125,7 +126,7 @@ impl ReferenceStateMachine for Reference {
     }
 }
 
-impl State {
+impl ReferenceState {
     fn now_ms(&self) -> i64 {
         self.now_us / 1_000
     }
@@ -255,23 +256,23 @@ impl State {
         Some(Completion { bot, run, fence, before, n, cost: ending.cost, mode, exceptions })
     }
 
-    fn perform(&mut self, action: &Action) -> Answer {
+    fn perform(&mut self, action: &Action) -> ScriptReply {
         let (now_us, server) = (self.now_us, &mut self.server);
         match *action {
-            Action::Nothing => Answer::Nothing,
+            Action::Nothing => ScriptReply::Nothing,
             Action::Enqueue { stream, chain, ref bots } => {
                 let events =
                     bots.iter().flat_map(|(bot, events)| events.iter().map(|e| (*bot, *e)));
                 let events: Vec<(Bot, Event)> = events.collect();
                 let reply = server.enqueue(now_us, stream, chain, &events);
-                Answer::Enqueued(reply, server.hwm.get(&stream).copied().unwrap_or(0))
+                ScriptReply::Enqueued(reply, server.hwm.get(&stream).copied().unwrap_or(0))
             }
             Action::Push { bot, ref events, due_ms, key } => {
-                Answer::Pushed(server.push_once(now_us, key, due_ms, (bot, events)))
+                ScriptReply::Pushed(server.push_once(now_us, key, due_ms, (bot, events)))
             }
             Action::Forget(key) => {
                 server.keys.remove(&key);
-                Answer::Nothing
+                ScriptReply::Nothing
             }
             Action::Claim(claim) => {
                 let (claimed, run) = (server.claim(now_us, claim), server.run);
@@ -282,32 +283,32 @@ impl State {
                     removed: 0,
                     last: None,
                 }));
-                Answer::Claimed(claimed, run)
+                ScriptReply::Claimed(claimed, run)
             }
             Action::Complete(ref calls) => self.complete(calls),
-            Action::Pause(Some(bot)) => Answer::Changed(server.pause(bot)),
-            Action::Pause(None) => Answer::Changed(server.pause_shard(true)),
-            Action::Resume(Some(bot)) => Answer::Changed(server.resume(now_us, bot)),
-            Action::Resume(None) => Answer::Changed(server.pause_shard(false)),
-            Action::Purge(bot) => Answer::Purged(server.purge(bot).len() as u64),
-            Action::Revoke(bot) => Answer::Changed(server.revoke(now_us, bot)),
-            Action::Redrive(place, bot) => Answer::Changed(server.redrive(now_us, place, bot)),
+            Action::Pause(Some(bot)) => ScriptReply::Changed(server.pause(bot)),
+            Action::Pause(None) => ScriptReply::Changed(server.pause_shard(true)),
+            Action::Resume(Some(bot)) => ScriptReply::Changed(server.resume(now_us, bot)),
+            Action::Resume(None) => ScriptReply::Changed(server.pause_shard(false)),
+            Action::Purge(bot) => ScriptReply::Purged(server.purge(bot).len() as u64),
+            Action::Revoke(bot) => ScriptReply::Changed(server.revoke(now_us, bot)),
+            Action::Redrive(place, bot) => ScriptReply::Changed(server.redrive(now_us, place, bot)),
             Action::Promote(ref events) => {
                 let (moved, next_ms) = server.promote(now_us, events);
-                Answer::Promoted(moved, next_ms)
+                ScriptReply::Promoted(moved, next_ms)
             }
-            Action::Recover(run) => Answer::Recovered(server.recover(now_us, run)),
+            Action::Recover(run) => ScriptReply::Recovered(server.recover(now_us, run)),
             Action::Weight(bot, weight) => {
                 server.weight.remove(&bot);
                 if weight != 1 {
                     server.weight.insert(bot, weight);
                 }
-                Answer::Nothing
+                ScriptReply::Nothing
             }
         }
     }
 
-    fn complete(&mut self, calls: &[Completion]) -> Answer {
+    fn complete(&mut self, calls: &[Completion]) -> ScriptReply {
         let (letters_before, mut letters) = (self.server.dead.len(), 0);
         let mut verdicts = Vec::new();
         for call in calls {
@@ -333,7 +334,7 @@ impl State {
             });
         }
         let server = &self.server;
-        Answer::Completed {
+        ScriptReply::Completed {
             verdicts,
             v: server.v,
             lowest: server.ctl.values().copied().min(),

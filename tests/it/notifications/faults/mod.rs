@@ -19,16 +19,16 @@ use redis::Arg;
 use tokio::sync::Semaphore;
 
 use crate::support::config::configs;
-use crate::support::counting::acknowledged;
+use crate::support::counter_fleet::acknowledged;
 use crate::support::http::Client;
 use crate::support::instance::Instance;
-use crate::support::notifying::{LONG, Rig, accept, bot, ends, kept, to};
+use crate::support::interceptor::{Interception, Interceptor};
+use crate::support::notification_rig::{LONG, Rig, accept, bot, ends, kept, to};
 use crate::support::proxy::{Proxy, holds};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence};
 use crate::support::served::Served;
-use crate::support::trap::{Deed, Trap};
 use crate::support::wait::eventually;
 
 const LASTING: Options = Options { persistence: Persistence::Always, max_memory: 0, tcp: true };
@@ -127,16 +127,18 @@ struct Site {
 }
 
 impl Site {
-    fn traps(&self, step: Step, node: &Node) -> Option<Trap> {
-        let trap = |sha: &Vec<u8>, deed| Some(node.redis.trap(holds([sha.clone()]), 1, deed));
+    fn interceptors(&self, step: Step, node: &Node) -> Option<Interceptor> {
+        let interceptor = |sha: &Vec<u8>, interception| {
+            Some(node.redis.intercept(holds([sha.clone()]), 1, interception))
+        };
         match step {
-            Step::BeforeItIsMoved => trap(&self.shas.promote, Deed::HoldCommand),
-            Step::Moved => trap(&self.shas.promote, Deed::HoldReply),
-            Step::BeforeItIsClaimed => trap(&self.shas.begin, Deed::HoldCommand),
-            Step::Claimed => trap(&self.shas.begin, Deed::HoldReply),
+            Step::BeforeItIsMoved => interceptor(&self.shas.promote, Interception::HoldCommand),
+            Step::Moved => interceptor(&self.shas.promote, Interception::HoldReply),
+            Step::BeforeItIsClaimed => interceptor(&self.shas.begin, Interception::HoldCommand),
+            Step::Claimed => interceptor(&self.shas.begin, Interception::HoldReply),
             Step::Sending => None,
-            Step::Answered => trap(&self.shas.finish, Deed::HoldCommand),
-            Step::Noted => trap(&self.shas.finish, Deed::HoldReply),
+            Step::Answered => interceptor(&self.shas.finish, Interception::HoldCommand),
+            Step::Noted => interceptor(&self.shas.finish, Interception::HoldReply),
         }
     }
 
@@ -145,12 +147,12 @@ impl Site {
         let mut met = BTreeMap::new();
         for round in 0..KILLS {
             let step = STEPS[(round as usize + 2 * place) % STEPS.len()];
-            let caught = if let Some(trap) = self.traps(step, &node) {
-                let caught = trap.springs(Duration::from_secs(3)).await;
+            let caught = if let Some(interceptor) = self.interceptors(step, &node) {
+                let caught = interceptor.catches(Duration::from_secs(3)).await;
                 node.served.kill9();
                 // What it sent last arrives after its death, or never.
                 if round % 2 == 0 {
-                    trap.release();
+                    interceptor.release();
                 }
                 caught
             } else {
@@ -459,7 +461,7 @@ async fn on_a_cluster_notifications_are_sent_looked_up_counted_and_audited() {
         ends(&second, id, State::Sent).await;
     }
     assert_eq!(receiver.called(), 200);
-    let sums = crate::support::notifying::stats(&second).await;
+    let sums = crate::support::notification_rig::stats(&second).await;
     assert_eq!((sums["received"], sums["sent"]), (200, 200));
     let found = second.notifications().audit().await.unwrap();
     assert_eq!((found.records, found.restored), (200, 0));

@@ -6,7 +6,7 @@ use fairlane::notifications::record::{NewNotification, State};
 use futures_util::future::join_all;
 
 use super::{LASTING, later};
-use crate::support::notifying::{LONG, Rig, accept, ends, kept};
+use crate::support::notification_rig::{LONG, Rig, accept, ends, kept};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::wait::eventually;
 
@@ -110,7 +110,7 @@ enum Outage {
 async fn once_across(outage: Outage, away: Duration) {
     let mut rig = Rig::on(LASTING, &[]);
     let (first, second) = (rig.start().await, rig.start().await);
-    let (gate, receiver) = crate::support::notifying::gated().await;
+    let (gate, receiver) = crate::support::notification_rig::gated().await;
     let news: Vec<NewNotification> =
         (0..12).map(|n| later(n, &receiver.url(), Duration::from_millis(200))).collect();
     let ids = join_all(news.iter().map(|new| accept(&first, new))).await;

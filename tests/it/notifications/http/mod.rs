@@ -8,8 +8,8 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::notifications::record::{NotificationId, State};
 use serde_json::{Value, json};
 
-use crate::support::http::{Answer, Client};
-use crate::support::notifying::{LONG, Rig, ends, kept};
+use crate::support::http::{Client, Response};
+use crate::support::notification_rig::{LONG, Rig, ends, kept};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::redis::{Options, Persistence};
 use crate::support::served::Served;
@@ -19,12 +19,12 @@ const FORM: &str = "application/x-www-form-urlencoded";
 const JSON: &str = "application/json";
 
 /// The id of what was accepted.
-fn accepted(answer: &Answer) -> NotificationId {
+fn accepted(answer: &Response) -> NotificationId {
     assert_eq!((answer.code, &*answer.body), (200, &b"ok"[..]), "{answer:?}");
     answer.header("x-event-id").expect("there is an id").parse().unwrap()
 }
 
-async fn post(client: &Client, kind: &str, body: impl AsRef<[u8]>) -> Answer {
+async fn post(client: &Client, kind: &str, body: impl AsRef<[u8]>) -> Response {
     client.send("POST", "/send_delayed", &[("content-type", kind)], body.as_ref()).await
 }
 

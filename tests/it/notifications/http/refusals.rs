@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{FORM, JSON, post};
 use crate::support::http::Operation;
 use crate::support::instance::Instance;
-use crate::support::notifying::Rig;
+use crate::support::notification_rig::Rig;
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::recorder::Log;
 

@@ -2,7 +2,7 @@
 
 use mongodb::bson::doc;
 
-use super::{Place, check, redis};
+use super::{ConfigDirectory, check, redis};
 use crate::support::mongo::{self, MongoServer, free_port};
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn what_the_counters_would_run_on_is_told() {
     check(&redis, &off).expect(0, &lines);
     assert!(!check(&redis, &off).says("ok pipeline counters"));
 
-    let place = Place::new("", &[]);
+    let place = ConfigDirectory::new("", &[]);
     let counts = "ok pipeline counters runs where a private MongoDB can be started: see mongodb";
     let missing = "ok mongodb not used: /nowhere/mongod cannot be started (No such file";
     place.run_with(&[], &[("FAIRLANE_MONGOD", "/nowhere/mongod")]).expect(0, &[counts, missing]);

@@ -15,7 +15,7 @@ use crate::support::cluster::Cluster;
 use crate::support::config::SHARDS;
 use crate::support::fleet::{Fleet, metrics_address};
 use crate::support::mongo::{self, MongoServer, free_port};
-use crate::support::redis::{Options, Persistence, RedisServer, Served as _};
+use crate::support::redis::{Options, Persistence, RedisBackend as _, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ fn redis() -> RedisServer {
 }
 
 /// A directory with a configuration.
-struct Place(tempfile::TempDir);
+struct ConfigDirectory(tempfile::TempDir);
 
 #[derive(Debug)]
 struct Ran {
@@ -52,7 +52,7 @@ impl Ran {
     }
 }
 
-impl Place {
+impl ConfigDirectory {
     /// One pipeline on a Redis; `settings` are further keys with their values in TOML.
     fn new(redis: &str, settings: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ impl Place {
 }
 
 fn check(redis: &RedisServer, settings: &[(&str, &str)]) -> Ran {
-    Place::new(&redis.url(), settings).run(&[])
+    ConfigDirectory::new(&redis.url(), settings).run(&[])
 }
 
 async fn ask(server: &RedisServer, command: &[&str]) -> redis::Value {
@@ -108,7 +108,7 @@ async fn ask(server: &RedisServer, command: &[&str]) -> redis::Value {
 #[tokio::test]
 async fn the_audit_tells_what_was_in_no_structure_and_schedules_it_again() {
     let redis = redis();
-    let place = Place::new(&redis.url(), &[("redis.shards", "1")]);
+    let place = ConfigDirectory::new(&redis.url(), &[("redis.shards", "1")]);
     let ran = place.run(&["--audit"]);
     ran.expect(0, &["ok audit looked at 0 notifications; none was lost"]);
     let id = "0.0192f1b0c1d27c3e8f00112233445566";
@@ -151,7 +151,7 @@ async fn the_audit_tells_what_was_in_no_structure_and_schedules_it_again() {
 async fn all_is_well_with_real_servers_and_nothing_stays_behind() {
     let (redis, mongo) = (redis(), MongoServer::start(mongo::Options::default()));
     let url = format!("{:?}", mongo.url());
-    let place = Place::new(&redis.url(), &[("mongodb.url", &url)]);
+    let place = ConfigDirectory::new(&redis.url(), &[("mongodb.url", &url)]);
     let before = mongo.collections().await;
     let ran = place.run(&[]);
     let answers = format!("ok mongodb answers at {}", mongo.url());
@@ -256,7 +256,7 @@ async fn a_user_without_rights_learns_which_one_is_missing() {
             let words = format!("ACL SETUSER u reset on >pw {rights}");
             ask(redis, &words.split(' ').collect::<Vec<_>>()).await;
             let url = format!("redis://u:pw@{}", redis.tcp_addr());
-            Place::new(&url, &[]).run(&[])
+            ConfigDirectory::new(&url, &[]).run(&[])
         }
     };
     as_user("+@all ~fl:* ~fairlane:* &fl:*").await.expect(0, &["ok scripts", "ok keys"]);
@@ -272,7 +272,7 @@ async fn a_user_without_rights_learns_which_one_is_missing() {
     as_user("+@all -info ~fl:* ~fairlane:* &fl:*").await.expect(1, &["fail redis Redis at"]);
     ask(&redis, &["ACL", "SETUSER", "u", "reset", "on", ">other", "+@all"]).await;
     let url = format!("redis://u:secret@{}", redis.tcp_addr());
-    let ran = Place::new(&url, &[]).run(&[]);
+    let ran = ConfigDirectory::new(&url, &[]).run(&[]);
     assert!(!format!("{ran:?}").contains("secret"), "{ran:?}");
     ran.expect(69, &["fail redis cannot connect to Redis at", "nothing is copied or handled"]);
 }
@@ -310,7 +310,7 @@ async fn every_probe_runs_although_redis_is_away() {
     let url = format!("redis://u:secret@127.0.0.1:{port}");
     let mongodb = format!("\"mongodb://u:secret@127.0.0.1:{port}\"");
     let settings = [("http.listen", listen.as_str()), ("mongodb.url", mongodb.as_str())];
-    let place = Place::new(&url, &settings);
+    let place = ConfigDirectory::new(&url, &settings);
     let started = Instant::now();
     let ran = place.run(&[]);
     assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
@@ -333,7 +333,7 @@ async fn every_probe_runs_although_redis_is_away() {
 
 #[tokio::test]
 async fn a_configuration_that_cannot_be_loaded_is_the_only_finding() {
-    let place = Place::new("redis://", &[]);
+    let place = ConfigDirectory::new("redis://", &[]);
     let ran = place.run(&[]);
     ran.expect(64, &["fail configuration ./fairlane.toml:5: redis.url is not a usable Redis URL"]);
     let ran = place.run(&["--json"]);
@@ -349,7 +349,7 @@ async fn what_runs_already_is_no_obstacle() {
     let address = metrics_address(&fleet.workers[0]).unwrap();
     let (listen, shards) = (format!("{address:?}"), SHARDS.to_string());
     let settings = [("metrics.listen", listen.as_str()), ("redis.shards", &shards)];
-    let place = Place::new(&fleet.server.url(), &settings);
+    let place = ConfigDirectory::new(&fleet.server.url(), &settings);
     let running = format!("ok metrics.listen {address}: Fairlane is running there");
     let expected = [&running, "ok shards 8", "warn data not in the configuration: test"];
     place.run(&[]).expect(0, &expected);
@@ -363,7 +363,7 @@ async fn what_runs_already_is_no_obstacle() {
 async fn tokens_that_cannot_be_read_are_found_before_the_start() {
     let redis = redis();
     let tokens = "[{ name = \"shop\", token_file = \"token\", scopes = [\"publish\"] }]";
-    let place = Place::new(&redis.url(), &[("auth.tokens", tokens)]);
+    let place = ConfigDirectory::new(&redis.url(), &[("auth.tokens", tokens)]);
     let missing = "fail auth auth.tokens: the file token of token \"shop\" cannot be read: ";
     place
         .run(&[])
@@ -380,7 +380,7 @@ async fn every_primary_of_a_cluster_is_looked_at() {
     let persistence = Persistence::EverySecond;
     let options = Options { persistence, ..Options::default() };
     let mut cluster = Cluster::start(options, 3, false).await;
-    let place = Place::new(&cluster.url(), &[]);
+    let place = ConfigDirectory::new(&cluster.url(), &[]);
     let at = |place: usize| cluster.nodes[place].tcp_addr();
     let addresses = [at(0), at(1), at(2)];
     let line =

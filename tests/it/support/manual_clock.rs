@@ -1,15 +1,15 @@
-//! A clock in the hand of the test.
+//! A clock that the test sets by hand.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fairlane::clock::Clock;
 
-/// Seconds since 1970.
+/// Stands still until the test moves it. In seconds since 1970.
 #[derive(Debug)]
-pub(crate) struct Hand(AtomicU64);
+pub(crate) struct ManualClock(AtomicU64);
 
-impl Hand {
+impl ManualClock {
     /// It stands at a moment, written as in `2026-11-20T12:00:00Z`.
     pub(crate) fn at(time: &str) -> Self {
         Self(AtomicU64::new(seconds(time)))
@@ -21,7 +21,7 @@ impl Hand {
     }
 }
 
-impl Clock for Hand {
+impl Clock for ManualClock {
     fn now(&self) -> Duration {
         Duration::from_secs(self.0.load(Ordering::Relaxed))
     }

@@ -1,5 +1,5 @@
-//! Processes that count views, each behind a bad network of its own, and the judgement over what
-//! they counted.
+//! A fleet of processes that count views, each behind a bad network of its own, and the check of the
+//! sums that they counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tokio::sync::OnceCell;
 
 use super::bus::{add, patient};
 use super::config::{SHARDS, STREAM, configs};
-use super::http::{Answer, Client};
+use super::http::{Client, Response};
 use super::mongo::{self, MongoServer};
 use super::mongo_proxy::MongoProxy;
 use super::proxy::Proxy;
@@ -219,7 +219,7 @@ impl View {
     }
 
     /// By HTTP, once. A second call with the same view counts nothing.
-    pub(crate) async fn post(&self, client: &Client) -> Answer {
+    pub(crate) async fn post(&self, client: &Client) -> Response {
         let body = json!({ "n": self.n }).to_string();
         let headers = [("content-type", "application/json"), ("idempotency-key", &*self.key)];
         client.send("POST", &path(&self.ad, "/views"), &headers, body.as_bytes()).await
@@ -250,8 +250,8 @@ pub(crate) fn path((bot, ad): &Ad, behind: &str) -> String {
 ///
 /// # Panics
 /// When it is refused for a reason that does not pass.
-pub(crate) async fn acknowledged(mut request: impl AsyncFnMut() -> Answer) -> Answer {
-    let mut last = Answer::default();
+pub(crate) async fn acknowledged(mut request: impl AsyncFnMut() -> Response) -> Response {
+    let mut last = Response::default();
     eventually(Duration::from_secs(60), "a request is acknowledged", async || {
         last = request().await;
         assert!(matches!(last.code, 0 | 200 | 204 | 503), "{last:?}");

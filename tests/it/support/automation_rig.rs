@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::bus::{add, patient};
 use super::config::STREAM;
-use super::counting::Stores;
-use super::http::{Answer, Client};
+use super::counter_fleet::Stores;
+use super::http::{Client, Response};
 use super::instance::Instance;
 use super::recorder::Log;
 use super::redis::Persistence;
@@ -61,7 +61,7 @@ impl Rig {
         settles(&self.stores, entries).await;
     }
 
-    pub(crate) async fn put(&self, bot: &str, rule: &str, body: &Value) -> Answer {
+    pub(crate) async fn put(&self, bot: &str, rule: &str, body: &Value) -> Response {
         let answer = put(&self.client, bot, rule, body).await;
         assert!(matches!(answer.code, 200 | 201), "{}", answer.problem());
         answer
@@ -73,10 +73,10 @@ impl Rig {
     }
 }
 
-pub(crate) async fn put(client: &Client, bot: &str, rule: &str, body: &Value) -> Answer {
+pub(crate) async fn put(client: &Client, bot: &str, rule: &str, body: &Value) -> Response {
     let path = format!("/v1/bots/{bot}/automations/{rule}");
     let headers = [("content-type", "application/json")];
-    let mut answer = Answer::default();
+    let mut answer = Response::default();
     // 503 says to come again: on a busy machine MongoDB may not answer in time.
     eventually(LONG, "the rule is answered for", async || {
         answer = client.send("PUT", &path, &headers, body.to_string().as_bytes()).await;

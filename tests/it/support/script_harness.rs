@@ -1,5 +1,5 @@
-//! The real scripts on a clock of the test's own: `TIME` is read from a key, and what they publish
-//! is kept in a list. Everything else of them, and how they are called, is the product's.
+//! The real scripts on a clock that the test sets: they read `TIME` from a key, and a list keeps what
+//! they publish. The rest of the scripts, and how they are called, is the product's.
 
 use std::collections::BTreeMap;
 
@@ -22,12 +22,12 @@ macro_rules! sources {
 }
 
 /// A connection on which scripts run at the times that the test names.
-pub(crate) struct Clocked {
+pub(crate) struct ScriptHarness {
     connection: Connection,
     hashes: BTreeMap<&'static str, String>,
 }
 
-impl Clocked {
+impl ScriptHarness {
     pub(crate) fn new(server: &RedisServer) -> Self {
         let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
         let mut shared = include_str!("../../../lua/shared.lua").to_owned();
