@@ -279,7 +279,7 @@ async fn dies_before_the_action(stores: &Stores, rule: &Value) -> Client {
 }
 
 #[tokio::test]
-async fn what_was_decided_is_done_though_the_rule_and_the_profile_have_changed_since() {
+async fn a_stored_decision_is_carried_out_although_rule_and_profile_changed() {
     let stores = Stores::start(Persistence::Always);
     let rule = json!({ "on": ["go"], "filter": "!('gone' in subscriber.tags)", "actions": [
         { "set_tag": { "tag": "gone" } }, { "emit": { "type": "went" } },
@@ -304,7 +304,7 @@ async fn what_was_decided_is_done_though_the_rule_and_the_profile_have_changed_s
 }
 
 #[tokio::test]
-async fn what_was_decided_is_done_though_the_rule_is_gone() {
+async fn a_stored_decision_is_carried_out_although_the_rule_is_gone() {
     let stores = Stores::start(Persistence::Always);
     let rule = json!({ "on": ["go"], "actions": [{ "emit": { "type": "went" } }] });
     dies_before_the_action(&stores, &rule).await;

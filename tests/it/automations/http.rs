@@ -202,7 +202,7 @@ async fn where_no_rules_are_evaluated_the_routes_say_so() {
 }
 
 #[tokio::test]
-async fn with_mongodb_away_rules_are_not_changed_and_the_answer_says_when_to_come_again() {
+async fn while_mongodb_is_unavailable_rules_stay_and_the_answer_says_when_to_retry() {
     let mut rig = Rig::start(&[]).await;
     rig.put("shop", "r", &rule()).await;
     rig.publish(&[tag("shop", "u", "1", "a"), event("shop", "u", "2", "x", json!({}))]).await;
@@ -222,7 +222,7 @@ async fn with_mongodb_away_rules_are_not_changed_and_the_answer_says_when_to_com
 }
 
 #[tokio::test]
-async fn the_page_of_a_bot_shows_its_rules_what_happened_to_them_and_a_subscriber() {
+async fn the_page_of_a_bot_shows_its_rules_with_their_history_and_a_subscriber() {
     let rig = Rig::start(&[]).await;
     let hostile = json!({ "name": "<img src=x onerror=alert(1)>", "on": ["x"],
         "filter": "event.data.n > 1 || event.type == '<script>'", "actions": [{ "set_tag": { "tag": "seen" } }] });

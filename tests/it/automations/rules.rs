@@ -20,7 +20,7 @@ use crate::support::redis::Persistence;
 use crate::support::wait::eventually;
 
 #[tokio::test]
-async fn women_over_30_who_get_a_tag_trigger_exactly_and_in_order_whatever_comes_first() {
+async fn women_over_30_with_a_tag_trigger_exactly_and_in_order_whatever_comes_first() {
     let rig = Rig::start(&[]).await;
     let filter = "'x' in subscriber.tags && has(subscriber.gender) && subscriber.gender == 'female' && has(subscriber.age) && subscriber.age > 30";
     let rule = json!({
@@ -182,7 +182,7 @@ async fn a_rule_changed_under_load_decides_within_a_second_everywhere_and_never_
 }
 
 #[tokio::test]
-async fn a_change_that_nobody_told_of_is_found_within_a_second() {
+async fn an_unannounced_change_is_found_within_a_second() {
     let rig = Rig::start(&[]).await;
     let url = MongoUrl::parse(&rig.stores.mongo.url()).unwrap();
     let store = RuleStore::new(Mongo::open(&url, "fairlane").await.unwrap());
@@ -208,7 +208,7 @@ async fn a_change_that_nobody_told_of_is_found_within_a_second() {
 }
 
 #[tokio::test]
-async fn only_what_a_bot_has_rules_for_is_copied_and_in_doubt_everything() {
+async fn only_events_that_a_bot_has_rules_for_are_copied_and_in_doubt_all() {
     let mut stores = Stores::start(Persistence::Always);
     let config = stores.direct(RULES);
     let instance = Instance::start(&config, Log::default().content()).await;
@@ -277,7 +277,7 @@ async fn only_what_a_bot_has_rules_for_is_copied_and_in_doubt_everything() {
 }
 
 #[tokio::test]
-async fn with_mongodb_away_queues_wait_in_order_and_others_are_not_slowed() {
+async fn while_mongodb_is_unavailable_queues_wait_in_order_and_others_are_not_slowed() {
     let mut stores = Stores::start(Persistence::Always);
     let mut settings = RULES.to_vec();
     settings.extend([

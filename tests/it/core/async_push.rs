@@ -119,7 +119,7 @@ async fn a_lease_that_is_never_completed_runs_out_and_a_late_completion_changes_
 }
 
 #[tokio::test]
-async fn a_lease_that_is_extended_lasts_and_keeps_what_was_acknowledged() {
+async fn an_extended_lease_lasts_and_keeps_the_acknowledged_events() {
     let push = accepting(&[SECOND]).await;
     push.publish("b", 0..5).await;
     let served = push.serve().await;
@@ -289,7 +289,7 @@ async fn a_receiver_that_is_faster_than_its_own_answer_loses_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_no_lease_or_no_sense_is_refused_and_changes_nothing() {
+async fn an_unknown_lease_or_a_malformed_call_is_refused_and_changes_nothing() {
     let push = accepting(&[]).await;
     push.publish("b", 0..2).await;
     let served = push.serve().await;

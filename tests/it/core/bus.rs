@@ -32,7 +32,7 @@ fn sorted(mut ids: Vec<String>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn all_streams_are_read_and_a_new_pipeline_begins_where_it_is_told() {
+async fn all_streams_are_read_and_a_new_pipeline_starts_at_its_configured_position() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     add(&server, "one", &events(0..10)).await;
@@ -111,7 +111,7 @@ fn unreadable() -> Vec<(&'static str, Vec<u8>, &'static str, &'static str)> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_put_aside_with_the_reason_and_the_rest_goes_on() {
+async fn an_unreadable_entry_is_put_aside_with_the_reason_and_the_rest_continues() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
     fleet.start(1).await;
     let mut connection = patient(&fleet.server).await;
@@ -177,7 +177,7 @@ async fn both_wire_forms_are_read() {
 }
 
 #[tokio::test]
-async fn what_everybody_has_is_trimmed_and_what_a_group_needs_is_kept() {
+async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let settings = [SHORT, ("bus.streams", "[\"plain\", \"grouped\"]")];
@@ -245,7 +245,7 @@ async fn a_disabled_pipeline_holds_nothing_back() {
 }
 
 #[tokio::test]
-async fn a_stream_trimmed_beyond_what_was_read_is_an_error_and_reading_goes_on() {
+async fn a_stream_trimmed_beyond_the_read_position_is_an_error_and_reading_continues() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
     fleet.start(1).await;
     fleet.publish(5).await;

@@ -43,7 +43,7 @@ async fn on_a_cluster_others_go_on_after_a_kill_in_mid_slice() {
 }
 
 #[tokio::test]
-async fn nobody_notices_that_a_primary_forgot_its_scripts() {
+async fn a_primary_that_lost_its_scripts_disturbs_no_process() {
     let cluster = three(Options::default()).await;
     forgotten(Fleet::on(cluster, 40, &[]), |cluster| &cluster.nodes[2]).await;
 }
@@ -56,7 +56,7 @@ async fn on_a_cluster_service_follows_weight_and_the_quiet_do_not_wait() {
 
 /// Its shards rest; those of the others are filled and handled as if nothing had happened.
 #[tokio::test]
-async fn a_primary_goes_away_and_the_shards_of_the_others_go_on() {
+async fn while_a_primary_is_unavailable_the_shards_of_the_others_continue() {
     let cluster = three(durable()).await;
     let fleet = Fleet::on(cluster, 40, FEW);
     let (fleet, gone, back) = interrupted(fleet, 500, |cluster| &mut cluster.nodes[0]).await;
@@ -97,7 +97,7 @@ async fn a_frozen_primary_holds_up_its_own_shards_only() {
 /// As after a failover of its primary, to a replica whose clock is behind: what the stream has is
 /// older than what the shards have of it.
 #[tokio::test]
-async fn a_stream_that_lost_its_tail_goes_on_behind_what_was_copied() {
+async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
     let server = RedisServer::start(Options::default());
     let config = config(&server, "test", &[]);
     let mut connection = patient(&server).await;
@@ -132,7 +132,7 @@ async fn a_stream_that_lost_its_tail_goes_on_behind_what_was_copied() {
 }
 
 #[tokio::test]
-async fn an_operator_sees_every_primary_and_drops_what_is_on_all_of_them() {
+async fn an_operator_sees_every_primary_and_drops_a_pipeline_on_all_of_them() {
     let cluster = three(Options::default()).await;
     let log = Log::default();
     let instance = Instance::start(&config(&cluster, "test", &[]), log.content()).await;

@@ -162,7 +162,7 @@ async fn a_consumer_whose_lease_was_broken_by_an_operator_commits_nothing() {
 }
 
 #[tokio::test]
-async fn redis_goes_away_and_work_resumes_soon_after_it_is_back() {
+async fn work_resumes_soon_after_an_unavailable_redis_is_back() {
     let fleet = Fleet::new(durable(), 40, FEW);
     interrupted(fleet, 1_000, |server| server).await;
 }
@@ -206,7 +206,7 @@ pub(crate) async fn interrupted<S: RedisBackend>(
 }
 
 #[tokio::test]
-async fn nobody_notices_that_redis_forgot_its_scripts() {
+async fn a_redis_that_lost_its_scripts_disturbs_no_process() {
     forgotten(Fleet::new(Options::default(), 40, &[]), |server| server).await;
 }
 

@@ -64,7 +64,7 @@ async fn overflow(pipeline: &'static str, on_overflow: &str) -> (Instance, Redis
 }
 
 #[tokio::test]
-async fn what_a_full_queue_has_no_room_for_is_dropped_and_counted() {
+async fn events_beyond_a_full_queue_are_dropped_and_counted() {
     let (instance, _server, _log) = overflow("full-drop", "\"drop_new\"").await;
     let labels = [("pipeline", "full-drop")];
     assert_eq!(counted(&instance, "queue_dropped_total", &labels).await, Some(15.0));
@@ -72,7 +72,7 @@ async fn what_a_full_queue_has_no_room_for_is_dropped_and_counted() {
 }
 
 #[tokio::test]
-async fn what_a_full_queue_has_no_room_for_becomes_dead_letters_and_can_be_redriven() {
+async fn events_beyond_a_full_queue_become_dead_letters_and_can_be_redriven() {
     let (instance, _server, log) = overflow("full-dead", "\"dead\"").await;
     let labels = [("pipeline", "full-dead"), ("outcome", "dead")];
     assert_eq!(counted(&instance, "events_total", &labels).await, Some(15.0));

@@ -295,7 +295,7 @@ async fn a_deadline_ends_silence_and_dripping_alike() {
 }
 
 #[tokio::test]
-async fn what_was_not_sent_is_told_from_what_broke() {
+async fn an_unsent_request_is_told_from_one_that_broke() {
     let receiver = Receiver::start(|call| async move {
         match call.number {
             0 => Reply::Nothing,
@@ -343,7 +343,7 @@ async fn a_connection_that_is_not_made_in_time_was_not_reached() {
 }
 
 #[tokio::test]
-async fn one_host_gets_so_many_requests_at_once_and_others_their_own() {
+async fn each_host_has_its_own_limit_of_concurrent_requests() {
     let receiver = Receiver::start(|_| std::future::pending()).await;
     let other = Receiver::content().await;
     let outbound = Outbound::new(&Settings { max_per_host: 3, ..Settings::default() }).unwrap();
@@ -357,7 +357,7 @@ async fn one_host_gets_so_many_requests_at_once_and_others_their_own() {
     let busy = within(&outbound, &url, Duration::from_millis(100)).await.unwrap_err();
     assert!(matches!(busy, OutboundError::Busy { max: 3, .. }) && busy.is_unreached(), "{busy}");
     assert_eq!(get(&outbound, &operators(&other.url())).await.unwrap().status, 200);
-    assert_eq!((receiver.called(), receiver.most_at_once()), (3, 3));
+    assert_eq!((receiver.called(), receiver.max_concurrent()), (3, 3));
     calls.abort_all();
     while calls.join_next().await.is_some() {}
     // Their places are free again.

@@ -139,7 +139,7 @@ async fn a_panic_is_one_failed_attempt() {
 }
 
 #[tokio::test]
-async fn what_can_never_be_handled_is_a_dead_letter_at_once() {
+async fn an_event_that_can_never_be_handled_immediately_becomes_a_dead_letter() {
     let answer: ScriptedHandler = |_, _| Err(Failure::permanent(0, "no such user"));
     let three = Three::start("permanent", &[], answer).await;
     assert_eq!(three.handed_out(3).await, handed_out(&[("0", 1), ("1", 1), ("2", 1)]));
@@ -282,7 +282,7 @@ async fn a_paused_bot_rests_and_the_others_go_on() {
 /// As after a SIGCONT: what is woken runs before its timers do. Fences are no younger than the
 /// time at which they were given, in µs.
 #[tokio::test]
-async fn a_process_that_stood_still_begins_nothing_under_leases_that_ran_out() {
+async fn a_process_that_was_frozen_starts_nothing_under_expired_leases() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let stood_still = Arc::new(AtomicU64::new(0));

@@ -84,7 +84,7 @@ async fn a_slice_is_posted_in_order_and_signed_with_the_bots_key_of_every_secret
 }
 
 #[tokio::test]
-async fn what_is_not_acknowledged_is_retried_in_order() {
+async fn unacknowledged_events_are_retried_in_order() {
     let push = Push::new(&[], |call| async move {
         match call.number {
             0 => Reply::new(200, r#"{"ack":2}"#),
@@ -128,7 +128,7 @@ async fn errors_are_retried_in_order_until_the_culprit_is_a_dead_letter() {
 }
 
 #[tokio::test]
-async fn who_asks_for_a_pause_rests_alone_and_no_attempt_is_counted() {
+async fn a_bot_whose_receiver_asks_for_a_pause_rests_alone_and_no_attempt_is_counted() {
     let refused = Mutex::new(0);
     let push = Push::new(&[("pipelines.test.max_attempts", "2")], move |call| {
         let busy = call.text("bot") == "busy" && {
@@ -168,7 +168,7 @@ async fn who_asks_for_a_pause_rests_alone_and_no_attempt_is_counted() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_away_costs_no_attempt_and_no_event() {
+async fn an_unavailable_receiver_costs_no_attempt_and_no_event() {
     let server = RedisServer::start(Options::default());
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = gone.local_addr().unwrap();

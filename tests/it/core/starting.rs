@@ -114,7 +114,7 @@ async fn in_a_hundred_starts_nothing_published_after_ready_is_skipped() {
 }
 
 #[tokio::test]
-async fn a_pipeline_added_to_a_running_fleet_takes_what_comes_once_its_first_process_is_ready() {
+async fn a_pipeline_added_to_a_running_fleet_takes_events_once_its_first_process_is_ready() {
     let server = RedisServer::start(Options::default());
     let (old_log, new_log) = (Log::default(), Log::default());
     let streams = ("bus.streams", "[\"fairlane:events\", \"control\"]");
@@ -148,7 +148,7 @@ async fn a_pipeline_added_to_a_running_fleet_takes_what_comes_once_its_first_pro
 }
 
 #[tokio::test]
-async fn what_a_process_that_only_answers_http_accepts_is_for_its_pipelines() {
+async fn events_accepted_by_a_process_that_only_answers_http_are_for_its_pipelines() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let config = config(&server, "front", &[("pipelines.front.start", NEW)]);
@@ -226,7 +226,8 @@ async fn a_process_starts_on_a_full_redis_and_drains_it() {
 }
 
 #[tokio::test]
-async fn on_a_full_redis_a_process_with_a_new_pipeline_drains_the_others_and_says_what_it_lacks() {
+async fn on_a_full_redis_a_process_with_a_new_pipeline_drains_the_others_and_says_why_it_is_not_ready()
+ {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let old = configs(&server, &["lack-old"], &[]);

@@ -14,7 +14,7 @@ async fn open(url: &str) -> Mongo {
 }
 
 #[tokio::test]
-async fn a_server_tells_what_it_is_and_a_trial_write_leaves_nothing_behind() {
+async fn a_server_describes_itself_and_a_trial_write_leaves_nothing_behind() {
     let server = MongoServer::start(Options::default());
     let mongo = open(&server.url()).await;
     mongo.ping().await.unwrap();
@@ -42,7 +42,7 @@ async fn a_single_server_says_so_and_the_url_may_ask_for_less_than_a_majority() 
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_named_within_seconds_and_without_credentials() {
+async fn an_unavailable_server_is_named_within_seconds_and_without_credentials() {
     let port = free_port();
     let mongo = open(&format!("mongodb://u:secret@127.0.0.1:{port}")).await;
     let started = Instant::now();

@@ -148,7 +148,7 @@ async fn edits_that_race_with_views_leave_totals_and_days_equal_and_no_newer_vie
 }
 
 #[tokio::test]
-async fn a_frozen_consumer_does_not_bring_back_what_was_forgotten_meanwhile() {
+async fn a_frozen_consumer_does_not_restore_an_ad_forgotten_meanwhile() {
     let stores = Stores::start(Persistence::Always);
     let frozen = Node::start(&stores, &[]).await;
     let ads = [ad("known"), ad("new")];
@@ -227,7 +227,7 @@ async fn no_view_is_told_twice_while_a_flush_is_between_the_collections() {
 }
 
 #[tokio::test]
-async fn views_with_one_idempotency_key_count_once_whoever_gets_them() {
+async fn views_with_one_idempotency_key_count_once_at_any_process() {
     let stores = Stores::start(Persistence::Always);
     let (node, other) = (Node::start(&stores, &[]).await, Node::start(&stores, &[]).await);
     let clients = [node.client(), other.client()];

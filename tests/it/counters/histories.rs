@@ -178,7 +178,7 @@ async fn happens(seed: u64) {
 }
 
 #[tokio::test]
-async fn whatever_happens_totals_are_the_sums_of_days_and_of_what_was_acknowledged() {
+async fn in_any_history_totals_are_the_sums_of_days_and_of_acknowledged_views() {
     if let Some(seed) = variable(SEED) {
         return happens(seed.parse().unwrap()).await;
     }

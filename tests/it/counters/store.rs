@@ -100,7 +100,7 @@ fn stored(total: u64, sequence: u64) -> Stored {
 }
 
 #[tokio::test]
-async fn what_is_applied_twice_or_cut_differently_counts_once() {
+async fn records_applied_twice_or_in_other_portions_count_once() {
     let rig = Rig::start().await;
     let (bot, a) = (bot("$shop \"1\""), ad("$a.b/ü"));
     let (october, november) = (date(2026, 10, 31), date(2026, 11, 1));
@@ -146,7 +146,7 @@ async fn what_is_applied_twice_or_cut_differently_counts_once() {
 }
 
 #[tokio::test]
-async fn a_replacement_wipes_all_months_and_nobody_late_brings_them_back() {
+async fn a_replacement_wipes_all_months_and_no_late_write_restores_them() {
     let rig = Rig::start().await;
     let (bot, a, days) = (bot("b"), ad("a"), [date(2026, 10, 5), date(2026, 11, 6)]);
     let first = add("a", &[(1, days[0], 1), (2, days[1], 2)]);
@@ -426,7 +426,7 @@ async fn an_export_has_every_ad_of_one_bot_that_had_views_on_that_day() {
 }
 
 #[tokio::test]
-async fn the_indexes_are_made_once_and_what_is_forgotten_expires() {
+async fn the_indexes_are_made_once_and_forgotten_documents_expire() {
     let rig = Rig::start().await;
     rig.store.prepare().await.unwrap();
     for (collection, count) in [(TOTALS, 2), (DAILY, 3)] {
@@ -442,7 +442,7 @@ async fn the_indexes_are_made_once_and_what_is_forgotten_expires() {
 }
 
 #[tokio::test]
-async fn while_mongodb_hangs_nobody_but_the_first_waits_for_totals() {
+async fn while_mongodb_hangs_only_the_first_reader_waits_for_totals() {
     let rig = Rig::start().await;
     let (bot, a) = (bot("b"), [ad("a")]);
     rig.store.apply(&bot, vec![add("a", &[(1, date(2026, 11, 1), 1)])]).await.unwrap();

@@ -349,7 +349,7 @@ impl Drop for Serving {
 }
 
 #[tokio::test]
-async fn what_operators_do_is_logged_with_the_name_of_their_token_and_never_the_token() {
+async fn actions_of_operators_are_logged_with_the_name_of_their_token_and_never_the_token() {
     let server = RedisServer::start(Options::default());
     let directory = tempfile::tempdir().unwrap();
     let tokens = tokens(directory.path());

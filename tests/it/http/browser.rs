@@ -108,7 +108,7 @@ async fn a_letter_that_another_person_has_redriven_is_told_of() {
 }
 
 #[tokio::test]
-async fn what_strangers_wrote_is_text_and_runs_nothing() {
+async fn text_of_strangers_is_shown_as_text_and_runs_nothing() {
     let rig = RulesRig::start(&[("pipelines.automations.workers.max", "2")]).await;
     let receiver = receiver(usize::MAX).await;
     let url = format!("http://{}/?{HOSTILE}", receiver.address);

@@ -398,7 +398,7 @@ async fn known(client: &Client) -> BTreeMap<&'static str, Vec<String>> {
 }
 
 #[tokio::test]
-async fn what_the_document_allows_is_not_refused_for_its_form_and_answers_are_as_it_says() {
+async fn requests_allowed_by_the_document_are_not_refused_for_their_form_and_answers_conform() {
     let rig = Rig::start(&[("callbacks.allow_nets", "[\"127.0.0.0/8\"]")]).await;
     let known = known(&rig.client).await;
     let mut contract = Contract::of(&rig.client, known).await;

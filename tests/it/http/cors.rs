@@ -65,7 +65,7 @@ fn allowed(answer: &Response) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn a_browser_that_asks_first_hears_what_pages_of_which_sites_may_call() {
+async fn a_preflight_request_is_answered_with_the_calls_that_the_site_may_make() {
     let shop = Shop::start(Some("")).await;
     let client = Client::new(&shop.process.http());
     let ask = async |path: &str, origin: &str, method: &str| {

@@ -134,7 +134,7 @@ async fn a_full_redis_stores_nothing_and_says_when_to_come_again() {
 }
 
 #[tokio::test]
-async fn while_redis_is_away_nothing_is_accepted_and_afterwards_everything() {
+async fn while_redis_is_unavailable_nothing_is_accepted_and_afterwards_everything() {
     let mut server = RedisServer::start(Options::default());
     let (instance, client) = door(&server).await;
     assert_eq!(client.publish(STRUCTURED, event("b", "t", 1)).await.code, 202);

@@ -351,7 +351,7 @@ async fn a_connection_takes_one_request_after_another_also_before_the_answers() 
 }
 
 #[tokio::test]
-async fn what_is_no_http_is_answered_or_closed_and_the_server_goes_on() {
+async fn bytes_that_are_no_http_are_answered_or_closed_and_the_server_continues() {
     let server = RedisServer::start(Options::default());
     let (instance, client) = start(&server).await;
     let host = &client.address;

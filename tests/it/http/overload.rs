@@ -112,7 +112,7 @@ async fn a_deadline_that_is_over_or_missed_is_answered_in_time_with_504() {
 }
 
 #[tokio::test]
-async fn mongodb_is_told_how_long_whoever_asked_waits() {
+async fn mongodb_gets_the_time_limit_of_the_waiting_client() {
     let stores = Stores::start(Persistence::Always);
     let node = Node::start(&stores, &[]).await;
     let (client, ad) = (node.client(), ("bot".to_owned(), "ad".to_owned()));
@@ -209,7 +209,7 @@ async fn over_its_quota_a_bot_is_served_while_there_is_room_and_told_429_when_th
 }
 
 #[tokio::test]
-async fn who_sends_a_body_slowly_holds_nobody_up() {
+async fn a_slow_body_delays_no_other_client() {
     let server = RedisServer::start(Options::default());
     let (process, client) = start(&server, &[("admission.limit_max", "4")]).await;
     let mut slow = Vec::new();
@@ -270,7 +270,7 @@ async fn one_address_has_so_many_connections_and_others_are_not_kept_out() {
 }
 
 #[tokio::test]
-async fn in_shadow_it_is_counted_what_would_be_refused_and_everything_is_served() {
+async fn in_shadow_refusals_are_counted_and_everything_is_served() {
     let server = RedisServer::start(Options::default());
     let shadow = [("admission.limit_max", "4"), ("admission.p1", "\"shadow\"")];
     let (process, client) = start(&server, &shadow).await;

@@ -195,7 +195,7 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
 }
 
 #[tokio::test]
-async fn what_was_typed_and_what_has_the_focus_stay_while_a_page_is_kept_up_to_date() {
+async fn typed_text_and_the_focus_stay_while_a_page_is_kept_up_to_date() {
     let server = RedisServer::start(Options::default());
     let (instance, _) = start(&server, &[]).await;
     let client = instance.client();
@@ -244,7 +244,7 @@ async fn views_of_an_ad_are_looked_up_with_their_days() {
 }
 
 #[tokio::test]
-async fn pages_show_and_change_what_the_token_may_and_nothing_for_pages_of_other_sites() {
+async fn pages_obey_the_scopes_of_the_token_and_refuse_requests_of_other_sites() {
     let directory = tempfile::tempdir().unwrap();
     let token = |name: &str, scopes: &str, bots: &str| {
         let file = directory.path().join(name);

@@ -139,7 +139,7 @@ async fn a_slow_reader_counts_until_it_has_taken_the_last_byte() {
 }
 
 #[tokio::test]
-async fn a_wait_for_admission_counts_for_what_is_refused_and_for_what_is_served() {
+async fn a_wait_for_admission_counts_for_refused_and_for_served_requests() {
     let server = RedisServer::start(Options::default());
     let (process, client) = start(&server, &[("admission.limit_max", "8")]).await;
     let path = "/v1/pipelines/test";
@@ -187,7 +187,7 @@ async fn a_wait_for_admission_counts_for_what_is_refused_and_for_what_is_served(
 }
 
 #[tokio::test]
-async fn what_is_cut_by_its_deadline_counts_with_the_time_until_it_was_told() {
+async fn a_request_cut_by_its_deadline_counts_with_the_time_until_its_answer() {
     let server = RedisServer::start(Options::default());
     let (process, client) = start(&server, &[]).await;
     server.sigstop();

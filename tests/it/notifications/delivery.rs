@@ -106,7 +106,7 @@ async fn two_thousand_over_two_seconds_are_all_sent_and_none_early_by_two_proces
 }
 
 #[tokio::test]
-async fn fifty_at_once_for_one_user_make_exactly_one_request() {
+async fn fifty_concurrent_notifications_for_one_user_make_exactly_one_request() {
     let rig = Rig::new(&[]);
     let (first, second) = (rig.start().await, rig.start().await);
     let (gate, receiver) = gated().await;
@@ -159,7 +159,7 @@ async fn caps_hold_over_processes_and_those_of_a_bot_or_type_over_the_general_on
 }
 
 #[tokio::test]
-async fn what_a_cap_defers_arrives_later_and_no_window_holds_more() {
+async fn a_notification_deferred_by_a_cap_arrives_later_and_no_window_holds_more() {
     let rig = Rig::new(&[
         ("notifications.user_poll_threshold", "\"0s\""),
         ("notifications.caps", "[\"2/2s\"]"),
@@ -275,7 +275,7 @@ async fn a_failed_send_is_tried_again_under_the_same_id_until_it_is_gone() {
 }
 
 #[tokio::test]
-async fn no_connection_is_made_to_what_is_not_public_and_no_redirect_is_followed() {
+async fn no_connection_is_made_to_an_internal_address_and_no_redirect_is_followed() {
     let rig = Rig::new(&[("callbacks.allow_nets", "[\"127.0.0.1\"]")]);
     let instance = rig.start().await;
     let secret =
@@ -304,7 +304,7 @@ async fn no_connection_is_made_to_what_is_not_public_and_no_redirect_is_followed
 }
 
 #[tokio::test]
-async fn destinations_that_hang_or_are_dead_hold_nobody_of_the_same_bot() {
+async fn destinations_that_hang_or_are_dead_delay_no_other_of_the_same_bot() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
     let quick = Receiver::content().await;
@@ -335,7 +335,7 @@ async fn destinations_that_hang_or_are_dead_hold_nobody_of_the_same_bot() {
         ends(&instance, id, State::Sent).await;
     }
     for hanging in &hanging {
-        assert!(hanging.most_at_once() <= 16, "{}", hanging.most_at_once());
+        assert!(hanging.max_concurrent() <= 16, "{}", hanging.max_concurrent());
     }
     let sums = stats(&instance).await;
     assert_eq!((sums["received"], sums["sent"]), (2_100, 100));
@@ -401,7 +401,7 @@ async fn one_that_is_cancelled_or_moved_is_not_sent_then() {
 }
 
 #[tokio::test]
-async fn what_a_process_was_sending_when_it_was_cut_off_is_sent_by_another_one() {
+async fn a_notification_of_a_process_that_was_cut_off_is_sent_by_another_process() {
     let rig = Rig::new(&[]);
     let lost = Instance::start_as(Roles::ALL, &rig.config, Log::default().content()).await;
     let (gate, receiver) = gated().await;

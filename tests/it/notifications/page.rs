@@ -35,7 +35,7 @@ async fn send(
 }
 
 #[tokio::test]
-async fn the_page_shows_what_was_sent_what_died_and_which_hosts_are_left_alone_and_redrives() {
+async fn the_page_shows_sent_and_dead_notifications_and_paused_hosts_and_redrives() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
     let client = instance.client();

@@ -140,7 +140,7 @@ fn help_version_and_defaults_exit_0_without_a_configuration() {
 }
 
 #[test]
-fn a_redis_that_is_away_exits_69_and_the_message_names_the_setting() {
+fn an_unavailable_redis_exits_69_and_the_message_names_the_setting() {
     let dir = tempfile::tempdir().unwrap();
     let config = "[redis]\nurl = \"redis://:secret@127.0.0.1:1\"\n[pipelines.log]\nhandler = \"log\"\nevents = [\"*\"]\n";
     std::fs::write(dir.path().join("fairlane.toml"), config).unwrap();
@@ -186,7 +186,7 @@ async fn bad_lines_are_reported_with_their_numbers_and_the_rest_is_published() {
 }
 
 #[tokio::test]
-async fn a_full_redis_stops_publishing_and_what_was_accepted_is_a_beginning() {
+async fn a_full_redis_stops_publishing_and_the_accepted_events_are_the_first_ones() {
     let place = Installation::new().await;
     place.redis(&["CONFIG", "SET", "maxmemory", "4mb"]).await;
     let input: String = (0..100_000).map(|id| line(id) + "\n").collect();
@@ -206,7 +206,7 @@ async fn a_full_redis_stops_publishing_and_what_was_accepted_is_a_beginning() {
 }
 
 #[tokio::test]
-async fn what_is_no_stream_takes_no_events_and_fails_the_check() {
+async fn a_key_that_is_no_stream_takes_no_events_and_fails_the_check() {
     let place = Installation::new().await;
     place.redis(&["SET", "fairlane:events", "1"]).await;
     let ran = run_in(place.dir.path(), &["publish"], &line(1));
@@ -235,7 +235,7 @@ fn a_command_in_a_directory_without_configuration_says_so_once() {
 }
 
 #[tokio::test]
-async fn status_shows_what_is_wrong_and_which_command_helps() {
+async fn status_shows_each_problem_and_the_command_that_helps() {
     let place = Installation::new().await;
     let log = place.queue("log", 2);
     log.push(&bot("a"), &events(&bot("a"), 0..5), PushOptions::default()).await.unwrap();
@@ -444,7 +444,7 @@ async fn a_filter_that_cannot_be_compiled_fails_the_check() {
 }
 
 #[tokio::test]
-async fn check_tells_what_may_lose_events_and_what_is_forbidden() {
+async fn check_reports_a_risk_of_loss_and_a_forbidden_command() {
     let place = Installation::new().await;
     assert_eq!(place.run(&["check"]).code, 0);
     place.redis(&["CONFIG", "SET", "appendonly", "no"]).await;

@@ -287,7 +287,7 @@ fn sections() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn every_link_to_the_runbook_leads_to_a_section_that_says_what_to_do() {
+fn every_link_to_the_runbook_leads_to_a_section_with_instructions() {
     let sections = sections();
     let exists = |name: &str, address: &str| {
         let anchor = ANCHOR.captures(address).map(|found| found[1].to_owned());

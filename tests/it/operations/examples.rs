@@ -57,7 +57,7 @@ async fn both_arrive(server: &RedisServer, process: &Served, receiver: &ExampleR
 }
 
 #[tokio::test]
-async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_python() {
+async fn events_published_by_redis_and_by_curl_reach_the_receiver_in_python() {
     if !is_there("python3") || !is_there("curl") {
         return println!("not shown: there is no python3 or no curl");
     }
@@ -94,7 +94,7 @@ async fn the_receiver_in_python_can_answer_first_and_complete_later() {
 }
 
 #[tokio::test]
-async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_node() {
+async fn events_published_by_redis_and_by_curl_reach_the_receiver_in_node() {
     if !is_there("node") || !is_there("curl") {
         return println!("not shown: there is no node or no curl");
     }
@@ -130,7 +130,7 @@ async fn the_receiver_in_node_can_answer_first_and_complete_later() {
 }
 
 #[tokio::test]
-async fn what_is_published_by_redis_and_by_curl_reaches_the_receiver_in_php() {
+async fn events_published_by_redis_and_by_curl_reach_the_receiver_in_php() {
     if !is_there("php") || !is_there("curl") {
         return println!("not shown: there is no php or no curl");
     }
@@ -159,7 +159,7 @@ async fn the_receiver_in_php_can_answer_first_and_complete_later() {
 }
 
 #[tokio::test]
-async fn the_sender_in_ruby_has_a_notification_sent_and_says_what_is_wrong_with_one() {
+async fn the_sender_in_ruby_has_a_notification_sent_and_explains_a_refused_one() {
     if !is_there("ruby") {
         return println!("not shown: there is no ruby");
     }
@@ -187,7 +187,7 @@ async fn the_sender_in_ruby_has_a_notification_sent_and_says_what_is_wrong_with_
 }
 
 #[tokio::test]
-async fn producers_in_python_and_php_put_events_on_the_bus_and_say_what_is_wrong_with_them() {
+async fn producers_in_python_and_php_put_events_on_the_bus_and_explain_refused_ones() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let instance = Instance::start(&config(&server, "test", &[]), log.content()).await;
@@ -251,7 +251,7 @@ async fn a_notification_reaches_receivers_in_three_languages_that_believe_its_si
 }
 
 #[tokio::test]
-async fn the_welcome_flow_reminds_who_does_not_reply() {
+async fn the_welcome_flow_reminds_a_user_without_a_reply() {
     if !is_there("curl") {
         return println!("not shown: there is no curl");
     }

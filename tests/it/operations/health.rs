@@ -70,7 +70,7 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
 ];
 
 #[tokio::test]
-async fn every_metric_is_there_and_counters_begin_at_zero() {
+async fn every_metric_is_there_and_counters_start_at_zero() {
     // Where nobody listens: the series is there only where a MongoDB is configured.
     let away = format!("\"mongodb://127.0.0.1:{}\"", free_port());
     let settings = [

@@ -17,7 +17,7 @@ use crate::support::wait::{Stalls, eventually};
 const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn sigterm_under_load_repeats_nothing_and_makes_nobody_wait() {
+async fn sigterm_under_load_repeats_nothing_and_delays_no_other_process() {
     let settings = [("pipelines.test.workers.max", "8"), ("pipelines.test.lease_ttl", "\"30s\"")];
     let mut fleet = Fleet::new(Options::default(), 60, &settings);
     fleet.behaviour.delay = Duration::from_millis(3);
@@ -69,7 +69,7 @@ async fn a_process_that_stopped_leaves_no_lease_behind() {
 }
 
 #[tokio::test]
-async fn a_second_signal_stops_at_once_and_a_long_slice_comes_again() {
+async fn a_second_signal_stops_immediately_and_a_long_slice_comes_again() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
     fleet.behaviour.delay = Duration::from_secs(4);
     fleet.start(1).await;

@@ -106,7 +106,7 @@ async fn the_last_one_out_stops_the_server_and_its_data_and_port_are_still_there
 }
 
 #[tokio::test]
-async fn a_server_survives_its_starter_and_is_stopped_by_whoever_adopted_it() {
+async fn a_server_survives_its_starter_and_is_stopped_by_its_adopter() {
     let dir = tempfile::tempdir().unwrap();
     let (starter, _guard) = start(&dir).await;
     let pid = starter.pid();
@@ -118,7 +118,7 @@ async fn a_server_survives_its_starter_and_is_stopped_by_whoever_adopted_it() {
 }
 
 #[tokio::test]
-async fn processes_that_start_at_once_share_one_server() {
+async fn processes_that_start_concurrently_share_one_server() {
     let dir = tempfile::tempdir().unwrap();
     let start = || PrivateMongo::start_with(dir.path(), options());
     let (a, b, c) = tokio::join!(start(), start(), start());
@@ -194,7 +194,7 @@ async fn a_server_that_hangs_is_waited_for_then_reported_and_killed_by_the_last_
 }
 
 #[tokio::test]
-async fn a_missing_program_is_named_with_what_helps() {
+async fn a_missing_program_is_named_with_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let started = PrivateMongo::start(dir.path(), Some(Path::new("no-such-mongod"))).await;
     assert_eq!(

@@ -72,7 +72,7 @@ impl Drop for Running {
 }
 
 #[tokio::test]
-async fn it_checks_signatures_and_its_recheck_targets_answer_what_their_names_say() {
+async fn it_checks_signatures_and_its_recheck_targets_answer_as_their_names_say() {
     let rig = Rig::new(&[("callbacks.secrets", SECRETS)]);
     let instance = rig.start().await;
     let receiver = Running::start(SECRETS, &["--json", "--bot", "shop", "--headers"]);
@@ -128,7 +128,7 @@ async fn it_checks_signatures_and_its_recheck_targets_answer_what_their_names_sa
 }
 
 #[tokio::test]
-async fn it_says_what_came_again_once_it_had_answered_with_success() {
+async fn it_marks_calls_that_repeat_a_successful_one() {
     let receiver = Running::start("[]", &["--json", "--retry-after", "7s", "--status", "503"]);
     let client = Client::new(&receiver.address);
     for id in ["a", "b", "a"] {
@@ -157,7 +157,7 @@ async fn it_says_what_came_again_once_it_had_answered_with_success() {
 }
 
 #[tokio::test]
-async fn it_fails_on_purpose_and_what_failed_is_new_when_it_comes_again() {
+async fn it_fails_on_purpose_and_a_call_after_a_failed_one_is_new() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
     let failing = Running::start("[]", &["--fail", "1", "--status", "503", "--retry-after", "40s"]);
@@ -210,7 +210,7 @@ async fn it_answers_pushes_first_and_completes_their_leases() {
 }
 
 #[test]
-fn it_stops_at_a_signal_and_refuses_what_it_cannot_do() {
+fn it_stops_at_a_signal_and_refuses_invalid_arguments() {
     let mut receiver = Running::start("[]", &[]);
     signal(receiver.child.id(), "TERM");
     let mut ended = None;

@@ -42,7 +42,7 @@ fn the_last_one_out_stops_the_private_redis_whatever_roles_it_played() {
 }
 
 #[test]
-fn a_server_whose_log_nobody_reads_any_more_still_stops() {
+fn a_server_stops_although_its_log_is_no_longer_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut server = Command::new(PROGRAM)
         .arg("serve")
@@ -73,7 +73,7 @@ fn a_server_whose_log_nobody_reads_any_more_still_stops() {
 }
 
 #[test]
-fn a_demo_whose_output_nobody_reads_ends_well_and_leaves_nothing() {
+fn a_demo_whose_output_is_not_read_ends_well_and_leaves_nothing() {
     let temporary = tempfile::tempdir().expect("a directory");
     let mut demo = Command::new(PROGRAM)
         .args(["demo", "--seconds", "1", "--bots", "100", "--rate", "500"])

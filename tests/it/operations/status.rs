@@ -127,7 +127,7 @@ async fn status_tells_which_bots_a_pipeline_fails_for_since_when_and_why() {
 }
 
 #[tokio::test]
-async fn status_tells_of_a_target_that_is_away_although_no_attempt_is_counted() {
+async fn status_reports_an_unavailable_target_although_no_attempt_is_counted() {
     let asked = Asked::start("gone").await;
     asked.publish(&["away-1"]).await;
     eventually(LONG, "it is told", async || {
@@ -142,7 +142,7 @@ async fn status_tells_of_a_target_that_is_away_although_no_attempt_is_counted() 
 }
 
 #[tokio::test]
-async fn what_was_copied_is_not_called_unread_before_the_reader_noted_it() {
+async fn copied_events_do_not_show_as_unread_before_the_reader_noted_them() {
     let asked = Asked::start("read").await;
     asked.publish(&["fine-1"; 40]).await;
     eventually(LONG, "it is noted once", async || asked.stream().await.unread.is_some()).await;

@@ -110,7 +110,7 @@ async fn a_whole_instance_speaks_tls_and_shows_its_certificate_where_redis_asks(
 }
 
 #[tokio::test]
-async fn what_keeps_tls_from_working_is_said() {
+async fn the_reason_why_tls_fails_is_told() {
     let (papers, others) = (Papers::new(), Papers::new());
     let server = papers.server("no");
     let (url, ca) = (encrypted(&server), papers.file("ca"));

@@ -149,7 +149,7 @@ impl Receiver {
     }
 
     /// The most calls that were answered at once.
-    pub(crate) fn most_at_once(&self) -> usize {
+    pub(crate) fn max_concurrent(&self) -> usize {
         self.state.most.load(Ordering::SeqCst)
     }
 

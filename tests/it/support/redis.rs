@@ -250,7 +250,7 @@ mod tests {
 
     /// Also when the file is synced only every second: a kill does not lose what was written.
     #[tokio::test]
-    async fn a_killed_server_comes_back_with_what_it_had() {
+    async fn a_killed_server_comes_back_with_its_data() {
         let options =
             Options { persistence: Persistence::EverySecond, tcp: true, ..Options::default() };
         let mut server = RedisServer::start(options);

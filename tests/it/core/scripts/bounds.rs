@@ -57,11 +57,11 @@ fn numbers_keep_all_their_digits() {
     assert_eq!((claimed.clock, grant.start, grant.fence.get()), (seen, seen, now));
     assert_eq!(claimed.now_us, now);
     assert_eq!(claimed.deadline_ms, Some(now / 1_000 + TTL_MS));
-    let own: String = shard.clocked.plain().hget(keys.own(), "a").unwrap();
+    let own: String = shard.harness.plain().hget(keys.own(), "a").unwrap();
     assert_eq!(own, format!("{now}|0|{seen}|0"));
     let keep = Completion { cost: 1, ..completion(&claimed, 0, 1, Mode::Keep { ttl_ms: 1 }) };
     assert_eq!(shard.complete(NOW, 1, &[keep]).verdicts, [Verdict::Ok]);
-    let own: String = shard.clocked.plain().hget(keys.own(), "a").unwrap();
+    let own: String = shard.harness.plain().hget(keys.own(), "a").unwrap();
     assert_eq!(own, format!("{now}|1|{}|1", seen + 1));
     let rest =
         Completion { before: 1, cost: 60_000_000, ..completion(&claimed, 0, 0, Mode::Release) };
@@ -131,7 +131,7 @@ fn a_letter_is_put_back_behind_more_events_than_one_look_takes() {
 }
 
 #[test]
-fn a_full_queue_takes_what_fits_and_the_rest_is_dead_or_dropped() {
+fn a_full_queue_takes_the_events_that_fit_and_the_rest_is_dead_or_dropped() {
     for overflow_dead in [true, false] {
         let mut shard = Shard::new();
         let limits = Limits { max_queue: 3, overflow_dead, dead_max: 1, ..LIMITS };
@@ -165,7 +165,7 @@ fn an_exception_that_is_not_among_the_events_changes_nothing() {
 }
 
 #[test]
-fn a_claim_reaps_64_leases_and_forgets_1000_finishes_at_most() {
+fn a_claim_reaps_up_to_64_leases_and_forgets_up_to_1000_finishes() {
     let mut shard = Shard::new();
     let bots: Vec<_> = (0..100).map(|n| bot(&format!("bot {n:03}"))).collect();
     shard.enqueue(Offset::default(), Offset { ms: 1, seq: 1 }, &bots, "{}");
@@ -173,13 +173,13 @@ fn a_claim_reaps_64_leases_and_forgets_1000_finishes_at_most() {
     let keys = &shard.keys.clone();
     for finish in 1..=1_500 {
         let member = format!("gone {finish}");
-        let () = shard.clocked.plain().zadd(keys.fin(), member, finish).unwrap();
+        let () = shard.harness.plain().zadd(keys.fin(), member, finish).unwrap();
     }
     let expired = NOW + i64::try_from(TTL_MS).unwrap() * 1_000;
     let look = Claim { max: 0, seen: 1_500, ..claim_all(keys) };
     for (vanished, finishes) in [(64, 500), (36, 0), (0, 0)] {
         assert_eq!(shard.call(expired, &look).vanished, vanished);
-        assert_eq!(shard.clocked.plain().zcard::<_, u64>(keys.fin()).unwrap(), finishes);
+        assert_eq!(shard.harness.plain().zcard::<_, u64>(keys.fin()).unwrap(), finishes);
     }
     assert_eq!(shard.claim(expired).ready, 36);
 }
@@ -187,8 +187,8 @@ fn a_claim_reaps_64_leases_and_forgets_1000_finishes_at_most() {
 /// `(open leases, what a bot's lease says last)`.
 fn open(shard: &mut Shard, of: &str) -> (u64, String) {
     let (meta, own) = (shard.keys.meta().to_owned(), shard.keys.own().to_owned());
-    let open: Option<u64> = shard.clocked.plain().hget(meta, "open").unwrap();
-    let own: Option<String> = shard.clocked.plain().hget(own, of).unwrap();
+    let open: Option<u64> = shard.harness.plain().hget(meta, "open").unwrap();
+    let own: Option<String> = shard.harness.plain().hget(own, of).unwrap();
     let own = own.unwrap_or_default();
     (open.unwrap_or(0), own.rsplit('|').next().unwrap_or_default().to_owned())
 }

@@ -22,7 +22,7 @@ fn a_delayed_event_comes_back_whole_on_time_and_with_a_new_sequence() {
     // One was delayed from the start, one by its handler; both are one kind of thing.
     let events = [b"pushed".to_vec()];
     let push = Push { keys, limits: LIMITS, bot: a, events: &events, due_ms, idempotency: None };
-    let (pushed, heard) = shard.clocked.call(NOW, &push);
+    let (pushed, heard) = shard.harness.call(NOW, &push);
     assert_eq!(heard, [format!("due {due_ms}")]);
     let first = shard.push(NOW, "a", &["handled"], LIMITS).sequence;
     let claimed = shard.claim(NOW);
@@ -105,7 +105,7 @@ fn a_paused_shard_offers_no_score_until_it_is_resumed() {
     let refused = shard.claim(NOW);
     assert_eq!((refused.leases.len(), refused.low, refused.ready), (0, None, 1));
     let resume = Resume { keys, bot: None, slice_us: SLICE_US };
-    let (changed, heard) = shard.clocked.call(NOW, &resume);
+    let (changed, heard) = shard.harness.call(NOW, &resume);
     assert!(changed);
     assert_eq!(heard, [format!("ready {}", NOW + 1 - QUIET)]);
     assert_eq!(shard.claim(NOW).leases.len(), 1);

@@ -103,7 +103,7 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
         assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us, renews: false }), "{bot}");
     }
     let due: Vec<(String, BotId)> = {
-        let ids: Vec<String> = shard.clocked.plain().zrange(&keys.due, 0, -1).unwrap();
+        let ids: Vec<String> = shard.harness.plain().zrange(&keys.due, 0, -1).unwrap();
         ids.into_iter().zip(bots.iter().cloned()).collect()
     };
     assert_eq!(shard.call(NOW, &Promote { keys, slice_us, events: &due }).moved, count as u64);
@@ -148,7 +148,7 @@ fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
     let claimed = shard.claim(NOW);
     shard.complete(NOW, 9, &[completion(&claimed, 0, 1, Mode::Fail { ms: 1, isolate: 1 })]);
     shard.call(NOW, &Pause { keys: &shard.keys.clone(), bot: None });
-    let keys: Vec<String> = shard.clocked.plain().keys("*").unwrap();
+    let keys: Vec<String> = shard.harness.plain().keys("*").unwrap();
     let names: BTreeSet<&str> = keys
         .iter()
         .filter(|key| !crate::support::script_harness::OWN_KEYS.contains(&key.as_str()))
@@ -164,12 +164,12 @@ fn an_idle_bot_leaves_nothing_behind() {
     let mut shard = Shard::new();
     let keys = &shard.keys.clone();
     live(&mut shard, &hostile());
-    let finishes: usize = shard.clocked.plain().zcard(keys.fin()).unwrap();
+    let finishes: usize = shard.harness.plain().zcard(keys.fin()).unwrap();
     assert_eq!(finishes, hostile().len(), "the clock stands still and is behind them all");
-    let () = shard.clocked.plain().hset(&keys.weight, "*", 2).unwrap();
+    let () = shard.harness.plain().hset(&keys.weight, "*", 2).unwrap();
     assert!(shard.call(NOW, &Pause { keys, bot: Some(&bot("{}")) }));
     shard.call(NOW, &Claim { alone: true, ..claim_all(keys) });
-    let left: BTreeSet<String> = shard.clocked.plain().keys("fl:*").unwrap();
+    let left: BTreeSet<String> = shard.harness.plain().keys("fl:*").unwrap();
     let expected: BTreeSet<String> =
         [keys.meta(), &keys.hwm, &keys.dlq, &keys.weight, keys.paused()]
             .into_iter()
@@ -177,7 +177,7 @@ fn an_idle_bot_leaves_nothing_behind() {
             .chain(hostile().iter().map(|bot| keys.idempotency(bot.as_str())))
             .collect();
     assert_eq!(left, expected);
-    let depth: String = shard.clocked.plain().hget(keys.meta(), "depth").unwrap();
+    let depth: String = shard.harness.plain().hget(keys.meta(), "depth").unwrap();
     assert_eq!(depth, "0");
 }
 

@@ -74,7 +74,7 @@ fn dead(index: usize) -> Exception {
 
 /// One shard of a server of its own, on a clock of the test's own.
 struct Shard {
-    clocked: ScriptHarness,
+    harness: ScriptHarness,
     keys: ShardKeys,
     /// Whether its queues have a ledger.
     ledger: bool,
@@ -89,11 +89,11 @@ impl Shard {
     fn of(pipeline: &str) -> Self {
         let server = RedisServer::start(Options::default());
         let ledger = pipeline == fairlane::counters::PIPELINE;
-        Self { clocked: ScriptHarness::new(&server), keys: keys(pipeline), ledger, _server: server }
+        Self { harness: ScriptHarness::new(&server), keys: keys(pipeline), ledger, _server: server }
     }
 
     fn call<C: Call>(&mut self, now_us: i64, call: &C) -> C::Reply {
-        self.clocked.call(now_us, call).0
+        self.harness.call(now_us, call).0
     }
 
     fn push(&mut self, now_us: i64, to: &str, events: &[&str], limits: Limits) -> Pushed {
@@ -111,7 +111,7 @@ impl Shard {
         let (keys, bot) = (&self.keys.clone(), &bot(to));
         let events: Vec<Vec<u8>> = events.iter().map(|event| event.as_bytes().to_vec()).collect();
         let call = Push { keys, limits, bot, events: &events, due_ms: 0, idempotency: None };
-        self.clocked.call(now_us, &call)
+        self.harness.call(now_us, &call)
     }
 
     fn enqueue(&mut self, prev: Offset, last: Offset, bots: &[BotId], event: &str) -> Enqueued {
@@ -144,7 +144,7 @@ impl Shard {
     /// Sequences and events of a queue.
     fn queue(&mut self, of: &str) -> Vec<(u64, String)> {
         let key = self.keys.queue(&bot(of));
-        let records: Vec<Vec<u8>> = self.clocked.plain().lrange(key, 0, -1).unwrap();
+        let records: Vec<Vec<u8>> = self.harness.plain().lrange(key, 0, -1).unwrap();
         let read = |record: Vec<u8>| {
             let sequence = u64::from_be_bytes(record[3..11].try_into().unwrap());
             (sequence, String::from_utf8(record[11..].to_vec()).unwrap())
@@ -160,7 +160,7 @@ impl Shard {
     fn letters(&mut self) -> Vec<Offset> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&self.keys.dlq).arg("-").arg("+");
-        let letters: Vec<(String, redis::Value)> = command.query(self.clocked.plain()).unwrap();
+        let letters: Vec<(String, redis::Value)> = command.query(self.harness.plain()).unwrap();
         letters.into_iter().map(|(id, _)| id.parse().unwrap()).collect()
     }
 }

@@ -93,13 +93,13 @@ impl Counters {
 
     fn unflushed(&mut self) -> BTreeMap<String, u64> {
         let [unflushed, ..] = self.shard.keys.ledger(&self.bot);
-        self.shard.clocked.plain().hgetall(unflushed).unwrap()
+        self.shard.harness.plain().hgetall(unflushed).unwrap()
     }
 
     /// How many totals each generation caches.
     fn generations(&mut self) -> [u64; 2] {
         let [_, first, second, _] = self.shard.keys.ledger(&self.bot);
-        [first, second].map(|key| self.shard.clocked.plain().hlen(key).unwrap())
+        [first, second].map(|key| self.shard.harness.plain().hlen(key).unwrap())
     }
 
     fn sequences(&mut self) -> Vec<u64> {
@@ -198,7 +198,7 @@ fn a_second_view_with_the_same_key_counts_nothing_and_answers_the_same() {
 }
 
 #[test]
-fn a_replacement_sets_the_total_at_once_and_is_not_told_without_it() {
+fn a_replacement_sets_the_total_immediately_and_no_total_is_told_without_it() {
     let mut counters = Counters::new();
     counters.upsert("x", 5, Some((100, 0)));
     counters.replace("x", 30);
@@ -219,7 +219,7 @@ fn a_replacement_sets_the_total_at_once_and_is_not_told_without_it() {
 }
 
 #[test]
-fn a_completion_lowers_what_is_unflushed_and_repeated_changes_nothing() {
+fn a_completion_lowers_the_unflushed_views_and_a_repeated_one_changes_nothing() {
     let mut counters = Counters::new();
     counters.upsert("x", 2, Some((0, 0)));
     counters.upsert("y", 1, Some((0, 0)));
@@ -254,7 +254,7 @@ fn a_cached_total_is_forgotten_after_two_days_unless_it_is_viewed_or_waits() {
     }
     let [_, first, second, _] = counters.shard.keys.ledger(&counters.bot);
     let ttl = |counters: &mut Counters, key: &str| -> i64 {
-        counters.shard.clocked.plain().pttl(key).unwrap()
+        counters.shard.harness.plain().pttl(key).unwrap()
     };
     let young = if counters.generations()[0] == 2 { first } else { second };
     let two_days = DAY_US / 1_000 * 2;
@@ -270,7 +270,7 @@ fn a_cached_total_is_forgotten_after_two_days_unless_it_is_viewed_or_waits() {
 }
 
 #[test]
-fn a_full_generation_takes_nothing_new_but_goes_on_counting_what_it_has() {
+fn a_full_generation_takes_no_new_ad_and_still_counts_its_own() {
     let mut counters = Counters::new();
     counters.cached_ads = 1;
     assert_eq!(counters.upsert("x", 1, Some((10, 0))), total(11));
@@ -283,7 +283,7 @@ fn a_full_generation_takes_nothing_new_but_goes_on_counting_what_it_has() {
 }
 
 #[test]
-fn views_from_the_bus_raise_what_is_cached_and_count_once() {
+fn views_from_the_bus_raise_the_cached_total_and_count_once() {
     let mut counters = Counters::new();
     counters.upsert("x", 1, Some((10, 0)));
     let keys = counters.shard.keys.clone();

@@ -110,7 +110,7 @@ fn lines(bytes: &[u8]) -> (Vec<Value>, bool) {
 }
 
 #[tokio::test]
-async fn a_view_is_counted_at_once_and_told_in_every_way() {
+async fn a_view_is_counted_immediately_and_told_in_every_way() {
     let counting = Counting::start().await;
     let client = &counting.client;
     assert_eq!(view(client, "x").await, 1);
@@ -231,7 +231,7 @@ async fn a_view_that_is_repeated_with_its_key_counts_once_and_is_answered_alike(
 }
 
 #[tokio::test]
-async fn an_ad_is_reset_set_and_forgotten_at_once_and_counts_on_from_there() {
+async fn an_ad_is_immediately_reset_set_and_forgotten_and_counts_from_there() {
     let counting = Counting::start().await;
     let client = &counting.client;
     let total = async || totals(client, &["x"]).await["totals"]["x"].clone();
@@ -369,7 +369,7 @@ async fn a_token_counts_sees_and_changes_its_own_bots_only() {
 }
 
 #[tokio::test]
-async fn what_is_done_to_an_ad_is_logged_with_the_name_of_the_token() {
+async fn changes_of_an_ad_are_logged_with_the_name_of_the_token() {
     let (redis, mongo) =
         (RedisServer::start(Options::default()), MongoServer::start(mongo::Options::default()));
     let directory = tempfile::tempdir().unwrap();

@@ -88,7 +88,7 @@ fn unusable() -> Vec<(&'static str, String, Option<Value>, &'static str)> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_refused_by_its_field_and_counts_nothing() {
+async fn an_unusable_value_is_refused_by_its_field_and_counts_nothing() {
     let counting = Counting::start().await;
     let client = &counting.client;
     for (method, rest, body, field) in unusable() {

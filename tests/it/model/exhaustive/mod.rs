@@ -164,7 +164,7 @@ fn every_interleaving_of_failures_pauses_and_purges_keeps_the_promises() {
 }
 
 #[test]
-fn without_recover_a_lost_tail_makes_a_holder_remove_what_it_never_handled() {
+fn without_recover_a_lost_tail_makes_a_holder_remove_events_it_never_handled() {
     let budget = Budget { lost_tails: 1, ..NOTHING_WRONG };
     let promises = ["an event leaves its queue only after its effect", "no event is lost"];
     is_broken(&promises, TWO_STREAMS, budget, Rule::Recover);

@@ -24,7 +24,7 @@ use crate::support::script_harness::ScriptHarness;
 const STEPS: usize = 100;
 
 #[test]
-fn the_scripts_do_what_the_model_does() {
+fn the_scripts_behave_like_the_model() {
     let server = RedisServer::start(Options::default());
     let real = std::cell::RefCell::new(Real::new(ScriptHarness::new(&server)));
     let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };

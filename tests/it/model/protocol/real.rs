@@ -29,7 +29,7 @@ pub(super) struct Outcome {
 }
 
 pub(super) struct Real {
-    clocked: ScriptHarness,
+    harness: ScriptHarness,
     keys: ShardKeys,
     bots: Vec<BotId>,
     /// Only a claim's reply makes a fence.
@@ -39,16 +39,16 @@ pub(super) struct Real {
 }
 
 impl Real {
-    pub(super) fn new(clocked: ScriptHarness) -> Self {
+    pub(super) fn new(harness: ScriptHarness) -> Self {
         let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
         let keys = ShardKeys::new(&Prefix::default(), &PipelineName::parse("p").unwrap(), shard);
         let bots = NAMES.iter().map(|name| BotId::parse(name).unwrap()).collect();
-        Self { clocked, keys, bots, fences: BTreeMap::new(), letters: Vec::new() }
+        Self { harness, keys, bots, fences: BTreeMap::new(), letters: Vec::new() }
     }
 
     /// Forgets everything but the scripts.
     pub(super) fn reset(&mut self) {
-        redis::cmd("FLUSHALL").exec(self.clocked.plain()).unwrap();
+        redis::cmd("FLUSHALL").exec(self.harness.plain()).unwrap();
         self.fences.clear();
         self.letters.clear();
     }
@@ -283,7 +283,7 @@ impl Real {
         call: &C,
         read: impl FnOnce(C::Reply, &Server) -> ScriptReply,
     ) -> Outcome {
-        let command = self.clocked.command(call);
+        let command = self.harness.command(call);
         let (value, published, server) = self.send(step, command);
         let answer = read(C::reply(value).unwrap(), &server);
         Outcome { answer, published, server }
@@ -296,7 +296,7 @@ impl Real {
 
     fn send(&mut self, step: &Step, command: Cmd) -> (Value, Vec<String>, Server) {
         let look = decode::look(&self.keys, &self.bots);
-        let (reply, published, values) = self.clocked.run(step.now_us, command, &look).unwrap();
+        let (reply, published, values) = self.harness.run(step.now_us, command, &look).unwrap();
         let Decoded { mut server, letters } = decode::decode(&self.keys, values);
         (server.slice_us, server.limits) = (SLICE_US, step.limits);
         self.letters = letters;

@@ -76,7 +76,7 @@ fn a_busy_bot_far_behind_the_clock_starts_at_the_clock() {
 }
 
 #[test]
-fn a_claim_takes_what_is_within_its_bound_and_says_what_is_left() {
+fn a_claim_takes_bots_within_its_bound_and_reports_the_lowest_other() {
     let mut server = with(&[(0, 0)]);
     server.ctl.extend([(1, 500), (2, 700)]);
     let claimed = server.claim(NOW, Claim { bound: 600, ..ALL });

@@ -364,7 +364,7 @@ async fn forget_when(rig: &Rig) {
 }
 
 #[tokio::test]
-async fn the_audit_finds_what_is_in_no_structure_and_leaves_the_rest_alone() {
+async fn the_audit_finds_notifications_in_no_structure_and_leaves_the_rest_alone() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
     let found = instance.notifications().audit().await.unwrap();
@@ -398,7 +398,7 @@ async fn the_audit_finds_what_is_in_no_structure_and_leaves_the_rest_alone() {
 }
 
 #[tokio::test]
-async fn a_process_that_starts_finds_what_is_in_no_structure() {
+async fn a_process_that_starts_finds_notifications_in_no_structure() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
     let receiver = Receiver::content().await;

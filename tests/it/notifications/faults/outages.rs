@@ -41,7 +41,7 @@ async fn set_max_memory(rig: &Rig, bytes: u64) {
 }
 
 #[tokio::test]
-async fn a_full_redis_sends_what_is_due_once_and_accepts_no_more() {
+async fn a_full_redis_sends_due_notifications_once_and_accepts_no_more() {
     let rig = Rig::on(LASTING, &[("notifications.online_threshold", "\"0s\"")]);
     let instance = rig.start().await;
     let receiver = Receiver::start(async |call| {
@@ -139,16 +139,16 @@ async fn once_across(outage: Outage, away: Duration) {
 }
 
 #[tokio::test]
-async fn what_was_answered_while_redis_restarted_for_eight_seconds_is_not_sent_again() {
+async fn a_send_answered_while_redis_restarted_for_eight_seconds_is_not_repeated() {
     once_across(Outage::Killed, Duration::from_secs(8)).await;
 }
 
 #[tokio::test]
-async fn what_was_answered_while_redis_was_frozen_for_eight_seconds_is_not_sent_again() {
+async fn a_send_answered_while_redis_was_frozen_for_eight_seconds_is_not_repeated() {
     once_across(Outage::Frozen, Duration::from_secs(8)).await;
 }
 
 #[tokio::test]
-async fn what_was_answered_while_redis_was_away_for_longer_than_a_hold_is_not_sent_again() {
+async fn a_send_answered_while_redis_was_unavailable_for_longer_than_a_hold_is_not_repeated() {
     once_across(Outage::Killed, Duration::from_secs(27)).await;
 }

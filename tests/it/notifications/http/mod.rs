@@ -173,7 +173,7 @@ async fn a_notification_is_looked_up_moved_and_cancelled_by_its_id() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_user_is_sent_when_the_user_is_online_whichever_way_that_is_told() {
+async fn a_waiting_notification_is_sent_when_its_user_is_online_however_that_is_told() {
     let rig = Rig::new(&[("notifications.online_threshold", "\"0s\"")]);
     let instance = rig.start().await;
     let client = instance.client();
@@ -357,7 +357,7 @@ async fn a_token_sends_sees_and_cancels_for_its_own_bots_only() {
 }
 
 #[tokio::test]
-async fn redis_away_is_told_and_nothing_is_said_to_be_accepted() {
+async fn an_unavailable_redis_is_told_and_no_answer_claims_acceptance() {
     let mut rig = Rig::on(Options { persistence: Persistence::Always, ..Options::default() }, &[]);
     let instance = rig.start().await;
     let client = instance.client();

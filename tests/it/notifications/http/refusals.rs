@@ -10,7 +10,7 @@ use crate::support::receiver::{Receiver, Reply};
 use crate::support::recorder::Log;
 
 #[tokio::test]
-async fn what_cannot_be_used_is_refused_by_its_parameter_and_nothing_is_accepted() {
+async fn an_unusable_value_is_refused_by_its_parameter_and_nothing_is_accepted() {
     let rig = Rig::new(&[("callbacks.allow_nets", "[]")]);
     let instance = rig.start().await;
     let client = instance.client();

@@ -54,7 +54,7 @@ fn mongo_address(server: &MongoServer) -> String {
 }
 
 #[tokio::test]
-async fn what_the_counters_would_run_on_is_told() {
+async fn the_database_of_the_counters_is_told() {
     let redis = redis();
     let elsewhere = check(&redis, &[]);
     let lines = ["ok mongodb not used (mongodb.url is empty)"];

@@ -106,7 +106,7 @@ async fn ask(server: &RedisServer, command: &[&str]) -> redis::Value {
 }
 
 #[tokio::test]
-async fn the_audit_tells_what_was_in_no_structure_and_schedules_it_again() {
+async fn the_audit_reports_notifications_in_no_structure_and_schedules_them_again() {
     let redis = redis();
     let place = ConfigDirectory::new(&redis.url(), &[("redis.shards", "1")]);
     let ran = place.run(&["--audit"]);
@@ -302,7 +302,7 @@ async fn data_that_does_not_fit_the_configuration_is_found_out() {
 }
 
 #[tokio::test]
-async fn every_probe_runs_although_redis_is_away() {
+async fn every_probe_runs_although_redis_is_unavailable() {
     let port = free_port();
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = taken.local_addr().unwrap();
@@ -343,7 +343,7 @@ async fn a_configuration_that_cannot_be_loaded_is_the_only_finding() {
 }
 
 #[tokio::test]
-async fn what_runs_already_is_no_obstacle() {
+async fn a_running_fleet_is_no_obstacle() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
     fleet.start(1).await;
     let address = metrics_address(&fleet.workers[0]).unwrap();

@@ -8,7 +8,7 @@ use std::process::Command;
 use super::{instructions, root, text};
 
 #[test]
-fn the_image_is_built_from_what_is_there() {
+fn the_image_is_built_from_files_that_exist() {
     let ignore = text(".dockerignore");
     let mut rules = ignore.lines().filter(|line| !line.starts_with('#'));
     assert_eq!(rules.next(), Some("*"), "nothing is sent to the builder but what follows");

@@ -72,7 +72,7 @@ async fn lost_replies_leave_the_commands_executed_and_new_connections_work() {
 }
 
 #[tokio::test]
-async fn what_is_held_arrives_when_it_is_let_go() {
+async fn held_bytes_arrive_when_they_are_released() {
     let (server, proxy) = behind_proxy().await;
     let mut connection = connect(&proxy).await.unwrap();
     proxy.set(ProxyMode::Hold);

@@ -109,7 +109,7 @@ fn a_key_is_kept_as_long_as_its_notification_however_far_it_is_moved() {
     let far = Amendment::Move(When::After(100 * DAY));
     assert_eq!(notes.amend(moved, "u", far), Amended::Done);
     let key = notes.shard.keys.notification_key(&bot("b"), "k");
-    let left: i64 = notes.shard.clocked.plain().ttl(key).unwrap();
+    let left: i64 = notes.shard.harness.plain().ttl(key).unwrap();
     assert!(left > 107 * 86_400, "{left}");
 }
 

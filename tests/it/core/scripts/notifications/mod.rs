@@ -121,10 +121,10 @@ impl Notes {
     /// Queues what is due; answers how many that were.
     fn promote(&mut self) -> u64 {
         let keys = &self.shard.keys.clone();
-        let due: Vec<String> = self.shard.clocked.plain().zrange(&keys.due, 0, -1).unwrap();
+        let due: Vec<String> = self.shard.harness.plain().zrange(&keys.due, 0, -1).unwrap();
         let mut events = Vec::new();
         for id in due {
-            let later: Vec<u8> = self.shard.clocked.plain().hget(&keys.later, &id).unwrap();
+            let later: Vec<u8> = self.shard.harness.plain().hget(&keys.later, &id).unwrap();
             let text = String::from_utf8_lossy(&later).into_owned();
             let (length, rest) = text.split_once(':').unwrap();
             events.push((id, bot(&rest[..length.parse().unwrap()])));
@@ -137,7 +137,7 @@ impl Notes {
 
     fn queued(&mut self, of: &BotId) -> Vec<(Sequence, Event)> {
         let key = self.shard.keys.queue(of);
-        let records: Vec<Vec<u8>> = self.shard.clocked.plain().lrange(key, 0, -1).unwrap();
+        let records: Vec<Vec<u8>> = self.shard.harness.plain().lrange(key, 0, -1).unwrap();
         records.iter().map(|record| Event::decode(record, of).unwrap()).collect()
     }
 
@@ -162,7 +162,7 @@ impl Notes {
 
     fn forget_queue(&mut self, of: &str) {
         let key = self.shard.keys.queue(&bot(of));
-        let () = self.shard.clocked.plain().del(key).unwrap();
+        let () = self.shard.harness.plain().del(key).unwrap();
     }
 
     /// Queues what is due and handles it.
@@ -198,21 +198,21 @@ impl Notes {
 
     fn state(&mut self, id: NotificationId) -> String {
         let key = self.shard.keys.notification(id);
-        self.shard.clocked.plain().hget(key, "state").unwrap()
+        self.shard.harness.plain().hget(key, "state").unwrap()
     }
 
     /// Notifications that fall due some time.
     fn armed(&mut self) -> usize {
         let (due, later) = (self.shard.keys.due.clone(), self.shard.keys.later.clone());
-        let armed: usize = self.shard.clocked.plain().zcard(due).unwrap();
-        assert_eq!(armed, self.shard.clocked.plain().hlen::<_, usize>(later).unwrap());
+        let armed: usize = self.shard.harness.plain().zcard(due).unwrap();
+        assert_eq!(armed, self.shard.harness.plain().hlen::<_, usize>(later).unwrap());
         armed
     }
 
     fn stats(&mut self) -> BTreeMap<String, u64> {
         let [day, hour] = self.shard.keys.stats(self.time());
-        let of_day: BTreeMap<String, u64> = self.shard.clocked.plain().hgetall(day).unwrap();
-        let of_hour: BTreeMap<String, u64> = self.shard.clocked.plain().hgetall(hour).unwrap();
+        let of_day: BTreeMap<String, u64> = self.shard.harness.plain().hgetall(day).unwrap();
+        let of_hour: BTreeMap<String, u64> = self.shard.harness.plain().hgetall(hour).unwrap();
         assert!(of_hour.iter().all(|(name, n)| of_day[name] >= *n));
         of_day
     }
@@ -243,12 +243,12 @@ fn a_notification_is_received_due_sent_and_counted_never_early() {
     let expected = counted(&[("late2", 1), ("received", 1), ("sent", 1)]);
     assert_eq!(notes.stats(), expected, "nor is how late it was told twice");
     let key = notes.shard.keys.notification(sent);
-    let left: i64 = notes.shard.clocked.plain().ttl(key).unwrap();
+    let left: i64 = notes.shard.harness.plain().ttl(key).unwrap();
     assert!((604_700..=604_800).contains(&left), "{left}");
 }
 
 #[test]
-fn an_event_that_comes_again_after_a_crash_begins_nothing_twice() {
+fn an_event_that_comes_again_after_a_crash_starts_nothing_twice() {
     let mut notes = Notes::new();
     let note = notes.schedule(&new("b", "u", 0));
     notes.promote();
@@ -261,7 +261,7 @@ fn an_event_that_comes_again_after_a_crash_begins_nothing_twice() {
 }
 
 #[test]
-fn what_a_killed_process_was_sending_comes_due_again_and_its_late_answer_means_nothing() {
+fn the_send_of_a_killed_process_comes_due_again_and_its_late_answer_changes_nothing() {
     let mut notes = Notes::new();
     let note = notes.schedule(&new("b", "u", 0));
     let lost = notes.step("b").remove(0);
@@ -318,23 +318,23 @@ fn a_retry_told_late_waits_for_its_pause_although_the_safety_net_is_queued() {
 }
 
 #[test]
-fn the_end_of_a_send_is_believed_by_a_redis_that_lost_its_begin() {
+fn a_redis_that_lost_the_start_of_a_send_accepts_its_end() {
     for ending in [Ending::Sent, Ending::Retry(Duration::from_secs(5), "500".into())] {
         let mut notes = Notes::new();
         let note = notes.schedule(&new("b", "u", 0));
         let key = notes.shard.keys.notification(note);
         let dump = |notes: &mut Notes| -> Vec<u8> {
-            redis::cmd("DUMP").arg(&key).query(notes.shard.clocked.plain()).unwrap()
+            redis::cmd("DUMP").arg(&key).query(notes.shard.harness.plain()).unwrap()
         };
         let before = dump(&mut notes);
         notes.promote();
         let begun = notes.handle("b").remove(0);
         let mut restore = redis::cmd("RESTORE");
         restore.arg(&key).arg(0).arg(before).arg("REPLACE");
-        restore.exec(notes.shard.clocked.plain()).unwrap();
+        restore.exec(notes.shard.harness.plain()).unwrap();
         let () = notes
             .shard
-            .clocked
+            .harness
             .plain()
             .zrem(notes.shard.keys.due.clone(), note.to_string())
             .unwrap();
@@ -349,7 +349,7 @@ fn the_end_of_a_send_is_believed_by_a_redis_that_lost_its_begin() {
 }
 
 #[test]
-fn what_has_ended_keeps_no_body_unless_it_may_be_redriven() {
+fn an_ended_notification_keeps_no_body_unless_it_may_be_redriven() {
     let mut notes = Notes::new();
     let recheck =
         || NewNotification { recheck: "https://example.com/ok".to_owned(), ..new("b", "u", 0) };
@@ -359,7 +359,7 @@ fn what_has_ended_keeps_no_body_unless_it_may_be_redriven() {
         notes.finish(&begun, ending);
         let key = notes.shard.keys.notification(note);
         let held: Vec<Option<String>> =
-            notes.shard.clocked.plain().hmget(key, &["body", "recheck", "method"]).unwrap();
+            notes.shard.harness.plain().hmget(key, &["body", "recheck", "method"]).unwrap();
         assert_eq!(held.iter().flatten().count(), kept);
     }
 }
@@ -396,7 +396,7 @@ fn a_retry_counts_a_postponement_does_not_and_both_end_where_it_expires() {
 }
 
 #[test]
-fn one_whose_time_passed_before_any_attempt_has_expired() {
+fn a_notification_whose_time_passed_before_any_attempt_has_expired() {
     let mut notes = Notes::new();
     let short = NewNotification { expires_in: Duration::from_secs(60), ..new("b", "u", 0) };
     let note = notes.schedule(&short);
@@ -407,7 +407,7 @@ fn one_whose_time_passed_before_any_attempt_has_expired() {
 }
 
 #[test]
-fn what_was_only_put_off_until_it_expired_is_a_dead_letter() {
+fn a_notification_postponed_until_it_expired_is_a_dead_letter() {
     let mut notes = Notes::new();
     let short = NewNotification { expires_in: Duration::from_secs(60), ..new("b", "u", 0) };
     let note = notes.schedule(&short);
@@ -420,7 +420,7 @@ fn what_was_only_put_off_until_it_expired_is_a_dead_letter() {
 }
 
 #[test]
-fn what_is_in_no_structure_falls_due_again_unless_it_was_acted_on_since() {
+fn a_notification_in_no_structure_falls_due_again_unless_it_changed_since() {
     let mut notes = Notes::new();
     let lost = notes.schedule(&new("b", "u", 60_000));
     let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
@@ -431,7 +431,7 @@ fn what_is_in_no_structure_falls_due_again_unless_it_was_acted_on_since() {
         assert!(!notes.restore(id, uid, 0), "it is armed, has ended, or is not there");
     }
     for key in [notes.shard.keys.due.clone(), notes.shard.keys.later.clone()] {
-        let () = notes.shard.clocked.plain().del(key).unwrap();
+        let () = notes.shard.harness.plain().del(key).unwrap();
     }
     assert!(!notes.restore(lost, "u", 1), "an event was acted on since");
     assert!(notes.restore(lost, "u", 0) && notes.restore(waits, "w", 0));

@@ -95,7 +95,7 @@ fn of_kind(kind: &str, uid: &str) -> NewNotification {
 }
 
 #[test]
-fn a_cap_drops_what_is_one_too_many_until_the_oldest_leaves_the_window() {
+fn a_cap_drops_further_notifications_until_the_oldest_leaves_the_window() {
     let mut notes = capped(&["2/100s"], &[]);
     for _ in 0..2 {
         notes.schedule(&new("b", "u", 0));
@@ -109,7 +109,7 @@ fn a_cap_drops_what_is_one_too_many_until_the_oldest_leaves_the_window() {
     notes.schedule(&new("b", "", 0));
     assert_eq!(notes.step("b").len(), 2);
     let key = notes.shard.keys.notification(dropped);
-    let reason: String = notes.shard.clocked.plain().hget(key, "reason").unwrap();
+    let reason: String = notes.shard.harness.plain().hget(key, "reason").unwrap();
     assert_eq!(
         (notes.state(dropped), &*reason),
         ("throttled".to_owned(), "the user got 2 within 100 s")
@@ -174,11 +174,11 @@ fn a_type_is_counted_by_itself_and_with_the_others_unless_it_has_no_caps() {
     assert_eq!(run(&["promo", "promo", "none"]), ["sent", "throttled", "sent"]);
     assert_eq!(run(&["other", "none", "receipt"]), ["sent", "throttled", "sent"]);
     let user = notes.shard.keys.user(&bot("b"), "u");
-    let fields: BTreeMap<String, Vec<u8>> = notes.shard.clocked.plain().hgetall(&user).unwrap();
+    let fields: BTreeMap<String, Vec<u8>> = notes.shard.harness.plain().hgetall(&user).unwrap();
     let logs = fields.iter().filter(|(name, _)| name.starts_with("log"));
     let logs: Vec<(&str, usize)> = logs.map(|(name, log)| (&**name, log.len())).collect();
     assert_eq!(logs, [("log", 18), ("log|promo", 6)], "no more than the caps ask");
-    let left: i64 = notes.shard.clocked.plain().ttl(&user).unwrap();
+    let left: i64 = notes.shard.harness.plain().ttl(&user).unwrap();
     assert!((3_000..=3_600).contains(&left), "{left}");
 }
 
@@ -212,7 +212,7 @@ fn a_user_is_not_free_before_it_can_be_told_how_the_last_one_ended() {
 }
 
 #[test]
-fn a_cap_holds_also_who_is_online_and_a_killed_process_does_not_count() {
+fn a_cap_applies_to_online_users_and_a_killed_process_does_not_count() {
     let mut notes = capped(&["1/1h"], &[]);
     let waits = || NewNotification { waits: true, ..new("b", "u", 0) };
     let (first, second) = (notes.schedule(&waits()), notes.schedule(&waits()));

@@ -38,7 +38,7 @@ fn one_that_waits_in_vain_expires() {
 }
 
 #[test]
-fn waiting_for_a_user_or_for_a_threshold_is_not_late_nor_is_what_was_told_before() {
+fn a_wait_for_a_user_or_a_threshold_or_a_delay_told_before_is_not_late() {
     let mut notes = Notes::new();
     notes.throttle.defers = true;
     let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
