@@ -1,5 +1,5 @@
-//! Readers of rules and profiles while MongoDB hangs: it refuses nothing and answers nothing. They get
-//! 503 soon; who changes a rule waits.
+//! Reads of rules and profiles while MongoDB hangs: a read gets 503 soon, and a change of a rule
+//! waits.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The routes of rules and profiles: what they refuse, what they answer, versions.
+//! The routes of rules and profiles: refusals, answers, versions.
 
 use serde_json::{Value, json};
 

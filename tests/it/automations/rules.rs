@@ -1,4 +1,4 @@
-//! Rules: what they decide, in which order, and who hears of a change.
+//! Rules: their decisions, their order, and how fast every process learns of a change.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The bus: several streams, where a pipeline begins, what cannot be read, what is kept and what
-//! is trimmed, and who reads.
+//! The bus: several streams, the start of a pipeline, unreadable entries, trimming, and the reader
+//! of each stream.
 
 use std::time::Duration;
 

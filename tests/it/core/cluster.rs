@@ -1,4 +1,4 @@
-//! The same promises on a Redis Cluster, and what only a cluster can do to them.
+//! The same promises on a Redis Cluster, and the faults that only a cluster has.
 
 use std::collections::HashMap;
 use std::time::Duration;

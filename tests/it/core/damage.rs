@@ -1,4 +1,4 @@
-//! What is wrong in one place of Redis, or refused by a full one, hides nothing else.
+//! Damage in one place of Redis, or a refusal by a full one, hides nothing else.
 
 use std::time::Duration;
 

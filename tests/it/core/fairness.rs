@@ -1,5 +1,5 @@
-//! Bots get the service their weight says. The figures of the issue are shown by
-//! `fairlane bench fairness`; here it is enough that the parts are put together rightly.
+//! Each bot gets the service of its weight. `fairlane bench fairness` shows the exact shares; these
+//! tests show that the parts work together.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

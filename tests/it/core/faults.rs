@@ -1,5 +1,5 @@
-//! Several processes under load, and what may happen to them: nothing is lost, nothing overtakes,
-//! and nothing is done again that was confirmed.
+//! Several processes under load, with faults: nothing is lost, nothing overtakes, and no confirmed
+//! event is handled again.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A bot id is never a pattern, a key or a separator: whatever it holds, its events go through.
+//! A bot id is never a pattern, a key or a separator: events of every bot id go through.
 
 use std::collections::HashMap;
 use std::time::Duration;

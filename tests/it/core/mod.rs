@@ -1,5 +1,6 @@
-//! The pipeline from the bus to the handler: order, fairness, leases and bounds; what each script
-//! promises; and that no fault of a process, a network or a store loses, repeats or reorders an event.
+//! The pipeline from the bus to the handler: order, fairness, leases and bounds; the promises of
+//! each script; and that no fault of a process, a network or a store loses, repeats or reorders an
+//! event.
 
 mod async_push;
 mod bus;

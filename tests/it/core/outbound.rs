@@ -1,5 +1,6 @@
-//! Calls to other people's servers: what they never reach, and what bounds them. No connection is
-//! shown by the log of a listener, and the listener by a call that reaches it.
+//! Calls to servers of others: the addresses that they never reach, and their bounds. The log of a
+//! listener shows that no connection was made, and a call that reaches the listener shows that it
+//! works.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};

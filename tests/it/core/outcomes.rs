@@ -1,4 +1,4 @@
-//! What a handler answers, and what becomes of its events.
+//! The outcomes that a handler answers, and their effect on its events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! An event that can never be handled ends in the dead letters with its reason; its bot goes on.
+//! An event that can never be handled becomes a dead letter with its reason, and its bot continues.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Pooled connections: a large answer delays no small one, and no call is lost for want of one.
+//! Pooled connections: a large answer delays no small one, and no call is lost for lack of a
+//! connection.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Push handlers that answer at once: what each answer does to the events.
+//! Push handlers that answer immediately: the effect of each answer on the events.
 
 use std::collections::BTreeSet;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Bots' events through a receiver in another language, whatever fails: in order, none lost, never
-//! two calls for one bot at once.
+//! Events of bots through a receiver in another language, with faults: in order, none lost, never
+//! two concurrent calls for one bot.
 
 use std::collections::HashMap;
 use std::time::Duration;

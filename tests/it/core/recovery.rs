@@ -1,4 +1,4 @@
-//! What a fault in one place may hold up, and for how long; and what may never happen meanwhile.
+//! How long a fault in one place may delay the rest, and the effects that it may never have.
 
 use std::time::{Duration, Instant};
 

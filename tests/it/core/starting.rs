@@ -1,4 +1,4 @@
-//! From when on a pipeline takes events, and starting while a store is slow, unavailable or full.
+//! From when on a pipeline takes events, and the start while a store is slow, unavailable or full.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! MongoDB: what its client says when all is well and when it is not.
+//! MongoDB: the reports of its client, in normal operation and after a fault.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! What operators and clients do to counters while views are queued and a flush is in flight:
-//! totals and days agree at the end, and at every moment what is told is right.
+//! Edits of counters while views are queued and a flush is in flight: totals and days agree at the
+//! end, and each answer is right at its moment.
 
 use std::sync::Arc;
 use std::time::Duration;

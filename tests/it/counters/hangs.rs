@@ -1,5 +1,4 @@
-//! Readers while a store hangs: it refuses nothing and answers nothing. They get what the other store
-//! knows, or 503, and never wait for it for long.
+//! Reads while a store hangs: they get the data of the other store, or 503, and never wait long.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 //! Random histories of views, edits and faults, the same for the same seed as far as real servers
-//! go: at the end every total is the sum of its days and of what was acknowledged.
+//! allow: at the end every total is the sum of its days and of the acknowledged views.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};

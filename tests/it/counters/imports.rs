@@ -1,5 +1,5 @@
-//! History in bulk, over HTTP and by the command: every line once, in order, whatever is repeated; and
-//! totals and days of many ads in one call.
+//! Imports of history, over HTTP and by the command: each line counts once, in order, in spite of
+//! repetitions; and totals and days of many ads in one call.
 
 use std::fmt::Write as _;
 use std::time::Duration;

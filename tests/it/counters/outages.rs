@@ -1,5 +1,5 @@
-//! Views of ads while a store is away: they are accepted as long as Redis is there, nothing is
-//! lost, and everything recovers by itself.
+//! Views of ads while a store is unavailable: they are accepted as long as Redis is available,
+//! nothing is lost, and everything recovers by itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

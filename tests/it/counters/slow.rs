@@ -1,5 +1,5 @@
-//! Views of ads while MongoDB is slow: what is written at a time becomes smaller until it is taken,
-//! and nothing that was given up on piles up in the server.
+//! Views of ads while MongoDB is slow: each write becomes smaller until it is taken, and abandoned
+//! writes do not pile up in the server.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The counters in MongoDB: whatever is applied twice, late, in pieces or by two at once counts
-//! once.
+//! The counters in MongoDB: a record that is applied twice, late, in pieces or by two processes
+//! counts once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

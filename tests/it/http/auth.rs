@@ -1,4 +1,4 @@
-//! Who may do what over HTTP.
+//! The scopes of tokens: the routes that each of them opens.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;

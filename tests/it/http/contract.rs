@@ -1,5 +1,5 @@
-//! The OpenAPI document is kept: requests are made from its own schemas, and what comes back is what it
-//! says. What it allows is not refused for its form.
+//! The OpenAPI document is true: requests made from its own schemas get the answers that it
+//! describes, and none is refused for its form.
 //!
 //! The requests are the same in every run.
 

@@ -1,4 +1,4 @@
-//! `POST /v1/events`: what is accepted is on the bus, all or nothing.
+//! `POST /v1/events`: accepted events are on the bus, all or nothing.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Whatever is sent to a route: the right refusal, a document that told of it, and nothing stored.
+//! Hostile requests to every route: the right refusal, as the document describes it, and nothing
+//! stored.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! More is asked for than can be answered: what is refused, how that is said, and what goes on.
+//! More requests than the process can answer: the refusals, their form, and the work that
+//! continues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Behind proxies: the caller is the client, and nobody can say to be another.
+//! Behind proxies: the caller is the client, and no client can pose as another.
 
 use std::time::Duration;
 

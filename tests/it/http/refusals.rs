@@ -1,4 +1,4 @@
-//! `/v1/admission` tells whose requests were refused, and tells each token of itself alone.
+//! `/v1/admission` lists the callers that were refused, and shows each token only itself.
 
 use std::fmt::Write as _;
 use std::path::Path;

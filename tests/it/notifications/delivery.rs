@@ -1,4 +1,4 @@
-//! Delayed notifications: sent when due, never early, once for each user, and by whoever lives.
+//! Delayed notifications: sent when due, never early, once for each user, by any process that runs.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

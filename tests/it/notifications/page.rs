@@ -1,4 +1,4 @@
-//! The page of the notifications: for browsers, with a token in a cookie, and for nobody else.
+//! The page of the notifications: for browsers with a token in a cookie only.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What operators look at: every panel and every alert asks for what there is, and the runbook has an
-//! answer to each.
+//! Dashboards and alerts: every panel and every alert asks for series that exist, and the runbook
+//! has an answer to each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! The worked examples do what they say, each where its interpreter is present.
+//! The worked examples work as they promise, each where its interpreter is present.
 
 use std::process::{Command, Output};
 

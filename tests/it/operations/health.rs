@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz` and `/metrics`: what dashboards, alerts and orchestrators look at.
+//! `/healthz`, `/readyz` and `/metrics`: the input of dashboards, alerts and orchestrators.
 
 use std::time::Duration;
 

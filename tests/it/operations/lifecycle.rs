@@ -1,4 +1,4 @@
-//! A process that is asked to stop finishes what it began and leaves nothing for others to wait for.
+//! A process that is asked to stop finishes its slices and leaves no other process waiting.
 
 use std::time::{Duration, Instant};
 

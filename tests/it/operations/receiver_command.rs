@@ -1,4 +1,4 @@
-//! `fairlane receiver`, as somebody would run it beside their Fairlane.
+//! `fairlane receiver`, as a user runs it beside Fairlane.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};

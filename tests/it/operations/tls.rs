@@ -1,4 +1,4 @@
-//! Connections that are encrypted, and what is said when they cannot be.
+//! Encrypted connections, and the reports when they fail.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Processes that evaluate rules, and what they leave behind.
+//! Processes that evaluate rules, and the effects that they leave behind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Several worker processes on one Redis, events for them, and the history of what they did.
+//! Several worker processes on one Redis, events for them, and the history of their handlings.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};

@@ -159,7 +159,7 @@ impl Interceptors {
         Interceptor(stage)
     }
 
-    /// The first interceptor that matches this command. The others do not count a command that it caught.
+    /// The first interceptor that matches this command. The others do not count it then.
     pub(crate) fn catch(&self, command: &[u8]) -> Option<Intercepted> {
         let mut waiting = self.0.lock().unwrap();
         waiting.retain(|interceptor| *interceptor.caught.stage.borrow() != Stage::Cut);

@@ -1,4 +1,4 @@
-//! Processes that send notifications, and what they tell of them.
+//! Processes that send notifications, and their reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

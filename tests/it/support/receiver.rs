@@ -1,4 +1,4 @@
-//! An HTTP server that notes what it is asked and answers as it is told.
+//! An HTTP server that records its requests and answers as the test says.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};

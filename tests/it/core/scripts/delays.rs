@@ -1,4 +1,4 @@
-//! What waits, and who is told.
+//! Events that wait, and the processes that are told of them.
 
 use fairlane::keyspace::scripts::{
     Completion, Exception, Fate, Limits, Mode, Pause, Promote, Promoted, Push, Resume,

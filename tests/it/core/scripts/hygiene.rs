@@ -1,4 +1,4 @@
-//! What scripts touch and leave behind, and what they do not mind.
+//! The keys that scripts touch and leave behind, and the states that they tolerate.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

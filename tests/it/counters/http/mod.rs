@@ -1,4 +1,4 @@
-//! View counters over HTTP: what they answer, and what they refuse.
+//! View counters over HTTP: their answers and their refusals.
 
 mod refusals;
 

@@ -1,6 +1,6 @@
 //! Random operations on the model and on the real scripts, side by side: after every step the
-//! replies, what was published and everything the shard holds are the same, and the invariants of
-//! the protocol hold. The scripts are the product's, on a clock of the test's own.
+//! replies, the publications and all the data of the shard are the same, and the invariants of the
+//! protocol hold. The scripts are the product's, on a clock of the test's own.
 //!
 //! `PROPTEST_CASES` (256) makes it run longer.
 

@@ -1,4 +1,4 @@
-//! The queue protocol of one shard as a pure state machine: what the Lua scripts must do, without
+//! The queue protocol of one shard as a pure state machine: the duties of the Lua scripts, without
 //! Redis. Time is a number passed in. `exhaustive` explores it; the random test runs it beside
 //! the real scripts and compares replies and state.
 //!

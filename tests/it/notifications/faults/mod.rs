@@ -1,4 +1,4 @@
-//! Notifications through crashes: none is lost, and none comes again whose end was noted.
+//! Notifications through crashes: none is lost, and none is repeated after its end was noted.
 
 mod outages;
 

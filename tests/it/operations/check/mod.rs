@@ -1,4 +1,4 @@
-//! `fairlane check`: what a person sees, against real servers that are well and unwell.
+//! `fairlane check`: its findings, on real servers with and without faults.
 
 mod database;
 mod targets;

@@ -1,5 +1,5 @@
-//! `docker compose up` finds what it needs and Fairlane understands what it is told, as far as files
-//! can tell: there may be no Docker engine where tests run.
+//! `docker compose up` finds its files, and Fairlane understands its settings, as far as files can
+//! show: there may be no Docker engine where tests run.
 
 mod image;
 

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Every page has cookies and a cache of its own, in one Chromium for all tests that run at the
-//! same time: it starts with the first and ends with the last of them. Two tests have pages at most;
-//! others wait. What is looked for is waited for, up to [`PATIENCE`]; what a test then sees in its
-//! place is told.
+//! same time: it starts with the first and ends with the last of them. Up to two tests have pages;
+//! others wait. A page waits for each element that a test looks for, up to [`PATIENCE`]; if it is
+//! missing then, the failure shows the page.
 
 mod chromium;
 mod tests;
