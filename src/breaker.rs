@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_callers_own_deadline_and_one_who_leaves_say_nothing_of_the_store() {
+    async fn the_deadline_or_departure_of_a_caller_says_nothing_of_the_store() {
         let breaker = Breaker::new("test");
         let soon = Duration::from_millis(5);
         let read = deadline::until(Instant::now() + soon, hangs(&breaker)).await;

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_left_bounds_every_time_within_and_none_outside() {
+    async fn the_remaining_time_bounds_every_time_within_and_none_outside() {
         const LONG: Duration = Duration::from_secs(5);
         assert_eq!(at_most(LONG), LONG);
         let deadline = Instant::now() + Duration::from_secs(2);

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pace_is_what_was_counted_since_the_last_note() {
+    fn the_pace_is_the_count_since_the_last_note() {
         let meter = Meter { max: 64, ..Meter::default() };
         meter.queued.store(1_500, Ordering::Relaxed);
         meter.settled.store(500, Ordering::Relaxed);

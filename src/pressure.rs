@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quick_is_never_slow_and_what_stays_slow_is_usual_after_a_minute() {
+    fn a_quick_store_is_never_slow_and_a_lasting_slowness_is_usual_after_a_minute() {
         let pressure = Pressure::new(Duration::from_millis(20));
         drive(&pressure, 0, 1, 5);
         assert!((drive(&pressure, 5_000, 15, 5) - 1.0).abs() < 1e-9);

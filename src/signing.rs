@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_anywhere_or_cut_is_not_read() {
+    fn a_changed_or_cut_text_is_not_read() {
         let text = KEY.issue(Purpose::Lease, b"a lease".to_vec());
         for at in 0..text.len() {
             let mut forged = text.clone().into_bytes();

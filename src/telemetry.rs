@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_and_goes_is_logged_twelve_times_a_minute_at_most() {
+    async fn an_intermittent_outage_is_logged_up_to_twelve_times_a_minute() {
         let outage = Outage::new(Duration::ZERO);
         let mut lines = 0;
         for _ in 0..600 {

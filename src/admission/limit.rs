@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_callers_give_less_time_than_it_takes_under_load_is_kept_shorter() {
+    fn the_time_that_callers_give_bounds_the_time_under_load() {
         let mut limiter = Limiter::new(1_000);
         let mut now = Duration::ZERO;
         // 8 slots of 40 ms, and callers that give it 100 ms.

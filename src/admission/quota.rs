@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_in_flight_at_once_and_those_that_ended_make_room() {
+    fn requests_in_flight_are_limited_and_ended_ones_make_room() {
         let quotas = Arc::new(Quotas::default());
         let quota = Quota { rate: 0, in_flight: 2 };
         let first = quotas.take("a", 1, quota, at(0)).unwrap();

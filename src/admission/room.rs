@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_class_leaves_first_and_within_one_what_continues_and_then_who_came_first() {
+    fn the_highest_class_leaves_first_and_within_one_continued_work_and_then_the_oldest() {
         let mut room = Room::default();
         enter(&mut room, Class::P3, 0, "low");
         enter(&mut room, Class::P2, 1, "first");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn once_waiting_is_the_rule_who_came_last_leaves_first_and_nobody_waits_beyond_the_target() {
+    fn under_lasting_overload_the_newest_leaves_first_and_none_waits_beyond_the_target() {
         let mut room = Room::default();
         enter(&mut room, Class::P2, 0, "old");
         enter(&mut room, Class::P2, 10, "older than the target");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_must_give_way_is_of_the_lowest_class() {
+    fn a_full_queue_evicts_the_lowest_class_first() {
         let mut room = Room::default();
         let first = enter(&mut room, Class::P3, 0, "low");
         enter(&mut room, Class::P1, 0, "high");

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_ask_for_more_at_once_nobody_is_heavy() {
+    fn when_all_ask_for_more_together_none_is_heavy() {
         let shares = Shares::new();
         for second in 0..4 {
             let times = if second < 2 { 1 } else { 50 };
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn among_a_thousand_that_ask_for_as_much_nobody_is_taken_for_a_heavy_one() {
+    fn among_a_thousand_equal_callers_none_is_heavy() {
         let shares = Shares::new();
         for second in 0..3 {
             for n in 0..100 {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn alone_or_after_a_pause_nobody_is_heavy() {
+    fn alone_or_after_a_pause_no_caller_is_heavy() {
         let shares = Shares::new();
         for n in 0..3_000 {
             assert!(!shares.note(7, Duration::from_millis(n)), "it is alone");

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_with_the_most_is_found_among_many() {
+    fn the_name_with_the_maximum_is_found_among_many() {
         let counts = ShedCounts::default();
         for n in 0..5_000 {
             counts.bots.note(&*format!("light-{}", n % 500), Reason::Capacity);

@@ -86,7 +86,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn nothing_is_ever_lost_or_begun_beyond_the_limit_and_nobody_waits_beside_a_free_place(
+    fn no_request_is_lost_or_started_beyond_the_limit_and_none_waits_beside_a_free_place(
         limit in 1_usize..12, steps in steps(),
     ) {
         let mut bench = bench(limit);
@@ -138,7 +138,7 @@ proptest! {
 }
 
 #[test]
-fn a_higher_class_takes_the_place_of_a_lower_one_that_waits_and_begins_first() {
+fn a_higher_class_takes_the_place_of_a_lower_one_that_waits_and_starts_first() {
     let mut bench = bench(1);
     assert_eq!(bench.ask(&ask(Class::P2)), None);
     for _ in 0..16 {
@@ -153,7 +153,7 @@ fn a_higher_class_takes_the_place_of_a_lower_one_that_waits_and_begins_first() {
 }
 
 #[test]
-fn what_cannot_be_answered_in_time_is_not_begun() {
+fn a_request_that_cannot_be_answered_in_time_is_not_started() {
     let mut bench = bench(100);
     for _ in 0..20 {
         bench.ask(&ask(Class::P1));
@@ -184,7 +184,7 @@ fn a_deadline_is_looked_at_again_after_waiting() {
 }
 
 #[test]
-fn in_shadow_everything_is_let_through_and_the_switches_work_at_once() {
+fn in_shadow_everything_is_let_through_and_the_switches_work_immediately() {
     let mut bench = bench(1);
     let with = |mode| Settings { modes: [mode; 4], limit_max: 1 };
     bench.admission.apply(with(Mode::Shadow));

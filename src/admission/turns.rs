@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_there_are_begin_at_once_and_then_the_highest_class_in_order() {
+    fn all_free_turns_start_immediately_and_then_the_highest_class_in_order() {
         let turns = Turns::new(2);
         let (first, second) = (begin(&turns), begin(&turns));
         let mut low = wait(&turns, Class::P3);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gave_up_before_or_after_it_was_its_turn_takes_none() {
+    fn a_caller_that_gave_up_before_or_after_its_turn_takes_none() {
         let turns = Turns::new(1);
         let first = begin(&turns);
         let gone = wait(&turns, Class::P1);

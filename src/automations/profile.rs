@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_a_bound_changes_nothing() {
+    fn a_value_beyond_a_bound_changes_nothing() {
         for (kind, data, why) in [
             ("tag.applied", json!({}), "missing field `tag`"),
             ("tag.applied", json!({ "tag": "a b" }), "\"a b\" is none of 1 to 64"),

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bot_wants_what_it_has_rules_for_and_what_changes_its_profiles() {
+    fn a_bot_wants_the_events_of_its_rules_and_of_its_profiles() {
         let known = loaded(&[
             rule("a", &["sale.made", "cart.*"], true),
             rule("a", &["off"], false),

@@ -258,7 +258,7 @@ fail  role: slave
     }
 
     #[test]
-    fn json_names_state_check_and_found_and_explains_what_is_not_fine() {
+    fn json_names_state_check_and_found_and_explains_each_problem() {
         let findings = [Finding::ok("a", "b"), Finding::fail("c", "d", "e", "f")];
         let json = serde_json::to_string(&findings).unwrap();
         let expected = r#"[{"state":"ok","check":"a","found":"b"},{"state":"fail","check":"c","found":"d","why":"e","remedy":"f"}]"#;

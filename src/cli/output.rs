@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_shown_instead() {
+    fn control_characters_are_shown_instead_of_obeyed() {
         let mut table = Table::new(&["REASON"]);
         table.row(&["\u{1b}[2Jgone\nnext".to_owned()]);
         assert_eq!(PLAIN.table(&table), "REASON\n\\u{1b}[2Jgone\\nnext");

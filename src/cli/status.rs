@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_names_what_helps() {
+    fn each_problem_names_the_remedy() {
         type Harm = fn(&mut Status);
         let cases: [(Harm, &str); 16] = [
             (|s| s.redis.info.eviction = "allkeys-lru".to_owned(), "maxmemory-policy noeviction"),

@@ -113,7 +113,7 @@ fn a_filter_that_cannot_be_used_says_why_and_where() {
 }
 
 #[test]
-fn the_parser_speaks_of_what_was_written() {
+fn an_error_of_the_parser_quotes_the_written_text() {
     let cases = [
         ("Syntax error: mismatched input '<EOF>' expecting {'[', NUM_INT}", "unexpected end"),
         ("Syntax error: extraneous input '==' expecting {'['}", "unexpected '=='"),
@@ -132,7 +132,7 @@ fn the_parser_speaks_of_what_was_written() {
 }
 
 #[test]
-fn what_an_event_lacks_is_an_error_of_that_event() {
+fn a_field_that_an_event_lacks_is_an_error_of_that_event() {
     let lacking = compiled("event.data.x > 1");
     assert!(matches!(lacking.matches(&facts("{}")), Err(FilterError::Evaluation(_))));
     let number = compiled("event.data.x");
@@ -142,7 +142,7 @@ fn what_an_event_lacks_is_an_error_of_that_event() {
 }
 
 #[test]
-fn what_people_write_is_within_the_bounds() {
+fn usual_filters_are_within_the_bounds() {
     let tags = (0..60).map(|tag| format!("event.data.tag == \"t{tag}\""));
     compiled(&tags.collect::<Vec<_>>().join(" || "));
     compiled("event.data.orders.map(o, o.price).exists(p, p > 10)");

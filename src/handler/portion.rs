@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn handlers_that_fail_together_halve_it_once_and_what_is_small_says_nothing_of_more() {
+    fn concurrent_failures_halve_it_once_and_small_portions_do_not_raise_it() {
         let portion = Portion::new();
         for _ in 0..16 {
             portion.too_much(1_000);

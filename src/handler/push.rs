@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_content_settles_everything() {
+    fn a_success_without_details_settles_every_event() {
         for body in ["", " ", "ok", "null", "[1]", "{}", r#"{"x":1}"#, r#"{"ack":3}"#] {
             assert_eq!(judged(200, body), Ok(Answer::Settled(Outcomes::done())), "{body}");
         }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_a_pause_is_unavailable_and_gets_it() {
+    fn a_receiver_that_asks_for_a_pause_is_unavailable_and_gets_it() {
         let cases = [
             ("7", 7),
             ("0", 0),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_retried_with_its_beginning_as_the_reason() {
+    fn any_other_answer_is_retried_with_its_start_as_the_reason() {
         let long = "x".repeat(900);
         let cases = [
             (500, "line\r\none\0", "the receiver answered 500: line  one"),

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_contract_is_about_what_is_served() {
+    fn the_contract_is_about_served_routes() {
         let contract: Value = serde_json::from_str(CONTRACT).unwrap();
         let document = serde_json::to_value(super::super::documented()).unwrap();
         let schemas = document["components"]["schemas"].as_object().unwrap();

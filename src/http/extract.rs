@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_deserializer_become_the_field_and_what_is_wrong() {
+    fn an_error_of_the_deserializer_becomes_the_field_and_its_fault() {
         for (text, field, detail) in [
             (
                 "Failed to deserialize query string: limit: invalid digit found in string",

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_anybody_else_sends_is_not_read() {
+    fn headers_of_untrusted_peers_are_not_read() {
         for peer in ["203.0.113.50", "2001:db8::50"] {
             for lines in [[(XFF, "6.6.6.6")], [(FWD, "for=6.6.6.6")]] {
                 assert_eq!(client_of(peer, &lines), peer);
@@ -300,7 +300,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_client_puts_before_it_is_found_by_what_the_proxy_added(
+        fn the_client_is_found_by_the_entry_of_the_proxy_whatever_precedes_it(
             before in "[ -~]{0,80}", forwarded in prop::bool::ANY,
         ) {
             let added = if forwarded { "for=203.0.113.7" } else { "203.0.113.7" };

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_redis_makes_it_unavailable_and_mongodb_at_most_degraded() {
+    fn only_redis_makes_it_unavailable_and_mongodb_only_degrades_it() {
         use Answers::{Down, Up};
         let reason = Some("the start of a pipeline");
         for (redis, mongodb, stopping, reason, status, code) in [

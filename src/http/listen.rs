@@ -431,7 +431,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_nothing_for_long_is_left_and_who_takes_a_little_is_not() {
+    async fn a_stalled_client_is_disconnected_and_a_slow_one_is_not() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let (ours, mut theirs) = tokio::io::duplex(100);
         let mut ours = Impatient { stream: ours, stalled: None, watch: Stopwatch::default() };

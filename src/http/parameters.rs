@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_is_refused_by_its_name() {
+    async fn an_unreadable_parameter_is_refused_by_its_name() {
         for (method, uri, kind, body, field) in [
             ("GET", "/?a=1&a=2", "", "", "a"),
             ("POST", "/?a=1", JSON, r#"{"a":1}"#, "a"),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_may_be_json_and_what_nobody_takes_is_refused() {
+    fn a_body_may_be_json_and_an_unknown_parameter_is_refused() {
         let mut parameters = Parameters::default();
         let json =
             br#"{"body":{"z": 12345678901234567890123, "a":1.10e400},"empty":"","other":"x"}"#;
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_flags_are_what_people_write() {
+    fn times_and_flags_are_read_in_common_notations() {
         assert_eq!(seconds("0"), Ok(Duration::ZERO));
         assert_eq!(seconds("1.25"), Ok(Duration::from_millis(1_250)));
         for wrong in

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_tells_nobody_where_redis_is() {
+    fn a_problem_does_not_reveal_the_address_of_redis() {
         let problem = serde_json::to_string(&Problem::from(refused("NOPERM"))).unwrap();
         assert!(!problem.contains("secret-host"), "{problem}");
     }

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_whose_client_leaves_lasts_until_then_and_a_live_page_until_its_head() {
+    async fn a_request_whose_client_leaves_lasts_until_then_and_a_live_page_until_its_head() {
         let (watch, times) = (Stopwatch::default(), Times::default());
         watch.read();
         watch.begin();

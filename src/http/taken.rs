@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_is_taken_by_a_pipeline_and_not_by_what_rules_may_be_about() {
+    fn a_type_is_taken_by_a_pipeline_and_not_by_unread_rules() {
         let text = "[pipelines.tags]\nhandler = \"log\"\nevents = [\"tag.*\"]\n\
                     [pipelines.off]\nhandler = \"log\"\nevents = [\"*\"]\nenabled = false\n";
         let config = Config::from_toml(text, "the test").unwrap();

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_cannot_use_is_refused_without_being_quoted() {
+    fn a_url_that_the_client_cannot_use_is_refused_without_being_quoted() {
         let refused = [
             "",
             "localhost:6379",

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_by_the_table_and_are_at_least_what_the_receiver_asks() {
+    fn pauses_grow_by_the_table_and_are_at_least_as_long_as_the_receiver_asks() {
         for (attempts, seconds) in
             [(1, 5), (2, 30), (3, 120), (4, 600), (5, 1_800), (6, 7_200), (7, 21_600), (99, 21_600)]
         {

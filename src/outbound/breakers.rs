@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_gets_so_many_at_once_and_the_others_are_spread() {
+    fn concurrent_requests_to_a_host_are_limited_and_the_others_are_spread() {
         let (breakers, now) = (Breakers::new(2, 0), Instant::now());
         let passes = [go(&breakers, now), go(&breakers, now)];
         let mut last = Duration::ZERO;
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_gets_so_many_a_second_and_some_at_once() {
+    fn a_host_gets_its_requests_a_second_and_a_burst() {
         let (breakers, begun) = (Breakers::new(1_000, 100), Instant::now());
         let (mut now, mut passed, mut turned_away) = (begun, 0, 0);
         let mut through = Vec::new();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn one_request_probes_and_what_it_says_decides() {
+    fn one_request_probes_and_its_result_decides() {
         let (breakers, mut now) = (Breakers::new(16, 0), Instant::now());
         fail(&breakers, FAILURES, now);
         let mut open_for = OPEN_FIRST;
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_nobody_calls_are_forgotten() {
+    fn unused_hosts_are_forgotten() {
         let (breakers, mut now) = (Breakers::new(1, 0), Instant::now());
         for port in 0..100 {
             drop(breakers.ask("a", port, now));

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_or_is_ours_is_refused_by_its_line_and_not_quoted() {
+    fn an_unsendable_or_reserved_header_is_refused_by_its_line_and_not_quoted() {
         let long = "X: ".to_owned() + &"y".repeat(FILE_MAX_BYTES);
         let many: Vec<_> = (0..17).map(|n| format!("X-{n}: s3cret")).collect();
         let many = many.join("\n");

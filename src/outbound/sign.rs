@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_believes_what_one_of_its_keys_signed_just_now() {
+    fn a_receiver_accepts_a_fresh_signature_by_any_of_its_keys() {
         let other = format!("whsec_{}", STANDARD.encode([7; 24]));
         let keys = [SECRET, &other].map(|text| Secret::parse(text).unwrap());
         let (bot, now) = (BotId::parse("bot-7").unwrap(), Duration::from_secs(1_800_000_000));
@@ -243,7 +243,7 @@ mod tests {
     const BOT_7: &str = "whsec_h9fsI0col1K9jvcM2VuQC6OEwENXmL3tB+qphRCYQb4=";
 
     #[test]
-    fn what_is_no_secret_is_refused_without_being_quoted() {
+    fn an_invalid_secret_is_refused_without_being_quoted() {
         let of = |bytes: usize| format!("whsec_{}", STANDARD.encode(vec![1; bytes]));
         let refused = [
             ("secret", SecretError::Prefix),

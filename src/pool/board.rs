@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_without_an_answer_bounds_nobody_else() {
+    async fn a_claim_without_an_answer_limits_no_other() {
         let board = board(2);
         board.heard(shard(0), 1);
         board.heard(shard(1), 500);

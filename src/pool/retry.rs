@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_outage_parks_nobody_for_long() {
+    fn a_short_outage_parks_no_bot_for_long() {
         let pauses: Vec<u64> = [0, 1, 3, 10, 100, 10_000]
             .map(|away| BACKOFF.outage(Duration::from_secs(away), 0.5, None).as_secs())
             .to_vec();

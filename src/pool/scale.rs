@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_bots_are_answered_at_once() {
+    fn waiting_bots_get_workers_immediately() {
         let mut scaler = Scaler::new(Bounds { min: 1, max: 64 });
         let slow = Load { ready: 30, slice: Duration::from_millis(50), ..Load::default() };
         assert_eq!(scaler.target(slow, Duration::ZERO), 30);

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_settles_nothing_is_not_asked_again_at_once() {
+    fn a_handler_that_settles_nothing_is_not_asked_again_immediately() {
         let end = settle(&[Fit, Fit], Ok(Outcomes::first(0)), policy(0));
         assert_eq!((end.n, end.mode), (0, Mode::Park { ms: 1_000 }));
     }
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gave_up_is_told_once_a_slice_and_what_expired_is_not() {
+    fn given_up_events_are_told_once_a_slice_and_expired_ones_are_not() {
         let slice = [Expired("old".into()), Fit, Spent("bad".into()), Fit];
         let later = Exception { index: 1, fate: Fate::Later { at_ms: 1 } };
         let dead = [dead(0, "old", 0), later, dead(2, "bad", 3), dead(3, "no", 1)];

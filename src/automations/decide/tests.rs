@@ -27,7 +27,7 @@ fn matched(decided: &Decided) -> Vec<&str> {
 }
 
 #[test]
-fn women_over_30_who_get_a_tag_match_once_all_three_are_known_in_every_order() {
+fn women_over_30_with_a_tag_match_once_all_three_are_known_in_every_order() {
     let rules = set(&json!([{
         "on": ["tag.applied", "field.changed"],
         "filter": "'x' in subscriber.tags && has(subscriber.gender) && subscriber.gender == 'female' && has(subscriber.age) && subscriber.age > 30 && !('done' in subscriber.tags)",
@@ -64,7 +64,7 @@ fn women_over_30_who_get_a_tag_match_once_all_three_are_known_in_every_order() {
 }
 
 #[test]
-fn each_rule_sees_what_the_rules_before_it_did() {
+fn each_rule_sees_the_effects_of_the_rules_before_it() {
     let rules = set(&json!([
         { "on": ["*"], "filter": "'a' in subscriber.tags", "actions": [{ "count": { "ad": "0" } }] },
         { "on": ["sale"], "actions": [{ "set_tag": { "tag": "a" } }] },
@@ -95,7 +95,7 @@ fn a_filter_that_fails_is_no_match_and_the_others_go_on() {
 }
 
 #[test]
-fn a_chain_of_events_ends_at_its_depth_and_what_is_no_event_is_done_all_the_same() {
+fn a_chain_of_events_ends_at_its_depth_and_other_actions_are_still_done() {
     let rules = set(&json!([{
         "on": ["ping"],
         "actions": [{ "emit": { "type": "ping" } }, { "count": { "ad": "a" } }],
@@ -166,7 +166,7 @@ fn an_effect_has_one_name_and_no_other_has_it() {
 }
 
 #[test]
-fn what_names_no_subscriber_has_no_profile_and_effects_without_one() {
+fn an_event_without_a_subscriber_has_no_profile_and_effects_without_one() {
     let rules = set(&json!([{
         "on": ["*"],
         "actions": [{ "set_tag": { "tag": "a" } }, { "emit": { "type": "y" } }],
@@ -179,7 +179,7 @@ fn what_names_no_subscriber_has_no_profile_and_effects_without_one() {
 }
 
 #[test]
-fn without_any_rule_only_what_was_set_by_hand_is_kept() {
+fn without_any_rule_only_values_set_by_hand_are_kept() {
     let rules = RuleSet::default();
     let mut profile = Profile::default();
     let _ = decide(&event("tag.applied", &json!({ "tag": "x" })), &mut profile, &rules);

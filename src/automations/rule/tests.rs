@@ -23,7 +23,7 @@ fn a_rule_reads_back_as_it_was_written() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused_by_its_place() {
+fn an_invalid_rule_is_refused_with_the_place() {
     let with = |action: &str| format!(r#"{{"on":["x"],"actions":[{action}]}}"#);
     let long = "x".repeat(300);
     let cases = [

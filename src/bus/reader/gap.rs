@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_what_was_trimmed_after_the_last_read_entry() {
+    fn a_gap_is_the_part_trimmed_after_the_last_read_entry() {
         let extent = |first: Option<u64>, last, length, added| Extent {
             first: first.map(at),
             last: at(last),

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_depths_are_told_with_what_they_were() {
+    fn wrong_depths_are_told_with_their_former_values() {
         let good = judge_depths(&Depths { compared: 16, ..Depths::default() });
         let text = "compared the depth of 16 shards with the queues; all are right";
         assert_eq!((good.state, &*good.found), (State::Ok, text));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_told_and_where_nothing_was_too() {
+    fn losses_are_told_and_their_absence_too() {
         let good = judge(Audit { records: 1, restored: 0 });
         assert_eq!(
             (good.state, &*good.found),

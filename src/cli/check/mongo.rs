@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_failover_may_undo_is_a_warning() {
+    fn writes_that_a_failover_may_undo_are_a_warning() {
         let topology = |topology| {
             judge_topology(&MongoInfo { version: "8.0.4".to_owned(), topology, time: None }).state
         };

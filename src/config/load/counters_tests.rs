@@ -23,7 +23,7 @@ fn counting(config: &Config) -> &PipelineConfig {
 }
 
 #[test]
-fn the_time_zone_and_the_cache_are_read_and_what_cannot_be_used_is_refused_with_a_remedy() {
+fn the_time_zone_and_the_cache_are_read_and_unusable_values_are_refused_with_a_remedy() {
     let text = "[counters]\ntime_zone = \"Europe/Berlin\"\ncached_ads = 1000";
     let counters = Config::from_toml(text, "f").unwrap().counters;
     assert_eq!(counters.time_zone.iana_name(), Some("Europe/Berlin"));
@@ -78,7 +78,7 @@ fn the_built_in_pipeline_is_tuned_key_by_key_and_switched_off() {
 }
 
 #[test]
-fn a_short_grace_shortens_what_was_not_written_and_contradicts_what_was() {
+fn a_short_grace_shortens_a_default_timeout_and_contradicts_a_written_one() {
     let config = Config::from_toml("shutdown_grace = \"10s\"", "f").unwrap();
     assert_eq!(counting(&config).handler_timeout, Duration::from_secs(10));
     let written = "shutdown_grace = \"10s\"\npipelines.counters.handler_timeout = \"11s\"";
@@ -89,7 +89,7 @@ fn a_short_grace_shortens_what_was_not_written_and_contradicts_what_was() {
 }
 
 #[test]
-fn what_would_lose_views_is_refused_with_its_line_the_reason_and_a_remedy() {
+fn a_setting_that_would_lose_views_is_refused_with_its_line_the_reason_and_a_remedy() {
     let table = [
         ("max_queue = 5", "max_queue is 5: a view beyond it would be lost; remove it"),
         (

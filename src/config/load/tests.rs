@@ -68,7 +68,7 @@ fn a_top_level_key_that_is_unknown_or_of_the_wrong_type_is_refused_with_its_line
 }
 
 #[test]
-fn what_is_in_the_file_twice_is_named_with_both_lines_and_the_remedy() {
+fn a_key_set_twice_is_named_with_both_lines_and_the_remedy() {
     let key = "remove one of the two";
     let table = "put the keys of both under one heading and remove the other";
     let cases = [
@@ -113,7 +113,7 @@ fn what_is_in_the_file_twice_is_named_with_both_lines_and_the_remedy() {
 }
 
 #[test]
-fn what_stands_in_front_is_checked_too() {
+fn the_settings_of_proxies_and_admission_are_checked_too() {
     let table = [
         (
             "[http]\ntrusted_proxies = [\"10.0.0.0/33\"]",
@@ -300,7 +300,7 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
 }
 
 #[test]
-fn a_pipeline_without_handler_or_events_is_refused_where_it_begins() {
+fn a_pipeline_without_handler_or_events_is_refused_at_its_first_line() {
     let table = [
         (
             "\n[pipelines.p]\nevents = [\"*\"]",

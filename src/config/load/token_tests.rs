@@ -103,7 +103,7 @@ fn tokens_are_in_files_only() {
 }
 
 #[test]
-fn nobody_listens_beyond_the_loopback_without_tokens_unless_told_so() {
+fn listening_beyond_the_loopback_needs_tokens_or_an_explicit_setting() {
     for beyond in ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "[::ffff:10.0.0.1]:80"] {
         let listen = format!("[http]\nlisten = \"{beyond}\"\n");
         let said = refusal(&listen);

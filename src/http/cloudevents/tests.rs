@@ -77,7 +77,7 @@ fn every_bad_event_of_a_batch_is_named_with_its_field() {
 }
 
 #[test]
-fn what_is_no_json_is_refused_with_the_place() {
+fn invalid_json_is_refused_with_the_place() {
     for body in [
         "",
         " ",

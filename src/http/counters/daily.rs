@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_makes_the_last_30_days() {
+    fn omitted_dates_mean_the_last_30_days() {
         let days = |from: &str, to: &str| Ok((from.to_owned(), to.to_owned()));
         assert_eq!(span(None, None), days("2026-10-22", "2026-11-20"));
         assert_eq!(span(Some("2026-11-20"), None), days("2026-11-20", "2026-11-20"));

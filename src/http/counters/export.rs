@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_breaks_off_ends_without_the_last_chunk() {
+    async fn a_broken_export_ends_without_the_last_chunk() {
         let whole = answered(stream::iter([Ok(ad(1))])).await;
         assert!(whole.ends_with("}\n\r\n0\r\n\r\n"), "{whole}");
         let later = async {

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_ads_is_read_and_what_is_wrong_with_one_is_said_of_that_one() {
+    fn a_list_of_ads_is_read_and_a_fault_is_reported_for_its_ad() {
         assert_eq!(listed("a,b c,ü").unwrap(), ads(&["a", "b c", "ü"]));
         assert_eq!(listed(&["a"; IDS_MAX].join(",")).unwrap().len(), IDS_MAX);
         let refused = |ids: &str| {

@@ -405,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tenants_wrote_is_text() {
+    fn text_of_tenants_is_escaped() {
         let bot = BotId::parse("<b>").unwrap();
         let event = crate::event::Event::builder("<u>", &bot).id("<i>").source("<s>");
         let event = event.data(&"</pre><script>alert(1)</script>").unwrap().build().unwrap();

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_pipeline_that_nobody_looked_at_stayed_empty_and_of_another_nothing_is_known() {
+    fn an_unobserved_pipeline_stays_empty_if_it_was_empty_and_is_unknown_otherwise() {
         let now = 1_000_000;
         let shown = line(&[point(now - 100_000, 5), point(now - 95_000, 0)], now);
         let quiet =
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_says_in_words_what_it_shows_and_has_no_number_that_is_none() {
+    fn a_picture_has_a_description_in_words_and_no_invalid_number() {
         let lines = || Line::new(&[point(1_000, 1_234)], &name(), 2_000, |_| 1_234.0);
         for picture in
             [small("Depth", &lines()), large("Depth", &[("in", lines()), ("out", lines())])]

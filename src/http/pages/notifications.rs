@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_shown_and_what_others_wrote_is_text() {
+    fn counts_are_shown_and_text_of_others_is_escaped() {
         let hostile = "<script>alert(1)</script>\"'";
         let view = view([(hostile.to_owned(), tally(&[("received", 101), ("sent", 100)]))].into());
         let page = body(&view, "/notifications?\"x", true).into_string();

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipeline_a_bot_and_what_is_wrong_are_seen_at_a_glance() {
+    fn a_pipeline_a_bot_and_the_problems_are_seen_at_a_glance() {
         let caller = Caller::of_tests();
         let look = BotView {
             bot: BotId::parse("<b>\"&'").unwrap(),

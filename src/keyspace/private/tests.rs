@@ -105,7 +105,7 @@ async fn the_last_one_out_stops_the_server_and_its_data_is_still_there() {
 }
 
 #[tokio::test]
-async fn a_server_survives_its_starter_and_is_stopped_by_whoever_adopted_it() {
+async fn a_server_survives_its_starter_and_is_stopped_by_its_adopter() {
     let dir = tempfile::tempdir().unwrap();
     let (starter, _guard) = start(&dir).await;
     let pid = starter.pid();
@@ -127,7 +127,7 @@ async fn a_client_that_is_still_connected_keeps_the_server_running() {
 }
 
 #[tokio::test]
-async fn processes_that_start_at_once_share_one_server() {
+async fn processes_that_start_concurrently_share_one_server() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b, c) = tokio::join!(
         PrivateRedis::start(dir.path()),

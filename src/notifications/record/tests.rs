@@ -25,7 +25,7 @@ fn an_id_reads_back_and_has_one_name_only() {
 }
 
 #[test]
-fn what_is_beyond_a_bound_is_refused_by_the_name_callers_know() {
+fn a_value_beyond_a_bound_is_refused_by_the_name_callers_know() {
     let new = NewNotification {
         bot: BotId::parse("b").unwrap(),
         uid: "u".repeat(UID_MAX_BYTES),

@@ -178,7 +178,7 @@ fn one_address_is_refused_in_every_spelling() {
 }
 
 #[test]
-fn what_is_no_address_and_no_name_is_no_url() {
+fn a_host_that_is_no_address_and_no_name_makes_no_url() {
     for text in [
         "",
         "/",
@@ -207,7 +207,7 @@ fn what_is_no_address_and_no_name_is_no_url() {
 }
 
 #[test]
-fn each_rule_says_what_is_wrong() {
+fn each_rule_explains_its_refusal() {
     let long = format!("http://8.8.8.8/{}", "x".repeat(URL_MAX_BYTES));
     let broken = [
         ("ftp://8.8.8.8/", UrlError::Scheme),
@@ -254,7 +254,7 @@ fn a_name_is_judged_when_it_is_connected_to() {
 }
 
 #[test]
-fn what_is_this_machine_by_its_name_alone_is_refused_unless_the_loopback_is_allowed() {
+fn names_of_this_machine_are_refused_unless_the_loopback_is_allowed() {
     for host in ["localhost", "LOCALHOST", "localhost.", "a.localhost", "a.b.localhost."] {
         let text = format!("http://{host}:8080/");
         assert!(matches!(parse(&text), Err(UrlError::Address(_))), "{text}");

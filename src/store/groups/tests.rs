@@ -47,7 +47,7 @@ impl Server {
 }
 
 #[tokio::test]
-async fn who_comes_while_a_group_is_under_way_shares_the_next() {
+async fn a_caller_during_a_running_group_shares_the_next() {
     let mut server = server(RULES, &Arc::new(Semaphore::new(1)));
     let groups = server.groups.clone();
     let mut calls = pin!(join_all((0..200).map(|n| {
@@ -63,7 +63,7 @@ async fn who_comes_while_a_group_is_under_way_shares_the_next() {
 }
 
 #[tokio::test]
-async fn a_group_takes_no_more_than_its_bound_and_nobody_who_is_alone() {
+async fn a_group_takes_no_more_than_its_bound_and_no_call_that_must_be_alone() {
     let rules = Rules { items_max: 4, ..RULES };
     let mut server = server(rules, &Arc::new(Semaphore::new(1)));
     let groups = server.groups.clone();
@@ -84,7 +84,7 @@ async fn a_group_takes_no_more_than_its_bound_and_nobody_who_is_alone() {
 }
 
 #[tokio::test]
-async fn who_leaves_takes_nobody_along() {
+async fn a_caller_that_leaves_cancels_no_other() {
     let mut server = server(RULES, &Arc::new(Semaphore::new(1)));
     let groups = server.groups.clone();
     let mut leaver = groups.join(vec![1]).boxed();
@@ -110,7 +110,7 @@ async fn who_leaves_takes_nobody_along() {
 }
 
 #[tokio::test]
-async fn a_failure_is_of_all_who_waited_then_and_the_next_tries_again() {
+async fn a_failure_reaches_all_waiting_callers_and_the_next_tries_again() {
     let up = Arc::new(Semaphore::new(0));
     let mut server = server(RULES, &up);
     let groups = server.groups.clone();
@@ -125,7 +125,7 @@ async fn a_failure_is_of_all_who_waited_then_and_the_next_tries_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_failure_everyone_fails_at_once_until_one_who_tries_succeeds() {
+async fn after_a_failure_all_calls_fail_immediately_until_a_trial_succeeds() {
     let up = Arc::new(Semaphore::new(0));
     let mut server = server(Rules { pause: PAUSE, under_way: 4, ..RULES }, &up);
     let groups = server.groups.clone();

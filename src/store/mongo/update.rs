@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_tells_what_was_modified_created_and_refused() {
+    fn a_reply_tells_modified_created_and_refused_documents() {
         let reply = doc! {
             "ok": 1.0, "n": 5, "nModified": 3_i64,
             "upserted": [{ "index": 4, "_id": "x" }],

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::automating::{LONG, Rig, emitted, event, on_the_bus, profile, tag};
+use crate::support::automation_rig::{LONG, Rig, emitted, event, on_the_bus, profile, tag};
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::wait::eventually;
 
@@ -114,7 +114,7 @@ async fn a_rule_sends_the_headers_that_it_names_for_their_bots_only() {
 }
 
 #[tokio::test]
-async fn the_welcome_flow_notifies_those_who_did_not_reply() {
+async fn the_welcome_flow_notifies_users_without_a_reply() {
     let rig = Rig::start(&[]).await;
     let receiver = Receiver::content().await;
     let welcome = json!({ "on": ["tag.applied"], "filter": "event.data.tag == 'new'",

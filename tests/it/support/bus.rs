@@ -10,7 +10,7 @@ use rand::{Rng as _, SeedableRng as _};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
-use super::redis::{RedisServer, Served};
+use super::redis::{RedisBackend, RedisServer};
 
 /// Events of one write.
 const CHUNK: usize = 1_000;
@@ -23,7 +23,7 @@ pub(crate) async fn patient(server: &RedisServer) -> MultiplexedConnection {
 }
 
 /// Commands for a server or cluster that find their way by their keys.
-pub(crate) fn wire(server: &impl Served) -> Link {
+pub(crate) fn wire(server: &impl RedisBackend) -> Link {
     Link::new(Target::new(&server.url()).unwrap(), Vec::new(), 0, Duration::from_secs(60))
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn event(bot: &str, kind: &str, id: impl ToString) -> String {
 }
 
 /// Puts texts on a bus stream, one after the other.
-pub(crate) async fn add<T: AsRef<str>>(server: &impl Served, stream: &str, events: &[T]) {
+pub(crate) async fn add<T: AsRef<str>>(server: &impl RedisBackend, stream: &str, events: &[T]) {
     let link = wire(server);
     for chunk in events.chunks(CHUNK) {
         let mut pipe = redis::Pipeline::with_capacity(chunk.len());
@@ -72,7 +72,7 @@ impl Publisher {
     }
 
     /// Publishes so many more events for every bot.
-    pub(crate) async fn publish(&mut self, server: &impl Served, stream: &str, each: u32) {
+    pub(crate) async fn publish(&mut self, server: &impl RedisBackend, stream: &str, each: u32) {
         let until: Vec<u32> = self.next.iter().map(|next| next + each).collect();
         let mut open: Vec<usize> = (0..self.next.len()).collect();
         let mut mixed = Vec::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::bus::patient;
-use super::redis::{Options, RedisServer, Served};
+use super::redis::{Options, RedisBackend, RedisServer};
 use super::wait::eventually;
 
 /// Nodes that are silent so long are failed over.
@@ -23,7 +23,7 @@ pub(crate) struct Cluster {
     ids: Vec<String>,
 }
 
-impl Served for Cluster {
+impl RedisBackend for Cluster {
     fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes.iter().map(|node| node.tcp_addr().to_string()).collect();
         format!("redis+cluster://{}", nodes.join(","))

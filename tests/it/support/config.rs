@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::redis::Served;
+use super::redis::RedisBackend;
 
 /// The bus stream, unless a test says otherwise.
 pub(crate) const STREAM: &str = "fairlane:events";
@@ -35,13 +35,17 @@ const PIPELINE: &[(&str, &str)] = &[
 /// TOML: one pipeline for everything on the bus, changed by `settings`, whose values are TOML too.
 /// Metrics are shared by all instances of a process: a test that looks at them from within needs
 /// a pipeline name of its own.
-pub(crate) fn config(server: &impl Served, pipeline: &str, settings: &[(&str, &str)]) -> String {
+pub(crate) fn config(
+    server: &impl RedisBackend,
+    pipeline: &str,
+    settings: &[(&str, &str)],
+) -> String {
     configs(server, &[pipeline], settings)
 }
 
 /// The same for several pipelines.
 pub(crate) fn configs(
-    server: &impl Served,
+    server: &impl RedisBackend,
     pipelines: &[&str],
     settings: &[(&str, &str)],
 ) -> String {

@@ -1,4 +1,4 @@
-//! Several worker processes on one Redis, events for them, and the history of what they did.
+//! Several worker processes on one Redis, events for them, and the history of their handlings.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
@@ -14,9 +14,9 @@ use super::bus::{Publisher, wire};
 use super::config::{SHARDS, STREAM, config};
 use super::http;
 use super::process::WorkerProcess;
-use super::redis::{Options, RedisServer, Served};
+use super::redis::{Options, RedisBackend, RedisServer};
+use super::roles::worker::{BEHAVIOUR, Behaviour, CONFIG, READY};
 use super::wait::eventually;
-use crate::roles::worker::{BEHAVIOUR, Behaviour, CONFIG, READY};
 
 const START: Duration = Duration::from_secs(20);
 
@@ -49,7 +49,7 @@ impl Fleet {
     }
 }
 
-impl<S: Served> Fleet<S> {
+impl<S: RedisBackend> Fleet<S> {
     /// The same on what is there.
     pub(crate) fn on(server: S, bots: usize, settings: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();

@@ -35,13 +35,13 @@ pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
 
 /// What came back. Code 0: nothing.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) code: u16,
     head: String,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl Response {
     /// The first answer in `bytes` and what is behind it.
     pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
@@ -105,16 +105,16 @@ impl Client {
         socket.connect(self.address.parse::<SocketAddr>().map_err(io::Error::other)?).await
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Response {
         self.send("GET", path, &[], b"").await
     }
 
-    pub(crate) async fn post(&self, path: &str) -> Answer {
+    pub(crate) async fn post(&self, path: &str) -> Response {
         self.send("POST", path, &[], b"").await
     }
 
     /// Publishes what `body` holds.
-    pub(crate) async fn publish(&self, kind: &str, body: impl AsRef<[u8]>) -> Answer {
+    pub(crate) async fn publish(&self, kind: &str, body: impl AsRef<[u8]>) -> Response {
         self.send("POST", "/v1/events", &[("content-type", kind)], body.as_ref()).await
     }
 
@@ -137,7 +137,7 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> Answer {
+    ) -> Response {
         let length = body.len().to_string();
         let mut all = vec![("connection", "close")];
         if !body.is_empty() {
@@ -146,7 +146,7 @@ impl Client {
         all.extend(headers);
         let head = self.head(method, path, &all);
         let bytes = self.raw(&[head.as_bytes(), body].concat()).await;
-        Answer::parse(&bytes).map(|(answer, _)| answer).unwrap_or_default()
+        Response::parse(&bytes).map(|(answer, _)| answer).unwrap_or_default()
     }
 
     /// Sends bytes and answers all that comes until the server closes the connection.
@@ -283,9 +283,9 @@ fn a_metric_is_found_by_its_labels() {
 fn answers_are_told_apart_on_one_connection() {
     let two =
         b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 204 No Content\r\n\r\n";
-    let (first, rest) = Answer::parse(two).unwrap();
+    let (first, rest) = Response::parse(two).unwrap();
     assert_eq!((first.code, first.body.as_slice()), (202, &b"{}"[..]));
-    let (second, rest) = Answer::parse(rest).unwrap();
+    let (second, rest) = Response::parse(rest).unwrap();
     assert_eq!((second.code, rest.len()), (204, 0));
-    assert!(Answer::parse(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort").is_none());
+    assert!(Response::parse(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort").is_none());
 }

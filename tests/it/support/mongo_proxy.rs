@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use mongodb::bson::{Document, RawBsonRef, RawDocument};
 
+use super::interceptor::Matcher;
 use super::proxy::{Protocol, Proxy};
-use super::trap::Matcher;
 
 /// What MongoDB speaks: each reply names its command.
 #[derive(Debug)]
@@ -105,9 +105,9 @@ mod tests {
     use mongodb::bson::{Document, doc};
 
     use super::*;
+    use crate::support::interceptor::Interception;
     use crate::support::mongo::{MongoServer, Options};
-    use crate::support::proxy::Mode;
-    use crate::support::trap::Deed;
+    use crate::support::proxy::ProxyMode;
     use crate::support::wait::eventually;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -147,38 +147,39 @@ mod tests {
     #[tokio::test]
     async fn commands_are_told_apart_by_their_name_and_collection() {
         let bench = Bench::start().await;
-        let trap = bench.proxy.trap(on("insert", "b"), 2, Deed::LoseReply);
+        let interceptor = bench.proxy.intercept(on("insert", "b"), 2, Interception::LoseReply);
         for (collection, answered) in
             [("b", true), ("a", true), ("a", true), ("b", false), ("b", true)]
         {
             assert_eq!(bench.insert(collection).await, answered, "{collection}");
         }
-        assert!(trap.springs(LONG).await);
+        assert!(interceptor.catches(LONG).await);
         assert_eq!((bench.count("b").await, bench.proxy.swallowed()), (3, 1), "it was executed");
     }
 
     #[tokio::test]
     async fn a_held_command_is_executed_once_it_is_released_though_its_client_is_gone() {
         let bench = Bench::start().await;
-        let trap = bench.proxy.trap(on_any("insert", "h"), 1, Deed::HoldCommand);
+        let interceptor =
+            bench.proxy.intercept(on_any("insert", "h"), 1, Interception::HoldCommand);
         let patience = Duration::from_millis(200);
         let client = Client::with_uri_str(bench.proxy.mongo_url()).await.unwrap();
         let unanswered = tokio::time::timeout(patience, insert(&client, "held")).await;
-        assert!(unanswered.is_err() && trap.sprung());
+        assert!(unanswered.is_err() && interceptor.has_caught());
         drop(client);
         assert_eq!(bench.count("held").await, 0);
-        assert!(trap.goes_through(LONG).await);
+        assert!(interceptor.completes(LONG).await);
         assert_eq!(bench.count("held").await, 1);
     }
 
     #[tokio::test]
-    async fn a_dropped_trap_takes_the_held_command_with_it() {
+    async fn a_dropped_interceptor_takes_the_held_command_with_it() {
         let bench = Bench::start().await;
-        let trap = bench.proxy.trap(on("insert", "held"), 1, Deed::HoldCommand);
+        let interceptor = bench.proxy.intercept(on("insert", "held"), 1, Interception::HoldCommand);
         let inserted = async { bench.insert("held").await };
         let dropped = async {
-            assert!(trap.springs(LONG).await);
-            drop(trap);
+            assert!(interceptor.catches(LONG).await);
+            drop(interceptor);
         };
         let (inserted, ()) = tokio::join!(inserted, dropped);
         assert!(!inserted);
@@ -188,15 +189,15 @@ mod tests {
     #[tokio::test]
     async fn a_held_reply_arrives_after_the_command_was_executed() {
         let bench = Bench::start().await;
-        let trap = bench.proxy.trap(on("insert", "held"), 1, Deed::HoldReply);
-        let watch = bench.proxy.trap(on("insert", "seen"), 1, Deed::Watch);
+        let interceptor = bench.proxy.intercept(on("insert", "held"), 1, Interception::HoldReply);
+        let watch = bench.proxy.intercept(on("insert", "seen"), 1, Interception::Watch);
         let inserted = async { bench.insert("held").await };
         let released = async {
-            assert!(trap.springs(LONG).await);
+            assert!(interceptor.catches(LONG).await);
             assert_eq!(bench.count("held").await, 1);
-            assert!(!watch.sprung());
-            assert!(bench.insert("seen").await && watch.springs(LONG).await);
-            trap.release();
+            assert!(!watch.has_caught());
+            assert!(bench.insert("seen").await && watch.catches(LONG).await);
+            interceptor.release();
         };
         let (inserted, ()) = tokio::join!(inserted, released);
         assert!(inserted);
@@ -207,15 +208,15 @@ mod tests {
         let bench = Bench::start().await;
         assert!(bench.insert("a").await);
         let delay = Duration::from_millis(50);
-        bench.proxy.set(Mode::Delay(delay));
+        bench.proxy.set(ProxyMode::Delay(delay));
         let started = Instant::now();
         assert!(bench.insert("a").await && started.elapsed() >= 2 * delay);
-        bench.proxy.set(Mode::Refuse);
+        bench.proxy.set(ProxyMode::Refuse);
         bench.proxy.cut();
         let options = format!("{}&serverSelectionTimeoutMS=300", bench.proxy.mongo_url());
         let other = Client::with_uri_str(options).await.unwrap();
         assert!(!insert(&other, "a").await);
-        bench.proxy.set(Mode::Pass);
+        bench.proxy.set(ProxyMode::Pass);
         eventually(LONG, "it answers again", async || insert(&other, "a").await).await;
     }
 }

@@ -11,7 +11,7 @@ use super::wait::holds_within;
 
 const ROLE: &str = "FAIRLANE_TEST_ROLE";
 
-/// A process that plays a role of `roles.rs`. Killed when dropped; ends by itself when the test
+/// A process that plays a role of [`roles`](super::roles). Killed when dropped; ends by itself when the test
 /// that started it is killed.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
@@ -112,7 +112,7 @@ fn entry() {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(1);
     });
-    let role = crate::roles::role(&name).unwrap_or_else(|| panic!("no role {name:?}"));
+    let role = super::roles::role(&name).unwrap_or_else(|| panic!("no role {name:?}"));
     // The harness has begun a line.
     println!();
     role();

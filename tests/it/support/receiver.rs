@@ -1,4 +1,4 @@
-//! An HTTP server that notes what it is asked and answers as it is told.
+//! An HTTP server that records its requests and answers as the test says.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -74,7 +74,7 @@ impl Reply {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReceiverState {
     calls: Mutex<Vec<Call>>,
     connections: AtomicUsize,
     now: AtomicUsize,
@@ -85,7 +85,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) address: SocketAddr,
-    state: Arc<State>,
+    state: Arc<ReceiverState>,
     _running: JoinSet<()>,
 }
 
@@ -106,7 +106,7 @@ impl Receiver {
     {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let state = Arc::new(State::default());
+        let state = Arc::new(ReceiverState::default());
         let (shared, answer) = (Arc::clone(&state), Arc::new(answer));
         let mut running = JoinSet::new();
         running.spawn(async move {
@@ -149,7 +149,7 @@ impl Receiver {
     }
 
     /// The most calls that were answered at once.
-    pub(crate) fn most_at_once(&self) -> usize {
+    pub(crate) fn max_concurrent(&self) -> usize {
         self.state.most.load(Ordering::SeqCst)
     }
 
@@ -160,7 +160,7 @@ impl Receiver {
 }
 
 /// One connection.
-async fn serve<F, R>(stream: TcpStream, state: &State, answer: &F) -> std::io::Result<()>
+async fn serve<F, R>(stream: TcpStream, state: &ReceiverState, answer: &F) -> std::io::Result<()>
 where
     F: Fn(Call) -> R,
     R: Future<Output = Reply>,
@@ -199,10 +199,10 @@ where
     Ok(())
 }
 
-struct Answering<'a>(&'a State);
+struct Answering<'a>(&'a ReceiverState);
 
 impl<'a> Answering<'a> {
-    fn begin(state: &'a State) -> Self {
+    fn begin(state: &'a ReceiverState) -> Self {
         let now = state.now.fetch_add(1, Ordering::SeqCst) + 1;
         state.most.fetch_max(now, Ordering::SeqCst);
         Self(state)

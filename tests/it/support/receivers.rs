@@ -1,4 +1,4 @@
-//! The receivers of `examples/`, as somebody would run them.
+//! The receivers of `examples/`, as a user runs them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};

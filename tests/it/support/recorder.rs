@@ -1,4 +1,4 @@
-//! A handler inside the test that notes what it got and answers as it is told.
+//! A handler inside the test that records its slices and answers as the test says.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -32,12 +32,12 @@ pub(crate) enum Persistence {
 }
 
 /// What an instance can run against: a server, or a cluster.
-pub(crate) trait Served {
+pub(crate) trait RedisBackend {
     /// What `redis.url` is to be.
     fn url(&self) -> String;
 }
 
-impl Served for RedisServer {
+impl RedisBackend for RedisServer {
     fn url(&self) -> String {
         self.url()
     }
@@ -250,7 +250,7 @@ mod tests {
 
     /// Also when the file is synced only every second: a kill does not lose what was written.
     #[tokio::test]
-    async fn a_killed_server_comes_back_with_what_it_had() {
+    async fn a_killed_server_comes_back_with_its_data() {
         let options =
             Options { persistence: Persistence::EverySecond, tcp: true, ..Options::default() };
         let mut server = RedisServer::start(options);

@@ -91,6 +91,6 @@ async fn eventually_asks_until_the_condition_holds() {
 
 #[tokio::test]
 #[should_panic(expected = "not within 0ns: pigs fly")]
-async fn eventually_says_what_did_not_happen() {
+async fn eventually_names_the_condition_that_failed() {
     eventually(Duration::ZERO, "pigs fly", async || false).await;
 }

@@ -68,7 +68,7 @@ fn a_server_that_may_lose_or_refuse_events_is_found_out() {
 }
 
 #[test]
-fn a_pipeline_that_nobody_configures_any_more_is_named() {
+fn a_pipeline_that_is_no_longer_configured_is_named() {
     let config = Config::from_toml("[pipelines.log]\nhandler = \"log\"\nevents = [\"*\"]", "test");
     let config = config.unwrap();
     let names = |names: &[&str]| -> Vec<_> {

@@ -52,7 +52,7 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
 }
 
 #[test]
-fn what_tenants_wrote_is_text_and_figures_are_shown() {
+fn text_of_tenants_is_escaped_and_figures_are_shown() {
     let rule = json!({ "name": "<u>", "on": ["<s>"], "filter": "event.type == '<em>'", "enabled": false,
         "actions": [{ "emit": { "type": "<a>", "delay": 600 } }] });
     let stats = Happened { matched: 12_345, actions: 7, errors: 1, last_error: None };
@@ -78,7 +78,7 @@ fn what_tenants_wrote_is_text_and_figures_are_shown() {
 }
 
 #[test]
-fn without_rules_the_page_says_what_helps_or_why() {
+fn without_rules_the_page_gives_the_remedy_or_the_reason() {
     let page = body(&view(Ok(Vec::new())), false).into_string();
     assert!(page.contains("PUT /v1/bots/BOT/automations/RULE"), "{page}");
     let page = body(&view(Err("MongoDB is unavailable".to_owned())), false).into_string();

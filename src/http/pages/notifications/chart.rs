@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_stacked_and_what_has_no_colour_is_one() {
+    fn bars_are_stacked_and_types_without_a_colour_share_one_part() {
         let of = |n: u64| Tally { outcomes: [("sent".to_owned(), n)].into(), ..Tally::default() };
         let stats: Stats = (0..8_u64).map(|n| (format!("t{n}"), of(10 - n))).collect();
         let picture = sent(By::Day, &[("2026-11-20T00:00:00Z".to_owned(), stats)]).into_string();

@@ -177,20 +177,20 @@ impl Drop for Chromium {
     }
 }
 
-type Answer = oneshot::Sender<Result<Value, String>>;
+type AnswerSender = oneshot::Sender<Result<Value, String>>;
 
 #[derive(Debug)]
 struct Wire {
     input: Mutex<ChildStdin>,
-    state: Mutex<State>,
+    state: Mutex<WireState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WireState {
     /// The number of the last command.
     sent: u64,
     /// By number.
-    waiting: HashMap<u64, Answer>,
+    waiting: HashMap<u64, AnswerSender>,
     /// By session.
     pages: HashMap<String, Seen>,
     has_ended: bool,

@@ -24,7 +24,7 @@ async fn site(pages: &'static [(&'static str, &'static str)]) -> (Receiver, Page
 }
 
 #[tokio::test]
-async fn what_goes_wrong_in_a_page_is_told_once() {
+async fn an_error_in_a_page_is_told_once() {
     let (_site, page) = site(&[
         ("/good", "<h1>Good</h1><script>console.log('fine')</script>"),
         ("/error", "<script>console.error('this', 7)</script>"),
@@ -61,7 +61,7 @@ async fn what_goes_wrong_in_a_page_is_told_once() {
 }
 
 #[tokio::test]
-async fn what_keeps_people_out_is_found() {
+async fn accessibility_barriers_are_found() {
     let (_site, page) = site(&[
         (
             "/bad",
@@ -100,7 +100,7 @@ async fn what_keeps_people_out_is_found() {
 }
 
 #[tokio::test]
-async fn only_what_is_in_sight_is_clicked_and_keys_go_where_the_focus_is() {
+async fn only_visible_elements_are_clicked_and_keys_go_to_the_focus() {
     let (_site, page) = site(&[
         (
             "/",

@@ -1,0 +1,460 @@
+//! Rules evaluated by processes that are killed, frozen and cut off at every step of a slice: each
+//! action once, in MongoDB and on the bus, for exactly the right subscribers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use fairlane::keyspace::scripts::{Call as _, Emit};
+use futures_util::future::{join, join_all};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use redis::Arg;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::support::automation_rig::{
+    LONG, RULES, depth, emitted, event, field, on_the_bus, profile, publish, put, settles, tag,
+};
+use crate::support::counter_fleet::{Node, Stores, total};
+use crate::support::http::Client;
+use crate::support::interceptor::{Interception, Interceptor};
+use crate::support::mongo_proxy::on;
+use crate::support::proxy::{ProxyMode, holds};
+use crate::support::redis::Persistence;
+use crate::support::served::Served;
+use crate::support::wait::eventually;
+
+const SUBSCRIBERS: &str = "subscribers";
+const BOTS: u64 = 9;
+const SUBJECTS: u64 = 20;
+/// Kills of each of three processes.
+const KILLS: usize = 14;
+
+/// The name by which `emit` is called.
+fn emit() -> Vec<u8> {
+    let prefix = fairlane::id::Prefix::default();
+    let command = Emit { prefix: &prefix, stream: "s", window_ms: 1, events: &[] }.command();
+    let mut arguments = command.args_iter().filter_map(|argument| match argument {
+        Arg::Simple(bytes) => Some(bytes.to_vec()),
+        _ => None,
+    });
+    arguments.nth(1).unwrap()
+}
+
+/// The moments of a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    BeforeTheRead,
+    BeforeTheWrite,
+    Written,
+    BeforeTheActions,
+    ActionsDone,
+    BeforeTheCompletion,
+    Completed,
+}
+
+const STEPS: [Step; 7] = [
+    Step::BeforeTheRead,
+    Step::BeforeTheWrite,
+    Step::Written,
+    Step::BeforeTheActions,
+    Step::ActionsDone,
+    Step::BeforeTheCompletion,
+    Step::Completed,
+];
+
+impl Step {
+    fn interceptor(self, node: &Node) -> Interceptor {
+        let complete = || holds(["}:later\r\n", "fl:{automations:"]);
+        let emitting = || holds([emit()]);
+        match self {
+            Self::BeforeTheRead => {
+                node.mongo.intercept(on("find", SUBSCRIBERS), 1, Interception::HoldCommand)
+            }
+            Self::BeforeTheWrite => {
+                node.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldCommand)
+            }
+            Self::Written => {
+                node.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldReply)
+            }
+            Self::BeforeTheActions => {
+                node.redis.intercept(emitting(), 1, Interception::HoldCommand)
+            }
+            Self::ActionsDone => node.redis.intercept(emitting(), 1, Interception::HoldReply),
+            Self::BeforeTheCompletion => {
+                node.redis.intercept(complete(), 1, Interception::HoldCommand)
+            }
+            Self::Completed => node.redis.intercept(complete(), 1, Interception::HoldReply),
+        }
+    }
+}
+
+/// What should be known of a subscriber and have happened to it, told by other words than the
+/// product's.
+#[derive(Debug, Default)]
+struct Expected {
+    gender: Option<&'static str>,
+    age: Option<u64>,
+    tags: BTreeSet<&'static str>,
+    /// Types of the events that rules put on the bus, in order.
+    emitted: Vec<&'static str>,
+    women: u64,
+}
+
+impl Expected {
+    fn event(&mut self, kind: u32, random: &mut StdRng, at: &[&str; 3]) -> Value {
+        let [bot, subject, id] = *at;
+        match kind {
+            0 => {
+                self.tags.insert("x");
+                if self.gender == Some("female") && self.age.is_some_and(|age| age > 30) {
+                    self.women += 1;
+                    self.emitted.push("women");
+                }
+                tag(bot, subject, id, "x")
+            }
+            1 => {
+                let gender = ["female", "male"][random.random_range(0..2)];
+                self.gender = Some(gender);
+                field(bot, subject, id, "gender", json!(gender))
+            }
+            _ => {
+                let age = random.random_range(28..36);
+                self.age = Some(age);
+                // Those who turn 30 get a tag, and those who are no longer lose it.
+                if age == 30 && self.tags.insert("thirty") {
+                    self.emitted.push("tag.applied");
+                }
+                if age != 30 && self.tags.remove("thirty") {
+                    self.emitted.push("tag.removed");
+                }
+                field(bot, subject, id, "age", json!(age))
+            }
+        }
+    }
+
+    fn profile(&self) -> Value {
+        let mut fields = serde_json::Map::new();
+        if let Some(age) = self.age {
+            fields.insert("age".to_owned(), age.into());
+        }
+        if let Some(gender) = self.gender {
+            fields.insert("gender".to_owned(), gender.into());
+        }
+        json!({ "tags": self.tags, "fields": fields })
+    }
+}
+
+fn rules() -> [(&'static str, Value); 3] {
+    let women = "event.data.tag == 'x' && has(subscriber.gender) && has(subscriber.age) && subscriber.gender == 'female' && subscriber.age > 30";
+    [
+        (
+            "women",
+            json!({ "on": ["tag.applied"], "filter": women,
+                "actions": [{ "emit": { "type": "women" } }, { "count": { "ad": "women" } }] }),
+        ),
+        (
+            "thirty",
+            json!({ "on": ["field.changed"], "filter": "event.data.field == 'age' && subscriber.age == 30",
+                "actions": [{ "set_tag": { "tag": "thirty" } }] }),
+        ),
+        (
+            "not-thirty",
+            json!({ "on": ["field.changed"], "filter": "event.data.field == 'age' && subscriber.age != 30",
+                "actions": [{ "remove_tag": { "tag": "thirty" } }] }),
+        ),
+    ]
+}
+
+/// Kills a process at every step in turn. Answers how often each was met.
+async fn kill(
+    place: usize,
+    mut node: Node,
+    over: &watch::Sender<u32>,
+) -> (Node, BTreeMap<Step, u32>) {
+    let mut met = BTreeMap::new();
+    for round in 0..KILLS {
+        let step = STEPS[(round + 2 * place) % STEPS.len()];
+        let interceptor = step.interceptor(&node);
+        let caught = interceptor.catches(Duration::from_secs(3)).await;
+        node.served.kill9();
+        // What it sent last arrives after its death, or never.
+        if round % 2 == 0 {
+            interceptor.release();
+        }
+        *met.entry(step).or_default() += u32::from(caught);
+        node.restart().await;
+    }
+    over.send_modify(|over| *over += 1);
+    (node, met)
+}
+
+/// Publishes until nobody is killed any more. Answers what should have come of it, and how many
+/// events those are.
+async fn tell(
+    stores: &Stores,
+    over: &watch::Sender<u32>,
+) -> (BTreeMap<(String, String), Expected>, usize) {
+    let mut random = StdRng::seed_from_u64(7);
+    let mut people: BTreeMap<(String, String), Expected> = BTreeMap::new();
+    let mut published = 0;
+    while *over.borrow() < 3 {
+        let mut events = Vec::new();
+        for _ in 0..12 {
+            let bot = format!("bot-{}", random.random_range(0..BOTS));
+            let subject = format!("u{}", random.random_range(0..SUBJECTS));
+            let id = published.to_string();
+            let expected = people.entry((bot.clone(), subject.clone())).or_default();
+            let kind = random.random_range(0..3);
+            events.push(expected.event(kind, &mut random, &[&bot, &subject, &id]));
+            published += 1;
+        }
+        publish(stores, &events).await;
+        tokio::time::sleep(Duration::from_millis(15)).await;
+    }
+    (people, published)
+}
+
+#[tokio::test]
+async fn three_processes_killed_at_every_step_of_a_slice_do_each_action_once() {
+    let stores = Stores::start(Persistence::Always);
+    let nodes = join_all((0..3).map(|_| Node::start(&stores, RULES))).await;
+    let client = nodes[0].client();
+    for bot in 0..BOTS {
+        for (id, rule) in rules() {
+            assert_eq!(put(&client, &format!("bot-{bot}"), id, &rule).await.code, 201);
+        }
+    }
+    let over = watch::Sender::new(0);
+    let killing = nodes.into_iter().enumerate().map(|(place, node)| kill(place, node, &over));
+    let (killed, (people, published)) = join(join_all(killing), tell(&stores, &over)).await;
+    let mut met: BTreeMap<Step, u32> = BTreeMap::new();
+    for (step, times) in killed.iter().flat_map(|(_, met)| met) {
+        *met.entry(*step).or_default() += times;
+    }
+    let expected: usize = people.values().map(|person| person.emitted.len()).sum();
+    println!("{published} events, {expected} emitted, {met:?}");
+    settles(&stores, published + expected).await;
+
+    let mut happened: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+    for event in on_the_bus(&stores).await {
+        if event["source"] == "fairlane/automations" {
+            let text = |key: &str| event[key].as_str().unwrap().to_owned();
+            happened.entry((text("botid"), text("subject"))).or_default().push(text("type"));
+        }
+    }
+    let client = killed[0].0.client();
+    let mut women: BTreeMap<String, u64> = BTreeMap::new();
+    for ((bot, subject), person) in &people {
+        let key = (bot.clone(), subject.clone());
+        let emitted = happened.remove(&key).unwrap_or_default();
+        assert_eq!(emitted, person.emitted, "{key:?}");
+        assert_eq!(profile(&client, bot, subject).await, person.profile(), "{key:?}");
+        *women.entry(bot.clone()).or_default() += person.women;
+    }
+    assert!(happened.is_empty(), "{happened:?}");
+    for (bot, women) in women {
+        let ad = (bot, "women".to_owned());
+        assert_eq!(total(&client, &ad).await, Some(women), "{ad:?}");
+    }
+    for step in STEPS {
+        assert!(
+            met.get(&step).is_some_and(|times| *times >= 3),
+            "{step:?} was hardly met: {met:?}"
+        );
+    }
+}
+
+/// A process that dies with a decision kept and its action undone.
+async fn dies_before_the_action(stores: &Stores, rule: &Value) -> Client {
+    let mut first = Node::start(stores, RULES).await;
+    let client = first.client();
+    assert_eq!(put(&client, "b", "r", rule).await.code, 201);
+    let interceptor = first.redis.intercept(holds([emit()]), 1, Interception::HoldCommand);
+    publish(stores, &[event("b", "u", "1", "go", json!({}))]).await;
+    assert!(interceptor.catches(LONG).await);
+    first.served.kill9();
+    drop(interceptor);
+    client
+}
+
+#[tokio::test]
+async fn a_stored_decision_is_carried_out_although_rule_and_profile_changed() {
+    let stores = Stores::start(Persistence::Always);
+    let rule = json!({ "on": ["go"], "filter": "!('gone' in subscriber.tags)", "actions": [
+        { "set_tag": { "tag": "gone" } }, { "emit": { "type": "went" } },
+    ] });
+    dies_before_the_action(&stores, &rule).await;
+    assert_eq!(on_the_bus(&stores).await.len(), 1, "nothing was done");
+    // Nobody works while the rule is changed: it would do something else now, and its filter does
+    // not match what it did to the profile itself.
+    let config = stores.direct(RULES);
+    let editor = Served::start_as(&config, "http").await;
+    let changed =
+        json!({ "on": ["go"], "filter": "false", "actions": [{ "emit": { "type": "other" } }] });
+    assert_eq!(put(&Client::new(&editor.http()), "b", "r", &changed).await.code, 200);
+    let second = Served::start(&config).await;
+    // One event, its tag, its emit.
+    settles(&stores, 3).await;
+    let kinds: Vec<Value> =
+        on_the_bus(&stores).await[1..].iter().map(|event| event["type"].clone()).collect();
+    assert_eq!(kinds, ["tag.applied", "went"]);
+    let client = Client::new(&second.http());
+    assert_eq!(profile(&client, "b", "u").await["tags"], json!(["gone"]));
+}
+
+#[tokio::test]
+async fn a_stored_decision_is_carried_out_although_the_rule_is_gone() {
+    let stores = Stores::start(Persistence::Always);
+    let rule = json!({ "on": ["go"], "actions": [{ "emit": { "type": "went" } }] });
+    dies_before_the_action(&stores, &rule).await;
+    let config = stores.direct(RULES);
+    let editor = Served::start_as(&config, "http").await;
+    let deleted =
+        Client::new(&editor.http()).send("DELETE", "/v1/bots/b/automations/r", &[], b"").await;
+    assert_eq!(deleted.code, 204);
+    let _second = Served::start(&config).await;
+    settles(&stores, 2).await;
+    assert_eq!(emitted(&stores, "went").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_process_frozen_before_its_write_writes_nothing_once_others_went_on() {
+    let stores = Stores::start(Persistence::Always);
+    let frozen = Node::start(&stores, RULES).await;
+    let client = frozen.client();
+    let rule = json!({ "on": ["go"], "actions": [
+        { "set_field": { "field": "last", "value": "go" } }, { "emit": { "type": "went" } },
+    ] });
+    assert_eq!(put(&client, "b", "r", &rule).await.code, 201);
+    let interceptor =
+        frozen.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldCommand);
+    publish(&stores, &[event("b", "u", "1", "go", json!({}))]).await;
+    assert!(interceptor.catches(LONG).await);
+    frozen.served.sigstop();
+    let other = Node::start(&stores, RULES).await;
+    // Its event, the change, its emit; then the subscriber goes on.
+    settles(&stores, 3).await;
+    publish(&stores, &[field("b", "u", "2", "last", json!("later"))]).await;
+    settles(&stores, 4).await;
+    frozen.served.sigcont();
+    assert!(interceptor.completes(LONG).await);
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    settles(&stores, 4).await;
+    assert_eq!(emitted(&stores, "went").await.len(), 1);
+    assert_eq!(profile(&other.client(), "b", "u").await["fields"], json!({ "last": "later" }));
+}
+
+#[tokio::test]
+async fn a_process_frozen_before_its_actions_repeats_none_that_others_did() {
+    let stores = Stores::start(Persistence::Always);
+    let frozen = Node::start(&stores, RULES).await;
+    let rule = json!({ "on": ["go"], "actions": [
+        { "emit": { "type": "went" } }, { "count": { "ad": "a" } },
+    ] });
+    assert_eq!(put(&frozen.client(), "b", "r", &rule).await.code, 201);
+    let interceptor = frozen.redis.intercept(holds([emit()]), 1, Interception::HoldCommand);
+    publish(&stores, &[event("b", "u", "1", "go", json!({}))]).await;
+    assert!(interceptor.catches(LONG).await);
+    frozen.served.sigstop();
+    let other = Node::start(&stores, RULES).await;
+    settles(&stores, 2).await;
+    frozen.served.sigcont();
+    assert!(interceptor.completes(LONG).await);
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    settles(&stores, 2).await;
+    assert_eq!(emitted(&stores, "went").await.len(), 1);
+    assert_eq!(total(&other.client(), &("b".to_owned(), "a".to_owned())).await, Some(1));
+}
+
+#[tokio::test]
+async fn a_lost_answer_of_mongodb_changes_nothing() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, RULES).await;
+    let rule = json!({ "on": ["go"], "actions": [{ "emit": { "type": "went" } }] });
+    assert_eq!(put(&node.client(), "b", "r", &rule).await.code, 201);
+    let interceptors: Vec<Interceptor> = (1..=3)
+        .map(|nth| node.mongo.intercept(on("update", SUBSCRIBERS), nth, Interception::LoseReply))
+        .collect();
+    let mut published = 0;
+    while published < 100 || !interceptors.iter().all(Interceptor::has_caught) {
+        let events: Vec<Value> = (published..published + 10)
+            .map(|n| event("b", &format!("u{}", n % 7), &n.to_string(), "go", json!({})))
+            .collect();
+        published += 10;
+        publish(&stores, &events).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    settles(&stores, 2 * published).await;
+    assert_eq!(emitted(&stores, "went").await.len(), published);
+}
+
+#[tokio::test]
+async fn redis_restarts_and_each_action_is_done_once() {
+    let mut stores = Stores::start(Persistence::Always);
+    let client = {
+        let served = Served::start(&stores.direct(RULES)).await;
+        let client = Client::new(&served.http());
+        let rule = json!({ "on": ["go"], "actions": [
+            { "emit": { "type": "went" } }, { "emit": { "type": "late", "delay": 2 } },
+        ] });
+        assert_eq!(put(&client, "b", "r", &rule).await.code, 201);
+        let events: Vec<Value> =
+            (0..300).map(|n| event("b", "u", &n.to_string(), "go", json!({}))).collect();
+        publish(&stores, &events).await;
+        eventually(LONG, "some are decided on", async || {
+            emitted(&stores, "went").await.len() > 30 || depth(&stores).await > 0
+        })
+        .await;
+        stores.redis.kill9();
+        stores.redis.restart();
+        settles(&stores, 900).await;
+        client
+    };
+    drop(client);
+    assert_eq!(emitted(&stores, "went").await.len(), 300);
+    assert_eq!(emitted(&stores, "late").await.len(), 300);
+}
+
+#[tokio::test]
+async fn profiles_behind_a_slow_line_are_kept_in_portions_that_go_through_and_nothing_gives_up() {
+    const SUBJECTS: usize = 1_500;
+    let stores = Stores::start(Persistence::Always);
+    // A slice has ten times what the line carries within the time of a handler.
+    let settings = [
+        ("pipelines.automations.handler_timeout", "\"1s\""),
+        ("pipelines.automations.batch", "1000"),
+        ("pipelines.automations.slice_time", "\"1s\""),
+        ("pipelines.automations.lease_ttl", "\"5s\""),
+        ("pipelines.automations.max_attempts", "2"),
+    ];
+    let node = Node::start(&stores, &[RULES, &settings].concat()).await;
+    let rule = json!({ "on": ["never"], "actions": [{ "emit": { "type": "no" } }] });
+    put(&node.client(), "b", "r", &rule).await;
+    node.mongo.set(ProxyMode::Refuse);
+    node.mongo.cut();
+    let text = "x".repeat(200);
+    let events: Vec<Value> = (0..SUBJECTS)
+        .map(|n| field("b", &format!("u{n}"), &n.to_string(), "text", json!(text)))
+        .collect();
+    publish(&stores, &events).await;
+    eventually(LONG, "all are queued", async || depth(&stores).await == SUBJECTS as u64).await;
+    node.mongo.set(ProxyMode::Rate(60_000));
+    let (mut least, mut moved) = (u64::MAX, Instant::now());
+    eventually(10 * LONG, "all are decided on", async || {
+        let depth = depth(&stores).await;
+        if depth < least {
+            (least, moved) = (depth, Instant::now());
+        }
+        assert!(moved.elapsed() < LONG, "{depth} are left, and nothing moves");
+        depth == 0
+    })
+    .await;
+    node.mongo.set(ProxyMode::Pass);
+    for n in [0, SUBJECTS / 2, SUBJECTS - 1] {
+        let kept = profile(&node.client(), "b", &format!("u{n}")).await;
+        assert_eq!(kept["fields"], json!({ "text": text }));
+    }
+    let dead = node.client().get("/v1/pipelines/automations/dead").await.json();
+    assert_eq!(dead["dead_letters"], json!([]));
+}

@@ -1,0 +1,73 @@
+//! Reads of rules and profiles while MongoDB hangs: a read gets 503 soon, and a change of a rule
+//! waits.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::support::automation_rig::{LONG, Rig, put, tag};
+use crate::support::http::{Client, Response};
+use crate::support::wait::eventually;
+
+/// For a timeout of a quarter of a second, on a machine with other things to do. Without it, readers
+/// waited for 5 s.
+const SOON: Duration = Duration::from_millis(1_500);
+const RULE: &str = "/v1/bots/shop/automations/r";
+const TRY: &str = "/v1/bots/shop/automations/test";
+const READS: [&str; 4] = ["/v1/bots/shop/automations", RULE, "/v1/bots/shop/subscribers/u", TRY];
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+async fn read(client: &Client, path: &str) -> Response {
+    if path != TRY {
+        return client.get(path).await;
+    }
+    let trial =
+        json!({ "event": { "type": "tag.applied", "subject": "u", "data": { "tag": "b" } } });
+    client.send("POST", path, &[JSON], trial.to_string().as_bytes()).await
+}
+
+/// Waits until every reader is told what is known.
+async fn reads_are_answered(client: &Client) {
+    for path in READS {
+        eventually(LONG, path, async || read(client, path).await.code == 200).await;
+    }
+}
+
+#[tokio::test]
+async fn while_mongodb_hangs_readers_of_rules_and_profiles_are_503_soon_and_writers_wait() {
+    let rig = Rig::start(&[("counters.read_timeout", "\"250ms\"")]).await;
+    let client = &rig.client;
+    let rule = json!({ "on": ["tag.applied"], "actions": [{ "set_field": { "field": "f", "value": 1 } }] });
+    rig.put("shop", "r", &rule).await;
+    rig.publish(&[tag("shop", "u", "1", "a")]).await;
+    reads_are_answered(client).await;
+
+    rig.stores.mongo.sigstop();
+    for _ in 0..5 {
+        for path in READS {
+            let started = Instant::now();
+            let answer = read(client, path).await;
+            let took = started.elapsed();
+            assert!(took < SOON, "{path}: {took:?}, {answer:?}");
+            assert_eq!((answer.code, answer.problem().as_str()), (503, "mongodb-away"), "{path}");
+            assert_eq!(answer.header("retry-after"), Some("1"), "{path}");
+        }
+    }
+    // The page of the bot tells it too.
+    let started = Instant::now();
+    let page = client.get("/bots/shop").await;
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    let page = String::from_utf8(page.body).unwrap();
+    assert!(page.contains("MongoDB does not answer in time"), "{page}");
+    // A change is not refused because readers are.
+    let started = Instant::now();
+    let written = client.send("PUT", RULE, &[JSON], rule.to_string().as_bytes()).await;
+    let took = started.elapsed();
+    assert_eq!((written.code, written.problem().as_str()), (503, "mongodb-away"));
+    assert!(took > SOON, "{took:?}");
+
+    rig.stores.mongo.sigcont();
+    reads_are_answered(client).await;
+    assert!(matches!(put(client, "shop", "r", &rule).await.code, 200 | 201));
+    rig.instance.stop().await;
+}

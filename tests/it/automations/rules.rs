@@ -1,0 +1,372 @@
+//! Rules: their decisions, their order, and how fast every process learns of a change.
+
+use std::time::{Duration, Instant};
+
+use fairlane::automations::store::{Expected, RuleStore};
+use fairlane::config::MongoUrl;
+use fairlane::id::{BotId, RuleId};
+use fairlane::store::mongo::Mongo;
+use serde_json::{Value, json};
+
+use crate::support::automation_rig::{
+    LONG, RULES, Rig, depth, emitted, event, field, on_the_bus, profile, publish, put, tag,
+};
+use crate::support::counter_fleet::Stores;
+use crate::support::http::{get, metric};
+use crate::support::instance::Instance;
+use crate::support::mongo;
+use crate::support::recorder::Log;
+use crate::support::redis::Persistence;
+use crate::support::wait::eventually;
+
+#[tokio::test]
+async fn women_over_30_with_a_tag_trigger_exactly_and_in_order_whatever_comes_first() {
+    let rig = Rig::start(&[]).await;
+    let filter = "'x' in subscriber.tags && has(subscriber.gender) && subscriber.gender == 'female' && has(subscriber.age) && subscriber.age > 30";
+    let rule = json!({
+        "on": ["tag.applied", "field.changed"], "filter": filter,
+        "actions": [{ "emit": { "type": "matched" } }],
+    });
+    rig.put("shop", "women", &rule).await;
+    let (mut events, mut expected) = (Vec::new(), Vec::new());
+    for (person, (gender, age)) in
+        [("female", 31), ("female", 30), ("male", 40), ("female", 99)].into_iter().enumerate()
+    {
+        for (turn, order) in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]]
+            .into_iter()
+            .enumerate()
+        {
+            let subject = format!("u{person}-{turn}");
+            let id = |n: usize| format!("{subject}-{n}");
+            let all = [
+                field("shop", &subject, &id(0), "gender", json!(gender)),
+                field("shop", &subject, &id(1), "age", json!(age)),
+                tag("shop", &subject, &id(2), "x"),
+            ];
+            events.extend(order.map(|at| all[at].clone()));
+            if gender == "female" && age > 30 {
+                expected.push(subject);
+            }
+        }
+    }
+    rig.publish(&events).await;
+    rig.settles(events.len() + expected.len()).await;
+    let matched = emitted(&rig.stores, "matched").await;
+    let subjects: Vec<&str> =
+        matched.iter().map(|event| event["subject"].as_str().unwrap()).collect();
+    assert_eq!(subjects, expected, "in the order of the bot");
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_bot_has_a_thousand_rules_and_no_more() {
+    let rig = Rig::start(&[]).await;
+    let rule = |n: usize| {
+        json!({ "on": ["hit"], "filter": format!("event.data.n == {n}"),
+            "actions": [{ "set_field": { "field": format!("f{}", n % 100), "value": n } }] })
+    };
+    let writing = (0..1_000).map(|n| async move { (n, rule(n)) });
+    let rig = &rig;
+    futures_util::StreamExt::for_each_concurrent(
+        futures_util::stream::iter(writing),
+        8,
+        |next| async move {
+            let (n, rule) = next.await;
+            rig.put("shop", &format!("r{n:04}"), &rule).await;
+        },
+    )
+    .await;
+    let more = put(&rig.client, "shop", "one-more", &rule(1)).await;
+    assert_eq!(
+        (more.code, more.problem().contains("too-many-rules")),
+        (409, true),
+        "{}",
+        more.problem()
+    );
+    assert_eq!(
+        put(&rig.client, "shop", "r0007", &rule(7)).await.code,
+        200,
+        "an old one may change"
+    );
+    let events: Vec<Value> = (0..50)
+        .map(|n| {
+            event("shop", &format!("u{}", n % 5), &n.to_string(), "hit", json!({ "n": n * 20 }))
+        })
+        .collect();
+    rig.publish(&events).await;
+    rig.settles(50 + 50).await;
+    let first = profile(&rig.client, "shop", "u0").await;
+    assert_eq!(first["fields"], json!({ "f0": 900 }), "{first}");
+    let all = rig.client.get("/v1/bots/shop/automations").await.json();
+    assert_eq!(all["automations"].as_array().unwrap().len(), 1_000);
+}
+
+/// The rule at its `version`, two actions that must agree.
+fn versioned(version: u64) -> Value {
+    json!({ "on": ["tick"], "filter": format!("{version} == {version}"), "actions": [
+        { "emit": { "type": "first", "data": { "v": version } } },
+        { "set_field": { "field": "v", "value": version } },
+        { "emit": { "type": "second", "data": { "v": version } } },
+    ] })
+}
+
+#[tokio::test]
+async fn a_rule_changed_under_load_decides_within_a_second_everywhere_and_never_half() {
+    let rig = Rig::start(&[]).await;
+    let others = [rig.another().await, rig.another().await];
+    let bots: Vec<String> = (0..12).map(|n| format!("bot-{n}")).collect();
+    for bot in &bots {
+        rig.put(bot, "r", &versioned(0)).await;
+    }
+    let mut published = 0_usize;
+    let mut late: Vec<(String, u64)> = Vec::new();
+    for version in 1..=5 {
+        for bot in &bots {
+            rig.put(bot, "r", &versioned(version)).await;
+        }
+        let changed = Instant::now();
+        while changed.elapsed() < Duration::from_millis(1_300) {
+            let is_late = changed.elapsed() >= Duration::from_secs(1);
+            let events: Vec<Value> = bots
+                .iter()
+                .map(|bot| {
+                    published += 1;
+                    let id = format!("{published}");
+                    if is_late {
+                        late.push((id.clone(), version));
+                    }
+                    event(bot, "u", &id, "tick", json!({ "id": id }))
+                })
+                .collect();
+            rig.publish(&events).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    // Per event two emits, and whenever the version changes one more.
+    eventually(LONG, "all is decided", async || {
+        emitted(&rig.stores, "second").await.len() == published && depth(&rig.stores).await == 0
+    })
+    .await;
+    let all = on_the_bus(&rig.stores).await;
+    let pairs = |kind: &str| -> Vec<(Value, Value)> {
+        let of = all.iter().filter(|event| event["type"] == kind);
+        of.map(|event| (event["botid"].clone(), event["data"]["v"].clone())).collect()
+    };
+    let (mut first, mut second) = (pairs("first"), pairs("second"));
+    first.sort_by_key(|(bot, _)| bot.to_string());
+    second.sort_by_key(|(bot, _)| bot.to_string());
+    assert_eq!(first, second, "both actions of an event are of one version");
+    // The n-th tick of a bot made its n-th emit: those that came late saw the new version.
+    let mut of_bot: std::collections::BTreeMap<String, Vec<u64>> =
+        std::collections::BTreeMap::new();
+    for (bot, version) in &second {
+        of_bot.entry(bot.as_str().unwrap().to_owned()).or_default().push(version.as_u64().unwrap());
+    }
+    let mut nth: std::collections::BTreeMap<String, usize> = std::collections::BTreeMap::new();
+    let mut checked = 0;
+    for tick in all.iter().filter(|event| event["type"] == "tick") {
+        let bot = tick["botid"].as_str().unwrap().to_owned();
+        let place = nth.entry(bot.clone()).or_default();
+        let version = of_bot[&bot][*place];
+        *place += 1;
+        if let Some((_, expected)) = late.iter().find(|(id, _)| tick["id"] == **id) {
+            // What waited a little may have seen the next one.
+            assert!(version >= *expected, "a second after the change: {version}, {tick}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked} came a second after a change");
+    for other in others {
+        other.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_unannounced_change_is_found_within_a_second() {
+    let rig = Rig::start(&[]).await;
+    let url = MongoUrl::parse(&rig.stores.mongo.url()).unwrap();
+    let store = RuleStore::new(Mongo::open(&url, "fairlane").await.unwrap());
+    let (bot, id) = (BotId::parse("shop").unwrap(), RuleId::parse("r").unwrap());
+    // As by a process that died before it could tell.
+    for version in 1..=3 {
+        let rule = serde_json::from_value(versioned(version)).unwrap();
+        store.put(&bot, &id, &rule, &Expected::Anything).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        rig.publish(&[event("shop", "u", &version.to_string(), "tick", json!({}))]).await;
+        eventually(LONG, "it decides", async || {
+            let second = emitted(&rig.stores, "second").await;
+            second.last().is_some_and(|event| event["data"]["v"] == version)
+        })
+        .await;
+    }
+    store.delete(&bot, &id, &Expected::Anything).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    rig.publish(&[event("shop", "u", "4", "tick", json!({}))]).await;
+    // Three ticks with two emits and a change each, and one more that means nothing.
+    rig.settles(3 * 4 + 1).await;
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn only_events_that_a_bot_has_rules_for_are_copied_and_in_doubt_all() {
+    let mut stores = Stores::start(Persistence::Always);
+    let config = stores.direct(RULES);
+    let instance = Instance::start(&config, Log::default().content()).await;
+    let client = instance.client();
+    let copies = async |instance: &Instance| {
+        let text = get(&instance.address.to_string(), "/metrics").await.1;
+        metric(&text, "fairlane_fanout_copies_total", &[("pipeline", "automations")]).unwrap_or(0.0)
+    };
+    let rule = json!({ "on": ["cart.*"], "actions": [{ "set_tag": { "tag": "cart" } }] });
+    put(&client, "has", "r", &rule).await;
+    let off =
+        json!({ "on": ["cart.*"], "enabled": false, "actions": [{ "set_tag": { "tag": "x" } }] });
+    put(&client, "off", "r", &off).await;
+    // While it is not known for sure who has rules, everything is copied.
+    let read = async |instance: &Instance| {
+        let text = get(&instance.address.to_string(), "/metrics").await.1;
+        metric(&text, "fairlane_bus_events_total", &[]).unwrap_or(0.0)
+    };
+    // `has` gets two, `off` the one that changes a profile; what a rule changed is no news.
+    let mut round = 0;
+    eventually(LONG, "three of nine are copied", async || {
+        let (before, seen) = (copies(&instance).await, read(&instance).await);
+        round += 1;
+        let mut events = Vec::new();
+        for bot in ["has", "off", "none"] {
+            for kind in ["cart.left", "other", "tag.applied"] {
+                let id = format!("{bot} {kind} {round}");
+                events.push(event(bot, "u", &id, kind, json!({ "tag": "t" })));
+            }
+        }
+        publish(&stores, &events).await;
+        eventually(LONG, "they are read", async || read(&instance).await - seen > 8.5).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let more = copies(&instance).await - before;
+        assert!(more > 2.9, "what is wanted is copied, whatever the doubt");
+        more < 3.1
+    })
+    .await;
+    eventually(LONG, "what concerns a profile is kept", async || {
+        profile(&client, "off", "u").await["tags"] == json!(["t"])
+    })
+    .await;
+    assert_eq!(profile(&client, "none", "u").await, Value::Null);
+    instance.stop().await;
+
+    // MongoDB is unavailable from the start: nobody knows who has rules.
+    stores.mongo.kill9();
+    let blind = Instance::start(&config, Log::default().content()).await;
+    let before = copies(&blind).await;
+    publish(
+        &stores,
+        &[
+            event("none", "u", "7", "other", json!({})),
+            event("has", "u", "8", "cart.left", json!({})),
+        ],
+    )
+    .await;
+    eventually(LONG, "both are copied", async || copies(&blind).await - before >= 2.0).await;
+    let text = get(&blind.address.to_string(), "/metrics").await.1;
+    assert!(metric(&text, "fairlane_automation_doubtful_total", &[]).unwrap() >= 2.0);
+    stores.mongo.restart(mongo::Options::default());
+    eventually(LONG, "they are handled", async || depth(&stores).await == 0).await;
+    assert_eq!(profile(&blind.client(), "has", "u").await["tags"], json!(["cart", "t"]));
+    assert_eq!(profile(&blind.client(), "none", "u").await, Value::Null);
+    blind.stop().await;
+}
+
+#[tokio::test]
+async fn while_mongodb_is_unavailable_queues_wait_in_order_and_others_are_not_slowed() {
+    let mut stores = Stores::start(Persistence::Always);
+    let mut settings = RULES.to_vec();
+    settings.extend([
+        ("pipelines.plain.handler", "\"recorder\""),
+        ("pipelines.plain.events", "[\"step\"]"),
+        ("pipelines.plain.start", "\"earliest\""),
+        ("pipelines.plain.handler_timeout", "\"5s\""),
+    ]);
+    let log = Log::default();
+    let instance = Instance::start(&stores.direct(&settings), log.content()).await;
+    let client = instance.client();
+    let rule = json!({ "on": ["step"], "actions": [{ "emit": { "type": "stepped" } }] });
+    for bot in ["a", "b"] {
+        put(&client, bot, "r", &rule).await;
+    }
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    stores.mongo.kill9();
+    let step = |n: usize| {
+        event(
+            if n.is_multiple_of(2) { "a" } else { "b" },
+            &format!("u{n}"),
+            &n.to_string(),
+            "step",
+            json!({}),
+        )
+    };
+    let events: Vec<Value> = (0..200).map(step).collect();
+    for part in events.chunks(20) {
+        publish(&stores, part).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    eventually(LONG, "the other pipeline has all", async || log.len() >= 200).await;
+    assert_eq!(depth(&stores).await, 200, "the last known rules say that they are wanted");
+    stores.mongo.restart(mongo::Options::default());
+    eventually(LONG, "they catch up", async || emitted(&stores, "stepped").await.len() == 200)
+        .await;
+    for (bot, parity) in [("a", 0), ("b", 1)] {
+        let subjects: Vec<String> = emitted(&stores, "stepped")
+            .await
+            .iter()
+            .filter(|event| event["botid"] == bot)
+            .map(|event| event["subject"].as_str().unwrap().to_owned())
+            .collect();
+        let expected: Vec<String> = (0..100).map(|n| format!("u{}", 2 * n + parity)).collect();
+        assert_eq!(subjects, expected, "in order");
+    }
+    assert!(instance.queue("automations").dead_letters(None, 1).await.unwrap().is_empty());
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_redriven_event_is_decided_on_anew_at_the_end_of_its_queue() {
+    let rig = Rig::start(&[("pipelines.automations.max_attempts", "2")]).await;
+    let rule = json!({ "on": ["ping", "mark"], "actions": [{ "emit": { "type": "ping" } }] });
+    rig.put("shop", "loop", &rule).await;
+    rig.publish(&[event("shop", "u", "first", "ping", json!({}))]).await;
+    rig.settles(1 + 16).await;
+    // The subscriber goes on, and the rule is mended.
+    let mended =
+        json!({ "on": ["ping"], "actions": [{ "set_field": { "field": "end", "value": true } }] });
+    rig.put("shop", "loop", &mended).await;
+    rig.publish(&[tag("shop", "u", "t", "later")]).await;
+    rig.settles(18).await;
+    let queue = rig.instance.queue("automations");
+    let letter = queue.dead_letters(None, 1).await.unwrap().remove(0);
+    assert!(queue.redrive(&letter.bot, letter.id).await.unwrap());
+    let known = async || profile(&rig.client, "shop", "u").await["fields"]["end"] == true;
+    eventually(LONG, "it is decided on", known).await;
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_profile_that_is_put_keeps_its_place_among_the_events() {
+    let rig = Rig::start(&[]).await;
+    rig.put("shop", "r", &json!({ "on": ["x"], "actions": [{ "count": { "ad": "a" } }] })).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    rig.publish(&[tag("shop", "u", "1", "before")]).await;
+    eventually(LONG, "it is applied", async || {
+        profile(&rig.client, "shop", "u").await["tags"] == json!(["before"])
+    })
+    .await;
+    let body = json!({ "tags": ["set"], "fields": { "age": 7 } }).to_string();
+    let headers = [("content-type", "application/json")];
+    let answer =
+        rig.client.send("PUT", "/v1/bots/shop/subscribers/u", &headers, body.as_bytes()).await;
+    assert_eq!(answer.code, 202, "{}", answer.problem());
+    rig.publish(&[tag("shop", "u", "2", "after")]).await;
+    let expected = json!({ "tags": ["after", "set"], "fields": { "age": 7 } });
+    eventually(LONG, "it is set", async || profile(&rig.client, "shop", "u").await == expected)
+        .await;
+    rig.instance.stop().await;
+}

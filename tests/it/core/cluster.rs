@@ -1,0 +1,225 @@
+//! The same promises on a Redis Cluster, and the faults that only a cluster has.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock, micros};
+use fairlane::history::Record;
+use fairlane::keyspace::{Server, Target};
+
+use super::fairness::{undisturbed, weighed};
+use super::faults::{FEW, durable, forgotten, interrupted, killed};
+use super::order::in_order;
+use crate::support::bus::{add, event, patient};
+use crate::support::cli::run_in;
+use crate::support::cluster::Cluster;
+use crate::support::config::{STREAM, config};
+use crate::support::fleet::Fleet;
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisBackend as _, RedisServer};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(60);
+/// The primary of the bus stream; those before and after it have shards too.
+const BUS: usize = 1;
+
+fn now() -> u64 {
+    micros(SystemClock.now())
+}
+
+async fn three(options: Options) -> Cluster {
+    Cluster::start(options, 3, false).await
+}
+
+#[tokio::test]
+async fn on_a_cluster_events_are_handled_in_order_whatever_fails() {
+    in_order(Fleet::on(three(Options::default()).await, 200, &[]), 150).await;
+}
+
+#[tokio::test]
+async fn on_a_cluster_others_go_on_after_a_kill_in_mid_slice() {
+    killed(Fleet::on(three(Options::default()).await, 40, FEW), 250).await;
+}
+
+#[tokio::test]
+async fn a_primary_that_lost_its_scripts_disturbs_no_process() {
+    let cluster = three(Options::default()).await;
+    forgotten(Fleet::on(cluster, 40, &[]), |cluster| &cluster.nodes[2]).await;
+}
+
+#[tokio::test]
+async fn on_a_cluster_service_follows_weight_and_the_quiet_do_not_wait() {
+    weighed(three(Options::default()).await).await;
+    undisturbed(three(Options::default()).await).await;
+}
+
+/// Its shards rest; those of the others are filled and handled as if nothing had happened.
+#[tokio::test]
+async fn while_a_primary_is_unavailable_the_shards_of_the_others_continue() {
+    let cluster = three(durable()).await;
+    let fleet = Fleet::on(cluster, 40, FEW);
+    let (fleet, gone, back) = interrupted(fleet, 500, |cluster| &mut cluster.nodes[0]).await;
+    let mut meanwhile = 0;
+    fleet.records(|record| {
+        if let Record::Committed { asked, at, ref events, .. } = *record
+            && asked > gone
+            && at < back
+        {
+            meanwhile += events.len();
+        }
+    });
+    assert!(meanwhile > 1_000, "only {meanwhile} events were done while it was away");
+}
+
+/// It answers nobody and refuses nobody, so everything sent there waits for its timeout.
+#[tokio::test]
+async fn a_frozen_primary_holds_up_its_own_shards_only() {
+    let mut fleet = Fleet::on(three(Options::default()).await, 40, FEW);
+    fleet.behaviour.delay = Duration::from_millis(2);
+    fleet.publish(400).await;
+    fleet.start(3).await;
+    fleet.settles(2_000, LONG).await;
+    fleet.server.nodes[0].sigstop();
+    let (frozen, before) = (now(), fleet.settled());
+    let until = frozen + micros(Duration::from_secs(4));
+    eventually(LONG, "it was frozen for long", async || now() > until).await;
+    // However fast the machine is: held up, they would stay where they are.
+    eventually(LONG, "the shards of the others go on", async || fleet.settled() > before + 3_000)
+        .await;
+    fleet.server.nodes[0].sigcont();
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
+    assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
+}
+
+/// As after a failover of its primary, to a replica whose clock is behind: what the stream has is
+/// older than what the shards have of it.
+#[tokio::test]
+async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "test", &[]);
+    let mut connection = patient(&server).await;
+    let mut put = async |id: String, name: &str| {
+        let mut command = redis::cmd("XADD");
+        command.arg(STREAM).arg(id).arg("event").arg(event("bot", "test", name));
+        command.exec_async(&mut connection).await.unwrap();
+    };
+    let log = Log::default();
+    let ahead = now() / 1_000 + 3_600_000;
+    put(format!("{ahead}-0"), "copied").await;
+    let instance = Instance::start(&config, log.content()).await;
+    eventually(LONG, "it is handled", async || log.len() == 1).await;
+    instance.stop().await;
+
+    let mut admin = patient(&server).await;
+    redis::cmd("DEL").arg(STREAM).exec_async(&mut admin).await.unwrap();
+    put("*".to_owned(), "older").await;
+    let instance = Instance::start(&config, log.content()).await;
+    let last = async || {
+        let mut info = redis::cmd("XINFO");
+        info.arg("STREAM").arg(STREAM);
+        let facts: HashMap<String, redis::Value> =
+            info.query_async(&mut patient(&server).await).await.unwrap();
+        redis::from_redis_value_ref::<String>(&facts["last-generated-id"]).unwrap()
+    };
+    eventually(LONG, "its end is raised", async || last().await == format!("{ahead}-0")).await;
+    put("*".to_owned(), "new").await;
+    eventually(LONG, "the new one is handled", async || log.len() == 2).await;
+    assert_eq!(log.ids("test"), ["copied", "new"]);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_operator_sees_every_primary_and_drops_a_pipeline_on_all_of_them() {
+    let cluster = three(Options::default()).await;
+    let log = Log::default();
+    let instance = Instance::start(&config(&cluster, "test", &[]), log.content()).await;
+    let queue = instance.queue("test").clone();
+    queue.pause(None).await.unwrap();
+    let events: Vec<String> = (0..80).map(|id| event(&format!("bot-{id}"), "test", id)).collect();
+    add(&cluster, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || {
+        queue.view(Duration::ZERO).await.unwrap().depth == 80
+    })
+    .await;
+    instance.stop().await;
+    let disabled = config(&cluster, "test", &[("pipelines.test.enabled", "false")]);
+    let run = |arguments: &[&str]| {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("fairlane.toml"), &disabled).unwrap();
+        let ran = run_in(directory.path(), arguments, "");
+        assert_eq!(ran.code, 0, "{arguments:?}: {ran:?}");
+        ran.out
+    };
+    run(&["check"]);
+    assert!(run(&["status"]).contains("redis-cli -c -h 127.0.0.1 -p"));
+    let dropped = run(&["pipelines", "drop", "test", "--yes"]);
+    assert!(dropped.contains("80 events"), "{dropped}");
+    for node in 0..3 {
+        let left = cluster.ask(node, &["KEYS", "fl:{test:*"]).await;
+        assert_eq!(left, "", "{node}");
+    }
+    let target = Target::new(&cluster.url()).unwrap();
+    let server = Server::new(target, LONG);
+    let mut names = Vec::new();
+    for primary in server.primaries().await.unwrap() {
+        assert_eq!(primary.info().await.unwrap().role, "master");
+        primary.try_scripts().await.unwrap();
+        primary.try_keys().await.unwrap();
+        names.push(primary.target().to_string());
+    }
+    names.sort();
+    let mut expected: Vec<_> =
+        cluster.nodes.iter().map(|node| node.tcp_addr().to_string()).collect();
+    expected.sort();
+    assert_eq!(names, expected);
+}
+
+/// What the replica had not received is filled again from the bus, whose primary lived on.
+#[tokio::test]
+async fn a_primary_is_killed_under_load_and_its_replica_takes_over() {
+    let cluster = Cluster::start(Options::default(), 3, true).await;
+    let mut fleet = Fleet::on(cluster, 40, FEW);
+    fleet.behaviour.delay = Duration::from_millis(2);
+    fleet.publish(400).await;
+    fleet.start(3).await;
+    fleet.settles(4_000, LONG).await;
+    fleet.server.nodes[2].kill9();
+    fleet.publish(50).await;
+    fleet.server.promotes(5).await;
+    fleet.publish(50).await;
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
+    assert_eq!((report.sent, report.stale_commits, report.given_up), (20_000, 0, 0), "{report}");
+}
+
+/// Slots of the queues and that of the bus move to other primaries and back.
+#[tokio::test]
+async fn slots_move_under_load_and_nothing_is_lost_or_reordered() {
+    let mut fleet = Fleet::on(three(Options::default()).await, 40, FEW);
+    fleet.behaviour.delay = Duration::from_millis(2);
+    fleet.publish(400).await;
+    fleet.start(3).await;
+    let first = fleet.server.slot_of("{test:3}").await;
+    let last = fleet.server.slot_of("{test:0}").await;
+    let bus = fleet.server.slot_of(STREAM).await;
+    let moves =
+        [(first, 0, 2), (last, 2, 0), (bus, BUS, 0), (first, 2, 0), (last, 0, BUS), (bus, 0, 2)];
+    for (round, (slot, from, to)) in moves.into_iter().enumerate() {
+        fleet.settles((round + 1) * 2_000, LONG).await;
+        fleet.server.move_slot(slot, from, to).await;
+    }
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
+    assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
+    // Leases of where a shard was are worth nothing where it is.
+    for (shard, place) in [("fl:{test:3}:meta", 0), ("fl:{test:0}:meta", BUS)] {
+        let known = fleet.server.ask(place, &["HGET", shard, "run"]).await;
+        let server = fleet.server.ask(place, &["INFO", "server"]).await;
+        assert!(server.contains(&format!("run_id:{known}\r")), "{shard} was not recovered");
+    }
+}

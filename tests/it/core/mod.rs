@@ -1,0 +1,24 @@
+//! The pipeline from the bus to the handler: order, fairness, leases and bounds; the promises of
+//! each script; and that no fault of a process, a network or a store loses, repeats or reorders an
+//! event.
+
+mod async_push;
+mod bus;
+mod cluster;
+mod damage;
+mod fairness;
+mod fanout;
+mod faults;
+mod hostile_ids;
+mod limits;
+mod order;
+mod outbound;
+mod outcomes;
+mod poison;
+mod pooled;
+mod push;
+mod push_order;
+mod recovery;
+mod scripts;
+mod starting;
+mod store;

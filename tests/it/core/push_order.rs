@@ -1,0 +1,125 @@
+//! Events of bots through a receiver in another language, with faults: in order, none lost, never
+//! two concurrent calls for one bot.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock, micros};
+use fairlane::history::{Checker, Outcome, Record};
+
+use crate::support::bus::{Publisher, patient};
+use crate::support::config::{SHARDS, STREAM};
+use crate::support::push::pushing;
+use crate::support::receivers::{ExampleReceiver, Pushed, is_there};
+use crate::support::redis::{Options, RedisServer};
+use crate::support::served::Served;
+use crate::support::wait::eventually;
+
+const BOTS: usize = 120;
+/// 20,040 events: the sizes that issue 3 names.
+const EACH: u32 = 167;
+const LONG: Duration = Duration::from_secs(90);
+/// What was answered may still be on its way to be committed when a process is killed; and this
+/// machine may be busy.
+const UNCOMMITTED_US: u64 = 3_000_000;
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+async fn depth(server: &RedisServer) -> u64 {
+    let mut connection = patient(server).await;
+    let mut pipe = redis::Pipeline::new();
+    for shard in 0..SHARDS {
+        pipe.hget(format!("fl:{{test:{shard}}}:meta"), "depth");
+    }
+    let depths: Vec<Option<u64>> = pipe.query_async(&mut connection).await.unwrap();
+    depths.into_iter().flatten().sum()
+}
+
+/// Events that were done, each once.
+fn done(pushes: &[Pushed]) -> usize {
+    let done = |push: &Pushed| push.events.iter().filter(|e| e.outcome == "done").count();
+    pushes.iter().map(done).sum()
+}
+
+/// When each event was done, and when it came again.
+fn repeats(pushes: &[Pushed]) -> Vec<(u64, u64)> {
+    let mut first: HashMap<(&str, &str), u64> = HashMap::new();
+    let mut again = Vec::new();
+    for push in pushes {
+        for event in &push.events {
+            let key = (push.bot.as_str(), event.id.as_str());
+            match event.outcome.as_str() {
+                "done" => assert!(first.insert(key, push.ended).is_none(), "{key:?} done twice"),
+                "repeat" => again.push((first[&key], push.started)),
+                _ => {}
+            }
+        }
+    }
+    again
+}
+
+fn judge(sent: &std::path::Path, pushes: &[Pushed]) {
+    let mut checker = Checker::new();
+    checker.read_file(sent).unwrap();
+    for push in pushes {
+        for handled in &push.events {
+            let event: u32 = handled.id.parse().unwrap();
+            checker.add(&Record::Handled {
+                bot: &push.bot,
+                event,
+                // A receiver is not told the sequence; what the position says is as good.
+                sequence: event.into(),
+                fence: push.fence,
+                started: push.started,
+                ended: push.ended,
+                outcome: if handled.outcome == "failed" { Outcome::Failed } else { Outcome::Done },
+                process: 0,
+            });
+        }
+    }
+    let report = checker.report();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(
+        (report.bots, report.sent, report.overlaps),
+        (BOTS, BOTS * EACH as usize, 0),
+        "{report}"
+    );
+    assert_eq!((report.fence_regressions, report.lost), (0, 0), "{report}");
+}
+
+#[tokio::test]
+async fn three_processes_push_every_bots_events_in_order_though_calls_fail_and_one_is_killed() {
+    if !is_there("python3") {
+        return println!("not shown: there is no python3");
+    }
+    let server = RedisServer::start(Options::default());
+    let receiver = ExampleReceiver::python(&["--fail", "0.03", "--operator-secret", SECRET]);
+    let directory = tempfile::tempdir().unwrap();
+    let sent = directory.path().join("sent.log");
+    let mut publisher = Publisher::new(BOTS, &sent);
+    let secrets = format!("[{SECRET:?}]");
+    let settings = [("callbacks.secrets", &*secrets), ("pipelines.test.batch", "20")];
+    let config = pushing(&server, &receiver.url, &settings);
+    let mut processes = Vec::new();
+    for _ in 0..3 {
+        processes.push(Served::start(&config).await);
+    }
+    publisher.publish(&server, STREAM, EACH).await;
+    let total = publisher.total();
+    assert_eq!(total, BOTS * EACH as usize);
+    eventually(LONG, "a third is done", async || done(&receiver.pushes()) > total / 3).await;
+    let killed = micros(SystemClock.now());
+    processes[1].kill9();
+    processes[1] = Served::start(&config).await;
+    eventually(LONG, "all is done", async || done(&receiver.pushes()) == total).await;
+    eventually(LONG, "the queues are empty", async || depth(&server).await == 0).await;
+
+    let pushes = receiver.pushes();
+    judge(&sent, &pushes);
+    let failed = pushes.iter().filter(|push| push.events.iter().any(|e| e.outcome == "failed"));
+    assert!(failed.count() > 10, "three of a hundred calls failed");
+    // An event comes again only because what was answered could not be committed any more.
+    for (done, again) in repeats(&pushes) {
+        assert!(done.abs_diff(killed) <= UNCOMMITTED_US, "done at {done}, killed at {killed}");
+        assert!(again > killed);
+    }
+}

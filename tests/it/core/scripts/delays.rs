@@ -1,0 +1,181 @@
+//! Events that wait, and the processes that are told of them.
+
+use fairlane::keyspace::scripts::{
+    Completion, Exception, Fate, Limits, Mode, Pause, Promote, Promoted, Push, Resume,
+};
+
+use super::{LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion};
+
+const NOW_MS: u64 = NOW.unsigned_abs() / 1_000;
+const QUIET: i64 = 1 << 52;
+
+/// The first microsecond of a millisecond.
+fn at(ms: u64) -> i64 {
+    i64::try_from(ms).unwrap() * 1_000
+}
+
+#[test]
+fn a_delayed_event_comes_back_whole_on_time_and_with_a_new_sequence() {
+    let mut shard = Shard::new();
+    let (keys, a) = (&shard.keys.clone(), &bot("a"));
+    let due_ms = NOW_MS + 1_000;
+    // One was delayed from the start, one by its handler; both are one kind of thing.
+    let events = [b"pushed".to_vec()];
+    let push = Push { keys, limits: LIMITS, bot: a, events: &events, due_ms, idempotency: None };
+    let (pushed, heard) = shard.harness.call(NOW, &push);
+    assert_eq!(heard, [format!("due {due_ms}")]);
+    let first = shard.push(NOW, "a", &["handled"], LIMITS).sequence;
+    let claimed = shard.claim(NOW);
+    let exceptions = vec![Exception { index: 0, fate: Fate::Later { at_ms: due_ms + 1 } }];
+    let later = Completion { exceptions, ..completion(&claimed, 0, 1, Mode::Release) };
+    shard.complete(NOW, 1, &[later]);
+    assert_eq!(shard.queue("a"), []);
+
+    let ids = [pushed.sequence, first].map(|id| (id.to_string(), a.clone()));
+    let promote = Promote { keys, slice_us: SLICE_US, events: &ids };
+    let early = shard.call(at(due_ms) - 1, &promote);
+    assert_eq!(early, Promoted { moved: 0, next_ms: Some(due_ms) }, "never early");
+    let one = shard.call(at(due_ms), &promote);
+    assert_eq!(one, Promoted { moved: 1, next_ms: Some(due_ms + 1) });
+    let other = shard.call(at(due_ms + 1), &promote);
+    assert_eq!(other, Promoted { moved: 1, next_ms: None });
+    assert_eq!(shard.call(at(due_ms + 1), &promote).moved, 0, "once");
+    let sequence = due_ms * 1_000;
+    let expected = [(sequence, "pushed".into()), (sequence + 1_000, "handled".into())];
+    assert_eq!(shard.queue("a"), expected);
+    assert_eq!(shard.claim(at(due_ms + 1)).leases.len(), 1);
+}
+
+#[test]
+fn a_delayed_event_is_not_moved_to_another_bot() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    let (events, owner) = ([b"e".to_vec()], bot("12:34"));
+    let due_ms = NOW_MS;
+    let push =
+        Push { keys, limits: LIMITS, bot: &owner, events: &events, due_ms, idempotency: None };
+    let id = shard.call(NOW, &push).sequence.to_string();
+    for other in ["1", "12", "12:3", "12:34:", "2:12"] {
+        let events = [(id.clone(), bot(other))];
+        let promote = Promote { keys, slice_us: SLICE_US, events: &events };
+        assert_eq!(shard.call(NOW, &promote).moved, 0, "{other}");
+    }
+    let events = [(id, owner)];
+    assert_eq!(shard.call(NOW, &Promote { keys, slice_us: SLICE_US, events: &events }).moved, 1);
+}
+
+#[test]
+fn a_bot_that_lingers_is_claimable_after_it_and_the_deadline_is_announced() {
+    let mut shard = Shard::new();
+    let limits = Limits { linger_ms: 20, ..LIMITS };
+    let (_, heard) = shard.push_heard(NOW, "a", &["1"], limits);
+    let deadline_ms = NOW_MS + 20;
+    assert_eq!(heard, [format!("deadline {deadline_ms}")]);
+    let (_, heard) = shard.push_heard(NOW + 1_000, "a", &["2"], limits);
+    assert_eq!(heard, [""; 0], "the first event sets the time");
+    let early = shard.claim(at(deadline_ms) - 1);
+    assert_eq!((early.leases.len(), early.deadline_ms), (0, Some(deadline_ms)));
+    let granted = shard.claim(at(deadline_ms));
+    assert_eq!((granted.leases.len(), granted.vanished), (1, 0), "not counted as a lost lease");
+    assert_eq!(shard.events("a"), ["1", "2"]);
+}
+
+#[test]
+fn the_lowest_score_is_announced_only_when_it_falls() {
+    let mut shard = Shard::new();
+    let ready = |us: i64| format!("ready {}", us - QUIET);
+    let none = [""; 0];
+    assert_eq!(shard.push_heard(NOW, "b", &["1"], LIMITS).1, [ready(NOW + 1)]);
+    assert_eq!(shard.push_heard(NOW + 9, "c", &["1"], LIMITS).1, none, "behind the first");
+    assert_eq!(shard.push_heard(NOW + 9, "b", &["2"], LIMITS).1, none, "was ready");
+    assert_eq!(shard.push_heard(NOW - 9, "a", &["1"], LIMITS).1, [ready(NOW - 8)], "below");
+    let claimed = shard.claim(NOW);
+    assert_eq!(claimed.leases.len(), 3);
+    assert_eq!(shard.push_heard(NOW, "a", &["2"], LIMITS).1, none, "leased");
+    assert_eq!(shard.push_heard(NOW, "d", &["1"], LIMITS).1, [ready(NOW + 1)], "nothing was left");
+}
+
+/// Else a claimer that is refused would ask again at once, and again.
+#[test]
+fn a_paused_shard_offers_no_score_until_it_is_resumed() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    shard.push(NOW, "a", &["1"], LIMITS);
+    assert!(shard.call(NOW, &Pause { keys, bot: None }));
+    let refused = shard.claim(NOW);
+    assert_eq!((refused.leases.len(), refused.low, refused.ready), (0, None, 1));
+    let resume = Resume { keys, bot: None, slice_us: SLICE_US };
+    let (changed, heard) = shard.harness.call(NOW, &resume);
+    assert!(changed);
+    assert_eq!(heard, [format!("ready {}", NOW + 1 - QUIET)]);
+    assert_eq!(shard.claim(NOW).leases.len(), 1);
+}
+
+/// A bot whose lease ran out after all its events were removed is ready with an empty queue. Its
+/// next event finds it in its place: none is announced that it does not get, and it is in no
+/// second place when events linger.
+#[test]
+fn a_bot_put_back_with_an_empty_queue_keeps_its_place() {
+    for linger_ms in [0, 20] {
+        let mut shard = Shard::new();
+        let keys = &shard.keys.clone();
+        shard.push(NOW, "a", &["1"], LIMITS);
+        let claimed = shard.claim(NOW);
+        let keep = completion(&claimed, 0, 1, Mode::Keep { ttl_ms: TTL_MS });
+        shard.complete(NOW, 1, &[keep]);
+        let expired = NOW + at(TTL_MS);
+        let reaped = shard.call(expired, &super::Claim { max: 0, ..claim_all(keys) });
+        assert_eq!((reaped.vanished, reaped.ready), (1, 1));
+        let limits = Limits { linger_ms, ..LIMITS };
+        // The clock was set back: what it would get now is below what it has.
+        let (_, heard) = shard.push_heard(NOW, "a", &["2"], limits);
+        assert_eq!(heard, [""; 0]);
+        let claimed = shard.claim(expired);
+        assert_eq!((claimed.leases.len(), claimed.low, claimed.ready), (1, None, 0));
+        assert_eq!(claimed.deadline_ms, Some(NOW_MS + TTL_MS + TTL_MS));
+    }
+}
+
+/// The bot was served for longer than a slice. However its lease ends and whatever stops the bot,
+/// it comes back where it left.
+#[test]
+fn neither_a_lost_lease_nor_a_pause_nor_a_purge_gains_a_turn() {
+    type Interruption = fn(&mut Shard);
+    const LONG: u64 = 5 * SLICE_US;
+    let interruptions: [(&str, Interruption); 4] = [
+        ("paused under a lease that ran out", |shard| {
+            let (keys, a) = (&shard.keys.clone(), &bot("a"));
+            shard.call(NOW, &Pause { keys, bot: Some(a) });
+            shard.call(NOW + at(TTL_MS), &super::Claim { max: 0, ..claim_all(keys) });
+            shard.call(NOW, &Resume { keys, bot: Some(a), slice_us: SLICE_US });
+        }),
+        ("revoked", |shard| {
+            let (keys, bot) = (&shard.keys.clone(), &bot("a"));
+            let revoke = fairlane::keyspace::scripts::Revoke { keys, bot, slice_us: SLICE_US };
+            assert!(shard.call(NOW, &revoke));
+        }),
+        ("purged", |shard| {
+            let (keys, bot) = (&shard.keys.clone(), &bot("a"));
+            let purge = fairlane::keyspace::scripts::Purge { keys, bot };
+            assert_eq!(shard.call(NOW, &purge), 1);
+            shard.push(NOW, "a", &["3"], LIMITS);
+        }),
+        ("recovered from another run", |shard| {
+            let keys = &shard.keys.clone();
+            let recover =
+                fairlane::keyspace::scripts::Recover { keys, run: "x", slice_us: SLICE_US };
+            assert_eq!(shard.call(NOW, &recover), Some(1));
+        }),
+    ];
+    for (name, interrupt) in interruptions {
+        let mut shard = Shard::new();
+        shard.push(NOW, "a", &["1", "2"], LIMITS);
+        let claimed = shard.claim(NOW);
+        let keep = completion(&claimed, 0, 1, Mode::Keep { ttl_ms: TTL_MS });
+        shard.complete(NOW, 1, &[Completion { cost: LONG, ..keep }]);
+        interrupt(&mut shard);
+        let keys = &shard.keys.clone();
+        let low = shard.call(NOW, &super::Claim { max: 0, ..claim_all(keys) }).low;
+        assert_eq!(low, Some(LONG.cast_signed()), "{name}");
+    }
+}

@@ -1,0 +1,360 @@
+//! The keys that scripts touch and leave behind, and the states that they tolerate.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use fairlane::counters::scripts::{Counting, Import, IncrementIfExists, Replace, Upsert, Views};
+use fairlane::counters::view::AdId;
+use fairlane::id::{BotId, Offset, Prefix, Sequence};
+use fairlane::keyspace::scripts::{
+    Advance, Beat, Call, Claim, Complete, Completion, Emit, Enqueue, Enqueued, Exception, Fate,
+    Heads, Hold, Mode, Note, Pause, Promote, Purge, Push, Reconcile, Recount, Recover, Redrive,
+    Resume, Revoke, Trim, Verdict,
+};
+use fairlane::keyspace::{Link, Target};
+use fairlane::notifications::record::{Caps, Ended, Ending};
+use fairlane::notifications::scripts::{
+    Amend, Amendment, Begin, Finish, Release, Restore, Schedule, Throttle,
+};
+use redis::{Arg, Cmd, Commands, Value};
+
+use super::{
+    LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion, dead, keys, notifications,
+};
+use crate::support::redis::{Options, RedisServer};
+
+/// Ids that would be patterns, hash tags, numbers, separated parts, keys or code elsewhere.
+fn hostile() -> Vec<BotId> {
+    let long = "x".repeat(256);
+    let wide = "日".repeat(85);
+    let texts = [
+        "*",
+        "?",
+        "[a]",
+        "{}",
+        "{",
+        "}",
+        "{p:0}",
+        " ",
+        "a b",
+        "|||",
+        "1|2|3|4",
+        "12:34",
+        ":",
+        "-1",
+        "+inf",
+        "nan",
+        "1e308",
+        "\\",
+        "\"",
+        "'; redis.call('FLUSHALL') --",
+        "%s%n",
+        "$1",
+        "fl:{p:0}:ctl",
+        "../..",
+        "é",
+        "e\u{301}",
+        "🦊",
+        "\u{200f}",
+        &long,
+        &wide,
+    ];
+    texts.into_iter().map(bot).collect()
+}
+
+/// Every script, on bots of which none disturbs another: copied, claimed, half of each queue made
+/// dead and delayed and brought back, paused, revoked, drained.
+fn live(shard: &mut Shard, bots: &[BotId]) {
+    let keys = &shard.keys.clone();
+    let slice_us = SLICE_US;
+    let count = bots.len();
+    let (prev, last) = (Offset::default(), Offset { ms: 1, seq: 1 });
+    let events = || vec![&b"1"[..], b"2", b"3"];
+    let bots_events = bots.iter().map(|bot| (bot.clone(), events())).collect();
+    let stream = "events {*}";
+    let enqueue =
+        Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events, postings: None };
+    assert!(
+        matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done) if done.appended == 3 * count as u64)
+    );
+    assert_eq!(shard.call(NOW, &Recover { keys, run: "a run id of a server", slice_us }), Some(0));
+
+    let heads = |shard: &mut Shard| shard.call(NOW, &Heads { keys, bots });
+    let sequences: Vec<u64> = heads(shard).iter().map(|head| head.sequence).collect();
+    assert!(sequences.is_sorted() && sequences[0] >= NOW.unsigned_abs(), "{sequences:?}");
+    assert!(heads(shard).iter().all(|head| head.depth == 3));
+
+    let claimed = shard.claim(NOW);
+    let granted: Vec<&BotId> = claimed.leases.iter().map(|grant| &grant.bot).collect();
+    assert_eq!(granted, bots.iter().collect::<Vec<_>>(), "each as it was given");
+    let due_ms = NOW.unsigned_abs() / 1_000;
+    let later = || Exception { index: 1, fate: Fate::Later { at_ms: due_ms } };
+    let mode = Mode::Fail { ms: TTL_MS, isolate: 1 };
+    let items: Vec<Completion> = (0..count)
+        .map(|at| Completion {
+            exceptions: vec![dead(0), later()],
+            ..completion(&claimed, at, 2, mode)
+        })
+        .collect();
+    let done = shard.complete(NOW, 1_000, &items);
+    assert_eq!(done.verdicts, vec![Verdict::Ok; count]);
+
+    for (bot, id) in bots.iter().zip(shard.letters()) {
+        assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us, renews: false }), "{bot}");
+    }
+    let due: Vec<(String, BotId)> = {
+        let ids: Vec<String> = shard.harness.plain().zrange(&keys.due, 0, -1).unwrap();
+        ids.into_iter().zip(bots.iter().cloned()).collect()
+    };
+    assert_eq!(shard.call(NOW, &Promote { keys, slice_us, events: &due }).moved, count as u64);
+    for bot in bots {
+        assert_eq!(shard.events(bot.as_str()), ["1", "3", "2"], "{bot}");
+        assert!(shard.call(NOW, &Revoke { keys, bot, slice_us }), "{bot}");
+        assert!(shard.call(NOW, &Pause { keys, bot: Some(bot) }), "{bot}");
+        let delayed = [b"late".to_vec()];
+        let idempotency = Some((bot.as_str(), 60_000));
+        let push = Push { keys, limits: LIMITS, bot, events: &delayed, due_ms, idempotency };
+        let pushed = shard.call(NOW, &push);
+        assert!(!pushed.duplicate && shard.call(NOW, &push).duplicate, "{bot}");
+        let due = [(pushed.sequence.to_string(), bot.clone())];
+        assert_eq!(shard.call(NOW, &Promote { keys, slice_us, events: &due }).moved, 1, "{bot}");
+        assert_eq!(shard.call(NOW, &Purge { keys, bot }), 4, "{bot}");
+        shard.push(NOW, bot.as_str(), &["4"], LIMITS);
+        assert_eq!(shard.claim(NOW).leases, [], "{bot} is paused");
+        assert!(shard.call(NOW, &Resume { keys, bot: Some(bot), slice_us }), "{bot}");
+        let claimed = shard.claim(NOW);
+        assert_eq!(claimed.leases.len(), 1, "{bot} alone");
+        let keep = completion(&claimed, 0, 1, Mode::Keep { ttl_ms: TTL_MS });
+        let release = Completion { before: 1, n: 0, mode: Mode::Release, ..keep.clone() };
+        for item in [keep, release] {
+            let item = Completion { cost: 3 * SLICE_US, ..item };
+            assert_eq!(shard.complete(NOW, 9, &[item]).verdicts, [Verdict::Ok], "{bot}");
+        }
+    }
+}
+
+#[test]
+fn hostile_bot_ids_go_through_every_script_unharmed() {
+    live(&mut Shard::new(), &hostile());
+}
+
+#[test]
+fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
+    let mut shard = Shard::new();
+    live(&mut shard, &hostile());
+    // What a drained shard has not.
+    shard.push(NOW, "a", &["1", "2"], LIMITS);
+    shard.push(NOW, "{b}", &["1"], LIMITS);
+    let claimed = shard.claim(NOW);
+    shard.complete(NOW, 9, &[completion(&claimed, 0, 1, Mode::Fail { ms: 1, isolate: 1 })]);
+    shard.call(NOW, &Pause { keys: &shard.keys.clone(), bot: None });
+    let keys: Vec<String> = shard.harness.plain().keys("*").unwrap();
+    let names: BTreeSet<&str> = keys
+        .iter()
+        .filter(|key| !crate::support::script_harness::OWN_KEYS.contains(&key.as_str()))
+        .map(|key| key.strip_prefix("fl:{p:0}:").unwrap_or_else(|| panic!("a key {key:?}")))
+        .map(|name| if name.starts_with("idem:") { "idem" } else { name })
+        .collect();
+    let expected = ["att", "busy", "dlq", "fin", "hwm", "idem", "meta", "own", "q:a", "q:{b}"];
+    assert_eq!(names, expected.into());
+}
+
+#[test]
+fn an_idle_bot_leaves_nothing_behind() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    live(&mut shard, &hostile());
+    let finishes: usize = shard.harness.plain().zcard(keys.fin()).unwrap();
+    assert_eq!(finishes, hostile().len(), "the clock stands still and is behind them all");
+    let () = shard.harness.plain().hset(&keys.weight, "*", 2).unwrap();
+    assert!(shard.call(NOW, &Pause { keys, bot: Some(&bot("{}")) }));
+    shard.call(NOW, &Claim { alone: true, ..claim_all(keys) });
+    let left: BTreeSet<String> = shard.harness.plain().keys("fl:*").unwrap();
+    let expected: BTreeSet<String> =
+        [keys.meta(), &keys.hwm, &keys.dlq, &keys.weight, keys.paused()]
+            .into_iter()
+            .map(str::to_owned)
+            .chain(hostile().iter().map(|bot| keys.idempotency(bot.as_str())))
+            .collect();
+    assert_eq!(left, expected);
+    let depth: String = shard.harness.plain().hget(keys.meta(), "depth").unwrap();
+    assert_eq!(depth, "0");
+}
+
+/// Every script's name and its shortest right call.
+fn calls() -> Vec<(&'static str, Cmd)> {
+    fn named<C: Call>(call: &C) -> (&'static str, Cmd) {
+        (C::NAME, call.command())
+    }
+    let mut shard = Shard::new();
+    shard.push(NOW, "a", &["1"], LIMITS);
+    let claimed = shard.claim(NOW);
+    let (keys, a, slice_us) = (&keys("p"), &bot("a"), SLICE_US);
+    let at = Offset { ms: 1, seq: 1 };
+    let item = completion(&claimed, 0, 1, Mode::Release);
+    let items = [Completion { exceptions: vec![dead(0)], ..item.clone() }, item];
+    let (events, ids) = ([b"1".to_vec(), b"2".to_vec()], [("1".to_owned(), a.clone())]);
+    let bots = vec![(a.clone(), vec![&b"1"[..]]), (bot("b"), vec![b"2", b"3"])];
+    let idempotency = Some(("key", 1));
+    let ad = &AdId::parse("x").unwrap();
+    let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
+    let views = Views { counting, n: 1, event: b"1", idempotency: None };
+    let (now, hold, id) = (Duration::ZERO, Duration::from_secs(1), notifications::id());
+    let new = &notifications::new("a", "u", 0);
+    let throttle =
+        &Throttle { threshold: hold, by_kind: Vec::new(), caps: Caps::default(), defers: false };
+    let emitted = [("1".to_owned(), b"1".to_vec())];
+    let begun = [(id, "u", Sequence::new(1))];
+    let endings = &[Ended { begun: notifications::begun(id), ending: Ending::Sent, late: None }];
+    vec![
+        named(&Enqueue {
+            keys,
+            stream: "s",
+            prev: at,
+            last: at,
+            limits: LIMITS,
+            bots,
+            postings: None,
+        }),
+        named(&Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: 0, idempotency }),
+        named(&claim_all(keys)),
+        named(&Complete { keys, dead_max: 1, ledger: false, items: &items }),
+        named(&Promote { keys, slice_us, events: &ids }),
+        named(&Pause { keys, bot: Some(a) }),
+        named(&Resume { keys, bot: Some(a), slice_us }),
+        named(&Purge { keys, bot: a }),
+        named(&Redrive { keys, id: at, bot: a, slice_us, renews: false }),
+        named(&Revoke { keys, bot: a, slice_us }),
+        named(&Recover { keys, run: "run", slice_us }),
+        named(&Reconcile { keys, bots: &[a.clone(), bot("b")], bots_max: 9 }),
+        named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
+        named(&Emit { prefix: &Prefix::default(), stream: "s", window_ms: 1, events: &emitted }),
+        named(&Trim { stream: "s", keep: at }),
+        named(&Advance { keys, stream: "s", prev: Offset::default(), last: at }),
+        named(&Note { key: "fl:{s}:read", offset: at, entries: 1 }),
+        named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
+        named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
+        named(&IncrementIfExists(views)),
+        named(&Upsert { views, acked: "", stored: Some((1, Sequence::new(1))) }),
+        named(&Replace { counting, total: 1, event: b"1" }),
+        named(&Import {
+            counting,
+            total: 1,
+            event: b"1",
+            key: "key",
+            before: 0,
+            line: 1,
+            upto: 1,
+            keep_ms: 1,
+        }),
+        named(&Recount {
+            keys,
+            limits: LIMITS,
+            cached_accounts: 1,
+            id: at,
+            bot: a,
+            posting: None,
+            event: b"1",
+        }),
+        named(&Schedule { keys, now, id, new, label: "none", known: None }),
+        named(&Begin {
+            keys,
+            now,
+            bot: a,
+            hold: notifications::HOLD,
+            throttle,
+            dead_max: 1,
+            events: &begun,
+        }),
+        named(&Finish { keys, now, dead_max: 1, throttle, endings }),
+        named(&Amend { keys, now, id, bot: a, uid: "u", key: "", amendment: Amendment::Cancel }),
+        named(&Release { keys, now, bot: a, uid: "u", threshold: hold }),
+        named(&Restore { keys, now, id, bot: a, uid: "u", sequence: 0 }),
+    ]
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    NoKeys,
+    OneLess,
+    OneMore,
+}
+
+fn changed(command: &Cmd, change: Change) -> Cmd {
+    let arguments: Vec<Vec<u8>> = command
+        .args_iter()
+        .map(|argument| match argument {
+            Arg::Simple(bytes) => bytes.to_vec(),
+            _ => unreachable!("no script has a cursor"),
+        })
+        .collect();
+    let mut other = Cmd::new();
+    match change {
+        Change::NoKeys => other.arg(&arguments[..2]).arg(0),
+        Change::OneLess => other.arg(&arguments[..arguments.len() - 1]),
+        Change::OneMore => other.arg(&arguments).arg("1"),
+    };
+    other
+}
+
+#[tokio::test]
+async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
+    let server = RedisServer::start(Options::default());
+    let target = Target::new(&server.url()).unwrap();
+    let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
+    let calls = calls();
+    assert_eq!(calls.len(), 30);
+    for (name, command) in &calls {
+        for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
+            let mut pipe = redis::pipe();
+            pipe.add_command(changed(command, change)).cmd("DBSIZE");
+            let [Value::ServerError(error), Value::Int(0)] = &link.run(&pipe).await.unwrap()[..]
+            else {
+                panic!("{name} did something: {change:?}");
+            };
+            let text = error.details().unwrap_or_default();
+            let expected = format!("{name}: wrong number of arguments");
+            assert!(text.contains(&expected), "{name}, {change:?}: {text}");
+        }
+    }
+}
+
+/// Those that a full Redis runs: they give something back, or write next to nothing. Each says in its
+/// header, or its contract shows, why it cannot fill Redis. All others are refused there whole.
+const RUN_WHEN_FULL: [&str; 18] = [
+    "advance",
+    "amend",
+    "beat",
+    "begin",
+    "claim",
+    "complete",
+    "finish",
+    "hold",
+    "note",
+    "pause",
+    "promote",
+    "purge",
+    "reconcile",
+    "recover",
+    "release",
+    "resume",
+    "revoke",
+    "trim",
+];
+
+#[test]
+fn a_full_redis_runs_the_scripts_that_drain_and_no_others() {
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
+    let mut run = BTreeSet::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        match text.lines().next().unwrap() {
+            "#!lua flags=allow-oom" => drop(run.insert(name)),
+            "#!lua" | "#!lua flags=no-writes" => {}
+            first => assert!(first.starts_with("--"), "{name}: {first}"),
+        }
+    }
+    assert_eq!(run.iter().map(String::as_str).collect::<Vec<_>>(), RUN_WHEN_FULL);
+}

@@ -1,0 +1,130 @@
+//! Notifications that are cancelled, moved or replaced by their key.
+
+use std::time::Duration;
+
+use fairlane::notifications::record::{Duplicates, Ending, NewNotification, State, When};
+use fairlane::notifications::scripts::{Amended, Amendment, Scheduled};
+use redis::Commands;
+
+use super::super::bot;
+use super::{DAY, Notes, id, new};
+
+#[test]
+fn one_is_cancelled_or_moved_until_it_is_being_sent_also_when_its_event_is_queued() {
+    let mut notes = Notes::new();
+    let (cancelled, moved) = (notes.schedule(&new("b", "u", 0)), notes.schedule(&new("b", "v", 0)));
+    notes.promote();
+    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), Amended::Done);
+    let hour = When::After(Duration::from_secs(3_600));
+    assert_eq!(notes.amend(moved, "v", Amendment::Move(hour)), Amended::Done);
+    assert_eq!(notes.handle("b"), []);
+    notes.forget_queue("b");
+    assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), Amended::Not(State::Cancelled));
+    notes.pass(3_601);
+    let begun = notes.step("b").remove(0);
+    assert_eq!(begun.id, moved);
+    assert_eq!(begun.expires_ms - begun.due_ms, 86_400_000, "it expires later too");
+    assert_eq!(notes.amend(moved, "v", Amendment::Cancel), Amended::Not(State::Sending));
+    assert_eq!(notes.amend(id(), "v", Amendment::Cancel), Amended::Gone);
+
+    let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
+    assert_eq!(notes.amend(waits, "w", Amendment::Move(hour)), Amended::Done);
+    assert!(!notes.online("w"), "it is not due any more");
+    assert_eq!(notes.amend(waits, "w", Amendment::Cancel), Amended::Done);
+    notes.pass(3_601);
+    assert!(!notes.online("w"));
+}
+
+#[test]
+fn a_key_is_taken_once_and_kept_or_replaced() {
+    let mut notes = Notes::new();
+    let keyed = |duplicates| NewNotification {
+        key: Some(("k".to_owned(), duplicates)),
+        ..new("b", "u", 60_000)
+    };
+    let first = notes.schedule(&keyed(Duplicates::Ignore));
+    let due = notes.schedule_over(&keyed(Duplicates::Ignore), Some((first, "u"))).1;
+    assert!(matches!(due, Scheduled::Duplicate(_)), "{due:?}");
+    let unknown = notes.schedule_over(&keyed(Duplicates::Ignore), None).1;
+    assert_eq!(unknown, Scheduled::Again, "somebody took it in between");
+    let (second, scheduled) = notes.schedule_over(&keyed(Duplicates::Replace), Some((first, "u")));
+    assert!(matches!(scheduled, Scheduled::Ok { .. }), "{scheduled:?}");
+    assert_eq!((notes.state(first), notes.armed()), ("cancelled".to_owned(), 1));
+    notes.pass(61);
+    let begun = notes.step("b").remove(0);
+    assert_eq!(begun.id, second);
+    notes.finish(&begun, Ending::Sent);
+    let repeated = notes.schedule_over(&keyed(Duplicates::Ignore), Some((second, "u"))).1;
+    assert!(matches!(repeated, Scheduled::Duplicate(_)), "its answer may be lost: {repeated:?}");
+    notes.pass(240);
+    let (third, scheduled) = notes.schedule_over(&keyed(Duplicates::Ignore), Some((second, "u")));
+    assert!(
+        matches!(scheduled, Scheduled::Ok { .. }),
+        "what has ended keeps no key: {scheduled:?}"
+    );
+    assert_eq!(notes.state(third), "scheduled");
+}
+
+#[test]
+fn one_that_waits_and_is_replaced_by_one_for_another_user_waits_no_more() {
+    let mut notes = Notes::new();
+    let waits = |uid: &str| NewNotification {
+        waits: true,
+        key: Some(("k".to_owned(), Duplicates::Replace)),
+        ..new("b", uid, 0)
+    };
+    let first = notes.schedule(&waits("old"));
+    let (_, scheduled) = notes.schedule_over(&waits("new"), Some((first, "old")));
+    assert!(matches!(scheduled, Scheduled::Ok { .. }), "{scheduled:?}");
+    assert_eq!(notes.state(first), "cancelled");
+    assert_eq!((notes.online("old"), notes.online("new")), (false, true));
+}
+
+#[test]
+fn one_that_is_moved_while_its_event_is_queued_is_sent_once() {
+    let mut notes = Notes::new();
+    let moved = notes.schedule(&new("b", "u", 0));
+    notes.promote();
+    for _ in 0..3 {
+        let now = Amendment::Move(When::After(Duration::ZERO));
+        assert_eq!(notes.amend(moved, "u", now), Amended::Done);
+        notes.promote();
+    }
+    assert_eq!(notes.queued(&bot("b")).len(), 4);
+    let begun = notes.step("b");
+    assert_eq!(begun.iter().map(|begun| begun.id).collect::<Vec<_>>(), [moved]);
+    notes.finish(&begun[0], Ending::Dead("410".into()));
+    assert_eq!(notes.step("b"), []);
+    assert_eq!(notes.state(moved), "dead");
+}
+
+#[test]
+fn a_key_is_kept_as_long_as_its_notification_however_far_it_is_moved() {
+    let mut notes = Notes::new();
+    let keyed = NewNotification {
+        key: Some(("k".to_owned(), Duplicates::Ignore)),
+        ..new("b", "u", 60_000)
+    };
+    let moved = notes.schedule(&keyed);
+    let far = Amendment::Move(When::After(100 * DAY));
+    assert_eq!(notes.amend(moved, "u", far), Amended::Done);
+    let key = notes.shard.keys.notification_key(&bot("b"), "k");
+    let left: i64 = notes.shard.harness.plain().ttl(key).unwrap();
+    assert!(left > 107 * 86_400, "{left}");
+}
+
+#[test]
+fn one_that_is_being_sent_is_not_replaced_and_ends_by_its_answer() {
+    let mut notes = Notes::new();
+    let keyed =
+        NewNotification { key: Some(("k".to_owned(), Duplicates::Replace)), ..new("b", "u", 0) };
+    let first = notes.schedule(&keyed);
+    let begun = notes.step("b").remove(0);
+    let (second, scheduled) = notes.schedule_over(&keyed, Some((first, "u")));
+    assert!(matches!(scheduled, Scheduled::Ok { cancelled: None, .. }), "{scheduled:?}");
+    assert_eq!(notes.state(first), "sending");
+    assert_eq!(notes.finish(&begun, Ending::Sent), Some("sent".into()));
+    notes.pass(1);
+    assert_eq!(notes.step("b"), [], "the user got one");
+    assert_eq!(notes.state(second), "throttled");
+}

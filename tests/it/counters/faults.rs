@@ -1,0 +1,386 @@
+//! Views of ads, counted by processes that are killed, frozen and cut off at every step of a flush:
+//! each counts once, in the total and in its day.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{join, join_all};
+use mongodb::bson::doc;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::sync::watch;
+
+use crate::support::counter_fleet::{Ad, Node, Stores, Sums, View, judge, letters};
+use crate::support::http::Client;
+use crate::support::interceptor::{Interception, Interceptor, Matcher};
+use crate::support::mongo_proxy::{on, on_any};
+use crate::support::proxy::holds;
+use crate::support::redis::Persistence;
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(60);
+const TOTALS: &str = "counters_totals";
+const DAILY: &str = "counters_daily";
+
+/// Means a completion that takes views of these ads out of a queue; `mode`: how.
+fn completion(ads: &'static str, mode: &'static str) -> Matcher {
+    holds(["}:later\r\n", "}:acked:", ads, mode])
+}
+
+/// The moments of a flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    BeforeTheWrite,
+    TotalsWritten,
+    DaysWritten,
+    BeforeTheCompletion,
+    InTheCompletion,
+    AfterTheCompletion,
+}
+
+const STEPS: [Step; 6] = [
+    Step::BeforeTheWrite,
+    Step::TotalsWritten,
+    Step::DaysWritten,
+    Step::BeforeTheCompletion,
+    Step::InTheCompletion,
+    Step::AfterTheCompletion,
+];
+
+impl Step {
+    /// How long a process may take to come to it: only one that has a slice of more than 250 views
+    /// completes it in parts.
+    fn patience(self) -> Duration {
+        Duration::from_secs(if self == Self::InTheCompletion { 20 } else { 5 })
+    }
+
+    /// Sets the interceptors that a process is in at this moment.
+    fn interceptors(self, node: &Node) -> Vec<Interceptor> {
+        let mongo = |collection, interception| {
+            node.mongo.intercept(on("update", collection), 1, interception)
+        };
+        let redis =
+            |mode, interception| node.redis.intercept(completion("ad-", mode), 1, interception);
+        match self {
+            Self::BeforeTheWrite => {
+                vec![
+                    mongo(TOTALS, Interception::HoldCommand),
+                    mongo(DAILY, Interception::HoldCommand),
+                ]
+            }
+            Self::TotalsWritten => {
+                vec![mongo(DAILY, Interception::HoldCommand), mongo(TOTALS, Interception::Watch)]
+            }
+            Self::DaysWritten => {
+                vec![mongo(TOTALS, Interception::HoldCommand), mongo(DAILY, Interception::Watch)]
+            }
+            Self::BeforeTheCompletion => vec![redis("", Interception::HoldCommand)],
+            Self::InTheCompletion => vec![redis("\r\nkeep\r\n", Interception::HoldReply)],
+            Self::AfterTheCompletion => vec![redis("\r\nrelease\r\n", Interception::HoldReply)],
+        }
+    }
+}
+
+/// 2,000 ads of 24 bots.
+const BOTS: u64 = 24;
+const ADS: u64 = 2_000;
+/// Of each of three processes.
+const KILLS: u32 = 34;
+/// Most views that are acknowledged and not stored yet: a machine that is slow gets no more to do.
+/// Enough for slices that are completed in parts, which is one of the steps.
+const OUTSTANDING_MAX: u64 = 20_000;
+
+fn ad(number: u64) -> Ad {
+    (format!("bot-{}", number % BOTS), format!("ad-{number}"))
+}
+
+/// What the writers share.
+struct Site<'a> {
+    stores: &'a Stores,
+    /// Where the processes answer now.
+    clients: RefCell<Vec<Client>>,
+    kills: watch::Sender<u32>,
+    acknowledged: RefCell<Sums>,
+    /// Processes that are to be killed in the middle of a completion.
+    need_long_slices: Cell<u32>,
+}
+
+impl Site<'_> {
+    /// Waits for the next kill, a while; whether there is work to do.
+    async fn goes_on(&self) -> bool {
+        let mut kills = self.kills.subscribe();
+        let next = tokio::time::timeout(Duration::from_millis(300), kills.changed());
+        let _ = next.await;
+        *self.kills.borrow() < 3 * KILLS
+    }
+
+    /// Whether there is enough to do.
+    async fn is_busy(&self) -> bool {
+        let acknowledged: u64 = self.acknowledged.borrow().values().sum();
+        acknowledged.saturating_sub(self.stores.stored_views().await) > OUTSTANDING_MAX
+    }
+
+    fn acknowledge(&self, view: &View) -> u64 {
+        let mut all = self.acknowledged.borrow_mut();
+        let sum = all.entry(view.ad.clone()).or_default();
+        *sum += view.n;
+        *sum
+    }
+
+    /// Counts by HTTP, some ads alone: of those every total answered must be right.
+    async fn call(&self, writer: u64) {
+        let mut random = StdRng::seed_from_u64(writer);
+        while self.goes_on().await {
+            for _ in 0..15 {
+                let number = random.random_range(0..ADS);
+                // A quarter of the ads is each caller's own, half are everybody's.
+                let number = if number % 4 < 2 { number / 4 * 4 + writer } else { number };
+                let (bot, id) = ad(number);
+                let view = View::new(&bot, &id, random.random_range(1..=3));
+                let pick = || {
+                    let clients = self.clients.borrow();
+                    clients[random.random_range(0..clients.len())].clone()
+                };
+                let told = view.count(pick).await;
+                let sum = self.acknowledge(&view);
+                // Those of others may be on the bus yet.
+                let right = told == Some(sum) || number % 4 >= 2;
+                assert!(told.is_none() || right, "{view:?}: told {told:?}, {sum} acknowledged");
+            }
+        }
+    }
+
+    /// Puts bursts on the bus, each of views of few ads of one bot.
+    async fn publish(&self, writer: u64) {
+        let mut random = StdRng::seed_from_u64(100 + writer);
+        while self.goes_on().await {
+            if self.is_busy().await {
+                continue;
+            }
+            let bot = random.random_range(0..BOTS);
+            // While the first of them are being written, the others become one long slice.
+            let views = if self.need_long_slices.get() > 0 { 2_000 } else { 400 };
+            let burst: Vec<View> = (0..views)
+                .map(|_| {
+                    let number = bot + BOTS * random.random_range(0..ADS / BOTS / 4);
+                    // Only ads that are everybody's.
+                    let number = if number % 4 < 2 { (number + 2) % ADS } else { number };
+                    let (bot, id) = ad(number);
+                    View::new(&bot, &id, 1)
+                })
+                .collect();
+            self.stores.publish(&burst).await;
+            for view in &burst {
+                self.acknowledge(view);
+            }
+        }
+    }
+
+    /// Kills a process at every step in turn. Answers how often each was met.
+    async fn kill(&self, place: usize, mut node: Node) -> (Node, BTreeMap<Step, u32>) {
+        let mut met = BTreeMap::new();
+        for round in 0..KILLS {
+            let step = STEPS[(round as usize + 2 * place) % STEPS.len()];
+            let interceptors = step.interceptors(&node);
+            let needs_long = u32::from(step == Step::InTheCompletion);
+            self.need_long_slices.update(|others| others + needs_long);
+            let mut caught = true;
+            for interceptor in &interceptors {
+                caught &= interceptor.catches(step.patience()).await;
+            }
+            self.need_long_slices.update(|all| all - needs_long);
+            *met.entry(step).or_default() += u32::from(caught);
+            node.served.kill9();
+            // What it sent last arrives after its death, or never.
+            if round % 2 == 0 {
+                for interceptor in &interceptors {
+                    interceptor.release();
+                }
+            }
+            node.restart().await;
+            self.clients.borrow_mut()[place] = node.client();
+            self.kills.send_modify(|kills| *kills += 1);
+        }
+        (node, met)
+    }
+}
+
+#[tokio::test]
+async fn three_processes_killed_a_hundred_times_at_every_step_of_the_flush_count_every_view_once() {
+    let stores = Stores::start(Persistence::Always);
+    let nodes = join_all((0..3).map(|_| Node::start(&stores, &[]))).await;
+    let site = Site {
+        stores: &stores,
+        clients: RefCell::new(nodes.iter().map(Node::client).collect()),
+        kills: watch::Sender::default(),
+        acknowledged: RefCell::default(),
+        need_long_slices: Cell::default(),
+    };
+    let started = Instant::now();
+    let killing = join_all(nodes.into_iter().zip(0..).map(|(node, place)| site.kill(place, node)));
+    let calling = join_all((0..2).map(|writer| site.call(writer)));
+    let publishing = join_all((0..2).map(|writer| site.publish(writer)));
+    let (killed, _) = join(killing, join(calling, publishing)).await;
+
+    let expected = site.acknowledged.take();
+    let mut met: BTreeMap<Step, u32> = BTreeMap::new();
+    for (step, times) in killed.iter().flat_map(|(_, met)| met) {
+        *met.entry(*step).or_default() += times;
+    }
+    let views: u64 = expected.values().sum();
+    println!("{views} views of {} ads, {:?}, {met:?}", expected.len(), started.elapsed());
+    stores.settles(&killed[0].0.client(), &expected, LONG).await;
+    // A slow machine views fewer ads, and writes them in smaller portions.
+    assert!(expected.len() as u64 > ADS / 2, "only {} ads were viewed", expected.len());
+    for step in STEPS {
+        assert!(
+            met.get(&step).is_some_and(|times| *times >= 5),
+            "{step:?} was hardly met: {met:?}"
+        );
+    }
+    assert_eq!(letters(&killed[0].0.client()).await.len(), 0, "a view is never given up");
+}
+
+#[tokio::test]
+async fn a_consumer_frozen_past_its_lease_with_its_writes_under_way_changes_nothing_when_it_wakes()
+{
+    let stores = Stores::start(Persistence::Always);
+    let (frozen, other) = join(Node::start(&stores, &[]), Node::start(&stores, &[])).await;
+    let ads: Vec<Ad> = (0..40).map(|at| (format!("bot-{}", at % 4), format!("ad-{at}"))).collect();
+    let mut expected = Sums::new();
+    let mut publish = async |n| {
+        let views: Vec<View> = ads.iter().map(|(bot, ad)| View::new(bot, ad, n)).collect();
+        stores.publish(&views).await;
+        for view in views {
+            *expected.entry(view.ad).or_default() += n;
+        }
+        expected.clone()
+    };
+    for round in 0..5 {
+        let holds: &[&'static str] = [&[TOTALS, DAILY][..], &[TOTALS], &[DAILY]][round % 3];
+        let set = |name: &&'static str| {
+            frozen.mongo.intercept(on("update", name), 1, Interception::HoldCommand)
+        };
+        let interceptors: Vec<Interceptor> = holds.iter().map(set).collect();
+        // It is one of two: sooner or later it has some of them.
+        let mut sums = Sums::new();
+        eventually(LONG, "its flush is held", async || {
+            sums = publish(2).await;
+            let mut caught = true;
+            for interceptor in &interceptors {
+                caught &= interceptor.catches(Duration::from_millis(100)).await;
+            }
+            caught
+        })
+        .await;
+        frozen.served.sigstop();
+        stores.settles(&other.client(), &sums, LONG).await;
+        sums = publish(1).await;
+        stores.settles(&other.client(), &sums, LONG).await;
+        for interceptor in &interceptors {
+            assert!(interceptor.completes(LONG).await, "the late write was executed");
+        }
+        let wrong = judge(&sums, &stores.said(&other.client(), &sums).await);
+        assert!(wrong.is_empty(), "after the late write in round {round}: {wrong:?}");
+        frozen.served.sigcont();
+        stores.settles(&frozen.client(), &sums, LONG).await;
+    }
+    let sums = publish(1).await;
+    stores.settles(&frozen.client(), &sums, LONG).await;
+}
+
+#[tokio::test]
+async fn a_write_whose_reply_was_lost_is_repeated_and_counts_once() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, &[]).await;
+    let mut expected = Sums::new();
+    let mut lost = 0;
+    for collection in [TOTALS, DAILY, "counters_"] {
+        // Several in a row, while more arrives.
+        let set =
+            |_| node.mongo.intercept(on_any("update", collection), 1, Interception::LoseReply);
+        let interceptors: Vec<Interceptor> = (0..4).map(set).collect();
+        for number in 0..50 {
+            let view = View::new(&format!("bot-{}", number % 3), &format!("ad-{number}"), 2);
+            view.count(|| node.client()).await;
+            *expected.entry(view.ad).or_default() += view.n;
+        }
+        if collection.ends_with('_') {
+            // Of two commands at once, the second is given up with the first: its reply may find
+            // nobody to be lost to.
+            stores.settles(&node.client(), &expected, LONG).await;
+            let mut caught = 0;
+            for interceptor in &interceptors {
+                caught += u64::from(interceptor.catches(Duration::ZERO).await);
+            }
+            assert!(caught > 0, "replies of both collections are lost");
+            continue;
+        }
+        for interceptor in &interceptors {
+            assert!(interceptor.catches(LONG).await, "a reply of {collection} is lost");
+        }
+        lost += interceptors.len() as u64;
+        stores.settles(&node.client(), &expected, LONG).await;
+    }
+    assert!(node.mongo.swallowed() > lost);
+}
+
+#[tokio::test]
+async fn a_redis_that_lost_its_tail_counts_nothing_twice_and_loses_no_more_than_the_tail() {
+    let mut stores = Stores::start(Persistence::EverySecond);
+    let node = Node::start(&stores, &[]).await;
+    let (mut before, mut after) = (Sums::new(), Sums::new());
+    for round in 0..3 {
+        // A tail of less than the second that Redis may lose, in the middle of flushes.
+        let began = Instant::now();
+        let mut tail = None;
+        while tail.is_none_or(|(at, _): (Instant, u64)| at.elapsed() < Duration::from_millis(700)) {
+            if tail.is_none() && began.elapsed() > Duration::from_secs(3) {
+                tail = Some((Instant::now(), stores.redis.aof_bytes()));
+                before = after.clone();
+            }
+            let number = rand::rng().random_range(0..60);
+            let view = View::new(&format!("bot-{}", number % 5), &format!("ad-{number}"), 1);
+            view.count(|| node.client()).await;
+            *after.entry(view.ad).or_default() += view.n;
+        }
+        let (_, kept) = tail.unwrap();
+        stores.redis.kill9();
+        let cut = stores.redis.aof_bytes() - kept;
+        assert!(cut > 0, "there was a tail");
+        stores.redis.truncate_aof(cut);
+        stores.redis.restart();
+        eventually(LONG, "everything is flushed", async || stores.depth().await == 0).await;
+        // What is there now is what counts from here on.
+        let (totals, _) = stores.stored().await;
+        stores.settles(&node.client(), &totals, LONG).await;
+        let mut lost = 0;
+        for (ad, acknowledged) in &after {
+            let counted = totals.get(ad).copied().unwrap_or(0);
+            let least = before.get(ad).copied().unwrap_or(0);
+            assert!(counted >= least, "{ad:?}: {counted}, {least} were older than the tail");
+            assert!(counted <= *acknowledged, "{ad:?}: {counted} of {acknowledged}: twice");
+            lost += acknowledged - counted;
+        }
+        println!("round {round}: {cut} bytes cut, {lost} views lost of {}", after.len());
+        after = totals;
+    }
+}
+
+#[tokio::test]
+async fn the_judge_finds_a_fault_that_was_put_into_the_stores() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, &[]).await;
+    let view = View::new("b", "x", 3);
+    view.count(|| node.client()).await;
+    let expected = Sums::from([(view.ad, 3)]);
+    stores.settles(&node.client(), &expected, LONG).await;
+    for (collection, field) in [(TOTALS, "total"), (DAILY, "days.30")] {
+        for n in [1, -1] {
+            stores.tamper(collection, doc! { "ad": "x" }, doc! { "$inc": { field: n } }).await;
+            let wrong = judge(&expected, &stores.said(&node.client(), &expected).await);
+            assert_eq!(wrong.is_empty(), n == -1, "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Reads while a store hangs: they get the data of the other store, or 503, and never wait long.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::support::bus::{add, event};
+use crate::support::config::STREAM;
+use crate::support::counter_fleet::{Ad, Node, Stores, Sums, View, acknowledged, path, total};
+use crate::support::http::{Client, Response};
+use crate::support::mongo::MongoServer;
+use crate::support::redis::{Persistence, RedisServer};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(60);
+/// For a timeout of a quarter of a second, on a machine with other things to do. Without it, readers
+/// waited for 2 to 7 s.
+const SOON: Duration = Duration::from_millis(1_500);
+const TOTALS: &str = "/v1/bots/bot/counters?ids=cached,stored";
+
+struct Rig {
+    stores: Stores,
+    node: Node,
+    client: Client,
+    expected: Sums,
+}
+
+fn ad(id: &str) -> Ad {
+    ("bot".to_owned(), id.to_owned())
+}
+
+fn daily() -> String {
+    path(&ad("stored"), "/daily?from=2026-01-01&to=2026-12-31")
+}
+
+/// How a request that reads is answered, soon.
+async fn read(client: &Client, path: &str) -> Response {
+    let started = Instant::now();
+    let answer = client.get(path).await;
+    let took = started.elapsed();
+    assert!(took < SOON, "{path}: {took:?}, {answer:?}");
+    answer
+}
+
+impl Rig {
+    /// With two views of an ad whose total is cached, and three of one that MongoDB alone knows.
+    async fn start() -> Self {
+        let stores = Stores::start(Persistence::Always);
+        let settings = [
+            ("counters.read_timeout", "\"250ms\""),
+            ("pipelines.other.handler", "\"log\""),
+            ("pipelines.other.events", "[\"other.*\"]"),
+            ("pipelines.other.start", "\"earliest\""),
+            ("pipelines.other.handler_timeout", "\"5s\""),
+        ];
+        let node = Node::start(&stores, &settings).await;
+        let client = node.client();
+        View::new("bot", "cached", 2).count(|| client.clone()).await;
+        stores.publish(&[View::new("bot", "stored", 3)]).await;
+        let expected = Sums::from([(ad("cached"), 2), (ad("stored"), 3)]);
+        stores.settles(&client, &expected, LONG).await;
+        // A machine that is busy may have let the first view wait for its total.
+        eventually(LONG, "the total is cached", async || {
+            total(&client, &ad("cached")).await == Some(2)
+        })
+        .await;
+        Self { stores, node, client, expected }
+    }
+
+    /// Reads totals until they are what was told: a probe may be under way.
+    async fn totals(&self, code: u16, body: serde_json::Value) {
+        eventually(LONG, "totals are told", async || {
+            let answer = read(&self.client, TOTALS).await;
+            answer.code == code && (code != 200 || answer.json() == body)
+        })
+        .await;
+    }
+
+    /// Others' work goes on, and the process says that it lives.
+    async fn others_go_on(&self, id: &str) {
+        let health = Client::new(&self.node.served.metrics());
+        for probe in ["/healthz", "/readyz"] {
+            read(&health, probe).await;
+        }
+        let done = async || {
+            let text = String::from_utf8(read(&health, "/metrics").await.body).unwrap();
+            let name = "fairlane_events_total{pipeline=\"other\",outcome=\"done\"} ";
+            text.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok())
+        };
+        let before = done().await.unwrap();
+        let others = [event("another", "other.thing", id)];
+        add(&self.stores.redis, STREAM, &others).await;
+        eventually(LONG, "another pipeline goes on", async || {
+            done().await.is_some_and(|now| now > before)
+        })
+        .await;
+    }
+
+    /// With both stores back, everything that was counted is there.
+    async fn settles(mut self, views: &[View]) {
+        for view in views {
+            *self.expected.entry(view.ad.clone()).or_default() += view.n;
+        }
+        self.stores.settles(&self.client, &self.expected, LONG).await;
+        let answer = acknowledged(async || self.client.get(&daily()).await).await;
+        assert_eq!(answer.code, 200);
+    }
+}
+
+/// Stopped while it lives.
+struct Hanging<'a>(Option<&'a RedisServer>, Option<&'a MongoServer>);
+
+impl<'a> Hanging<'a> {
+    fn redis(stores: &'a Stores) -> Self {
+        stores.redis.sigstop();
+        Self(Some(&stores.redis), None)
+    }
+
+    fn mongo(stores: &'a Stores) -> Self {
+        stores.mongo.sigstop();
+        Self(None, Some(&stores.mongo))
+    }
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        if let Some(redis) = self.0 {
+            redis.sigcont();
+        }
+        if let Some(mongo) = self.1 {
+            mongo.sigcont();
+        }
+    }
+}
+
+#[tokio::test]
+async fn while_redis_hangs_readers_get_stale_totals_soon_and_days_as_ever() {
+    let rig = Rig::start().await;
+    let hanging = Hanging::redis(&rig.stores);
+    for _ in 0..10 {
+        rig.totals(200, json!({ "totals": { "cached": 2, "stored": 3 }, "stale": true })).await;
+        let days = acknowledged(async || read(&rig.client, &daily()).await).await;
+        assert_eq!(days.code, 200);
+    }
+    // A view that Redis cannot take is refused without waiting once it is known to hang.
+    let view = View::new("bot", "cached", 1);
+    eventually(LONG, "views are refused soon", async || {
+        let started = Instant::now();
+        let answer = view.post(&rig.client).await;
+        assert_eq!(answer.code, 503, "{answer:?}");
+        assert!(answer.header("retry-after").is_some(), "{answer:?}");
+        started.elapsed() < SOON
+    })
+    .await;
+    drop(hanging);
+    // Of one that was under way it is unknown; repeated, it counts once.
+    view.count(|| rig.client.clone()).await;
+    rig.totals(200, json!({ "totals": { "cached": 3, "stored": 3 } })).await;
+    rig.others_go_on("after").await;
+    rig.settles(&[view]).await;
+}
+
+#[tokio::test]
+async fn while_mongodb_hangs_cached_totals_are_told_days_are_503_soon_and_cold_views_are_counted() {
+    let rig = Rig::start().await;
+    let hanging = Hanging::mongo(&rig.stores);
+    let mut cold = Vec::new();
+    for number in 0..10 {
+        let days = read(&rig.client, &daily()).await;
+        assert_eq!((days.code, days.problem().as_str()), (503, "mongodb-away"));
+        assert_eq!(days.header("retry-after"), Some("1"));
+        let unknown = json!({ "totals": { "cached": 2, "stored": null } });
+        rig.totals(200, unknown).await;
+        let view = View::new("bot", &format!("cold-{number}"), 1);
+        let started = Instant::now();
+        let told = view.count(|| rig.client.clone()).await;
+        assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+        assert_eq!(told, None);
+        cold.push(view);
+    }
+    rig.others_go_on("during").await;
+    drop(hanging);
+    rig.settles(&cold).await;
+}
+
+#[tokio::test]
+async fn while_both_stores_hang_readers_are_refused_soon_and_come_back_by_themselves() {
+    let rig = Rig::start().await;
+    let (redis, mongo) = (Hanging::redis(&rig.stores), Hanging::mongo(&rig.stores));
+    for _ in 0..10 {
+        for path in [TOTALS, &daily()] {
+            let answer = read(&rig.client, path).await;
+            assert_eq!(answer.code, 503, "{path}: {answer:?}");
+            assert!(answer.header("retry-after").is_some(), "{answer:?}");
+        }
+        let health = Client::new(&rig.node.served.metrics());
+        assert_eq!(read(&health, "/healthz").await.code, 200);
+        read(&health, "/readyz").await;
+    }
+    drop((redis, mongo));
+    rig.totals(200, json!({ "totals": { "cached": 2, "stored": 3 } })).await;
+    rig.settles(&[]).await;
+}

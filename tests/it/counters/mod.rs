@@ -1,0 +1,11 @@
+//! The counters: each accepted view counts once, in its total and in its day, whatever fails.
+
+mod edits;
+mod faults;
+mod hangs;
+mod histories;
+mod http;
+mod imports;
+mod outages;
+mod slow;
+mod store;

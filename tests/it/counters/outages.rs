@@ -1,0 +1,242 @@
+//! Views of ads while a store is unavailable: they are accepted as long as Redis is available,
+//! nothing is lost, and everything recovers by itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlane::app::Roles;
+use serde_json::json;
+
+use crate::support::counter_fleet::{
+    Ad, Node, Stores, Sums, View, acknowledged, path, told, total,
+};
+use crate::support::http::Client;
+use crate::support::instance::Instance;
+use crate::support::manual_clock::ManualClock;
+use crate::support::mongo;
+use crate::support::proxy::ProxyMode;
+use crate::support::recorder::Log;
+use crate::support::redis::Persistence;
+use crate::support::served::Served;
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn ad(id: &str) -> Ad {
+    ("bot".to_owned(), id.to_owned())
+}
+
+/// The days of an ad that are not 0, as a process tells them.
+async fn days(client: &Client, ad: &Ad) -> BTreeMap<String, u64> {
+    let query = "/daily?from=2026-10-01&to=2026-12-31";
+    let answer = acknowledged(async || client.get(&path(ad, query)).await).await.json();
+    let days = answer["days"].as_array().unwrap();
+    assert_eq!(days.len(), 31 + 30 + 31);
+    let day = |day: &serde_json::Value| {
+        (day["day"].as_str().unwrap().to_owned(), day["views"].as_u64().unwrap())
+    };
+    days.iter().map(day).filter(|(_, views)| *views > 0).collect()
+}
+
+#[tokio::test]
+async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_their_days() {
+    let mut stores = Stores::start(Persistence::Always);
+    let clock = Arc::new(ManualClock::at("2026-11-30T22:30:00Z"));
+    // Midnight there is at 23:00 UTC.
+    let config = stores.direct(&[("counters.time_zone", "\"Europe/Berlin\"")]);
+    let log = Log::default();
+    let instance =
+        Instance::start_at(Arc::clone(&clock) as _, Roles::ALL, &config, log.content()).await;
+    let client = instance.client();
+    let (cached, known) = (ad("cached"), ad("known"));
+    assert_eq!(View::new("bot", "cached", 2).count(|| client.clone()).await, Some(2));
+    // By the bus, which fills no cache.
+    stores.publish(&[View::new("bot", "known", 5)]).await;
+    let mut expected = Sums::from([(cached.clone(), 2), (known.clone(), 5)]);
+    stores.settles(&client, &expected, LONG).await;
+
+    stores.mongo.kill9();
+    let mut view = async |ad: &Ad, n: u64| {
+        let view = View::new(&ad.0, &ad.1, n);
+        let sum = expected.entry(ad.clone()).or_default();
+        *sum += n;
+        (view.count(|| client.clone()).await, *sum)
+    };
+    let mut n = 0;
+    for time in [
+        "2026-11-30T22:59:59Z",
+        "2026-11-30T23:00:00Z",
+        "2026-12-01T22:59:59Z",
+        "2026-12-01T23:00:01Z",
+        "2026-12-02T06:00:00Z",
+    ] {
+        clock.set(time);
+        n += 1;
+        let (told, sum) = view(&cached, n).await;
+        assert_eq!(told, Some(sum), "a cached total at {time}");
+        let (told, _) = view(&known, 10 * n).await;
+        assert_eq!(told, None, "an unknown total at {time}");
+        let (told, _) = view(&ad("new"), n).await;
+        assert_eq!(told, None, "nobody can tell whether {time} is its first");
+    }
+    let told = told(&client, &expected.keys().cloned().collect()).await;
+    assert_eq!(told[&cached], Some(17));
+    assert_eq!((told[&known], told[&ad("new")]), (None, None));
+    let answer = client.get(&path(&cached, "/daily?from=2026-11-01&to=2026-12-01")).await;
+    assert_eq!(answer.code, 503);
+
+    stores.mongo.restart(mongo::Options::default());
+    stores.settles(&client, &expected, LONG).await;
+    let on = |days: [u64; 3]| {
+        let names = ["2026-11-30", "2026-12-01", "2026-12-02"].map(str::to_owned);
+        names.into_iter().zip(days).filter(|(_, n)| *n > 0).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(days(&client, &cached).await, on([2 + 1, 2 + 3, 4 + 5]));
+    assert_eq!(days(&client, &known).await, on([5 + 10, 50, 90]));
+    assert_eq!(days(&client, &ad("new")).await, on([1, 5, 9]));
+    instance.stop().await;
+}
+
+/// Views of so many records of 200 ads arrive while MongoDB is unavailable, and are written while new ones
+/// are answered.
+async fn drains(records: usize) {
+    let stores = Stores::start(Persistence::EverySecond);
+    let node = Node::start(&stores, &[("pipelines.counters.linger", "\"2s\"")]).await;
+    node.mongo.set(ProxyMode::Refuse);
+    node.mongo.cut();
+    let client = node.client();
+    let mut expected = Sums::new();
+    let mut add = |view: &View| *expected.entry(view.ad.clone()).or_default() += view.n;
+    let began = Instant::now();
+    for from in (0..records).step_by(10_000) {
+        let views: Vec<View> = (from..records.min(from + 10_000))
+            .map(|at| View::new(&format!("bot-{}", at % 10), &format!("ad-{}", at % 200), 1))
+            .collect();
+        stores.publish(&views).await;
+        views.iter().for_each(&mut add);
+    }
+    let minutes = Duration::from_secs(600);
+    eventually(minutes, "all are queued", async || stores.depth().await == records as u64).await;
+    let queued = began.elapsed();
+
+    node.mongo.set(ProxyMode::Pass);
+    let began = Instant::now();
+    let mut waited = Vec::new();
+    // Slowly enough that those which are not old enough to be written stay below the bound.
+    let mut pace = tokio::time::interval(Duration::from_millis(10));
+    while stores.depth().await > 2_000 {
+        pace.tick().await;
+        let at = waited.len();
+        let view = View::new(&format!("bot-{}", at % 10), &format!("new-{}", at % 20), 1);
+        let asked = Instant::now();
+        view.count(|| client.clone()).await;
+        waited.push(asked.elapsed());
+        add(&view);
+        assert!(began.elapsed() < minutes, "{} are left", stores.depth().await);
+    }
+    waited.sort();
+    let drained = began.elapsed();
+    println!(
+        "{records} records queued in {queued:?}, drained in {drained:?}; {} views answered meanwhile, p50 {:?}, p99 {:?}, most {:?}",
+        waited.len(),
+        waited[waited.len() / 2],
+        waited[waited.len() * 99 / 100],
+        waited.last()
+    );
+    stores.settles(&client, &expected, LONG).await;
+    // This machine may be busy with other tests.
+    assert!(waited[waited.len() / 2] < Duration::from_millis(250), "new views wait");
+}
+
+#[tokio::test]
+async fn a_backlog_drains_while_new_views_are_answered() {
+    drains(20_000).await;
+}
+
+#[tokio::test]
+#[ignore = "takes minutes; `cargo test --test it -- --ignored a_backlog_of_a_million`"]
+async fn a_backlog_of_a_million_views_drains_while_new_views_are_answered() {
+    drains(1_000_000).await;
+}
+
+async fn code(client: &Client, view: &View) -> u16 {
+    view.post(client).await.code
+}
+
+async fn query(client: &Client, ids: &str) -> (u16, serde_json::Value) {
+    let answer = client.get(&format!("/v1/bots/bot/counters?ids={ids}")).await;
+    let body = if answer.code == 200 { answer.json() } else { json!(null) };
+    (answer.code, body)
+}
+
+#[tokio::test]
+async fn without_redis_totals_are_stale_and_views_refused_and_without_both_nothing_ends() {
+    let mut stores = Stores::start(Persistence::Always);
+    let mut node = Node::start(&stores, &[]).await;
+    let client = node.client();
+    let (x, y) = (ad("x"), ad("y"));
+    assert_eq!(View::new("bot", "x", 2).count(|| client.clone()).await, Some(2));
+    stores.publish(&[View::new("bot", "y", 3)]).await;
+    let mut expected = Sums::from([(x.clone(), 2), (y.clone(), 3)]);
+    stores.settles(&client, &expected, LONG).await;
+    let (code_now, body) = query(&client, "x,y,z").await;
+    assert_eq!((code_now, &body["totals"]), (200, &json!({ "x": 2, "y": 3, "z": 0 })));
+    assert!(body.get("stale").is_none_or(|stale| stale == false), "{body}");
+
+    stores.redis.kill9();
+    eventually(LONG, "totals are known to be stale", async || {
+        let (code, body) = query(&client, "x,y,z").await;
+        code == 200 && body == json!({ "totals": { "x": 2, "y": 3, "z": 0 }, "stale": true })
+    })
+    .await;
+    let refused = View::new("bot", "x", 1);
+    assert_eq!(code(&client, &refused).await, 503);
+    assert_eq!(client.post(&path(&x, "/reset")).await.code, 503);
+
+    stores.mongo.kill9();
+    for _ in 0..2 {
+        assert_eq!(code(&client, &refused).await, 503);
+        assert_eq!(query(&client, "x").await.0, 503);
+        assert_eq!(client.get("/healthz").await.code, 200);
+    }
+    assert!(node.served.is_running(), "{}", node.served.log());
+
+    // Redis first: cached totals of the run before are not trusted any more.
+    stores.redis.restart();
+    assert_eq!(
+        acknowledged(async || refused.post(&client).await).await.json()["total"],
+        json!(null)
+    );
+    *expected.get_mut(&x).unwrap() += 1;
+    assert_eq!(total(&client, &x).await, None);
+    stores.mongo.restart(mongo::Options::default());
+    stores.settles(&client, &expected, LONG).await;
+    let told = View::new("bot", "y", 1).count(|| client.clone()).await;
+    assert_eq!(told, Some(4));
+    expected.insert(y, 4);
+    stores.settles(&client, &expected, LONG).await;
+}
+
+#[tokio::test]
+async fn a_process_starts_without_mongodb_and_counts() {
+    let mut stores = Stores::start(Persistence::Always);
+    stores.mongo.kill9();
+    let config = stores.direct(&[]);
+    let mut served = Served::start(&config).await;
+    let client = Client::new(&served.http());
+    let mut expected = Sums::new();
+    for number in 0..20 {
+        let view = View::new("bot", &format!("x-{number}"), 3);
+        assert_eq!(view.count(|| client.clone()).await, None);
+        expected.insert(view.ad, 3);
+    }
+    assert_eq!(client.get("/readyz").await.code, 200, "degraded is not away");
+    stores.mongo.restart(mongo::Options::default());
+    stores.settles(&client, &expected, LONG).await;
+    eventually(LONG, "the indexes are made when it came", async || {
+        stores.indexes("counters_daily").await.len() > 1
+    })
+    .await;
+    assert!(served.is_running());
+}

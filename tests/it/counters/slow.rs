@@ -1,0 +1,104 @@
+//! Views of ads while MongoDB is slow: each write becomes smaller until it is taken, and abandoned
+//! writes do not pile up in the server.
+
+use std::time::{Duration, Instant};
+
+use crate::support::counter_fleet::{Node, Stores, Sums, View};
+use crate::support::interceptor::Interception;
+use crate::support::mongo_proxy::on;
+use crate::support::proxy::ProxyMode;
+use crate::support::redis::Persistence;
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Publishes so many views in a row of each of so many ads of each bot, and waits until all are
+/// queued.
+async fn queue(stores: &Stores, bots: u64, ads: u64, views: u64) -> Sums {
+    let mut expected = Sums::new();
+    for bot in 0..bots {
+        let views: Vec<View> = (0..ads * views)
+            .map(|at| View::new(&format!("bot-{bot}"), &format!("ad-{}", at / views), 1))
+            .collect();
+        for part in views.chunks(5_000) {
+            stores.publish(part).await;
+        }
+        for view in views {
+            *expected.entry(view.ad).or_default() += view.n;
+        }
+    }
+    let records = bots * ads * views;
+    eventually(LONG, "all are queued", async || stores.depth().await == records).await;
+    expected
+}
+
+#[tokio::test]
+async fn a_backlog_behind_a_slow_line_is_written_in_portions_that_go_through() {
+    let stores = Stores::start(Persistence::Always);
+    // A slice has 185 ads, which is twice of what the line carries within the time of a handler.
+    let settings = [("pipelines.counters.handler_timeout", "\"3s\"")];
+    let node = Node::start(&stores, &settings).await;
+    stores.mongo.is_prepared().await;
+    node.mongo.set(ProxyMode::Refuse);
+    node.mongo.cut();
+    let expected = queue(&stores, 2, 300, 27).await;
+    node.mongo.set(ProxyMode::Rate(60_000));
+    stores.settles(&node.client(), &expected, LONG).await;
+}
+
+#[tokio::test]
+async fn the_views_of_five_bots_are_written_after_an_outage_within_handlers_of_two_seconds() {
+    let stores = Stores::start(Persistence::Always);
+    let settings = [
+        ("pipelines.counters.handler_timeout", "\"2s\""),
+        ("pipelines.counters.workers.max", "16"),
+    ];
+    let _node = Node::start(&stores, &settings).await;
+    stores.mongo.is_prepared().await;
+    stores.mongo.sigstop();
+    let expected = queue(&stores, 5, 3_000, 1).await;
+    // The fault itself.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    stores.mongo.sigcont();
+    let (mut least, mut moved) = (u64::MAX, Instant::now());
+    eventually(10 * LONG, "all are written", async || {
+        let depth = stores.depth().await;
+        if depth < least {
+            (least, moved) = (depth, Instant::now());
+        }
+        assert!(moved.elapsed() < LONG, "{depth} are left, and nothing moves");
+        depth == 0
+    })
+    .await;
+    assert_eq!(stores.stored().await, (expected.clone(), expected));
+}
+
+#[tokio::test]
+async fn a_write_that_is_given_up_on_is_waited_for_before_its_bot_writes_again() {
+    let stores = Stores::start(Persistence::Always);
+    let settings = [
+        ("pipelines.counters.handler_timeout", "\"500ms\""),
+        ("pipelines.counters.lease_ttl", "\"5s\""),
+    ];
+    let node = Node::start(&stores, &settings).await;
+    stores.mongo.is_prepared().await;
+    let held = node.mongo.intercept(on("update", "counters_totals"), 1, Interception::HoldCommand);
+    let again = node.mongo.intercept(on("update", "counters_daily"), 2, Interception::Watch);
+    let mut expected = Sums::new();
+    for n in 1..=3 {
+        let view = View::new("bot", "ad", n);
+        view.count(|| node.client()).await;
+        *expected.entry(view.ad).or_default() += n;
+    }
+    assert!(held.catches(LONG).await);
+    // Several handlers come and go.
+    let failure = "/v1/pipelines/counters/bots/bot";
+    eventually(LONG, "it is tried again", async || {
+        let answer = node.client().get(failure).await;
+        String::from_utf8_lossy(&answer.body).contains("still in progress in MongoDB")
+    })
+    .await;
+    assert!(!again.catches(Duration::from_secs(2)).await, "a second write was sent");
+    assert!(held.completes(LONG).await);
+    stores.settles(&node.client(), &expected, LONG).await;
+}

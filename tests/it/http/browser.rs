@@ -1,0 +1,258 @@
+//! The web pages in a real browser, with mouse and keyboard.
+
+use serde_json::json;
+
+use crate::support::automation_rig::{self, Rig as RulesRig};
+use crate::support::browser::{NONE, Page, button, css, field, link};
+use crate::support::bus::{add, event};
+use crate::support::config::{STREAM, config};
+use crate::support::http::Client;
+use crate::support::instance::Instance;
+use crate::support::notification_rig::{LONG, Rig};
+use crate::support::receiver::{Receiver, Reply};
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
+
+/// What would run if it were not shown as text.
+const HOSTILE: &str = "<script>alert('x')</script><img src=x onerror=\"alert(1)\">";
+
+/// Accepts a notification that dies: nobody is to get it at `url`.
+async fn dies(client: &Client, bot: &str, kind: &str, url: &str) {
+    let before = dead(client).await.len();
+    let body = json!({ "delay": 0, "url": url, "bot": bot, "type": kind }).to_string();
+    let headers = [("content-type", "application/json")];
+    let answer = client.send("POST", "/send_delayed", &headers, body.as_bytes()).await;
+    assert!(answer.code < 300, "{answer:?}");
+    eventually(LONG, "it is dead", async || dead(client).await.len() > before).await;
+}
+
+/// The ids of the dead letters.
+async fn dead(client: &Client) -> Vec<String> {
+    let all = client.get("/v1/pipelines/notifications/dead").await.json();
+    let all = all["dead_letters"].as_array().unwrap();
+    all.iter().map(|letter| letter["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Has had enough of the first `refused` calls.
+async fn receiver(refused: usize) -> Receiver {
+    let answer = move |call: crate::support::receiver::Call| async move {
+        if call.number < refused { Reply::new(410, "") } else { Reply::new(200, "") }
+    };
+    Receiver::start(answer).await
+}
+
+/// The setting `auth.tokens` with a token that may do all, and its text.
+fn token(directory: &std::path::Path) -> (String, &'static str) {
+    let (file, text) = (directory.join("token"), "operator-0123456789;=\"abcdef");
+    std::fs::write(&file, text).unwrap();
+    let scopes = r#"["read", "operate", "publish"]"#;
+    let file = file.display();
+    (format!("[{{ name = \"operator\", token_file = \"{file}\", scopes = {scopes} }}]"), text)
+}
+
+#[tokio::test]
+async fn one_dead_letter_is_redriven_with_the_mouse_and_all_with_the_keyboard() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let (client, receiver) = (instance.client(), receiver(3).await);
+    for bot in ["first", "second", "third"] {
+        dies(&client, bot, "none", &receiver.url()).await;
+    }
+    let page = Page::open(&client.address).await;
+    assert_eq!(page.goto("/notifications").await, 200);
+    assert_eq!(page.count("#dead tbody tr").await, 3);
+    let letters = dead(&client).await;
+    let redrive = format!("Redrive {}", letters[0]);
+    let row = format!("#dead tr:has(button[aria-label='{redrive}'])");
+    assert!(page.text(css(&row)).await.contains("the receiver answered 410"));
+    assert_eq!(page.follow(button(&redrive)).await, 200);
+    assert_eq!(page.path().await, "/notifications#dead");
+    assert_eq!(page.count("#dead tbody tr").await, 2);
+    eventually(LONG, "it is sent", async || receiver.called() == 4).await;
+
+    // All of them: only after a question, which is answered with the keyboard too.
+    for named in ["button \"Redrive all…\"", "button \"Redrive them\""] {
+        let mut keys = 0;
+        while page.focused().await != named {
+            page.press("Tab").await;
+            keys += 1;
+            assert!(keys < 50, "the Tab key does not reach {named}");
+        }
+        assert_eq!(page.follow_key("Enter").await, 200);
+    }
+    assert_eq!(page.path().await, "/notifications#dead");
+    assert_eq!(page.count("#dead button").await, 0);
+    eventually(LONG, "all are sent", async || receiver.called() == 6).await;
+    assert_eq!(page.problems(), NONE);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_letter_that_another_person_has_redriven_is_told_of() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let (client, receiver) = (instance.client(), receiver(1).await);
+    dies(&client, "shop", "none", &receiver.url()).await;
+    let redrive = format!("Redrive {}", dead(&client).await[0]);
+    let one = Page::open(&client.address).await;
+    let other = one.another().await;
+    for page in [&one, &other] {
+        page.goto("/notifications").await;
+    }
+    assert_eq!(one.follow(button(&redrive)).await, 200);
+    assert_eq!(other.follow(button(&redrive)).await, 404);
+    assert_eq!(other.text(css("h1")).await, "No such dead letter");
+    eventually(LONG, "it is sent", async || receiver.called() == 2).await;
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn text_of_strangers_is_shown_as_text_and_runs_nothing() {
+    let rig = RulesRig::start(&[("pipelines.automations.workers.max", "2")]).await;
+    let receiver = receiver(usize::MAX).await;
+    let url = format!("http://{}/?{HOSTILE}", receiver.address);
+    dies(&rig.client, HOSTILE, HOSTILE, &url.replace(' ', "+")).await;
+    let rule = json!({
+        "name": HOSTILE, "on": [HOSTILE], "filter": "event.type == '<script>alert(2)</script>'",
+        "actions": [{ "set_field": { "field": "said", "value": HOSTILE } }], "enabled": true,
+    });
+    rig.put("shop", "r", &rule).await;
+    rig.publish(&[automation_rig::field("shop", "anna", "1", "note", json!(HOSTILE))]).await;
+    rig.settles(1).await;
+
+    let page = Page::open(&rig.client.address).await;
+    page.goto("/notifications").await;
+    let shown = page.text(css("main")).await;
+    assert!(shown.matches(HOSTILE).count() >= 3, "bot, type, chart: {shown}");
+    page.goto("/bots/shop").await;
+    page.sees(HOSTILE).await;
+    page.fill(css("#subscriber input"), HOSTILE).await;
+    page.follow(css("#subscriber button")).await;
+    page.sees(&format!("Nothing is known of {HOSTILE}")).await;
+    page.fill(css("#subscriber input"), "anna").await;
+    page.follow(css("#subscriber button")).await;
+    // As JSON writes it.
+    page.sees(&json!(HOSTILE).to_string()).await;
+    let nothing = "document.querySelectorAll('main script, main img').length";
+    assert_eq!(page.eval::<usize>(nothing).await, 0);
+    assert_eq!(page.problems(), NONE);
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn the_page_of_a_bot_is_found_whatever_it_is_called() {
+    let server = RedisServer::start(Options::default());
+    let instance = Instance::start(&config(&server, "test", &[]), Log::default().content()).await;
+    let client = instance.client();
+    let bot = format!("a/b ?#% {HOSTILE}");
+    assert_eq!(client.post("/v1/pipelines/test/pause").await.code, 204);
+    add(&server, STREAM, &[event(&bot, HOSTILE, 1), event(&bot, HOSTILE, 2)]).await;
+    eventually(LONG, "both wait", async || {
+        client.get("/v1/pipelines/test").await.json()["depth"] == 2
+    })
+    .await;
+    let page = Page::open(&client.address).await;
+    page.goto("/bots").await;
+    assert_eq!(page.text(css("tbody th")).await, bot, "those with most events are named");
+    page.fill(field("Bot"), &bot).await;
+    assert_eq!(page.follow(button("Show")).await, 200);
+    assert_eq!(page.text(css("h1")).await, format!("Bot {bot}"));
+    assert_eq!(page.text(css(".panel h3")).await, "test");
+    page.sees("waits for a worker").await;
+    // And back from there.
+    assert_eq!(page.text(field("Bot")).await, bot);
+    assert_eq!(page.follow(button("Show")).await, 200);
+    assert_eq!(page.text(css("h1")).await, format!("Bot {bot}"));
+    assert_eq!(client.post("/v1/pipelines/test/resume").await.code, 204);
+    page.sees("Nothing waits.").await;
+    assert_eq!(page.problems(), NONE);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_login_leads_to_the_page_that_was_asked_for_and_a_logout_ends_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (tokens, text) = token(directory.path());
+    let rig = Rig::new(&[("auth.tokens", &tokens)]);
+    let instance = rig.start().await;
+    let page = Page::open(&instance.client().address).await;
+    assert_eq!(page.goto("/notifications?by=hour").await, 200);
+    assert_eq!(page.path().await, "/login?to=%2Fnotifications%3Fby%3Dhour");
+    assert_eq!(page.focused().await, "textbox \"Token\"");
+    page.fill(field("Token"), "wrong-0123456789abcdef").await;
+    assert_eq!(page.follow(button("Log in")).await, 401);
+    assert_eq!(page.text(css("[role=alert]")).await, "Fairlane does not know this token.");
+    assert_eq!(page.barriers().await, NONE);
+    page.fill(field("Token"), text).await;
+    assert_eq!(page.follow_key("Enter").await, 200);
+    assert_eq!(page.path().await, "/notifications?by=hour");
+    assert_eq!(page.eval::<String>("document.cookie").await, "", "no script reads it");
+    assert_eq!(page.follow(link("Bots")).await, 200);
+    assert_eq!(page.path().await, "/bots");
+
+    let other = page.another().await;
+    other.goto("/bots").await;
+    assert_eq!(other.path().await, "/login?to=%2Fbots", "a cookie is one browser's");
+    page.follow(button("Log out")).await;
+    assert_eq!(page.path().await, "/login");
+    page.goto("/notifications").await;
+    assert_eq!(page.path().await, "/login?to=%2Fnotifications");
+    let [refused] = page.problems().try_into().unwrap();
+    assert!(refused.contains("401"), "{refused}");
+    assert_eq!(other.problems(), NONE);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn every_page_is_for_all_eyes_and_windows_and_needs_no_scripts() {
+    let directory = tempfile::tempdir().unwrap();
+    let (tokens, text) = token(directory.path());
+    let rig = Rig::new(&[("auth.tokens", &tokens)]);
+    let instance = rig.start().await;
+    let client = instance.client().with_token(text);
+    let receiver = receiver(1).await;
+    dies(&client, "shop", "reminder", &format!("{}?{}", receiver.url(), "x".repeat(200))).await;
+    let sent = json!({ "delay": 0, "url": receiver.url(), "bot": "shop", "type": "greeting" });
+    let headers = [("content-type", "application/json")];
+    client.send("POST", "/send_delayed", &headers, sent.to_string().as_bytes()).await;
+    eventually(LONG, "one is sent", async || receiver.called() == 2).await;
+
+    let page = Page::open(&client.address).await;
+    page.scripts(false).await;
+    page.goto("/notifications").await;
+    let letter = dead(&client).await.remove(0);
+    let letter = format!("/pipelines/notifications/dead/{letter}");
+    let pages = [
+        "/login",
+        "/",
+        "/pipelines/notifications",
+        "/pipelines/notifications/dead",
+        &*letter,
+        "/notifications",
+        "/notifications?by=hour",
+        "/bots",
+        "/bots/shop",
+        "/counters",
+    ];
+    for (at, path) in pages.into_iter().enumerate() {
+        if at == 1 {
+            page.fill(field("Token"), text).await;
+            page.follow(button("Log in")).await;
+        }
+        assert_eq!(page.goto(path).await, 200, "{path}");
+        for (width, scheme) in [(400, "light"), (400, "dark"), (1280, "dark"), (1280, "light")] {
+            page.resize(width, 800).await;
+            page.colours(scheme).await;
+            assert_eq!(page.barriers().await, NONE, "{path}, {width} px, {scheme}");
+        }
+        assert_eq!(page.problems(), NONE, "{path}");
+    }
+    page.goto("/notifications").await;
+    page.sees("reminder").await;
+    page.follow(button("Redrive all…")).await;
+    assert_eq!(page.barriers().await, NONE, "the question");
+    page.follow(button("Redrive them")).await;
+    assert_eq!(page.count("#dead button").await, 0);
+    instance.stop().await;
+}

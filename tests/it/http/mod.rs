@@ -1,0 +1,16 @@
+//! The HTTP interface: its contract, tokens and refusals, hostile requests, overload, and the web
+//! pages in a real browser.
+
+mod auth;
+mod balancers;
+mod browser;
+mod contract;
+mod cors;
+mod events;
+mod hostile;
+mod operators;
+mod overload;
+mod pages;
+mod proxies;
+mod refusals;
+mod seconds;

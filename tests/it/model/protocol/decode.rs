@@ -1,0 +1,219 @@
+//! Every key of the shard, read back into the model's terms. Whatever is not as the key table says
+//! is a panic.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fairlane::id::{BotId, Offset};
+use fairlane::keyspace::keys::ShardKeys;
+use redis::{FromRedisValue, Pipeline, Value};
+
+use super::operation::{BOTS, KEYS, STREAMS};
+use super::real::REFUSED;
+use crate::model::state_machine::{Attempts, Bot, Event, Key, Lease, Letter, Reason, Server};
+use crate::support::script_harness::OWN_KEYS;
+
+/// Ids that would do harm if they were a pattern, a hash tag or joined with a separator. In the
+/// order in which Redis sorts them.
+pub(super) const NAMES: [&str; BOTS as usize] = ["*", "12:34", "{a} b", "|1|2|3|4"];
+pub(super) const STREAM_NAMES: [&str; STREAMS as usize] = ["events", "{more}:*"];
+
+pub(super) struct Decoded {
+    pub(super) server: Server,
+    pub(super) letters: Vec<Offset>,
+}
+
+/// The commands that read everything.
+pub(super) fn look(keys: &ShardKeys, bots: &[BotId]) -> Pipeline {
+    let mut pipe = redis::pipe();
+    pipe.keys("*").hgetall(keys.meta());
+    pipe.zrange_withscores(keys.ctl(), 0, -1).zrange_withscores(keys.busy(), 0, -1);
+    pipe.hgetall(keys.own()).hgetall(keys.att()).zrange_withscores(keys.fin(), 0, -1);
+    pipe.smembers(keys.paused()).hgetall(&keys.weight).hgetall(&keys.hwm);
+    pipe.zrange_withscores(&keys.due, 0, -1).hgetall(&keys.later);
+    pipe.cmd("XRANGE").arg(&keys.dlq).arg("-").arg("+");
+    for bot in bots {
+        pipe.lrange(keys.queue(bot), 0, -1);
+    }
+    for key in 0..KEYS {
+        pipe.get(keys.idempotency(&key_name(key)));
+    }
+    pipe
+}
+
+pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
+    let mut values = values.into_iter();
+    check_keys(keys, read(&mut values));
+    let mut server = Server::default();
+    for (field, value) in read::<BTreeMap<String, String>>(&mut values) {
+        match &*field {
+            "v" => server.v = number(&value),
+            "f" => server.f = number(&value),
+            "seq" => server.seq = number(&value),
+            "depth" => server.depth = number(&value),
+            "open" => server.open = number(&value),
+            "run" => server.run = run(&value),
+            "paused" => server.shard_paused = value == "1",
+            _ => panic!("meta has a field {field:?}"),
+        }
+    }
+    server.ctl = scores(&mut values);
+    server.busy = scores(&mut values);
+    server.own = by_bot(&mut values, |value| {
+        let [fence, acked, start, confirmed] = parts(value);
+        let acked = u32::try_from(acked).unwrap();
+        let start = i64::try_from(start).unwrap();
+        assert!(confirmed <= 2, "{value:?}");
+        Lease { fence, acked, start, confirmed: confirmed > 0, handed: confirmed == 2 }
+    });
+    server.att = by_bot(&mut values, |value| {
+        let [suspect, lost, failed, isolate] = parts(value).map(|n| u32::try_from(n).unwrap());
+        Attempts { suspect, lost, failed, isolate }
+    });
+    server.fin = scores(&mut values);
+    server.paused = read::<Vec<String>>(&mut values).iter().map(|name| bot(name)).collect();
+    server.weight = by_bot(&mut values, number);
+    server.hwm = read::<BTreeMap<String, String>>(&mut values)
+        .into_iter()
+        .map(|(stream, at)| {
+            let stream = STREAM_NAMES.iter().position(|name| *name == stream).unwrap();
+            let at = (0..10_000).find(|&n| offset(n).to_string() == at).unwrap();
+            (u8::try_from(stream).unwrap(), at)
+        })
+        .collect();
+    let due: Vec<(String, String)> = read(&mut values);
+    let mut later: BTreeMap<String, Vec<u8>> = read(&mut values);
+    for (id, due_ms) in due {
+        let stored = later.remove(&id).expect("what is due is stored");
+        let (bot, event) = delayed(&stored);
+        server.later.insert(number(&id), (number(&due_ms), bot, event));
+    }
+    assert!(later.is_empty(), "what is stored is due: {later:?}");
+    let (letters, dead) = read::<Vec<(String, Vec<(String, Vec<u8>)>)>>(&mut values)
+        .into_iter()
+        .map(|(id, fields)| (id.parse::<Offset>().unwrap(), letter(fields)))
+        .unzip();
+    server.dead = dead;
+    for bot in 0..BOTS {
+        let records: Vec<Vec<u8>> = read(&mut values);
+        let queue: VecDeque<(u64, Event)> = records.iter().map(|bytes| record(bytes)).collect();
+        if !queue.is_empty() {
+            server.queues.insert(bot, queue);
+        }
+    }
+    for key in 0..KEYS {
+        if let Some(sequence) = read::<Option<String>>(&mut values) {
+            server.keys.insert(key, number(&sequence));
+        }
+    }
+    Decoded { server, letters }
+}
+
+/// Nothing is written beside the keys that are read.
+fn check_keys(keys: &ShardKeys, found: Vec<String>) {
+    let known: BTreeSet<String> = ["meta", "ctl", "busy", "own", "att", "fin", "paused", "weight"]
+        .into_iter()
+        .chain(["hwm", "due", "later", "dlq"])
+        .map(str::to_owned)
+        .chain(NAMES.map(|name| format!("q:{name}")))
+        .chain((0..KEYS).map(|key| format!("idem:{}", key_name(key))))
+        .map(|name| format!("{}{name}", keys.prefix()))
+        .collect();
+    for key in found {
+        assert!(known.contains(&key) || OWN_KEYS.contains(&&*key), "a key {key:?} was written");
+    }
+}
+
+fn read<T: FromRedisValue>(values: &mut impl Iterator<Item = Value>) -> T {
+    T::from_redis_value(values.next().expect("one value a command")).unwrap()
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().unwrap_or_else(|_| panic!("{text:?} has lost digits or is no number"))
+}
+
+fn scores(values: &mut impl Iterator<Item = Value>) -> BTreeMap<Bot, i64> {
+    let scores: Vec<(String, String)> = read(values);
+    scores.into_iter().map(|(name, score)| (bot(&name), number(&score))).collect()
+}
+
+fn by_bot<T>(
+    values: &mut impl Iterator<Item = Value>,
+    parse: impl Fn(&str) -> T,
+) -> BTreeMap<Bot, T> {
+    let fields: BTreeMap<String, String> = read(values);
+    fields.into_iter().map(|(name, value)| (bot(&name), parse(&value))).collect()
+}
+
+fn parts(text: &str) -> [u64; 4] {
+    let parts: Vec<u64> = text.split('|').map(number).collect();
+    parts.try_into().unwrap_or_else(|_| panic!("{text:?} has not four parts"))
+}
+
+pub(super) fn bot(name: &str) -> Bot {
+    let at = NAMES.iter().position(|known| *known == name);
+    u8::try_from(at.unwrap_or_else(|| panic!("a bot {name:?}"))).unwrap()
+}
+
+/// Comparing them as texts, as floats or by the first part alone would all be wrong.
+pub(super) fn offset(number: u64) -> Offset {
+    match number {
+        0 => Offset::default(),
+        n => Offset { ms: 8 + n / 3, seq: u64::MAX - [12, 9, 3][(n % 3) as usize] },
+    }
+}
+
+pub(super) fn key_name(key: Key) -> String {
+    format!("key {key}")
+}
+
+/// Runs differ in their first eight characters.
+pub(super) fn run_id(run: u32) -> String {
+    format!("{run:08x}{:0>32}", "")
+}
+
+pub(super) fn run(id: &str) -> Option<u32> {
+    (!id.is_empty()).then(|| u32::from_str_radix(&id[..8], 16).unwrap())
+}
+
+/// An event as `MessagePack`: a number of sixteen bits.
+pub(super) fn encode(event: Event) -> [u8; 3] {
+    let [high, low] = event.to_be_bytes();
+    [0xcd, high, low]
+}
+
+fn event(bytes: &[u8]) -> Event {
+    let &[0xcd, high, low] = bytes else { panic!("{bytes:?} is no event") };
+    Event::from_be_bytes([high, low])
+}
+
+fn record(bytes: &[u8]) -> (u64, Event) {
+    let (head, rest) = bytes.split_at(3);
+    assert_eq!(head, [0x93, 1, 0xcf], "a record of version 1");
+    let (sequence, rest) = rest.split_at(8);
+    (u64::from_be_bytes(sequence.try_into().unwrap()), event(rest))
+}
+
+fn delayed(stored: &[u8]) -> (Bot, Event) {
+    let (head, bytes) = stored.split_at(stored.len() - 3);
+    let head = std::str::from_utf8(head).unwrap();
+    let (length, name) = head.split_once(':').unwrap();
+    assert_eq!(number::<usize>(length), name.len());
+    (bot(name), event(bytes))
+}
+
+fn letter(fields: Vec<(String, Vec<u8>)>) -> Letter {
+    let mut fields: BTreeMap<String, Vec<u8>> = fields.into_iter().collect();
+    let mut field = |name: &str| fields.remove(name).unwrap();
+    let mut text = |name: &str| String::from_utf8(field(name)).unwrap();
+    let reason = text("reason");
+    let full = reason.strip_prefix("the queue of the bot is full (max_queue = ");
+    let reason = match full.and_then(|rest| rest.strip_suffix(')')) {
+        Some(max) => Reason::Full(number(max)),
+        None if reason == REFUSED => Reason::Refused,
+        None => panic!("an unknown reason {reason:?}"),
+    };
+    let (bot, attempts) = (bot(&text("bot")), number(&text("attempts")));
+    let time_ms = number(&text("time"));
+    let (sequence, event) = record(&field("record"));
+    Letter { bot, sequence, event, reason, attempts, time_ms }
+}

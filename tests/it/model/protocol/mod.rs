@@ -1,0 +1,56 @@
+//! Random operations on the model and on the real scripts, side by side: after every step the
+//! replies, the publications and all the data of the shard are the same, and the invariants of the
+//! protocol hold. The scripts are the product's, on a clock of the test's own.
+//!
+//! `PROPTEST_CASES` (256) makes it run longer.
+
+mod decode;
+mod operation;
+mod real;
+mod reference;
+
+use std::sync::atomic::Ordering;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use proptest_state_machine::ReferenceStateMachine;
+
+use self::real::{Outcome, Real};
+use self::reference::Reference;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::script_harness::ScriptHarness;
+
+/// Most operations of one case.
+const STEPS: usize = 100;
+
+#[test]
+fn the_scripts_behave_like_the_model() {
+    let server = RedisServer::start(Options::default());
+    let real = std::cell::RefCell::new(Real::new(ScriptHarness::new(&server)));
+    let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    config.cases *= 4; // ten seconds
+    let mut runner = TestRunner::new(config);
+    let strategy = Reference::sequential_strategy(1..=STEPS);
+    let result = runner.run(&strategy, |(mut state, operations, seen)| {
+        let mut real = real.borrow_mut();
+        real.reset();
+        for operation in operations {
+            // What was not reached is left out when a failure is shrunk.
+            if let Some(seen) = &seen {
+                seen.fetch_add(1, Ordering::SeqCst);
+            }
+            state = Reference::apply(state, &operation);
+            let step = state.step.as_ref().expect("a step was made");
+            let Outcome { answer, published, server } = real.step(step);
+            let context = || format!("{operation:?} as {:?}", step.action);
+            prop_assert_eq!(&answer, &step.answer, "the reply to {}", context());
+            prop_assert_eq!(&server, &state.server, "the state after {}", context());
+            prop_assert_eq!(&published, &step.published, "published by {}", context());
+            prop_assert_eq!(server.broken_invariant(), None, "after {}", context());
+        }
+        Ok(())
+    });
+    if let Err(failure) = result {
+        panic!("{failure}");
+    }
+}

@@ -1,0 +1,299 @@
+//! What may happen, as it is drawn at random. Nothing here names a fence, a sequence or a time:
+//! what is meant is found when the operation is applied, so that a failing sequence still means
+//! something when operations before it are left out.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use crate::model::state_machine::{Bot, Fate, Key, Limits, Stream};
+
+pub(super) const BOTS: u8 = 4;
+pub(super) const STREAMS: u8 = 2;
+pub(super) const KEYS: u8 = 2;
+
+#[derive(Debug, Clone)]
+pub(super) enum Operation {
+    /// Time passes, or the clock is set back.
+    Pass {
+        us: i64,
+    },
+    /// The settings change.
+    Limit(Limits),
+    /// A batch of the bus; without bots a checkpoint.
+    Enqueue {
+        stream: Stream,
+        chain: Chain,
+        bots: Vec<(Bot, u8)>,
+    },
+    Push {
+        bot: Bot,
+        events: u8,
+        key: Option<Key>,
+    },
+    Delay {
+        bot: Bot,
+        after_ms: i64,
+        key: Option<Key>,
+    },
+    /// The window of an idempotency key ends.
+    Forget {
+        key: Key,
+    },
+    Claim {
+        max: usize,
+        bound: Bound,
+        seen: Option<i64>,
+        ttl_ms: i64,
+        batch: u32,
+        alone: bool,
+    },
+    Complete(Vec<Ending>),
+    Pause(Option<Bot>),
+    Resume(Option<Bot>),
+    Purge(Bot),
+    Revoke(Bot),
+    Redrive {
+        letter: Index,
+        other_bot: bool,
+        gone: bool,
+    },
+    Promote {
+        ahead_ms: i64,
+        other_bot: bool,
+    },
+    Recover {
+        restarted: bool,
+    },
+    Weight {
+        bot: Bot,
+        weight: u32,
+    },
+}
+
+/// Which part of a stream is copied.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Chain {
+    /// The next so many offsets.
+    Next(u64),
+    /// From before where the shard stands, up to so many offsets beyond.
+    Again(u64),
+    /// Something before it was not copied.
+    Ahead,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Bound {
+    Any,
+    /// Only what was away.
+    Quiet,
+    /// So far from the virtual clock, µs.
+    Clock(i64),
+}
+
+/// What is said of one lease.
+#[derive(Debug, Clone)]
+pub(super) struct Ending {
+    /// Which of all leases ever granted, the latest first.
+    pub(super) lease: usize,
+    pub(super) counting: Counting,
+    pub(super) n: u32,
+    pub(super) cost: i64,
+    pub(super) what: What,
+    pub(super) exceptions: Vec<(u32, Exception)>,
+    /// The lease of another run with the same fence.
+    pub(super) other_run: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Counting {
+    /// As many as there are, at most.
+    Right,
+    /// More than there are, perhaps.
+    Beyond,
+    /// What was said of this lease before, word by word.
+    Repeated,
+    /// What was removed before, but with another ending.
+    RepeatedOtherwise,
+    /// From another `before`.
+    Off,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum What {
+    Keep { ms: i64 },
+    Hand { ms: i64, max: u64 },
+    Release,
+    Park { ms: i64 },
+    Fail { ms: i64, isolate: u32 },
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Exception {
+    Dead { attempts: u32 },
+    Later { after_ms: i64 },
+}
+
+impl Exception {
+    pub(super) fn fate(self, now_ms: i64) -> Fate {
+        match self {
+            Self::Dead { attempts } => Fate::Dead { attempts },
+            Self::Later { after_ms } => Fate::Later { at_ms: now_ms + after_ms },
+        }
+    }
+}
+
+fn millis() -> impl Strategy<Value = i64> {
+    prop_oneof![Just(0_i64), Just(1), Just(30), Just(500), Just(3_000)]
+}
+
+fn bot() -> impl Strategy<Value = Bot> {
+    0..BOTS
+}
+
+fn key() -> impl Strategy<Value = Option<Key>> {
+    prop::option::weighted(0.3, 0..KEYS)
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let max_queue = prop_oneof![3 => Just(0_usize), 1 => 1..5_usize];
+    let linger_ms = prop_oneof![3 => Just(0_i64), 1 => Just(20_i64)];
+    (max_queue, any::<bool>(), 0..6_usize, linger_ms).prop_map(
+        |(max_queue, overflow_dead, dead_max, linger_ms)| Limits {
+            max_queue,
+            overflow_dead,
+            dead_max,
+            linger_ms,
+        },
+    )
+}
+
+fn enqueue() -> impl Strategy<Value = Operation> {
+    let chain = prop_oneof![
+        8 => (1..4_u64).prop_map(Chain::Next),
+        1 => (0..3_u64).prop_map(Chain::Again),
+        1 => Just(Chain::Ahead),
+    ];
+    // Each bot once, in any order, some with many events.
+    let bots = Just((0..BOTS).collect::<Vec<Bot>>()).prop_shuffle();
+    let bots = (bots, prop::collection::vec(1..6_u8, 0..=usize::from(BOTS)))
+        .prop_map(|(bots, counts)| bots.into_iter().zip(counts).collect());
+    (0..STREAMS, chain, bots).prop_map(|(stream, chain, bots)| Operation::Enqueue {
+        stream,
+        chain,
+        bots,
+    })
+}
+
+fn claim() -> impl Strategy<Value = Operation> {
+    let max = prop_oneof![1 => Just(0_usize), 3 => Just(1_usize), 3 => 2..6_usize];
+    let bound = prop_oneof![
+        5 => Just(Bound::Any),
+        1 => Just(Bound::Quiet),
+        2 => (-60_000..60_000_i64).prop_map(Bound::Clock),
+    ];
+    let seen = prop::option::weighted(
+        0.2,
+        prop_oneof![Just(-1_i64), Just(1), Just(9_999), 0..120_000_i64],
+    );
+    let ttl = prop_oneof![Just(30_i64), Just(3_000)];
+    (max, bound, seen, ttl, 1..4_u32, any::<bool>()).prop_map(
+        |(max, bound, seen, ttl_ms, batch, alone)| Operation::Claim {
+            max,
+            bound,
+            seen,
+            ttl_ms,
+            batch,
+            alone,
+        },
+    )
+}
+
+fn ending() -> impl Strategy<Value = Ending> {
+    let lease = prop_oneof![6 => 0..3_usize, 1 => 0..12_usize];
+    let counting = prop_oneof![
+        8 => Just(Counting::Right),
+        1 => Just(Counting::Beyond),
+        2 => Just(Counting::Repeated),
+        1 => Just(Counting::RepeatedOtherwise),
+        1 => Just(Counting::Off),
+    ];
+    let cost = prop_oneof![
+        Just(0_i64),
+        Just(1),
+        Just(10_000),
+        Just(10_001),
+        0..40_000_i64,
+        Just(60_000_000),
+    ];
+    let what = prop_oneof![
+        3 => millis().prop_map(|ms| What::Keep { ms }),
+        3 => (millis(), 0..3_u64).prop_map(|(ms, max)| What::Hand { ms, max }),
+        4 => Just(What::Release),
+        1 => millis().prop_map(|ms| What::Park { ms }),
+        1 => (millis(), 0..3_u32).prop_map(|(ms, isolate)| What::Fail { ms, isolate }),
+    ];
+    let exception = prop_oneof![
+        (0..4_u32).prop_map(|attempts| Exception::Dead { attempts }),
+        millis().prop_map(|after_ms| Exception::Later { after_ms }),
+    ];
+    let exceptions = prop_oneof![
+        3 => Just(Vec::new()),
+        1 => prop::collection::vec((0..4_u32, exception), 1..4),
+    ];
+    let n = 0..5_u32;
+    (lease, counting, n, cost, what, exceptions, prop::bool::weighted(0.05)).prop_map(
+        |(lease, counting, n, cost, what, exceptions, other_run)| Ending {
+            lease,
+            counting,
+            n,
+            cost,
+            what,
+            exceptions,
+            other_run,
+        },
+    )
+}
+
+fn operator() -> impl Strategy<Value = Operation> {
+    let target = || prop::option::weighted(0.85, bot());
+    prop_oneof![
+        3 => target().prop_map(Operation::Pause),
+        5 => target().prop_map(Operation::Resume),
+        1 => bot().prop_map(Operation::Purge),
+        2 => bot().prop_map(Operation::Revoke),
+        4 => (any::<Index>(), prop::bool::weighted(0.1), prop::bool::weighted(0.1))
+            .prop_map(|(letter, other_bot, gone)| Operation::Redrive { letter, other_bot, gone }),
+        1 => (bot(), 1..4_u32).prop_map(|(bot, weight)| Operation::Weight { bot, weight }),
+        1 => limits().prop_map(Operation::Limit),
+    ]
+}
+
+pub(super) fn any_operation() -> BoxedStrategy<Operation> {
+    // Deadlines are met on the dot, missed by a microsecond, and passed by far.
+    let us = prop_oneof![
+        Just(1_i64),
+        Just(999),
+        Just(1_000),
+        Just(29_999),
+        Just(30_000),
+        Just(3_000_000),
+        Just(60_000_000),
+        Just(-20_000),
+    ];
+    prop_oneof![
+        6 => us.prop_map(|us| Operation::Pass { us }),
+        6 => enqueue(),
+        3 => (bot(), 1..4_u8, key())
+            .prop_map(|(bot, events, key)| Operation::Push { bot, events, key }),
+        1 => (bot(), millis(), key())
+            .prop_map(|(bot, after_ms, key)| Operation::Delay { bot, after_ms, key }),
+        1 => (0..KEYS).prop_map(|key| Operation::Forget { key }),
+        9 => claim(),
+        9 => prop::collection::vec(ending(), 1..4).prop_map(Operation::Complete),
+        2 => (millis(), prop::bool::weighted(0.1))
+            .prop_map(|(ahead_ms, other_bot)| Operation::Promote { ahead_ms, other_bot }),
+        1 => prop::bool::weighted(0.7).prop_map(|restarted| Operation::Recover { restarted }),
+        5 => operator(),
+    ]
+    .boxed()
+}

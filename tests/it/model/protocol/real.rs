@@ -1,0 +1,332 @@
+//! The real side: makes each call on a real server and reads everything the shard holds back into
+//! the model's terms.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fairlane::id::{BotId, Fence, Offset, PipelineName, Prefix, ShardCount};
+use fairlane::keyspace::keys::ShardKeys;
+use fairlane::keyspace::scripts::{self as call, Call};
+use redis::{Cmd, Value};
+
+use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
+use super::reference::{Action, SLICE_US, ScriptReply, Step, Verdict};
+use crate::model::state_machine::{
+    Attempts, Bot, Claim, Claimed, Completion, Enqueued, Event, Fate, Granted, Key, Limits, Mode,
+    Pushed, Queued, Server, Stream,
+};
+use crate::support::script_harness::ScriptHarness;
+
+/// Why handlers refuse events here.
+pub(super) const REFUSED: &str = "refused | by the handler";
+const IDEMPOTENCY_MS: u64 = 3_600_000;
+
+/// What one step did.
+pub(super) struct Outcome {
+    pub(super) answer: ScriptReply,
+    pub(super) published: Vec<String>,
+    pub(super) server: Server,
+}
+
+pub(super) struct Real {
+    harness: ScriptHarness,
+    keys: ShardKeys,
+    bots: Vec<BotId>,
+    /// Only a claim's reply makes a fence.
+    fences: BTreeMap<u64, Fence>,
+    /// The ids of the dead letters.
+    letters: Vec<Offset>,
+}
+
+impl Real {
+    pub(super) fn new(harness: ScriptHarness) -> Self {
+        let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
+        let keys = ShardKeys::new(&Prefix::default(), &PipelineName::parse("p").unwrap(), shard);
+        let bots = NAMES.iter().map(|name| BotId::parse(name).unwrap()).collect();
+        Self { harness, keys, bots, fences: BTreeMap::new(), letters: Vec::new() }
+    }
+
+    /// Forgets everything but the scripts.
+    pub(super) fn reset(&mut self) {
+        redis::cmd("FLUSHALL").exec(self.harness.plain()).unwrap();
+        self.fences.clear();
+        self.letters.clear();
+    }
+
+    fn bot(&self, bot: Bot) -> &BotId {
+        &self.bots[usize::from(bot)]
+    }
+
+    pub(super) fn step(&mut self, step: &Step) -> Outcome {
+        let limits = limits(step.limits);
+        let keys = self.keys.clone();
+        let keys = &keys;
+        match &step.action {
+            Action::Nothing => self.plain(step, redis::cmd("PING")),
+            Action::Forget(key) => {
+                self.plain(step, Cmd::del(keys.idempotency(&decode::key_name(*key))))
+            }
+            Action::Weight(bot, weight) => {
+                let bot = self.bot(*bot).as_str();
+                let key = &keys.weight;
+                let one = *weight == 1;
+                let set = if one { Cmd::hdel(key, bot) } else { Cmd::hset(key, bot, weight) };
+                self.plain(step, set)
+            }
+            Action::Enqueue { stream, chain, bots } => self.enqueue(step, *stream, *chain, bots),
+            Action::Push { bot, events, due_ms, key } => {
+                self.push(step, (*bot, events), *due_ms, *key)
+            }
+            Action::Claim(claim) => self.claim(step, *claim),
+            Action::Complete(calls) => self.complete(step, calls),
+            Action::Pause(bot) => {
+                let bot = bot.map(|bot| self.bot(bot).clone());
+                self.script(step, &call::Pause { keys, bot: bot.as_ref() }, changed)
+            }
+            Action::Resume(bot) => {
+                let bot = bot.map(|bot| self.bot(bot).clone());
+                let slice_us = limits.slice_us;
+                self.script(step, &call::Resume { keys, bot: bot.as_ref(), slice_us }, changed)
+            }
+            Action::Purge(bot) => {
+                let bot = &self.bot(*bot).clone();
+                self.script(step, &call::Purge { keys, bot }, |n, _| ScriptReply::Purged(n))
+            }
+            Action::Revoke(bot) => {
+                let (bot, slice_us) = (&self.bot(*bot).clone(), limits.slice_us);
+                self.script(step, &call::Revoke { keys, bot, slice_us }, changed)
+            }
+            Action::Redrive(place, bot) => {
+                let id = place.map_or(Offset { ms: 1, seq: 1 }, |place| self.letters[place]);
+                let (bot, slice_us) = (&self.bot(*bot).clone(), limits.slice_us);
+                self.script(
+                    step,
+                    &call::Redrive { keys, id, bot, slice_us, renews: false },
+                    changed,
+                )
+            }
+            Action::Promote(events) => {
+                let events: Vec<(String, BotId)> = events
+                    .iter()
+                    .map(|&(id, bot)| (id.to_string(), self.bot(bot).clone()))
+                    .collect();
+                let call = call::Promote { keys, slice_us: limits.slice_us, events: &events };
+                self.script(step, &call, |reply, _| {
+                    ScriptReply::Promoted(reply.moved, reply.next_ms.map(signed))
+                })
+            }
+            Action::Recover(run) => {
+                let run = decode::run_id(*run);
+                let call = call::Recover { keys, run: &run, slice_us: limits.slice_us };
+                self.script(step, &call, |reply, _| ScriptReply::Recovered(reply))
+            }
+        }
+    }
+
+    fn enqueue(
+        &mut self,
+        step: &Step,
+        stream: Stream,
+        (prev, last): (u64, u64),
+        bots: &[(Bot, Vec<Event>)],
+    ) -> Outcome {
+        let bytes: Vec<(Bot, Vec<[u8; 3]>)> = bots
+            .iter()
+            .map(|(bot, events)| (*bot, events.iter().copied().map(decode::encode).collect()))
+            .collect();
+        let bots = bytes.iter().map(|(bot, events)| {
+            (self.bot(*bot).clone(), events.iter().map(<[u8; 3]>::as_slice).collect())
+        });
+        let call = call::Enqueue {
+            keys: &self.keys.clone(),
+            stream: STREAM_NAMES[usize::from(stream)],
+            prev: decode::offset(prev),
+            last: decode::offset(last),
+            limits: limits(step.limits),
+            bots: bots.collect(),
+            postings: None,
+        };
+        self.script(step, &call, |reply, server| {
+            let at = server.hwm.get(&stream).copied().unwrap_or(0);
+            let (reply, offset) = match reply {
+                call::Enqueued::Ok(done) => (Enqueued::Stored(queued(done)), decode::offset(at)),
+                call::Enqueued::Duplicate(offset) => (Enqueued::Dup, offset),
+                call::Enqueued::Gap(offset) => (Enqueued::Gap(at), offset),
+            };
+            assert_eq!(offset, decode::offset(at));
+            ScriptReply::Enqueued(reply, at)
+        })
+    }
+
+    fn push(
+        &mut self,
+        step: &Step,
+        (bot, events): (Bot, &[Event]),
+        due_ms: Option<i64>,
+        key: Option<Key>,
+    ) -> Outcome {
+        let key = key.map(decode::key_name);
+        let events: Vec<Vec<u8>> =
+            events.iter().map(|&event| decode::encode(event).to_vec()).collect();
+        let call = call::Push {
+            keys: &self.keys.clone(),
+            limits: limits(step.limits),
+            bot: &self.bot(bot).clone(),
+            events: &events,
+            due_ms: due_ms.map_or(0, unsigned),
+            idempotency: key.as_deref().map(|key| (key, IDEMPOTENCY_MS)),
+        };
+        self.script(step, &call, |reply, _| {
+            let (sequence, duplicate) = (reply.sequence.get(), reply.duplicate);
+            ScriptReply::Pushed(Pushed { queued: queued(reply.queued), sequence, duplicate })
+        })
+    }
+
+    fn claim(&mut self, step: &Step, claim: Claim) -> Outcome {
+        let keys = &self.keys.clone();
+        let call = call::Claim {
+            keys,
+            max: claim.max,
+            bound: (claim.bound != i64::MAX).then_some(claim.bound),
+            ttl_ms: unsigned(claim.ttl_ms),
+            seen: unsigned(claim.seen),
+            slice_us: unsigned(SLICE_US),
+            alone: claim.idle_elsewhere,
+            isolate: claim.batch as usize,
+        };
+        let mut fences = Vec::new();
+        let outcome = self.script(step, &call, |reply, _| {
+            fences.extend(reply.leases.iter().map(|grant| grant.fence));
+            assert_eq!(signed(reply.now_us), step.now_us);
+            let granted = reply.leases.iter().map(|grant| Granted {
+                bot: decode::bot(grant.bot.as_str()),
+                fence: grant.fence.get(),
+                start: signed(grant.start),
+                attempts: Attempts {
+                    suspect: grant.attempts.suspect,
+                    lost: grant.attempts.lost,
+                    failed: grant.attempts.failed,
+                    isolate: grant.attempts.isolate,
+                },
+                weight: grant.weight,
+            });
+            let claimed = Claimed {
+                granted: granted.collect(),
+                v: signed(reply.clock),
+                lowest: reply.low,
+                deadline_ms: reply.deadline_ms.map(signed),
+                ready: usize::try_from(reply.ready).unwrap(),
+                vanished: reply.vanished,
+            };
+            ScriptReply::Claimed(claimed, decode::run(&reply.run))
+        });
+        self.fences.extend(fences.into_iter().map(|fence| (fence.get(), fence)));
+        outcome
+    }
+
+    fn complete(&mut self, step: &Step, calls: &[Completion]) -> Outcome {
+        let keys = &self.keys.clone();
+        let items: Vec<call::Completion> =
+            calls.iter().map(|call| self.item(step.now_us / 1_000, call)).collect();
+        let dead_max = step.limits.dead_max as u64;
+        let call = call::Complete { keys, dead_max, ledger: false, items: &items };
+        self.script(step, &call, |reply, _| ScriptReply::Completed {
+            verdicts: reply
+                .verdicts
+                .into_iter()
+                .map(|verdict| match verdict {
+                    call::Verdict::Ok => Verdict::Ok,
+                    call::Verdict::Stale => Verdict::Stale,
+                    call::Verdict::Bad => Verdict::Bad,
+                    call::Verdict::Full => Verdict::Full,
+                })
+                .collect(),
+            v: signed(reply.clock),
+            lowest: reply.low,
+            deadline_ms: reply.deadline_ms.map(signed),
+            letters_removed: reply.letters_removed,
+        })
+    }
+
+    fn item(&self, now_ms: i64, call: &Completion) -> call::Completion {
+        let ms = |until_ms: i64| unsigned(until_ms - now_ms);
+        let exceptions = call.exceptions.iter().map(|&(index, fate)| call::Exception {
+            index: index as usize,
+            fate: match fate {
+                Fate::Dead { attempts } => call::Fate::Dead { reason: REFUSED.into(), attempts },
+                Fate::Later { at_ms } => call::Fate::Later { at_ms: unsigned(at_ms) },
+            },
+        });
+        let run = call.run.map_or_else(String::new, |run| decode::run_id(run)[..8].to_owned());
+        call::Completion {
+            bot: self.bot(call.bot).clone(),
+            run: Arc::from(run),
+            fence: self.fences[&call.fence],
+            before: call.before as usize,
+            n: call.n as usize,
+            mode: match call.mode {
+                Mode::Keep { until_ms } => call::Mode::Keep { ttl_ms: ms(until_ms) },
+                Mode::Hand { until_ms, max } => call::Mode::Hand { ttl_ms: ms(until_ms), max },
+                Mode::Release => call::Mode::Release,
+                Mode::Park { until_ms } => call::Mode::Park { ms: ms(until_ms) },
+                Mode::Fail { until_ms, isolate } => call::Mode::Fail { ms: ms(until_ms), isolate },
+            },
+            cost: unsigned(call.cost),
+            exceptions: exceptions.collect(),
+            leaving: None,
+        }
+    }
+
+    fn script<C: Call>(
+        &mut self,
+        step: &Step,
+        call: &C,
+        read: impl FnOnce(C::Reply, &Server) -> ScriptReply,
+    ) -> Outcome {
+        let command = self.harness.command(call);
+        let (value, published, server) = self.send(step, command);
+        let answer = read(C::reply(value).unwrap(), &server);
+        Outcome { answer, published, server }
+    }
+
+    fn plain(&mut self, step: &Step, command: Cmd) -> Outcome {
+        let (_, published, server) = self.send(step, command);
+        Outcome { answer: ScriptReply::Nothing, published, server }
+    }
+
+    fn send(&mut self, step: &Step, command: Cmd) -> (Value, Vec<String>, Server) {
+        let look = decode::look(&self.keys, &self.bots);
+        let (reply, published, values) = self.harness.run(step.now_us, command, &look).unwrap();
+        let Decoded { mut server, letters } = decode::decode(&self.keys, values);
+        (server.slice_us, server.limits) = (SLICE_US, step.limits);
+        self.letters = letters;
+        (reply, published, server)
+    }
+}
+
+fn changed(changed: bool, _: &Server) -> ScriptReply {
+    ScriptReply::Changed(changed)
+}
+
+fn limits(limits: Limits) -> call::Limits {
+    call::Limits {
+        slice_us: unsigned(SLICE_US),
+        linger_ms: unsigned(limits.linger_ms),
+        max_queue: limits.max_queue as u64,
+        overflow_dead: limits.overflow_dead,
+        dead_max: limits.dead_max as u64,
+    }
+}
+
+fn queued(queued: call::Queued) -> Queued {
+    let call::Queued { appended, dead, dropped, letters_removed } = queued;
+    Queued { appended, dead, dropped, letters_removed }
+}
+
+fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap()
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap()
+}

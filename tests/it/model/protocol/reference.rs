@@ -1,0 +1,377 @@
+//! The model with what a caller knows: it turns an [`Operation`] into an exact call and the exact
+//! answer that the scripts have to give.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use proptest_state_machine::ReferenceStateMachine;
+
+use super::operation::{Bound, Chain, Counting, Ending, Operation, What, any_operation};
+use crate::model::state_machine::{
+    Bot, Claim, Claimed, Completed, Completion, Enqueued, Event, Key, Limits, Mode, Pushed, Server,
+    Stream,
+};
+
+/// A time as servers have it: more than 2^50 µs.
+const START_US: i64 = 1_760_000_000_000_000;
+pub(super) const SLICE_US: i64 = 10_000;
+
+/// A call of one script, or a plain command.
+#[derive(Debug, Clone)]
+pub(super) enum Action {
+    Nothing,
+    Enqueue { stream: Stream, chain: (u64, u64), bots: Vec<(Bot, Vec<Event>)> },
+    Push { bot: Bot, events: Vec<Event>, due_ms: Option<i64>, key: Option<Key> },
+    Forget(Key),
+    Claim(Claim),
+    Complete(Vec<Completion>),
+    Pause(Option<Bot>),
+    Resume(Option<Bot>),
+    Purge(Bot),
+    Revoke(Bot),
+    Redrive(Option<usize>, Bot),
+    Promote(Vec<(u64, Bot)>),
+    Recover(u32),
+    Weight(Bot, u32),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ScriptReply {
+    Nothing,
+    /// And where the shard stands.
+    Enqueued(Enqueued, u64),
+    Pushed(Pushed),
+    /// And the run that granted the leases.
+    Claimed(Claimed, Option<u32>),
+    Completed {
+        verdicts: Vec<Verdict>,
+        v: i64,
+        lowest: Option<i64>,
+        deadline_ms: Option<i64>,
+        letters_removed: u64,
+    },
+    Changed(bool),
+    Purged(u64),
+    Promoted(u64, Option<i64>),
+    Recovered(Option<u64>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Ok,
+    Stale,
+    Bad,
+    Full,
+}
+
+/// One step: the call, and what it must do.
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub(super) now_us: i64,
+    pub(super) limits: Limits,
+    pub(super) action: Action,
+    pub(super) answer: ScriptReply,
+    /// What is published, in this order.
+    pub(super) published: Vec<String>,
+}
+
+/// A lease as its holder knows it.
+#[derive(Debug, Clone)]
+struct Held {
+    bot: Bot,
+    fence: u64,
+    run: Option<u32>,
+    removed: u32,
+    /// What was said of it last, and when in ms.
+    last: Option<(i64, Completion)>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct ReferenceState {
+    pub(super) server: Server,
+    pub(super) step: Option<Step>,
+    now_us: i64,
+    /// Every lease ever granted, the latest last.
+    held: Vec<Held>,
+    next_event: Event,
+    runs: u32,
+}
+
+pub(super) struct Reference;
+
+impl ReferenceStateMachine for Reference {
+    type State = ReferenceState;
+    type Transition = Operation;
+
+    fn init_state() -> BoxedStrategy<ReferenceState> {
+        let limits = Limits { dead_max: 4, ..Limits::default() };
+        let server = Server { limits, ..Server::new(SLICE_US) };
+        let (step, held) = (None, Vec::new());
+        Just(ReferenceState { server, step, now_us: START_US, held, next_event: 0, runs: 0 })
+            .boxed()
+    }
+
+    fn transitions(_: &ReferenceState) -> BoxedStrategy<Operation> {
+        any_operation()
+    }
+
+    fn apply(mut state: ReferenceState, operation: &Operation) -> ReferenceState {
+        let action = state.action(operation);
+        let before = state.server.clone();
+        let answer = state.perform(&action);
+        let published = published(&before, &state.server, state.now_us, &action);
+        let (now_us, limits) = (state.now_us, state.server.limits);
+        state.step = Some(Step { now_us, limits, action, answer, published });
+        state
+    }
+}
+
+impl ReferenceState {
+    fn now_ms(&self) -> i64 {
+        self.now_us / 1_000
+    }
+
+    fn events(&mut self, count: u8) -> Vec<Event> {
+        let first = self.next_event;
+        self.next_event += Event::from(count);
+        (first..self.next_event).collect()
+    }
+
+    /// What the operation means now.
+    fn action(&mut self, operation: &Operation) -> Action {
+        match *operation {
+            Operation::Pass { us } => {
+                self.now_us += us;
+                Action::Nothing
+            }
+            Operation::Limit(limits) => {
+                self.server.limits = limits;
+                Action::Nothing
+            }
+            Operation::Enqueue { stream, chain, ref bots } => {
+                let at = self.server.hwm.get(&stream).copied().unwrap_or(0);
+                let chain = match chain {
+                    Chain::Next(offsets) => (at, at + offsets),
+                    Chain::Again(offsets) => (at.saturating_sub(2), at.max(1) - 1 + offsets),
+                    Chain::Ahead => (at + 1, at + 2),
+                };
+                let bots = bots.iter().map(|&(bot, count)| (bot, self.events(count))).collect();
+                Action::Enqueue { stream, chain, bots }
+            }
+            Operation::Push { bot, events, key } => {
+                Action::Push { bot, events: self.events(events), due_ms: None, key }
+            }
+            Operation::Delay { bot, after_ms, key } => {
+                let due_ms = Some(self.now_ms() + after_ms);
+                Action::Push { bot, events: self.events(1), due_ms, key }
+            }
+            Operation::Forget { key } => Action::Forget(key),
+            Operation::Claim { max, bound, seen, ttl_ms, batch, alone } => {
+                let v = self.server.v;
+                let bound = match bound {
+                    Bound::Any => i64::MAX,
+                    Bound::Quiet => -1,
+                    Bound::Clock(us) => v + us,
+                };
+                let seen = seen.map_or(0, |ahead| (v + ahead).max(0));
+                Action::Claim(Claim { max, bound, ttl_ms, seen, batch, idle_elsewhere: alone })
+            }
+            Operation::Complete(ref endings) => {
+                let mut calls: Vec<Completion> = Vec::new();
+                for ending in endings {
+                    let call = self.completion(ending);
+                    calls.extend(call.filter(|c| calls.iter().all(|other| other.bot != c.bot)));
+                }
+                if calls.is_empty() { Action::Nothing } else { Action::Complete(calls) }
+            }
+            Operation::Pause(bot) => Action::Pause(bot),
+            Operation::Resume(bot) => Action::Resume(bot),
+            Operation::Purge(bot) => Action::Purge(bot),
+            Operation::Revoke(bot) => Action::Revoke(bot),
+            Operation::Redrive { letter, other_bot, gone } => {
+                if gone || self.server.dead.is_empty() {
+                    return Action::Redrive(None, 0);
+                }
+                let place = letter.index(self.server.dead.len());
+                Action::Redrive(Some(place), other(self.server.dead[place].bot, other_bot))
+            }
+            Operation::Promote { ahead_ms, other_bot } => self.promotion(ahead_ms, other_bot),
+            Operation::Recover { restarted } => {
+                self.runs += u32::from(restarted);
+                Action::Recover(self.runs)
+            }
+            Operation::Weight { bot, weight } => Action::Weight(bot, weight),
+        }
+    }
+
+    /// Also what is not due yet, and what somebody else moved.
+    fn promotion(&self, ahead_ms: i64, other_bot: bool) -> Action {
+        let mut due: Vec<(i64, u64, Bot)> = self
+            .server
+            .later
+            .iter()
+            .filter(|(_, (due_ms, ..))| *due_ms <= self.now_ms() + ahead_ms)
+            .map(|(&id, &(due_ms, bot, _))| (due_ms, id, bot))
+            .collect();
+        due.sort_unstable();
+        let mut events = vec![(1, 0)];
+        events.extend(due.into_iter().map(|(_, id, bot)| (id, other(bot, other_bot))));
+        Action::Promote(events)
+    }
+
+    fn completion(&self, ending: &Ending) -> Option<Completion> {
+        let latest = self.held.len().checked_sub(1)?;
+        let held = &self.held[latest - ending.lease % self.held.len()];
+        let until_ms = |ms: i64| self.now_ms() + ms;
+        let mode = match ending.what {
+            What::Keep { ms } => Mode::Keep { until_ms: until_ms(ms) },
+            What::Hand { ms, max } => Mode::Hand { until_ms: until_ms(ms), max },
+            What::Release => Mode::Release,
+            What::Park { ms } => Mode::Park { until_ms: until_ms(ms) },
+            What::Fail { ms, isolate } => Mode::Fail { until_ms: until_ms(ms), isolate },
+        };
+        let length = self.server.queues.get(&held.bot).map_or(0, VecDeque::len);
+        let length = u32::try_from(length).unwrap();
+        let (mut before, mut n) = (held.removed, ending.n.min(length));
+        match (ending.counting, &held.last) {
+            (Counting::Right, _) | (_, None) => {}
+            (Counting::Beyond, _) => n = ending.n,
+            (Counting::Repeated, Some((at_ms, last))) => {
+                let mode = last.mode.put_off(self.now_ms() - at_ms);
+                return Some(Completion { mode, ..last.clone() });
+            }
+            (Counting::RepeatedOtherwise, Some((_, last))) => (before, n) = (last.before, last.n),
+            (Counting::Off, _) => before += 1 + ending.n,
+        }
+        let mut exceptions: Vec<(u32, _)> = ending
+            .exceptions
+            .iter()
+            .filter(|&&(index, _)| n > 0 && index <= n)
+            .map(|&(index, exception)| (index, exception.fate(self.now_ms())))
+            .collect();
+        exceptions.sort_by_key(|&(index, _)| index);
+        exceptions.dedup_by_key(|&mut (index, _)| index);
+        let run = if ending.other_run { Some(u32::MAX) } else { held.run };
+        let Held { bot, fence, .. } = *held;
+        Some(Completion { bot, run, fence, before, n, cost: ending.cost, mode, exceptions })
+    }
+
+    fn perform(&mut self, action: &Action) -> ScriptReply {
+        let (now_us, server) = (self.now_us, &mut self.server);
+        match *action {
+            Action::Nothing => ScriptReply::Nothing,
+            Action::Enqueue { stream, chain, ref bots } => {
+                let events =
+                    bots.iter().flat_map(|(bot, events)| events.iter().map(|e| (*bot, *e)));
+                let events: Vec<(Bot, Event)> = events.collect();
+                let reply = server.enqueue(now_us, stream, chain, &events);
+                ScriptReply::Enqueued(reply, server.hwm.get(&stream).copied().unwrap_or(0))
+            }
+            Action::Push { bot, ref events, due_ms, key } => {
+                ScriptReply::Pushed(server.push_once(now_us, key, due_ms, (bot, events)))
+            }
+            Action::Forget(key) => {
+                server.keys.remove(&key);
+                ScriptReply::Nothing
+            }
+            Action::Claim(claim) => {
+                let (claimed, run) = (server.claim(now_us, claim), server.run);
+                self.held.extend(claimed.granted.iter().map(|granted| Held {
+                    bot: granted.bot,
+                    fence: granted.fence,
+                    run,
+                    removed: 0,
+                    last: None,
+                }));
+                ScriptReply::Claimed(claimed, run)
+            }
+            Action::Complete(ref calls) => self.complete(calls),
+            Action::Pause(Some(bot)) => ScriptReply::Changed(server.pause(bot)),
+            Action::Pause(None) => ScriptReply::Changed(server.pause_shard(true)),
+            Action::Resume(Some(bot)) => ScriptReply::Changed(server.resume(now_us, bot)),
+            Action::Resume(None) => ScriptReply::Changed(server.pause_shard(false)),
+            Action::Purge(bot) => ScriptReply::Purged(server.purge(bot).len() as u64),
+            Action::Revoke(bot) => ScriptReply::Changed(server.revoke(now_us, bot)),
+            Action::Redrive(place, bot) => ScriptReply::Changed(server.redrive(now_us, place, bot)),
+            Action::Promote(ref events) => {
+                let (moved, next_ms) = server.promote(now_us, events);
+                ScriptReply::Promoted(moved, next_ms)
+            }
+            Action::Recover(run) => ScriptReply::Recovered(server.recover(now_us, run)),
+            Action::Weight(bot, weight) => {
+                server.weight.remove(&bot);
+                if weight != 1 {
+                    server.weight.insert(bot, weight);
+                }
+                ScriptReply::Nothing
+            }
+        }
+    }
+
+    fn complete(&mut self, calls: &[Completion]) -> ScriptReply {
+        let (letters_before, mut letters) = (self.server.dead.len(), 0);
+        let mut verdicts = Vec::new();
+        for call in calls {
+            let reply = self.server.complete(self.now_us, call);
+            let holds = |held: &&mut Held| held.fence == call.fence && held.bot == call.bot;
+            if let Some(held) = self.held.iter_mut().rev().find(holds) {
+                held.last = Some((self.now_us / 1_000, call.clone()));
+                if let Completed::Removed(_) | Completed::Full { replay: false } = reply {
+                    held.removed = call.before + call.n;
+                }
+            }
+            if let Completed::Removed(_) | Completed::Full { replay: false } = reply {
+                let dead = |(_, fate): &&(u32, _)| {
+                    matches!(fate, crate::model::state_machine::Fate::Dead { .. })
+                };
+                letters += call.exceptions.iter().filter(dead).count();
+            }
+            verdicts.push(match reply {
+                Completed::Removed(_) | Completed::Replay => Verdict::Ok,
+                Completed::Stale => Verdict::Stale,
+                Completed::Bad => Verdict::Bad,
+                Completed::Full { .. } => Verdict::Full,
+            });
+        }
+        let server = &self.server;
+        ScriptReply::Completed {
+            verdicts,
+            v: server.v,
+            lowest: server.ctl.values().copied().min(),
+            deadline_ms: server.busy.values().copied().min(),
+            letters_removed: (letters_before + letters - server.dead.len()) as u64,
+        }
+    }
+}
+
+fn other(bot: Bot, other: bool) -> Bot {
+    if other { (bot + 1) % super::operation::BOTS } else { bot }
+}
+
+/// Whatever fell below what claimers and schedulers know.
+fn published(before: &Server, after: &Server, now_us: i64, action: &Action) -> Vec<String> {
+    let fell = |what: &str, before: Option<i64>, after: Option<i64>| {
+        let after = after.filter(|&after| before.is_none_or(|before| after < before));
+        after.map(|score| format!("{what} {score}"))
+    };
+    let ready = |server: &Server| server.ctl.values().copied().min();
+    let deadline = |server: &Server| server.busy.values().copied().min();
+    let due = |server: &Server| server.later.values().map(|&(due_ms, ..)| due_ms).min();
+    let said = match action {
+        // Between reaping and taking.
+        Action::Claim(claim) => {
+            let mut reaped = before.clone();
+            reaped.v = reaped.v.max(claim.seen);
+            reaped.reap(now_us, claim.batch);
+            [fell("ready", ready(before), ready(&reaped)), None]
+        }
+        Action::Enqueue { .. } | Action::Push { due_ms: None, .. } => [
+            fell("ready", ready(before), ready(after)),
+            fell("deadline", deadline(before), deadline(after)),
+        ],
+        // Everybody stopped looking.
+        Action::Resume(None) => [fell("ready", None, ready(after)), None],
+        _ => [fell("ready", ready(before), ready(after)), fell("due", due(before), due(after))],
+    };
+    said.into_iter().flatten().collect()
+}

@@ -1,0 +1,385 @@
+//! The queue protocol of one shard as a pure state machine: the duties of the Lua scripts, without
+//! Redis. Time is a number passed in. `exhaustive` explores it; the random test runs it beside
+//! the real scripts and compares replies and state.
+//!
+//! Bots are numbers; equal scores are ordered by them, as Redis orders members by name.
+
+mod commands;
+mod completion;
+mod invariants;
+mod rules;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub(crate) use self::commands::Pushed;
+pub(crate) use self::completion::{Completed, Completion, Fate, Mode};
+
+pub(crate) type Bot = u8;
+/// An event's identity. The model does not look inside.
+pub(crate) type Event = u16;
+pub(crate) type Stream = u8;
+/// An idempotency key.
+pub(crate) type Key = u8;
+
+/// Scores of the quiet class lie this far below the time: all of them before any busy bot.
+pub(crate) const QUIET: i64 = 1 << 52;
+/// A busy score further behind the clock than this is moved up to it, in µs.
+pub(crate) const BEHIND_MAX_US: i64 = 50_000;
+/// Most expired entries one claim reaps.
+pub(crate) const REAP_MAX: usize = 64;
+/// Most `fin` entries one claim drops.
+pub(crate) const FORGET_MAX: usize = 1_000;
+
+/// `own`: the current lease of a bot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Lease {
+    pub(crate) fence: u64,
+    /// Events taken off the queue under this lease.
+    pub(crate) acked: u32,
+    /// Virtual start in µs.
+    pub(crate) start: i64,
+    /// Whether the holder has shown that it had the claim's reply, by renewing.
+    pub(crate) confirmed: bool,
+    /// Whether a receiver outside completes it.
+    pub(crate) handed: bool,
+}
+
+/// `att`: what went wrong with a bot since its last progress.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Attempts {
+    /// Leases that expired unconfirmed: perhaps only the claim's reply was lost.
+    pub(crate) suspect: u32,
+    /// Confirmed leases that expired.
+    pub(crate) lost: u32,
+    /// Failures the handler reported.
+    pub(crate) failed: u32,
+    /// How many further events are to be taken one at a time.
+    pub(crate) isolate: u32,
+}
+
+/// Why an event became a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Reason {
+    /// The queue held this many already.
+    Full(usize),
+    /// A handler said so.
+    Refused,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Letter {
+    pub(crate) bot: Bot,
+    pub(crate) sequence: u64,
+    pub(crate) event: Event,
+    pub(crate) reason: Reason,
+    pub(crate) attempts: u32,
+    pub(crate) time_ms: i64,
+}
+
+/// What bounds a queue and its dead letters. The default bounds no queue and keeps no letter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Limits {
+    /// Most events of a bot; 0: no bound.
+    pub(crate) max_queue: usize,
+    /// What is beyond it becomes a dead letter; else it is dropped.
+    pub(crate) overflow_dead: bool,
+    pub(crate) dead_max: usize,
+    pub(crate) linger_ms: i64,
+}
+
+/// One shard of one pipeline. Field by field the keys of the protocol.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Server {
+    pub(crate) ctl: BTreeMap<Bot, i64>,
+    /// Deadlines in ms.
+    pub(crate) busy: BTreeMap<Bot, i64>,
+    pub(crate) own: BTreeMap<Bot, Lease>,
+    pub(crate) att: BTreeMap<Bot, Attempts>,
+    pub(crate) fin: BTreeMap<Bot, i64>,
+    pub(crate) paused: BTreeSet<Bot>,
+    /// Sequence and event, oldest first. An empty queue has no entry.
+    pub(crate) queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
+    pub(crate) hwm: BTreeMap<Stream, u64>,
+    /// Dead letters, oldest first.
+    pub(crate) dead: VecDeque<Letter>,
+    /// Delayed events: id, which is a sequence, to due time in ms, bot and event.
+    pub(crate) later: BTreeMap<u64, (i64, Bot, Event)>,
+    /// Idempotency keys to the sequence of the first push.
+    pub(crate) keys: BTreeMap<Key, u64>,
+    /// Bots whose weight is not 1.
+    pub(crate) weight: BTreeMap<Bot, u32>,
+    pub(crate) depth: u64,
+    pub(crate) v: i64,
+    pub(crate) f: u64,
+    pub(crate) seq: u64,
+    /// Leases that were handed over.
+    pub(crate) open: u64,
+    pub(crate) run: Option<u32>,
+    /// The whole shard hands out nothing.
+    pub(crate) shard_paused: bool,
+    /// The virtual length of one slice, a setting.
+    pub(crate) slice_us: i64,
+    pub(crate) limits: Limits,
+}
+
+/// What became of events that were to be queued.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Queued {
+    pub(crate) appended: u64,
+    pub(crate) dead: u64,
+    pub(crate) dropped: u64,
+    pub(crate) letters_removed: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Enqueued {
+    Stored(Queued),
+    /// Already copied.
+    Dup,
+    /// Something before it is missing: go on from this offset.
+    Gap(u64),
+}
+
+/// The arguments of a claim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Claim {
+    pub(crate) max: usize,
+    pub(crate) bound: i64,
+    pub(crate) ttl_ms: i64,
+    /// The highest virtual clock the claimer saw on any shard.
+    pub(crate) seen: i64,
+    /// Events of a full slice: what a lost lease may have stumbled over.
+    pub(crate) batch: u32,
+    /// Nothing is ready or leased on any other shard.
+    pub(crate) idle_elsewhere: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) bot: Bot,
+    pub(crate) fence: u64,
+    pub(crate) start: i64,
+    pub(crate) attempts: Attempts,
+    pub(crate) weight: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Claimed {
+    pub(crate) granted: Vec<Granted>,
+    pub(crate) v: i64,
+    /// What is left to be had; nothing while the shard is paused, or claimers would ask on and on.
+    pub(crate) lowest: Option<i64>,
+    pub(crate) deadline_ms: Option<i64>,
+    /// Bots left ready.
+    pub(crate) ready: usize,
+    /// Leases that ran out and were reaped.
+    pub(crate) vanished: u64,
+}
+
+impl Server {
+    pub(crate) fn new(slice_us: i64) -> Self {
+        Self { slice_us, ..Self::default() }
+    }
+
+    pub(crate) fn enqueue(
+        &mut self,
+        now_us: i64,
+        stream: Stream,
+        (prev, last): (u64, u64),
+        events: &[(Bot, Event)],
+    ) -> Enqueued {
+        let hwm = self.hwm.get(&stream).copied().unwrap_or(0);
+        if hwm >= last {
+            return Enqueued::Dup;
+        }
+        if hwm != prev {
+            return Enqueued::Gap(hwm);
+        }
+        let queued = self.push(now_us, events);
+        self.hwm.insert(stream, last);
+        Enqueued::Stored(queued)
+    }
+
+    /// Events without an offset. Bots whose queue was empty join or linger, in the order in
+    /// which they first appear; the others are somewhere already.
+    pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
+        let (limits, mut queued, mut fresh) = (self.limits, Queued::default(), Vec::new());
+        for &(bot, event) in events {
+            self.seq = (self.seq + 1).max(unsigned(now_us));
+            let length = self.length(bot);
+            if limits.max_queue == 0 || length < limits.max_queue {
+                self.queues.entry(bot).or_default().push_back((self.seq, event));
+                self.depth += 1;
+                queued.appended += 1;
+                if length == 0 {
+                    fresh.push(bot);
+                }
+            } else if limits.overflow_dead {
+                let (sequence, time_ms) = (self.seq, now_us / 1_000);
+                let reason = Reason::Full(limits.max_queue);
+                let letter = Letter { bot, sequence, event, reason, attempts: 0, time_ms };
+                queued.letters_removed += self.bury(letter);
+                queued.dead += 1;
+            } else {
+                queued.dropped += 1;
+            }
+        }
+        if limits.linger_ms > 0 {
+            for bot in self.at_rest(&fresh) {
+                // One that a reaper put back with an empty queue keeps its place.
+                if !self.ctl.contains_key(&bot) {
+                    self.busy.insert(bot, now_us / 1_000 + limits.linger_ms);
+                }
+            }
+        } else {
+            self.join(now_us, &fresh);
+        }
+        queued
+    }
+
+    /// How many of the oldest letters had to go for this one.
+    fn bury(&mut self, letter: Letter) -> u64 {
+        self.dead.push_back(letter);
+        let excess = self.dead.len().saturating_sub(self.limits.dead_max);
+        self.dead.drain(..excess);
+        excess as u64
+    }
+
+    fn length(&self, bot: Bot) -> usize {
+        self.queues.get(&bot).map_or(0, VecDeque::len)
+    }
+
+    pub(crate) fn claim(&mut self, now_us: i64, claim: Claim) -> Claimed {
+        self.v = self.v.max(claim.seen);
+        let vanished = self.reap(now_us, claim.batch);
+        let mut granted = Vec::new();
+        if !self.shard_paused {
+            let mut ready: Vec<(i64, Bot)> =
+                self.ctl.iter().map(|(&bot, &score)| (score, bot)).collect();
+            ready.sort_unstable();
+            ready.retain(|&(score, _)| score <= claim.bound);
+            ready.truncate(claim.max);
+            let v = self.v;
+            for &(score, bot) in &ready {
+                let start = if score < 0 {
+                    v.max(self.fin.get(&bot).copied().unwrap_or(0))
+                } else if score < v - BEHIND_MAX_US {
+                    v
+                } else {
+                    score
+                };
+                if score >= 0 && granted.iter().all(|&(_, score)| score < 0) {
+                    self.v = self.v.max(start);
+                }
+                granted.push((self.grant(now_us, claim.ttl_ms, bot, start), score));
+            }
+        }
+        if self.ctl.is_empty() && self.busy.is_empty() && claim.idle_elsewhere {
+            self.fin.clear();
+        }
+        self.forget_finished();
+        Claimed {
+            granted: granted.into_iter().map(|(granted, _)| granted).collect(),
+            v: self.v,
+            lowest: self.ctl.values().copied().min().filter(|_| !self.shard_paused),
+            deadline_ms: self.busy.values().copied().min(),
+            ready: self.ctl.len(),
+            vanished,
+        }
+    }
+
+    fn grant(&mut self, now_us: i64, ttl_ms: i64, bot: Bot, start: i64) -> Granted {
+        // For the second of one call, `f + 1` is already at or above the time.
+        self.f = (self.f + 1).max(unsigned(now_us));
+        self.ctl.remove(&bot);
+        self.busy.insert(bot, now_us / 1_000 + ttl_ms);
+        self.own
+            .insert(bot, Lease { fence: self.f, acked: 0, start, confirmed: false, handed: false });
+        let attempts = self.att.get(&bot).copied().unwrap_or_default();
+        let weight = self.weight.get(&bot).copied().unwrap_or(1);
+        Granted { bot, fence: self.f, start, attempts, weight }
+    }
+
+    /// Expired leases and parks join again. The only place where a lease is lost to time.
+    /// Answers how many leases those were.
+    pub(crate) fn reap(&mut self, now_us: i64, batch: u32) -> u64 {
+        let mut expired: Vec<(i64, Bot)> = self
+            .busy
+            .iter()
+            .filter(|&(_, &deadline)| deadline <= now_us / 1_000)
+            .map(|(&bot, &deadline)| (deadline, bot))
+            .collect();
+        expired.sort_unstable();
+        expired.truncate(REAP_MAX);
+        let expired: Vec<Bot> = expired.into_iter().map(|(_, bot)| bot).collect();
+        let mut vanished = 0;
+        for bot in &expired {
+            if let Some(lease) = self.own.get(bot) {
+                let attempts = self.att.entry(*bot).or_default();
+                if lease.confirmed {
+                    attempts.lost += 1;
+                } else {
+                    attempts.suspect += 1;
+                }
+                attempts.isolate = batch;
+                vanished += 1;
+            }
+        }
+        self.unlease(&expired);
+        self.join(now_us, &expired);
+        vanished
+    }
+
+    /// Ends leases and parks from outside: nothing a holder may still say counts any more. Where
+    /// the bots stood in virtual time is kept: being revoked gains nothing.
+    fn unlease(&mut self, bots: &[Bot]) {
+        for &bot in bots {
+            self.busy.remove(&bot);
+            if let Some(lease) = self.own.remove(&bot) {
+                self.finish(bot, lease.start);
+                self.open -= u64::from(lease.handed);
+            }
+        }
+    }
+
+    /// Of these bots, those that are neither busy nor paused.
+    fn at_rest(&self, bots: &[Bot]) -> Vec<Bot> {
+        let rests = |bot: &&Bot| !self.busy.contains_key(bot) && !self.paused.contains(bot);
+        bots.iter().filter(rests).copied().collect()
+    }
+
+    /// The rule of fairness: who was away for at most one slice is quiet, everybody else comes
+    /// back where it left. Who is ready already keeps its place.
+    fn join(&mut self, now_us: i64, bots: &[Bot]) {
+        for (index, bot) in (1..).zip(self.at_rest(bots)) {
+            let finish = self.fin.get(&bot).copied().unwrap_or(0);
+            let quiet = finish <= self.v + self.slice_us;
+            let score = if quiet { now_us - QUIET + index } else { finish };
+            self.ctl.entry(bot).or_insert(score);
+        }
+    }
+
+    fn finish(&mut self, bot: Bot, at: i64) {
+        if at > self.v {
+            self.fin.insert(bot, at);
+        }
+    }
+
+    fn forget_finished(&mut self) {
+        let mut behind: Vec<(i64, Bot)> =
+            self.fin.iter().filter(|&(_, &at)| at <= self.v).map(|(&bot, &at)| (at, bot)).collect();
+        behind.sort_unstable();
+        for (_, bot) in behind.into_iter().take(FORGET_MAX) {
+            self.fin.remove(&bot);
+        }
+    }
+
+    /// The head of a queue.
+    pub(crate) fn peek(&self, bot: Bot, n: usize) -> Vec<Event> {
+        self.queues.get(&bot).into_iter().flatten().take(n).map(|&(_, event)| event).collect()
+    }
+}
+
+fn unsigned(now_us: i64) -> u64 {
+    u64::try_from(now_us).unwrap_or(0)
+}

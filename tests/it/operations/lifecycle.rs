@@ -1,0 +1,195 @@
+//! A process that is asked to stop finishes its slices and leaves no other process waiting.
+
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::support::bus::event;
+use crate::support::config::config;
+use crate::support::fleet::{Fleet, metrics_address};
+use crate::support::http::{self, Client, Response, metric};
+use crate::support::proxy::{Proxy, ProxyMode};
+use crate::support::redis::{Options, RedisServer};
+use crate::support::served::Served;
+use crate::support::wait::{Stalls, eventually};
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn sigterm_under_load_repeats_nothing_and_delays_no_other_process() {
+    let settings = [("pipelines.test.workers.max", "8"), ("pipelines.test.lease_ttl", "\"30s\"")];
+    let mut fleet = Fleet::new(Options::default(), 60, &settings);
+    fleet.behaviour.delay = Duration::from_millis(3);
+    fleet.start(2).await;
+    fleet.publish(300).await;
+    let stalls = Stalls::watch();
+    for round in 1..=3 {
+        fleet.settles(round * 3_000, LONG).await;
+        let place = round % 2;
+        fleet.workers[place].sigterm();
+        let status = fleet.workers[place].wait_exit(LONG).expect("it ends");
+        assert_eq!(status.code(), Some(0), "{:?}", fleet.workers[place].lines());
+        fleet.restart(place).await;
+    }
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!((report.sent, report.handled, report.overlaps), (18_000, 18_000, 0), "{report}");
+    // A renewed lease that was not given back would block its bot for 30 s.
+    let (rest, stall) = (fleet.longest_rest(), stalls.longest());
+    assert!(
+        rest < Duration::from_secs(2) + stall,
+        "a bot waited {rest:?} for another process, and the machine stood still for {stall:?}"
+    );
+}
+
+/// Behind a slow network, so that claims are under way whenever the signal comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_process_that_stopped_leaves_no_lease_behind() {
+    let options = Options { tcp: true, ..Options::default() };
+    let mut fleet = Fleet::new(options, 100, &[("pipelines.test.lease_ttl", "\"30s\"")]);
+    let proxy = Proxy::start(fleet.server.tcp_addr()).await;
+    fleet.config = fleet.config.replace(&fleet.server.url(), &proxy.url());
+    proxy.set(ProxyMode::Delay(Duration::from_millis(2)));
+    fleet.behaviour.delay = Duration::from_millis(1);
+    fleet.publish(200).await;
+    fleet.start(1).await;
+    for round in 1..=5 {
+        fleet.settles(round * 500, LONG).await;
+        fleet.workers[0].sigterm();
+        let status = fleet.workers[0].wait_exit(LONG).expect("it ends");
+        assert_eq!(status.code(), Some(0), "{:?}", fleet.workers[0].lines());
+        assert_eq!(fleet.leases().await, 0, "round {round}: {:#?}", fleet.workers[0].lines());
+        fleet.restart(0).await;
+    }
+    let report = fleet.report();
+    assert_eq!((report.reordered, report.overlaps, report.stale_commits), (0, 0, 0), "{report}");
+    assert_eq!((report.duplicates_explained, report.duplicates_unexplained), (0, 0), "{report}");
+}
+
+#[tokio::test]
+async fn a_second_signal_stops_immediately_and_a_long_slice_comes_again() {
+    let mut fleet = Fleet::new(Options::default(), 1, &[]);
+    fleet.behaviour.delay = Duration::from_secs(4);
+    fleet.start(1).await;
+    fleet.publish(1).await;
+    let busy = ("fairlane_workers", [("state", "busy")]);
+    eventually(LONG, "the handler runs", async || {
+        http::metric(&fleet.metrics(0).await, busy.0, &busy.1) == Some(1.0)
+    })
+    .await;
+    fleet.workers[0].sigterm();
+    let address = metrics_address(&fleet.workers[0]).unwrap();
+    eventually(LONG, "it says that it is stopping", async || {
+        let (code, body) = http::get(&address, "/readyz").await;
+        code == 503 && body.contains("stopping")
+    })
+    .await;
+    assert_eq!(http::get(&address, "/healthz").await.0, 200, "alive until the end");
+    fleet.workers[0].sigterm();
+    assert_eq!(fleet.workers[0].wait_exit(Duration::from_secs(2)).unwrap().code(), Some(0));
+    fleet.behaviour.delay = Duration::ZERO;
+    fleet.restart(0).await;
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert!(report.is_clean() && report.handled == 1, "{report}");
+}
+
+async fn serve_with_delay(server: &RedisServer, delay: &str) -> Served {
+    let settings = [("pipelines.test.handler", "\"log\""), ("shutdown_delay", delay)];
+    Served::start(&config(server, "test", &settings)).await
+}
+
+async fn says_stopping(address: &str) -> bool {
+    let (code, body) = http::get(address, "/readyz").await;
+    code == 503 && body.contains("\"stopping\"")
+}
+
+#[tokio::test]
+async fn during_the_shutdown_delay_it_is_not_ready_but_accepts_answers_and_handles_everything() {
+    const DELAY: Duration = Duration::from_secs(4);
+    let server = RedisServer::start(Options::default());
+    let mut process = serve_with_delay(&server, "\"4s\"").await;
+    let (http, metrics) = (process.http(), process.metrics());
+    let client = Client::new(&http);
+    let publish =
+        async |n| client.publish("application/cloudevents+json", event("bot-1", "e", n)).await.code;
+    assert_eq!(publish(0).await, 202);
+    assert_eq!(client.get("/readyz").await.code, 200);
+    // Opened before the signal, as a balancer keeps connections.
+    let mut kept = TcpStream::connect(&http).await.unwrap();
+
+    let signalled = Instant::now();
+    process.sigterm();
+    let (mut accepted, mut told) = (1, 0);
+    eventually(LONG, "both listeners say so", async || {
+        says_stopping(&http).await && says_stopping(&metrics).await
+    })
+    .await;
+    while signalled.elapsed() < DELAY * 3 / 4 {
+        assert_eq!(publish(accepted).await, 202, "after {:?}", signalled.elapsed());
+        accepted += 1;
+        assert!(says_stopping(&http).await, "{:?}", signalled.elapsed());
+        told += 1;
+        assert_eq!(client.get("/healthz").await.code, 200, "it is alive");
+    }
+    assert!(told > 0 && accepted > 1);
+    let done = [("pipeline", "test"), ("outcome", "done")];
+    eventually(Duration::from_millis(300), "its workers go on", async || {
+        let (_, text) = http::get(&metrics, "/metrics").await;
+        metric(&text, "fairlane_events_total", &done) == Some(f64::from(accepted))
+    })
+    .await;
+
+    // The connection that was kept is answered, and given up in good order.
+    kept.write_all(client.head("GET", "/healthz", &[]).as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    kept.read_to_end(&mut answer).await.unwrap();
+    let (answer, _) = Response::parse(&answer).unwrap();
+    assert_eq!((answer.code, answer.header("connection")), (200, Some("close")));
+
+    assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());
+    assert!(signalled.elapsed() >= DELAY, "{:?}", signalled.elapsed());
+    assert!(TcpStream::connect(&http).await.is_err(), "nothing is accepted any more");
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_the_shutdown_delay() {
+    let server = RedisServer::start(Options::default());
+    let mut process = serve_with_delay(&server, "\"1h\"").await;
+    let metrics = process.metrics();
+    process.sigterm();
+    eventually(LONG, "it is leaving", async || says_stopping(&metrics).await).await;
+    assert!(process.is_running());
+    process.sigterm();
+    assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());
+}
+
+/// Whatever the stop waits for, a probe hears of it while it can still connect.
+#[tokio::test]
+async fn without_a_shutdown_delay_it_is_not_ready_before_connections_are_refused() {
+    let mut fleet = Fleet::new(Options::default(), 1, &[]);
+    fleet.behaviour.delay = Duration::from_secs(3);
+    fleet.start(1).await;
+    fleet.publish(1).await;
+    eventually(LONG, "the handler runs", async || {
+        let busy = [("state", "busy")];
+        metric(&fleet.metrics(0).await, "fairlane_workers", &busy) == Some(1.0)
+    })
+    .await;
+    let address = metrics_address(&fleet.workers[0]).unwrap();
+    fleet.workers[0].sigterm();
+    let mut codes = Vec::new();
+    eventually(LONG, "it refuses connections", async || {
+        let (code, _) = http::get(&address, "/readyz").await;
+        if codes.last() != Some(&code) {
+            codes.push(code);
+        }
+        code == 0
+    })
+    .await;
+    // It may have answered once before it saw the signal.
+    codes.retain(|code| *code != 200);
+    assert_eq!(codes, [503, 0]);
+}

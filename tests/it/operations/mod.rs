@@ -1,0 +1,23 @@
+//! The daily work of an operator: commands, checks, status, dashboards, access rights, the start and
+//! the stop of a process; and that documentation, examples and files for deployment are true.
+
+mod acl;
+mod check;
+mod cli;
+mod compose;
+mod custom_product;
+mod dashboards;
+mod docs;
+mod environments;
+mod examples;
+mod health;
+mod lifecycle;
+mod listing;
+mod log_lines;
+mod presence;
+mod private_mongo;
+mod receiver_command;
+mod running;
+mod status;
+mod structure;
+mod tls;

@@ -1,0 +1,214 @@
+//! The private MongoDB server: one per directory, shared, adopted, and stopped by the last one.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use fairlane::store::mongo::{Acknowledged, Mongo};
+use fairlane::store::private::{Options, PrivateMongo, PrivateMongoError};
+use mongodb::Client;
+use mongodb::bson::{Document, doc};
+use tempfile::TempDir;
+
+use crate::support::mongo::program;
+use crate::support::process::signal;
+use crate::support::wait::holds_within;
+
+/// Kills what a failed test leaves running.
+struct Guard(u32);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if alive(self.0) {
+            signal(self.0, "KILL");
+        }
+    }
+}
+
+/// Whether it runs; one that has ended and was not waited for does not.
+fn alive(pid: u32) -> bool {
+    let stat = ["-o", "stat=", "-p", &pid.to_string()].map(str::to_owned);
+    let output = std::process::Command::new("ps").args(stat).output().unwrap();
+    let state = String::from_utf8(output.stdout).unwrap();
+    !state.trim().is_empty() && !state.starts_with('Z')
+}
+
+fn options() -> Options {
+    let arguments = ["--cache-size", "64M"].map(Into::into).to_vec();
+    Options { program: program(), arguments, ..Options::default() }
+}
+
+async fn start(dir: &TempDir) -> (PrivateMongo, Guard) {
+    let mongo = PrivateMongo::start_with(dir.path(), options()).await.unwrap();
+    let guard = Guard(mongo.pid());
+    (mongo, guard)
+}
+
+/// Another user of the server: whoever started it guards it.
+async fn adopt(dir: &TempDir) -> PrivateMongo {
+    PrivateMongo::start_with(dir.path(), options()).await.unwrap()
+}
+
+async fn client(mongo: &PrivateMongo) -> Client {
+    Client::with_uri_str(mongo.url().expose()).await.unwrap()
+}
+
+async fn refusal(dir: &Path, options: Options) -> PrivateMongoError {
+    PrivateMongo::start_with(dir, options).await.unwrap_err()
+}
+
+fn script(dir: &TempDir, name: &str, text: &str) -> Options {
+    let path = dir.path().join(name);
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+    Options { program: path, ..Options::default() }
+}
+
+#[tokio::test]
+async fn a_private_server_acknowledges_by_majority_and_keeps_its_files_to_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let data_dir = dir.path().join("a b%20ä");
+    let mongo = PrivateMongo::start_with(&data_dir, options()).await.unwrap();
+    let _guard = Guard(mongo.pid());
+    assert!(mongo.was_started());
+    assert_eq!(data_dir.join("mongodb").metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    let asked = Mongo::open(mongo.url(), "check").await.unwrap();
+    assert_eq!(asked.acknowledged(), Acknowledged::ByMajority);
+    asked.try_write().await.unwrap();
+    asked.close().await;
+    assert!(mongo.stop().await.unwrap());
+}
+
+#[tokio::test]
+async fn the_last_one_out_stops_the_server_and_its_data_and_port_are_still_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _guard) = start(&dir).await;
+    let second = adopt(&dir).await;
+    let (pid, url) = (first.pid(), first.url().clone());
+    assert_eq!((second.pid(), second.url()), (pid, &url));
+    assert!(!second.was_started());
+    let notes = client(&second).await.database("d").collection::<Document>("c");
+    notes.insert_one(doc! { "_id": 1 }).await.unwrap();
+
+    assert!(!first.stop().await.unwrap());
+    assert_eq!(notes.count_documents(doc! {}).await.unwrap(), 1);
+    assert!(second.stop().await.unwrap());
+    assert!(!alive(pid));
+
+    let (third, _guard) = start(&dir).await;
+    assert_ne!(third.pid(), pid);
+    assert_eq!(third.url(), &url);
+    let notes = client(&third).await.database("d").collection::<Document>("c");
+    assert_eq!(notes.count_documents(doc! {}).await.unwrap(), 1);
+    assert!(third.stop().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_server_survives_its_starter_and_is_stopped_by_its_adopter() {
+    let dir = tempfile::tempdir().unwrap();
+    let (starter, _guard) = start(&dir).await;
+    let pid = starter.pid();
+    drop(starter);
+    let adopter = adopt(&dir).await;
+    assert_eq!(adopter.pid(), pid);
+    assert!(adopter.stop().await.unwrap());
+    assert!(holds_within(Duration::from_secs(5), || !alive(pid)));
+}
+
+#[tokio::test]
+async fn processes_that_start_concurrently_share_one_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = || PrivateMongo::start_with(dir.path(), options());
+    let (a, b, c) = tokio::join!(start(), start(), start());
+    let all = [a.unwrap(), b.unwrap(), c.unwrap()];
+    let _guard = Guard(all[0].pid());
+    assert!(all.iter().all(|one| one.url() == all[0].url()));
+    assert_eq!(all.iter().filter(|one| one.was_started()).count(), 1);
+}
+
+#[tokio::test]
+async fn a_killed_server_is_replaced_on_its_port_with_all_it_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _guard) = start(&dir).await;
+    let notes = client(&first).await.database("d").collection::<Document>("c");
+    notes.insert_one(doc! { "_id": 1 }).await.unwrap();
+    signal(first.pid(), "KILL");
+    assert!(holds_within(Duration::from_secs(5), || !alive(first.pid())));
+
+    let (second, _guard) = start(&dir).await;
+    assert_ne!(second.pid(), first.pid());
+    assert_eq!(second.url(), first.url());
+    assert_eq!(notes.count_documents(doc! {}).await.unwrap(), 1);
+    assert!(!first.stop().await.unwrap(), "the other still uses it");
+    assert!(second.stop().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_port_that_somebody_took_meanwhile_is_left_to_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _guard) = start(&dir).await;
+    let url = first.url().clone();
+    assert!(first.stop().await.unwrap());
+    let port: u16 = url.to_string().rsplit(':').next().unwrap().parse().unwrap();
+    let _taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let (second, _guard) = start(&dir).await;
+    assert_ne!(second.url(), &url);
+    assert!(second.stop().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_process_that_only_has_the_number_of_a_server_is_neither_adopted_nor_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("mongodb")).unwrap();
+    let own = std::process::id();
+    fs::write(dir.path().join("mongodb/server"), format!("{own} 1\n")).unwrap();
+    let (mongo, _guard) = start(&dir).await;
+    assert_ne!(mongo.pid(), own);
+    let pid = mongo.pid();
+    fs::write(dir.path().join("mongodb/server"), format!("{own} 1\n")).unwrap();
+    assert!(mongo.stop().await.unwrap());
+    assert!(!alive(pid));
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_waited_for_then_reported_and_killed_by_the_last_one_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mongo, _guard) = start(&dir).await;
+    signal(mongo.pid(), "STOP");
+    let short = Options { start_within: Duration::from_millis(100), ..options() };
+    let error = refusal(dir.path(), short).await;
+    assert!(matches!(error, PrivateMongoError::Silent { .. }), "{error}");
+    assert!(error.to_string().ends_with("/mongodb/mongodb.log"), "{error}");
+
+    let impatient = Options { stop_within: Duration::from_millis(100), ..options() };
+    signal(mongo.pid(), "CONT");
+    let adopter = PrivateMongo::start_with(dir.path(), impatient).await.unwrap();
+    assert_eq!(adopter.pid(), mongo.pid());
+    signal(adopter.pid(), "STOP");
+    drop(mongo);
+    let pid = adopter.pid();
+    assert!(adopter.stop().await.unwrap());
+    assert!(!alive(pid));
+}
+
+#[tokio::test]
+async fn a_missing_program_is_named_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let started = PrivateMongo::start(dir.path(), Some(Path::new("no-such-mongod"))).await;
+    assert_eq!(
+        started.unwrap_err().to_string(),
+        "\"no-such-mongod\" cannot be run: No such file or directory (os error 2); install MongoDB (6.0 or newer), name its program in FAIRLANE_MONGOD, or set mongodb.url to a running one"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_ends_while_starting_is_reported_with_its_last_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let failing = script(&dir, "mongod", "echo \"$@\"; echo the disk is full >&2; exit 3");
+    let error = refusal(dir.path(), failing).await.to_string();
+    assert!(error.contains("mongod ended while starting (exit status: 3)"), "{error}");
+    assert!(error.contains("--bind_ip 127.0.0.1 --port "), "{error}");
+    assert!(error.contains("/mongodb/data\nthe disk is full"), "{error}");
+}

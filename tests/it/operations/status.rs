@@ -1,0 +1,190 @@
+//! What `fairlane status` says while something goes wrong, on a pool that runs.
+
+use std::time::Duration;
+
+use fairlane::handler::{Failure, Outcomes, Slice};
+use fairlane::keyspace::{Server, StreamView, Target};
+use serde_json::Value;
+
+use crate::support::bus::{add, event, patient};
+use crate::support::cli::{Ran, run_in};
+use crate::support::config::{STREAM, config};
+use crate::support::http::{get, metric};
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// A running pool, and the directory from which an operator asks.
+struct Asked {
+    server: RedisServer,
+    instance: Instance,
+    log: Log,
+    dir: tempfile::TempDir,
+}
+
+impl Asked {
+    /// The handler fails for the bots `broken-…` and is unavailable for `away-…`.
+    async fn start(pipeline: &str) -> Self {
+        let server = RedisServer::start(Options::default());
+        let log = Log::default();
+        let handler = log.handler(|slice: Slice| async move {
+            match slice.bot.as_str().split('-').next() {
+                Some("broken") => Err(Failure::transient(0, "HTTP 500 <oops>")),
+                Some("away") => Err(Failure::unavailable(0, "nobody listens")),
+                _ => Ok(Outcomes::done()),
+            }
+        });
+        let backoff = format!("pipelines.{pipeline}.backoff");
+        let attempts = format!("pipelines.{pipeline}.max_attempts");
+        let settings = [
+            (backoff.as_str(), "{ initial = \"20ms\", max = \"20ms\", jitter = 0.0 }"),
+            (attempts.as_str(), "100000"),
+        ];
+        let config = config(&server, pipeline, &settings);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("fairlane.toml"), &config).unwrap();
+        let instance = Instance::start(&config, handler).await;
+        Self { server, instance, log, dir }
+    }
+
+    async fn publish(&self, bots: &[&str]) {
+        let events: Vec<_> = bots.iter().enumerate().map(|(id, bot)| event(bot, "t", id)).collect();
+        add(&self.server, STREAM, &events).await;
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Ran {
+        let (dir, arguments) = (self.dir.path().to_owned(), arguments.join("\n"));
+        let run = move || run_in(&dir, &arguments.split('\n').collect::<Vec<_>>(), "");
+        let ran = tokio::task::spawn_blocking(run).await.unwrap();
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran
+    }
+
+    async fn status(&self) -> Value {
+        serde_json::from_str(&self.run(&["status", "--json"]).await.out).unwrap()
+    }
+
+    /// The problem of the pipeline that fails, if it is told.
+    async fn failing(&self) -> Option<(String, String)> {
+        let status = self.status().await;
+        let text = |problem: &Value, name: &str| problem[name].as_str().unwrap().to_owned();
+        let problems = status["problems"].as_array().unwrap();
+        problems.iter().find_map(|problem| {
+            let said = (text(problem, "problem"), text(problem, "remedy"));
+            said.0.contains(" fails for ").then_some(said)
+        })
+    }
+
+    async fn stream(&self) -> StreamView {
+        let server = Server::new(Target::new(&self.server.url()).unwrap(), LONG);
+        server.stream(STREAM).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn status_tells_which_bots_a_pipeline_fails_for_since_when_and_why() {
+    let asked = Asked::start("said").await;
+    asked.publish(&["fine-1"]).await;
+    eventually(LONG, "the fine one is done", async || asked.log.len() == 1).await;
+    assert_eq!(asked.failing().await, None);
+
+    asked.publish(&["broken-1", "broken-2", "fine-1"]).await;
+    eventually(LONG, "it is told", async || {
+        let told = asked.failing().await;
+        told.is_some_and(|(problem, _)| problem.contains("broken-1, broken-2, since "))
+    })
+    .await;
+    let (problem, remedy) = asked.failing().await.unwrap();
+    assert!(problem.starts_with("pipeline said fails for "), "{problem}");
+    assert!(problem.ends_with("ago: HTTP 500 <oops>") && !problem.contains("fine"), "{problem}");
+    assert!(remedy.contains("fairlane bots show --pipeline said broken-1 shows"), "{remedy}");
+
+    // Since when stays, whereas the last failure moves on.
+    let failing = async || asked.status().await["pipelines"][0]["failing"].clone();
+    let first = failing().await;
+    eventually(LONG, "it fails again", async || {
+        failing().await["time_ms"].as_u64() > first["time_ms"].as_u64()
+    })
+    .await;
+    assert_eq!(failing().await["since_ms"], first["since_ms"]);
+    let shown = asked.run(&["bots", "show", "--pipeline", "said", "broken-1"]).await.out;
+    for said in ["failed    ", " ago: HTTP 500 <oops>", "failing   since "] {
+        assert!(shown.contains(said), "{said}: {shown}");
+    }
+
+    // Once the events are gone, it fails no more, although that was noted a moment ago.
+    for bot in ["broken-1", "broken-2"] {
+        asked.run(&["bots", "pause", "--pipeline", "said", bot]).await;
+        let bot = fairlane::id::BotId::parse(bot).unwrap();
+        asked.instance.queue("said").purge(&bot).await.unwrap();
+    }
+    asked.publish(&["fine-1"]).await;
+    eventually(LONG, "nothing fails", async || asked.failing().await.is_none()).await;
+    asked.instance.stop().await;
+}
+
+#[tokio::test]
+async fn status_reports_an_unavailable_target_although_no_attempt_is_counted() {
+    let asked = Asked::start("gone").await;
+    asked.publish(&["away-1"]).await;
+    eventually(LONG, "it is told", async || {
+        let told = asked.failing().await;
+        told.is_some_and(|(problem, _)| problem.contains("nobody listens"))
+    })
+    .await;
+    let page = asked.instance.client().get("/bots/away-1").await;
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    assert!(page.contains("Every call fails since") && page.contains("nobody listens"), "{page}");
+    asked.instance.stop().await;
+}
+
+#[tokio::test]
+async fn copied_events_do_not_show_as_unread_before_the_reader_noted_them() {
+    let asked = Asked::start("read").await;
+    asked.publish(&["fine-1"; 40]).await;
+    eventually(LONG, "it is noted once", async || asked.stream().await.unread.is_some()).await;
+    for round in 2..=5 {
+        asked.publish(&["fine-1"; 40]).await;
+        eventually(LONG, "all are done", async || asked.log.len() == round * 40).await;
+        assert_eq!(asked.stream().await.unread, Some(0), "round {round}");
+    }
+    asked.instance.stop().await;
+}
+
+#[tokio::test]
+async fn entries_that_were_deleted_are_not_unread_and_those_that_wait_are_counted() {
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "deleted", &[]);
+    let mut connection = patient(&server).await;
+    add(&server, STREAM, &(0..10).map(|id| event("b", "t", id)).collect::<Vec<_>>()).await;
+    let entries: Vec<(String, redis::Value)> = redis::cmd("XRANGE")
+        .arg(STREAM)
+        .arg("-")
+        .arg("+")
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    for (id, _) in &entries[5..9] {
+        let _: u64 =
+            redis::cmd("XDEL").arg(STREAM).arg(id).query_async(&mut connection).await.unwrap();
+    }
+    let target = || Target::new(&server.url()).unwrap();
+    let stream = async || Server::new(target(), LONG).stream(STREAM).await.unwrap();
+    let log = Log::default();
+    let instance = Instance::start(&config, log.content()).await;
+    eventually(LONG, "the rest is noted", async || stream().await.unread == Some(0)).await;
+    assert_eq!(log.len(), 6);
+    let address = instance.address.to_string();
+    eventually(LONG, "the lag is none", async || {
+        let metrics = get(&address, "/metrics").await.1;
+        metric(&metrics, "fairlane_bus_lag_events", &[("stream", STREAM)]) == Some(0.0)
+    })
+    .await;
+    instance.stop().await;
+
+    add(&server, STREAM, &(10..17).map(|id| event("b", "t", id)).collect::<Vec<_>>()).await;
+    assert_eq!(stream().await.unread, Some(7), "nobody reads");
+}

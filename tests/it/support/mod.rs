@@ -1,0 +1,30 @@
+//! Private servers, broken networks and further processes for the tests.
+
+pub(crate) mod automation_rig;
+pub(crate) mod balancer;
+pub(crate) mod browser;
+pub(crate) mod bus;
+pub(crate) mod cli;
+pub(crate) mod cluster;
+pub(crate) mod config;
+pub(crate) mod counter_fleet;
+pub(crate) mod fleet;
+pub(crate) mod http;
+pub(crate) mod instance;
+pub(crate) mod interceptor;
+pub(crate) mod manual_clock;
+pub(crate) mod mongo;
+pub(crate) mod mongo_proxy;
+pub(crate) mod notification_rig;
+pub(crate) mod process;
+pub(crate) mod prometheus;
+pub(crate) mod proxy;
+pub(crate) mod push;
+pub(crate) mod receiver;
+pub(crate) mod receivers;
+pub(crate) mod recorder;
+pub(crate) mod redis;
+pub(crate) mod roles;
+pub(crate) mod script_harness;
+pub(crate) mod served;
+pub(crate) mod wait;

@@ -1,0 +1,294 @@
+//! A bad network in front of a server: cut, slow, silent, or holding and losing single messages.
+
+mod line;
+mod resp;
+mod tests;
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use self::line::Line;
+use self::resp::Resp;
+use super::interceptor::{Intercepted, Interception, Interceptor, Interceptors, Matcher};
+
+/// What becomes of bytes on their way, in both directions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum ProxyMode {
+    #[default]
+    Pass,
+    /// Each command and each reply waits this long.
+    Delay(Duration),
+    /// Nothing moves, nothing is refused, until the mode changes.
+    Hold,
+    /// All connections together get so many bytes a second through, in each direction. What was
+    /// sent occupies the line, also when its sender has left.
+    Rate(u32),
+    /// The same, but each connection gets so many.
+    RateEach(u32),
+    /// New connections are closed at once.
+    Refuse,
+}
+
+/// How messages are told apart, and replies find their commands.
+pub(crate) trait Protocol: Send + Sync + 'static {
+    /// The length of the first whole message.
+    fn frame(bytes: &[u8]) -> Option<usize>;
+
+    /// A number of this command, the `nth` (from 0) of its connection.
+    fn number(command: &[u8], nth: u64) -> u64;
+
+    /// The number of the command that this answers, being the `nth` (from 0) that answers one.
+    /// `None`: it answers none.
+    fn answers(reply: &[u8], nth: u64) -> Option<u64>;
+}
+
+/// Runs until dropped.
+#[derive(Debug)]
+pub(crate) struct Proxy<P = Resp> {
+    pub(super) address: SocketAddr,
+    shared: Arc<Shared>,
+    /// Aborted, and with it every connection, when the proxy is dropped.
+    _accepting: JoinSet<()>,
+    protocol: PhantomData<P>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    upstream: SocketAddr,
+    mode: watch::Sender<ProxyMode>,
+    /// Counts the cuts: a connection ends when the number moves.
+    cuts: watch::Sender<u64>,
+    /// Counts the losses: no reply of a connection arrives any more when the number moves.
+    losses: watch::Sender<u64>,
+    interceptors: Interceptors,
+    swallows: Mutex<Vec<Interceptor>>,
+    replies: AtomicU64,
+    swallowed: AtomicU64,
+    /// The lines to the server and back, for [`ProxyMode::Rate`].
+    lines: [Line; 2],
+}
+
+impl Proxy {
+    pub(crate) async fn start(upstream: SocketAddr) -> Self {
+        Self::before(upstream).await
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// Lets the `nth` command (from 1) that contains these bytes through, but not its reply: the
+    /// connection ends there. The command was executed and nobody knows.
+    pub(crate) fn swallow(&self, needle: impl Into<Vec<u8>>, nth: u32) {
+        let interceptor = self.intercept(holds([needle.into()]), nth, Interception::LoseReply);
+        self.shared.swallows.lock().unwrap().push(interceptor);
+    }
+}
+
+impl<P: Protocol> Proxy<P> {
+    pub(super) async fn before(upstream: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            upstream,
+            mode: watch::Sender::default(),
+            cuts: watch::Sender::default(),
+            losses: watch::Sender::default(),
+            interceptors: Interceptors::default(),
+            swallows: Mutex::default(),
+            replies: AtomicU64::default(),
+            swallowed: AtomicU64::default(),
+            lines: <[Line; 2]>::default(),
+        });
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept::<P>(listener, Arc::clone(&shared)));
+        Self { address, shared, _accepting: accepting, protocol: PhantomData }
+    }
+
+    pub(crate) fn set(&self, mode: ProxyMode) {
+        self.shared.mode.send_replace(mode);
+    }
+
+    /// Ends every connection. New ones are served.
+    pub(crate) fn cut(&self) {
+        self.shared.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Loses every further reply of the connections there are; they stay open, and their commands
+    /// reach the server. New ones are served.
+    pub(crate) fn lose_replies(&self) {
+        self.shared.losses.send_modify(|losses| *losses += 1);
+    }
+
+    /// Waits for the `nth` (from 1) command that `matches`.
+    pub(crate) fn intercept(
+        &self,
+        matches: Matcher,
+        nth: u32,
+        interception: Interception,
+    ) -> Interceptor {
+        self.shared.interceptors.set(matches, nth, interception)
+    }
+
+    /// Replies handed to clients so far.
+    pub(crate) fn replies(&self) -> u64 {
+        self.shared.replies.load(Ordering::Relaxed)
+    }
+
+    /// Replies lost on purpose so far.
+    pub(crate) fn swallowed(&self) -> u64 {
+        self.shared.swallowed.load(Ordering::Relaxed)
+    }
+}
+
+/// Means commands that contain all of these.
+pub(crate) fn holds<const N: usize>(needles: [impl Into<Vec<u8>>; N]) -> Matcher {
+    let needles = needles.map(Into::into);
+    Box::new(move |command| needles.iter().all(|needle| contains(command, needle)))
+}
+
+impl Shared {
+    /// The lines to the server and back that a connection uses, whose own ones are `own`.
+    fn lines<'a>(&'a self, own: &'a [Line; 2]) -> &'a [Line; 2] {
+        let each = matches!(*self.mode.borrow(), ProxyMode::RateEach(_));
+        if each { own } else { &self.lines }
+    }
+
+    /// Waits as the mode says.
+    async fn pass(&self) {
+        let mut mode = self.mode.subscribe();
+        // The sender lives in `self`.
+        let now = *mode.wait_for(|mode| *mode != ProxyMode::Hold).await.unwrap();
+        if let ProxyMode::Delay(delay) = now {
+            // Not a test that waits: the fault itself.
+            tokio::time::sleep(delay).await;
+        }
+    }
+}
+
+async fn accept<P: Protocol>(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok((client, _)) = listener.accept().await else { return };
+        while connections.try_join_next().is_some() {}
+        if *shared.mode.borrow() != ProxyMode::Refuse {
+            connections.spawn(serve::<P>(client, Arc::clone(&shared)));
+        }
+    }
+}
+
+/// Intercepted commands that were handed on, by their numbers.
+type UnderWay = Mutex<HashMap<u64, Intercepted>>;
+
+/// Ends when either side ends, the connection is cut, or a reply is lost.
+async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
+    let (mut cuts, losses) = (shared.cuts.subscribe(), shared.losses.subscribe());
+    let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
+    let _ = client.set_nodelay(true).and(server.set_nodelay(true));
+    let (client_reads, client_writes) = client.into_split();
+    let (server_reads, server_writes) = server.into_split();
+    let (under_way, own) = (UnderWay::default(), <[Line; 2]>::default());
+    tokio::select! {
+        biased;
+        _ = cuts.changed() => {}
+        () = commands::<P>(client_reads, server_writes, &shared, &own, &under_way) => {}
+        () = replies::<P>(server_reads, client_writes, &shared, &own, &under_way, losses) => {}
+    }
+}
+
+async fn commands<P: Protocol>(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    own: &[Line; 2],
+    under_way: &UnderWay,
+) {
+    let mut buffer = Vec::new();
+    let mut count = 0;
+    while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
+        while let Some(length) = P::frame(&buffer) {
+            shared.pass().await;
+            let caught = shared.interceptors.catch(&buffer[..length]);
+            let held =
+                caught.clone().filter(|caught| caught.interception == Interception::HoldCommand);
+            if let Some(caught) = caught {
+                under_way.lock().unwrap().insert(P::number(&buffer, count), caught);
+            }
+            count += 1;
+            if let Some(held) = &held
+                && !held.held().await
+            {
+                return;
+            }
+            let [there, _] = shared.lines(own);
+            if there.write(&mut to, &buffer[..length], &shared.mode).await.is_err() {
+                return;
+            }
+            if let Some(held) = held {
+                // Its client may be gone: the end of the connection must not overtake it.
+                held.is_answered().await;
+            }
+            buffer.drain(..length);
+        }
+    }
+}
+
+async fn replies<P: Protocol>(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    own: &[Line; 2],
+    under_way: &UnderWay,
+    losses: watch::Receiver<u64>,
+) {
+    let mut buffer = Vec::new();
+    let mut count = 0;
+    while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
+        while let Some(length) = P::frame(&buffer) {
+            shared.pass().await;
+            if losses.has_changed().unwrap_or(true) {
+                buffer.drain(..length);
+                continue;
+            }
+            let answered = P::answers(&buffer, count);
+            let caught = answered.and_then(|number| under_way.lock().unwrap().remove(&number));
+            match &caught {
+                Some(caught) if caught.interception == Interception::LoseReply => {
+                    shared.swallowed.fetch_add(1, Ordering::Relaxed);
+                    return caught.report();
+                }
+                Some(caught)
+                    if caught.interception == Interception::HoldReply && !caught.held().await =>
+                {
+                    return;
+                }
+                Some(caught) => caught.answered(),
+                None => {}
+            }
+            let [_, back] = shared.lines(own);
+            if back.write(&mut to, &buffer[..length], &shared.mode).await.is_err() {
+                return;
+            }
+            if let Some(caught) = caught {
+                caught.report();
+            }
+            shared.replies.fetch_add(u64::from(answered.is_some()), Ordering::Relaxed);
+            count += u64::from(answered.is_some());
+            buffer.drain(..length);
+        }
+    }
+}
+
+fn contains(bytes: &[u8], needle: &[u8]) -> bool {
+    needle.is_empty() || bytes.windows(needle.len()).any(|window| window == needle)
+}

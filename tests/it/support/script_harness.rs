@@ -1,0 +1,127 @@
+//! The real scripts on a clock that the test sets: they read `TIME` from a key, and a list keeps what
+//! they publish. The rest of the scripts, and how they are called, is the product's.
+
+use std::collections::BTreeMap;
+
+use fairlane::keyspace::scripts::Call;
+use redis::{Arg, Cmd, Connection, FromRedisValue, Pipeline, Value};
+
+use super::redis::RedisServer;
+
+/// Seconds and microseconds, as `TIME` answers them.
+const CLOCK: &str = "test:clock";
+const PUBLISHED: &str = "test:published";
+
+/// What the test itself keeps in the server.
+pub(crate) const OWN_KEYS: [&str; 2] = [CLOCK, PUBLISHED];
+
+macro_rules! sources {
+    ($($name:literal),+) => {
+        [$(($name, include_str!(concat!("../../../lua/", $name, ".lua")))),+]
+    };
+}
+
+/// A connection on which scripts run at the times that the test names.
+pub(crate) struct ScriptHarness {
+    connection: Connection,
+    hashes: BTreeMap<&'static str, String>,
+}
+
+impl ScriptHarness {
+    pub(crate) fn new(server: &RedisServer) -> Self {
+        let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        let mut shared = include_str!("../../../lua/shared.lua").to_owned();
+        for (real, ours) in [
+            ("call('TIME')", format!("call('LRANGE', '{CLOCK}', 0, -1)")),
+            ("call('PUBLISH', WAKE, ", format!("call('RPUSH', '{PUBLISHED}', ")),
+        ] {
+            assert_eq!(shared.matches(real).count(), 1, "shared.lua says {real} once");
+            shared = shared.replace(real, &ours);
+        }
+        shared.push_str(include_str!("../../../lua/ledger.lua"));
+        shared.push_str(include_str!("../../../lua/notifications.lua"));
+        shared.push_str(include_str!("../../../lua/offsets.lua"));
+        let sources = sources!(
+            "enqueue",
+            "push",
+            "claim",
+            "complete",
+            "promote",
+            "pause",
+            "resume",
+            "purge",
+            "redrive",
+            "revoke",
+            "recover",
+            "reconcile",
+            "heads",
+            "increment_if_exists",
+            "upsert",
+            "replace",
+            "import",
+            "recount",
+            "schedule",
+            "begin",
+            "finish",
+            "amend",
+            "release",
+            "restore"
+        );
+        let hashes = sources.map(|(name, file)| {
+            assert!(!file.contains("'TIME'") && !file.contains("'PUBLISH'"), "{name}: in shared");
+            let (first, body) = file.split_once('\n').unwrap();
+            let code = format!("{first}\n{shared}\n{body}");
+            let hash = redis::cmd("SCRIPT").arg("LOAD").arg(code).query(&mut connection);
+            (name, hash.unwrap())
+        });
+        Self { connection, hashes: hashes.into() }
+    }
+
+    /// The call as it would be sent, but for the script.
+    pub(crate) fn command<C: Call>(&self, call: &C) -> Cmd {
+        let command = call.command();
+        let mut ours = Cmd::new();
+        for (at, argument) in command.args_iter().enumerate() {
+            match argument {
+                Arg::Simple(_) if at == 1 => ours.arg(&self.hashes[C::NAME]),
+                Arg::Simple(argument) => ours.arg(argument),
+                _ => unreachable!("no script has a cursor"),
+            };
+        }
+        ours
+    }
+
+    /// Runs one command at this time and then others for a look, all in one write. Answers its
+    /// reply, what was published, and the replies of the others.
+    pub(crate) fn run(
+        &mut self,
+        now_us: i64,
+        command: Cmd,
+        look: &Pipeline,
+    ) -> Result<(Value, Vec<String>, Vec<Value>), redis::RedisError> {
+        let mut pipe = redis::pipe();
+        pipe.del(&OWN_KEYS).ignore();
+        pipe.rpush(CLOCK, &[now_us / 1_000_000, now_us % 1_000_000]).ignore();
+        pipe.add_command(command);
+        pipe.lrange(PUBLISHED, 0, -1);
+        for command in look.cmd_iter() {
+            pipe.add_command(command.clone());
+        }
+        let mut replies = pipe.query::<Vec<Value>>(&mut self.connection)?.into_iter();
+        let reply = replies.next().expect("one reply a command");
+        let published = Vec::from_redis_value(replies.next().expect("one reply a command"))?;
+        Ok((reply, published, replies.collect()))
+    }
+
+    /// Runs one script at this time. Answers its reply and what it published.
+    pub(crate) fn call<C: Call>(&mut self, now_us: i64, call: &C) -> (C::Reply, Vec<String>) {
+        let command = self.command(call);
+        let (reply, published, _) = self.run(now_us, command, &redis::pipe()).unwrap();
+        (C::reply(reply).unwrap(), published)
+    }
+
+    /// The plain connection.
+    pub(crate) fn plain(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+}
