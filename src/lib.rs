@@ -48,7 +48,6 @@
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
-//! | [`history`] | checks a recorded run: loss, order, holders, repetitions |
 //!
 //! # Invariants
 //!
@@ -112,7 +111,6 @@ pub mod event;
 pub mod fanout;
 pub mod filter;
 pub mod handler;
-pub mod history;
 mod http;
 pub mod id;
 pub mod keyspace;

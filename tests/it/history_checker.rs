@@ -4,9 +4,10 @@
 use std::borrow::Cow;
 use std::io::Write;
 
-use fairlane::history::{Checker, HistoryError, HistoryLog, Outcome, Record, Report};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+use crate::support::history::{Checker, HistoryError, HistoryLog, Outcome, Record, Report};
 
 const BOTS: [&str; 5] = ["shop", "a b", "*", "日本", "|||"];
 

@@ -9,6 +9,7 @@ pub(crate) mod config;
 pub(crate) mod counting;
 pub(crate) mod fleet;
 pub(crate) mod hand;
+pub(crate) mod history;
 pub(crate) mod http;
 pub(crate) mod instance;
 pub(crate) mod mongo;

@@ -3,8 +3,7 @@
 //! Every process appends its actions to its own [`HistoryLog`]: events *sent*, events *handled*,
 //! slices *committed*. A [`Checker`] reads all logs and verifies the guarantees: no event is lost,
 //! first handlings are in order, one holder commits at a time, no event is handled again without a
-//! reason. `fairlane bench --verify`, `fairlane demo` and the fault tests use it, so it must not
-//! depend on the implementation of the queues.
+//! reason. It judges the queues, so it does not depend on their implementation.
 //!
 //! The events of one bot are named by their **position**: 0, 1, 2 … in the order in which they were
 //! sent for that bot. Positions may have gaps. The sender puts the position into the event, the
@@ -22,11 +21,11 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-pub use check::{Checker, Report};
+pub(crate) use self::check::{Checker, Report};
 
 /// The result of one handling of one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The effect happened.
     Done,
     /// The handler failed; the event is due again, or becomes a dead letter.
@@ -35,7 +34,7 @@ pub enum Outcome {
 
 /// A record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Record<'a> {
+pub(crate) enum Record<'a> {
     /// The bus acknowledged an event.
     Sent {
         /// The bot.
@@ -112,7 +111,7 @@ impl fmt::Display for Record<'_> {
 impl<'a> Record<'a> {
     /// Parses one line without its end. `None` if it is not a record.
     #[must_use]
-    pub fn parse(line: &'a str) -> Option<Self> {
+    pub(crate) fn parse(line: &'a str) -> Option<Self> {
         let (kind, rest) = line.split_once('\t')?;
         let mut rest = Fields(rest);
         match kind {
@@ -164,7 +163,7 @@ impl<'a> Fields<'a> {
 
 /// Why a log cannot be checked.
 #[derive(Debug, thiserror::Error)]
-pub enum HistoryError {
+pub(crate) enum HistoryError {
     /// The log cannot be read.
     #[error("the history cannot be read")]
     Read(#[source] io::Error),
@@ -181,7 +180,7 @@ pub enum HistoryError {
 /// The log of one process. Nothing is buffered in memory: after [`HistoryLog::write`] returns, the
 /// record is in the file even if the process is killed immediately.
 #[derive(Debug)]
-pub struct HistoryLog {
+pub(crate) struct HistoryLog {
     file: Mutex<File>,
 }
 
@@ -191,7 +190,7 @@ impl HistoryLog {
     ///
     /// # Errors
     /// If the file cannot be opened.
-    pub fn append(path: &Path) -> io::Result<Self> {
+    pub(crate) fn append(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(Self { file: Mutex::new(file) })
     }
@@ -200,7 +199,10 @@ impl HistoryLog {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn write<'a>(&self, records: impl IntoIterator<Item = Record<'a>>) -> io::Result<()> {
+    pub(crate) fn write<'a>(
+        &self,
+        records: impl IntoIterator<Item = Record<'a>>,
+    ) -> io::Result<()> {
         use fmt::Write as _;
         let mut lines = String::new();
         for record in records {
