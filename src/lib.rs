@@ -47,6 +47,7 @@
 //! | [`presence`] | the registry of running processes: rates, workers |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
+//! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
 //!
 //! # Invariants
@@ -95,8 +96,6 @@
 pub mod admission;
 pub mod app;
 pub mod automations;
-#[doc(hidden)]
-pub mod bench;
 mod breaker;
 pub mod bus;
 #[doc(hidden)]
@@ -127,6 +126,8 @@ mod private;
 pub mod product;
 pub mod queue;
 mod receiver;
+#[doc(hidden)]
+pub mod sandbox;
 mod signing;
 mod startup;
 pub mod store;

@@ -1,5 +1,5 @@
 //! Bots get the service their weight says. The figures of the issue are shown by
-//! `fairlane bench fairness`; here it is enough that the parts are put together rightly.
+//! `fairlane-bench fairness`; here it is enough that the parts are put together rightly.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

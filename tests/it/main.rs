@@ -54,7 +54,6 @@ mod order;
 mod outbound;
 mod outcomes;
 mod overload;
-mod overload_bench;
 mod pages;
 mod poison;
 mod pooled;
