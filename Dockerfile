@@ -14,6 +14,8 @@ FROM rust:1.95.0-slim-trixie AS build
 WORKDIR /src
 # What the binary is made of and nothing else: a change elsewhere builds nothing again.
 COPY Cargo.toml Cargo.lock ./
+# Cargo reads the manifest of every package of the workspace, also of those that it does not build.
+COPY benches/Cargo.toml benches/
 COPY lua lua
 COPY src src
 # What fairlane_build_info tells.

@@ -3,12 +3,13 @@
 ARGS ?=
 SCENARIO ?= pipeline
 FAIRLANE = $(or $(CARGO_TARGET_DIR),target)/release/fairlane
+FAIRLANE_BENCH = $(FAIRLANE)-bench
 
 # A fresh rustup is in no shell's PATH yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test bench release check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo demo test bench release release-bench check check-fmt check-clippy check-doc check-deny
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,25 +27,28 @@ demo: setup-demo release ## everything private and local, generated traffic, liv
 	$(FAIRLANE) demo $(ARGS)
 
 test: setup ## all tests, on real servers
-	cargo test --locked $(ARGS)
+	cargo test --locked --workspace $(ARGS)
 
 check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
 
-bench: setup-demo release ## measure this machine; SCENARIO=latency, fairness, ...
-	$(FAIRLANE) bench $(SCENARIO) $(ARGS)
+bench: setup-demo release-bench ## measure this machine; SCENARIO=latency, fairness, ...
+	$(FAIRLANE_BENCH) $(SCENARIO) $(ARGS)
 
 release: | setup-demo
 	cargo build --release --locked
 
+release-bench: | setup-demo
+	cargo build --release --locked -p fairlane-bench
+
 check-fmt:
-	cargo fmt --check
+	cargo fmt --all --check
 
 check-clippy:
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 # With the examples, the dependencies are those of the lints and tests, and are not built again.
 check-doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --lib --examples
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --lib --examples --bin fairlane-bench
 
 check-deny:
 	@bash .ci/deny

@@ -1,4 +1,4 @@
-//! Parts of the hot path, one by one: `cargo bench`. The whole is measured by `fairlane bench`.
+//! Parts of the hot path, one by one. The whole is measured by `fairlane-bench`.
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -20,12 +20,11 @@ use tokio::time::Instant;
 use self::generator::sent;
 pub(crate) use self::generator::{Generator, Ids};
 use crate::app::Roles;
-use crate::bench::latency::{quantile_ms, waits};
-use crate::bench::{BenchError, Meter, Rig, drained};
 use crate::clock::{Clock, SystemClock, micros};
 use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{PipelineView, Queue};
+use crate::sandbox::{Meter, Rig, SandboxError, drained, quantile_ms, waits};
 
 /// Number of bots that run campaigns.
 pub(crate) const BUSY: usize = 5;
@@ -166,7 +165,7 @@ pub async fn run(
     options: Options,
     started: impl FnMut(&Addresses),
     show: impl FnMut(&Look),
-) -> Result<Summary, BenchError> {
+) -> Result<Summary, SandboxError> {
     Rig::with(async |rig| perform(rig, options, started, show).await).await
 }
 
@@ -175,7 +174,7 @@ async fn perform(
     options: Options,
     mut started: impl FnMut(&Addresses),
     mut show: impl FnMut(&Look),
-) -> Result<Summary, BenchError> {
+) -> Result<Summary, SandboxError> {
     let bots = options.bots.max(BUSY + 1);
     let work = Arc::new(Work {
         meter: Meter::new(bots),
@@ -239,7 +238,7 @@ async fn send(
     bots: usize,
     watch: &mut Watcher,
     show: &mut impl FnMut(&Look),
-) -> Result<u64, BenchError> {
+) -> Result<u64, SandboxError> {
     let mut generator = Generator::new(bots, Ids::Positions);
     let (mut sent, mut campaigns) = (0, 0_u32);
     let campaign = usize::try_from(options.rate.clamp(200, 20_000)).unwrap_or(200);
@@ -286,7 +285,7 @@ impl Watcher {
         stage: &'static str,
         sent: u64,
         show: &mut impl FnMut(&Look),
-    ) -> Result<(), BenchError> {
+    ) -> Result<(), SandboxError> {
         let since = self.last.0.elapsed();
         if since < REFRESH && stage != "done" {
             return Ok(());

@@ -48,8 +48,8 @@
 //! | [`presence`] | the registry of running processes: rates, workers |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
+//! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
-//! | [`history`] | checks a recorded run: loss, order, holders, repetitions |
 //!
 //! # The order of the modules
 //!
@@ -105,8 +105,6 @@
 pub mod admission;
 pub mod app;
 pub mod automations;
-#[doc(hidden)]
-pub mod bench;
 mod breaker;
 pub mod bus;
 #[doc(hidden)]
@@ -121,7 +119,6 @@ pub mod event;
 pub mod fanout;
 pub mod filter;
 pub mod handler;
-pub mod history;
 mod http;
 pub mod id;
 pub mod keyspace;
@@ -140,6 +137,8 @@ mod products;
 pub mod queue;
 mod receiver;
 mod roles;
+#[doc(hidden)]
+pub mod sandbox;
 mod signing;
 mod startup;
 pub mod store;

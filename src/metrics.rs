@@ -156,14 +156,6 @@ pub fn install() -> &'static PrometheusHandle {
     })
 }
 
-/// Events that this process has read from a bus stream.
-pub(crate) fn bus_events(stream: &str) -> u64 {
-    let series = format!("{BUS_EVENTS}{{stream=\"{stream}\"}} ");
-    let text = render();
-    let count = text.lines().find_map(|line| line.strip_prefix(&series)?.trim().parse().ok());
-    count.unwrap_or(0)
-}
-
 /// The exposition text of this process.
 #[must_use]
 pub fn render() -> String {

@@ -103,7 +103,9 @@ pub enum WriteError {
 }
 
 /// The document of a new rule.
-pub(crate) fn document(bot: &BotId, id: &RuleId, rule: &Rule) -> Document {
+#[doc(hidden)]
+#[must_use]
+pub fn document(bot: &BotId, id: &RuleId, rule: &Rule) -> Document {
     let mut document = doc! {
         "_id": id_of(bot, id), "bot": bot.as_str(), "id": id.as_str(), "name": &rule.name,
         "on": &rule.on, "enabled": rule.enabled, "v": new_version(), "changed": DateTime::now(),

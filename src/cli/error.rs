@@ -1,15 +1,14 @@
 //! The errors of a command, and the exit codes that scripts read.
 
 use std::io;
-use std::path::PathBuf;
 
 use crate::app::AppError;
-use crate::bench::BenchError;
-use crate::config::{ConfigError, MongoUrlError};
+use crate::config::ConfigError;
 use crate::id::{LetterId, PipelineName};
 use crate::keyspace::StoreError;
 use crate::keyspace::private::PrivateRedisError;
 use crate::pipeline::Protected;
+use crate::sandbox::SandboxError;
 use crate::store::mongo::MongoError;
 use crate::telemetry::TelemetryError;
 
@@ -36,18 +35,6 @@ pub enum CliError {
     /// Logging cannot be set up.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
-    /// The chart of a bench cannot be written.
-    #[error("cannot write the chart to {}: {source}", path.display())]
-    WriteChart {
-        /// The path of the chart.
-        path: PathBuf,
-        /// The error of the write.
-        #[source]
-        source: io::Error,
-    },
-    /// The server of a bench panicked.
-    #[error("the server of the bench ended with a panic, see above")]
-    BenchServer,
     /// The private Redis cannot be started or stopped.
     #[error(transparent)]
     Private(#[from] PrivateRedisError),
@@ -209,39 +196,9 @@ pub enum CliError {
     /// The service failed to start or to stop.
     #[error(transparent)]
     App(#[from] AppError),
-    /// A bench or the demo stopped early.
+    /// A bench, the demo or the generator stopped early.
     #[error(transparent)]
-    Bench(#[from] BenchError),
-    /// The address in `--mongodb` is not valid.
-    #[error("--mongodb {0}")]
-    MongoUrl(#[from] MongoUrlError),
-    /// The target of a bench is on another machine, and `--remote` is missing.
-    #[error(
-        "{0} is not this machine, and its other clients may be refused during the bench; if no client needs it now, add --remote"
-    )]
-    Remote(String),
-    /// The bench would take too long.
-    #[error("--rates and --seconds make {seconds} s; the maximum is {most} s per run")]
-    BenchTooLong {
-        /// The requested duration.
-        seconds: u64,
-        /// The maximum duration.
-        most: u64,
-    },
-    /// The file in `--token-file` holds no usable token.
-    #[error("--token-file {}: {problem}", path.display())]
-    TokenFile {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
-    /// A bench counted views wrongly.
-    #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
-    Inexact {
-        /// The number of wrong ads.
-        ads: u64,
-    },
+    Sandbox(#[from] SandboxError),
     /// A bench or the demo found a lost or reordered event.
     #[error("{lost} events were lost and {reordered} handled out of order; please report this")]
     Faults {
@@ -260,7 +217,6 @@ impl CliError {
             Self::Config(_)
             | Self::Telemetry(_)
             | Self::Address
-            | Self::MongoUrl(_)
             | Self::Shards { .. }
             | Self::UnknownPipeline { .. }
             | Self::WhichPipeline { .. }
@@ -270,9 +226,6 @@ impl CliError {
             | Self::InputMissing { .. }
             | Self::NoStream
             | Self::NoSecret
-            | Self::Remote(_)
-            | Self::BenchTooLong { .. }
-            | Self::TokenFile { .. }
             | Self::Private(
                 PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },
             ) => Exit::Usage,
@@ -280,15 +233,9 @@ impl CliError {
             | Self::Away(_)
             | Self::Full(_)
             | Self::Store(StoreError::Version { .. })
-            | Self::ImportStopped { passing: true, .. }
-            | Self::Bench(
-                BenchError::PrivateRedis(_)
-                | BenchError::Store(_)
-                | BenchError::PrivateMongo(_)
-                | BenchError::Unreachable { .. }
-                | BenchError::Mongo(_),
-            ) => Exit::Unavailable,
-            Self::App(error) | Self::Bench(BenchError::App(error)) => of_app(error),
+            | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,
+            Self::App(error) => of_app(error),
+            Self::Sandbox(error) => error.into(),
             Self::PublishStopped { source, .. } => source.exit(),
             Self::Findings { exit, .. } => *exit,
             Self::Store(_)
@@ -300,14 +247,10 @@ impl CliError {
             | Self::ImportInput { .. }
             | Self::ImportStopped { .. }
             | Self::Output(_)
-            | Self::WriteChart { .. }
-            | Self::BenchServer
             | Self::Receiver(_)
             | Self::Json(_)
             | Self::Signals(_)
-            | Self::Faults { .. }
-            | Self::Inexact { .. }
-            | Self::Bench(_) => Exit::Failed,
+            | Self::Faults { .. } => Exit::Failed,
         }
     }
 }
@@ -320,6 +263,16 @@ impl From<StoreError> for CliError {
             Self::Away(error)
         } else {
             Self::Store(error)
+        }
+    }
+}
+
+impl From<&SandboxError> for Exit {
+    fn from(error: &SandboxError) -> Self {
+        match error {
+            SandboxError::PrivateRedis(_) | SandboxError::Store(_) => Self::Unavailable,
+            SandboxError::App(error) => of_app(error),
+            _ => Self::Failed,
         }
     }
 }

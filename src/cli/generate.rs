@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use super::error::CliError;
 use super::output::{Output, count};
 use super::session::Session;
-use crate::bench::BenchError;
 use crate::bus;
 use crate::config::Config;
 use crate::demo::{BUSY, Generator, Ids};
 use crate::keyspace::Link;
+use crate::sandbox::SandboxError;
 
 const TICK: Duration = Duration::from_millis(20);
 /// Maximum number of events per tick, so that a machine that was suspended does not send everything
@@ -104,7 +104,7 @@ async fn publish(link: &Link, args: &GenerateArgs, summary: &mut Summary) -> Res
             batch.push(generator.event(bot)?);
         }
         if !batch.is_empty() {
-            bus::publish(link, &summary.stream, &batch).await.map_err(BenchError::from)?;
+            bus::publish(link, &summary.stream, &batch).await.map_err(SandboxError::from)?;
             summary.published += batch.len() as u64;
             progress.set_position(summary.published);
         }

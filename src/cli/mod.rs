@@ -1,7 +1,6 @@
 //! The command line: one file per command. Operator commands connect to Redis directly and need no
 //! running server.
 
-mod bench;
 mod bots;
 mod check;
 mod config;
@@ -24,9 +23,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use tracing::level_filters::LevelFilter;
 
-pub use self::bench::{BenchArgs, Scenario};
 pub use self::demo::DemoArgs;
 pub use self::error::{CliError, Exit};
+pub use self::output::{Output, Table};
 pub use self::serve::{Role, ServeArgs};
 use crate::config::Config;
 use crate::telemetry::LogFormat;
@@ -83,8 +82,6 @@ enum Command {
     Dead(dead::DeadArgs),
     /// Import counters from another system.
     Counters(counters::CountersArgs),
-    /// Measure the performance of this machine, or of your own deployment.
-    Bench(BenchArgs),
     /// Check the configuration, Redis, MongoDB, the bus, push targets and this machine.
     Check(check::CheckArgs),
     /// Print the complete default configuration with comments.
@@ -124,9 +121,6 @@ impl Cli {
         match self.command {
             Command::Serve(args) => Box::pin(serve::serve(load()?, args)).await,
             Command::Demo(args) => demo::demo(args).await,
-            // Boxed: its future is by far the largest, and every other command would pay for its
-            // size.
-            Command::Bench(args) => Box::pin(bench::bench(args)).await,
             Command::Publish(args) => publish::publish(load()?, args).await,
             Command::Generate(args) => generate::generate(load()?, args).await,
             Command::Status(args) => status::status(load()?, &args).await,

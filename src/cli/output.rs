@@ -15,7 +15,7 @@ const CELL_MAX: usize = 80;
 
 /// Where a command writes its answer, and in which form.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Output {
+pub struct Output {
     json: bool,
     colour: bool,
 }
@@ -30,12 +30,17 @@ pub(super) enum Tone {
 }
 
 impl Output {
-    pub(super) fn new(json: bool) -> Self {
+    /// For standard output, as text or as JSON.
+    #[must_use]
+    pub fn new(json: bool) -> Self {
         Self { json, colour: io::stdout().is_terminal() && !telemetry::no_colour() }
     }
 
     /// Writes `value`: as JSON, or as the text from `human`.
-    pub(super) fn show<T: Serialize>(
+    ///
+    /// # Errors
+    /// If it cannot be serialised or written.
+    pub fn show<T: Serialize>(
         self,
         value: &T,
         human: impl FnOnce(&T) -> String,
@@ -59,7 +64,8 @@ impl Output {
     }
 
     /// The table as lines, without a line break at the end.
-    pub(super) fn table(self, table: &Table) -> String {
+    #[must_use]
+    pub fn table(self, table: &Table) -> String {
         let tones = std::iter::once(Some(Tone::Strong)).chain(table.tones.iter().copied());
         let mut text = String::new();
         for (at, (line, tone)) in table.inner.lines().zip(tones).enumerate() {
@@ -92,14 +98,15 @@ pub(super) fn print(text: &str) -> Result<(), CliError> {
 
 /// Rows under headers, one line each.
 #[derive(Debug)]
-pub(super) struct Table {
+pub struct Table {
     inner: comfy_table::Table,
     tones: Vec<Option<Tone>>,
 }
 
 impl Table {
     /// Numbers: columns whose header starts with `>` are right-aligned.
-    pub(super) fn new(headers: &[&str]) -> Self {
+    #[must_use]
+    pub fn new(headers: &[&str]) -> Self {
         let mut inner = comfy_table::Table::new();
         inner.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         inner.set_header(headers.iter().map(|header| header.trim_start_matches('>')));
@@ -114,7 +121,8 @@ impl Table {
         Self { inner, tones: Vec::new() }
     }
 
-    pub(super) fn row<const N: usize>(&mut self, cells: &[String; N]) {
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: &[String; N]) {
         self.inner.add_row(cells.iter().map(|cell| shorten(&plain(cell))));
         self.tones.push(None);
     }

@@ -5,10 +5,10 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
 
 use super::BUSY;
-use crate::bench::BenchError;
 use crate::clock::{Clock as _, SystemClock, micros};
 use crate::event::{Event, EventError};
 use crate::id::BotId;
+use crate::sandbox::SandboxError;
 
 /// The attribute with the time when an event was sent, µs since 1970.
 const SENT: &str = "sent";
@@ -71,7 +71,7 @@ impl Generator {
     }
 
     /// The next event of a bot, in the form of the bus.
-    pub(crate) fn event(&mut self, bot: usize) -> Result<Vec<u8>, BenchError> {
+    pub(crate) fn event(&mut self, bot: usize) -> Result<Vec<u8>, SandboxError> {
         let (kind, data) = self.happening();
         let position = self.positions[bot];
         self.positions[bot] += 1;

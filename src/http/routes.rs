@@ -20,7 +20,7 @@ const SMALL: usize = 16 << 10;
 const MEDIUM: usize = 256 << 10;
 
 /// A route: method (`*`: all others), template, class, maximum body size in bytes.
-pub(crate) type Row = (&'static str, &'static str, Class, usize);
+pub type Row = (&'static str, &'static str, Class, usize);
 
 /// Every route.
 pub(crate) const ROUTES: &[Row] = &[

@@ -60,7 +60,7 @@ pub struct Link {
     pub(super) stale: AtomicBool,
     /// When the topology was last asked for.
     pub(super) looking: tokio::sync::Mutex<Option<Instant>>,
-    /// Commands sent, for the figures of `fairlane bench`.
+    /// Commands sent.
     pub(super) sent: AtomicU64,
     /// How slow the answers are.
     pressure: Arc<Pressure>,

@@ -4,12 +4,8 @@
 mod automations;
 mod core;
 mod counters;
-mod history_checker;
 mod http;
 mod model;
 mod notifications;
 mod operations;
-mod overload_bench;
 mod support;
-
-use support::cli;

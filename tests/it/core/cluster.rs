@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
-use fairlane::history::Record;
 use fairlane::keyspace::{Server, Target};
 
 use super::fairness::{undisturbed, weighed};
@@ -15,6 +14,7 @@ use crate::support::cli::run_in;
 use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
+use crate::support::history::Record;
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisBackend as _, RedisServer};

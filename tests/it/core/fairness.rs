@@ -1,4 +1,4 @@
-//! Each bot gets the service of its weight. `fairlane bench fairness` shows the exact shares; these
+//! Each bot gets the service of its weight. `fairlane-bench fairness` shows the exact shares; these
 //! tests show that the parts work together.
 
 use std::collections::HashMap;

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
-use fairlane::history::{Outcome, Record};
 use fairlane::id::BotId;
 
 use crate::support::bus::{bot, patient};
 use crate::support::config::STREAM;
 use crate::support::fleet::Fleet;
+use crate::support::history::{Outcome, Record};
 use crate::support::http::metric;
 use crate::support::instance::queue;
 use crate::support::proxy::Proxy;

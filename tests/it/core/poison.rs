@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use fairlane::history::{Outcome, Record};
 use fairlane::id::BotId;
 use fairlane::queue::{DeadLetter, Queue};
 
 use crate::support::bus::bot;
 use crate::support::fleet::Fleet;
+use crate::support::history::{Outcome, Record};
 use crate::support::instance::queue;
 use crate::support::redis::Options;
 use crate::support::roles::worker::{Effect, Poison};

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
-use fairlane::history::{Checker, Outcome, Record};
 
 use crate::support::bus::{Publisher, patient};
 use crate::support::config::{SHARDS, STREAM};
+use crate::support::history::{Checker, Outcome, Record};
 use crate::support::push::pushing;
 use crate::support::receivers::{ExampleReceiver, Pushed, is_there};
 use crate::support::redis::{Options, RedisServer};

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fairlane::app::Roles;
-use fairlane::bench;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::notifications::record::{NewNotification, State, When};
 use fairlane::notifications::scripts::{Amended, Amendment};
@@ -418,20 +417,4 @@ async fn a_notification_of_a_process_that_was_cut_off_is_sent_by_another_process
     let calls = receiver.calls();
     let names: BTreeSet<&String> = calls.iter().map(|call| &call.headers["webhook-id"]).collect();
     assert_eq!((calls.len(), names.len()), (32, 16), "again, and by the same ids");
-}
-
-#[tokio::test]
-async fn the_bench_finds_none_early_and_none_twice() {
-    let options = bench::notifications::Options {
-        notifications: 500,
-        seconds: 1,
-        bots: 10,
-        idle: 0,
-        dead: 100,
-        hanging: 1,
-    };
-    let report = Box::pin(bench::notifications::run(options, |_, _| {})).await.unwrap();
-    assert_eq!((report.notifications, report.early, report.repeated), (500, 0, 0), "{report:?}");
-    assert!(report.beside_p99_ms.is_some() && report.hanging_requests <= 16, "{report:?}");
-    assert!(report.p50_ms <= report.p99_ms && report.p99_ms <= report.max_ms, "{report:?}");
 }

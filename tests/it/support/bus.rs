@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use fairlane::history::{HistoryLog, Record};
 use fairlane::keyspace::{Link, Target};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
+use super::history::{HistoryLog, Record};
 use super::redis::{RedisBackend, RedisServer};
 
 /// Events of one write.

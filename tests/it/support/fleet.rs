@@ -5,13 +5,13 @@ use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fairlane::history::{Checker, Outcome, Record, Report};
 use fairlane::keyspace::Link;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tempfile::TempDir;
 
 use super::bus::{Publisher, wire};
 use super::config::{SHARDS, STREAM, config};
+use super::history::{Checker, Outcome, Record, Report};
 use super::http;
 use super::process::WorkerProcess;
 use super::redis::{Options, RedisBackend, RedisServer};

@@ -9,6 +9,7 @@ pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod counter_fleet;
 pub(crate) mod fleet;
+pub(crate) mod history;
 pub(crate) mod http;
 pub(crate) mod instance;
 pub(crate) mod interceptor;

@@ -30,12 +30,24 @@ fn the_image_is_built_from_files_that_exist() {
         }
     }
     assert!(brought.is_superset(&BTreeSet::from(["Cargo.toml", "Cargo.lock", "lua", "src"])));
-    // Cargo refuses a manifest that names a target without a path and without a file.
+    // Cargo refuses a manifest that names a target without a path and without a file, a package
+    // without a target, and a workspace without the manifest of a member.
     let manifest: toml::Table = text("Cargo.toml").parse().expect("TOML");
-    for kind in ["bench", "test", "example", "bin"] {
-        let targets = manifest.get(kind).and_then(toml::Value::as_array).into_iter().flatten();
-        for target in targets {
-            assert!(target.get("path").is_some(), "[[{kind}]] {target} is looked for in the image");
+    let mut manifests = vec![("Cargo.toml".to_owned(), manifest.clone())];
+    for member in manifest["workspace"]["members"].as_array().expect("members") {
+        let path = format!("{}/Cargo.toml", member.as_str().expect("a directory"));
+        assert!(brought.contains(path.as_str()), "{path} is missing in the image");
+        let manifest: toml::Table = text(&path).parse().expect("TOML");
+        assert!(manifest.contains_key("bin"), "{path} names no target");
+        manifests.push((path, manifest));
+    }
+    for (path, manifest) in &manifests {
+        for kind in ["bench", "test", "example", "bin"] {
+            let targets = manifest.get(kind).and_then(toml::Value::as_array).into_iter().flatten();
+            for target in targets {
+                let has_path = target.get("path").is_some();
+                assert!(has_path, "{path}: [[{kind}]] {target} is looked for in the image");
+            }
         }
     }
 }

@@ -11,13 +11,13 @@ use fairlane::app::App;
 use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::config::Config;
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
-use fairlane::history::{HistoryLog, Outcome, Record};
 use fairlane::lifecycle::Shutdown;
 use rand::Rng as _;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::say;
+use crate::support::history::{HistoryLog, Outcome, Record};
 use crate::support::process::variable;
 
 /// The configuration as TOML.

@@ -1,0 +1,148 @@
+//! Arguments that scenarios share, and those of the scenarios that have many.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use clap::Args;
+use fairlane::config::MongoUrl;
+use fairlane::sandbox;
+use url::Url;
+
+use crate::error::CommandError;
+use crate::overload::deployment::{self, Route};
+use crate::{counters, mongo};
+
+/// The handler of the events of `fairlane-bench pipeline`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Handled {
+    /// A handler that only checks the order.
+    Check,
+    /// The rules of the bots, in MongoDB.
+    Automation,
+}
+
+/// Arguments of `fairlane-bench counters`.
+#[derive(Debug, Args)]
+pub(crate) struct CountersArgs {
+    /// Reads per second; 0: none.
+    #[arg(long, value_name = "READS_PER_S", default_value = "15000")]
+    rate: u32,
+    /// Views per second; 0: none.
+    #[arg(long, value_name = "VIEWS_PER_S", default_value = "450")]
+    views: u32,
+    /// Number of ads.
+    #[arg(long, value_name = "N", default_value = "100000")]
+    ads: NonZeroU32,
+    /// Number of bots that the ads are spread over.
+    #[arg(long, value_name = "N", default_value = "100")]
+    bots: NonZeroU32,
+    /// Ads per read, up to 1000.
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    per_read: u32,
+    /// Share of the ads that is cached. The others are only in MongoDB, or unknown.
+    #[arg(long, value_name = "0..1", default_value = "0.95", value_parser = share)]
+    cached: f64,
+    /// Duration.
+    #[arg(long, value_name = "S", default_value = "60")]
+    seconds: NonZeroU32,
+    /// Number of connections. Each has one request in flight.
+    #[arg(long, value_name = "N", default_value = "128", value_parser = clap::value_parser!(u32).range(1..=4_000))]
+    connections: u32,
+    /// The MongoDB for the documents, in a database that is dropped at the end. Default: a server
+    /// that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
+    #[arg(long, value_name = "URL")]
+    mongodb: Option<String>,
+    /// Search for the highest rate of reads at which 99 % are answered within 5 ms.
+    #[arg(long)]
+    saturate: bool,
+    /// Fail if an ad does not have exactly its views. This is always checked.
+    #[arg(long)]
+    pub(super) verify: bool,
+}
+
+impl CountersArgs {
+    pub(super) fn options(&self) -> Result<counters::Options, CommandError> {
+        let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let mongo = choice(self.mongodb.as_deref())?;
+        Ok(counters::Options {
+            rate: self.rate.into(),
+            views: self.views.into(),
+            ads: size(self.ads.get()),
+            bots: size(self.bots.get()),
+            per_read: size(self.per_read),
+            cached: self.cached,
+            seconds: self.seconds.get().into(),
+            connections: size(self.connections),
+            saturate: self.saturate,
+            mongo,
+        })
+    }
+}
+
+/// The MongoDB at this address, or a private one.
+pub(super) fn choice(url: Option<&str>) -> Result<mongo::Choice, CommandError> {
+    Ok(match url {
+        Some(url) => mongo::Choice::Url(MongoUrl::parse(url)?),
+        None => mongo::Choice::Private(sandbox::mongod()),
+    })
+}
+
+/// Parses a multiple of the capacity.
+pub(super) fn load(text: &str) -> Result<f64, String> {
+    let load = text.parse::<f64>().ok().filter(|load| (0.1..=20.0).contains(load));
+    load.ok_or_else(|| "write numbers from 0.1 to 20, such as 0.5,1,10".to_owned())
+}
+
+/// The arguments for a bench of the user's own deployment.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Your own deployment")]
+pub(crate) struct DeploymentArgs {
+    /// Send requests to this process instead of to servers that the bench starts.
+    #[arg(long, value_name = "http://HOST:PORT", value_parser = site, requires = "route",
+        conflicts_with_all = ["workloads", "loads", "rounds", "chart", "mongodb"])]
+    pub(crate) url: Option<Url>,
+    /// A class, a method, a path and optionally a JSON body: 'p1 GET /v1/pipelines'.
+    #[arg(long, value_name = "ROUTE", requires = "url")]
+    pub(crate) route: Vec<Route>,
+    /// Requests per second of all routes together, in this order.
+    #[arg(long, value_delimiter = ',', value_name = "LIST", requires = "url", num_args = 1,
+        default_values_t = [50, 100, 200, 400],
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(deployment::RATE_MAX)))]
+    pub(crate) rates: Vec<u32>,
+    /// Deadline of each request, ms.
+    #[arg(long, value_name = "MS", default_value = "1000", requires = "url",
+        value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub(crate) deadline: u32,
+    /// Maximum number of connections for each class.
+    #[arg(long, value_name = "N", default_value = "200", requires = "url",
+        value_parser = clap::value_parser!(u32).range(1..=2_000))]
+    pub(crate) connections: u32,
+    /// File with a token that each request carries.
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Allow a process on another machine.
+    #[arg(long, requires = "url")]
+    pub(crate) remote: bool,
+}
+
+/// Parses `http://HOST:PORT`, without a path.
+fn site(text: &str) -> Result<Url, String> {
+    let example = "write http://HOST:PORT, such as http://127.0.0.1:8080";
+    let url: Url = text.parse().map_err(|error| format!("{error}; {example}"))?;
+    if url.scheme() != "http" {
+        return Err(format!(
+            "the scheme must be http; name the process behind the proxy: {example}"
+        ));
+    }
+    let is_bare = matches!(url.path(), "" | "/") && url.query().is_none();
+    if !is_bare || !url.username().is_empty() || url.password().is_some() {
+        return Err(format!("the address must be a host and a port only; {example}"));
+    }
+    Ok(url)
+}
+
+/// Parses a share.
+pub(super) fn share(text: &str) -> Result<f64, &'static str> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or("write a number from 0 to 1")
+}

@@ -1,0 +1,269 @@
+//! The command line.
+
+mod arguments;
+mod run;
+mod show;
+
+use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use fairlane::telemetry::LogFormat;
+
+use self::arguments::{CountersArgs, DeploymentArgs, Handled, load, share};
+use crate::overload::{Protection, Workload};
+
+const EXAMPLES: &str = "\
+Examples:
+  fairlane-bench pipeline
+  fairlane-bench latency --rate 5000 --seconds 10
+  fairlane-bench fairness --json
+  fairlane-bench counters --seconds 10
+  fairlane-bench notifications --seconds 10
+  fairlane-bench overload --workloads cpu,dependency
+
+Exit codes: 0 success, 1 failure, 64 bad usage, 69 a needed service is unavailable.";
+const PIPELINE_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench pipeline
+  fairlane-bench pipeline --bots 500000 --events 500000 --json
+  fairlane-bench pipeline --verify
+  FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane-bench pipeline --handler automation";
+const LATENCY_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench latency
+  fairlane-bench latency --rate 10000 --seconds 30 --json";
+const FAIRNESS_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench fairness
+  fairlane-bench fairness --giant 0 --seconds 10 --json";
+
+const HTTP_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench http
+  fairlane-bench http --batch 1 --connections 32 --json";
+
+const NOTIFICATIONS_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench notifications
+  fairlane-bench notifications --seconds 10 --idle 1000000 --json
+  fairlane-bench notifications --seconds 10 --notifications 2000 --dead 10000 --hanging 5";
+
+const OVERLOAD_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench overload
+  fairlane-bench overload --workloads cpu,dependency --rounds 1 --json
+  fairlane-bench overload --chart overload.svg
+
+Your own deployment: each rate runs for some seconds, and the first rate runs again at the end. The
+requests are real and have their effects. Other clients of that process may be refused meanwhile.
+  fairlane-bench overload --url http://127.0.0.1:8080 --rates 100,200,400 \\
+    --route 'p0 GET /healthz' --route 'p1 GET /v1/bots/shop-{n}/counters?ids=ad-1'
+  fairlane-bench overload --url http://10.0.0.7:8080 --remote --token-file bench.token \\
+    --route 'p2 POST /v1/bots/shop-{n}/automations/test {\"event\":{\"type\":\"x\"}}' --json
+
+In a path or body, {n} is a number from 0 to 99. Every route gets the same share of the requests;
+write a route twice for two shares. The class is that of the route, or a lower one.";
+
+const COUNTERS_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench counters
+  FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane-bench counters --saturate --json
+  fairlane-bench counters --mongodb mongodb://127.0.0.1:27017
+  fairlane-bench counters --rate 0 --views 10000 --seconds 10 --verify";
+
+/// Measures the performance of this machine, or of your own deployment.
+#[derive(Debug, Parser)]
+#[command(name = "fairlane-bench", version, after_help = EXAMPLES, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Print one JSON object instead of a table.
+    #[arg(long, global = true)]
+    json: bool,
+    /// The format of log lines. RUST_LOG sets the level.
+    #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t)]
+    log_format: LogFormat,
+    /// The scenario to measure.
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+/// The scenario to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Scenario {
+    /// Measure throughput from the bus through the queues to a handler that does nothing.
+    #[command(after_help = PIPELINE_EXAMPLES)]
+    Pipeline {
+        /// The handler of the events.
+        #[arg(long, value_enum, default_value_t = Handled::Check)]
+        handler: Handled,
+        /// Number of bots that the events are spread over. Default: 50000; with rules 1000.
+        #[arg(long, value_name = "N")]
+        bots: Option<NonZeroU32>,
+        /// Number of events.
+        #[arg(long, value_name = "N", default_value = "500000")]
+        events: NonZeroU32,
+        /// Size of an event on the bus. With rules: about 200.
+        #[arg(long, value_name = "BYTES", default_value = "200")]
+        bytes: NonZeroU32,
+        /// Maximum number of workers.
+        #[arg(long, value_name = "N", default_value = "64")]
+        workers: NonZeroU32,
+        /// Number of rules per bot.
+        #[arg(long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rules: u32,
+        /// Share of the events that a rule matches.
+        #[arg(long, value_name = "0..1", default_value = "0.05", value_parser = share)]
+        matching: f64,
+        /// The MongoDB for rules and profiles, in a database that is dropped at the end. Default: a
+        /// server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
+        #[arg(long, value_name = "URL")]
+        mongodb: Option<String>,
+        /// Fail if an event is lost or handled out of order. Both are always counted.
+        #[arg(long)]
+        verify: bool,
+    },
+    /// Measure goodput and latency at up to ten times the capacity.
+    #[command(after_help = OVERLOAD_EXAMPLES)]
+    Overload {
+        /// The resource that requests need.
+        #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
+            default_values_t = [Workload::Cpu, Workload::Dependency, Workload::Reads])]
+        workloads: Vec<Workload>,
+        /// Offered load as multiples of the capacity, in this order. Default: 0.5 to 10; for reads
+        /// 0.5 to 3.
+        #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = load)]
+        loads: Vec<f64>,
+        /// Duration of each load.
+        #[arg(long, value_name = "S", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=300))]
+        seconds: u32,
+        /// Number of rounds. Figures are medians over the rounds.
+        #[arg(long, value_name = "N", default_value = "3")]
+        rounds: NonZeroU32,
+        /// Write a chart of goodput and p99 over the load to this file, as SVG.
+        #[arg(long, value_name = "FILE")]
+        chart: Option<PathBuf>,
+        /// The MongoDB for the views of `reads`, in a database that is dropped at the end. Default:
+        /// a server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
+        #[arg(long, value_name = "URL")]
+        mongodb: Option<String>,
+        #[command(flatten)]
+        deployment: Box<DeploymentArgs>,
+    },
+    /// The server that `overload` sends requests to. `overload` starts it itself.
+    #[command(hide = true)]
+    OverloadServer {
+        /// The resource that requests need.
+        #[arg(long, value_enum)]
+        workload: Workload,
+        /// What protects the workload from overload.
+        #[arg(long, value_enum)]
+        protection: Protection,
+        /// Rounds of the loop that a request needs the processor for.
+        #[arg(long)]
+        rounds: u64,
+    },
+    /// Measure the time from publishing to handling, at a steady rate.
+    #[command(after_help = LATENCY_EXAMPLES)]
+    Latency {
+        /// Number of bots that the events are spread over.
+        #[arg(long, value_name = "N", default_value = "10000")]
+        bots: NonZeroU32,
+        /// Events per second.
+        #[arg(long, value_name = "EVENTS_PER_S", default_value = "5000")]
+        rate: NonZeroU32,
+        /// Duration.
+        #[arg(long, value_name = "S", default_value = "10")]
+        seconds: NonZeroU32,
+        /// Maximum number of workers.
+        #[arg(long, value_name = "N", default_value = "64")]
+        workers: NonZeroU32,
+        /// Fail if an event is lost or handled out of order. Both are always counted.
+        #[arg(long)]
+        verify: bool,
+    },
+    /// Compare publishing over HTTP with direct XADD.
+    #[command(after_help = HTTP_EXAMPLES)]
+    Http {
+        /// Number of events each way.
+        #[arg(long, value_name = "N", default_value = "500000")]
+        events: NonZeroU32,
+        /// Events per request, up to 1000.
+        #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        batch: u32,
+        /// Size of an event.
+        #[arg(long, value_name = "BYTES", default_value = "200", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        bytes: u32,
+        /// Number of connections each way.
+        #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        connections: u32,
+    },
+    /// Measure reads of totals and writes of views over HTTP at steady rates, then check every ad.
+    #[command(after_help = COUNTERS_EXAMPLES)]
+    Counters(CountersArgs),
+    /// Measure how late notifications are sent: spread over time, all due together, and beside dead
+    /// hosts.
+    #[command(after_help = NOTIFICATIONS_EXAMPLES)]
+    Notifications {
+        /// Number of notifications in each part.
+        #[arg(long, value_name = "N", default_value = "10000")]
+        notifications: NonZeroU32,
+        /// They fall due evenly over this time.
+        #[arg(long, value_name = "S", default_value = "60")]
+        seconds: NonZeroU32,
+        /// Number of bots that they are spread over.
+        #[arg(long, value_name = "N", default_value = "100")]
+        bots: NonZeroU32,
+        /// Number of further notifications, due tomorrow.
+        #[arg(long, value_name = "N", default_value = "0")]
+        idle: u32,
+        /// Number of further notifications of one bot to a dead host, in a third part.
+        #[arg(long, value_name = "N", default_value = "0")]
+        dead: u32,
+        /// Number of hosts in that part that never answer. Each has a hundred notifications.
+        #[arg(long, value_name = "N", default_value = "0")]
+        hanging: u32,
+    },
+    /// Measure how much busy bots delay quiet bots.
+    #[command(after_help = FAIRNESS_EXAMPLES)]
+    Fairness {
+        /// Maximum time that the quiet bots are measured beside the backlog.
+        #[arg(long, value_name = "S", default_value = "20")]
+        seconds: NonZeroU32,
+        /// Number of bots with a backlog. One more has weight 3.
+        #[arg(long, value_name = "N", default_value = "20")]
+        busy: NonZeroU32,
+        /// Number of events of each of them.
+        #[arg(long, value_name = "N", default_value = "5000")]
+        backlog: NonZeroU32,
+        /// Number of quiet bots.
+        #[arg(long, value_name = "N", default_value = "500")]
+        quiet: NonZeroU32,
+        /// Events per second of all quiet bots together.
+        #[arg(long, value_name = "EVENTS_PER_S", default_value = "100")]
+        rate: NonZeroU32,
+        /// Number of workers in two instances together. The handler takes 3 ms per event.
+        #[arg(long, value_name = "N", default_value = "8")]
+        consumers: NonZeroU32,
+        /// Number of events of one more, very large bot; 0: none.
+        #[arg(long, value_name = "N", default_value = "1000000")]
+        giant: u32,
+    },
+    /// `fairlane serve`, with the same arguments. `overload` starts it itself.
+    #[command(hide = true)]
+    Serve {
+        /// Those of `fairlane serve`.
+        #[arg(last = true)]
+        arguments: Vec<OsString>,
+    },
+}
+
+impl Cli {
+    /// The format of log lines, from `--log-format`.
+    pub(crate) fn log_format(&self) -> LogFormat {
+        self.log_format
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,270 @@
+//! Runs a scenario.
+
+use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use clap::Parser as _;
+use fairlane::cli::CliError;
+use indicatif::ProgressBar;
+use url::Url;
+
+use super::arguments::{CountersArgs, DeploymentArgs, Handled, choice};
+use super::show::{print, print_deployment, print_overload};
+use super::{Cli, Scenario};
+use crate::error::CommandError;
+use crate::overload::{self, Protection, Workload, deployment};
+use crate::{automations, counters, fairness, http, latency, notifications, pipeline};
+
+/// Milliseconds. Clients that send later than planned by more than this are too slow to measure
+/// with.
+const LATE_MS: f64 = 2.0;
+
+impl Cli {
+    /// Runs the scenario and prints its report, or runs a server that a scenario has started.
+    ///
+    /// # Errors
+    /// The text of the error is meant for the user. [`CommandError::exit`] returns its exit code.
+    pub(crate) async fn run(self) -> Result<(), CommandError> {
+        match self.scenario {
+            Scenario::OverloadServer { workload, protection, rounds } => {
+                serve_overload(workload, protection, rounds).await
+            }
+            Scenario::Serve { arguments } => Box::pin(serve(arguments)).await,
+            scenario => Box::pin(bench(self.json, scenario)).await,
+        }
+    }
+}
+
+/// Runs the server of `overload`.
+async fn serve_overload(
+    workload: Workload,
+    protection: Protection,
+    rounds: u64,
+) -> Result<(), CommandError> {
+    // The bench needs a runtime of its own, on a thread that is in none.
+    let serving = std::thread::spawn(move || overload::server::serve(workload, protection, rounds));
+    let ended = tokio::task::spawn_blocking(|| serving.join()).await;
+    match ended {
+        Ok(Ok(served)) => Ok(served?),
+        _ => Err(CommandError::Server),
+    }
+}
+
+/// Runs `fairlane serve`.
+async fn serve(arguments: Vec<OsString>) -> Result<(), CommandError> {
+    let words = ["fairlane", "serve"].map(OsString::from).into_iter().chain(arguments);
+    Ok(fairlane::cli::Cli::try_parse_from(words)?.run().await?)
+}
+
+/// Runs a scenario and prints its report.
+#[expect(clippy::too_many_lines, reason = "from the arguments of each scenario to its options")]
+async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
+    let size = |number: NonZeroU32| usize::try_from(number.get()).unwrap_or(usize::MAX);
+    let progress = Progress::new();
+    let watch = |stage: &'static str, count: u64| progress.show(stage, count);
+    match scenario {
+        Scenario::Pipeline {
+            handler: Handled::Automation,
+            bots,
+            events,
+            workers,
+            rules,
+            matching,
+            mongodb,
+            verify,
+            ..
+        } => {
+            let options = automations::Options {
+                bots: bots.map_or(1_000, size),
+                events: size(events),
+                rules: usize::try_from(rules).unwrap_or(usize::MAX),
+                matching,
+                workers: size(workers),
+                mongo: choice(mongodb.as_deref())?,
+            };
+            let report = Box::pin(automations::run(options, watch)).await?;
+            progress.clear();
+            print(json, &report)?;
+            faultless(verify, report.lost, report.repeated)
+        }
+        Scenario::Pipeline { bots, events, bytes, workers, verify, .. } => {
+            let options = pipeline::Options {
+                bots: bots.map_or(50_000, size),
+                events: size(events),
+                bytes: size(bytes),
+                workers: size(workers),
+            };
+            let report = Box::pin(pipeline::run(options, watch)).await?;
+            progress.clear();
+            print(json, &report)?;
+            faultless(verify, report.lost, report.reordered)
+        }
+        Scenario::Latency { bots, rate, seconds, workers, verify } => {
+            let options = latency::Options {
+                rate: rate.get().into(),
+                seconds: seconds.get().into(),
+                bots: size(bots),
+                workers: size(workers),
+            };
+            let report = Box::pin(latency::run(options, watch)).await?;
+            progress.clear();
+            print(json, &report)?;
+            faultless(verify, report.lost, report.reordered)
+        }
+        Scenario::Http { events, batch, bytes, connections } => {
+            let many = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+            let options = http::Options {
+                events: size(events),
+                batch: many(batch),
+                bytes: many(bytes),
+                connections: many(connections),
+            };
+            let report = Box::pin(http::run(options, watch)).await?;
+            progress.clear();
+            print(json, &report)
+        }
+        Scenario::Counters(counters) => {
+            let report = Box::pin(counters::run(counters.options()?, watch)).await?;
+            progress.clear();
+            print(json, &report)?;
+            judge(&counters, &report)
+        }
+        Scenario::Notifications { notifications, seconds, bots, idle, dead, hanging } => {
+            let options = notifications::Options {
+                notifications: notifications.get().into(),
+                seconds: seconds.get().into(),
+                bots: bots.get().into(),
+                idle: idle.into(),
+                dead: dead.into(),
+                hanging: hanging.into(),
+            };
+            let report = Box::pin(notifications::run(options, watch)).await?;
+            progress.clear();
+            print(json, &report)
+        }
+        Scenario::Overload { workloads, loads, seconds, rounds, chart, mongodb, deployment } => {
+            if let Some(url) = deployment.url.clone() {
+                let report = ask_deployment(url, *deployment, seconds.into(), watch).await?;
+                progress.clear();
+                return print_deployment(json, &report);
+            }
+            let options = overload::Options {
+                workloads,
+                loads,
+                seconds: seconds.into(),
+                rounds: size(rounds),
+                mongo: choice(mongodb.as_deref())?,
+            };
+            let report = Box::pin(overload::run(options, watch)).await?;
+            progress.clear();
+            if let Some(path) = &chart {
+                overload::draw(&report, path)
+                    .map_err(|source| CommandError::WriteChart { path: path.clone(), source })?;
+            }
+            print_overload(json, &report)
+        }
+        Scenario::OverloadServer { .. } | Scenario::Serve { .. } => unreachable!("no scenario"),
+        Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {
+            let options = fairness::Options {
+                busy: size(busy),
+                backlog: size(backlog),
+                quiet: size(quiet),
+                quiet_rate: rate.get().into(),
+                handling: Duration::from_millis(3),
+                consumers: size(consumers),
+                giant: usize::try_from(giant).unwrap_or(usize::MAX),
+                window: Duration::from_secs(seconds.get().into()),
+            };
+            let report = Box::pin(fairness::run(options, watch)).await?;
+            progress.clear();
+            print(json, &report)
+        }
+    }
+}
+
+/// With `--verify`, a lost or reordered event fails the command.
+fn faultless(verify: bool, lost: u64, reordered: u64) -> Result<(), CommandError> {
+    if verify && lost + reordered > 0 {
+        return Err(CliError::Faults { lost, reordered }.into());
+    }
+    Ok(())
+}
+
+/// Warns if the clients were too slow to measure with.
+fn judge(counters: &CountersArgs, report: &counters::Report) -> Result<(), CommandError> {
+    let late = report.answered.late_p99_ms;
+    if late > LATE_MS {
+        eprintln!(
+            "note: the clients of the bench could not keep up: 1 % of the requests were sent {late:.1} ms late or more, which is part of the times above; this machine is too small, or busy with other things"
+        );
+    }
+    if counters.verify && !report.exact {
+        return Err(CommandError::Inexact { ads: report.differ });
+    }
+    Ok(())
+}
+
+/// Warns the user about real requests, then measures a deployment.
+async fn ask_deployment(
+    url: Url,
+    args: DeploymentArgs,
+    seconds: u64,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<deployment::Report, CommandError> {
+    let DeploymentArgs { route: routes, rates, deadline, connections, token_file, remote, .. } =
+        args;
+    let steps = rates.len() as u64 + u64::from(rates.len() > 1);
+    let (seconds_in_all, most) = (seconds * steps, deployment::SECONDS_MAX);
+    if seconds_in_all > most {
+        return Err(CommandError::TooLong { seconds: seconds_in_all, most });
+    }
+    if !remote && !deployment::is_loopback(&url).await? {
+        return Err(CommandError::Remote(url.to_string()));
+    }
+    let token = token_file.map(|path| token_of(&path)).transpose()?;
+    eprintln!(
+        "note: {url} receives up to {} requests a second for {} s in all; the requests are real, and other clients may be refused meanwhile",
+        rates.iter().max().copied().unwrap_or_default(),
+        seconds_in_all,
+    );
+    let options = deployment::Options {
+        url,
+        routes,
+        token,
+        rates,
+        seconds,
+        deadline: Duration::from_millis(deadline.into()),
+        connections: connections as usize,
+    };
+    Ok(deployment::run(options, watch).await?)
+}
+
+fn token_of(path: &std::path::Path) -> Result<String, CommandError> {
+    let refused = |problem: String| CommandError::TokenFile { path: path.to_owned(), problem };
+    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let token = text.trim();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(refused("it holds no token of visible characters".to_owned()));
+    }
+    Ok(token.to_owned())
+}
+
+/// Shows the current step on a terminal.
+struct Progress(ProgressBar);
+
+impl Progress {
+    fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+
+    fn show(&self, stage: &'static str, count: u64) {
+        self.0.set_message(if count == 0 { stage.to_owned() } else { format!("{stage}: {count}") });
+    }
+
+    fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+}

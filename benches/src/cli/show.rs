@@ -1,0 +1,152 @@
+//! The reports, as tables or as JSON.
+
+use std::fmt::Write as _;
+
+use fairlane::cli::{CliError, Output, Table};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::error::CommandError;
+use crate::overload::{self, deployment};
+
+/// Prints the fields of the report, one per line, or as JSON.
+pub(super) fn print(json: bool, report: &impl Serialize) -> Result<(), CommandError> {
+    let report = serde_json::to_value(report).map_err(CliError::Json)?;
+    let shown = Output::new(json).show(&report, |report| {
+        let fields = report.as_object().into_iter().flatten();
+        // Lists are shown only in JSON.
+        let fields = fields.filter(|(_, value)| !value.is_array());
+        let width = fields.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let line = |(name, value): (&String, &Value)| {
+            let text = match value {
+                Value::Null => "-".to_owned(),
+                Value::Number(number) if number.is_f64() => {
+                    format!("{:.3}", number.as_f64().unwrap_or_default())
+                }
+                other => other.to_string(),
+            };
+            format!("{:<width$}  {text:>14}", name.replace('_', " "))
+        };
+        fields.map(line).collect::<Vec<_>>().join("\n")
+    });
+    Ok(shown?)
+}
+
+/// A line per rate and class.
+pub(super) fn print_deployment(
+    json: bool,
+    report: &deployment::Report,
+) -> Result<(), CommandError> {
+    let output = Output::new(json);
+    output.show(report, |report| {
+        let mut table = Table::new(&[
+            ">RATE/S",
+            "CLASS",
+            ">ASKED",
+            ">IN TIME/S",
+            ">SUCCESS",
+            ">P50 MS",
+            ">P99 MS",
+            ">SHED",
+            ">LATE",
+            ">FAILED",
+        ]);
+        for step in &report.steps {
+            for class in &step.classes {
+                let again = if step.again { " again" } else { "" };
+                table.row(&[
+                    format!("{}{again}", step.rate),
+                    class.class.to_owned(),
+                    class.offered.to_string(),
+                    format!("{:.1}", class.in_time_per_second),
+                    format!("{:.4}", class.success),
+                    format!("{:.1}", class.p50_ms),
+                    format!("{:.1}", class.p99_ms),
+                    class.shed.to_string(),
+                    class.late.to_string(),
+                    class.failed.to_string(),
+                ]);
+            }
+        }
+        output.table(&table)
+    })?;
+    let lag = report.steps.iter().map(|step| step.lag_p99_ms).fold(0.0, f64::max);
+    if lag > overload::LAG_MAX_MS {
+        eprintln!(
+            "note: this machine could not keep up: at one rate 1 % of the requests were sent {lag:.1} ms late or more; ask from another machine, or for less"
+        );
+    }
+    Ok(())
+}
+
+/// A table per workload, and its curve.
+pub(super) fn print_overload(json: bool, report: &overload::Report) -> Result<(), CommandError> {
+    let value = serde_json::to_value(report).map_err(CliError::Json)?;
+    Output::new(json).show(&value, |_| {
+        let mut text = String::new();
+        for figures in &report.workloads {
+            let name = serde_json::to_value(figures.workload).unwrap_or_default();
+            let _ = writeln!(text, "{}", name.as_str().unwrap_or_default());
+            let fields = serde_json::to_value(figures).unwrap_or_default();
+            let fields = fields.as_object().into_iter().flatten();
+            for (name, value) in fields.filter(|(_, value)| value.is_number()) {
+                let value = value.as_f64().unwrap_or_default();
+                let _ = writeln!(text, "  {:<24} {value:>12.3}", name.replace('_', " "));
+            }
+            let _ = writeln!(
+                text,
+                "  {:<10} {:>6} {:>12} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9}",
+                "before it", "load", "in time/s", "p99 ms", "p0", "p1", "shed", "late", "failed"
+            );
+            for point in &figures.curve {
+                let protection = serde_json::to_value(point.protection).unwrap_or_default();
+                let _ = writeln!(
+                    text,
+                    "  {:<10} {:>5}x {:>12.0} {:>8.1} {:>8.4} {:>8.4} {:>9} {:>9} {:>9}",
+                    protection.as_str().unwrap_or_default(),
+                    point.load,
+                    point.goodput_per_second,
+                    point.p99_ms,
+                    point.p0_success,
+                    point.p1_success,
+                    point.shed,
+                    point.late,
+                    point.failed
+                );
+            }
+            text.push('\n');
+        }
+        if let Some(flood) = report.flood {
+            let _ = writeln!(
+                text,
+                "beside {} connections that send slowly or nothing: p0 {:.4}, p1 {:.4}, p99 {:.1} ms",
+                flood.connections, flood.p0_success, flood.p1_success, flood.p1_p99_ms
+            );
+        }
+        text.trim_end().to_owned()
+    })?;
+    let worst = |figure: fn(&overload::Figures) -> f64| {
+        report.workloads.iter().map(figure).fold(0.0, f64::max)
+    };
+    let away = worst(|figures| figures.away);
+    if away > overload::AWAY_MAX {
+        eprintln!(
+            "note: in five tries of one run the machine withheld the processor from the server for {:.1} % of the time or more; its figures say nothing, run it again on a machine with less to do",
+            away * 100.0
+        );
+    }
+    let speed = worst(|figures| figures.speed);
+    if speed > overload::SPEED_MAX {
+        eprintln!(
+            "note: in five tries of one run the server's processor was faster or slower by {:.0} % than while the capacity was measured; its figures say nothing, run it again on a machine with less to do",
+            speed * 100.0
+        );
+    }
+    let lag = worst(|figures| figures.lag_p99_ms);
+    if lag > overload::LAG_MAX_MS {
+        eprintln!(
+            "note: the generator could not keep up, in five tries: in one run 1 % of the requests were sent {lag:.1} ms late or more; its figures say nothing, run it again on a machine with less to do"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Why a bench failed, and why its command failed.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fairlane::app::AppError;
+use fairlane::cli::{CliError, Exit};
+use fairlane::config::MongoUrlError;
+use fairlane::event::EventError;
+use fairlane::id::IdError;
+use fairlane::keyspace::StoreError;
+use fairlane::notifications::AcceptError;
+use fairlane::sandbox::SandboxError;
+use fairlane::store::mongo::MongoError;
+use fairlane::store::private::PrivateMongoError;
+use redis::RedisError;
+
+/// Why a bench failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    #[error("a request of the bench failed: {0}")]
+    Http(#[source] io::Error),
+    #[error(transparent)]
+    Notification(#[from] AcceptError),
+    #[error(transparent)]
+    PrivateMongo(#[from] PrivateMongoError),
+    #[error(transparent)]
+    Mongo(#[from] MongoError),
+    #[error("MongoDB refuses the documents of the bench: {0}")]
+    Documents(#[source] mongodb::error::Error),
+    #[error("{url} cannot be reached: {why}; correct --url")]
+    Unreachable { url: String, why: String },
+    #[error("the route {route:?} {why}")]
+    Route { route: String, why: String },
+}
+
+impl BenchError {
+    /// Nothing moved for some time.
+    pub(crate) fn stuck(patience: Duration, what: String) -> Self {
+        SandboxError::Stuck(patience, what).into()
+    }
+}
+
+/// Errors with the same meaning inside and outside the sandbox.
+macro_rules! of_sandbox {
+    ($($error:ty),+) => {
+        $(impl From<$error> for BenchError {
+            fn from(error: $error) -> Self {
+                Self::Sandbox(error.into())
+            }
+        })+
+    };
+}
+
+of_sandbox!(AppError, StoreError, EventError, IdError, io::Error, RedisError);
+
+/// Why a command failed. Each text is complete: it names the problem and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    /// As in the commands of `fairlane`.
+    #[error(transparent)]
+    Cli(#[from] CliError),
+    /// The bench stopped early.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// The arguments of the service that `overload` starts.
+    #[error(transparent)]
+    Arguments(#[from] clap::Error),
+    #[error("the runtime cannot be started: {0}")]
+    Runtime(#[source] io::Error),
+    #[error("cannot write the chart to {}: {source}", path.display())]
+    WriteChart {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the server of the bench ended with a panic, see above")]
+    Server,
+    #[error("--mongodb {0}")]
+    MongoUrl(#[from] MongoUrlError),
+    #[error(
+        "{0} is not this machine, and its other clients may be refused during the bench; if no client needs it now, add --remote"
+    )]
+    Remote(String),
+    #[error("--rates and --seconds make {seconds} s; the maximum is {most} s per run")]
+    TooLong { seconds: u64, most: u64 },
+    #[error("--token-file {}: {problem}", path.display())]
+    TokenFile { path: PathBuf, problem: String },
+    #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
+    Inexact { ads: u64 },
+}
+
+impl CommandError {
+    /// The exit code for scripts.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Cli(error) => error.exit(),
+            Self::Bench(BenchError::Sandbox(error)) => error.into(),
+            Self::Arguments(_)
+            | Self::MongoUrl(_)
+            | Self::Remote(_)
+            | Self::TooLong { .. }
+            | Self::TokenFile { .. } => Exit::Usage,
+            Self::Bench(
+                BenchError::PrivateMongo(_) | BenchError::Mongo(_) | BenchError::Unreachable { .. },
+            ) => Exit::Unavailable,
+            Self::Bench(_)
+            | Self::Runtime(_)
+            | Self::WriteChart { .. }
+            | Self::Server
+            | Self::Inexact { .. } => Exit::Failed,
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `fairlane-bench pipeline`: the maximum throughput from the bus to acknowledged events.
+//!
+//! The events are on the bus before the clock starts, bots in random order. The handler only checks
+//! the order. Measured are reading the bus, fan-out, claims, decoding and completions.
+
+use std::sync::Arc;
+
+use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
+use fairlane::id::BotId;
+use fairlane::sandbox::{Meter, Rig, drained, event};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::error::BenchError;
+use crate::probe;
+
+/// The options.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Options {
+    /// Number of bots.
+    pub(crate) bots: usize,
+    /// Number of events, spread evenly.
+    pub(crate) events: usize,
+    /// Size of an event's JSON on the bus, bytes.
+    pub(crate) bytes: usize,
+    /// Number of workers.
+    pub(crate) workers: usize,
+}
+
+/// The results.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Report {
+    pub(crate) bots: usize,
+    pub(crate) events: usize,
+    pub(crate) seconds: f64,
+    pub(crate) events_per_second: f64,
+    pub(crate) redis_benchmark_per_second: Option<f64>,
+    pub(crate) ratio: Option<f64>,
+    pub(crate) wire_commands_per_event: f64,
+    pub(crate) inner_commands_per_event: f64,
+    pub(crate) redis_cpu_us_per_event: f64,
+    pub(crate) lost: u64,
+    pub(crate) reordered: u64,
+}
+
+struct Check(Arc<Meter>);
+
+impl Handler for Check {
+    async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
+        for delivery in &slice.events {
+            self.0.handled(&slice.bot, &delivery.event);
+        }
+        Ok(Outcomes::done())
+    }
+
+    fn committed(&self, _: &Slice, settled: usize) {
+        self.0.committed(settled);
+    }
+}
+
+/// Runs the bench. Calls `watch` with the number of published events, then with the number of
+/// handled ones.
+///
+/// # Errors
+/// If the private Redis fails or nothing moves for a minute.
+pub(crate) async fn run(
+    options: Options,
+    watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    Rig::with(async |rig| measure(rig, options, watch).await).await
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+async fn measure(
+    rig: &Rig,
+    options: Options,
+    mut watch: impl FnMut(&'static str, u64),
+) -> Result<Report, BenchError> {
+    let events = generate(options)?;
+    let mut published = 0;
+    for chunk in events.chunks(10_000) {
+        rig.publish(chunk.iter()).await?;
+        published += chunk.len() as u64;
+        watch("publishing", published);
+    }
+    drop(events);
+    let meter = Meter::new(options.bots);
+    let app = rig.app(options.workers, |_| {}, Check(Arc::clone(&meter))).await?;
+    let (commands, cpu) = (probe::commands(rig).await?, probe::cpu(rig).await?);
+    let started = Instant::now();
+    let running = Rig::spawn(app);
+    let total = options.events as u64;
+    drained(|| meter.done(), total, |done| watch("handling", done)).await?;
+    let seconds = started.elapsed().as_secs_f64();
+    let (commands_after, cpu_after) = (probe::commands(rig).await?, probe::cpu(rig).await?);
+    running.stop().await?;
+    let benchmark = probe::benchmark(rig).await;
+    let events = options.events as f64;
+    let events_per_second = events / seconds;
+    Ok(Report {
+        bots: options.bots,
+        events: options.events,
+        seconds,
+        events_per_second,
+        redis_benchmark_per_second: benchmark,
+        ratio: benchmark.map(|benchmark| events_per_second / benchmark),
+        wire_commands_per_event: (commands_after.wire - commands.wire) as f64 / events,
+        inner_commands_per_event: (commands_after.inner - commands.inner) as f64 / events,
+        redis_cpu_us_per_event: (cpu_after - cpu) * 1e6 / events,
+        lost: total.saturating_sub(meter.reached()),
+        reordered: meter.reordered(),
+    })
+}
+
+/// The events, in order for each bot, bots mixed at random.
+fn generate(options: Options) -> Result<Vec<Vec<u8>>, BenchError> {
+    let mut order: Vec<usize> = (0..options.events).map(|n| n % options.bots).collect();
+    // A fixed seed, so that two runs do the same work.
+    order.shuffle(&mut rand::rngs::SmallRng::seed_from_u64(7));
+    let mut positions = vec![0_u32; options.bots];
+    order
+        .into_iter()
+        .map(|bot| {
+            let id = positions[bot].to_string();
+            positions[bot] += 1;
+            Ok(event(&BotId::parse(&format!("bot-{bot}"))?, &id, "bench", options.bytes)?)
+        })
+        .collect()
+}

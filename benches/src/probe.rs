@@ -1,0 +1,121 @@
+//! Questions to the private Redis of a bench, and the removal of parts of its data.
+
+use fairlane::sandbox::{Rig, STREAM};
+use redis::{Cmd, Value, cmd};
+
+use crate::error::BenchError;
+
+/// Number of calls so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Commands {
+    /// Sent to Redis.
+    pub(crate) wire: u64,
+    /// Inside Redis, including those of scripts.
+    pub(crate) inner: u64,
+}
+
+/// Number of entries of the stream.
+pub(crate) async fn stored(rig: &Rig) -> Result<u64, BenchError> {
+    match rig.command("XLEN", Cmd::xlen(STREAM)).await? {
+        Value::Int(length) => Ok(length.unsigned_abs()),
+        _ => Ok(0),
+    }
+}
+
+/// Empties the stream.
+pub(crate) async fn forget(rig: &Rig) -> Result<(), BenchError> {
+    Ok(rig.command("UNLINK", Cmd::unlink(STREAM)).await.map(drop)?)
+}
+
+/// Resets the read position of the bus to its start; the queues must be empty, and no instance may
+/// run.
+pub(crate) async fn forget_positions(rig: &Rig) -> Result<(), BenchError> {
+    let mut cursor = 0_u64;
+    loop {
+        let mut scan = cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(format!("{}:*", rig.key_prefix()));
+        scan.arg("COUNT").arg(10_000);
+        let found = rig.command("SCAN", scan).await?;
+        let (next, keys): (u64, Vec<String>) =
+            redis::from_redis_value(found).map_err(redis::RedisError::from)?;
+        if !keys.is_empty() {
+            rig.command("UNLINK", Cmd::unlink(keys)).await?;
+        }
+        cursor = next;
+        if cursor == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// A section of `INFO`.
+pub(crate) async fn info(rig: &Rig, section: &str) -> Result<String, BenchError> {
+    let mut command = cmd("INFO");
+    command.arg(section);
+    Ok(match rig.command("INFO", command).await? {
+        Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        _ => String::new(),
+    })
+}
+
+/// CPU time of the server's main thread so far, seconds.
+pub(crate) async fn cpu(rig: &Rig) -> Result<f64, BenchError> {
+    let info = info(rig, "cpu").await?;
+    let field = |name: &str| -> f64 {
+        info.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0.0)
+    };
+    Ok(field("used_cpu_user_main_thread") + field("used_cpu_sys_main_thread"))
+}
+
+/// Number of commands so far, including those of scripts.
+pub(crate) async fn all_commands(rig: &Rig) -> Result<u64, BenchError> {
+    let info = info(rig, "stats").await?;
+    let count = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
+    Ok(count.and_then(|count| count.trim().parse().ok()).unwrap_or(0))
+}
+
+/// Number of calls per command so far.
+pub(crate) async fn commands(rig: &Rig) -> Result<Commands, BenchError> {
+    let info = info(rig, "commandstats").await?;
+    let mut commands = Commands::default();
+    for line in info.lines() {
+        let Some((name, rest)) =
+            line.strip_prefix("cmdstat_").and_then(|line| line.split_once(':'))
+        else {
+            continue;
+        };
+        let calls = rest
+            .split(',')
+            .find_map(|field| field.strip_prefix("calls="))
+            .and_then(|calls| calls.parse::<u64>().ok())
+            .unwrap_or(0);
+        match name {
+            "evalsha" => commands.wire += calls,
+            // Sent by the pool and the reader, never by a script on the hot path.
+            "lrange" | "xread" | "xinfo|stream" => {
+                commands.wire += calls;
+                commands.inner += calls;
+            }
+            _ => commands.inner += calls,
+        }
+    }
+    Ok(commands)
+}
+
+/// The rate of a pipelined `redis-benchmark` on this server: RPUSH of 200 bytes, 16 at a time.
+/// `None` if it is not installed.
+pub(crate) async fn benchmark(rig: &Rig) -> Option<f64> {
+    let socket = rig.target().to_string();
+    let output = tokio::process::Command::new("redis-benchmark")
+        .args(["-s", &socket, "-t", "rpush", "-P", "16", "-c", "8", "-d", "200"])
+        .args(["-n", "400000", "--csv"])
+        .output()
+        .await
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|line| line.starts_with("\"RPUSH\""))?;
+    line.split(',').nth(1)?.trim_matches('"').parse().ok()
+}

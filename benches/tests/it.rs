@@ -1,0 +1,151 @@
+//! The program itself, on private servers.
+
+use std::process::{Command, Stdio};
+
+use fairlane::app::Roles;
+use fairlane::handler::LogHandler;
+use fairlane::id::PipelineName;
+use fairlane::sandbox::{Rig, SandboxError};
+use serde_json::Value;
+
+#[derive(Debug)]
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+/// Runs the program in a directory of its own.
+async fn run(arguments: &[&str]) -> Ran {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairlane-bench"));
+    command.args(arguments).current_dir(directory.path());
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    let ended = tokio::task::spawn_blocking(move || command.output());
+    let ended = ended.await.unwrap().unwrap();
+    Ran {
+        code: ended.status.code().unwrap(),
+        out: String::from_utf8(ended.stdout).unwrap(),
+        err: String::from_utf8(ended.stderr).unwrap(),
+    }
+}
+
+async fn overload(arguments: &[&str]) -> Ran {
+    run(&[&["overload"], arguments].concat()).await
+}
+
+#[tokio::test]
+async fn a_deployment_is_asked_with_its_own_routes_and_classes() {
+    Box::pin(Rig::with(asked)).await.unwrap();
+}
+
+async fn asked(rig: &Rig) -> Result<(), SandboxError> {
+    let (name, any) = (PipelineName::parse("asked")?, ([127, 0, 0, 1], 0).into());
+    let app = rig.app_as(&name, Roles::ALL, any, 4, |_| {}, LogHandler).await?;
+    let url = format!("http://{}", app.http_address()?.unwrap());
+    let instance = Rig::spawn(app);
+    let routes =
+        ["p0 GET /healthz", "p1 GET /v1/pipelines", "p3 GET /v1/pipelines/asked/bots/b-{n}"];
+    let routes = routes.map(|route| ["--route", route]).concat();
+    let few = ["--url", &url, "--rates", "30,60", "--seconds", "1", "--json"];
+    let ran = overload(&[&few[..], &routes].concat()).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.err.contains("up to 60 requests a second for 3 s in all"), "{ran:?}");
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    let steps = report["steps"].as_array().unwrap();
+    let rates: Vec<_> = steps.iter().map(|step| (&step["rate"], &step["again"])).collect();
+    assert_eq!(
+        rates,
+        [(&30.into(), &false.into()), (&60.into(), &false.into()), (&30.into(), &true.into())]
+    );
+    let mut in_time = 0;
+    for step in steps {
+        let classes = step["classes"].as_array().unwrap();
+        let names: Vec<_> = classes.iter().map(|class| class["class"].as_str().unwrap()).collect();
+        assert_eq!(names, ["p0", "p1", "p3"]);
+        for class in classes {
+            let count = |name: &str| class[name].as_u64().unwrap();
+            let ended = count("in_time") + count("shed") + count("late") + count("failed");
+            assert_eq!(ended, count("offered"), "{class}");
+            in_time += count("in_time");
+        }
+    }
+    assert!(in_time > 0, "{report}");
+
+    let wrong = overload(&["--url", &url, "--route", "p1 GET /v1/pipelines/none"]).await;
+    assert_eq!(wrong.code, 1, "{wrong:?}");
+    assert!(
+        wrong.err.contains("p1 GET /v1/pipelines/none") && wrong.err.contains("404"),
+        "{wrong:?}"
+    );
+    instance.stop().await?;
+    let gone = overload(&["--url", &url, "--route", "p1 GET /v1/pipelines"]).await;
+    assert_eq!(gone.code, 69, "{gone:?}");
+    assert!(gone.err.contains("correct --url"), "{gone:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_machine_is_asked_only_by_who_says_so_and_mistakes_are_named() {
+    let route = ["--route", "p1 GET /v1/pipelines"];
+    for (arguments, said) in [
+        (&["--url", "http://192.0.2.1:8080"][..], "add --remote"),
+        (&["--url", "https://127.0.0.1:8080"], "must be http"),
+        (&["--url", "http://127.0.0.1:8080/v1"], "a host and a port only"),
+        (&["--url", "http://127.0.0.1:8080", "--rates", "30000"], "30000"),
+        (
+            &[
+                "--url",
+                "http://127.0.0.1:8080",
+                "--seconds",
+                "300",
+                "--rates",
+                "1,1,1,1,1,1,1,1,1,1,1,1,1",
+            ],
+            "the maximum is 3600 s",
+        ),
+        (&["--url", "http://127.0.0.1:8080", "--loads", "1"], "--loads"),
+        (&["--url", "http://127.0.0.1:8080", "--token-file", "none.token"], "none.token"),
+        (&["--url", "http://127.0.0.1:8080", "--route", "GET /x"], "no class"),
+    ] {
+        let ran = overload(&[arguments, &route].concat()).await;
+        assert_eq!(ran.code, 64, "{arguments:?}: {ran:?}");
+        assert!(ran.err.contains(said), "{said}: {ran:?}");
+    }
+    let ran = overload(&["--url", "http://127.0.0.1:8080"]).await;
+    assert_eq!(ran.code, 64, "{ran:?}");
+    assert!(ran.err.contains("--route"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn the_bench_finds_none_early_and_none_twice() {
+    let parts = ["--notifications", "500", "--seconds", "1", "--bots", "10"];
+    let beside = ["--dead", "100", "--hanging", "1", "--json"];
+    let ran = run(&[&["notifications"], &parts[..], &beside].concat()).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    let count = |name: &str| report[name].as_u64().unwrap();
+    let found = (count("notifications"), count("early"), count("repeated"));
+    assert_eq!(found, (500, 0, 0), "{report}");
+    assert!(report["beside_p99_ms"].is_f64() && count("hanging_requests") <= 16, "{report}");
+    let [p50, p99, max] = ["p50_ms", "p99_ms", "max_ms"].map(|name| report[name].as_f64().unwrap());
+    assert!(p50 <= p99 && p99 <= max, "{report}");
+}
+
+#[tokio::test]
+async fn help_version_and_mistakes_have_the_exit_codes_of_fairlane() {
+    for (arguments, code, said) in [
+        (&["--help"][..], 0, "Examples:"),
+        (&["pipeline", "--help"], 0, "fairlane-bench pipeline --verify"),
+        (&["--version"], 0, concat!("fairlane-bench ", env!("CARGO_PKG_VERSION"))),
+        (&[], 64, "Usage: fairlane-bench"),
+        (&["juggle"], 64, "juggle"),
+        (&["pipeline", "--matching", "2"], 64, "from 0 to 1"),
+        (&["counters", "--mongodb", "nonsense"], 64, "--mongodb"),
+    ] {
+        let ran = run(arguments).await;
+        assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
+        let text = if code == 0 { &ran.out } else { &ran.err };
+        assert!(text.contains(said), "{arguments:?}: {ran:?}");
+    }
+}
