@@ -4,9 +4,11 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use fairlane::admission::{Admission, Answer, Ask, Class, Operation, Settings, system_ticks};
+use fairlane::admission::{
+    Admission, Class, Decision, Operation, Request as AdmissionRequest, Settings, system_ticks,
+};
 use fairlane::event::Event;
-use fairlane::filter::{Facts, Filter, Glob, Sees};
+use fairlane::expression::{Facts, Filter, Glob, Sees};
 use fairlane::id::{BotId, ShardCount};
 use fairlane::pool::scale::{Load, wanted};
 
@@ -54,7 +56,7 @@ fn scaling(criterion: &mut Criterion) {
 }
 
 fn admission(criterion: &mut Criterion) {
-    let ask = |class| Ask {
+    let ask = |class| AdmissionRequest {
         places: 1,
         class,
         operation: Operation(1),
@@ -66,18 +68,18 @@ fn admission(criterion: &mut Criterion) {
     let free = Admission::new(Settings::default(), system_ticks());
     group.bench_function("begin_and_end", |bench| {
         bench.iter(|| match free.ask(black_box(&ask(Class::P2))) {
-            Answer::Begin(permit) => permit.answered(),
+            Decision::Begin(permit) => permit.answered(),
             other => panic!("there is room: {other:?}"),
         });
     });
     // In flight as many as may be, and waiting too.
     let full = Admission::new(Settings::default(), system_ticks());
     let mut held = Vec::new();
-    while !matches!(held.last(), Some(Answer::Shed(_))) {
+    while !matches!(held.last(), Some(Decision::Shed(_))) {
         held.push(full.ask(&ask(Class::P2)));
     }
     group.bench_function("shed", |bench| {
-        bench.iter(|| assert!(matches!(full.ask(black_box(&ask(Class::P3))), Answer::Shed(_))));
+        bench.iter(|| assert!(matches!(full.ask(black_box(&ask(Class::P3))), Decision::Shed(_))));
     });
     group.finish();
 }

@@ -19,8 +19,8 @@ use metrics::Counter;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::deadline;
 use crate::metrics as table;
+use crate::request_deadline;
 
 /// Interval between two probes.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
@@ -79,12 +79,12 @@ impl Breaker {
         within: Duration,
         question: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Unanswered<E>> {
-        let allowed = deadline::at_most(within);
+        let allowed = request_deadline::at_most(within);
         if !self.lets_through(Duration::ZERO) {
             self.refused.increment(1);
             return Err(Unanswered::Open);
         }
-        let question = deadline::until(Instant::now() + allowed, question);
+        let question = request_deadline::until(Instant::now() + allowed, question);
         let answered = tokio::time::timeout(allowed, question).await;
         match &answered {
             Ok(Err(error)) if error.is_away() => self.fails(within),
@@ -240,7 +240,7 @@ mod tests {
     async fn the_deadline_or_departure_of_a_caller_says_nothing_of_the_store() {
         let breaker = Breaker::new("test");
         let soon = Duration::from_millis(5);
-        let read = deadline::until(Instant::now() + soon, hangs(&breaker)).await;
+        let read = request_deadline::until(Instant::now() + soon, hangs(&breaker)).await;
         assert_eq!(read, Err(Unanswered::Late(soon)));
         drop(tokio::time::timeout(soon, hangs(&breaker)).await);
         assert_eq!(answers(&breaker).await, Ok(7));

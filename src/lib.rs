@@ -17,8 +17,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`id`], [`event`], [`filter`], [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire formats, globs and CEL, time, the ledger and the kind of a pipeline |
-//! | [`keyspace`] | Redis: connections, the key table, one typed call per script in `lua/` |
+//! | [`id`], [`event`], [`expression`], [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire formats, globs and CEL, time, the ledger and the kind of a pipeline |
+//! | [`redis`] | Redis: connections, the key table, one typed call per script in `lua/` |
 //! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
 //! | [`admission`] | admission control and quotas |
 //! | [`fanout`] | which pipelines take an event; the copy into the queues |
@@ -43,7 +43,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `http` | the HTTP interface: routes, tokens, problems, the `OpenAPI` document, the pages |
-//! | [`store`] | `MongoDB`: the client, grouped writes, the private server |
+//! | [`mongo`] | `MongoDB`: the client, grouped writes, the private server |
 //! | [`app`] | builds and runs an instance |
 //! | [`presence`] | the registry of running processes: rates, workers |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
@@ -54,8 +54,8 @@
 //! # The order of the modules
 //!
 //! No imports between two modules form a circle, which a test keeps so. From the bottom up: the
-//! base ([`clock`], [`id`], [`event`], [`filter`], [`metrics`], …); the stores ([`keyspace`],
-//! [`store`]) and [`outbound`]; [`queue`], [`handler`], [`admission`]; [`config`], which knows the
+//! base ([`clock`], [`id`], [`event`], [`expression`], [`metrics`], …); the stores ([`redis`],
+//! [`mongo`]) and [`outbound`]; [`queue`], [`handler`], [`admission`]; [`config`], which knows the
 //! settings of all of them; [`fanout`], [`pool`], [`bus`]; [`product`]; the products; their list;
 //! `http`; [`app`]; the command line.
 //!
@@ -112,19 +112,18 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod counters;
-mod deadline;
 #[doc(hidden)]
 pub mod demo;
 pub mod event;
+pub mod expression;
 pub mod fanout;
-pub mod filter;
 pub mod handler;
 mod http;
 pub mod id;
-pub mod keyspace;
 pub mod ledger;
 pub mod lifecycle;
 pub mod metrics;
+pub mod mongo;
 pub mod notifications;
 pub mod outbound;
 pub mod pipeline;
@@ -136,11 +135,12 @@ pub mod product;
 mod products;
 pub mod queue;
 mod receiver;
+pub mod redis;
+mod request_deadline;
 mod roles;
 #[doc(hidden)]
 pub mod sandbox;
-mod signing;
+mod signed_token;
 mod startup;
-pub mod store;
 pub mod telemetry;
 mod trend;

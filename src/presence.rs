@@ -15,10 +15,10 @@ use utoipa::ToSchema;
 
 use crate::clock::millis;
 use crate::id::PipelineName;
-use crate::keyspace::scripts::Beat;
-use crate::keyspace::{Link, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::outbound::breakers::{Breaker, Breakers};
+use crate::redis::scripts::Beat;
+use crate::redis::{Link, RedisError, keys};
 
 /// Interval of updates; rates are means over this time.
 const BEAT: Duration = Duration::from_secs(5);
@@ -89,7 +89,7 @@ pub struct Process {
 ///
 /// # Errors
 /// If Redis is unavailable or refuses.
-pub async fn processes(link: &Link) -> Result<Vec<Process>, StoreError> {
+pub async fn processes(link: &Link) -> Result<Vec<Process>, RedisError> {
     let key = keys::processes(link.prefix());
     let look = Beat { key: &key, id: "", says: "", ttl_ms: millis(SILENT) };
     let said = link.call(&look).await?;

@@ -25,8 +25,8 @@ use crate::config::{Config, ConfigError, PipelineConfig};
 use crate::fanout::Interest;
 use crate::handler::{AnyHandler, Handler};
 use crate::id::PipelineName;
-use crate::keyspace::scripts::Table;
 use crate::lifecycle::Shutdown;
+use crate::mongo::client::Mongo;
 use crate::outbound::Outbound;
 use crate::outbound::headers::HeadersError;
 use crate::pipeline::Kind;
@@ -34,8 +34,8 @@ use crate::pressure::Pressure;
 use crate::queue::Queue;
 pub use crate::queue::sample::{Gauges, Seen};
 pub use crate::queue::wake::{Listener, Wake};
+use crate::redis::scripts::Table;
 use crate::roles::Roles;
-use crate::store::mongo::Mongo;
 
 /// What a product says of its pipeline before anything runs.
 pub trait Product: Send + Sync + 'static {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::Config;
 use crate::id::PipelineName;
-use crate::keyspace::scripts::Table;
 use crate::pipeline::Kind;
 use crate::product::Product;
+use crate::redis::scripts::Table;
 use crate::{automations, counters, notifications};
 
 /// The built-in products.

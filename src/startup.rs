@@ -21,9 +21,9 @@ use crate::bus::redis_stream::RedisStream;
 use crate::clock::{SharedClock, millis};
 use crate::fanout::starts::Starts;
 use crate::id::PipelineName;
-use crate::keyspace::{Link, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::queue::Queue;
+use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::OncePerMinute;
 
 /// Pause before a failed step is retried.
@@ -70,11 +70,11 @@ pub(crate) struct Starting {
 /// What a process waits for.
 struct Pending {
     what: String,
-    cause: Option<StoreError>,
+    cause: Option<RedisError>,
 }
 
 /// For any client: the address of Redis and its error texts belong in the log.
-fn in_words(cause: &StoreError) -> &'static str {
+fn in_words(cause: &RedisError) -> &'static str {
     if cause.is_full() {
         ": Redis is full; raise its maxmemory, or let the queues be drained"
     } else if cause.is_passing() {
@@ -160,7 +160,7 @@ impl Start {
     }
 
     /// Records the names of new pipelines.
-    async fn note_names(&self) -> Result<(), StoreError> {
+    async fn note_names(&self) -> Result<(), RedisError> {
         if self.names.is_empty() {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::millis;
 use crate::id::PipelineName;
-use crate::keyspace::{Link, Reply, StoreError, keys};
+use crate::redis::{Link, RedisError, Reply, keys};
 
 /// The time span of the charts.
 pub(crate) const SPAN: Duration = Duration::from_secs(15 * 60);
@@ -55,7 +55,7 @@ pub(crate) struct Point {
 ///
 /// # Errors
 /// If Redis is unavailable or refuses.
-pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), StoreError> {
+pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), RedisError> {
     // Names and numbers always serialise.
     let text = serde_json::to_string(point).unwrap_or_default();
     let (mut pipe, trend) = (redis::Pipeline::with_capacity(3), keys::trend(link.prefix()));
@@ -69,7 +69,7 @@ pub(crate) async fn add(link: &Link, point: &Point) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// If Redis is unavailable or refuses.
-pub(crate) async fn read(link: &Link) -> Result<Vec<Point>, StoreError> {
+pub(crate) async fn read(link: &Link) -> Result<Vec<Point>, RedisError> {
     let mut command = redis::cmd("LRANGE");
     command.arg(keys::trend(link.prefix())).arg(0).arg(-1);
     let misread = |source| link.misread("LRANGE", source);

@@ -9,12 +9,11 @@ use fairlane::cli::{CliError, Exit};
 use fairlane::config::MongoUrlError;
 use fairlane::event::EventError;
 use fairlane::id::IdError;
-use fairlane::keyspace::StoreError;
+use fairlane::mongo::client::MongoError;
+use fairlane::mongo::private::PrivateMongoError;
 use fairlane::notifications::AcceptError;
+use fairlane::redis::RedisError;
 use fairlane::sandbox::SandboxError;
-use fairlane::store::mongo::MongoError;
-use fairlane::store::private::PrivateMongoError;
-use redis::RedisError;
 
 /// Why a bench failed.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +54,7 @@ macro_rules! of_sandbox {
     };
 }
 
-of_sandbox!(AppError, StoreError, EventError, IdError, io::Error, RedisError);
+of_sandbox!(AppError, RedisError, EventError, IdError, io::Error, redis::RedisError);
 
 /// Why a command failed. Each text is complete: it names the problem and the remedy.
 #[derive(Debug, thiserror::Error)]

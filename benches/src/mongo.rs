@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use fairlane::automations::subscribers::SUBSCRIBERS;
 use fairlane::config::MongoUrl;
+use fairlane::mongo::client::Mongo;
+use fairlane::mongo::private::PrivateMongo;
 use fairlane::sandbox::{Interrupt, Rig};
-use fairlane::store::mongo::Mongo;
-use fairlane::store::private::PrivateMongo;
 use mongodb::Client;
 use mongodb::bson::Document;
 use mongodb::options::ClientOptions;

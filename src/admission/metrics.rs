@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use super::{Class, Decision, Reason};
+use super::{Class, Counted, Reason};
 use crate::metrics::{
     ADMISSION, HTTP_DEMAND_RATIO, INFLIGHT, INFLIGHT_LIMIT, QUEUE_WAIT_SECONDS, SHED,
     SHED_FALSE_POSITIVES, SHED_SECONDS,
@@ -14,7 +14,7 @@ use crate::metrics::{
 /// `shed_total` from the first refusal.
 #[derive(Clone)]
 pub(crate) struct AdmissionMetrics {
-    decisions: [[Counter; Decision::ALL.len()]; 4],
+    decisions: [[Counter; Counted::ALL.len()]; 4],
     waits: [Histogram; 4],
     pub(crate) false_positives: Counter,
     pub(crate) in_flight: Gauge,
@@ -25,14 +25,14 @@ pub(crate) struct AdmissionMetrics {
 impl AdmissionMetrics {
     /// The handles, at 0.
     pub(crate) fn new() -> Self {
-        let count = |class: Class, decision: Decision| {
+        let count = |class: Class, decision: Counted| {
             let counter =
                 counter!(ADMISSION, "class" => class.as_str(), "decision" => decision.as_str());
             counter.absolute(0);
             counter
         };
         let metrics = Self {
-            decisions: Class::ALL.map(|class| Decision::ALL.map(|decision| count(class, decision))),
+            decisions: Class::ALL.map(|class| Counted::ALL.map(|decision| count(class, decision))),
             waits: Class::ALL
                 .map(|class| histogram!(QUEUE_WAIT_SECONDS, "class" => class.as_str())),
             false_positives: counter!(SHED_FALSE_POSITIVES),
@@ -47,7 +47,7 @@ impl AdmissionMetrics {
         metrics
     }
 
-    pub(crate) fn decided(&self, class: Class, decision: Decision) {
+    pub(crate) fn decided(&self, class: Class, decision: Counted) {
         self.decisions[class as usize][decision as usize].increment(1);
     }
 

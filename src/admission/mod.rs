@@ -19,15 +19,15 @@
 //! refusal or there is room. Time is what the caller says it is; nothing here waits, and nothing
 //! knows HTTP.
 
-mod ask;
 mod limit;
 pub(crate) mod metrics;
 mod permit;
 pub mod quota;
-mod room;
+mod request;
 mod share;
 mod shed;
 pub(crate) mod turns;
+mod wait_queue;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -36,12 +36,12 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-pub use self::ask::{Ask, Class, Mode, Operation, Reason};
 use self::limit::{Limiter, Sample, Window};
-pub use self::permit::{Permit, Place};
-use self::room::Room;
+pub use self::permit::{Permit, Ticket};
+pub use self::request::{Class, Mode, Operation, Reason, Request};
 use self::share::Shares;
 pub use self::shed::{AsName, Refused, ShedCounts, Top};
+use self::wait_queue::WaitQueue;
 use crate::admission::metrics::AdmissionMetrics;
 
 /// Requests of [`Class::P0`] in flight at once.
@@ -56,11 +56,11 @@ pub const OPERATIONS_MAX: usize = 256;
 
 /// What is decided.
 #[derive(Debug)]
-pub enum Answer {
+pub enum Decision {
     /// It can begin.
     Begin(Permit),
     /// It has to wait.
-    Wait(Place),
+    Wait(Ticket),
     /// It is not to be begun.
     Shed(Reason),
 }
@@ -104,7 +104,7 @@ pub struct Admission {
     waiting: [AtomicUsize; 4],
     /// Most that wait: as many as go through while the first class may wait.
     room_max: AtomicUsize,
-    room: Mutex<Room<oneshot::Sender<Result<Permit, Reason>>>>,
+    room: Mutex<WaitQueue<oneshot::Sender<Result<Permit, Reason>>>>,
     limiter: Mutex<Limiter>,
     /// Per operation, µs; 0: unknown.
     medians: Box<[AtomicU32]>,
@@ -203,11 +203,11 @@ impl Admission {
 
     /// Whether a request can begin.
     #[must_use]
-    pub fn ask(self: &Arc<Self>, ask: &Ask) -> Answer {
+    pub fn ask(self: &Arc<Self>, ask: &Request) -> Decision {
         let mode = self.mode(ask.class);
         let now = self.now();
         match mode {
-            Mode::Off => return Answer::Begin(self.force(ask, now)),
+            Mode::Off => return Decision::Begin(self.force(ask, now)),
             Mode::Refuse => return self.shed(ask, Reason::Switch),
             Mode::Enforce | Mode::Shadow => {}
         }
@@ -219,17 +219,17 @@ impl Admission {
         match (decided, mode) {
             (Ok(answer), _) => answer,
             (Err(_), Mode::Shadow) => {
-                self.metrics.decided(ask.class, Decision::Shadow);
-                Answer::Begin(self.force(ask, now))
+                self.metrics.decided(ask.class, Counted::Shadow);
+                Decision::Begin(self.force(ask, now))
             }
             (Err(reason), _) => self.shed(ask, reason),
         }
     }
 
-    fn ask_critical(self: &Arc<Self>, ask: &Ask, now: Duration, mode: Mode) -> Answer {
+    fn ask_critical(self: &Arc<Self>, ask: &Request, now: Duration, mode: Mode) -> Decision {
         if self.critical.fetch_add(1, Ordering::Relaxed) < CRITICAL_MAX || mode == Mode::Shadow {
-            self.metrics.decided(ask.class, Decision::Admitted);
-            return Answer::Begin(self.permit(ask, now));
+            self.metrics.decided(ask.class, Counted::Admitted);
+            return Decision::Begin(self.permit(ask, now));
         }
         self.critical.fetch_sub(1, Ordering::Relaxed);
         self.shed(ask, Reason::Critical)
@@ -237,11 +237,11 @@ impl Admission {
 
     fn decide(
         self: &Arc<Self>,
-        ask: &Ask,
+        ask: &Request,
         is_heavy: bool,
         now: Duration,
         is_shadow: bool,
-    ) -> Result<Answer, Reason> {
+    ) -> Result<Decision, Reason> {
         if let Some(deadline) = ask.deadline {
             let is_over = deadline <= now;
             if is_over || (deadline <= now + self.median(ask.operation) && !self.is_try(ask, now)) {
@@ -250,8 +250,8 @@ impl Admission {
         }
         let rank = if is_heavy && self.is_tight() { Class::P3 } else { ask.class };
         if self.ahead(rank) == 0 && self.take(rank) {
-            self.metrics.decided(ask.class, Decision::Admitted);
-            return Ok(Answer::Begin(self.permit(ask, now)));
+            self.metrics.decided(ask.class, Counted::Admitted);
+            return Ok(Decision::Begin(self.permit(ask, now)));
         }
         self.is_bound.store(true, Ordering::Relaxed);
         let no_room = if rank == ask.class { Reason::Capacity } else { Reason::Share };
@@ -273,13 +273,21 @@ impl Admission {
         }
         drop(room);
         let admission = Arc::clone(self);
-        Ok(Answer::Wait(Place { admission, ask: *ask, rank, serial, since: now, patience, told }))
+        Ok(Decision::Wait(Ticket {
+            admission,
+            ask: *ask,
+            rank,
+            serial,
+            since: now,
+            patience,
+            told,
+        }))
     }
 
     /// Gives free places to those who wait.
     fn hand_out(
         self: &Arc<Self>,
-        room: &mut Room<oneshot::Sender<Result<Permit, Reason>>>,
+        room: &mut WaitQueue<oneshot::Sender<Result<Permit, Reason>>>,
         now: Duration,
     ) {
         while let Some(rank) = room.first() {
@@ -355,9 +363,9 @@ impl Admission {
         self.metrics.demand_ratio.set(verdict.demand_ratio(shed));
     }
 
-    fn shed(&self, ask: &Ask, reason: Reason) -> Answer {
+    fn shed(&self, ask: &Request, reason: Reason) -> Decision {
         self.refused(ask.class, reason);
-        Answer::Shed(reason)
+        Decision::Shed(reason)
     }
 
     /// Counts a refusal that was decided elsewhere, too.
@@ -365,7 +373,7 @@ impl Admission {
         if reason.is_want_of_room() {
             self.shed_lately.fetch_add(1, Ordering::Relaxed);
         }
-        self.metrics.decided(class, Decision::Shed);
+        self.metrics.decided(class, Counted::Shed);
         self.counts.note(class, reason);
     }
 
@@ -375,7 +383,7 @@ impl Admission {
     }
 
     /// Begins whatever is in flight.
-    fn force(self: &Arc<Self>, ask: &Ask, now: Duration) -> Permit {
+    fn force(self: &Arc<Self>, ask: &Request, now: Duration) -> Permit {
         if ask.class == Class::P0 {
             self.critical.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -384,8 +392,8 @@ impl Admission {
         self.permit(ask, now)
     }
 
-    fn permit(self: &Arc<Self>, ask: &Ask, began: Duration) -> Permit {
-        let Ask { operation, class, deadline, .. } = *ask;
+    fn permit(self: &Arc<Self>, ask: &Request, began: Duration) -> Permit {
+        let Request { operation, class, deadline, .. } = *ask;
         let given = deadline.map(|deadline| deadline.saturating_sub(began));
         let admission = Some(Arc::clone(self));
         let mut permit = Permit { admission, operation, class, began, given, places: 1 };
@@ -421,7 +429,7 @@ impl Admission {
 
     /// Whether to try one although it usually takes too long: else nobody would ever find out that
     /// it does not any more.
-    fn is_try(&self, ask: &Ask, now: Duration) -> bool {
+    fn is_try(&self, ask: &Request, now: Duration) -> bool {
         let tried = &self.tried[usize::from(ask.operation.0) % OPERATIONS_MAX];
         let last = tried.load(Ordering::Relaxed);
         let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
@@ -442,7 +450,7 @@ impl Admission {
         Mode::ALL.get(usize::from(mode)).copied().unwrap_or_default()
     }
 
-    fn room(&self) -> MutexGuard<'_, Room<oneshot::Sender<Result<Permit, Reason>>>> {
+    fn room(&self) -> MutexGuard<'_, WaitQueue<oneshot::Sender<Result<Permit, Reason>>>> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -450,14 +458,14 @@ impl Admission {
 /// What is counted of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Decision {
+pub(crate) enum Counted {
     Admitted,
     Waited,
     Shed,
     Shadow,
 }
 
-impl Decision {
+impl Counted {
     pub(crate) const ALL: [Self; 4] = [Self::Admitted, Self::Waited, Self::Shed, Self::Shadow];
 
     pub(crate) fn as_str(self) -> &'static str {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::ask::{Ask, Class, Operation, Reason};
-use super::{Admission, Decision};
+use super::request::{Class, Operation, Reason, Request};
+use super::{Admission, Counted};
 
 /// A request in flight, until it is dropped.
 #[derive(Debug)]
@@ -69,9 +69,9 @@ impl Drop for Permit {
 
 /// A place in the room; given up when it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct Ticket {
     pub(super) admission: Arc<Admission>,
-    pub(super) ask: Ask,
+    pub(super) ask: Request,
     pub(super) rank: Class,
     pub(super) serial: u64,
     pub(super) since: Duration,
@@ -79,7 +79,7 @@ pub struct Place {
     pub(super) told: oneshot::Receiver<Result<Permit, Reason>>,
 }
 
-impl Place {
+impl Ticket {
     /// Longest time to wait here.
     #[must_use]
     pub fn patience(&self) -> Duration {
@@ -124,7 +124,7 @@ impl Place {
                 Reason::Deadline
             }
             Ok(permit) => {
-                self.admission.metrics.decided(self.ask.class, Decision::Waited);
+                self.admission.metrics.decided(self.ask.class, Counted::Waited);
                 return Ok(permit);
             }
             Err(Reason::Wait) if self.rank != self.ask.class => Reason::Share,
@@ -135,7 +135,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Ticket {
     fn drop(&mut self) {
         let mut room = self.admission.room();
         if room.remove(self.rank, self.serial) {

@@ -8,7 +8,7 @@ struct Bench {
     clock: Arc<AtomicU64>,
     admission: Arc<Admission>,
     begun: Vec<(Class, Permit)>,
-    places: Vec<Place>,
+    places: Vec<Ticket>,
 }
 
 fn bench(limit_max: usize) -> Bench {
@@ -20,8 +20,8 @@ fn bench(limit_max: usize) -> Bench {
     Bench { clock, admission, begun: Vec::new(), places: Vec::new() }
 }
 
-fn ask(class: Class) -> Ask {
-    Ask {
+fn ask(class: Class) -> Request {
+    Request {
         class,
         operation: Operation(class as u16),
         continues: false,
@@ -38,11 +38,11 @@ impl Bench {
     }
 
     /// Asks; answers why not, where it is decided at once.
-    fn ask(&mut self, ask: &Ask) -> Option<Reason> {
+    fn ask(&mut self, ask: &Request) -> Option<Reason> {
         match self.admission.ask(ask) {
-            Answer::Begin(permit) => self.begun.push((ask.class, permit)),
-            Answer::Wait(place) => self.places.push(place),
-            Answer::Shed(reason) => return Some(reason),
+            Decision::Begin(permit) => self.begun.push((ask.class, permit)),
+            Decision::Wait(place) => self.places.push(place),
+            Decision::Shed(reason) => return Some(reason),
         }
         None
     }
@@ -67,7 +67,7 @@ impl Bench {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Ask(Class, bool),
+    Request(Class, bool),
     End(usize, bool),
     Leave(usize),
     Pass(u64),
@@ -76,7 +76,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let class = prop::sample::select(&Class::ALL[..]);
     let step = prop_oneof![
-        5 => (class, any::<bool>()).prop_map(|(class, continues)| Step::Ask(class, continues)),
+        5 => (class, any::<bool>()).prop_map(|(class, continues)| Step::Request(class, continues)),
         4 => (any::<usize>(), any::<bool>()).prop_map(|(which, answered)| Step::End(which, answered)),
         1 => any::<usize>().prop_map(Step::Leave),
         2 => (0_u64..30_000).prop_map(Step::Pass),
@@ -93,9 +93,9 @@ proptest! {
         for step in steps {
             let bound = bench.admission.room_max.load(Ordering::Relaxed).max(bench.places.len());
             match step {
-                Step::Ask(class, continues) => {
+                Step::Request(class, continues) => {
                     let before = bench.admission.state();
-                    let shed = bench.ask(&Ask { continues, ..ask(class) });
+                    let shed = bench.ask(&Request { continues, ..ask(class) });
                     if shed == Some(Reason::Capacity) {
                         let below = &before.waiting[class as usize + 1..];
                         prop_assert!(below.iter().all(|waiting| *waiting == 0),
@@ -163,7 +163,7 @@ fn a_request_that_cannot_be_answered_in_time_is_not_started() {
     assert_eq!(bench.admission.median(Operation(1)), Duration::from_millis(10));
     let within = |bench: &Bench, ms| {
         let deadline = Some(bench.admission.now() + Duration::from_millis(ms));
-        Ask { deadline, ..ask(Class::P1) }
+        Request { deadline, ..ask(Class::P1) }
     };
     let (early, late) = (within(&bench, 9), within(&bench, 11));
     assert_eq!(bench.ask(&early), None, "now and then it is tried all the same");
@@ -176,7 +176,7 @@ fn a_deadline_is_looked_at_again_after_waiting() {
     let mut bench = bench(1);
     bench.ask(&ask(Class::P1));
     let deadline = Some(bench.admission.now() + Duration::from_millis(5));
-    bench.ask(&Ask { deadline, ..ask(Class::P1) });
+    bench.ask(&Request { deadline, ..ask(Class::P1) });
     bench.pass(Duration::from_millis(6));
     bench.begun.clear();
     assert_eq!(bench.collect(), [(Class::P1, Reason::Deadline)]);
@@ -213,13 +213,13 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
         callers.rotate_left(offset);
         for caller in callers {
             let counted = round >= 300;
-            match bench.admission.ask(&Ask { caller, ..ask(Class::P2) }) {
-                Answer::Begin(permit) => {
+            match bench.admission.ask(&Request { caller, ..ask(Class::P2) }) {
+                Decision::Begin(permit) => {
                     bench.begun.push((Class::P2, permit));
                     served[usize::from(caller > 1)] += u64::from(counted);
                 }
-                Answer::Wait(place) => bench.places.push(place),
-                Answer::Shed(_) => shed[usize::from(caller > 1)] += u64::from(counted),
+                Decision::Wait(place) => bench.places.push(place),
+                Decision::Shed(_) => shed[usize::from(caller > 1)] += u64::from(counted),
             }
             bench.pass(Duration::from_micros(250));
             // One ends every 400 µs.
@@ -251,11 +251,11 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
 #[test]
 fn a_large_request_counts_as_several_and_leaves_room_for_the_others() {
     let mut bench = bench(16);
-    let large = Ask { places: 1_000, ..ask(Class::P2) };
+    let large = Request { places: 1_000, ..ask(Class::P2) };
     assert_eq!(bench.ask(&large), None);
     // Of 14 places for its class, half.
     assert_eq!(bench.admission.state().in_flight, 7);
-    assert_eq!(bench.ask(&Ask { places: 3, ..ask(Class::P2) }), None);
+    assert_eq!(bench.ask(&Request { places: 3, ..ask(Class::P2) }), None);
     assert_eq!(bench.admission.state().in_flight, 10);
     for _ in 0..6 {
         assert_eq!(bench.ask(&ask(Class::P1)), None);
@@ -281,7 +281,9 @@ fn a_large_request_counts_as_several_and_leaves_room_for_the_others() {
     bench.places.clear();
     assert_eq!(bench.admission.state().in_flight, 0);
 
-    let Answer::Begin(mut permit) = bench.admission.ask(&ask(Class::P2)) else { panic!("no room") };
+    let Decision::Begin(mut permit) = bench.admission.ask(&ask(Class::P2)) else {
+        panic!("no room")
+    };
     permit.grow(5);
     permit.grow(2);
     assert_eq!(bench.admission.state().in_flight, 5);

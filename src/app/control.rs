@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::admission::{Admission, system_ticks};
 use crate::config::AdmissionConfig;
-use crate::http::{Door, QuotaSettings, ROUTES, Row};
+use crate::http::{AdmissionGate, QuotaSettings, ROUTES, Row};
 use crate::product::Route;
 
 /// Changes a running [`App`](super::App). Clones change the same one.
 #[derive(Clone)]
-pub struct Control(pub(super) Arc<Door>);
+pub struct Control(pub(super) Arc<AdmissionGate>);
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,9 +24,9 @@ impl Control {
         let of_products =
             products.iter().map(|route| ("*", route.template, route.class, route.body_max));
         let rows: Vec<Row> = ROUTES.iter().copied().chain(of_products).collect();
-        let door = Door::new(admission, quotas(config), &rows);
-        door.set_deadlines(config.deadlines);
-        Self(Arc::new(door))
+        let gate = AdmissionGate::new(admission, quotas(config), &rows);
+        gate.set_deadlines(config.deadlines);
+        Self(Arc::new(gate))
     }
 
     /// Which requests are let in, from now on.

@@ -1,15 +1,15 @@
 //! Why a process cannot start.
 
 use crate::config::ConfigError;
-use crate::filter::FilterError;
+use crate::expression::FilterError;
 use crate::http::{AuthError, BindError};
 use crate::id::{PipelineName, Prefix};
-use crate::keyspace::StoreError;
-use crate::keyspace::private::PrivateRedisError;
+use crate::mongo::client::MongoError;
+use crate::mongo::private::PrivateMongoError;
 use crate::outbound::OutboundSetupError;
 use crate::outbound::headers::HeadersError;
-use crate::store::mongo::MongoError;
-use crate::store::private::PrivateMongoError;
+use crate::redis::RedisError;
+use crate::redis::private::PrivateRedisError;
 
 /// Why a process cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +101,7 @@ pub enum AppError {
     Full {
         /// What was refused.
         #[source]
-        source: StoreError,
+        source: RedisError,
     },
     /// A product serves a route that is taken, or that is not below `/v1/`.
     #[error("a product cannot serve {template:?}: it is served already, or not below /v1/")]
@@ -120,7 +120,7 @@ pub enum AppError {
     RedisUrl(#[source] redis::RedisError),
     /// Redis does not answer.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] RedisError),
     /// A listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),

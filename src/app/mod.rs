@@ -37,18 +37,18 @@ use crate::fanout::starts::Starts;
 use crate::handler::LogHandler;
 use crate::http::{self, Access, Ending, Health};
 use crate::id::PipelineName;
-use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::private::PrivateRedis;
-use crate::keyspace::{Link, Target};
 use crate::lifecycle::Shutdown;
+use crate::mongo::private::PrivateMongo;
+use crate::mongo::watch;
 use crate::notifications::Notifications;
 use crate::product::{Offering, Route, Services};
 use crate::products::Products;
 use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::redis::keys::ShardKeys;
+use crate::redis::private::PrivateRedis;
+use crate::redis::{Link, Target};
 pub use crate::roles::Roles;
-use crate::signing::SigningKey;
-use crate::store::private::PrivateMongo;
-use crate::store::watch;
+use crate::signed_token::SigningKey;
 
 /// A call that takes longer has an unknown outcome.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ pub struct App {
     site: Site,
     private: Private,
     metrics_listener: TcpListener,
-    http_door: Option<(TcpListener, Access)>,
+    http_listener: Option<(TcpListener, Access)>,
 }
 
 /// What the parts of an instance are made of.
@@ -155,7 +155,7 @@ impl App {
         files::make_room(&config, roles)?;
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
         let metrics_listener = http::bind("metrics.listen", listen, backlog)?;
-        let http_door = if roles.http {
+        let http_listener = if roles.http {
             let access = Access::open(&config)?;
             Some((http::bind("http.listen", config.http.listen, backlog)?, access))
         } else {
@@ -182,7 +182,7 @@ impl App {
             routes,
             control,
         };
-        Ok(Self { site, private: Private::default(), metrics_listener, http_door })
+        Ok(Self { site, private: Private::default(), metrics_listener, http_listener })
     }
 
     /// Where HTTP is served; `None` without that role.
@@ -190,7 +190,7 @@ impl App {
     /// # Errors
     /// When the operating system does not tell.
     pub fn http_address(&self) -> std::io::Result<Option<SocketAddr>> {
-        self.http_door.as_ref().map(|(listener, _)| listener.local_addr()).transpose()
+        self.http_listener.as_ref().map(|(listener, _)| listener.local_addr()).transpose()
     }
 
     /// Where metrics and health are served.
@@ -231,12 +231,12 @@ impl App {
     /// # Errors
     /// When the private Redis cannot be stopped.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
-        let Self { mut site, private, metrics_listener, http_door } = self;
+        let Self { mut site, private, metrics_listener, http_listener } = self;
         // Health is answered until the very end, so it has a stop of its own.
         let stop = CancellationToken::new();
         let starts = Arc::new(Starts::default());
         let startup = site.place_pipelines(&starts, &shutdown);
-        site.announce(&metrics_listener, http_door.as_ref().map(|(listener, _)| listener));
+        site.announce(&metrics_listener, http_listener.as_ref().map(|(listener, _)| listener));
         let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
         // Connections of their own: what the others wait for must not make Redis seem to be
         // unavailable. One for `metrics.listen`, which has a runtime of its own, and one for HTTP,
@@ -253,7 +253,7 @@ impl App {
             startup: startup.clone(),
         };
         let mut servers = JoinSet::new();
-        if let Some((listener, access)) = http_door {
+        if let Some((listener, access)) = http_listener {
             let health = health(link());
             let api = site.api(access, &health);
             let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };

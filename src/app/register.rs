@@ -5,8 +5,8 @@ use tracing::{debug, info};
 
 use super::{AppError, RESPONSE_TIMEOUT};
 use crate::config::Config;
-use crate::keyspace::{Link, Server, keys};
-use crate::signing::{KEY_BYTES, SigningKey};
+use crate::redis::{Link, Server, keys};
+use crate::signed_token::{KEY_BYTES, SigningKey};
 
 /// Fixes the number of shards and the key that signs with the first data. Answers the key.
 pub(super) async fn register(link: &Link, config: &Config) -> Result<SigningKey, AppError> {

@@ -13,7 +13,6 @@ use crate::fanout::{Fanout, Interest};
 use crate::http::taken::Taken;
 use crate::http::{self, Access, Api, Ending, Health, Limits, Live, Proxies, Queues};
 use crate::id::PipelineName;
-use crate::keyspace::Link;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
 use crate::outbound::Policy;
@@ -25,6 +24,7 @@ use crate::queue::FAIR_SLICE_US;
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
+use crate::redis::Link;
 use crate::startup::{Start, Starting, Startup};
 
 impl Site {
@@ -88,7 +88,7 @@ impl Site {
             startup: health.startup.clone(),
             clock: Arc::clone(clock),
             access: Arc::new(access),
-            door: Arc::clone(&self.control.0),
+            gate: Arc::clone(&self.control.0),
             leases,
             services: self.services.clone(),
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),

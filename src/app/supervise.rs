@@ -7,11 +7,11 @@ use tracing::{debug, error, info, warn};
 
 use super::{AppError, Private, Site};
 use crate::config::Config;
-use crate::keyspace::Link;
-use crate::keyspace::private::PrivateRedis;
 use crate::lifecycle::Shutdown;
-use crate::store::mongo::Mongo;
-use crate::store::private::PrivateMongo;
+use crate::mongo::client::Mongo;
+use crate::mongo::private::PrivateMongo;
+use crate::redis::Link;
+use crate::redis::private::PrivateRedis;
 use crate::telemetry::{Outage, Recovered};
 
 /// They are looked after this often.

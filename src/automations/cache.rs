@@ -8,9 +8,9 @@ use rustc_hash::FxHashMap;
 use super::decide::RuleSet;
 use super::rule::Ready;
 use crate::automations::store::{RuleStore, Stored};
-use crate::filter::{Filter, FilterError, Sees};
+use crate::expression::{Filter, FilterError, Sees};
 use crate::id::BotId;
-use crate::store::mongo::MongoError;
+use crate::mongo::client::MongoError;
 
 /// Number of bots per generation. There are two generations; a used entry moves to the younger one.
 const BOTS: usize = 10_000;

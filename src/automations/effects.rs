@@ -25,11 +25,11 @@ use crate::counters::view::AdId;
 use crate::counters::{Counters, CountersError};
 use crate::event::Event;
 use crate::id::RuleId;
-use crate::keyspace::scripts::Emit;
-use crate::keyspace::{Link, StoreError};
 use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
 use crate::queue::{PushOptions, Queue};
+use crate::redis::scripts::Emit;
+use crate::redis::{Link, RedisError};
 
 /// How long names are remembered.
 const WINDOW: Duration = Duration::from_secs(3_600);
@@ -253,7 +253,7 @@ fn due(event: &Event) -> Event {
     event.clone().with_extension(DUE, None)
 }
 
-fn tried(error: &StoreError) -> (bool, String) {
+fn tried(error: &RedisError) -> (bool, String) {
     (error.is_passing(), error.to_string())
 }
 

@@ -26,8 +26,8 @@ use crate::handler::{
     Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
 };
 use crate::id::Sequence;
-use crate::store::mongo::MongoError;
-use crate::store::turns::Turn;
+use crate::mongo::client::MongoError;
+use crate::mongo::turns::Turn;
 
 /// Number of attempts after write conflicts.
 const TRIES: u32 = 5;

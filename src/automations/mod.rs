@@ -52,10 +52,10 @@ use crate::breaker::{Breaker, Unanswered};
 use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::id::{BotId, RuleId};
+use crate::mongo::client::{Mongo, MongoError};
 use crate::pipeline::Kind;
 use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
-use crate::store::mongo::{Mongo, MongoError};
 
 /// The pipeline of the bots' rules.
 pub const PIPELINE: &str = crate::config::AUTOMATIONS;
@@ -159,7 +159,7 @@ pub(crate) struct Editor {
 pub(crate) enum EditError {
     /// Redis failed: nothing was changed.
     #[error(transparent)]
-    Redis(#[from] crate::keyspace::StoreError),
+    Redis(#[from] crate::redis::RedisError),
     /// The rule was not written.
     #[error(transparent)]
     Write(#[from] WriteError),

@@ -8,10 +8,10 @@ use super::stats::{self, RuleNotes};
 use super::{Automations, Editor, RulesEar, watch};
 use crate::counters::{self, Counters};
 use crate::fanout::Interest;
+use crate::mongo::client::Mongo;
 use crate::notifications::Notifications;
 use crate::pressure::Pressure;
 use crate::product::{Listener, Offering, Part, Seat, Services, SharedHandler};
-use crate::store::mongo::Mongo;
 
 /// Runs the automations.
 pub(crate) struct AutomationPart {

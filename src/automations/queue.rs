@@ -6,9 +6,9 @@ use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 
 use crate::id::{BotId, RuleId};
-use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::{Reply, StoreError};
 use crate::queue::Queue;
+use crate::redis::keys::ShardKeys;
+use crate::redis::{RedisError, Reply};
 
 /// The statistics of a rule since its creation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(crate) const RULES: &str = "rules";
 /// The prefixes of a rule's hash fields: matches, actions, errors, the last error.
 const FIELDS: [char; 4] = ['m', 'a', 'e', 'l'];
 
-/// In addition to the keys of the queues ([`crate::keyspace::keys`]): `fl:{p:s}:rules:<bot>`, a
+/// In addition to the keys of the queues ([`crate::redis::keys`]): `fl:{p:s}:rules:<bot>`, a
 /// hash with `m<rule>` the number of matches, `a<rule>` of actions, `e<rule>` of errors, and
 /// `l<rule>` the last error.
 impl ShardKeys {
@@ -53,7 +53,7 @@ impl ShardKeys {
 
 impl Queue {
     /// Publishes to every process that the rules of a bot are changing.
-    pub(crate) async fn tell_rules(&self, bot: &BotId) -> Result<(), StoreError> {
+    pub(crate) async fn tell_rules(&self, bot: &BotId) -> Result<(), RedisError> {
         let mut command = redis::cmd("PUBLISH");
         command.arg(self.keys_of(bot).wake()).arg(format!("{RULES} {bot}"));
         self.link().command("PUBLISH", command).await.map(drop)
@@ -63,7 +63,7 @@ impl Queue {
     pub(crate) async fn note_rules(
         &self,
         notes: &[(BotId, RuleId, RuleStats)],
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), RedisError> {
         let [matched, actions, errors, last] = FIELDS;
         let mut pipe = Pipeline::new();
         for (bot, rule, stats) in notes {
@@ -88,7 +88,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn rule_stats(&self, bot: &BotId) -> Result<BTreeMap<String, RuleStats>, StoreError> {
+    pub async fn rule_stats(&self, bot: &BotId) -> Result<BTreeMap<String, RuleStats>, RedisError> {
         let misread = |source| self.link().misread("HGETALL", source);
         let mut command = redis::cmd("HGETALL");
         command.arg(self.keys_of(bot).rules(bot));
@@ -120,7 +120,7 @@ impl Queue {
     }
 
     /// Deletes the statistics of a rule.
-    pub(crate) async fn forget_rule(&self, bot: &BotId, rule: &RuleId) -> Result<(), StoreError> {
+    pub(crate) async fn forget_rule(&self, bot: &BotId, rule: &RuleId) -> Result<(), RedisError> {
         let fields: Vec<String> = FIELDS.iter().map(|field| format!("{field}{rule}")).collect();
         let command = redis::Cmd::hdel(self.keys_of(bot).rules(bot), fields);
         self.link().command("HDEL", command).await.map(drop)

@@ -21,9 +21,9 @@ use mongodb::options::{FindOptions, IndexOptions, ReadPreference, SelectionCrite
 use tracing::warn;
 
 use crate::automations::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
-use crate::deadline;
 use crate::id::{BotId, RuleId};
-use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::request_deadline;
 use crate::telemetry::OncePerMinute;
 
 /// The collection.
@@ -361,7 +361,9 @@ impl RuleStore {
         let mut options = FindOptions::builder().sort(sort).selection_criteria(primary).build();
         options.projection = projection;
         options.limit = (limit > 0).then_some(limit);
-        self.mongo.find(AUTOMATIONS, filter, options, deadline::at_most(ANSWER_TIMEOUT)).await
+        self.mongo
+            .find(AUTOMATIONS, filter, options, request_deadline::at_most(ANSWER_TIMEOUT))
+            .await
     }
 }
 

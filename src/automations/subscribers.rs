@@ -26,9 +26,9 @@ use serde_json::Value as Json;
 
 use crate::automations::profile::Profile;
 use crate::id::{BotId, Sequence};
-use crate::store::groups::{Groups, Place, Rules};
-use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
-use crate::store::turns::{Turn, Turns};
+use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::mongo::coalescer::{BatchLimits, Coalescer, Slot};
+use crate::mongo::turns::{Turn, Turns};
 
 /// The collection.
 pub const SUBSCRIBERS: &str = "subscribers";
@@ -44,8 +44,9 @@ const BYTES_MAX: usize = 8 << 20;
 /// Time limit of reading profiles.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Only a slice waits for a write, so it may retry immediately after a failure.
-const READS: Rules = Rules { items_max: FIND_MAX, under_way: 2, pause: Duration::ZERO };
-const WRITES: Rules = Rules { items_max: UPDATE_MAX, under_way: 2, pause: Duration::ZERO };
+const READS: BatchLimits = BatchLimits { items_max: FIND_MAX, in_flight: 2, pause: Duration::ZERO };
+const WRITES: BatchLimits =
+    BatchLimits { items_max: UPDATE_MAX, in_flight: 2, pause: Duration::ZERO };
 
 /// The stored state of a subscriber.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -78,8 +79,8 @@ type Outcome = (bool, Vec<(usize, MongoError)>);
 #[derive(Debug, Clone)]
 pub struct SubscriberStore {
     mongo: Mongo,
-    reads: Groups<Arc<str>, Found>,
-    writes: Groups<Item, Outcome>,
+    reads: Coalescer<Arc<str>, Found>,
+    writes: Coalescer<Item, Outcome>,
     turns: Turns,
 }
 
@@ -92,7 +93,7 @@ struct Item {
 
 /// Values that a command keeps until it has ended in the server.
 struct Keep {
-    _place: Place,
+    _place: Slot,
     _turns: Vec<Turn>,
 }
 
@@ -105,10 +106,11 @@ impl SubscriberStore {
     #[must_use]
     pub fn new(mongo: Mongo) -> Self {
         let asked = mongo.clone();
-        let reads = Groups::new(READS, move |ids, _| find(asked.clone(), ids).boxed());
+        let reads = Coalescer::new(READS, move |ids, _| find(asked.clone(), ids).boxed());
         let written = mongo.clone();
-        let writes =
-            Groups::new(WRITES, move |items, place| update(written.clone(), items, place).boxed());
+        let writes = Coalescer::new(WRITES, move |items, place| {
+            update(written.clone(), items, place).boxed()
+        });
         Self { mongo, reads, writes, turns: Turns::default() }
     }
 
@@ -213,7 +215,7 @@ fn sequence(document: &Document) -> Option<Sequence> {
     u64::try_from(document.get_i64("s").ok()?).ok().map(Sequence::new)
 }
 
-async fn update(mongo: Mongo, items: Vec<Item>, place: Place) -> Result<Outcome, MongoError> {
+async fn update(mongo: Mongo, items: Vec<Item>, place: Slot) -> Result<Outcome, MongoError> {
     let (statements, turns): (Vec<_>, Vec<_>) =
         items.into_iter().map(|Item { statement, turn }| (statement, turn)).unzip();
     let keep = Arc::new(Keep { _place: place, _turns: turns });

@@ -24,8 +24,8 @@ use super::queue::RULES;
 use super::store::Subscribing;
 use crate::automations::metrics::AutomationMetrics;
 use crate::event::Event;
+use crate::expression::Glob;
 use crate::fanout::Interest;
-use crate::filter::Glob;
 use crate::id::{BotId, Shard};
 use crate::queue::wake::{Listener, Wake};
 

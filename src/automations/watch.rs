@@ -16,7 +16,7 @@ use super::Automations;
 use super::subscriptions::Wanted;
 use crate::automations::store::{Changed, GONE_FOR};
 use crate::lifecycle::Shutdown;
-use crate::store::mongo::MongoError;
+use crate::mongo::client::MongoError;
 
 /// Interval of queries for recent changes.
 const EVERY: Duration = Duration::from_millis(500);

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) use self::publish::publish;
 pub use crate::event::entry::{Entry, EntryError, InvalidEntry};
 use crate::id::Offset;
-use crate::keyspace::StoreError;
+use crate::redis::RedisError;
 
 /// The extent of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub trait Source: Send + Sync + 'static {
 
     /// Tries to become or stay the only reader of the stream for `ttl`; zero releases it. This is
     /// only for efficiency: concurrent readers do no harm.
-    fn hold(&self, ttl: Duration) -> impl Future<Output = Result<bool, StoreError>> + Send;
+    fn hold(&self, ttl: Duration) -> impl Future<Output = Result<bool, RedisError>> + Send;
 
     /// Reads entries after `after`, in order, at most `max`; waits up to `wait` for the first one.
     ///
@@ -67,35 +67,35 @@ pub trait Source: Send + Sync + 'static {
         after: Offset,
         max: usize,
         wait: Duration,
-    ) -> impl Future<Output = Result<Self::Fetched, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Self::Fetched, RedisError>> + Send;
 
     /// Decodes the entries.
     ///
     /// # Errors
     /// If the reply is not an answer to [`Self::fetch`]. Entries that are not events are returned
     /// as such.
-    fn decode(&self, fetched: Self::Fetched) -> Result<Vec<Entry>, StoreError>;
+    fn decode(&self, fetched: Self::Fetched) -> Result<Vec<Entry>, RedisError>;
 
     /// Returns the extent of the stream.
-    fn extent(&self) -> impl Future<Output = Result<Extent, StoreError>> + Send;
+    fn extent(&self) -> impl Future<Output = Result<Extent, RedisError>> + Send;
 
     /// Returns the progress that the last reader noted: an offset, and how many entries had been
     /// added to the stream up to there.
-    fn noted(&self) -> impl Future<Output = Result<Option<(Offset, u64)>, StoreError>> + Send;
+    fn noted(&self) -> impl Future<Output = Result<Option<(Offset, u64)>, RedisError>> + Send;
 
     /// Notes the progress.
     fn note(
         &self,
         offset: Offset,
         entries: u64,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    ) -> impl Future<Output = Result<(), RedisError>> + Send;
 
     /// Ensures that new entries get offsets above `last`, after the stream lost its entries up to
     /// there.
-    fn raise(&self, last: Offset) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn raise(&self, last: Offset) -> impl Future<Output = Result<(), RedisError>> + Send;
 
     /// Deletes entries older than `keep` that no consumer group of the stream still needs.
-    fn trim(&self, keep: Offset) -> impl Future<Output = Result<u64, StoreError>> + Send;
+    fn trim(&self, keep: Offset) -> impl Future<Output = Result<u64, RedisError>> + Send;
 
     /// The name of the stream that keeps unreadable entries.
     fn aside(&self) -> &str;
@@ -104,5 +104,5 @@ pub trait Source: Send + Sync + 'static {
     fn put_aside(
         &self,
         entries: &[(Offset, &InvalidEntry)],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    ) -> impl Future<Output = Result<(), RedisError>> + Send;
 }

@@ -2,12 +2,12 @@
 
 use redis::{Pipeline, Value};
 
-use crate::keyspace::{Link, ReplyError, StoreError};
+use crate::redis::{Link, RedisError, ReplyError};
 
 /// Adds events, as JSON, to a bus stream: all of them or none.
 ///
 /// # Errors
-/// After [`StoreError::Unknown`] the events may or may not have been added. A key that is not a
+/// After [`RedisError::Unknown`] the events may or may not have been added. A key that is not a
 /// stream is refused.
 ///
 /// # Cancel safety
@@ -16,7 +16,7 @@ pub(crate) async fn publish(
     link: &Link,
     stream: &str,
     events: &[impl AsRef<[u8]>],
-) -> Result<(), StoreError> {
+) -> Result<(), RedisError> {
     if events.is_empty() {
         return Ok(());
     }

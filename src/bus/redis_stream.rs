@@ -10,8 +10,8 @@ use super::{Entry, EntryError, Extent, Fetched, InvalidEntry, Source};
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::Offset;
-use crate::keyspace::scripts::{Hold, Note, Trim};
-use crate::keyspace::{Link, Reply, ReplyError, StoreError, keys};
+use crate::redis::scripts::{Hold, Note, Trim};
+use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
 
 /// Approximate number of unreadable entries that are kept.
 const INVALID_MAX: usize = 10_000;
@@ -60,7 +60,7 @@ impl RedisStream {
         Self { reserved, ..self }
     }
 
-    fn misread(&self, command: &'static str) -> impl Fn(ReplyError) -> StoreError {
+    fn misread(&self, command: &'static str) -> impl Fn(ReplyError) -> RedisError {
         let link = Arc::clone(&self.link);
         move |source| link.misread(command, source)
     }
@@ -73,12 +73,12 @@ impl Source for RedisStream {
         &self.name
     }
 
-    async fn hold(&self, ttl: Duration) -> Result<bool, StoreError> {
+    async fn hold(&self, ttl: Duration) -> Result<bool, RedisError> {
         let hold = Hold { key: &self.reader_key, token: &self.token, ttl_ms: millis(ttl) };
         self.link.call(&hold).await
     }
 
-    async fn fetch(&self, after: Offset, max: usize, wait: Duration) -> Result<Raw, StoreError> {
+    async fn fetch(&self, after: Offset, max: usize, wait: Duration) -> Result<Raw, RedisError> {
         let mut command = redis::cmd("XREAD");
         command.arg("COUNT").arg(max).arg("BLOCK").arg(millis(wait.min(Self::WAIT_MAX)).max(1));
         command.arg("STREAMS").arg(&self.name).arg(after.to_string());
@@ -86,24 +86,24 @@ impl Source for RedisStream {
         raw(value).map_err(self.misread("XREAD"))
     }
 
-    fn decode(&self, fetched: Raw) -> Result<Vec<Entry>, StoreError> {
+    fn decode(&self, fetched: Raw) -> Result<Vec<Entry>, RedisError> {
         entries(fetched, &self.reserved).map_err(self.misread("XREAD"))
     }
 
-    async fn extent(&self) -> Result<Extent, StoreError> {
+    async fn extent(&self) -> Result<Extent, RedisError> {
         let mut command = redis::cmd("XINFO");
         command.arg("STREAM").arg(&self.name);
         match self.link.command("XINFO", command).await {
             Ok(value) => extent(value).map_err(self.misread("XINFO")),
             // No event was published to the stream yet.
-            Err(StoreError::Refused { message, .. }) if message.contains("no such key") => {
+            Err(RedisError::Refused { message, .. }) if message.contains("no such key") => {
                 Ok(Extent::default())
             }
             Err(error) => Err(error),
         }
     }
 
-    async fn noted(&self) -> Result<Option<(Offset, u64)>, StoreError> {
+    async fn noted(&self) -> Result<Option<(Offset, u64)>, RedisError> {
         let command = redis::Cmd::hmget(&self.read_key, &["offset", "entries"]);
         let value = self.link.command("HMGET", command).await?;
         let misread = self.misread("HMGET");
@@ -113,22 +113,22 @@ impl Source for RedisStream {
         Ok(offset.parse().ok().zip(entries))
     }
 
-    async fn note(&self, offset: Offset, entries: u64) -> Result<(), StoreError> {
+    async fn note(&self, offset: Offset, entries: u64) -> Result<(), RedisError> {
         self.link.call(&Note { key: &self.read_key, offset, entries }).await
     }
 
-    async fn raise(&self, last: Offset) -> Result<(), StoreError> {
+    async fn raise(&self, last: Offset) -> Result<(), RedisError> {
         let mut command = redis::cmd("XSETID");
         command.arg(&self.name).arg(last.to_string());
         match self.link.command("XSETID", command).await {
             // The stream is gone, or has later entries already, because the server's clock is ahead
             // of the lost entries.
-            Err(StoreError::Refused { message, .. }) if message.starts_with("ERR") => Ok(()),
+            Err(RedisError::Refused { message, .. }) if message.starts_with("ERR") => Ok(()),
             raised => raised.map(drop),
         }
     }
 
-    async fn trim(&self, keep: Offset) -> Result<u64, StoreError> {
+    async fn trim(&self, keep: Offset) -> Result<u64, RedisError> {
         self.link.call(&Trim { stream: &self.name, keep }).await
     }
 
@@ -136,7 +136,7 @@ impl Source for RedisStream {
         &self.invalid
     }
 
-    async fn put_aside(&self, entries: &[(Offset, &InvalidEntry)]) -> Result<(), StoreError> {
+    async fn put_aside(&self, entries: &[(Offset, &InvalidEntry)]) -> Result<(), RedisError> {
         let mut pipe = Pipeline::with_capacity(entries.len());
         for (offset, invalid) in entries {
             pipe.cmd("XADD").arg(&self.invalid).arg("MAXLEN").arg("~").arg(INVALID_MAX).arg("*");

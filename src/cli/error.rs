@@ -5,11 +5,11 @@ use std::io;
 use crate::app::AppError;
 use crate::config::ConfigError;
 use crate::id::{LetterId, PipelineName};
-use crate::keyspace::StoreError;
-use crate::keyspace::private::PrivateRedisError;
+use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
+use crate::redis::RedisError;
+use crate::redis::private::PrivateRedisError;
 use crate::sandbox::SandboxError;
-use crate::store::mongo::MongoError;
 use crate::telemetry::TelemetryError;
 
 /// The exit codes, after `sysexits.h`.
@@ -40,13 +40,13 @@ pub enum CliError {
     Private(#[from] PrivateRedisError),
     /// Redis cannot be reached.
     #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
-    Away(#[source] StoreError),
+    Away(#[source] RedisError),
     /// Redis has no memory left.
     #[error("{0}; raise its maxmemory, or let `fairlane serve` drain the queues")]
-    Full(#[source] StoreError),
+    Full(#[source] RedisError),
     /// Redis refused or failed a command.
     #[error(transparent)]
-    Store(StoreError),
+    Store(RedisError),
     /// The Redis client cannot use the address.
     #[error("redis.url is not usable; write redis://[USER:PASSWORD@]HOST[:PORT][/DB]")]
     Address,
@@ -232,7 +232,7 @@ impl CliError {
             Self::Private(_)
             | Self::Away(_)
             | Self::Full(_)
-            | Self::Store(StoreError::Version { .. })
+            | Self::Store(RedisError::Version { .. })
             | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,
             Self::App(error) => of_app(error),
             Self::Sandbox(error) => error.into(),
@@ -255,8 +255,8 @@ impl CliError {
     }
 }
 
-impl From<StoreError> for CliError {
-    fn from(error: StoreError) -> Self {
+impl From<RedisError> for CliError {
+    fn from(error: RedisError) -> Self {
         if error.is_full() {
             Self::Full(error)
         } else if error.is_passing() {

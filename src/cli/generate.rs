@@ -15,7 +15,7 @@ use super::session::Session;
 use crate::bus;
 use crate::config::Config;
 use crate::demo::{BUSY, Generator, Ids};
-use crate::keyspace::Link;
+use crate::redis::Link;
 use crate::sandbox::SandboxError;
 
 const TICK: Duration = Duration::from_millis(20);

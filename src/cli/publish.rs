@@ -20,10 +20,10 @@ use super::session::Session;
 use crate::bus;
 use crate::config::Config;
 use crate::event::{EVENT_MAX_BYTES, Event};
-use crate::filter::Glob;
+use crate::expression::Glob;
 use crate::http::taken;
-use crate::keyspace::StoreError;
 use crate::products::Kinds;
+use crate::redis::RedisError;
 
 /// Maximum number of events of one batch.
 const BATCH_EVENTS: usize = 1_000;
@@ -195,8 +195,8 @@ impl<'a> Job<'a> {
         });
     }
 
-    fn stopped(&self, error: StoreError, events: u64) -> CliError {
-        let unknown = if matches!(error, StoreError::Unknown { .. }) { events } else { 0 };
+    fn stopped(&self, error: RedisError, events: u64) -> CliError {
+        let unknown = if matches!(error, RedisError::Unknown { .. }) { events } else { 0 };
         CliError::PublishStopped {
             source: Box::new(error.into()),
             published: self.summary.published,

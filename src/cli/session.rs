@@ -10,13 +10,13 @@ use redis::TlsCertificates;
 use super::error::CliError;
 use crate::config::{Config, PipelineConfig, RedisUrl, is_built_in};
 use crate::id::{PipelineName, ShardCount};
-use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::private::PrivateRedis;
-use crate::keyspace::scripts::Limits;
-use crate::keyspace::{Link, Server, Target};
 use crate::presence::{self, Process};
 use crate::products::Kinds;
 use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::redis::keys::ShardKeys;
+use crate::redis::private::PrivateRedis;
+use crate::redis::scripts::Limits;
+use crate::redis::{Link, Server, Target};
 
 /// Timeout of one Redis call of an operator command.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);

@@ -9,9 +9,9 @@ use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
-use crate::keyspace::{ServerInfo, StreamKind, StreamView};
 use crate::presence::{self, Pace, Process};
 use crate::queue::{Failing, PipelineView};
+use crate::redis::{ServerInfo, StreamKind, StreamView};
 
 /// Milliseconds. An oldest event above this age is reported as a problem.
 const OLD_MS: u64 = 60_000;

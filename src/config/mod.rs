@@ -36,14 +36,14 @@ use crate::admission::quota::Quota;
 use crate::admission::{Class, Settings};
 use crate::clock::millis;
 use crate::id::{PipelineName, Prefix, ShardCount};
-use crate::keyspace::scripts::Limits;
-pub use crate::keyspace::{RedisUrl, RedisUrlError};
+pub use crate::mongo::{MongoUrl, MongoUrlError};
 use crate::outbound::CheckedUrl;
 pub use crate::outbound::headers::HeadersConfig;
 use crate::outbound::sign::Secret;
 use crate::queue::FAIR_SLICE_US;
 pub use crate::queue::OnOverflow;
-pub use crate::store::{MongoUrl, MongoUrlError};
+use crate::redis::scripts::Limits;
+pub use crate::redis::{RedisUrl, RedisUrlError};
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");

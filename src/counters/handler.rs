@@ -31,7 +31,7 @@ use crate::handler::{
 };
 use crate::id::BotId;
 use crate::ledger::LedgerEntry;
-use crate::store::turns::Turn;
+use crate::mongo::turns::Turn;
 
 /// Interval until a bot with views that are too young is handled again: short enough that no view
 /// waits 3 s, long enough that many views share a write.

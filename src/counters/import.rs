@@ -8,8 +8,8 @@
 use crate::counters::scripts::Taken;
 use crate::counters::view::Line;
 use crate::id::BotId;
-use crate::keyspace::StoreError;
 use crate::queue::Queue;
+use crate::redis::RedisError;
 
 /// Maximum number of lines per write.
 const LINES: usize = 250;
@@ -34,7 +34,7 @@ pub(crate) struct Progress {
 pub(crate) enum ImportError {
     /// Redis failed.
     #[error(transparent)]
-    Redis(#[from] StoreError),
+    Redis(#[from] RedisError),
     /// Lines before this one are missing.
     #[error("line {line} cannot be imported: the last imported line is {last}; continue with line {}", last + 1)]
     Gap {

@@ -50,7 +50,7 @@ use tracing::warn;
 use self::exports::{Exports, Turn};
 use self::import::{ImportError, Progress};
 use self::part::CounterPart;
-use self::queue::{Book, Known, NewViews, ViewLedger};
+use self::queue::{AdLedger, Known, NewViews, ViewLedger};
 use self::scripts::Viewed;
 use self::store::{CounterStore, Stored};
 use self::view::{AdId, Calendar, Line, Replacement};
@@ -59,12 +59,12 @@ use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::counters::metrics::CounterMetrics;
 use crate::id::BotId;
-use crate::keyspace::StoreError;
-use crate::keyspace::scripts::Table;
+use crate::mongo::client::MongoError;
 use crate::pipeline::{Kind, Protected};
 use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
-use crate::store::mongo::MongoError;
+use crate::redis::RedisError;
+use crate::redis::scripts::Table;
 use crate::telemetry::OncePerMinute;
 
 /// The pipeline that counts views.
@@ -117,7 +117,7 @@ const EXPORT_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) enum CountersError {
     /// Redis failed.
     #[error(transparent)]
-    Redis(#[from] StoreError),
+    Redis(#[from] RedisError),
     /// MongoDB failed.
     #[error(transparent)]
     Mongo(#[from] MongoError),
@@ -129,8 +129,8 @@ pub(crate) enum CountersError {
     MongoHangs,
 }
 
-impl From<Unanswered<StoreError>> for CountersError {
-    fn from(unanswered: Unanswered<StoreError>) -> Self {
+impl From<Unanswered<RedisError>> for CountersError {
+    fn from(unanswered: Unanswered<RedisError>) -> Self {
         match unanswered {
             Unanswered::Failed(error) => error.into(),
             Unanswered::Open | Unanswered::Late(_) => Self::RedisHangs,
@@ -300,7 +300,7 @@ impl Counters {
         &self,
         bot: &BotId,
         ads: &[AdId],
-        mut book: Book,
+        mut book: AdLedger,
         missing: &[usize],
         totals: &mut [Option<u64>],
         until: Instant,

@@ -8,9 +8,9 @@ use super::store::CounterStore;
 use super::view::Calendar;
 use super::{Counters, upkeep};
 use crate::handler::{AnyHandler, store_patience};
+use crate::mongo::client::Mongo;
 use crate::pressure::Pressure;
 use crate::product::{Gauges, Offering, Part, Seat, Services, SharedHandler};
-use crate::store::mongo::Mongo;
 
 /// Writes the views to `store`.
 pub(crate) struct CounterPart {

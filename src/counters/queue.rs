@@ -10,9 +10,9 @@ use crate::clock::millis;
 use crate::counters::metrics::CounterMetrics;
 use crate::event::Event;
 use crate::id::{BotId, Sequence};
-use crate::keyspace::{Reply, ReplyError, ServerInfo, StoreError};
 use crate::ledger::{Account, Change, Ledger, Posting};
 use crate::queue::Queue;
+use crate::redis::{RedisError, Reply, ReplyError, ServerInfo};
 
 /// A second view with the same idempotency key within this time counts nothing.
 pub const IDEMPOTENCY_WINDOW: Duration = Duration::from_secs(3_600);
@@ -85,7 +85,7 @@ pub enum Known {
 
 /// The knowledge of Redis about some ads of a bot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Book {
+pub struct AdLedger {
     /// In the requested order.
     pub known: Vec<Known>,
     /// The last completion. When it changes, the content of MongoDB has changed too.
@@ -97,9 +97,9 @@ impl Queue {
     /// asked.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] they may or may not be counted: only a call with the same key
+    /// After [`RedisError::Unknown`] they may or may not be counted: only a call with the same key
     /// is safe.
-    pub async fn increment_if_exists(&self, views: NewViews<'_>) -> Result<Viewed, StoreError> {
+    pub async fn increment_if_exists(&self, views: NewViews<'_>) -> Result<Viewed, RedisError> {
         let key = idempotency(&views);
         self.link().call(&IncrementIfExists(self.new_views(&views, key.as_deref()))).await
     }
@@ -114,7 +114,7 @@ impl Queue {
         views: NewViews<'_>,
         acked: &str,
         stored: Option<(u64, Sequence)>,
-    ) -> Result<Viewed, StoreError> {
+    ) -> Result<Viewed, RedisError> {
         let key = idempotency(&views);
         let views = self.new_views(&views, key.as_deref());
         self.link().call(&Upsert { views, acked, stored }).await
@@ -123,14 +123,14 @@ impl Queue {
     /// Queues a replacement of the counters of an ad, and caches the new total.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] it may or may not be queued; the call can be repeated.
+    /// After [`RedisError::Unknown`] it may or may not be queued; the call can be repeated.
     pub async fn replace_counter(
         &self,
         bot: &BotId,
         ad: &AdId,
         total: u64,
         event: &Event,
-    ) -> Result<Sequence, StoreError> {
+    ) -> Result<Sequence, RedisError> {
         let event = event.encode();
         let replace = Replace { counting: self.counting(bot, ad), total, event: &event };
         self.link().call(&replace).await
@@ -147,7 +147,7 @@ impl Queue {
         bot: &BotId,
         key: &str,
         lines: &[Line],
-    ) -> Result<Vec<Result<Taken, StoreError>>, StoreError> {
+    ) -> Result<Vec<Result<Taken, RedisError>>, RedisError> {
         let key = import_key(bot, key);
         let event = |line: &Line| view::replacement(bot, &line.ad, &line.with).encode();
         let events: Vec<Vec<u8>> = lines.iter().map(event).collect();
@@ -172,7 +172,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn imported(&self, bot: &BotId, key: &str) -> Result<u64, StoreError> {
+    pub async fn imported(&self, bot: &BotId, key: &str) -> Result<u64, RedisError> {
         let mut command = redis::cmd("GET");
         command.arg(self.keys_of(bot).idempotency(&import_key(bot, key)));
         let value = self.link().command("GET", command).await?;
@@ -184,7 +184,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn room(&self, bot: &BotId) -> Result<(u64, u64), StoreError> {
+    pub async fn room(&self, bot: &BotId) -> Result<(u64, u64), RedisError> {
         let mut length = redis::cmd("LLEN");
         length.arg(self.keys_of(bot).queue(bot));
         let waiting = self.link().command("LLEN", length).await?;
@@ -204,7 +204,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn book(&self, bot: &BotId, ads: &[AdId]) -> Result<Book, StoreError> {
+    pub async fn book(&self, bot: &BotId, ads: &[AdId]) -> Result<AdLedger, RedisError> {
         let keys = self.keys_of(bot);
         let [unflushed, first, second, acked] = keys.ledger(bot);
         let mut pipe = Pipeline::with_capacity(5);
@@ -229,7 +229,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn progress(&self, bot: &BotId) -> Result<(String, Option<Sequence>), StoreError> {
+    pub async fn progress(&self, bot: &BotId) -> Result<(String, Option<Sequence>), RedisError> {
         let keys = self.keys_of(bot);
         let [.., acked] = keys.ledger(bot);
         let mut pipe = Pipeline::with_capacity(2);
@@ -270,7 +270,7 @@ fn idempotency(views: &NewViews<'_>) -> Option<String> {
     views.key.map(|key| format!("view\n{}\n{}\n{key}", views.bot, views.ad))
 }
 
-fn book(values: Vec<Value>, count: usize) -> Result<Book, ReplyError> {
+fn book(values: Vec<Value>, count: usize) -> Result<AdLedger, ReplyError> {
     let mut values = values.into_iter();
     let mut next = || values.next().unwrap_or(Value::Nil);
     let (mut queued, mut first, mut second) =
@@ -290,7 +290,7 @@ fn book(values: Vec<Value>, count: usize) -> Result<Book, ReplyError> {
             (None, None) => Known::Queued(views.unwrap_or(0)),
         });
     }
-    Ok(Book { known, acked: String::from_utf8(acked).unwrap_or_default() })
+    Ok(AdLedger { known, acked: String::from_utf8(acked).unwrap_or_default() })
 }
 
 /// The part of a run id that a cached total contains.

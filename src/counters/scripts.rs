@@ -4,9 +4,9 @@ use redis::{Cmd, Value};
 
 use super::view::AdId;
 use crate::id::{BotId, Sequence};
-use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::scripts::{Call, LEDGERS, Limits, scripts};
-use crate::keyspace::{Reply, ReplyError};
+use crate::redis::keys::ShardKeys;
+use crate::redis::scripts::{Call, LEDGERS, Limits, scripts};
+use crate::redis::{Reply, ReplyError};
 
 scripts! {
     SCRIPTS:

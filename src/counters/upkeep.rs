@@ -8,8 +8,8 @@ use tracing::{debug, info, warn};
 
 use crate::counters::handler::MinAge;
 use crate::counters::store::CounterStore;
-use crate::keyspace::{Link, StoreError};
 use crate::lifecycle::Shutdown;
+use crate::redis::{Link, RedisError};
 
 /// Pause between two attempts to create the indexes.
 const PREPARE_AGAIN: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ pub(crate) async fn watch_persistence(link: Arc<Link>, min_age: MinAge, shutdown
     }
 }
 
-async fn loses_nothing(link: &Link) -> Result<bool, StoreError> {
+async fn loses_nothing(link: &Link) -> Result<bool, RedisError> {
     let mut command = redis::cmd("CONFIG");
     command.arg("GET").arg("appendonly").arg("appendfsync");
     let answers = link.ask_every("CONFIG", &command).await?;

@@ -8,11 +8,11 @@ use tracing::{debug, info, warn};
 
 use super::{FanoutError, Route, Stamped, Wanted};
 use crate::event::Event;
-use crate::filter::Facts;
+use crate::expression::Facts;
 use crate::id::{BotId, Offset, Shard};
-use crate::keyspace::StoreError;
-use crate::keyspace::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued};
 use crate::ledger::{Account, Posting};
+use crate::redis::RedisError;
+use crate::redis::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued};
 use crate::telemetry::{Outage, Recovered};
 
 /// Most events of one enqueue call.
@@ -167,7 +167,7 @@ impl Route {
     }
 
     /// What it means that some shards gave no answer.
-    fn go_on(&self, lost: Option<StoreError>, answered: bool) -> Result<(), FanoutError> {
+    fn go_on(&self, lost: Option<RedisError>, answered: bool) -> Result<(), FanoutError> {
         match lost {
             Some(error) if !answered => return Err(error.into()),
             Some(error) => {

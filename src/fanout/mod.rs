@@ -27,13 +27,13 @@ use tracing::warn;
 
 use crate::event::Event;
 use crate::event::entry::Entry;
-use crate::filter::{Filter, Glob};
+use crate::expression::{Filter, Glob};
 use crate::id::{BotId, Offset, Shard};
-use crate::keyspace::StoreError;
 use crate::ledger::Posting;
 use crate::metrics::{self, PipelineMetrics};
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
+use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
 
 /// So many events, bytes or batches are copied before more is gathered.
@@ -88,7 +88,7 @@ type Stamped = (Vec<u8>, Option<Posting>);
 pub enum FanoutError {
     /// A store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] RedisError),
     /// A shard stands elsewhere than thought: it lost its tail, or another reader was at work.
     #[error("shard {shard} of pipeline {pipeline:?} stands at {stands}, not at {thought}")]
     Moved {
@@ -229,7 +229,7 @@ impl Fanout {
         &self,
         stream: &str,
         end: Offset,
-    ) -> Result<Positions, StoreError> {
+    ) -> Result<Positions, RedisError> {
         let mut positions = Vec::with_capacity(self.routes.len());
         let mut away = None;
         for route in &self.routes {
@@ -253,7 +253,7 @@ impl Fanout {
     pub(crate) async fn needed_elsewhere(
         &self,
         stream: &str,
-    ) -> Result<Option<Offset>, StoreError> {
+    ) -> Result<Option<Offset>, RedisError> {
         let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(None) };
         let mut others = BTreeSet::new();
         for process in presence::processes(queue.link()).await? {

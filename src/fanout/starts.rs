@@ -17,8 +17,8 @@ use redis::{Pipeline, Value};
 use tracing::info;
 
 use crate::id::{Offset, PipelineName};
-use crate::keyspace::{Link, Reply, StoreError, keys};
 use crate::queue::Queue;
+use crate::redis::{Link, RedisError, Reply, keys};
 
 /// Fixes starts, and remembers those it wrote or read. Redis may lose a start with its last writes,
 /// and events published since then still belong to the pipeline.
@@ -31,14 +31,14 @@ pub(crate) struct Standing {
     /// The position per shard; `None`: its server is unavailable.
     pub(crate) shards: Vec<Option<Offset>>,
     /// The error of such a server.
-    pub(crate) unavailable: Option<StoreError>,
+    pub(crate) unavailable: Option<RedisError>,
 }
 
 /// The state of one shard.
 enum Position {
     At(Offset),
     Absent,
-    Unavailable(StoreError),
+    Unavailable(RedisError),
 }
 
 impl Starts {
@@ -57,7 +57,7 @@ impl Starts {
         stream: &str,
         from_earliest: bool,
         end: Offset,
-    ) -> Result<Standing, StoreError> {
+    ) -> Result<Standing, RedisError> {
         let link = queue.link();
         let mut found = look(queue, stream).await?;
         if found.iter().any(|position| !matches!(position, Position::At(_))) {
@@ -67,8 +67,8 @@ impl Starts {
             let mut pipe = Pipeline::new();
             for (keys, position) in queue.shards().iter().zip(&found) {
                 if matches!(position, Position::Absent) {
-                    pipe.cmd("HSETNX").arg(&keys.hwm).arg(stream).arg(start.to_string());
-                    pipe.cmd("HGET").arg(&keys.hwm).arg(stream);
+                    pipe.cmd("HSETNX").arg(&keys.offsets).arg(stream).arg(start.to_string());
+                    pipe.cmd("HGET").arg(&keys.offsets).arg(stream);
                 }
             }
             let mut answers = answers(link, &pipe).await?.into_iter();
@@ -105,7 +105,7 @@ impl Starts {
         pipeline: &PipelineName,
         new: Offset,
         end: Offset,
-    ) -> Result<Offset, StoreError> {
+    ) -> Result<Offset, RedisError> {
         let key = keys::starts(link.prefix(), stream);
         let read = redis::Cmd::hget(&key, pipeline.as_str());
         let known = offset(link, link.command("HGET", read.clone()).await?)?;
@@ -137,7 +137,7 @@ impl Starts {
 ///
 /// # Errors
 /// If a shard does not answer.
-pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>, StoreError> {
+pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>, RedisError> {
     let mut lowest: Option<Offset> = None;
     for position in look(queue, stream).await? {
         match position {
@@ -150,13 +150,13 @@ pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>
 }
 
 /// The state of each shard.
-async fn look(queue: &Queue, stream: &str) -> Result<Vec<Position>, StoreError> {
+async fn look(queue: &Queue, stream: &str) -> Result<Vec<Position>, RedisError> {
     let link = queue.link();
     let mut pipe = Pipeline::with_capacity(queue.shards().len());
     for keys in queue.shards().iter() {
-        pipe.cmd("HGET").arg(&keys.hwm).arg(stream);
+        pipe.cmd("HGET").arg(&keys.offsets).arg(stream);
     }
-    let read = |answer: Result<Value, StoreError>| {
+    let read = |answer: Result<Value, RedisError>| {
         answer.map_or_else(passing, |value| {
             offset(link, value).map(|at| at.map_or(Position::Absent, Position::At))
         })
@@ -168,11 +168,11 @@ async fn look(queue: &Queue, stream: &str) -> Result<Vec<Position>, StoreError> 
 async fn answers(
     link: &Link,
     pipe: &Pipeline,
-) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+) -> Result<Vec<Result<Value, RedisError>>, RedisError> {
     if pipe.is_empty() {
         return Ok(Vec::new());
     }
-    let refused = |answer: Result<Value, StoreError>| match answer? {
+    let refused = |answer: Result<Value, RedisError>| match answer? {
         Value::ServerError(error) => Err(link.refused("HSETNX", &error)),
         value => Ok(value),
     };
@@ -183,7 +183,7 @@ async fn answers(
 }
 
 /// Whether the server of a shard is unavailable. A full server still answers reads.
-fn passing(error: StoreError) -> Result<Position, StoreError> {
+fn passing(error: RedisError) -> Result<Position, RedisError> {
     if error.is_passing() && !error.is_full() {
         Ok(Position::Unavailable(error))
     } else {
@@ -191,7 +191,7 @@ fn passing(error: StoreError) -> Result<Position, StoreError> {
     }
 }
 
-fn offset(link: &Link, value: Value) -> Result<Option<Offset>, StoreError> {
+fn offset(link: &Link, value: Value) -> Result<Option<Offset>, RedisError> {
     let text = Reply::single(value).and_then(|mut reply| reply.bytes());
     let text = text.map_err(|source| link.misread("HGET", source))?;
     Ok(text.map(|text| String::from_utf8_lossy(&text).parse().unwrap_or_default()))

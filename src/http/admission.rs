@@ -10,7 +10,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
-use super::admit::{Door, QuotaSettings};
+use super::admit::{AdmissionGate, QuotaSettings};
 use super::auth::Caller;
 use crate::admission::quota::Quota;
 use crate::admission::{Class, Reason, Refused};
@@ -172,13 +172,13 @@ impl<K> From<&Refused<K>> for Refusals {
     responses((status = 200, description = "The state", body = AdmissionState))
 )]
 async fn show(State(api): State<Arc<Api>>, caller: Caller) -> Json<AdmissionState> {
-    let counts = api.door.admission.counts();
+    let counts = api.gate.admission.counts();
     let sees_all = caller.covers_all();
     let is_own_bot = |bot: &str| BotId::parse(bot).is_ok_and(|bot| caller.covers(&bot));
     let bots = counts.bots.most(NAMES, |bot| sees_all || is_own_bot(bot));
     let tokens = counts.tokens.most(NAMES, |token| sees_all || **token == *caller.name());
     let addresses = counts.addresses.most(NAMES, |_| sees_all);
-    let whole = if sees_all { of_all(&api.door) } else { AdmissionState::default() };
+    let whole = if sees_all { of_all(&api.gate) } else { AdmissionState::default() };
     Json(AdmissionState {
         top_bots: (bots.iter())
             .map(|bot| TopBot { bot: bot.name.to_string(), refusals: bot.into() })
@@ -194,8 +194,8 @@ async fn show(State(api): State<Arc<Api>>, caller: Caller) -> Json<AdmissionStat
 }
 
 /// The values of the whole process.
-fn of_all(door: &Door) -> AdmissionState {
-    let (state, counts) = (door.admission.state(), door.admission.counts());
+fn of_all(gate: &AdmissionGate) -> AdmissionState {
+    let (state, counts) = (gate.admission.state(), gate.admission.counts());
     let shed = Class::ALL.into_iter().flat_map(|class| {
         Reason::ALL.into_iter().map(move |reason| {
             let requests = counts.of(class, reason);
@@ -206,9 +206,9 @@ fn of_all(door: &Door) -> AdmissionState {
     let waiting = Class::ALL.into_iter().zip(state.waiting);
     let waiting = waiting.map(|(class, requests)| Waiting { class: class.as_str(), requests });
     let quota = |quota: Quota| QuotaShown { rate: quota.rate, in_flight: quota.in_flight };
-    let QuotaSettings { bot, token } = door.quotas();
+    let QuotaSettings { bot, token } = gate.quotas();
     let deadlines = Class::ALL.into_iter().filter_map(|class| {
-        let ms = u64::try_from(door.deadline(class)?.as_millis()).unwrap_or(u64::MAX);
+        let ms = u64::try_from(gate.deadline(class)?.as_millis()).unwrap_or(u64::MAX);
         Some(DeadlineShown { class: class.as_str(), ms })
     });
     AdmissionState {

@@ -153,7 +153,7 @@ async fn list(
 ) -> Result<Json<Bots>, Problem> {
     let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
     // A cursor is valid for one order only.
-    let cursors = &api.door.cursors;
+    let cursors = &api.gate.cursors;
     let after: Option<(Sort, BotCursor)> = cursors.read(uri.path(), query.cursor.as_deref())?;
     if after.as_ref().is_some_and(|(sort, _)| *sort != query.sort) {
         return Err(Problem::field("cursor", "it belongs to a list with another sort"));

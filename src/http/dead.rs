@@ -125,7 +125,7 @@ async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Json<DeadLetters>, Problem> {
     let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
-    let cursors = &api.door.cursors;
+    let cursors = &api.gate.cursors;
     let before: Option<LetterId> = cursors.read(uri.path(), query.cursor.as_deref())?;
     let bot = query.bot.as_ref();
     bot.map_or(Ok(()), |bot| caller.check_bot(bot))?;

@@ -93,7 +93,7 @@ async fn publish(
     // They count as in flight until they are published.
     let _taken = counts
         .into_iter()
-        .map(|(bot, count)| api.door.charge_bot(bot, count, &parts))
+        .map(|(bot, count)| api.gate.charge_bot(bot, count, &parts))
         .collect::<Result<Vec<_>, _>>()?;
     api.startup.ended().await.map_err(|reason| {
         let detail = format!("nothing was stored: this process is not ready yet: {reason}");

@@ -14,9 +14,9 @@ use utoipa_axum::routes;
 
 use super::docs::Open;
 use super::problem::Problem;
-use crate::keyspace::Link;
+use crate::mongo::watch::Reachable;
+use crate::redis::Link;
 use crate::startup::Startup;
-use crate::store::watch::Reachable;
 
 /// Timeout of a readiness check per dependency.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);

@@ -63,7 +63,7 @@ use axum::{Router, routing};
 use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 
-pub(crate) use self::admit::{Door, QuotaSettings};
+pub(crate) use self::admit::{AdmissionGate, QuotaSettings};
 use self::auth::Guard;
 pub(crate) use self::auth::{Access, AuthError};
 pub(crate) use self::forwarded::Proxies;
@@ -79,10 +79,10 @@ use self::stopwatch::{Meters, Stopwatch};
 use self::taken::Taken;
 use crate::clock::SharedClock;
 use crate::config::Scope;
-use crate::keyspace::Link;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
 use crate::product::{self, Services};
+use crate::redis::Link;
 use crate::startup::Startup;
 
 /// What the routes work with.
@@ -100,7 +100,7 @@ pub(crate) struct Api {
     pub(crate) clock: SharedClock,
     pub(crate) access: Arc<Access>,
     /// Who is let in.
-    pub(crate) door: Arc<Door>,
+    pub(crate) gate: Arc<AdmissionGate>,
     /// Leases that receivers hold.
     pub(crate) leases: OpenLeases,
     /// What the products offer.
@@ -114,11 +114,11 @@ pub(crate) struct Api {
 /// The routes of `http.listen`.
 pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> Router {
     let api = Arc::new(api);
-    let (access, door) = (Arc::clone(&api.access), Arc::clone(&api.door));
-    door.know(&access);
+    let (access, gate) = (Arc::clone(&api.access), Arc::clone(&api.gate));
+    gate.know(&access);
     let guard_or = |scope, or| {
-        let (access, door) = (Arc::clone(&access), Arc::clone(&door));
-        Guard { access, door, scope, or }
+        let (access, gate) = (Arc::clone(&access), Arc::clone(&gate));
+        Guard { access, gate, scope, or }
     };
     let guard = |scope| guard_or(scope, None);
     let public = |scope, routes| guarded(guard_or(scope, Some(Scope::Count)), routes);
@@ -143,12 +143,12 @@ pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> R
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers call by any name.
         .merge(health);
-    admitted(finish(routes), door).layer(from_fn_with_state(origins, cors::share))
+    admitted(finish(routes), gate).layer(from_fn_with_state(origins, cors::share))
 }
 
 /// Routes behind admission: whoever is refused there has cost nothing yet.
-pub(crate) fn admitted(routes: Router, door: Arc<Door>) -> Router {
-    routes.layer(from_fn_with_state(door, admit::admit))
+pub(crate) fn admitted(routes: Router, gate: Arc<AdmissionGate>) -> Router {
+    routes.layer(from_fn_with_state(gate, admit::admit))
 }
 
 /// The routes of products from outside the crate.

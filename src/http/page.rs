@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
-use crate::signing::{Purpose, SigningKey};
+use crate::signed_token::{Purpose, SigningKey};
 
 /// The bounds of the parameter `limit`.
 #[derive(Debug, Clone, Copy)]

@@ -8,10 +8,10 @@ use utoipa::ToSchema;
 
 use crate::breaker::Unanswered;
 use crate::counters::CountersError;
-use crate::keyspace::StoreError;
+use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
 use crate::pool::open::LeaseError;
-use crate::store::mongo::MongoError;
+use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
 
 /// The media type of a problem.
@@ -264,9 +264,9 @@ impl Problem {
     }
 }
 
-impl From<StoreError> for Problem {
+impl From<RedisError> for Problem {
     /// The address of Redis and its error texts belong in the log, not in answers.
-    fn from(error: StoreError) -> Self {
+    fn from(error: RedisError) -> Self {
         static FULL: OncePerMinute = OncePerMinute::new();
         static AWAY: OncePerMinute = OncePerMinute::new();
         static REFUSED: OncePerMinute = OncePerMinute::new();
@@ -288,7 +288,7 @@ impl From<StoreError> for Problem {
             warn!(%error, suppressed, "an HTTP request failed: Redis is unavailable");
         }
         let detail = match error {
-            StoreError::Unknown { .. } => {
+            RedisError::Unknown { .. } => {
                 "Redis did not answer in time, so it is unknown whether this was done; check the result, or retry"
             }
             _ => "nothing was done: Redis is unavailable; retry later",
@@ -375,9 +375,9 @@ mod tests {
     use super::*;
     use crate::config::MongoUrl;
 
-    fn refused(message: &str) -> StoreError {
+    fn refused(message: &str) -> RedisError {
         let (target, message) = ("secret-host:6379".to_owned(), message.to_owned());
-        StoreError::Refused { target, command: "XADD", message }
+        RedisError::Refused { target, command: "XADD", message }
     }
 
     #[test]

@@ -9,10 +9,10 @@ use redis::Value;
 use super::problem::{Kind, Problem};
 use crate::config::{PipelineConfig, is_built_in};
 use crate::id::{PipelineName, ShardCount};
-use crate::keyspace::keys::{self, ShardKeys};
-use crate::keyspace::{Link, Reply, StoreError};
 use crate::products::Kinds;
 use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::redis::keys::{self, ShardKeys};
+use crate::redis::{Link, RedisError, Reply};
 
 /// The pipelines of the configuration, enabled or not, and those that have run before.
 pub(crate) struct Queues {
@@ -56,7 +56,7 @@ impl Queues {
     }
 
     /// The clock of Redis, since 1970.
-    pub(crate) async fn time(&self) -> Result<Duration, StoreError> {
+    pub(crate) async fn time(&self) -> Result<Duration, RedisError> {
         let misread = |source| self.link.misread("TIME", source);
         let time = self.link.command("TIME", redis::cmd("TIME")).await?;
         let mut time = Reply::new(time).map_err(misread)?;
@@ -65,7 +65,7 @@ impl Queues {
     }
 
     /// The names of the known pipelines.
-    pub(crate) async fn names(&self) -> Result<BTreeSet<PipelineName>, StoreError> {
+    pub(crate) async fn names(&self) -> Result<BTreeSet<PipelineName>, RedisError> {
         // A disabled built-in pipeline is not listed: the user did not configure it.
         let asked =
             self.configured.iter().filter(|(name, config)| config.enabled || !is_built_in(name));

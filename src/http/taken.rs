@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use crate::config::Config;
+use crate::expression::Glob;
 use crate::fanout::Interest;
-use crate::filter::Glob;
 use crate::id::{BotId, PipelineName};
 use crate::products::Kinds;
 

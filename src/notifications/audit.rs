@@ -15,10 +15,10 @@ use super::queue::Suspect;
 use super::record::NotificationId;
 use crate::clock::{SharedClock, millis};
 use crate::id::BotId;
-use crate::keyspace::scripts::Hold;
-use crate::keyspace::{Link, Primary, Server, StoreError};
 use crate::lifecycle::Shutdown;
 use crate::queue::Queue;
+use crate::redis::scripts::Hold;
+use crate::redis::{Link, Primary, RedisError, Server};
 
 /// Pause between two steps of the background audit: a million notifications take minutes, without a
 /// noticeable load.
@@ -57,7 +57,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    async fn begin(queue: &'a Queue, clock: &'a SharedClock) -> Result<Self, StoreError> {
+    async fn begin(queue: &'a Queue, clock: &'a SharedClock) -> Result<Self, RedisError> {
         let server = Server::new(queue.link().target().clone(), ANSWER);
         let primaries = server.primaries().await?;
         let (suspects, found) = (Vec::new(), Audit::default());
@@ -65,7 +65,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Checks some hundred records; returns whether there are more.
-    async fn step(&mut self) -> Result<bool, StoreError> {
+    async fn step(&mut self) -> Result<bool, RedisError> {
         let Some(primary) = self.primaries.last() else { return Ok(false) };
         let pattern = keys::records(self.queue.link().prefix(), self.queue.name());
         let (next, names) = primary.scan(self.cursor, &pattern, RECORDS).await?;
@@ -88,7 +88,7 @@ impl<'a> Walk<'a> {
 
     /// Restores notifications whose events are in no queue. Each queue is read once for many of
     /// them.
-    async fn judge(&mut self) -> Result<(), StoreError> {
+    async fn judge(&mut self) -> Result<(), RedisError> {
         let mut of_bots: HashMap<BotId, Vec<Suspect>> = HashMap::new();
         for suspect in std::mem::take(&mut self.suspects) {
             of_bots.entry(suspect.bot.clone()).or_default().push(suspect);
@@ -112,7 +112,7 @@ impl<'a> Walk<'a> {
 /// # Errors
 /// If Redis is unavailable or refuses. Restored notifications stay restored; the audit can be
 /// repeated.
-pub(crate) async fn audit(queue: &Queue, clock: &SharedClock) -> Result<Audit, StoreError> {
+pub(crate) async fn audit(queue: &Queue, clock: &SharedClock) -> Result<Audit, RedisError> {
     let mut walk = Walk::begin(queue, clock).await?;
     while walk.step().await? {}
     Ok(walk.found)
@@ -149,7 +149,7 @@ async fn unhurried(
     link: &Link,
     clock: &SharedClock,
     token: &str,
-) -> Result<Option<Audit>, StoreError> {
+) -> Result<Option<Audit>, RedisError> {
     let mut walk = Walk::begin(queue, clock).await?;
     while hold(link, token, LOCK).await? {
         if !walk.step().await? {
@@ -160,7 +160,7 @@ async fn unhurried(
     Ok(None)
 }
 
-async fn hold(link: &Link, token: &str, ttl: Duration) -> Result<bool, StoreError> {
+async fn hold(link: &Link, token: &str, ttl: Duration) -> Result<bool, RedisError> {
     let lock = keys::auditor(link.prefix());
     link.call(&Hold { key: &lock, token, ttl_ms: millis(ttl) }).await
 }

@@ -1,4 +1,4 @@
-//! The keys of the notifications, in addition to those of their queues ([`crate::keyspace::keys`]).
+//! The keys of the notifications, in addition to those of their queues ([`crate::redis::keys`]).
 //!
 //! | key | type | meaning |
 //! |---|---|---|
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::record::NotificationId;
 use crate::id::{BotId, PipelineName, Prefix};
-use crate::keyspace::keys::ShardKeys;
+use crate::redis::keys::ShardKeys;
 
 /// The types with their own entry in the statistics.
 #[must_use]

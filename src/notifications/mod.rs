@@ -33,14 +33,14 @@ pub(crate) use self::sender::{PER_HOST, Sender, Sending};
 use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::id::BotId;
-use crate::keyspace::StoreError;
-use crate::keyspace::scripts::Table;
 use crate::notifications::metrics::NotificationMetrics;
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::{CheckedUrl, Policy};
 use crate::pipeline::{Kind, Protected};
 use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
+use crate::redis::RedisError;
+use crate::redis::scripts::Table;
 
 /// The pipeline of delayed notifications.
 pub const PIPELINE: &str = crate::config::NOTIFICATIONS;
@@ -105,7 +105,7 @@ pub enum AcceptError {
     Unusable(#[from] Unusable),
     /// Redis is unavailable or refuses.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] RedisError),
 }
 
 impl Notifications {
@@ -133,7 +133,7 @@ impl Notifications {
     /// them before.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] it may or may not be scheduled: only a call with the same key
+    /// After [`RedisError::Unknown`] it may or may not be scheduled: only a call with the same key
     /// is safe. A notification that violates a bound is refused.
     pub async fn accept(&self, new: &NewNotification) -> Result<Accepted, AcceptError> {
         let now = self.clock.now();
@@ -161,7 +161,7 @@ impl Notifications {
         allowed.map(drop).map_err(|problem| Unusable { parameter: "headers_from", problem })
     }
 
-    async fn label(&self, kind: &str) -> Result<String, StoreError> {
+    async fn label(&self, kind: &str) -> Result<String, RedisError> {
         let labels = || self.labels.lock().unwrap_or_else(PoisonError::into_inner);
         if labels().contains(kind) {
             return Ok(kind.to_owned());
@@ -178,15 +178,15 @@ impl Notifications {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn find(&self, id: NotificationId) -> Result<Option<Kept>, StoreError> {
+    pub async fn find(&self, id: NotificationId) -> Result<Option<Kept>, RedisError> {
         self.queue.notification(id).await
     }
 
     /// Cancels or reschedules a notification that was looked up.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] it may or may not be done; the call can be repeated.
-    pub async fn amend(&self, kept: &Kept, amendment: Amendment) -> Result<Amended, StoreError> {
+    /// After [`RedisError::Unknown`] it may or may not be done; the call can be repeated.
+    pub async fn amend(&self, kept: &Kept, amendment: Amendment) -> Result<Amended, RedisError> {
         let amended = self.queue.amend(kept, amendment, self.clock.now()).await?;
         if (amendment, amended) == (Amendment::Cancel, Amended::Done) {
             NotificationMetrics::count(&kept.label, "cancelled");
@@ -198,8 +198,8 @@ impl Notifications {
     /// it is due. Returns the number of queued notifications: 0 or 1.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] one may or may not be released.
-    pub async fn online(&self, bot: &BotId, uid: &str) -> Result<u64, StoreError> {
+    /// After [`RedisError::Unknown`] one may or may not be released.
+    pub async fn online(&self, bot: &BotId, uid: &str) -> Result<u64, RedisError> {
         let now = self.clock.now();
         self.queue.release_online(bot, uid, self.online_threshold, now).await.map(u64::from)
     }
@@ -209,7 +209,7 @@ impl Notifications {
     /// # Errors
     /// If Redis is unavailable or refuses. Restored notifications stay restored; the call can be
     /// repeated.
-    pub async fn audit(&self) -> Result<Audit, StoreError> {
+    pub async fn audit(&self) -> Result<Audit, RedisError> {
         audit::audit(&self.queue, &self.clock).await
     }
 
@@ -217,7 +217,7 @@ impl Notifications {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn stats(&self, spans: &[Span]) -> Result<Vec<Stats>, StoreError> {
+    pub async fn stats(&self, spans: &[Span]) -> Result<Vec<Stats>, RedisError> {
         self.queue.notification_stats(spans).await
     }
 }

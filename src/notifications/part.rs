@@ -10,7 +10,7 @@ use super::record::Caps;
 use super::scripts::Throttle;
 use super::{Notifications, PER_HOST, Sender, Sending, audit};
 use crate::config::{NotificationsConfig, OnThrottle};
-use crate::filter::Glob;
+use crate::expression::Glob;
 use crate::outbound::Outbound;
 use crate::outbound::breakers::Breakers;
 use crate::outbound::headers::{HeaderSets, HeadersError};

@@ -8,13 +8,13 @@ use redis::{Pipeline, Value};
 use super::keys;
 use crate::event::Event;
 use crate::id::{BotId, Sequence, Shard};
-use crate::keyspace::{Reply, ReplyError, StoreError};
 use crate::notifications::record::{Ended, Kept, NewNotification, NotificationId, OTHER_KINDS};
 use crate::notifications::scripts::{
     Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
     Scheduled, SendHold, Throttle,
 };
 use crate::queue::Queue;
+use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Maximum number of types with their own entry in the statistics; later ones count as `other`.
 pub const KINDS_MAX: usize = 50;
@@ -40,14 +40,14 @@ impl Queue {
     /// Schedules a notification, unless an existing one with its key is kept.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] it may or may not be scheduled: only a call with the same key
+    /// After [`RedisError::Unknown`] it may or may not be scheduled: only a call with the same key
     /// is safe.
     pub async fn schedule(
         &self,
         new: &NewNotification,
         label: &str,
         now: Duration,
-    ) -> Result<Accepted, StoreError> {
+    ) -> Result<Accepted, RedisError> {
         let (keys, id) = (self.keys_of(&new.bot), NotificationId::new(self.shard_of(&new.bot)));
         let mut tries = 0;
         loop {
@@ -80,7 +80,7 @@ impl Queue {
         &self,
         bot: &BotId,
         key: &str,
-    ) -> Result<Option<(NotificationId, String)>, StoreError> {
+    ) -> Result<Option<(NotificationId, String)>, RedisError> {
         let keys = self.keys_of(bot);
         let get = redis::Cmd::get(keys.notification_key(bot, key));
         let id = self.text("GET", get).await?;
@@ -90,7 +90,7 @@ impl Queue {
     }
 
     /// The reply to one command; empty for none.
-    async fn text(&self, name: &'static str, command: redis::Cmd) -> Result<String, StoreError> {
+    async fn text(&self, name: &'static str, command: redis::Cmd) -> Result<String, RedisError> {
         let value = self.link().command(name, command).await?;
         let text = Reply::single(value).and_then(|mut reply| reply.text());
         text.map_err(|error| self.link().misread(name, error))
@@ -99,7 +99,7 @@ impl Queue {
     /// Decides about the notifications of a slice; returns those to send.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] they may have been started, and return after `hold`.
+    /// After [`RedisError::Unknown`] they may have been started, and return after `hold`.
     pub async fn begin_sends(
         &self,
         bot: &BotId,
@@ -107,7 +107,7 @@ impl Queue {
         throttle: &Throttle,
         hold: SendHold,
         now: Duration,
-    ) -> Result<Judged, StoreError> {
+    ) -> Result<Judged, RedisError> {
         let (keys, dead_max) = (self.keys_of(bot), self.limits().dead_max);
         self.link().call(&Begin { keys, now, bot, hold, throttle, dead_max, events }).await
     }
@@ -115,14 +115,14 @@ impl Queue {
     /// Reports the results of sends, all of one shard.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] they may or may not be stored; the call can be repeated.
+    /// After [`RedisError::Unknown`] they may or may not be stored; the call can be repeated.
     pub async fn finish_sends(
         &self,
         shard: Shard,
         endings: &[Ended],
         throttle: &Throttle,
         now: Duration,
-    ) -> Result<Finished, StoreError> {
+    ) -> Result<Finished, RedisError> {
         let (keys, dead_max) = (self.keys(shard), self.limits().dead_max);
         self.link().call(&Finish { keys, now, dead_max, throttle, endings }).await
     }
@@ -130,13 +130,13 @@ impl Queue {
     /// Cancels or reschedules a notification that was looked up.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] it may or may not be done; the call can be repeated.
+    /// After [`RedisError::Unknown`] it may or may not be done; the call can be repeated.
     pub async fn amend(
         &self,
         kept: &Kept,
         amendment: Amendment,
         now: Duration,
-    ) -> Result<Amended, StoreError> {
+    ) -> Result<Amended, RedisError> {
         let Kept { id, bot, uid, key, .. } = kept;
         let (keys, id) = (self.keys_of(bot), *id);
         self.link().call(&Amend { keys, now, id, bot, uid, key, amendment }).await
@@ -146,14 +146,14 @@ impl Queue {
     /// was sent long enough ago. Returns whether there was one.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] one may or may not be released.
+    /// After [`RedisError::Unknown`] one may or may not be released.
     pub async fn release_online(
         &self,
         bot: &BotId,
         uid: &str,
         threshold: Duration,
         now: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool, RedisError> {
         let keys = self.keys_of(bot);
         self.link().call(&Release { keys, now, bot, uid, threshold }).await
     }
@@ -162,7 +162,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn notification(&self, id: NotificationId) -> Result<Option<Kept>, StoreError> {
+    pub async fn notification(&self, id: NotificationId) -> Result<Option<Kept>, RedisError> {
         let Some(shard) = id.shard(self.shard_count()) else { return Ok(None) };
         let keys = self.keys(shard);
         let mut pipe = Pipeline::with_capacity(2);
@@ -180,7 +180,7 @@ impl Queue {
     pub(crate) async fn without_due_time(
         &self,
         ids: &[NotificationId],
-    ) -> Result<Vec<Suspect>, StoreError> {
+    ) -> Result<Vec<Suspect>, RedisError> {
         let shards = |id: &NotificationId| Some((*id, id.shard(self.shard_count())?));
         let ids: Vec<(NotificationId, Shard)> = ids.iter().filter_map(shards).collect();
         let mut pipe = Pipeline::with_capacity(3 * ids.len());
@@ -210,7 +210,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub(crate) async fn queued_ids(&self, bot: &BotId) -> Result<HashSet<String>, StoreError> {
+    pub(crate) async fn queued_ids(&self, bot: &BotId) -> Result<HashSet<String>, RedisError> {
         let key = self.keys_of(bot).queue(bot);
         let mut ids = HashSet::new();
         // From the tail, where events are added, to the head, where they leave: so none is missed.
@@ -237,8 +237,8 @@ impl Queue {
     /// Reschedules a notification that was found nowhere. Returns whether it was really lost.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] it may or may not be done; the call can be repeated.
-    pub(crate) async fn restore(&self, lost: &Suspect, now: Duration) -> Result<bool, StoreError> {
+    /// After [`RedisError::Unknown`] it may or may not be done; the call can be repeated.
+    pub(crate) async fn restore(&self, lost: &Suspect, now: Duration) -> Result<bool, RedisError> {
         let Suspect { id, bot, uid, sequence } = lost;
         let (keys, id, sequence) = (self.keys_of(bot), *id, *sequence);
         self.link().call(&Restore { keys, now, id, bot, uid, sequence }).await
@@ -248,7 +248,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn notification_stats(&self, spans: &[Span]) -> Result<Vec<Stats>, StoreError> {
+    pub async fn notification_stats(&self, spans: &[Span]) -> Result<Vec<Stats>, RedisError> {
         let mut all = vec![Stats::new(); spans.len()];
         let misread = |error| self.link().misread("HGETALL", error);
         // A few at a time, because many of them could need much memory.
@@ -275,7 +275,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn first_due_ms(&self) -> Result<Option<u64>, StoreError> {
+    pub async fn first_due_ms(&self) -> Result<Option<u64>, RedisError> {
         let mut pipe = Pipeline::with_capacity(self.shards().len());
         for keys in self.shards().iter() {
             pipe.cmd("ZRANGE").arg(&keys.due).arg(0).arg(0).arg("WITHSCORES");
@@ -296,7 +296,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn label(&self, kind: &str) -> Result<String, StoreError> {
+    pub async fn label(&self, kind: &str) -> Result<String, RedisError> {
         let kinds = keys::kinds(self.link().prefix());
         let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("SISMEMBER").arg(&kinds).arg(kind);

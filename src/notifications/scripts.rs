@@ -6,12 +6,12 @@ use redis::{Cmd, Value};
 
 use crate::clock::millis;
 use crate::id::{BotId, Sequence};
-use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::scripts::{Call, QUEUES, scripts};
-use crate::keyspace::{Reply, ReplyError};
 use crate::notifications::record::{
     Begun, Cap, Caps, Duplicates, Ended, NewNotification, NotificationId, State, When, late_step,
 };
+use crate::redis::keys::ShardKeys;
+use crate::redis::scripts::{Call, QUEUES, scripts};
+use crate::redis::{Reply, ReplyError};
 
 scripts! {
     SCRIPTS:

@@ -22,7 +22,6 @@ use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::handler::{Failure, Slice};
 use crate::id::Sequence;
-use crate::keyspace::StoreError;
 use crate::lifecycle::Shutdown;
 use crate::notifications::metrics::NotificationMetrics;
 use crate::notifications::record::{Begun, Ended, Ending, NotificationId};
@@ -32,6 +31,7 @@ use crate::outbound::breakers::{Breakers, Permission};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::Secret;
 use crate::queue::Queue;
+use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
 
 /// How long a started send belongs to its process. The patience is longer than a process needs to
@@ -129,7 +129,7 @@ impl Sender {
         &self,
         slice: &Slice,
         events: &[(NotificationId, &str, Sequence)],
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), RedisError> {
         if events.is_empty() {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 //!
 //! After [`FAILURES`] consecutive failures the breaker of a host opens for a time that doubles with
 //! each further failure; then one probe is sent. A refused request gets a time to return, spread by
-//! the speed of the host, so that ten thousand waiting notifications do not return in one burst.
+//! the speed of the host, so that ten thousand waiting requests do not return in one burst.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::CheckedUrl;
-use crate::filter::Glob;
+use crate::expression::Glob;
 use crate::id::BotId;
 
 /// Longest name of a set, in bytes.

@@ -36,7 +36,7 @@ impl Hosts {
         host: &str,
         port: u16,
         until: Instant,
-    ) -> Option<Place> {
+    ) -> Option<HostPermit> {
         let key = (host.to_owned(), port);
         let places = {
             let mut called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
@@ -44,7 +44,7 @@ impl Hosts {
             Arc::clone(called.entry(key.clone()).or_insert_with(new))
         };
         // From here on the entry is removed on every path.
-        let mut place = Place { hosts: Arc::clone(self), key, places, permit: None };
+        let mut place = HostPermit { hosts: Arc::clone(self), key, places, permit: None };
         let waiting = Arc::clone(&place.places).acquire_owned();
         // The semaphore is never closed.
         place.permit = tokio::time::timeout_at(until, waiting).await.ok()?.ok();
@@ -60,14 +60,14 @@ impl Hosts {
 
 /// A request's place at its host. Dropping it frees the place.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct HostPermit {
     hosts: Arc<Hosts>,
     key: Key,
     places: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Drop for Place {
+impl Drop for HostPermit {
     fn drop(&mut self) {
         let mut called = self.hosts.called.lock().unwrap_or_else(PoisonError::into_inner);
         // The permit holds the semaphore too; all other clones are made under this lock.

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::id::{Shard, ShardCount};
-use crate::keyspace::scripts::{Claimed, Completed};
+use crate::redis::scripts::{Claimed, Completed};
 
 /// Maximum number of bots claimed from one shard per call.
 pub(super) const CLAIM_MAX: usize = 32;

@@ -10,9 +10,9 @@ use tracing::{info, warn};
 use super::board::Ask;
 use super::{Shared, worker};
 use crate::event::Event;
-use crate::keyspace::Reply;
-use crate::keyspace::scripts::Claim;
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Sent};
+use crate::redis::Reply;
+use crate::redis::scripts::Claim;
 use crate::telemetry::{Outage, Recovered};
 
 /// Claims and reads that Redis does not answer or refuses: one story for all pipelines.

@@ -14,10 +14,10 @@ use tracing::{info, warn};
 
 use super::board::Board;
 use crate::id::Shard;
-use crate::keyspace::StoreError;
-use crate::keyspace::scripts::{Complete, Completion, Verdict};
 use crate::metrics::PipelineMetrics;
 use crate::queue::Queue;
+use crate::redis::RedisError;
+use crate::redis::scripts::{Complete, Completion, Verdict};
 use crate::telemetry::{Outage, Recovered};
 
 /// Maximum number of completions per script call.
@@ -201,7 +201,7 @@ async fn commit_group(
     board: &Board,
     metrics: &PipelineMetrics,
     waiting: &mut Vec<Item>,
-) -> Result<(), StoreError> {
+) -> Result<(), RedisError> {
     let mut shards: BTreeMap<Shard, Vec<Vec<Item>>> = BTreeMap::new();
     for item in waiting.drain(..) {
         let groups = shards.entry(item.shard).or_default();
@@ -241,7 +241,7 @@ async fn commit_group(
         Ok(replies) => replies,
         Err(error) => {
             // Only if the connection was never made it is certain that nothing was sent.
-            let unanswered = !matches!(error, StoreError::Connect { .. });
+            let unanswered = !matches!(error, RedisError::Connect { .. });
             for (_, group) in groups {
                 waiting.extend(group.into_iter().map(|mut item| {
                     item.unanswered |= unanswered;
@@ -265,7 +265,7 @@ async fn commit_group(
                 // A call with an unintelligible answer ran. A call without an answer may or may not
                 // have run.
                 let may_have =
-                    matches!(error, StoreError::Reply { .. } | StoreError::Unknown { .. });
+                    matches!(error, RedisError::Reply { .. } | RedisError::Unknown { .. });
                 waiting.extend(group.into_iter().map(|mut item| {
                     item.unanswered |= may_have;
                     item

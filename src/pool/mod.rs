@@ -44,7 +44,7 @@ use crate::presence::Meter;
 use crate::pressure::Pressure;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{FAIR_SLICE, Queue, Sent};
-use crate::signing::SigningKey;
+use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
 
 /// Work that may be taken ahead of the workers.
@@ -197,7 +197,7 @@ impl Pool {
 
     /// Hears what the shards publish.
     pub(crate) fn listener(&self) -> Box<dyn Listener> {
-        Box::new(Ear(Arc::clone(&self.shared.board)))
+        Box::new(Subscriber(Arc::clone(&self.shared.board)))
     }
 
     /// Claims and hands out until the soft stop.
@@ -266,9 +266,9 @@ async fn answered(
 }
 
 /// Hears what falls below what the dispatcher knows.
-struct Ear(Arc<Board>);
+struct Subscriber(Arc<Board>);
 
-impl Listener for Ear {
+impl Listener for Subscriber {
     fn heard(&self, shard: Shard, wake: &Wake) {
         match *wake {
             Wake::Ready(score) => self.0.heard(shard, score),

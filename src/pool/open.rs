@@ -23,13 +23,13 @@ use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::handler::{Failure, Outcomes, acknowledgement};
 use crate::id::{Fence, PipelineName, Sequence};
-use crate::keyspace::scripts::{Attempts, Complete, Completion, Mode, Verdict};
-use crate::keyspace::{Reply, ReplyError, StoreError};
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
 use crate::queue::Queue;
 use crate::queue::capability::Capability;
-use crate::signing::SigningKey;
+use crate::redis::scripts::{Attempts, Complete, Completion, Mode, Verdict};
+use crate::redis::{RedisError, Reply, ReplyError};
+use crate::signed_token::SigningKey;
 
 /// Number of attempts when another call changes the same lease concurrently.
 const TRIES: usize = 5;
@@ -55,7 +55,7 @@ pub(crate) enum LeaseError {
     },
     /// Redis failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] RedisError),
 }
 
 /// An extended lease.
@@ -273,8 +273,8 @@ impl Open<'_> {
         let bot = &self.capability.bot;
         let keys = queue.keys(queue.shard_of(bot));
         let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("HGET").arg(keys.own()).arg(bot.as_str());
-        pipe.cmd("HGET").arg(keys.att()).arg(bot.as_str());
+        pipe.cmd("HGET").arg(keys.owners()).arg(bot.as_str());
+        pipe.cmd("HGET").arg(keys.attempts()).arg(bot.as_str());
         let values = queue.link().run_checked("HGET", &pipe).await?;
         let misread = |source| LeaseError::Store(queue.link().misread("HGET", source));
         let mut reply = Reply::new(Value::Array(values)).map_err(misread)?;

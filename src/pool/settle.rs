@@ -8,10 +8,10 @@ use tracing::{debug, warn};
 use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
 use crate::id::{BotId, PipelineName, Sequence};
-use crate::keyspace::scripts::{Attempts, Exception, Fate, Mode};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
 use crate::queue::{Noted, Queue};
+use crate::redis::scripts::{Attempts, Exception, Fate, Mode};
 
 /// Maximum pause that a handler may ask for.
 const PAUSE_MAX: Duration = Duration::from_secs(365 * 86_400);

@@ -1,12 +1,12 @@
 //! The capability of a lease for a receiver: `{lease}` in `/v1/leases/{lease}/…`.
 //!
-//! It is a signed token ([`crate::signing`]) that contains a `MessagePack` array. It only permits
+//! It is a signed token ([`crate::signed_token`]) that contains a `MessagePack` array. It only permits
 //! to end or extend this lease, and nothing after the lease has ended.
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{BotId, PipelineName};
-use crate::signing::{Purpose, SigningKey};
+use crate::signed_token::{Purpose, SigningKey};
 
 /// The lease, and its state when the capability was issued.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl Capability {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::signing::TEXT_MAX;
+    use crate::signed_token::TEXT_MAX;
 
     fn capability(bot: &str) -> Capability {
         Capability {

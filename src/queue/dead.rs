@@ -10,9 +10,9 @@ use super::Queue;
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, LetterId, Offset, Shard};
-use crate::keyspace::scripts::{Recount, Redrive};
-use crate::keyspace::{Reply, ReplyError, StoreError};
 use crate::ledger::Ledger;
+use crate::redis::scripts::{Recount, Redrive};
+use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Maximum number of dead letters per write.
 const PAGE: usize = 100;
@@ -84,7 +84,7 @@ impl Queue {
         wanted: &(dyn Fn(&BotId) -> bool + Sync),
         before: Option<LetterId>,
         limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
+    ) -> Result<Vec<DeadLetter>, RedisError> {
         let fits =
             |letter: &DeadLetter| bot.is_none_or(|bot| *bot == letter.bot) && wanted(&letter.bot);
         let mut found = Vec::new();
@@ -120,7 +120,7 @@ impl Queue {
         &self,
         bot: Option<&BotId>,
         limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
+    ) -> Result<Vec<DeadLetter>, RedisError> {
         self.list_dead_letters(bot, &|_| true, None, limit).await
     }
 
@@ -129,7 +129,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn dead_of(&self, bot: &BotId) -> Result<DeadOfBot, StoreError> {
+    pub async fn dead_of(&self, bot: &BotId) -> Result<DeadOfBot, RedisError> {
         let shard = self.shard_of(bot);
         let (mut found, mut from) = (DeadOfBot::default(), "+".to_owned());
         let (mut looked_at, mut bytes) = (0, 0);
@@ -172,7 +172,7 @@ impl Queue {
         &self,
         bot: Option<&BotId>,
         until: Duration,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, RedisError> {
         let mut count = 0;
         for shard in self.dead_shards(bot) {
             if bot.is_none() {
@@ -191,7 +191,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn dead_letter(&self, id: LetterId) -> Result<Option<DeadLetter>, StoreError> {
+    pub async fn dead_letter(&self, id: LetterId) -> Result<Option<DeadLetter>, RedisError> {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(None);
         }
@@ -204,7 +204,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn redrive(&self, bot: &BotId, id: LetterId) -> Result<bool, StoreError> {
+    pub async fn redrive(&self, bot: &BotId, id: LetterId) -> Result<bool, RedisError> {
         if id.shard != self.shard_of(bot) {
             return Ok(false);
         }
@@ -223,7 +223,7 @@ impl Queue {
         ledger: &dyn Ledger,
         bot: &BotId,
         id: LetterId,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool, RedisError> {
         let Some(letter) = self.dead_letter(id).await?.filter(|letter| letter.bot == *bot) else {
             return Ok(false);
         };
@@ -245,7 +245,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn drop_dead_letter(&self, id: LetterId) -> Result<bool, StoreError> {
+    pub async fn drop_dead_letter(&self, id: LetterId) -> Result<bool, RedisError> {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(false);
         }
@@ -265,7 +265,7 @@ impl Queue {
         &self,
         bot: Option<&BotId>,
         until: Duration,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, RedisError> {
         let (slice_us, renews) = (self.limits().slice_us, self.kind.renews);
         let mut count = 0;
         for shard in self.dead_shards(bot) {
@@ -301,7 +301,7 @@ impl Queue {
         &self,
         bot: Option<&BotId>,
         until: Duration,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, RedisError> {
         let mut count = 0;
         for shard in self.dead_shards(bot) {
             let mut pages = Pages::until(until);
@@ -327,7 +327,7 @@ impl Queue {
         &self,
         keep: Duration,
         now: Duration,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, RedisError> {
         let oldest = format!("{}-0", millis(now.saturating_sub(keep)));
         let mut pipe = redis::Pipeline::new();
         for keys in self.shards().iter() {
@@ -341,7 +341,7 @@ impl Queue {
     }
 
     /// The number of dead letters of a shard.
-    async fn dead_in(&self, shard: Shard) -> Result<u64, StoreError> {
+    async fn dead_in(&self, shard: Shard) -> Result<u64, RedisError> {
         let length = redis::Cmd::xlen(&self.keys(shard).dlq);
         match self.link().command("XLEN", length).await? {
             Value::Int(length) => Ok(length.unsigned_abs()),
@@ -362,7 +362,7 @@ impl Queue {
         shard: Shard,
         from: &str,
         until: &str,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
+    ) -> Result<Vec<DeadLetter>, RedisError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&self.keys(shard).dlq).arg(from).arg(until).arg("COUNT").arg(PAGE);
         self.dead_page("XRANGE", shard, command).await
@@ -373,7 +373,7 @@ impl Queue {
         name: &'static str,
         shard: Shard,
         command: redis::Cmd,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
+    ) -> Result<Vec<DeadLetter>, RedisError> {
         let value = self.link().command(name, command).await?;
         let mut entries = self.read(name, Reply::new(value))?;
         let mut page = Vec::with_capacity(entries.len());
@@ -450,7 +450,7 @@ impl Pages {
         queue: &Queue,
         shard: Shard,
         bot: Option<&BotId>,
-    ) -> Result<Option<Vec<(BotId, Offset)>>, StoreError> {
+    ) -> Result<Option<Vec<(BotId, Offset)>>, RedisError> {
         let page = queue.dead_from(shard, &self.from, &self.until).await?;
         let Some(last) = page.last() else { return Ok(None) };
         self.from = format!("({}", last.id.entry);

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::Queue;
 use crate::id::{BotId, Shard};
-use crate::keyspace::StoreError;
-use crate::keyspace::scripts::{Reconcile, Reconciled};
+use crate::redis::RedisError;
+use crate::redis::scripts::{Reconcile, Reconciled};
 
 /// Maximum number of bots with events for a comparison: the script reads all of them.
 const BOTS_MAX: usize = 20_000;
@@ -35,7 +35,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn reconcile_depth(&self, shard: Shard) -> Result<Depth, StoreError> {
+    pub async fn reconcile_depth(&self, shard: Shard) -> Result<Depth, RedisError> {
         let (keys, mut named) = (self.keys(shard), BTreeSet::<BotId>::new());
         for _ in 0..TRIES {
             let bots: Vec<BotId> = named.iter().cloned().collect();

@@ -16,7 +16,7 @@ use super::{BotState, BotView, Queue};
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, Sequence};
-use crate::keyspace::{Reply, ReplyError, StoreError};
+use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Time that a note is kept beyond the pause before the next attempt.
 const KEPT: Duration = Duration::from_secs(3_600);
@@ -115,7 +115,7 @@ impl Queue {
         &self,
         bot: &BotId,
         noted: Noted<'_>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), RedisError> {
         let kept = self.kept(std::slice::from_ref(bot)).await?.pop();
         let Some(Kept { streak, head: Some(head), .. }) = kept else { return Ok(()) };
         let now_ms = millis(noted.now);
@@ -137,7 +137,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn last_failure(&self, view: &BotView) -> Result<Option<LastFailure>, StoreError> {
+    pub async fn last_failure(&self, view: &BotView) -> Result<Option<LastFailure>, RedisError> {
         let kept = self.kept(std::slice::from_ref(&view.bot)).await?.pop();
         let Some(kept) = kept.filter(|kept| !kept.failure.is_empty()) else { return Ok(None) };
         let rests = view.attempts > 0 || view.state == BotState::Parked;
@@ -156,12 +156,12 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn failing(&self) -> Result<Option<Failing>, StoreError> {
+    pub async fn failing(&self) -> Result<Option<Failing>, RedisError> {
         let mut pipe = Pipeline::new();
         for keys in self.shards().iter() {
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(FIRST - 1);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(-LAST).arg(-1);
-            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(READY - 1);
+            pipe.cmd("ZRANGE").arg(keys.ready()).arg(0).arg(READY - 1);
         }
         let mut bots = BTreeSet::new();
         for names in self.link().run_checked("ZRANGE", &pipe).await? {
@@ -189,7 +189,7 @@ impl Queue {
     }
 
     /// The bots with a recent note. Usually there are few, and the others need no further look.
-    async fn noted(&self, bots: BTreeSet<BotId>) -> Result<Vec<BotId>, StoreError> {
+    async fn noted(&self, bots: BTreeSet<BotId>) -> Result<Vec<BotId>, RedisError> {
         let mut pipe = Pipeline::with_capacity(bots.len());
         for bot in &bots {
             pipe.cmd("GET").arg(self.keys_of(bot).failing(bot));
@@ -203,7 +203,7 @@ impl Queue {
     }
 
     /// The stored notes of these bots.
-    async fn kept(&self, bots: &[BotId]) -> Result<Vec<Kept>, StoreError> {
+    async fn kept(&self, bots: &[BotId]) -> Result<Vec<Kept>, RedisError> {
         if bots.is_empty() {
             return Ok(Vec::new());
         }

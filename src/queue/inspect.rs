@@ -13,8 +13,8 @@ use utoipa::ToSchema;
 use super::Queue;
 use crate::event::Event;
 use crate::id::BotId;
-use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::{Reply, ReplyError, StoreError, parse_score};
+use crate::redis::keys::ShardKeys;
+use crate::redis::{RedisError, Reply, ReplyError, parse_score};
 use crate::telemetry::OncePerMinute;
 
 /// Number of bots per shard and kind whose ages are sampled.
@@ -103,20 +103,20 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn view(&self, now: Duration) -> Result<PipelineView, StoreError> {
+    pub async fn view(&self, now: Duration) -> Result<PipelineView, RedisError> {
         let mut pipe = Pipeline::new();
         for keys in self.shards().iter() {
             pipe.cmd("HMGET").arg(keys.meta()).arg("depth").arg("paused").arg("open");
-            pipe.cmd("ZCARD").arg(keys.ctl());
-            pipe.cmd("HLEN").arg(keys.own());
+            pipe.cmd("ZCARD").arg(keys.ready());
+            pipe.cmd("HLEN").arg(keys.owners());
             pipe.cmd("ZCARD").arg(keys.busy());
             pipe.cmd("SCARD").arg(keys.paused());
             pipe.cmd("ZCARD").arg(&keys.due);
             pipe.cmd("XLEN").arg(&keys.dlq);
             // The busiest bots wait at the end of the control set, parked ones at both ends of the
             // busy set.
-            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(SAMPLE / 2 - 1);
-            pipe.cmd("ZRANGE").arg(keys.ctl()).arg(-SAMPLE / 4).arg(-1);
+            pipe.cmd("ZRANGE").arg(keys.ready()).arg(0).arg(SAMPLE / 2 - 1);
+            pipe.cmd("ZRANGE").arg(keys.ready()).arg(-SAMPLE / 4).arg(-1);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(SAMPLE / 4 - 1);
         }
         let values = self.link().run(&pipe).await?;
@@ -153,7 +153,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn view_bot(&self, bot: &BotId, now: Duration) -> Result<BotView, StoreError> {
+    pub async fn view_bot(&self, bot: &BotId, now: Duration) -> Result<BotView, RedisError> {
         let keys = self.keys(self.shard_of(bot));
         let mut views = self.view_bots(keys, std::slice::from_ref(bot), now).await?;
         views
@@ -169,7 +169,7 @@ impl Queue {
         &self,
         bot: &BotId,
         limit: usize,
-    ) -> Result<Vec<QueuedEvent>, StoreError> {
+    ) -> Result<Vec<QueuedEvent>, RedisError> {
         if limit == 0 {
             return Ok(Vec::new());
         }
@@ -193,16 +193,16 @@ impl Queue {
         keys: &ShardKeys,
         bots: &[BotId],
         now: Duration,
-    ) -> Result<Vec<BotView>, StoreError> {
+    ) -> Result<Vec<BotView>, RedisError> {
         let mut pipe = Pipeline::new();
         for bot in bots {
             let id = bot.as_str();
             pipe.cmd("LLEN").arg(keys.queue(bot));
             pipe.cmd("LINDEX").arg(keys.queue(bot)).arg(0);
-            pipe.cmd("ZSCORE").arg(keys.ctl()).arg(id);
+            pipe.cmd("ZSCORE").arg(keys.ready()).arg(id);
             pipe.cmd("ZSCORE").arg(keys.busy()).arg(id);
-            pipe.cmd("HGET").arg(keys.own()).arg(id);
-            pipe.cmd("HGET").arg(keys.att()).arg(id);
+            pipe.cmd("HGET").arg(keys.owners()).arg(id);
+            pipe.cmd("HGET").arg(keys.attempts()).arg(id);
             pipe.cmd("SISMEMBER").arg(keys.paused()).arg(id);
             pipe.cmd("HGET").arg(&keys.weight).arg(id);
         }
@@ -216,7 +216,7 @@ impl Queue {
         &self,
         view: &mut PipelineView,
         values: &[Value],
-    ) -> Result<Vec<BotId>, StoreError> {
+    ) -> Result<Vec<BotId>, RedisError> {
         if let Some(Value::ServerError(error)) =
             values.iter().find(|value| matches!(value, Value::ServerError(_)))
         {
@@ -239,7 +239,7 @@ impl Queue {
         &self,
         command: &'static str,
         result: Result<T, ReplyError>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<T, RedisError> {
         result.map_err(|source| self.link().misread(command, source))
     }
 }

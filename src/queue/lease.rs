@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::id::{BotId, Fence, Shard};
-use crate::keyspace::scripts::{Attempts, Completion, Exception, Grant, Mode};
+use crate::redis::scripts::{Attempts, Completion, Exception, Grant, Mode};
 
 /// Maximum duration of a lease before its holder confirms it, regardless of `lease_ttl`. It is
 /// short because a claim whose reply was lost blocks its bots for this long. A slice that takes

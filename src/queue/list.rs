@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use super::Queue;
 use super::inspect::BotView;
 use crate::id::{BotId, Shard};
-use crate::keyspace::scripts::{Head, Heads};
-use crate::keyspace::{Reply, StoreError};
+use crate::redis::scripts::{Head, Heads};
+use crate::redis::{RedisError, Reply};
 
 /// Maximum number of bots read per shard and kind. Beyond it, the list covers only the first ones
 /// found.
@@ -77,7 +77,7 @@ impl Queue {
         limit: usize,
         wanted: &(dyn Fn(&BotId) -> bool + Sync),
         now: Duration,
-    ) -> Result<BotPage, StoreError> {
+    ) -> Result<BotPage, RedisError> {
         let shards: Vec<Vec<BotCursor>> = stream::iter(self.shard_count().shards())
             .map(|shard| self.ranked(shard, order, after, limit, wanted))
             .buffer_unordered(CONCURRENT)
@@ -101,10 +101,10 @@ impl Queue {
         after: Option<&BotCursor>,
         limit: usize,
         wanted: &(dyn Fn(&BotId) -> bool + Sync),
-    ) -> Result<Vec<BotCursor>, StoreError> {
+    ) -> Result<Vec<BotCursor>, RedisError> {
         let keys = self.keys(shard);
         let mut pipe = Pipeline::with_capacity(3);
-        pipe.cmd("ZRANGE").arg(keys.ctl()).arg(0).arg(SHARD_MAX);
+        pipe.cmd("ZRANGE").arg(keys.ready()).arg(0).arg(SHARD_MAX);
         pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(SHARD_MAX);
         pipe.cmd("SMEMBERS").arg(keys.paused());
         let mut bots = BTreeSet::new();
@@ -143,7 +143,7 @@ impl Queue {
         &self,
         found: &[BotCursor],
         now: Duration,
-    ) -> Result<HashMap<BotId, BotView>, StoreError> {
+    ) -> Result<HashMap<BotId, BotView>, RedisError> {
         let mut shards: HashMap<Shard, Vec<BotId>> = HashMap::new();
         for BotCursor { bot, .. } in found {
             shards.entry(self.shard_of(bot)).or_default().push(bot.clone());

@@ -12,7 +12,7 @@
 //!
 //! The implementation: `lua/claim.lua` (one current lease), `lua/complete.lua` (fence and count),
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost its
-//! last writes). The invariants of the keys are in `lua/shared.lua` and [`crate::keyspace::keys`].
+//! last writes). The invariants of the keys are in `lua/shared.lua` and [`crate::redis::keys`].
 
 pub(crate) mod capability;
 mod dead;
@@ -37,13 +37,13 @@ pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::list::{BotCursor, BotOrder, BotPage};
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
-use crate::keyspace::keys::ShardKeys;
-use crate::keyspace::scripts::{
-    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke,
-};
-use crate::keyspace::{Link, Reply, StoreError};
 use crate::ledger::Ledger;
 use crate::pipeline::{Kind, Protected};
+use crate::redis::keys::ShardKeys;
+use crate::redis::scripts::{
+    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke,
+};
+use crate::redis::{Link, RedisError, Reply};
 
 /// One slice in virtual time while bots compete. A bot whose last finish is at most this far ahead
 /// of the clock counts as quiet. Slices shrink to this length while more bots are ready than there
@@ -176,14 +176,14 @@ impl Queue {
     /// Queues events of one bot, in order, also events that do not come from a bus.
     ///
     /// # Errors
-    /// After [`StoreError::Unknown`] the events may or may not be queued: push again with the same
+    /// After [`RedisError::Unknown`] the events may or may not be queued: push again with the same
     /// idempotency key.
     pub async fn push(
         &self,
         bot: &BotId,
         events: &[Event],
         options: PushOptions<'_>,
-    ) -> Result<Pushed, StoreError> {
+    ) -> Result<Pushed, RedisError> {
         let encoded: Vec<Vec<u8>> = events.iter().map(Event::encode).collect();
         let idempotency =
             options.idempotency.map(|(key, window)| (key, crate::clock::millis(window).max(1)));
@@ -203,7 +203,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn pause(&self, bot: Option<&BotId>) -> Result<bool, StoreError> {
+    pub async fn pause(&self, bot: Option<&BotId>) -> Result<bool, RedisError> {
         let calls: Vec<_> = match bot {
             Some(_) => bot.map(|id| Pause { keys: self.keys_of(id), bot }).into_iter().collect(),
             None => self.shards.iter().map(|keys| Pause { keys, bot }).collect(),
@@ -215,7 +215,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn resume(&self, bot: Option<&BotId>) -> Result<bool, StoreError> {
+    pub async fn resume(&self, bot: Option<&BotId>) -> Result<bool, RedisError> {
         let slice_us = self.limits.slice_us;
         let calls: Vec<_> = match bot {
             Some(id) => vec![Resume { keys: self.keys_of(id), bot, slice_us }],
@@ -229,7 +229,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn purge(&self, bot: &BotId) -> Result<u64, StoreError> {
+    pub async fn purge(&self, bot: &BotId) -> Result<u64, RedisError> {
         self.link.call(&Purge { keys: self.keys_of(bot), bot }).await
     }
 
@@ -237,7 +237,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn revoke(&self, bot: &BotId) -> Result<bool, StoreError> {
+    pub async fn revoke(&self, bot: &BotId) -> Result<bool, RedisError> {
         let slice_us = self.limits.slice_us;
         self.link.call(&Revoke { keys: self.keys_of(bot), bot, slice_us }).await
     }
@@ -246,7 +246,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn set_weight(&self, bot: &BotId, weight: u32) -> Result<(), StoreError> {
+    pub async fn set_weight(&self, bot: &BotId, weight: u32) -> Result<(), RedisError> {
         let key = &self.keys_of(bot).weight;
         let command = if weight == 1 {
             redis::Cmd::hdel(key, bot.as_str())
@@ -262,7 +262,7 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn promote(&self, shard: Shard, now: Duration) -> Result<Promoted, StoreError> {
+    pub async fn promote(&self, shard: Shard, now: Duration) -> Result<Promoted, RedisError> {
         let keys = self.keys(shard);
         let misread = |source| self.link.misread("ZRANGE", source);
         let mut first = redis::cmd("ZRANGE");
@@ -308,7 +308,7 @@ fn delayed_bot(entry: &[u8]) -> Option<BotId> {
     BotId::parse(std::str::from_utf8(bot).ok()?).ok()
 }
 
-fn any(replies: Vec<Result<bool, StoreError>>) -> Result<bool, StoreError> {
+fn any(replies: Vec<Result<bool, RedisError>>) -> Result<bool, RedisError> {
     replies.into_iter().try_fold(false, |any, reply| Ok(reply? || any))
 }
 

@@ -16,11 +16,11 @@ use super::wake::{Listener, Wake};
 use super::{PipelineView, Queue};
 use crate::clock::{SharedClock, millis};
 use crate::id::{PipelineName, Shard};
-use crate::keyspace::scripts::Hold;
-use crate::keyspace::{Link, ServerInfo, StoreError, keys};
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
 use crate::presence;
+use crate::redis::scripts::Hold;
+use crate::redis::{Link, RedisError, ServerInfo, keys};
 use crate::telemetry::OncePerMinute;
 use crate::trend::{self, Point, Sample};
 
@@ -147,7 +147,7 @@ struct Sampler {
 impl Sampler {
     /// Samples everything; `None` if another process does. Returns how long no sample is needed
     /// without a wake message. Reads before it writes, because a full server refuses writes.
-    async fn round(&mut self, now: Instant) -> Result<Option<Duration>, StoreError> {
+    async fn round(&mut self, now: Instant) -> Result<Option<Duration>, RedisError> {
         let link = Arc::clone(&self.link);
         let ttl_ms = millis(ACTIVE * 3);
         let lock = keys::sampler(link.prefix());
@@ -193,7 +193,7 @@ impl Sampler {
     }
 
     /// Adds a point to the trend.
-    async fn note(&self, mut pipelines: BTreeMap<PipelineName, Sample>) -> Result<(), StoreError> {
+    async fn note(&self, mut pipelines: BTreeMap<PipelineName, Sample>) -> Result<(), RedisError> {
         let processes = presence::processes(&self.link).await?;
         for (name, sample) in &mut pipelines {
             let pace = presence::pace(&processes, name);
@@ -232,7 +232,7 @@ impl Sampled {
         clock: &SharedClock,
         expires: bool,
         found: &mut Found,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), RedisError> {
         let Self { queue, metrics, gauges, keep_dead } = self;
         let view = queue.view(clock.now()).await?;
         found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
@@ -274,7 +274,7 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
 
 /// Used and maximum memory of the server, bytes; in a cluster, of the primary with the highest
 /// share in use.
-async fn memory(link: &Link) -> Result<(u64, u64), StoreError> {
+async fn memory(link: &Link) -> Result<(u64, u64), RedisError> {
     let mut command = redis::cmd("INFO");
     command.arg("memory");
     let answers = link.ask_every("INFO", &command).await?;

@@ -11,8 +11,8 @@ use tracing::{debug, info, warn};
 
 use super::Queue;
 use crate::id::{BotId, Shard};
-use crate::keyspace::{StoreError, Target, parse_score};
 use crate::lifecycle::Shutdown;
+use crate::redis::{RedisError, Target, parse_score};
 use crate::telemetry::{Outage, Recovered};
 
 const RECONNECT: Duration = Duration::from_millis(100);
@@ -105,7 +105,7 @@ async fn session(
     channels: &HashMap<String, (usize, Shard)>,
     pipelines: &[(Queue, Vec<Box<dyn Listener>>)],
     outage: &Outage,
-) -> Result<(), StoreError> {
+) -> Result<(), RedisError> {
     let mut subscriber = target.subscriber().await?;
     let names: Vec<&String> = channels.keys().collect();
     subscriber.subscribe(names).await.map_err(|source| target.unknown(source))?;

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admission::{Admission, Settings, system_ticks};
 use crate::app::files;
 pub use crate::http::Row;
-use crate::http::{self, Door, Limits, Proxies, QuotaSettings};
+use crate::http::{self, AdmissionGate, Limits, Proxies, QuotaSettings};
 
 /// The maximum number of connections, and of those that wait to be accepted.
 const CONNECTIONS_MAX: usize = 8_192;
@@ -36,8 +36,8 @@ pub async fn serve(listener: TcpListener, routes: Router, stop: CancellationToke
 /// The same routes behind the default admission control; `rows` has the class of each.
 pub fn admitted(routes: Router, rows: &'static [Row]) -> Router {
     let admission = Admission::new(Settings::default(), system_ticks());
-    let door = Door::new(admission, QuotaSettings::default(), rows);
-    http::admitted(routes, Arc::new(door))
+    let gate = AdmissionGate::new(admission, QuotaSettings::default(), rows);
+    http::admitted(routes, Arc::new(gate))
 }
 
 /// Raises the limit of open files of this process, if it is below `needed`. `false`: the limit

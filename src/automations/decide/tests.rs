@@ -2,7 +2,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::automations::rule::Rule;
-use crate::filter::{Filter, Sees};
+use crate::expression::{Filter, Sees};
 
 fn event(kind: &str, data: &Value) -> Event {
     let bot = BotId::parse("b").unwrap();

@@ -8,7 +8,7 @@ use super::{
     RULE_MAX_BYTES, Rule, STARS_MAX, SetField, TYPE_MAX_BYTES, TYPES_MAX, Tag, text_of,
 };
 use crate::counters::view::{AdId, VIEWS_MAX};
-use crate::filter::{Filter, Sees};
+use crate::expression::{Filter, Sees};
 use crate::notifications::record::{BODY_MAX_BYTES, DELAY_MAX, KIND_MAX_BYTES, UID_MAX_BYTES};
 use crate::outbound::{CheckedUrl, Policy};
 
@@ -24,7 +24,7 @@ pub struct Unusable {
     /// What is wrong there, and what helps.
     pub problem: String,
     /// The line and column of a filter.
-    pub position: Option<crate::filter::Position>,
+    pub position: Option<crate::expression::Position>,
 }
 
 impl Unusable {

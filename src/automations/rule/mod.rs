@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use utoipa::ToSchema;
 
 pub use self::check::Unusable;
-use crate::filter::{Filter, FilterError, Glob};
+use crate::expression::{Filter, FilterError, Glob};
 use crate::id::RuleId;
 
 /// Most rules of a bot.

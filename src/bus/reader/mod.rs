@@ -42,9 +42,9 @@ use super::{Entry, Extent, Fetched as _, Source};
 use crate::clock::{SharedClock, millis};
 use crate::fanout::{Fanout, FanoutError, Gathered, Matches, Positions, RESTART};
 use crate::id::Offset;
-use crate::keyspace::StoreError;
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, BusMetrics};
+use crate::redis::RedisError;
 use crate::telemetry::{Outage, Recovered};
 
 /// How long the lock lasts without renewal. A reader that is slow rather than dead loses it sooner
@@ -198,7 +198,7 @@ impl<S: Source> Reader<S> {
     }
 
     /// What the stream holds and how far every shard is.
-    async fn positions(&self) -> Result<(Extent, Positions), StoreError> {
+    async fn positions(&self) -> Result<(Extent, Positions), RedisError> {
         let extent = self.source.extent().await?;
         let positions = self.fanout.positions(self.source.name(), extent.last).await?;
         Ok((extent, positions))
@@ -236,7 +236,7 @@ impl<S: Source> Reader<S> {
                 self.put_aside(&batch).await?;
                 session.advance(&batch);
                 self.fanout.gather(&batch, &mut session.matches, &mut gathered);
-                Ok::<_, StoreError>(batch.is_empty())
+                Ok::<_, RedisError>(batch.is_empty())
             };
             let (fetching, nothing) = copying.beside(join(fetch, gather)).await;
             ahead = fetching;
@@ -333,7 +333,7 @@ impl<S: Source> Reader<S> {
         Ok((session, positions))
     }
 
-    async fn put_aside(&self, batch: &[Entry]) -> Result<(), StoreError> {
+    async fn put_aside(&self, batch: &[Entry]) -> Result<(), RedisError> {
         let invalid: Vec<_> = batch
             .iter()
             .filter_map(|entry| Some((entry.offset, entry.event.as_ref().err()?)))
@@ -423,7 +423,7 @@ impl<S: Source> Reader<S> {
 }
 
 /// Renews the lock; ends when it is somebody else's.
-async fn keep<S: Source>(source: &S) -> Result<(), StoreError> {
+async fn keep<S: Source>(source: &S) -> Result<(), RedisError> {
     loop {
         tokio::time::sleep(LOCK_RENEW).await;
         if !source.hold(LOCK_TTL).await? {

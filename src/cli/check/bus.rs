@@ -2,7 +2,7 @@
 
 use super::{Finding, redis};
 use crate::cli::output::{count, number};
-use crate::keyspace::{Server, StreamKind, StreamView};
+use crate::redis::{Server, StreamKind, StreamView};
 
 /// Entries. A group with a larger lag keeps a stream from being trimmed.
 const LAG_MAX: u64 = 100_000;
@@ -74,7 +74,7 @@ fn describe(view: &StreamView, unread: u64) -> String {
 mod tests {
     use super::super::State;
     use super::*;
-    use crate::keyspace::GroupView;
+    use crate::redis::GroupView;
 
     fn view() -> StreamView {
         StreamView {

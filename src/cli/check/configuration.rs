@@ -3,7 +3,7 @@
 use super::{Exit, Finding};
 use crate::cli::output::count;
 use crate::config::{AUTOMATION, COUNTER, Config, ConfigError, NOTIFY, PUSH, PipelineConfig};
-use crate::filter::{Filter, Sees};
+use crate::expression::{Filter, Sees};
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
 use crate::products::is_product;

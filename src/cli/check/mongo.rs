@@ -10,7 +10,7 @@ use crate::cli::output::count;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::{Config, PipelineConfig};
 use crate::id::PipelineName;
-use crate::store::mongo::{Acknowledged, Mongo, MongoError, MongoInfo, Topology};
+use crate::mongo::client::{Acknowledged, Mongo, MongoError, MongoInfo, Topology};
 
 const CHECK: &str = "mongodb";
 

@@ -37,9 +37,9 @@ use self::statement::{Plan, Statement, Statements};
 use self::write::{Item, Refusals, Writer};
 use crate::counters::view::{AdId, Replacement};
 use crate::id::{BotId, Sequence};
-use crate::store::groups::{Groups, Rules};
-use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
-use crate::store::turns::{Turn, Turns};
+use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::mongo::coalescer::{BatchLimits, Coalescer};
+use crate::mongo::turns::{Turn, Turns};
 
 /// The collection of totals.
 pub const TOTALS: &str = "counters_totals";
@@ -51,10 +51,11 @@ const FORGOTTEN_FOR: Duration = Duration::from_secs(7 * 24 * 3_600);
 /// Maximum number of totals per query.
 const FIND_MAX: usize = 1_000;
 /// Timeout of reading totals. It is short because a request waits for it.
-const READS: Rules = Rules { items_max: FIND_MAX, under_way: 4, pause: Duration::from_secs(1) };
+const READS: BatchLimits =
+    BatchLimits { items_max: FIND_MAX, in_flight: 4, pause: Duration::from_secs(1) };
 /// Concurrent writes to one collection: two, so that a long slice does not hold up short ones.
-const WRITES: Rules =
-    Rules { items_max: write::STATEMENTS_MAX, under_way: 2, pause: Duration::ZERO };
+const WRITES: BatchLimits =
+    BatchLimits { items_max: write::STATEMENTS_MAX, in_flight: 2, pause: Duration::ZERO };
 
 /// The stored state of an ad.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -98,9 +99,9 @@ pub struct Added {
 #[derive(Debug, Clone)]
 pub struct CounterStore {
     mongo: Mongo,
-    reads: Groups<Arc<str>, Totals>,
-    totals: Groups<Item, Refusals>,
-    daily: Groups<Item, Refusals>,
+    reads: Coalescer<Arc<str>, Totals>,
+    totals: Coalescer<Item, Refusals>,
+    daily: Coalescer<Item, Refusals>,
     turns: Turns,
     /// Set after the first attempt of [`CounterStore::prepare`].
     prepared: Arc<OnceCell<()>>,
@@ -119,10 +120,10 @@ impl CounterStore {
     pub fn writing_within(mongo: Mongo, within: Duration) -> Self {
         let within = within.min(ANSWER_TIMEOUT);
         let asked = mongo.clone();
-        let reads = Groups::new(READS, move |ids, _| read::totals(asked.clone(), ids).boxed());
+        let reads = Coalescer::new(READS, move |ids, _| read::totals(asked.clone(), ids).boxed());
         let writes = |collection| {
             let writer = Writer { mongo: mongo.clone(), collection, within };
-            Groups::new(WRITES, move |items, place| writer.clone().write(items, place).boxed())
+            Coalescer::new(WRITES, move |items, place| writer.clone().write(items, place).boxed())
         };
         let (totals, daily) = (writes(TOTALS), writes(DAILY));
         let (turns, prepared) = (Turns::default(), Arc::default());
@@ -274,7 +275,7 @@ impl CounterStore {
 
 /// Executes a slice's statements for one collection.
 async fn written(
-    groups: &Groups<Item, Refusals>,
+    groups: &Coalescer<Item, Refusals>,
     statements: Statements,
     turn: &Turn,
 ) -> Result<(), MongoError> {

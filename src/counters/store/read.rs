@@ -12,9 +12,9 @@ use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 use super::statement::{self, Month};
 use super::{DAILY, Stored, TOTALS};
 use crate::counters::view::AdId;
-use crate::deadline;
 use crate::id::{BotId, Sequence};
-use crate::store::mongo::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::request_deadline;
 
 /// Time limit of reading totals in the server.
 const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -66,7 +66,8 @@ pub(super) async fn months(
         .build();
     let ids: Vec<&str> = months.keys().map(String::as_str).collect();
     let filter = doc! { "_id": { "$in": ids } };
-    let found = mongo.find(DAILY, filter, options, deadline::at_most(ANSWER_TIMEOUT)).await?;
+    let found =
+        mongo.find(DAILY, filter, options, request_deadline::at_most(ANSWER_TIMEOUT)).await?;
     let mut views = HashMap::new();
     for document in &found {
         let first = document.get_str("_id").ok().and_then(|id| months.get(id));
@@ -116,8 +117,10 @@ impl Pages {
             "month": Month::of(self.day).to_string(),
             "_id": { "$gt": after, "$lt": &before },
         };
-        let found =
-            self.mongo.find(DAILY, filter, options, deadline::at_most(ANSWER_TIMEOUT)).await?;
+        let found = self
+            .mongo
+            .find(DAILY, filter, options, request_deadline::at_most(ANSWER_TIMEOUT))
+            .await?;
         let mut page = Vec::with_capacity(found.len());
         for document in &found {
             let ad = document.get_str("ad").ok().and_then(|ad| AdId::parse(ad).ok());

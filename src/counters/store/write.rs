@@ -9,9 +9,9 @@ use std::time::Duration;
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf};
 
 use super::statement::Statement;
-use crate::store::groups::Place;
-use crate::store::mongo::{Mongo, MongoError};
-use crate::store::turns::Turn;
+use crate::mongo::client::{Mongo, MongoError};
+use crate::mongo::coalescer::Slot;
+use crate::mongo::turns::Turn;
 
 /// Maximum number of statements per command.
 pub(super) const STATEMENTS_MAX: usize = 500;
@@ -55,7 +55,7 @@ pub(super) struct Item {
 
 /// Values that a command keeps until it has ended in the server.
 struct Keep {
-    _place: Place,
+    _place: Slot,
     _turns: Vec<Turn>,
 }
 
@@ -69,11 +69,7 @@ impl Writer {
     /// # Cancel safety
     /// The current command continues, and keeps its place and the turns of its bots; no other
     /// command is sent.
-    pub(super) async fn write(
-        self,
-        items: Vec<Item>,
-        place: Place,
-    ) -> Result<Refusals, MongoError> {
+    pub(super) async fn write(self, items: Vec<Item>, place: Slot) -> Result<Refusals, MongoError> {
         let (statements, turns): (Vec<_>, Vec<_>) =
             items.into_iter().map(|Item { statement, turn }| (statement, turn)).unzip();
         let keep = Arc::new(Keep { _place: place, _turns: turns });

@@ -13,7 +13,7 @@ use super::super::problem::{Kind, Problem};
 use super::super::routes::Route;
 use super::refuse::jitter;
 use super::request::{bot_of, decoded};
-use super::{Door, SHED_REASON};
+use super::{AdmissionGate, SHED_REASON};
 use crate::admission::quota::{Exceeded, Quota, Quotas, Taken};
 use crate::admission::{Reason, ShedCounts};
 use crate::id::BotId;
@@ -34,7 +34,7 @@ pub(crate) struct QuotaSettings {
     pub(crate) token: Quota,
 }
 
-impl Door {
+impl AdmissionGate {
     /// Charges the token of a request; and its bot, where the path names one.
     pub(in super::super) fn charge(
         &self,

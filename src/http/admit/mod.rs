@@ -6,7 +6,7 @@
 //!    header, the default of the class only bounds how long it may take.
 //! 3. [`Admission`]: begin, wait a little, or a refusal that was made before.
 //! 4. What was let in begins one after the other, the highest class first, with a look at what
-//!    arrived in between ([`Door::begin`]): else requests that need the processor would keep
+//!    arrived in between ([`AdmissionGate::begin`]): else requests that need the processor would keep
 //!    everybody waiting, even for a refusal.
 //! 5. The body, if there is one. While it is on its way, the request gives its place back: who sends
 //!    slowly holds nobody up.
@@ -14,7 +14,7 @@
 //! Refusals keep the connection; when there are many, each is held back a little, which costs nothing
 //! here and keeps callers that try again at once from spending the processor on refusals.
 //!
-//! After the token is known, quotas are charged ([`Door::charge`]).
+//! After the token is known, quotas are charged ([`AdmissionGate::charge`]).
 
 mod charge;
 mod refuse;
@@ -54,8 +54,10 @@ use super::routes::{Route, Routes, Row};
 use super::stopwatch::Stopwatch;
 use crate::admission::metrics::shed_seconds;
 use crate::admission::turns::Turns;
-use crate::admission::{Admission, Answer, Ask, Class, Permit, Reason, ShedCounts};
-use crate::deadline;
+use crate::admission::{
+    Admission, Class, Decision, Permit, Reason, Request as AdmissionRequest, ShedCounts,
+};
+use crate::request_deadline;
 
 /// Why a request was refused.
 pub(super) const SHED_REASON: HeaderName = HeaderName::from_static("x-shed-reason");
@@ -67,7 +69,7 @@ const SLOW_BODIES: usize = 512;
 const NAMED_MAX: usize = 16;
 
 /// Who is let in.
-pub(crate) struct Door {
+pub(crate) struct AdmissionGate {
     pub(crate) admission: Arc<Admission>,
     pub(crate) cursors: Cursors,
     quotas: UsedQuotas,
@@ -84,7 +86,7 @@ pub(crate) struct Door {
     access: OnceLock<Arc<Access>>,
 }
 
-impl Door {
+impl AdmissionGate {
     /// For the routes of `table`; what is not there is of the second class.
     pub(crate) fn new(admission: Arc<Admission>, quotas: QuotaSettings, table: &[Row]) -> Self {
         let quotas = UsedQuotas {
@@ -203,13 +205,17 @@ impl NamedBots {
 }
 
 /// Lets requests in.
-pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
+pub(super) async fn admit(
+    State(gate): State<Arc<AdmissionGate>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let begun = Instant::now();
-    let route = door.routes.find(request.method(), request.extensions());
+    let route = gate.routes.find(request.method(), request.extensions());
     let mut seen = Seen {
         watch: request.extensions().get::<Stopwatch>().cloned(),
         waited: Duration::ZERO,
-        claimed: door.access.get().and_then(|access| access.claimed(request.headers())),
+        claimed: gate.access.get().and_then(|access| access.claimed(request.headers())),
         address: Whose::of(request.extensions()).address,
         uri: request.uri().clone(),
         named: NamedBots::default(),
@@ -221,49 +227,49 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
         }
     };
     let class = seen.claimed.map_or(class, |caller| caller.class(class));
-    let ask = Ask {
+    let ask = AdmissionRequest {
         class,
         operation: route.operation,
-        continues: door.cursors.continues(request.uri()),
+        continues: gate.cursors.continues(request.uri()),
         caller: caller(&request, seen.claimed),
-        deadline: deadline.map(|within| door.admission.now() + within),
+        deadline: deadline.map(|within| gate.admission.now() + within),
         places: places(extract::announced(request.headers()).unwrap_or_default()),
     };
     // A default is no wish of the caller: it cuts what takes too long, and nothing is refused for it.
-    let within = deadline.or_else(|| door.deadline(class));
-    let permit = match let_in(&door, &ask, &mut seen.waited).await {
+    let within = deadline.or_else(|| gate.deadline(class));
+    let permit = match let_in(&gate, &ask, &mut seen.waited).await {
         Ok(permit) => permit,
         Err(reason) => {
             // It may be held back: its memory is not.
             drop((request, next));
-            return door.refuse(route, &ask, &seen, reason).await;
+            return gate.refuse(route, &ask, &seen, reason).await;
         }
     };
-    let (permit, request) = match with_body(&door, &ask, route, permit, request, &mut seen).await {
+    let (permit, request) = match with_body(&gate, &ask, route, permit, request, &mut seen).await {
         Ok(both) => both,
         Err(Turned::Away(problem)) => {
             return route.answered(seen.watch.as_ref(), (*problem).into());
         }
-        Err(Turned::Shed(reason)) => return door.refuse(route, &ask, &seen, reason).await,
+        Err(Turned::Shed(reason)) => return gate.refuse(route, &ask, &seen, reason).await,
     };
     let work = pin!(async {
         match within {
             None => Ok(next.run(request).await),
             Some(within) => {
                 let until = begun + within;
-                Within::new(until, deadline::until(until, next.run(request))).await
+                Within::new(until, request_deadline::until(until, next.run(request))).await
             }
         }
     });
     let answered =
-        if class == Class::P0 { work.await } else { door.begin(class, seen.waited, work).await };
+        if class == Class::P0 { work.await } else { gate.begin(class, seen.waited, work).await };
     if let Ok(response) = answered {
         return hold(permit, response);
     }
     drop(permit);
-    door.admission.refused(class, Reason::Deadline);
+    gate.admission.refused(class, Reason::Deadline);
     route.shed(class, Reason::Deadline).increment(1);
-    seen.note(door.admission.counts(), Reason::Deadline);
+    seen.note(gate.admission.counts(), Reason::Deadline);
     let detail = "the deadline passed while this was done (x-deadline-ms, or else admission.p1_deadline, p2_deadline, p3_deadline); how far it came is not known";
     let reason = HeaderValue::from_static(Reason::Deadline.as_str());
     let cut = Problem::new(Kind::Deadline, detail).header(SHED_REASON, reason);
@@ -271,16 +277,20 @@ pub(super) async fn admit(State(door): State<Arc<Door>>, request: Request, next:
 }
 
 /// Adds to `waited` how long it had to wait.
-async fn let_in(door: &Door, ask: &Ask, waited: &mut Duration) -> Result<Permit, Reason> {
-    match door.admission.ask(ask) {
-        Answer::Begin(permit) => Ok(permit),
-        Answer::Wait(place) => {
+async fn let_in(
+    gate: &AdmissionGate,
+    ask: &AdmissionRequest,
+    waited: &mut Duration,
+) -> Result<Permit, Reason> {
+    match gate.admission.ask(ask) {
+        Decision::Begin(permit) => Ok(permit),
+        Decision::Wait(place) => {
             let since = Instant::now();
             let told = place.wait().await;
             *waited += since.elapsed();
             told
         }
-        Answer::Shed(reason) => Err(reason),
+        Decision::Shed(reason) => Err(reason),
     }
 }
 
@@ -291,8 +301,8 @@ enum Turned {
 
 /// The request with its whole body. What is not there at once is waited for without a place.
 async fn with_body(
-    door: &Door,
-    ask: &Ask,
+    gate: &AdmissionGate,
+    ask: &AdmissionRequest,
     route: &Route,
     mut permit: Permit,
     request: Request,
@@ -315,13 +325,13 @@ async fn with_body(
         return Ok((permit.restarted(), Request::from_parts(parts, Body::from(bytes))));
     }
     drop(permit);
-    let Ok(_slow) = door.slow_bodies.try_acquire() else {
+    let Ok(_slow) = gate.slow_bodies.try_acquire() else {
         return Err(Turned::Shed(Reason::Capacity));
     };
     let bytes = reading.await.map_err(away)?;
     http_body(route.template).record(since.elapsed().as_secs_f64());
-    let ask = Ask { places: places(bytes.len() as u64), ..*ask };
-    match let_in(door, &ask, &mut seen.waited).await {
+    let ask = AdmissionRequest { places: places(bytes.len() as u64), ..*ask };
+    match let_in(gate, &ask, &mut seen.waited).await {
         Ok(permit) => Ok((permit, Request::from_parts(parts, Body::from(bytes)))),
         Err(reason) => Err(Turned::Shed(reason)),
     }

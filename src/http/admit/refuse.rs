@@ -12,8 +12,8 @@ use rand::Rng as _;
 use super::super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::super::routes::Route;
 use super::super::stopwatch::Meters;
-use super::{Door, SHED_REASON, Seen};
-use crate::admission::{Ask, Reason};
+use super::{AdmissionGate, SHED_REASON, Seen};
+use crate::admission::{Reason, Request as AdmissionRequest};
 
 /// Refusals in a period that nobody has to pay for.
 const FREE_REFUSALS: u64 = 50;
@@ -22,12 +22,12 @@ const REFUSALS_PERIOD: Duration = Duration::from_millis(100);
 const HELD_BACK: Duration = Duration::from_millis(100);
 const HELD_BACK_MAX: usize = 4_096;
 
-impl Door {
+impl AdmissionGate {
     /// Refuses, after a while if there are many.
     pub(super) async fn refuse(
         &self,
         route: &Route,
-        ask: &Ask,
+        ask: &AdmissionRequest,
         request: &Seen<'_>,
         reason: Reason,
     ) -> Response {

@@ -15,7 +15,7 @@ use crate::admission::Class;
 use crate::admission::quota::Quota;
 use crate::config::{Scope, TokenConfig};
 use crate::counters::view::AdId;
-use crate::filter::Glob;
+use crate::expression::Glob;
 use crate::id::{BotId, PipelineName, RuleId};
 
 /// What the log calls a caller without a token.

@@ -34,7 +34,7 @@ use tracing::warn;
 use self::caller::ANONYMOUS;
 pub(crate) use self::caller::Caller;
 pub(super) use self::site::{check_site, refuse_foreign};
-use super::admit::Door;
+use super::admit::AdmissionGate;
 use super::listen::Peer;
 use super::problem::{Kind, Problem};
 use crate::admission::quota::Taken;
@@ -288,7 +288,7 @@ pub(super) async fn cover(
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) access: Arc<Access>,
-    pub(super) door: Arc<Door>,
+    pub(super) gate: Arc<AdmissionGate>,
     pub(super) scope: Scope,
     /// Another scope that is as good.
     pub(super) or: Option<Scope>,
@@ -305,10 +305,10 @@ impl Guard {
         let caller = self.access.admit(request, (self.scope, self.or), browses)?;
         if let Some(public) = &caller.rights.public {
             let rates = [public.address_rate, public.rate];
-            self.door.charge_public(&caller.rights.name, rates, request)?;
+            self.gate.charge_public(&caller.rights.name, rates, request)?;
         }
         let token = caller.has_token().then_some(&*caller.rights.name);
-        let charged = self.door.charge(token, request)?;
+        let charged = self.gate.charge(token, request)?;
         Ok((caller, charged))
     }
 }

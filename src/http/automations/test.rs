@@ -19,7 +19,7 @@ use crate::automations::profile::Profile;
 use crate::automations::rule::{Ready, Rule};
 use crate::automations::store::Stored;
 use crate::event::Event;
-use crate::filter::{Filter, Sees};
+use crate::expression::{Filter, Sees};
 use crate::id::{BotId, RuleId};
 
 /// The input of the dry run.

@@ -124,7 +124,7 @@ mod tests {
     use super::super::super::listen::{Limits, serve};
     use super::*;
     use crate::counters::exports::Exports;
-    use crate::keyspace::StoreError;
+    use crate::redis::RedisError;
 
     fn ad(number: u64) -> (AdId, u64) {
         (AdId::parse(&format!("ad \"{number}\"")).unwrap(), number)
@@ -132,7 +132,7 @@ mod tests {
 
     fn failure() -> CountersError {
         let (target, message) = ("here".to_owned(), "LOADING".to_owned());
-        StoreError::Refused { target, command: "GET", message }.into()
+        RedisError::Refused { target, command: "GET", message }.into()
     }
 
     #[tokio::test]

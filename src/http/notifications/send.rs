@@ -124,7 +124,7 @@ pub(super) async fn send_delayed(
 ) -> Result<Response, Problem> {
     let new = new_notification(parameters, &api.targets)?;
     caller.check_bot(&new.bot)?;
-    let _taken = api.door.charge_named(&new.bot, &parts)?;
+    let _taken = api.gate.charge_named(&new.bot, &parts)?;
     let accepted = api.notifications()?.accept(&new).await?;
     Ok(([(EVENT_ID, accepted.id.to_string())], "ok").into_response())
 }
@@ -261,7 +261,7 @@ pub(super) async fn user_online(
         return Err(Problem::field("uid", detail));
     }
     caller.check_bot(&bot)?;
-    let _taken = api.door.charge_named(&bot, &parts)?;
+    let _taken = api.gate.charge_named(&bot, &parts)?;
     let queued = api.notifications()?.online(&bot, &uid).await?;
     Ok(Json(Queued { queued }))
 }

@@ -25,7 +25,7 @@ const DAYS: i32 = 30;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wish {
+pub(super) struct PageQuery {
     #[serde(default)]
     bot: String,
     /// Ads, separated by commas.
@@ -44,7 +44,7 @@ struct Found {
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
-    wish: Result<Query<Wish>, Problem>,
+    wish: Result<Query<PageQuery>, Problem>,
 ) -> Result<Response, Refusal> {
     let Query(wish) = wish?;
     let found = find(&api, &caller, &wish).await?;
@@ -58,7 +58,7 @@ pub(super) async fn show(
     Ok(page("Counters", &content))
 }
 
-async fn find(api: &Api, caller: &Caller, wish: &Wish) -> Result<Option<Found>, Problem> {
+async fn find(api: &Api, caller: &Caller, wish: &PageQuery) -> Result<Option<Found>, Problem> {
     if wish.bot.is_empty() {
         return Ok(None);
     }
@@ -85,7 +85,7 @@ async fn find(api: &Api, caller: &Caller, wish: &Wish) -> Result<Option<Found>, 
     Ok(Some(Found { bot, totals: ads.into_iter().zip(totals).collect(), days }))
 }
 
-fn body(wish: &Wish, found: Option<&Found>, has_token: bool) -> Markup {
+fn body(wish: &PageQuery, found: Option<&Found>, has_token: bool) -> Markup {
     html! {
         (headline("Counters", has_token))
         p { "Total views of ads. For a single ad, also the views per day." }
@@ -165,7 +165,7 @@ mod tests {
             totals: vec![(AdId::parse("<x>").unwrap(), Some(1_234))],
             days: Some(Ok(vec![(jiff::civil::date(2026, 11, 22), 7)])),
         };
-        let wish = Wish { bot: "\"><b>".to_owned(), ads: "<x>".to_owned() };
+        let wish = PageQuery { bot: "\"><b>".to_owned(), ads: "<x>".to_owned() };
         let page = body(&wish, Some(&found), true).into_string();
         for shown in ["1,234", "2026-11-22", "/counters?bot=a%26b&amp;ads=%3Cx%3E"] {
             assert!(page.contains(shown), "{shown} is missing in {page}");

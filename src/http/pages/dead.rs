@@ -27,14 +27,14 @@ const LETTERS: usize = 50;
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wish {
+pub(super) struct PageQuery {
     /// The bot. A form sends an empty one for all bots.
     #[serde(default)]
     bot: String,
     cursor: Option<String>,
 }
 
-impl Wish {
+impl PageQuery {
     fn bot(&self) -> Result<Option<BotId>, Problem> {
         let parsed = (!self.bot.is_empty()).then(|| BotId::parse(&self.bot)).transpose();
         parsed.map_err(|error| Problem::field("bot", error.to_string()))
@@ -67,17 +67,17 @@ pub(super) async fn list(
     caller: Caller,
     headers: HeaderMap,
     Path(PipelinePath { pipeline }): Path<PipelinePath>,
-    wish: Result<Query<Wish>, Problem>,
+    wish: Result<Query<PageQuery>, Problem>,
 ) -> Result<Response, Refusal> {
     let Query(wish) = wish?;
     let bot = wish.bot()?;
     bot.as_ref().map_or(Ok(()), |bot| caller.check_bot(bot))?;
     let before: Option<LetterId> =
-        api.door.cursors.read(&path(&pipeline), wish.cursor.as_deref())?;
+        api.gate.cursors.read(&path(&pipeline), wish.cursor.as_deref())?;
     api.queues.find(&pipeline).await?;
     let title = format!("Dead letters of {pipeline}");
     let looked_at = (Arc::clone(&api), caller, pipeline, wish, (bot, before));
-    let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, Wish, Place)>| {
+    let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, PageQuery, Selection)>| {
         let (api, caller, pipeline, wish, (bot, before)) = &*seen;
         let queue = api.queues.of(pipeline);
         let wanted = |bot: &BotId| caller.covers(bot);
@@ -87,20 +87,20 @@ pub(super) async fn list(
         letters.truncate(LETTERS);
         let now_ms = millis(api.clock.now());
         let last = letters.last().filter(|_| more);
-        let next = last.map(|last| api.door.cursors.write(&path(pipeline), &last.id));
+        let next = last.map(|last| api.gate.cursors.write(&path(pipeline), &last.id));
         Ok(listed(&Listed { pipeline, letters, next, wish, now_ms }, caller))
     };
     api.live.show(&headers, &title, looked_at, content).await
 }
 
 /// The filter by bot, and the cursor.
-type Place = (Option<BotId>, Option<LetterId>);
+type Selection = (Option<BotId>, Option<LetterId>);
 
 struct Listed<'a> {
     pipeline: &'a PipelineName,
     letters: Vec<DeadLetter>,
     next: Option<String>,
-    wish: &'a Wish,
+    wish: &'a PageQuery,
     now_ms: u64,
 }
 
@@ -192,7 +192,7 @@ pub(super) async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(at): Path<LetterPath>,
-    wish: Result<Query<Wish>, Problem>,
+    wish: Result<Query<PageQuery>, Problem>,
 ) -> Result<Response, Refusal> {
     let Query(wish) = wish?;
     let (_, letter) = at.find(&api, &caller).await?;
@@ -271,7 +271,7 @@ pub(super) async fn ask_redrive_all(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(PipelinePath { pipeline }): Path<PipelinePath>,
-    wish: Result<Query<Wish>, Problem>,
+    wish: Result<Query<PageQuery>, Problem>,
 ) -> Result<Response, Refusal> {
     let Query(wish) = wish?;
     let bot = wish.bot()?;
@@ -349,7 +349,7 @@ pub(super) async fn redrive_all(
     Path(PipelinePath { pipeline }): Path<PipelinePath>,
     mut fields: Parameters,
 ) -> Result<Redirect, Refusal> {
-    let wish = Wish { bot: fields.take("bot").unwrap_or_default(), cursor: None };
+    let wish = PageQuery { bot: fields.take("bot").unwrap_or_default(), cursor: None };
     let bot = wish.bot()?;
     check(&caller, bot.as_ref())?;
     let Some(until) = confirmed(&mut fields)? else {
@@ -419,7 +419,7 @@ mod tests {
         };
         let (pipeline, caller) = (PipelineName::parse("p").unwrap(), Caller::of_tests());
         let one = shown(&pipeline, &letter, "<b>&", &caller).into_string();
-        let wish = Wish { bot: "\"><b>".to_owned(), cursor: None };
+        let wish = PageQuery { bot: "\"><b>".to_owned(), cursor: None };
         let view = Listed {
             pipeline: &pipeline,
             letters: vec![letter],

@@ -19,9 +19,9 @@ use super::{Refusal, bot, grouped, headline, pipeline, spoken};
 use crate::clock::millis;
 use crate::config::Scope;
 use crate::id::PipelineName;
-use crate::keyspace::{ServerInfo, StoreError, StreamView};
 use crate::presence::{self, Process};
 use crate::queue::{BotOrder, BotView};
+use crate::redis::{RedisError, ServerInfo, StreamView};
 use crate::trend::{self, Point};
 
 /// Maximum age of the shown data, regardless of the number of viewers.
@@ -115,7 +115,7 @@ impl Api {
 }
 
 /// In a cluster: the primary with the highest share of its memory in use.
-async fn fullest(link: &crate::keyspace::Link) -> Result<ServerInfo, StoreError> {
+async fn fullest(link: &crate::redis::Link) -> Result<ServerInfo, RedisError> {
     let answers = link.ask_every("INFO", &redis::cmd("INFO")).await?;
     let infos = answers.into_iter().map(|value| {
         ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())

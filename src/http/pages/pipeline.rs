@@ -26,7 +26,7 @@ const BOTS: usize = 50;
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wish {
+pub(super) struct PageQuery {
     #[serde(default)]
     sort: Sort,
     cursor: Option<String>,
@@ -42,19 +42,19 @@ pub(super) async fn show(
     caller: Caller,
     headers: HeaderMap,
     Path(PipelinePath { pipeline }): Path<PipelinePath>,
-    wish: Result<Query<Wish>, Problem>,
+    wish: Result<Query<PageQuery>, Problem>,
 ) -> Result<Response, Refusal> {
     let Query(wish) = wish?;
     api.queues.find(&pipeline).await?;
     let title = format!("Pipeline {pipeline}");
     let looked_at = (Arc::clone(&api), caller, pipeline, wish);
-    let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, Wish)>| {
+    let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, PageQuery)>| {
         let (api, caller, pipeline, wish) = &*seen;
         let overview = api.overview().await?;
         let gone = || Problem::new(Kind::NoPipeline, format!("pipeline {pipeline} is not known"));
         let look =
             overview.pipelines.iter().find(|look| look.name == *pipeline).ok_or_else(gone)?;
-        let (cursors, path) = (&api.door.cursors, path(pipeline));
+        let (cursors, path) = (&api.gate.cursors, path(pipeline));
         let after: Option<BotCursor> = cursors.read(&path, wish.cursor.as_deref())?;
         let wanted = |bot: &BotId| caller.covers(bot);
         let (queue, now) = (api.queues.of(pipeline), api.clock.now());
@@ -105,7 +105,7 @@ fn body(
     look: &Pipeline,
     about: Option<&str>,
     bots: (&BotPage, Option<&str>),
-    wish: &Wish,
+    wish: &PageQuery,
     caller: &Caller,
 ) -> Markup {
     let Pipeline { name, view, pace, .. } = look;
@@ -182,7 +182,7 @@ fn switch(name: &PipelineName, stopped: bool) -> Markup {
     }
 }
 
-fn table((bots, next): (&BotPage, Option<&str>), wish: &Wish) -> Markup {
+fn table((bots, next): (&BotPage, Option<&str>), wish: &PageQuery) -> Markup {
     html! {
         @if bots.bots.is_empty() {
             p.none { "No bot has queued events, is parked or is paused." }

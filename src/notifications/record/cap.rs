@@ -1,6 +1,6 @@
 //! The caps of bots and types.
 
-use crate::filter::Glob;
+use crate::expression::Glob;
 use crate::id::BotId;
 
 pub use crate::config::{Cap, CapError};

@@ -1,7 +1,7 @@
 //! Tests of ids, caps, bounds and times.
 
 use super::*;
-use crate::filter::Glob;
+use crate::expression::Glob;
 use crate::id::ShardCount;
 use uuid::Uuid;
 

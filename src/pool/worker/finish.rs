@@ -12,8 +12,8 @@ use super::super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use super::Worker;
 use crate::event::Event;
 use crate::handler::{Failure, Outcomes, Slice};
-use crate::keyspace::scripts::{Completion, Exception, Mode};
 use crate::ledger::{Leaving, LedgerEntry};
+use crate::redis::scripts::{Completion, Exception, Mode};
 
 /// One slice costs at most this in virtual time: a single one charged without bound would starve
 /// its bot.

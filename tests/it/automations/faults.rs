@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use fairlane::keyspace::scripts::{Call as _, Emit};
+use fairlane::redis::scripts::{Call as _, Emit};
 use futures_util::future::{join, join_all};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};

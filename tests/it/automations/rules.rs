@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fairlane::automations::store::{Expected, RuleStore};
 use fairlane::config::MongoUrl;
 use fairlane::id::{BotId, RuleId};
-use fairlane::store::mongo::Mongo;
+use fairlane::mongo::client::Mongo;
 use serde_json::{Value, json};
 
 use crate::support::automation_rig::{

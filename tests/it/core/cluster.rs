@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
-use fairlane::keyspace::{Server, Target};
+use fairlane::redis::{Server, Target};
 
 use super::fairness::{undisturbed, weighed};
 use super::faults::{FEW, durable, forgotten, interrupted, killed};

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use fairlane::event::Event;
 use fairlane::id::{BotId, PipelineName, ShardCount};
-use fairlane::keyspace::keys::ShardKeys;
-use fairlane::keyspace::scripts::Pause;
-use fairlane::keyspace::{Link, POOLED_MAX, StoreError, Target};
 use fairlane::queue::{PushOptions, Queue};
+use fairlane::redis::keys::ShardKeys;
+use fairlane::redis::scripts::Pause;
+use fairlane::redis::{Link, POOLED_MAX, RedisError, Target};
 use redis::Pipeline;
 use tokio::task::JoinSet;
 
@@ -182,8 +182,8 @@ async fn one_that_gets_no_connection_did_not_run() {
     let (mut refused, mut unknown) = (0, 0);
     while let Some(done) = running.join_next().await {
         match done.unwrap() {
-            Err(StoreError::Connect { .. }) => refused += 1,
-            Err(StoreError::Unknown { .. }) => unknown += 1,
+            Err(RedisError::Connect { .. }) => refused += 1,
+            Err(RedisError::Unknown { .. }) => unknown += 1,
             other => panic!("nothing is answered: {other:?}"),
         }
     }
@@ -218,7 +218,7 @@ async fn a_server_that_cannot_be_reached_is_told_as_soon_as_it_is_known() {
     proxy.set(ProxyMode::Refuse);
     let begun = Instant::now();
     let error = link.run(&command(&["GET", "a"])).await.unwrap_err();
-    assert!(matches!(error, StoreError::Connect { .. }), "{error}");
+    assert!(matches!(error, RedisError::Connect { .. }), "{error}");
     assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     proxy.set(ProxyMode::Pass);
     link.run(&command(&["GET", "a"])).await.unwrap();

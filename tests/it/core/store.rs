@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::config::MongoUrl;
-use fairlane::store::mongo::{Acknowledged, Mongo, MongoError, Topology};
+use fairlane::mongo::client::{Acknowledged, Mongo, MongoError, Topology};
 use mongodb::bson::doc;
 
 use crate::support::mongo::{MongoServer, Options, free_port};

@@ -9,7 +9,7 @@ use fairlane::config::MongoUrl;
 use fairlane::counters::store::{Added, Change, CounterStore, DAILY, Effect, Stored, TOTALS};
 use fairlane::counters::view::{AdId, Deed, Record, Replacement};
 use fairlane::id::{BotId, Sequence};
-use fairlane::store::mongo::{Mongo, MongoError};
+use fairlane::mongo::client::{Mongo, MongoError};
 use futures_util::TryStreamExt as _;
 use futures_util::future::join_all;
 use jiff::civil::{Date, date};

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use fairlane::event::Event;
 use fairlane::id::{BotId, PipelineName, Prefix, ShardCount};
-use fairlane::keyspace::keys::{self, ShardKeys};
-use fairlane::keyspace::private::PrivateRedis;
-use fairlane::keyspace::scripts::Limits;
-use fairlane::keyspace::{Link, Target};
 use fairlane::queue::{BotState, PushOptions, Queue};
+use fairlane::redis::keys::{self, ShardKeys};
+use fairlane::redis::private::PrivateRedis;
+use fairlane::redis::scripts::Limits;
+use fairlane::redis::{Link, Target};
 use serde_json::Value;
 
 use crate::support::cli::{Ran, run_in};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
-use fairlane::keyspace::{Link, Target};
 use fairlane::presence::{pace, processes};
+use fairlane::redis::{Link, Target};
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};

@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use fairlane::store::mongo::{Acknowledged, Mongo};
-use fairlane::store::private::{Options, PrivateMongo, PrivateMongoError};
+use fairlane::mongo::client::{Acknowledged, Mongo};
+use fairlane::mongo::private::{Options, PrivateMongo, PrivateMongoError};
 use mongodb::Client;
 use mongodb::bson::{Document, doc};
 use tempfile::TempDir;

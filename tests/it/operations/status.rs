@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fairlane::handler::{Failure, Outcomes, Slice};
-use fairlane::keyspace::{Server, StreamView, Target};
+use fairlane::redis::{Server, StreamView, Target};
 use serde_json::Value;
 
 use crate::support::bus::{add, event, patient};

@@ -1,5 +1,6 @@
-//! The structure of the sources: the core names no product.
+//! The structure of the sources: the core names no product, and no imports form a circle.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,15 +9,15 @@ const CORE: &[&str] = &[
     "admission",
     "bus",
     "event",
+    "expression",
     "fanout",
-    "filter",
     "handler",
-    "keyspace",
     "ledger.rs",
     "outbound",
     "pipeline.rs",
     "pool",
     "queue",
+    "redis",
 ];
 /// What a core that knows a product would say.
 const WORDS: &[&str] =
@@ -49,4 +50,60 @@ fn the_core_names_no_product() {
     }
     assert!(looked_at > 40, "only {looked_at} files were looked at");
     assert!(found.is_empty(), "the core names products:\n{}", found.join("\n"));
+}
+
+/// The modules of the crate that a file imports from, without those of its tests.
+fn imports(text: &str) -> BTreeSet<String> {
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code: Vec<&str> =
+        text.lines().map(str::trim).filter(|line| !line.starts_with("//")).collect();
+    let code = code.join("\n");
+    let name = |text: &str| {
+        let is_part = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
+        text.trim_start().chars().take_while(is_part).collect::<String>()
+    };
+    let mut found = BTreeSet::new();
+    for after in code.split("crate::").skip(1) {
+        match after.strip_prefix('{') {
+            // `use crate::{a, b::C}`
+            Some(list) => {
+                found.extend(list.split('}').next().unwrap_or_default().split(',').map(name));
+            }
+            None => drop(found.insert(name(after))),
+        }
+    }
+    found
+}
+
+#[test]
+fn no_imports_between_modules_form_a_circle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in sources(&root) {
+        let place = file.strip_prefix(&root).unwrap();
+        let is_test = place.iter().any(|part| part == "tests" || part == "tests.rs");
+        if is_test || file.extension().is_none_or(|end| end != "rs") {
+            continue;
+        }
+        let module = place.iter().next().unwrap().to_string_lossy().replace(".rs", "");
+        if module != "lib" && module != "main" {
+            let imports = imports(&fs::read_to_string(&file).unwrap());
+            modules.entry(module).or_default().extend(imports);
+        }
+    }
+    assert!(modules.len() > 30, "only {} modules were looked at", modules.len());
+    assert!(modules["http"].contains("queue") && modules["queue"].contains("redis"));
+    // Without those that import nothing that is left, again and again: a circle is left.
+    loop {
+        let left: BTreeSet<String> = modules.keys().cloned().collect();
+        let imports_of_left = |(module, imports): (&String, &BTreeSet<String>)| {
+            imports.iter().any(|import| import != module && left.contains(import))
+        };
+        let before = modules.len();
+        modules.retain(|module, imports| imports_of_left((module, imports)));
+        if modules.len() == before {
+            break;
+        }
+    }
+    assert!(modules.is_empty(), "these modules import each other: {modules:#?}");
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use fairlane::keyspace::{Link, Target};
+use fairlane::redis::{Link, Target};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use redis::AsyncConnectionConfig;

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fairlane::keyspace::Link;
+use fairlane::redis::Link;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use fairlane::keyspace::scripts::Call;
+use fairlane::redis::scripts::Call;
 use redis::{Arg, Cmd, Connection, FromRedisValue, Pipeline, Value};
 
 use super::redis::RedisServer;

@@ -41,7 +41,7 @@ pub(super) struct Asked {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wish {
+pub(super) struct PageQuery {
     #[serde(default)]
     subscriber: String,
 }
@@ -124,10 +124,10 @@ pub(super) async fn show(
     caller: Caller,
     headers: HeaderMap,
     Path(BotPath { bot }): Path<BotPath>,
-    wish: Result<Query<Wish>, Problem>,
+    wish: Result<Query<PageQuery>, Problem>,
 ) -> Result<Response, Refusal> {
     caller.check_bot(&bot)?;
-    let Query(Wish { subscriber }) = wish?;
+    let Query(PageQuery { subscriber }) = wish?;
     let title = format!("Bot {bot}");
     let looked_at = (Arc::clone(&api), caller, bot, subscriber);
     let content = async |seen: Arc<(Arc<Api>, Caller, BotId, String)>| {

@@ -1,7 +1,7 @@
 //! Bounds, and numbers at their ends.
 
 use fairlane::id::Offset;
-use fairlane::keyspace::scripts::{
+use fairlane::redis::scripts::{
     Claim, Completion, Enqueued, Limits, Mode, Purge, Queued, Recover, Redrive, Revoke, Verdict,
 };
 use redis::Commands;
@@ -57,11 +57,11 @@ fn numbers_keep_all_their_digits() {
     assert_eq!((claimed.clock, grant.start, grant.fence.get()), (seen, seen, now));
     assert_eq!(claimed.now_us, now);
     assert_eq!(claimed.deadline_ms, Some(now / 1_000 + TTL_MS));
-    let own: String = shard.harness.plain().hget(keys.own(), "a").unwrap();
+    let own: String = shard.harness.plain().hget(keys.owners(), "a").unwrap();
     assert_eq!(own, format!("{now}|0|{seen}|0"));
     let keep = Completion { cost: 1, ..completion(&claimed, 0, 1, Mode::Keep { ttl_ms: 1 }) };
     assert_eq!(shard.complete(NOW, 1, &[keep]).verdicts, [Verdict::Ok]);
-    let own: String = shard.harness.plain().hget(keys.own(), "a").unwrap();
+    let own: String = shard.harness.plain().hget(keys.owners(), "a").unwrap();
     assert_eq!(own, format!("{now}|1|{}|1", seen + 1));
     let rest =
         Completion { before: 1, cost: 60_000_000, ..completion(&claimed, 0, 0, Mode::Release) };
@@ -173,20 +173,20 @@ fn a_claim_reaps_up_to_64_leases_and_forgets_up_to_1000_finishes() {
     let keys = &shard.keys.clone();
     for finish in 1..=1_500 {
         let member = format!("gone {finish}");
-        let () = shard.harness.plain().zadd(keys.fin(), member, finish).unwrap();
+        let () = shard.harness.plain().zadd(keys.finishes(), member, finish).unwrap();
     }
     let expired = NOW + i64::try_from(TTL_MS).unwrap() * 1_000;
     let look = Claim { max: 0, seen: 1_500, ..claim_all(keys) };
     for (vanished, finishes) in [(64, 500), (36, 0), (0, 0)] {
         assert_eq!(shard.call(expired, &look).vanished, vanished);
-        assert_eq!(shard.harness.plain().zcard::<_, u64>(keys.fin()).unwrap(), finishes);
+        assert_eq!(shard.harness.plain().zcard::<_, u64>(keys.finishes()).unwrap(), finishes);
     }
     assert_eq!(shard.claim(expired).ready, 36);
 }
 
 /// `(open leases, what a bot's lease says last)`.
 fn open(shard: &mut Shard, of: &str) -> (u64, String) {
-    let (meta, own) = (shard.keys.meta().to_owned(), shard.keys.own().to_owned());
+    let (meta, own) = (shard.keys.meta().to_owned(), shard.keys.owners().to_owned());
     let open: Option<u64> = shard.harness.plain().hget(meta, "open").unwrap();
     let own: Option<String> = shard.harness.plain().hget(own, of).unwrap();
     let own = own.unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Events that wait, and the processes that are told of them.
 
-use fairlane::keyspace::scripts::{
+use fairlane::redis::scripts::{
     Completion, Exception, Fate, Limits, Mode, Pause, Promote, Promoted, Push, Resume,
 };
 
@@ -151,19 +151,18 @@ fn neither_a_lost_lease_nor_a_pause_nor_a_purge_gains_a_turn() {
         }),
         ("revoked", |shard| {
             let (keys, bot) = (&shard.keys.clone(), &bot("a"));
-            let revoke = fairlane::keyspace::scripts::Revoke { keys, bot, slice_us: SLICE_US };
+            let revoke = fairlane::redis::scripts::Revoke { keys, bot, slice_us: SLICE_US };
             assert!(shard.call(NOW, &revoke));
         }),
         ("purged", |shard| {
             let (keys, bot) = (&shard.keys.clone(), &bot("a"));
-            let purge = fairlane::keyspace::scripts::Purge { keys, bot };
+            let purge = fairlane::redis::scripts::Purge { keys, bot };
             assert_eq!(shard.call(NOW, &purge), 1);
             shard.push(NOW, "a", &["3"], LIMITS);
         }),
         ("recovered from another run", |shard| {
             let keys = &shard.keys.clone();
-            let recover =
-                fairlane::keyspace::scripts::Recover { keys, run: "x", slice_us: SLICE_US };
+            let recover = fairlane::redis::scripts::Recover { keys, run: "x", slice_us: SLICE_US };
             assert_eq!(shard.call(NOW, &recover), Some(1));
         }),
     ];

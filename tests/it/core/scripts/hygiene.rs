@@ -6,16 +6,16 @@ use std::time::Duration;
 use fairlane::counters::scripts::{Counting, Import, IncrementIfExists, Replace, Upsert, Views};
 use fairlane::counters::view::AdId;
 use fairlane::id::{BotId, Offset, Prefix, Sequence};
-use fairlane::keyspace::scripts::{
-    Advance, Beat, Call, Claim, Complete, Completion, Emit, Enqueue, Enqueued, Exception, Fate,
-    Heads, Hold, Mode, Note, Pause, Promote, Purge, Push, Reconcile, Recount, Recover, Redrive,
-    Resume, Revoke, Trim, Verdict,
-};
-use fairlane::keyspace::{Link, Target};
 use fairlane::notifications::record::{Caps, Ended, Ending};
 use fairlane::notifications::scripts::{
     Amend, Amendment, Begin, Finish, Release, Restore, Schedule, Throttle,
 };
+use fairlane::redis::scripts::{
+    Advance, Beat, Call, Claim, Complete, Completion, Emit, Enqueue, Enqueued, Exception, Fate,
+    Heads, Hold, Mode, Note, Pause, Promote, Purge, Push, Reconcile, Recount, Recover, Redrive,
+    Resume, Revoke, Trim, Verdict,
+};
+use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
 
 use super::{
@@ -164,14 +164,14 @@ fn an_idle_bot_leaves_nothing_behind() {
     let mut shard = Shard::new();
     let keys = &shard.keys.clone();
     live(&mut shard, &hostile());
-    let finishes: usize = shard.harness.plain().zcard(keys.fin()).unwrap();
+    let finishes: usize = shard.harness.plain().zcard(keys.finishes()).unwrap();
     assert_eq!(finishes, hostile().len(), "the clock stands still and is behind them all");
     let () = shard.harness.plain().hset(&keys.weight, "*", 2).unwrap();
     assert!(shard.call(NOW, &Pause { keys, bot: Some(&bot("{}")) }));
     shard.call(NOW, &Claim { alone: true, ..claim_all(keys) });
     let left: BTreeSet<String> = shard.harness.plain().keys("fl:*").unwrap();
     let expected: BTreeSet<String> =
-        [keys.meta(), &keys.hwm, &keys.dlq, &keys.weight, keys.paused()]
+        [keys.meta(), &keys.offsets, &keys.dlq, &keys.weight, keys.paused()]
             .into_iter()
             .map(str::to_owned)
             .chain(hostile().iter().map(|bot| keys.idempotency(bot.as_str())))

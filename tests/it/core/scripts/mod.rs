@@ -10,8 +10,8 @@ mod views;
 use std::sync::Arc;
 
 use fairlane::id::{BotId, Offset, PipelineName, Prefix, ShardCount};
-use fairlane::keyspace::keys::ShardKeys;
-use fairlane::keyspace::scripts::{
+use fairlane::redis::keys::ShardKeys;
+use fairlane::redis::scripts::{
     Call, Claim, Claimed, Complete, Completed, Completion, Enqueue, Enqueued, Exception, Fate,
     Limits, Mode, Push, Pushed,
 };

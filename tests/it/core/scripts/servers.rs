@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fairlane::id::Offset;
-use fairlane::keyspace::scripts::{
+use fairlane::redis::scripts::{
     Claim, Claimed, Complete, Completion, Enqueue, Enqueued, Limits, Mode, Pause, Push, Resume,
     Verdict,
 };
-use fairlane::keyspace::{Link, StoreError, Target};
+use fairlane::redis::{Link, RedisError, Target};
 use futures_util::StreamExt;
 use redis::AsyncCommands;
 
@@ -21,7 +21,7 @@ fn link(server: &RedisServer) -> Link {
     Link::new(target, vec![keys("p")], SLICE_US, Duration::from_secs(10))
 }
 
-async fn push(link: &Link, events: &[&str]) -> Result<u64, StoreError> {
+async fn push(link: &Link, events: &[&str]) -> Result<u64, RedisError> {
     let events: Vec<Vec<u8>> = events.iter().map(|event| event.as_bytes().to_vec()).collect();
     let (keys, bot) = (&keys("p"), &bot("a"));
     let call = Push { keys, limits: LIMITS, bot, events: &events, due_ms: 0, idempotency: None };
@@ -32,7 +32,7 @@ async fn claim(link: &Link) -> Claimed {
     link.call(&claim_all(&keys("p"))).await.unwrap()
 }
 
-async fn complete(link: &Link, item: Completion) -> Result<Verdict, StoreError> {
+async fn complete(link: &Link, item: Completion) -> Result<Verdict, RedisError> {
     let (keys, items) = (&keys("p"), &[item]);
     Ok(link.call(&Complete { keys, dead_max: 9, ledger: false, items }).await?.verdicts[0])
 }

@@ -8,8 +8,8 @@ use fairlane::counters::scripts::{
 };
 use fairlane::counters::view::AdId;
 use fairlane::id::{BotId, Sequence};
-use fairlane::keyspace::scripts::{Claimed, Enqueue, Enqueued, Mode, Postings, Recover, Verdict};
 use fairlane::ledger::Leaving;
+use fairlane::redis::scripts::{Claimed, Enqueue, Enqueued, Mode, Postings, Recover, Verdict};
 use redis::Commands;
 
 use super::{LIMITS, SLICE_US, Shard, bot, completion};

@@ -136,7 +136,8 @@ impl System {
     pub(super) fn progress(&self, state: &SystemState, steps: &mut Vec<Step>) {
         for stream in 0..2 {
             let copied = state.copied[usize::from(stream)];
-            let missing = state.server.hwm.get(&stream).copied().unwrap_or(0) < u64::from(copied);
+            let missing =
+                state.server.offsets.get(&stream).copied().unwrap_or(0) < u64::from(copied);
             if missing || usize::from(copied) < self.of_stream(stream).count() {
                 steps.push(Step::Enqueue { stream, reply_lost: false });
             }
@@ -389,10 +390,10 @@ impl System {
 
     pub(super) fn nothing_is_lost(&self, state: &SystemState) -> bool {
         (0..2).all(|stream| {
-            let hwm = state.server.hwm.get(&stream).copied().unwrap_or(0);
+            let copied = state.server.offsets.get(&stream).copied().unwrap_or(0);
             (1..).zip(self.of_stream(stream)).all(|(offset, (bot, event))| {
                 let queued = state.server.queues.get(&bot).into_iter().flatten();
-                offset > hwm
+                offset > copied
                     || (state.handled | state.purged) & (1 << event) != 0
                     || queued.into_iter().any(|&(_, other)| other == event)
             })

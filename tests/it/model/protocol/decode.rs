@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairlane::id::{BotId, Offset};
-use fairlane::keyspace::keys::ShardKeys;
+use fairlane::redis::keys::ShardKeys;
 use redis::{FromRedisValue, Pipeline, Value};
 
 use super::operation::{BOTS, KEYS, STREAMS};
@@ -26,9 +26,9 @@ pub(super) struct Decoded {
 pub(super) fn look(keys: &ShardKeys, bots: &[BotId]) -> Pipeline {
     let mut pipe = redis::pipe();
     pipe.keys("*").hgetall(keys.meta());
-    pipe.zrange_withscores(keys.ctl(), 0, -1).zrange_withscores(keys.busy(), 0, -1);
-    pipe.hgetall(keys.own()).hgetall(keys.att()).zrange_withscores(keys.fin(), 0, -1);
-    pipe.smembers(keys.paused()).hgetall(&keys.weight).hgetall(&keys.hwm);
+    pipe.zrange_withscores(keys.ready(), 0, -1).zrange_withscores(keys.busy(), 0, -1);
+    pipe.hgetall(keys.owners()).hgetall(keys.attempts()).zrange_withscores(keys.finishes(), 0, -1);
+    pipe.smembers(keys.paused()).hgetall(&keys.weight).hgetall(&keys.offsets);
     pipe.zrange_withscores(&keys.due, 0, -1).hgetall(&keys.later);
     pipe.cmd("XRANGE").arg(&keys.dlq).arg("-").arg("+");
     for bot in bots {
@@ -72,7 +72,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
     server.fin = scores(&mut values);
     server.paused = read::<Vec<String>>(&mut values).iter().map(|name| bot(name)).collect();
     server.weight = by_bot(&mut values, number);
-    server.hwm = read::<BTreeMap<String, String>>(&mut values)
+    server.offsets = read::<BTreeMap<String, String>>(&mut values)
         .into_iter()
         .map(|(stream, at)| {
             let stream = STREAM_NAMES.iter().position(|name| *name == stream).unwrap();

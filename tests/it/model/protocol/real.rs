@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fairlane::id::{BotId, Fence, Offset, PipelineName, Prefix, ShardCount};
-use fairlane::keyspace::keys::ShardKeys;
-use fairlane::keyspace::scripts::{self as call, Call};
+use fairlane::redis::keys::ShardKeys;
+use fairlane::redis::scripts::{self as call, Call};
 use redis::{Cmd, Value};
 
 use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
@@ -147,7 +147,7 @@ impl Real {
             postings: None,
         };
         self.script(step, &call, |reply, server| {
-            let at = server.hwm.get(&stream).copied().unwrap_or(0);
+            let at = server.offsets.get(&stream).copied().unwrap_or(0);
             let (reply, offset) = match reply {
                 call::Enqueued::Ok(done) => (Enqueued::Stored(queued(done)), decode::offset(at)),
                 call::Enqueued::Duplicate(offset) => (Enqueued::Dup, offset),

@@ -149,7 +149,7 @@ impl ReferenceState {
                 Action::Nothing
             }
             Operation::Enqueue { stream, chain, ref bots } => {
-                let at = self.server.hwm.get(&stream).copied().unwrap_or(0);
+                let at = self.server.offsets.get(&stream).copied().unwrap_or(0);
                 let chain = match chain {
                     Chain::Next(offsets) => (at, at + offsets),
                     Chain::Again(offsets) => (at.saturating_sub(2), at.max(1) - 1 + offsets),
@@ -265,7 +265,7 @@ impl ReferenceState {
                     bots.iter().flat_map(|(bot, events)| events.iter().map(|e| (*bot, *e)));
                 let events: Vec<(Bot, Event)> = events.collect();
                 let reply = server.enqueue(now_us, stream, chain, &events);
-                ScriptReply::Enqueued(reply, server.hwm.get(&stream).copied().unwrap_or(0))
+                ScriptReply::Enqueued(reply, server.offsets.get(&stream).copied().unwrap_or(0))
             }
             Action::Push { bot, ref events, due_ms, key } => {
                 ScriptReply::Pushed(server.push_once(now_us, key, due_ms, (bot, events)))

@@ -99,7 +99,7 @@ pub(crate) struct Server {
     pub(crate) paused: BTreeSet<Bot>,
     /// Sequence and event, oldest first. An empty queue has no entry.
     pub(crate) queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
-    pub(crate) hwm: BTreeMap<Stream, u64>,
+    pub(crate) offsets: BTreeMap<Stream, u64>,
     /// Dead letters, oldest first.
     pub(crate) dead: VecDeque<Letter>,
     /// Delayed events: id, which is a sequence, to due time in ms, bot and event.
@@ -188,15 +188,15 @@ impl Server {
         (prev, last): (u64, u64),
         events: &[(Bot, Event)],
     ) -> Enqueued {
-        let hwm = self.hwm.get(&stream).copied().unwrap_or(0);
-        if hwm >= last {
+        let last_copied = self.offsets.get(&stream).copied().unwrap_or(0);
+        if last_copied >= last {
             return Enqueued::Dup;
         }
-        if hwm != prev {
-            return Enqueued::Gap(hwm);
+        if last_copied != prev {
+            return Enqueued::Gap(last_copied);
         }
         let queued = self.push(now_us, events);
-        self.hwm.insert(stream, last);
+        self.offsets.insert(stream, last);
         Enqueued::Stored(queued)
     }
 

@@ -199,7 +199,7 @@ fn a_batch_is_copied_once_and_a_gap_is_named() {
     assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)]), Enqueued::Stored(one));
     assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)]), Enqueued::Dup);
     assert_eq!(server.enqueue(NOW, 0, (7, 9), &[(1, 1)]), Enqueued::Gap(5));
-    assert_eq!((server.depth, server.hwm), (1, [(0, 5)].into()));
+    assert_eq!((server.depth, server.offsets), (1, [(0, 5)].into()));
 }
 
 #[test]

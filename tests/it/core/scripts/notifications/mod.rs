@@ -10,7 +10,6 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::id::{BotId, Sequence, ShardCount};
-use fairlane::keyspace::scripts::{Promote, Redrive};
 use fairlane::notifications::record::{
     Begun, Caps, Ended, Ending, NewNotification, NotificationId, When,
 };
@@ -18,6 +17,7 @@ use fairlane::notifications::scripts::{
     Amend, Amended, Amendment, Begin, Finish, Release, Restore, Schedule, Scheduled, SendHold,
     Throttle,
 };
+use fairlane::redis::scripts::{Promote, Redrive};
 use redis::Commands;
 
 use super::{SLICE_US, Shard, bot};

@@ -1,0 +1,231 @@
+//! Web pages: rendered on the server, readable without scripts, protected by the same tokens and
+//! scopes as the other routes. A browser keeps its token in a cookie that no script can read and
+//! that no other site's page can send.
+
+mod bot;
+mod counters;
+mod dead;
+mod lines;
+mod live;
+mod login;
+mod notifications;
+mod overview;
+mod pipeline;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::{Router, routing};
+use maud::{DOCTYPE, Markup, html};
+
+pub(crate) use self::live::Live;
+use super::Api;
+use super::auth::{Access, Guard};
+use super::problem::Problem;
+use crate::config::Scope;
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("live.js");
+const ICON: &str = include_str!("icon.svg");
+/// The pages load only resources of this server, and contain no inline script or style.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+);
+
+/// The routes of all pages.
+pub(super) fn routes(
+    api: Arc<Api>,
+    access: &Arc<Access>,
+    guarding: impl Fn(Scope) -> Guard,
+) -> Router {
+    let guarded = |scope, routes: Router<Arc<Api>>| {
+        routes.route_layer(from_fn_with_state(guarding(scope), guard))
+    };
+    let reading = Router::new()
+        .route("/", routing::get(overview::show))
+        .route("/pipelines/{pipeline}", routing::get(pipeline::show))
+        .route("/pipelines/{pipeline}/dead", routing::get(dead::list))
+        .route("/pipelines/{pipeline}/dead/{id}", routing::get(dead::show))
+        .route("/counters", routing::get(counters::show))
+        .route("/bots", routing::get(bot::ask))
+        .route("/bots/{bot}", routing::get(bot::show))
+        .route("/notifications", routing::get(notifications::show));
+    let operating = Router::new()
+        .route("/pipelines/{pipeline}/pause", routing::post(pipeline::pause))
+        .route("/pipelines/{pipeline}/resume", routing::post(pipeline::resume))
+        .route(
+            "/pipelines/{pipeline}/dead/redrive",
+            routing::get(dead::ask_redrive_all).post(dead::redrive_all),
+        )
+        .route("/pipelines/{pipeline}/dead/{id}/redrive", routing::post(dead::redrive))
+        .route("/pipelines/{pipeline}/dead/{id}/drop", routing::post(dead::drop_one))
+        .route("/bots/{bot}/{pipeline}/pause", routing::post(bot::pause))
+        .route("/bots/{bot}/{pipeline}/resume", routing::post(bot::resume))
+        .route("/bots/{bot}/{pipeline}/release", routing::post(bot::release))
+        .route("/bots/{bot}/{pipeline}/purge", routing::post(bot::purge))
+        .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
+        .route(
+            "/notifications/dead/redrive",
+            routing::get(dead::ask_redrive_notifications).post(dead::redrive_notifications),
+        );
+    guarded(Scope::Read, reading)
+        .merge(guarded(Scope::Operate, operating))
+        .with_state(api)
+        .merge(login::routes(Arc::clone(access)))
+        .route("/style.css", routing::get(async || asset("text/css", STYLE)))
+        .route("/live.js", routing::get(async || asset("text/javascript", SCRIPT)))
+        .route("/icon.svg", routing::get(async || asset("image/svg+xml", ICON)))
+}
+
+fn asset(kind: &'static str, text: &'static str) -> impl IntoResponse {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "max-age=300"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, text)
+}
+
+/// Admits requests whose token has the scope. Others are sent to the login page.
+async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
+    match guard.admit(&request, true) {
+        Ok((caller, _taken)) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(problem) if problem.status() == StatusCode::UNAUTHORIZED => {
+            // The browser does not send a form again after the login.
+            let is_page = request.method() == Method::GET;
+            let path = if is_page { login::path(request.uri()) } else { "/login".to_owned() };
+            Redirect::to(&path).into_response()
+        }
+        Err(problem) => Refusal(problem).into_response(),
+    }
+}
+
+/// A problem, rendered as a page.
+#[derive(Debug)]
+pub(super) struct Refusal(Problem);
+
+impl<E: Into<Problem>> From<E> for Refusal {
+    fn from(problem: E) -> Self {
+        Self(problem.into())
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Self(problem) = self;
+        let body = html! {
+            h1 { (problem.title()) }
+            p { (problem.detail()) }
+        };
+        (problem.status(), page(problem.title(), &body)).into_response()
+    }
+}
+
+/// A complete page.
+fn page(title: &str, body: &Markup) -> Response {
+    page_with(title, body, false)
+}
+
+/// The heading of a page.
+fn headline(text: &str, has_token: bool) -> Markup {
+    html! {
+        div.title {
+            h1 { (text) }
+            @if has_token {
+                form method="post" action="/logout" { button type="submit" { "Log out" } }
+            }
+        }
+    }
+}
+
+/// A complete page. A live page updates itself.
+fn page_with(title: &str, body: &Markup, live: bool) -> Response {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " – Fairlane" }
+                link rel="stylesheet" href="/style.css";
+                link rel="icon" href="/icon.svg" type="image/svg+xml";
+                @if live { script src="/live.js" defer {} }
+            }
+            body {
+                header {
+                    a.brand href="/" { "Fairlane" }
+                    nav aria-label="Pages" {
+                        a href="/" { "Overview" }
+                        a href="/bots" { "Bots" }
+                        a href="/notifications" { "Notifications" }
+                        a href="/counters" { "Counters" }
+                        a href="/docs/" { "API" }
+                    }
+                    @if live { p #live role="status" { a href="" { "Refresh" } } }
+                }
+                main data-live[live] { (body) }
+            }
+        }
+    };
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        // With `no-referrer` browsers send forms with `Origin: null`, which Fairlane refuses.
+        (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
+        // The page shows only what this token may see.
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    (headers, page.into_string()).into_response()
+}
+
+/// The path and query of a request, for the way back after the login.
+fn place(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str)
+}
+
+/// Groups digits: 1,234,567.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Formats a time in ms for people.
+fn spoken(ms: u64) -> String {
+    match ms {
+        1..1_000 => format!("{ms} ms"),
+        0 => "0 s".to_owned(),
+        1_000..60_000 if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
+        #[expect(clippy::cast_precision_loss, reason = "less than a minute")]
+        1_000..60_000 => format!("{:.1} s", ms as f64 / 1_000.0),
+        60_000..3_600_000 => format!("{} min", ms / 60_000),
+        3_600_000..86_400_000 => format!("{} h", ms / 3_600_000),
+        _ => format!("{} d", ms / 86_400_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_are_written_for_people() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        let times = [0, 999, 1_000, 1_500, 61_000, 7_200_000, 90_000_000];
+        assert_eq!(times.map(spoken), ["0 s", "999 ms", "1 s", "1.5 s", "1 min", "2 h", "1 d"]);
+    }
+}

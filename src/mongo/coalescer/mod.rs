@@ -1,0 +1,188 @@
+//! Coalesces concurrent queries and writes into shared commands. While commands are in flight, new
+//! calls collect in the next group. So groups grow with the load, and an idle system has no added
+//! latency.
+//!
+//! There is no background task. A group is a future that all its members share: each poll of a
+//! member drives it, and it ends with its last member. Members must be polled until they end, or be
+//! dropped.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::mongo::client::MongoError;
+
+type Ended<O> = Result<Arc<O>, MongoError>;
+type Group<O> = Shared<BoxFuture<'static, Ended<O>>>;
+/// A group that only its members keep alive.
+type WeakGroup<O> = WeakShared<BoxFuture<'static, Ended<O>>>;
+type Run<I, O> = dyn Fn(Vec<I>, Slot) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
+/// The place of a group in flight. It is free once the last clone is dropped: a command that still
+/// runs in the server after all members have left keeps a clone.
+pub(crate) type Slot = Arc<Option<OwnedSemaphorePermit>>;
+/// The items of a group; `None` once it is in flight.
+type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
+
+/// The limits of groups.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchLimits {
+    /// Maximum number of items of a group, unless a single member has more.
+    pub(crate) items_max: usize,
+    /// Maximum number of groups in flight.
+    pub(crate) in_flight: usize,
+    /// After a failure, all calls fail immediately for this time, and then until a probing call
+    /// succeeds. Zero: only the calls that are already waiting fail with it.
+    pub(crate) pause: Duration,
+}
+
+/// Processes items of type `I` in groups, with one result per group. Clones share.
+pub(crate) struct Coalescer<I, O>(Arc<Inner<I, O>>);
+
+struct Inner<I, O> {
+    rules: BatchLimits,
+    permits: Arc<Semaphore>,
+    run: Box<Run<I, O>>,
+    state: Mutex<State<I, O>>,
+}
+
+/// Must not keep a group alive.
+struct State<I, O> {
+    gathering: Option<(Items<I>, WeakGroup<O>)>,
+    failure: Option<Failure<O>>,
+}
+
+/// The state after the last group: it failed.
+struct Failure<O> {
+    at: Instant,
+    error: MongoError,
+    /// Whether a probing call is due.
+    probe: Option<WeakGroup<O>>,
+}
+
+impl<I, O> Clone for Coalescer<I, O> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<I, O> fmt::Debug for Coalescer<I, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Coalescer({:?})", self.0.rules)
+    }
+}
+
+impl<I, O> Coalescer<I, O>
+where
+    I: Send + 'static,
+    O: Send + Sync + 'static,
+{
+    /// Coalescer that `run` processes. `run` must have a time limit.
+    pub(crate) fn new<F>(rules: BatchLimits, run: F) -> Self
+    where
+        F: Fn(Vec<I>, Slot) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
+    {
+        Self(Arc::new(Inner {
+            rules,
+            permits: Arc::new(Semaphore::new(rules.in_flight)),
+            run: Box::new(run),
+            state: Mutex::new(State { gathering: None, failure: None }),
+        }))
+    }
+
+    /// Processes the items together with those of other calls. Returns the result of the group, and
+    /// the position of the items in it.
+    ///
+    /// # Errors
+    /// The failure of the group, or of an earlier group by the rules above.
+    ///
+    /// # Cancel safety
+    /// The items may or may not be processed, because other members continue the group.
+    pub(crate) async fn join(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
+        let (group, place) = self.enter(items)?;
+        Ok((group.await?, place))
+    }
+
+    /// [`Self::join`] with a group of its own.
+    pub(crate) async fn alone(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
+        let place = 0..items.len();
+        let (_, group) = self.begin(&mut self.0.state(), items)?;
+        Ok((group.await?, place))
+    }
+
+    fn enter(&self, items: Vec<I>) -> Result<(Group<O>, Range<usize>), MongoError> {
+        let mut state = self.0.state();
+        let count = items.len();
+        if let Some((gathered, group)) = &state.gathering
+            && let Some(group) = group.upgrade()
+            && let Some(gathered) = &mut *lock(gathered)
+            && gathered.len() + count <= self.0.rules.items_max
+        {
+            let first = gathered.len();
+            gathered.extend(items);
+            return Ok((group, first..first + count));
+        }
+        let (items, group) = self.begin(&mut state, items)?;
+        state.gathering = group.downgrade().map(|weak| (items, weak));
+        Ok((group, 0..count))
+    }
+
+    fn begin(
+        &self,
+        state: &mut State<I, O>,
+        items: Vec<I>,
+    ) -> Result<(Items<I>, Group<O>), MongoError> {
+        let pause = self.0.rules.pause;
+        let probed = state.failure.as_mut().filter(|_| !pause.is_zero());
+        if let Some(Failure { at, error, probe }) = &probed {
+            let in_flight = probe.as_ref().and_then(WeakShared::upgrade);
+            if at.elapsed() < pause || in_flight.is_some() {
+                return Err(error.clone());
+            }
+        }
+        let items: Items<I> = Arc::new(Mutex::new(Some(items)));
+        let group = Arc::clone(&self.0).drive(Arc::clone(&items)).boxed().shared();
+        if let Some(failure) = probed {
+            failure.probe = group.downgrade();
+        }
+        Ok((items, group))
+    }
+}
+
+impl<I, O> Inner<I, O> {
+    async fn drive(self: Arc<Self>, items: Items<I>) -> Ended<O> {
+        let begun = Instant::now();
+        // The semaphore is never closed; without a permit there would only be more concurrent
+        // groups.
+        let place: Slot = Arc::new(Arc::clone(&self.permits).acquire_owned().await.ok());
+        let items = lock(&items).take().unwrap_or_default();
+        if let Some(failure) = &self.state().failure
+            && failure.at > begun
+        {
+            return Err(failure.error.clone());
+        }
+        let ended = (self.run)(items, Arc::clone(&place)).await;
+        self.state().failure = ended.as_ref().err().map(|error| Failure {
+            at: Instant::now(),
+            error: error.clone(),
+            probe: None,
+        });
+        ended.map(Arc::new)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<I, O>> {
+        lock(&self.state)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

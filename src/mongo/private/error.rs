@@ -1,0 +1,77 @@
+//! The errors of a private server, with their remedies.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use crate::mongo::client::MongoError;
+use crate::private::Unusable;
+
+/// Why the private server could not be started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivateMongoError {
+    /// A file or directory of the server cannot be used.
+    #[error("{}: not usable for a private MongoDB: {source}; choose another data_dir or set mongodb.url", path.display())]
+    Directory {
+        /// The path.
+        path: PathBuf,
+        /// The error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// The program is missing.
+    #[error(
+        "{program:?} cannot be run: {source}; install MongoDB (6.0 or newer), name its program in FAIRLANE_MONGOD, or set mongodb.url to a running one"
+    )]
+    Program {
+        /// The program.
+        program: PathBuf,
+        /// The error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// The server is too old.
+    #[error("{0}; install a newer one, name it in FAIRLANE_MONGOD, or set mongodb.url")]
+    Version(#[source] MongoError),
+    /// The server ended instead of starting.
+    #[error("{} ended while starting ({status}); the end of {}:\n{tail}", program.display(), log.display())]
+    Ended {
+        /// The program.
+        program: PathBuf,
+        /// Its exit status.
+        status: ExitStatus,
+        /// Its log.
+        log: PathBuf,
+        /// The last log lines of this start.
+        tail: String,
+    },
+    /// The server does not answer.
+    #[error("the private MongoDB on port {port} did not answer within {within:?}; see {}", log.display())]
+    Silent {
+        /// Its port.
+        port: u16,
+        /// Its log.
+        log: PathBuf,
+        /// The timeout.
+        within: Duration,
+        /// The last answer, if any.
+        #[source]
+        source: Option<Box<MongoError>>,
+    },
+    /// The server cannot be stopped, not even by killing it.
+    #[error("the private MongoDB, process {pid}, cannot be stopped: {source}; end it by hand")]
+    Signal {
+        /// Its process id.
+        pid: u32,
+        /// The error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl From<Unusable> for PrivateMongoError {
+    fn from(Unusable { path, source }: Unusable) -> Self {
+        Self::Directory { path, source }
+    }
+}

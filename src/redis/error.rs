@@ -1,0 +1,94 @@
+//! The errors of a call to Redis, and their meaning for the caller.
+
+use super::reply::ReplyError;
+use crate::breaker::Away;
+
+/// Why a call has no valid answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RedisError {
+    /// No connection; nothing was sent.
+    #[error("cannot connect to Redis at {target}: {source}")]
+    Connect {
+        /// The address, without credentials.
+        target: String,
+        /// The error of the client.
+        #[source]
+        source: redis::RedisError,
+    },
+    /// The connection broke, or the answer did not come in time: the command may or may not have
+    /// run.
+    #[error("no answer from Redis at {target}, the outcome is unknown: {source}")]
+    Unknown {
+        /// The address, without credentials.
+        target: String,
+        /// The error of the client.
+        #[source]
+        source: redis::RedisError,
+    },
+    /// The server refused the command; nothing was changed.
+    #[error("Redis at {target} refused `{command}`: {message}")]
+    Refused {
+        /// The address, without credentials.
+        target: String,
+        /// The name of the script or command.
+        command: &'static str,
+        /// The message of the server.
+        message: String,
+    },
+    /// The server is older than 7.0.
+    #[error("Redis at {target} is version {version}; at least 7.0 is needed")]
+    Version {
+        /// The address, without credentials.
+        target: String,
+        /// The version of the server.
+        version: String,
+    },
+    /// An answer with an unexpected structure.
+    #[error("the answer to `{command}` is not understood: {source}")]
+    Reply {
+        /// The name of the script or command.
+        command: &'static str,
+        /// The expected structure.
+        #[source]
+        source: ReplyError,
+    },
+}
+
+impl Away for RedisError {
+    fn is_away(&self) -> bool {
+        matches!(self, Self::Connect { .. })
+    }
+}
+
+impl RedisError {
+    /// Whether the server has no memory left (`maxmemory`).
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
+    }
+
+    /// Whether the error is temporary, so that a later retry can help.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Unknown { .. } => true,
+            Self::Refused { message, .. } => {
+                // The last four: a cluster is moving a slot or replacing a primary.
+                const PASSING: [&str; 10] = [
+                    "OOM",
+                    "LOADING",
+                    "BUSY",
+                    "READONLY",
+                    "MASTERDOWN",
+                    "MISCONF",
+                    "MOVED",
+                    "ASK ",
+                    "TRYAGAIN",
+                    "CLUSTERDOWN",
+                ];
+                PASSING.iter().any(|code| message.starts_with(code))
+            }
+            Self::Version { .. } | Self::Reply { .. } => false,
+        }
+    }
+}

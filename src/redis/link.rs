@@ -1,0 +1,405 @@
+//! A link: how one part of the program speaks to Redis, be it one server or a cluster.
+//!
+//! A link has one [`Node`] per server, and knows which slot is where. Commands of one write are sent
+//! to their nodes concurrently and the answers put back in order; those of one slot stay in their
+//! order. A server by itself is the topology with one node.
+//!
+//! A link is one of two kinds. On the hot paths all calls share one connection per server, which
+//! carries most commands with the fewest packets; answers come in the order of the calls, so a large
+//! one delays all behind it. A pooled link is for everything beside them: each call has a connection
+//! to itself, and delays no other.
+//!
+//! What a cluster answers: `MOVED` did not run; the topology is asked for again and the command
+//! sent once more. `ASK`, `TRYAGAIN` (the slot is under way) and `CLUSTERDOWN` did not run; they are
+//! refusals that pass. A connection that breaks leaves open what ran. After each of them the
+//! topology is asked for again, by one caller at a time and not more often than every 100 ms.
+//!
+//! The link routes by itself because no client that reconnects by itself may run scripts: see
+//! [`super`].
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::{AsyncConnectionConfig, Pipeline, Value};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::error::RedisError;
+use super::keys::ShardKeys;
+use super::node::{self, Node, Wiring, is_move, server_error};
+use super::reply::ReplyError;
+use super::route::{Destination, place};
+use super::scripts::Call;
+use super::target::{CONNECT_TIMEOUT, Target};
+use super::topology::Topology;
+use crate::id::Prefix;
+use crate::metrics;
+use crate::pressure::Pressure;
+use crate::telemetry::OncePerMinute;
+
+/// Up to this, a write is not slow: it may hold hundreds of commands.
+const NEVER_SLOW: Duration = Duration::from_millis(50);
+
+/// When scripts that a server had forgotten were last logged.
+static FORGOTTEN: OncePerMinute = OncePerMinute::new();
+
+/// What came back for each command or call of a write.
+pub(super) type Answers<T> = Vec<Result<T, RedisError>>;
+
+/// How one part of the program speaks to Redis. Calls from many tasks share its connections and
+/// are pipelined by them; or, in a pooled link, each has one to itself.
+#[derive(Debug)]
+pub struct Link {
+    pub(super) target: Target,
+    pub(super) wiring: Arc<Wiring>,
+    /// `None` before a cluster was first asked.
+    pub(super) topology: RwLock<Option<Arc<Topology>>>,
+    /// Something did not fit the topology.
+    pub(super) stale: AtomicBool,
+    /// When the topology was last asked for.
+    pub(super) looking: tokio::sync::Mutex<Option<Instant>>,
+    /// Commands sent.
+    pub(super) sent: AtomicU64,
+    /// How slow the answers are.
+    pressure: Arc<Pressure>,
+}
+
+impl Link {
+    /// A link that serves the scripts of `shards`. Connects at the first call.
+    ///
+    /// `response_timeout` bounds every call; it must be longer than a blocking command blocks.
+    #[must_use]
+    pub fn new(
+        target: Target,
+        shards: Vec<ShardKeys>,
+        slice_us: u64,
+        response_timeout: Duration,
+    ) -> Self {
+        Self::of(Self::wiring(target, shards, slice_us, response_timeout))
+    }
+
+    /// The same, where each call has a connection to itself: one of the at most [`super::POOLED_MAX`] to a
+    /// server. A call waits up to `response_timeout` for one, and as long for its answer. Calls that
+    /// are under way at the same time are done in any order.
+    #[must_use]
+    pub fn pooled(
+        target: Target,
+        shards: Vec<ShardKeys>,
+        slice_us: u64,
+        response_timeout: Duration,
+    ) -> Self {
+        let wiring = Self::wiring(target, shards, slice_us, response_timeout);
+        Self::of(Wiring { pooled: true, ..wiring })
+    }
+
+    /// A pooled link that never runs a script, and takes servers of any version.
+    pub(super) fn plain(target: Target, response_timeout: Duration) -> Self {
+        let wiring = Self::wiring(target, Vec::new(), 0, response_timeout);
+        Self::of(Wiring { pooled: true, scripts: false, ..wiring })
+    }
+
+    fn wiring(
+        target: Target,
+        shards: Vec<ShardKeys>,
+        slice_us: u64,
+        response_timeout: Duration,
+    ) -> Wiring {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(response_timeout))
+            .set_pipeline_buffer_size(1_024);
+        let with_slot = |keys: ShardKeys| (keys.slot(), keys);
+        Wiring {
+            config,
+            response_timeout,
+            pooled: false,
+            shards: shards.into_iter().map(with_slot).collect(),
+            slice_us,
+            scripts: true,
+            cluster: target.is_cluster(),
+            target,
+        }
+    }
+
+    fn of(wiring: Wiring) -> Self {
+        let wiring = Arc::new(wiring);
+        let target = wiring.target.clone();
+        let alone = || Node::new(target.client().clone(), Vec::new(), Arc::clone(&wiring));
+        let topology = (!wiring.cluster).then(|| Arc::new(Topology::single(alone())));
+        Self {
+            topology: RwLock::new(topology),
+            wiring,
+            target,
+            stale: AtomicBool::new(false),
+            looking: tokio::sync::Mutex::new(None),
+            sent: AtomicU64::new(0),
+            pressure: Arc::new(Pressure::new(NEVER_SLOW)),
+        }
+    }
+
+    /// How slow the answers are.
+    #[must_use]
+    pub fn pressure(&self) -> &Arc<Pressure> {
+        &self.pressure
+    }
+
+    /// Where it leads.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// What the keys begin with.
+    #[must_use]
+    pub fn prefix(&self) -> &Prefix {
+        self.target.prefix()
+    }
+
+    /// Commands sent so far.
+    #[must_use]
+    pub fn commands_sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Calls one script.
+    ///
+    /// # Errors
+    /// [`RedisError::Unknown`] leaves open whether it ran.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open whether the script ran.
+    pub async fn call<C: Call>(&self, call: &C) -> Result<C::Reply, RedisError> {
+        let mut replies = self.call_all(std::slice::from_ref(call)).await?;
+        replies.pop().unwrap_or_else(|| {
+            Err(self.misread(C::NAME, ReplyError::unexpected("one reply", "none")))
+        })
+    }
+
+    /// Calls one script several times in one write; of the calls in one slot, a server runs them in
+    /// order.
+    ///
+    /// # Errors
+    /// The outer error means that no answer came for any. An inner one concerns its call alone; of
+    /// those to a node that gave no answer, each has it, and is [`RedisError::Unknown`] in its own
+    /// right.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open which calls ran.
+    pub async fn call_all<C: Call>(&self, calls: &[C]) -> Result<Answers<C::Reply>, RedisError> {
+        let mut pipe = Pipeline::with_capacity(calls.len());
+        for call in calls {
+            pipe.add_command(call.command());
+        }
+        let sent = Instant::now();
+        let mut values = self.run_each(&pipe).await?;
+        let missing: Vec<usize> =
+            (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
+        if !missing.is_empty() {
+            // The server forgot its scripts (SCRIPT FLUSH) or is another one: recover, load, resend
+            // what did not run.
+            if let Some(suppressed) = FORGOTTEN.take() {
+                warn!(
+                    script = C::NAME,
+                    suppressed, "the server does not know the script; loading all again"
+                );
+            }
+            let mut again = Pipeline::with_capacity(missing.len());
+            for &at in &missing {
+                let command = calls[at].command();
+                self.close_holder(place(&command));
+                again.add_command(command);
+            }
+            for (&at, value) in missing.iter().zip(self.run_each(&again).await?) {
+                values[at] = value;
+            }
+        }
+        metrics::script_seconds(C::NAME, sent.elapsed());
+        let read = |value| match value {
+            Value::ServerError(error) => Err(self.refused(C::NAME, &error)),
+            value => C::reply(value).map_err(|source| self.misread(C::NAME, source)),
+        };
+        Ok(values.into_iter().map(|value| value.and_then(read)).collect())
+    }
+
+    /// Sends plain commands in one write. A command without a key is asked of every primary; the
+    /// answer is the first refusal among theirs, or that of the first. An element of the answer may
+    /// be [`Value::ServerError`].
+    ///
+    /// # Errors
+    /// When no answer came for one of them.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open which commands ran.
+    pub async fn run(&self, pipe: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        self.run_each(pipe).await?.into_iter().collect()
+    }
+
+    /// Sends plain commands in one write, see [`Self::run`]; each has an answer or an error of its
+    /// own, so that a node that is away concerns nobody else's.
+    ///
+    /// # Errors
+    /// When no answer came for any.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open which commands ran.
+    pub async fn run_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, RedisError> {
+        let sent = Instant::now();
+        let answers = self.send_each(pipe).await;
+        self.pressure.observe(sent.elapsed());
+        answers
+    }
+
+    async fn send_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, RedisError> {
+        let topology = self.topology().await?;
+        if self.wiring.cluster {
+            return self.run_cluster(topology, pipe).await;
+        }
+        let node = &topology.nodes()[0];
+        self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
+        let values = node.send(node.connected().await?, pipe).await?;
+        if values.iter().filter_map(server_error).any(|error| error.code() == "READONLY") {
+            // A replica now; its name may lead to the new primary.
+            node.close();
+        }
+        Ok(values.into_iter().map(Ok).collect())
+    }
+
+    /// Sends plain commands in one write; the first that is refused makes the whole an error.
+    ///
+    /// # Errors
+    /// When no answer came or the server refused one.
+    pub(crate) async fn run_checked(
+        &self,
+        name: &'static str,
+        pipe: &Pipeline,
+    ) -> Result<Vec<Value>, RedisError> {
+        let values = self.run(pipe).await?;
+        match values.iter().find_map(server_error) {
+            Some(error) => Err(self.refused(name, error)),
+            None => Ok(values),
+        }
+    }
+
+    /// Sends one plain command.
+    ///
+    /// # Errors
+    /// When no answer came or the server refused.
+    pub(crate) async fn command(
+        &self,
+        name: &'static str,
+        command: redis::Cmd,
+    ) -> Result<Value, RedisError> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.add_command(command);
+        match self.run(&pipe).await?.pop() {
+            Some(Value::ServerError(error)) => Err(self.refused(name, &error)),
+            value => Ok(value.unwrap_or(Value::Nil)),
+        }
+    }
+
+    /// Asks every primary the same; one answer each.
+    ///
+    /// # Errors
+    /// When one does not answer or refuses.
+    pub(crate) async fn ask_every(
+        &self,
+        name: &'static str,
+        command: &redis::Cmd,
+    ) -> Result<Vec<Value>, RedisError> {
+        let topology = self.topology().await?;
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.add_command(command.clone());
+        let asked = topology.nodes().iter().map(|node| self.send(node, &pipe, &[]));
+        let mut answers = Vec::with_capacity(topology.nodes().len());
+        for answer in join_all(asked).await {
+            let answer = answer.inspect_err(|_| self.mark_stale())?.pop();
+            match answer.unwrap_or(Value::Nil) {
+                Value::ServerError(error) => return Err(self.refused(name, &error)),
+                value => answers.push(value),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Every primary as a target of its own, with its name and one of the slots it holds.
+    pub(super) async fn primaries(&self) -> Result<Vec<(Target, Option<u16>)>, RedisError> {
+        let topology = self.topology().await?;
+        let held = |place| (0..=u16::MAX >> 2).find(|&slot| topology.holder(slot) == Some(place));
+        let nodes = topology.nodes().iter().enumerate();
+        Ok(nodes.map(|(at, node)| (self.target.alone(node.client().clone()), held(at))).collect())
+    }
+
+    /// How many slots no primary holds.
+    pub(super) async fn slots_missing(&self) -> Result<usize, RedisError> {
+        Ok(self.topology().await?.slots_missing())
+    }
+
+    /// A number for the server that holds a shard, as far as known: calls for shards of one number
+    /// share the fate of one server.
+    pub(crate) fn holder(&self, keys: &ShardKeys) -> usize {
+        if !self.wiring.cluster {
+            return 0;
+        }
+        self.current().and_then(|now| now.holder(keys.slot())).unwrap_or(0)
+    }
+
+    /// The number of the connection that calls for a shard take, if there is one that they share; no
+    /// two of a process have the same. While it stays the same, Redis has not been met as another run.
+    pub(crate) fn connection(&self, keys: &ShardKeys) -> Option<u64> {
+        let topology = self.current()?;
+        let at = if self.wiring.cluster { topology.holder(keys.slot())? } else { 0 };
+        topology.nodes()[at].connection()
+    }
+
+    pub(crate) fn refused(&self, command: &'static str, error: &redis::ServerError) -> RedisError {
+        match node::refused(&self.target.to_string(), command, error) {
+            RedisError::Refused { target, message, .. }
+                if is_move(error) && !self.wiring.cluster =>
+            {
+                let remedy = "this is a node of a cluster, write redis+cluster:// in redis.url";
+                RedisError::Refused { target, command, message: format!("{message} ({remedy})") }
+            }
+            refused => refused,
+        }
+    }
+
+    #[expect(clippy::unused_self, reason = "reads like its siblings")]
+    pub(crate) fn misread(&self, command: &'static str, source: ReplyError) -> RedisError {
+        node::misread(command, source)
+    }
+
+    /// An answer as what it should be.
+    pub(super) fn read<T: redis::FromRedisValue>(
+        &self,
+        name: &'static str,
+        value: Value,
+    ) -> Result<T, RedisError> {
+        redis::from_redis_value(value).map_err(|error| {
+            self.misread(name, ReplyError::unexpected("another shape", &error.to_string()))
+        })
+    }
+
+    /// Gives the connections up; the next calls make new ones.
+    pub(crate) fn close(&self) {
+        self.current().iter().flat_map(|now| now.nodes()).for_each(|node| node.close());
+    }
+
+    fn close_holder(&self, place: Destination) {
+        let Some(topology) = self.current() else { return };
+        match place {
+            Destination::Slot(slot) => {
+                if let Some(at) = topology.holder(slot) {
+                    topology.nodes()[at].close();
+                }
+            }
+            Destination::Everywhere => self.close(),
+        }
+    }
+}
+
+fn is_noscript(answer: &Result<Value, RedisError>) -> bool {
+    let error = answer.as_ref().ok().and_then(server_error);
+    error.is_some_and(|error| error.code() == "NOSCRIPT")
+}

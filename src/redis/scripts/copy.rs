@@ -1,0 +1,268 @@
+//! The scripts that fill queues: `enqueue` from the bus, `push` from other sources, `promote` when
+//! events are due; and `emit`, which publishes to the bus.
+
+use redis::{Cmd, Value};
+
+use super::{Call, Index, Limits, Postings, Queued, evalsha};
+use crate::id::{BotId, Offset, Prefix, Sequence};
+use crate::redis::keys::{self, ShardKeys};
+use crate::redis::reply::{Reply, ReplyError};
+
+/// `lua/enqueue.lua`.
+#[derive(Debug)]
+pub struct Enqueue<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// The bus stream.
+    pub stream: &'a str,
+    /// The last offset sent to this shard before.
+    pub prev: Offset,
+    /// The last offset this call covers.
+    pub last: Offset,
+    /// The limits of the queues.
+    pub limits: Limits,
+    /// Serialised events per bot, in order.
+    pub bots: Vec<(BotId, Vec<&'a [u8]>)>,
+    /// The ledger entries of the events, if the queues have a ledger.
+    pub postings: Option<Postings>,
+}
+
+/// The position of the shard after an [`Enqueue`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enqueued {
+    /// Copied now.
+    Ok(Queued),
+    /// Copied before.
+    Duplicate(Offset),
+    /// The shard is elsewhere: the caller must read the bus again from there.
+    Gap(Offset),
+}
+
+impl Call for Enqueue<'_> {
+    type Reply = Enqueued;
+    const NAME: &'static str = "enqueue";
+
+    fn command(&self) -> Cmd {
+        let each = if self.postings.is_some() { 5 } else { 1 };
+        let mut cmd = evalsha(Index::enqueue, 10 + each * self.bots.len());
+        cmd.arg(&self.keys.base).arg(&self.keys.offsets).arg(&self.keys.dlq);
+        for (bot, _) in &self.bots {
+            cmd.arg(self.keys.queue(bot));
+        }
+        if self.postings.is_some() {
+            for (bot, _) in &self.bots {
+                cmd.arg(&self.keys.ledger(bot));
+            }
+        }
+        let limits = self.limits;
+        cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
+        cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
+        cmd.arg(limits.overflow()).arg(limits.dead_max);
+        match &self.postings {
+            Some(postings) => {
+                cmd.arg(postings.len());
+                postings.add_to(&mut cmd);
+            }
+            None => {
+                cmd.arg(0);
+            }
+        }
+        for (bot, events) in &self.bots {
+            cmd.arg(bot.as_str()).arg(events.len());
+            for event in events {
+                cmd.arg(*event);
+            }
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Enqueued, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let (status, offset) = (reply.text()?, reply.parsed()?);
+        match &*status {
+            "OK" => Ok(Enqueued::Ok(Queued::read(&mut reply)?)),
+            "DUP" => Ok(Enqueued::Duplicate(offset)),
+            "GAP" => Ok(Enqueued::Gap(offset)),
+            _ => Err(ReplyError::unexpected("a status", &status)),
+        }
+    }
+}
+
+/// `lua/advance.lua`.
+#[derive(Debug)]
+pub struct Advance<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// The bus stream.
+    pub stream: &'a str,
+    /// The position of the shard.
+    pub prev: Offset,
+    /// The new position.
+    pub last: Offset,
+}
+
+/// The position of the shard after an [`Advance`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advanced {
+    /// At the new position, or already after it.
+    To(Offset),
+    /// Elsewhere: the caller must read the bus again from there.
+    Gap(Offset),
+}
+
+impl Call for Advance<'_> {
+    type Reply = Advanced;
+    const NAME: &'static str = "advance";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::advance, 1);
+        cmd.arg(&self.keys.offsets);
+        cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Advanced, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let (status, offset) = (reply.text()?, reply.parsed()?);
+        match &*status {
+            "OK" | "DUP" => Ok(Advanced::To(offset)),
+            "GAP" => Ok(Advanced::Gap(offset)),
+            _ => Err(ReplyError::unexpected("a status", &status)),
+        }
+    }
+}
+
+/// `lua/push.lua`.
+#[derive(Debug)]
+pub struct Push<'a> {
+    /// The shard of `bot`.
+    pub keys: &'a ShardKeys,
+    /// The limits of the queue.
+    pub limits: Limits,
+    /// The bot.
+    pub bot: &'a BotId,
+    /// Serialised events, in order; exactly one if delayed.
+    pub events: &'a [Vec<u8>],
+    /// When the event becomes due, ms since 1970; 0: now.
+    pub due_ms: u64,
+    /// A second call with the same key within this time (ms) changes nothing.
+    pub idempotency: Option<(&'a str, u64)>,
+}
+
+/// The answer to a [`Push`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pushed {
+    /// The result for the events; all zero for a duplicate.
+    pub queued: Queued,
+    /// The last assigned sequence, which is also the id of a delayed event.
+    pub sequence: Sequence,
+    /// Whether the idempotency key was seen before.
+    pub duplicate: bool,
+}
+
+impl Call for Push<'_> {
+    type Reply = Pushed;
+    const NAME: &'static str = "push";
+
+    fn command(&self) -> Cmd {
+        let keys = self.keys;
+        let mut cmd = evalsha(Index::push, 12 + usize::from(self.idempotency.is_some()));
+        cmd.arg(&keys.base).arg(&keys.dlq).arg(&keys.due).arg(&keys.later);
+        cmd.arg(keys.queue(self.bot));
+        if let Some((key, _)) = self.idempotency {
+            cmd.arg(keys.idempotency(key));
+        }
+        let limits = self.limits;
+        cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
+        cmd.arg(limits.overflow()).arg(limits.dead_max).arg(self.due_ms);
+        cmd.arg(self.idempotency.map_or(0, |(_, window_ms)| window_ms));
+        cmd.arg(self.bot.as_str()).arg(self.events.len()).arg(self.events);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Pushed, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let duplicate = &*reply.text()? == "DUP";
+        let queued = if duplicate { Queued::default() } else { Queued::read(&mut reply)? };
+        Ok(Pushed { queued, sequence: Sequence::new(reply.number()?), duplicate })
+    }
+}
+
+/// `lua/promote.lua`.
+#[derive(Debug)]
+pub struct Promote<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// One slice, µs.
+    pub slice_us: u64,
+    /// Ids and bots of delayed events, oldest first, at most 100.
+    pub events: &'a [(String, BotId)],
+}
+
+/// The answer to a [`Promote`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promoted {
+    /// Number of moved events.
+    pub moved: u64,
+    /// The next due time, ms since 1970.
+    pub next_ms: Option<u64>,
+}
+
+impl Call for Promote<'_> {
+    type Reply = Promoted;
+    const NAME: &'static str = "promote";
+
+    fn command(&self) -> Cmd {
+        let keys = self.keys;
+        let mut cmd = evalsha(Index::promote, 10 + self.events.len());
+        cmd.arg(&keys.base).arg(&keys.due).arg(&keys.later);
+        for (_, bot) in self.events {
+            cmd.arg(keys.queue(bot));
+        }
+        cmd.arg(self.slice_us);
+        for (id, bot) in self.events {
+            cmd.arg(id).arg(bot.as_str());
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Promoted, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        Ok(Promoted { moved: reply.number()?, next_ms: reply.optional()? })
+    }
+}
+
+/// `lua/emit.lua`. Returns the number of events published now.
+#[derive(Debug)]
+pub struct Emit<'a> {
+    /// The prefix of our keys.
+    pub prefix: &'a Prefix,
+    /// The bus stream.
+    pub stream: &'a str,
+    /// How long the ids are remembered, ms.
+    pub window_ms: u64,
+    /// Ids and events in JSON, in order.
+    pub events: &'a [(String, Vec<u8>)],
+}
+
+impl Call for Emit<'_> {
+    type Reply = u64;
+    const NAME: &'static str = "emit";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::emit, 1 + self.events.len());
+        cmd.arg(self.stream);
+        for (id, _) in self.events {
+            cmd.arg(keys::seen(self.prefix, self.stream, id));
+        }
+        cmd.arg(self.window_ms);
+        for (_, event) in self.events {
+            cmd.arg(event);
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<u64, ReplyError> {
+        Reply::single(value)?.number()
+    }
+}

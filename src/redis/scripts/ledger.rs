@@ -1,0 +1,98 @@
+//! The ledger arguments of `enqueue` and `complete`, and the script `recount`.
+
+use std::collections::BTreeMap;
+
+use redis::{Cmd, Value};
+
+use super::{Call, Index, Limits, evalsha};
+use crate::id::{BotId, Offset};
+use crate::ledger::{Account, Leaving, Posting};
+use crate::redis::keys::ShardKeys;
+use crate::redis::reply::{Reply, ReplyError};
+
+/// `lua/recount.lua`. Returns whether the dead letter existed.
+#[derive(Debug)]
+pub struct Recount<'a> {
+    /// The shard of `bot`.
+    pub keys: &'a ShardKeys,
+    /// The limits of the queue.
+    pub limits: Limits,
+    /// Maximum number of accounts of a bot whose totals one generation caches.
+    pub cached_accounts: u64,
+    /// The dead letter.
+    pub id: Offset,
+    /// The bot of the dead letter.
+    pub bot: &'a BotId,
+    /// The ledger entry of its event; `None`: no entry.
+    pub posting: Option<&'a Posting>,
+    /// Its event, serialised.
+    pub event: &'a [u8],
+}
+
+impl Call for Recount<'_> {
+    type Reply = bool;
+    const NAME: &'static str = "recount";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, limits, bot, .. } = self;
+        let mut cmd = evalsha(Index::recount, 14);
+        cmd.arg(&keys.base).arg(keys.queue(bot)).arg(&keys.ledger(bot)).arg(&keys.dlq);
+        cmd.arg(self.id.to_string()).arg(self.cached_accounts).arg(limits.slice_us);
+        cmd.arg(limits.linger_ms);
+        match self.posting {
+            Some(Posting { account, amount }) => cmd.arg(account.as_str()).arg(*amount),
+            None => cmd.arg("").arg(0),
+        };
+        cmd.arg(bot.as_str()).arg(1).arg(self.event);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<bool, ReplyError> {
+        Reply::yes(value)
+    }
+}
+
+/// The ledger entries of the events in an enqueue.
+#[derive(Debug, Default)]
+pub struct Postings {
+    /// Maximum number of accounts of a bot whose totals one generation caches.
+    pub cached_accounts: u64,
+    /// Per bot of the call, in the same order: accounts and amounts.
+    pub bots: Vec<BTreeMap<Account, u64>>,
+}
+
+impl Postings {
+    /// The sum of the amounts.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.bots.iter().flat_map(BTreeMap::values).sum()
+    }
+
+    /// The number of arguments.
+    pub(super) fn len(&self) -> usize {
+        1 + self.bots.iter().map(|accounts| 1 + 2 * accounts.len()).sum::<usize>()
+    }
+
+    /// The arguments.
+    pub(super) fn add_to(&self, cmd: &mut Cmd) {
+        cmd.arg(self.cached_accounts);
+        for accounts in &self.bots {
+            cmd.arg(accounts.len());
+            for (account, amount) in accounts {
+                cmd.arg(account.as_str()).arg(*amount);
+            }
+        }
+    }
+}
+
+/// The ledger entries of leaving events, as arguments of a completion.
+pub(super) fn add_leaving(cmd: &mut Cmd, leaving: Option<&Leaving>) {
+    let Some(leaving) = leaving else {
+        cmd.arg("").arg(0);
+        return;
+    };
+    cmd.arg(leaving.last.get()).arg(leaving.accounts.len());
+    for (account, (amount, replacements)) in &leaving.accounts {
+        cmd.arg(account.as_str()).arg(*amount).arg(*replacements);
+    }
+}

@@ -1,0 +1,180 @@
+//! One typed call per `lua/*.lua`, with the same name. No other code runs a script.
+//!
+//! A [`Call`] knows its script, its command and how to parse the reply; [`super::Link`] sends
+//! calls.
+
+mod copy;
+mod lease;
+mod ledger;
+mod operate;
+
+use std::sync::{LazyLock, Once, PoisonError, RwLock};
+
+use redis::{Cmd, Value};
+
+pub use self::copy::{Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed};
+pub use self::lease::{
+    Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
+    Verdict,
+};
+pub use self::ledger::{Postings, Recount};
+pub use self::operate::{
+    Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
+    Revoke, Trim,
+};
+use super::reply::{Reply, ReplyError};
+
+/// The parts of a script when it is loaded: its first line, the shared code, its body.
+pub(crate) struct Script {
+    pub(super) code: String,
+    sha: String,
+}
+
+impl Script {
+    #[expect(clippy::disallowed_methods, reason = "the one place that knows scripts")]
+    pub(crate) fn new(file: &str, before: &[&str]) -> Self {
+        let (first, body) = file.split_once('\n').unwrap_or((file, ""));
+        let code = format!("{first}\n{}\n{body}", before.join("\n"));
+        let sha = redis::Script::new(&code).get_hash().to_owned();
+        Self { code, sha }
+    }
+}
+
+/// The scripts of the core, or those of a product. See `scripts!`.
+pub struct Table {
+    scripts: LazyLock<Vec<Script>>,
+    registered: Once,
+}
+
+/// All tables in use.
+static TABLES: RwLock<Vec<&'static Table>> = RwLock::new(Vec::new());
+
+impl Table {
+    pub(crate) const fn new(scripts: fn() -> Vec<Script>) -> Self {
+        Self { scripts: LazyLock::new(scripts), registered: Once::new() }
+    }
+
+    /// Registers the scripts, so that all later connections load them. An earlier connection is
+    /// renewed when it first calls one of them, as after `SCRIPT FLUSH`.
+    pub(crate) fn register(&'static self) {
+        self.registered.call_once(|| {
+            TABLES.write().unwrap_or_else(PoisonError::into_inner).push(self);
+        });
+    }
+
+    pub(crate) fn evalsha(&'static self, script: usize, keys: usize) -> Cmd {
+        self.register();
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.scripts[script].sha).arg(keys);
+        cmd
+    }
+}
+
+/// All registered scripts.
+pub(super) fn all() -> impl Iterator<Item = &'static Script> {
+    SCRIPTS.register();
+    let tables = TABLES.read().unwrap_or_else(PoisonError::into_inner).clone();
+    tables.into_iter().flat_map(|table| table.scripts.iter())
+}
+
+/// A table of scripts by the names of their files in `lua/`, each with the shared code before its
+/// body; and `evalsha`, which creates the command that calls one.
+macro_rules! scripts {
+    ($table:ident: $($const:ident $name:literal $before:expr),+ $(,)?) => {
+        #[derive(Debug, Clone, Copy)]
+        #[expect(non_camel_case_types, reason = "named as the files are")]
+        enum Index { $($const),+ }
+
+        pub(crate) static $table: $crate::redis::scripts::Table =
+            $crate::redis::scripts::Table::new(|| vec![$(
+                $crate::redis::scripts::Script::new(
+                    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $name, ".lua")),
+                    $before,
+                )
+            ),+]);
+
+        fn evalsha(script: Index, keys: usize) -> redis::Cmd {
+            $table.evalsha(script as usize, keys)
+        }
+    };
+}
+pub(crate) use scripts;
+
+scripts! {
+    SCRIPTS:
+    enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" LEDGERS,
+    promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
+    redrive "redrive" QUEUES, recount "recount" LEDGERS, revoke "revoke" QUEUES,
+    recover "recover" QUEUES, reconcile "reconcile" QUEUES,
+    advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
+    emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
+}
+
+/// The shared code before the body of a script.
+const ALONE: &[&str] = &[];
+const OFFSETS: &[&str] = &[include_str!("../../../lua/offsets.lua")];
+const COPIES: &[&str] = &[LEDGERS[0], LEDGERS[1], OFFSETS[0]];
+/// The shared code of scripts that work on queues.
+pub(crate) const QUEUES: &[&str] = &[include_str!("../../../lua/shared.lua")];
+/// The shared code of scripts that work on queues with a ledger.
+pub(crate) const LEDGERS: &[&str] = &[QUEUES[0], include_str!("../../../lua/ledger.lua")];
+
+/// A call of one script.
+pub trait Call {
+    /// The type of the parsed reply.
+    type Reply;
+    /// The name of the script: file, metric label.
+    const NAME: &'static str;
+    /// The command that runs it.
+    fn command(&self) -> Cmd;
+    /// Parses the reply.
+    ///
+    /// # Errors
+    /// If the reply does not have the structure of the script's contract.
+    fn reply(value: Value) -> Result<Self::Reply, ReplyError>;
+}
+
+/// The limits of a queue and of its dead letters.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How far ahead of the clock the last finish of a quiet bot may be, µs.
+    pub slice_us: u64,
+    /// How long a bot that becomes ready waits for more events, ms.
+    pub linger_ms: u64,
+    /// Maximum number of events per bot; 0: no bound.
+    pub max_queue: u64,
+    /// Whether events beyond `max_queue` become dead letters; otherwise they are dropped.
+    pub overflow_dead: bool,
+    /// Maximum number of dead letters per shard.
+    pub dead_max: u64,
+}
+
+impl Limits {
+    fn overflow(self) -> &'static str {
+        if self.overflow_dead { "dead" } else { "drop_new" }
+    }
+}
+
+/// The result of queueing events.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Queued {
+    /// Number of queued events.
+    pub appended: u64,
+    /// Number of events that became dead letters because a queue was full.
+    pub dead: u64,
+    /// Number of events that were dropped because a queue was full.
+    pub dropped: u64,
+    /// Number of old dead letters that were deleted.
+    pub letters_removed: u64,
+}
+
+impl Queued {
+    fn read(reply: &mut Reply) -> Result<Self, ReplyError> {
+        Ok(Self {
+            appended: reply.number()?,
+            dead: reply.number()?,
+            dropped: reply.number()?,
+            letters_removed: reply.number()?,
+        })
+    }
+}

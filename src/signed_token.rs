@@ -1,0 +1,111 @@
+//! Signed opaque tokens: lease capabilities and list cursors. A token is the base64url of its
+//! content and of the first 16 bytes of its HMAC-SHA256.
+//!
+//! Tokens cannot be guessed and need no record. Every process on one Redis can verify them, because
+//! all share the key ([`crate::redis::keys::signing_key`]).
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+/// Length of the key, in bytes.
+pub(crate) const KEY_BYTES: usize = 32;
+const TAG_BYTES: usize = 16;
+/// Maximum length of a token: the longest bot id and pipeline name take about 500 bytes.
+pub(crate) const TEXT_MAX: usize = 1_024;
+
+/// The purpose of a token. A token signed for another purpose is not accepted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Purpose<'a> {
+    /// A lease capability.
+    Lease,
+    /// A cursor of the list at this path.
+    Cursor(&'a str),
+}
+
+/// The signing key.
+#[derive(Clone)]
+pub(crate) struct SigningKey([u8; KEY_BYTES]);
+
+impl SigningKey {
+    pub(crate) fn new(bytes: [u8; KEY_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// The token for `payload`. Safe in a path and in a query.
+    pub(crate) fn issue(&self, purpose: Purpose<'_>, mut payload: Vec<u8>) -> String {
+        let tag = self.mac(purpose, &payload).finalize().into_bytes();
+        payload.extend_from_slice(&tag[..TAG_BYTES]);
+        URL_SAFE_NO_PAD.encode(payload)
+    }
+
+    /// The content of a token; `None` if it was not signed with this key for this purpose.
+    pub(crate) fn read(&self, purpose: Purpose<'_>, text: &str) -> Option<Vec<u8>> {
+        if text.len() > TEXT_MAX {
+            return None;
+        }
+        let mut bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (payload, tag) = bytes.split_at_checked(bytes.len().checked_sub(TAG_BYTES)?)?;
+        self.mac(purpose, payload).verify_truncated_left(tag).ok()?;
+        bytes.truncate(bytes.len() - TAG_BYTES);
+        Some(bytes)
+    }
+
+    fn mac(&self, purpose: Purpose<'_>, payload: &[u8]) -> Hmac<Sha256> {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0);
+        let mac = mac.expect("HMAC takes keys of any length");
+        match purpose {
+            // A MessagePack array, whose first byte differs from that of any other purpose.
+            Purpose::Lease => mac,
+            Purpose::Cursor(path) => {
+                mac.chain_update("cursor ").chain_update(path).chain_update("\n")
+            }
+        }
+        .chain_update(payload)
+    }
+}
+
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SigningKey(***)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: SigningKey = SigningKey([7; KEY_BYTES]);
+
+    #[test]
+    fn a_text_is_read_back_by_every_process_that_has_the_key_and_for_its_purpose_only() {
+        for payload in [&b""[..], b"\x00", b"|1|2|", &[0xff; 700]] {
+            let text = KEY.issue(Purpose::Cursor("/a"), payload.to_vec());
+            let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+            assert!(text.chars().all(legal) && text.len() <= TEXT_MAX, "{text}");
+            assert_eq!(KEY.read(Purpose::Cursor("/a"), &text).as_deref(), Some(payload));
+            assert_eq!(KEY.read(Purpose::Cursor("/b"), &text), None);
+            assert_eq!(KEY.read(Purpose::Lease, &text), None);
+            assert_eq!(SigningKey([8; KEY_BYTES]).read(Purpose::Cursor("/a"), &text), None);
+        }
+    }
+
+    #[test]
+    fn a_changed_or_cut_text_is_not_read() {
+        let text = KEY.issue(Purpose::Lease, b"a lease".to_vec());
+        for at in 0..text.len() {
+            let mut forged = text.clone().into_bytes();
+            forged[at] = if forged[at] == b'A' { b'B' } else { b'A' };
+            let forged = String::from_utf8(forged).unwrap();
+            assert_eq!(KEY.read(Purpose::Lease, &forged), None, "at {at}");
+            assert_eq!(KEY.read(Purpose::Lease, &text[..at]), None, "cut at {at}");
+        }
+        for other in ["", "A", "no such text", &"A".repeat(22), &"A".repeat(5_000)] {
+            assert_eq!(KEY.read(Purpose::Lease, other), None, "{other}");
+        }
+        assert_eq!(KEY.read(Purpose::Lease, &format!("{text}=")), None);
+    }
+}
