@@ -2,8 +2,7 @@
 
 ARGS ?=
 SCENARIO ?= pipeline
-FAIRLANE = $(or $(CARGO_TARGET_DIR),target)/release/fairlane
-FAIRLANE_BENCH = $(FAIRLANE)-bench
+TARGET = $(or $(CARGO_TARGET_DIR),target)
 
 # A fresh rustup is in no shell's PATH yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
@@ -23,8 +22,11 @@ setup: ## install what is missing: redis-server, a C compiler, curl, and the pro
 setup-demo:
 	@bash .ci/setup demo
 
-demo: setup-demo release ## everything private and local, generated traffic, live figures
-	$(FAIRLANE) demo $(ARGS)
+# With an example, the dependencies get the features that the tests need, and `make test` does not
+# build them again.
+demo: setup-demo ## everything private and local, generated traffic, live figures
+	cargo build --locked --workspace --bins --example custom_handler
+	$(TARGET)/debug/fairlane demo $(ARGS)
 
 test: setup ## all tests, on real servers
 	cargo test --locked --workspace $(ARGS)
@@ -32,9 +34,9 @@ test: setup ## all tests, on real servers
 check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
 
 bench: setup-demo release-bench ## measure this machine; SCENARIO=latency, fairness, ...
-	$(FAIRLANE_BENCH) $(SCENARIO) $(ARGS)
+	$(TARGET)/release/fairlane-bench $(SCENARIO) $(ARGS)
 
-release: | setup-demo
+release: | setup-demo ## the program for production, in target/release
 	cargo build --release --locked
 
 release-bench: | setup-demo

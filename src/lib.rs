@@ -17,15 +17,15 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`id`], [`event`], [`expression`], [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire formats, globs and CEL, time, the ledger and the kind of a pipeline |
-//! | [`redis`] | Redis: connections, the key table, one typed call per script in `lua/` |
-//! | [`bus`] | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
-//! | [`admission`] | admission control and quotas |
-//! | [`fanout`] | which pipelines take an event; the copy into the queues |
+//! | [`id`], [`event`], `expression`, [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire formats, globs and CEL, time, the ledger and the kind of a pipeline |
+//! | `redis` | Redis: connections, the key table, one typed call per script in `lua/` |
+//! | `bus` | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
+//! | `admission` | admission control and quotas |
+//! | `fanout` | which pipelines take an event; the copy into the queues |
 //! | [`queue`] | one pipeline's queues: the ordering contract, leases, operators' commands |
-//! | [`pool`] | dispatcher, workers, committer; the retry policy; the worker target |
+//! | `pool` | dispatcher, workers, committer; the retry policy; the worker target |
 //! | [`handler`] | `trait Handler` and the handlers `log` and `push` |
-//! | [`outbound`] | calls to other HTTP servers: the address rules, signatures |
+//! | `outbound` | calls to other HTTP servers: the address rules, signatures |
 //! | [`pressure`] | how slow a store is, and the share of the work for it that should continue |
 //!
 //! The products, each with its records, handler, stores, scripts, keys and gauges:
@@ -34,29 +34,32 @@
 //! |---|---|
 //! | [`product`] | the interface of a product: its pipeline, and what runs of it |
 //! | `products` | the list of the built-in products |
-//! | [`counters`] | views of ads, counted in Redis and written to `MongoDB` |
-//! | [`notifications`] | delayed notifications: scheduling, release, sending; the circuit breaker |
-//! | [`automations`] | rules of bots: their form, their decisions, their effects |
+//! | `counters` | views of ads, counted in Redis and written to `MongoDB` |
+//! | `notifications` | delayed notifications: scheduling, release, sending; the circuit breaker |
+//! | `automations` | rules of bots: their form, their decisions, their effects |
 //!
 //! Around them:
 //!
 //! | module | contents |
 //! |---|---|
 //! | `http` | the HTTP interface: routes, tokens, problems, the `OpenAPI` document, the pages |
-//! | [`mongo`] | `MongoDB`: the client, grouped writes, the private server |
+//! | `mongo` | `MongoDB`: the client, grouped writes, the private server |
 //! | [`app`] | builds and runs an instance |
-//! | [`presence`] | the registry of running processes: rates, workers |
+//! | `presence` | the registry of running processes: rates, workers |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
 //!
+//! The interface of the crate is what its documentation shows. Modules without a link are public
+//! for the tests and the load tools of this repository only, and change without notice.
+//!
 //! # The order of the modules
 //!
 //! No imports between two modules form a circle, which a test keeps so. From the bottom up: the
-//! base ([`clock`], [`id`], [`event`], [`expression`], [`metrics`], …); the stores ([`redis`],
-//! [`mongo`]) and [`outbound`]; [`queue`], [`handler`], [`admission`]; [`config`], which knows the
-//! settings of all of them; [`fanout`], [`pool`], [`bus`]; [`product`]; the products; their list;
+//! base ([`clock`], [`id`], [`event`], `expression`, [`metrics`], …); the stores (`redis`,
+//! `mongo`) and `outbound`; [`queue`], [`handler`], `admission`; [`config`], which knows the
+//! settings of all of them; `fanout`, `pool`, `bus`; [`product`]; the products; their list;
 //! `http`; [`app`]; the command line.
 //!
 //! # Invariants
@@ -102,20 +105,26 @@
 //! # }
 //! ```
 
+#[doc(hidden)]
 pub mod admission;
 pub mod app;
+#[doc(hidden)]
 pub mod automations;
 mod breaker;
+#[doc(hidden)]
 pub mod bus;
 #[doc(hidden)]
 pub mod cli;
 pub mod clock;
 pub mod config;
+#[doc(hidden)]
 pub mod counters;
 #[doc(hidden)]
 pub mod demo;
 pub mod event;
+#[doc(hidden)]
 pub mod expression;
+#[doc(hidden)]
 pub mod fanout;
 pub mod handler;
 mod http;
@@ -123,11 +132,16 @@ pub mod id;
 pub mod ledger;
 pub mod lifecycle;
 pub mod metrics;
+#[doc(hidden)]
 pub mod mongo;
+#[doc(hidden)]
 pub mod notifications;
+#[doc(hidden)]
 pub mod outbound;
 pub mod pipeline;
+#[doc(hidden)]
 pub mod pool;
+#[doc(hidden)]
 pub mod presence;
 pub mod pressure;
 mod private;
@@ -135,6 +149,7 @@ pub mod product;
 mod products;
 pub mod queue;
 mod receiver;
+#[doc(hidden)]
 pub mod redis;
 mod request_deadline;
 mod roles;
