@@ -1,34 +1,37 @@
 //! Loading: finds the file, combines the layers, and converts settings to their types.
 
+mod auth;
+mod callbacks;
+mod counters;
+mod http;
+mod notifications;
+mod pipelines;
+mod reader;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::fs;
-use std::net::IpAddr;
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::time::Duration;
 
+use self::auth::token;
+use self::callbacks::callbacks;
+use self::counters::counters;
+use self::http::{admission, http};
+use self::notifications::notifications;
+use self::pipelines::pipeline;
+use self::reader::Reader;
 use super::built_in::is_built_in;
 use super::certificates;
-use super::check::{between, limits};
+use super::check::between;
 use super::error::{ConfigError, Origin};
-use super::layers::{ENV_PREFIX, Layers, Value};
+use super::layers::{ENV_PREFIX, Layers};
 use super::{
-    AdmissionConfig, AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig, Cap,
-    CapError, Config, CountersConfig, DeadConfig, HeadersConfig, HttpConfig, MetricsConfig,
-    MongoConfig, MongoUrl, NotificationsConfig, OnOverflow, OnThrottle, PipelineConfig,
-    RedisConfig, RedisUrl, Scope, Start, TokenConfig, WorkersConfig,
+    AuthConfig, BusConfig, BusSource, Config, MetricsConfig, MongoConfig, MongoUrl, PipelineConfig,
+    RedisConfig, RedisUrl,
 };
-use ipnet::IpNet;
-use jiff::tz::TimeZone;
-
-use crate::admission::quota::Quota;
-use crate::admission::{Class, Mode, Settings};
 use crate::id::{Prefix, ShardCount};
-use crate::outbound::sign::Secret;
-use crate::outbound::{CheckedUrl, Policy};
 
 /// The default paths, in the order in which they are tried.
 const FILES: [&str; 2] = ["./fairlane.toml", "/etc/fairlane/fairlane.toml"];
@@ -95,7 +98,7 @@ impl Config {
                 variables.push((name, text));
             }
         }
-        // Sorted: the order of an environment is arbitrary, the reported mistake should not be.
+        // The order of an environment is arbitrary; the reported mistake must not depend on it.
         variables.sort();
         for (name, text) in variables {
             layers.add_variable(&name, &text)?;
@@ -219,247 +222,6 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     config.find_fault().map_or(Ok(config), |fault| Err(fault.into_error(layers)))
 }
 
-fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError> {
-    Ok(PipelineConfig {
-        enabled: read.flag("enabled"),
-        handler: read.text("handler").to_owned(),
-        events: read.list("events"),
-        start: read.choice("start", &[("new", Start::New), ("earliest", Start::Earliest)])?,
-        filter: Some(read.text("filter").to_owned()).filter(|text| !text.trim().is_empty()),
-        url: url(read)?,
-        batch: read.positive("batch", limits::BATCH)?,
-        slice_time: read.duration("slice_time")?,
-        lease_ttl: read.duration("lease_ttl")?,
-        handler_timeout: read.duration("handler_timeout")?,
-        workers: WorkersConfig {
-            min: read.positive("workers.min", limits::WORKERS)?,
-            max: read.positive("workers.max", limits::WORKERS)?,
-        },
-        max_attempts: read.positive("max_attempts", limits::ATTEMPTS)?,
-        backoff: BackoffConfig {
-            initial: read.duration("backoff.initial")?,
-            max: read.duration("backoff.max")?,
-            jitter: read.fraction("backoff.jitter"),
-        },
-        linger: read.duration("linger")?,
-        max_queue: NonZeroU64::new(read.number("max_queue", (0, limits::QUEUE))?),
-        on_overflow: read.choice(
-            "on_overflow",
-            &[("dead", OnOverflow::Dead), ("drop_new", OnOverflow::DropNew)],
-        )?,
-        max_age: Some(read.duration("max_age")?).filter(|age| !age.is_zero()),
-        dead: DeadConfig {
-            max: read.positive("dead.max", limits::DEAD)?,
-            keep: read.duration("dead.keep")?,
-        },
-    })
-}
-
-fn url(read: &Reader<'_>) -> Result<Option<CheckedUrl>, ConfigError> {
-    match read.text("url") {
-        "" => Ok(None),
-        text => CheckedUrl::parse(text, &Policy::Operator)
-            .map(Some)
-            .map_err(|error| read.invalid("url", error)),
-    }
-}
-
-fn http(top: &Reader<'_>) -> Result<HttpConfig, ConfigError> {
-    Ok(HttpConfig {
-        listen: top.address("http.listen")?,
-        hosts: top.list("http.hosts"),
-        cors_origins: top.list("http.cors_origins"),
-        backlog: top.count("http.backlog", limits::BACKLOG)?,
-        max_connections: top.count("http.max_connections", limits::CONNECTIONS)?,
-        max_connections_per_address: top
-            .count("http.max_connections_per_address", (1, limits::CONNECTIONS.1))?,
-        trusted_proxies: nets(top, "http.trusted_proxies")?,
-        proxy_protocol: top.flag("http.proxy_protocol"),
-    })
-}
-
-fn admission(top: &Reader<'_>) -> Result<AdmissionConfig, ConfigError> {
-    let mode = |class: Class| {
-        let modes = [
-            ("enforce", Mode::Enforce),
-            ("shadow", Mode::Shadow),
-            ("off", Mode::Off),
-            ("refuse", Mode::Refuse),
-        ];
-        top.choice(&format!("admission.{}", class.as_str()), &modes)
-    };
-    let number = |key: &str| top.count(&format!("admission.{key}"), limits::QUOTA);
-    let quota = |rate, in_flight| {
-        Ok::<_, ConfigError>(Quota { rate: number(rate)?, in_flight: number(in_flight)? })
-    };
-    let deadline = |class: Class| {
-        let time = top.duration(&format!("admission.{}_deadline", class.as_str()))?;
-        Ok::<_, ConfigError>(Some(time).filter(|time| !time.is_zero()))
-    };
-    let modes = [Mode::Enforce, mode(Class::P1)?, mode(Class::P2)?, mode(Class::P3)?];
-    let limit_max = top.count("admission.limit_max", limits::IN_FLIGHT)?;
-    Ok(AdmissionConfig {
-        settings: Settings { modes, limit_max },
-        bot: quota("bot_rate", "bot_in_flight")?,
-        token: quota("token_rate", "token_in_flight")?,
-        deadlines: [None, deadline(Class::P1)?, deadline(Class::P2)?, deadline(Class::P3)?],
-    })
-}
-
-fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError> {
-    let secret = |(index, text): (usize, String)| {
-        // The error never quotes the secret.
-        Secret::parse(&text).map_err(|error| {
-            top.invalid("callbacks.secrets", format_args!("number {} {error}", index + 1))
-        })
-    };
-    let secrets = top.list("callbacks.secrets").into_iter().enumerate();
-    Ok(CallbacksConfig {
-        allow_nets: nets(top, "callbacks.allow_nets")?,
-        secrets: secrets.map(secret).collect::<Result<_, _>>()?,
-        max_per_host: top.positive("callbacks.max_per_host", limits::PER_HOST)?,
-        headers: (0..top.tables("callbacks.headers"))
-            .map(|place| {
-                let prefix = format!("callbacks.headers[{place}].");
-                let read = Reader { layers: top.layers, prefix: &prefix };
-                HeadersConfig {
-                    name: read.text("name").to_owned(),
-                    headers_file: PathBuf::from(read.text("headers_file")),
-                    bots: read.list("bots"),
-                    hosts: read.list("hosts"),
-                }
-            })
-            .collect(),
-    })
-}
-
-fn nets(top: &Reader<'_>, key: &str) -> Result<Vec<IpNet>, ConfigError> {
-    let net = |text: String| {
-        // An address without bits is a network of one address.
-        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        net.map_err(|_| {
-            let remedy = "write ADDRESS/BITS, such as \"10.0.0.0/8\" or \"fd00::/8\"";
-            top.invalid(key, format_args!("holds {text:?}; {remedy}"))
-        })
-    };
-    top.list(key).into_iter().map(net).collect()
-}
-
-fn counters(top: &Reader<'_>) -> Result<CountersConfig, ConfigError> {
-    let name = top.text("counters.time_zone");
-    // "Etc/Unknown" is in the database too.
-    let known = TimeZone::get(name).ok().filter(|zone| !zone.is_unknown());
-    let time_zone = known.ok_or_else(|| {
-        let remedy = "write an IANA name, such as \"UTC\" or \"Europe/Berlin\"";
-        let problem = format_args!("is {name:?}, which is no known time zone; {remedy}");
-        top.invalid("counters.time_zone", problem)
-    })?;
-    let cached_ads = top.number("counters.cached_ads", limits::CACHED_ADS)?;
-    let read_timeout = top.duration("counters.read_timeout")?;
-    Ok(CountersConfig { time_zone, cached_ads, read_timeout })
-}
-
-fn notifications(top: &Reader<'_>) -> Result<NotificationsConfig, ConfigError> {
-    const KEY: &str = "notifications.type_thresholds";
-    let threshold = |text: String| {
-        let parsed = text.split_once('=').and_then(|(kind, time)| {
-            let kind = kind.trim().to_owned();
-            Some((kind, humantime::parse_duration(time.trim()).ok()?))
-        });
-        parsed.filter(|(kind, _)| !kind.is_empty()).ok_or_else(|| {
-            let remedy = "write TYPE = DURATION, such as \"digest = 1d\"";
-            top.invalid(KEY, format_args!("holds {text:?}; {remedy}"))
-        })
-    };
-    Ok(NotificationsConfig {
-        user_poll_threshold: top.duration("notifications.user_poll_threshold")?,
-        type_thresholds: top.list(KEY).into_iter().map(threshold).collect::<Result<_, _>>()?,
-        caps: top
-            .list("notifications.caps")
-            .into_iter()
-            .map(|text| {
-                text.parse::<Cap>().map_err(|error| {
-                    top.invalid("notifications.caps", format_args!("holds {text:?}; {error}"))
-                })
-            })
-            .collect::<Result<_, _>>()?,
-        bot_caps: named_caps(top, "notifications.bot_caps", "shop-7")?,
-        type_caps: named_caps(top, "notifications.type_caps", "promo")?,
-        on_throttle: top.choice(
-            "notifications.on_throttle",
-            &[("drop", OnThrottle::Drop), ("defer", OnThrottle::Defer)],
-        )?,
-        online_threshold: top.duration("notifications.online_threshold")?,
-        host_rate: top.number("notifications.host_rate", limits::HOST_RATE)?,
-    })
-}
-
-/// Parses caps by name, in the order of the names. Several `NAME = N/TIME` entries of one name add
-/// up; `NAME = none` removes all caps.
-fn named_caps(
-    top: &Reader<'_>,
-    key: &str,
-    example: &str,
-) -> Result<Vec<(String, Vec<Cap>)>, ConfigError> {
-    let mut all: Vec<(String, Vec<Cap>)> = Vec::new();
-    for text in top.list(key) {
-        let refused = |problem: &dyn Display| {
-            let examples = format!("such as \"{example} = 10/day\" or \"{example} = none\"");
-            top.invalid(key, format_args!("holds {text:?}; {problem}, {examples}"))
-        };
-        // The name may contain an equals sign; the cap cannot.
-        let (name, cap) = text
-            .rsplit_once('=')
-            .map(|(name, cap)| (name.trim(), cap.trim()))
-            .filter(|(name, _)| !name.is_empty())
-            .ok_or_else(|| refused(&"write NAME = NUMBER/TIME"))?;
-        let cap = match cap {
-            "none" => None,
-            cap => Some(cap.parse::<Cap>().map_err(|error: CapError| refused(&error))?),
-        };
-        match all.iter_mut().find(|(known, _)| known == name) {
-            None => all.push((name.to_owned(), cap.into_iter().collect())),
-            Some((_, caps)) => match cap {
-                Some(cap) if !caps.is_empty() => caps.push(cap),
-                _ => {
-                    let remedy = "remove that, or the others of this name";
-                    let problem = format_args!("holds {text:?} beside \"{name} = none\"; {remedy}");
-                    return Err(top.invalid(key, problem));
-                }
-            },
-        }
-    }
-    Ok(all)
-}
-
-fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {
-    const SCOPES: [Scope; 4] = [Scope::Publish, Scope::Read, Scope::Operate, Scope::Count];
-    let scope = |name: String| {
-        SCOPES.into_iter().find(|scope| scope.as_str() == name).ok_or_else(|| {
-            let remedy = "write \"publish\", \"read\", \"operate\" or \"count\"";
-            read.invalid("scopes", format_args!("holds {name:?}; {remedy}"))
-        })
-    };
-    Ok(TokenConfig {
-        name: read.text("name").to_owned(),
-        token_file: PathBuf::from(read.text("token_file")),
-        scopes: read.list("scopes").into_iter().map(scope).collect::<Result<_, _>>()?,
-        bots: read.list("bots"),
-        origins: read.list("origins"),
-        rate: read.count("rate", limits::PUBLIC_RATE)?,
-        address_rate: read.count("address_rate", limits::PUBLIC_RATE)?,
-        class: read.choice(
-            "class",
-            &[
-                ("", None),
-                ("p1", Some(Class::P1)),
-                ("p2", Some(Class::P2)),
-                ("p3", Some(Class::P3)),
-            ],
-        )?,
-    })
-}
-
 fn shards(top: &Reader<'_>) -> Result<ShardCount, ConfigError> {
     let number = top.number("redis.shards", (1, ShardCount::MAX.into()))?;
     u16::try_from(number)
@@ -467,120 +229,3 @@ fn shards(top: &Reader<'_>) -> Result<ShardCount, ConfigError> {
         .and_then(ShardCount::new)
         .ok_or_else(|| top.invalid("redis.shards", between(1, ShardCount::MAX.into())))
 }
-
-/// Converts the settings below `prefix` to their types.
-struct Reader<'a> {
-    layers: &'a Layers,
-    prefix: &'a str,
-}
-
-impl<'a> Reader<'a> {
-    fn value(&self, key: &str) -> &'a Value {
-        let setting = self.layers.settings.get(&format!("{}{key}", self.prefix));
-        &setting.expect("every key has a default: tests load them").value
-    }
-
-    fn invalid(&self, key: &str, problem: impl Display) -> ConfigError {
-        let key = format!("{}{key}", self.prefix);
-        let at = self.layers.origin(std::slice::from_ref(&key));
-        ConfigError::Invalid { at, key, problem: problem.to_string() }
-    }
-
-    // The layers hold each value in the type of its default, so the other arms are unreachable.
-
-    fn text(&self, key: &str) -> &'a str {
-        match self.value(key) {
-            Value::Text(text) => text,
-            other => unreachable!("{key} is a text by default, not {other:?}"),
-        }
-    }
-
-    fn flag(&self, key: &str) -> bool {
-        match self.value(key) {
-            Value::Flag(flag) => *flag,
-            other => unreachable!("{key} is a flag by default, not {other:?}"),
-        }
-    }
-
-    fn list(&self, key: &str) -> Vec<String> {
-        match self.value(key) {
-            Value::List(items) => items.clone(),
-            other => unreachable!("{key} is a list by default, not {other:?}"),
-        }
-    }
-
-    fn tables(&self, key: &str) -> usize {
-        match self.value(key) {
-            Value::Tables(count) => *count,
-            other => unreachable!("{key} is a list of tables by default, not {other:?}"),
-        }
-    }
-
-    fn fraction(&self, key: &str) -> f64 {
-        match self.value(key) {
-            Value::Float(number) => *number,
-            other => unreachable!("{key} is a fraction by default, not {other:?}"),
-        }
-    }
-
-    fn whole(&self, key: &str) -> i64 {
-        match self.value(key) {
-            Value::Integer(number) => *number,
-            other => unreachable!("{key} is a whole number by default, not {other:?}"),
-        }
-    }
-
-    fn number(&self, key: &str, (least, most): (u64, u64)) -> Result<u64, ConfigError> {
-        let number = self.whole(key);
-        u64::try_from(number)
-            .ok()
-            .filter(|number| (least..=most).contains(number))
-            .ok_or_else(|| self.invalid(key, format_args!("is {number}; {}", between(least, most))))
-    }
-
-    /// A number whose bounds fit its type.
-    fn count<T: TryFrom<u64>>(&self, key: &str, bounds: (u64, u64)) -> Result<T, ConfigError> {
-        let number = self.number(key, bounds)?;
-        T::try_from(number).map_err(|_| {
-            self.invalid(key, format_args!("is {number}; {}", between(bounds.0, bounds.1)))
-        })
-    }
-
-    fn positive<T: TryFrom<NonZeroU64>>(&self, key: &str, most: u64) -> Result<T, ConfigError> {
-        let number = self.number(key, (1, most))?;
-        NonZeroU64::new(number)
-            .and_then(|number| T::try_from(number).ok())
-            .ok_or_else(|| self.invalid(key, format_args!("is {number}; {}", between(1, most))))
-    }
-
-    fn duration(&self, key: &str) -> Result<Duration, ConfigError> {
-        let text = self.text(key);
-        humantime::parse_duration(text.trim()).map_err(|error| {
-            let remedy = "write a number with a unit, such as \"200ms\", \"30s\" or \"7d\"";
-            self.invalid(key, format_args!("is {text:?}, not a duration ({error}); {remedy}"))
-        })
-    }
-
-    fn address<T: FromStr>(&self, key: &str) -> Result<T, ConfigError> {
-        let text = self.text(key);
-        text.parse().map_err(|_| {
-            let remedy = "write IP:PORT, such as \"127.0.0.1:8080\" or \"[::]:8080\"";
-            self.invalid(key, format_args!("is {text:?}; {remedy}"))
-        })
-    }
-
-    fn choice<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> Result<T, ConfigError> {
-        let text = self.text(key);
-        choices.iter().find(|(name, _)| *name == text).map(|(_, choice)| *choice).ok_or_else(|| {
-            let names: Vec<_> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
-            self.invalid(key, format_args!("is {text:?}; write {}", names.join(" or ")))
-        })
-    }
-}
-
-#[cfg(test)]
-mod counters_tests;
-#[cfg(test)]
-mod tests;
-#[cfg(test)]
-mod token_tests;

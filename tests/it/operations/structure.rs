@@ -1,4 +1,5 @@
-//! The structure of the sources: the core names no product, and no imports form a circle.
+//! The structure of the sources: the core names no product, no imports form a circle, and no file is
+//! too long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -106,4 +107,29 @@ fn no_imports_between_modules_form_a_circle() {
         }
     }
     assert!(modules.is_empty(), "these modules import each other: {modules:#?}");
+}
+
+/// Maximum number of lines of a source file: a longer one has more than one concern.
+const LINES_MAX: usize = 500;
+/// Files that may be longer, each with a comment that gives the reason.
+const LONGER: &[&str] = &[];
+
+#[test]
+fn no_source_file_is_longer_than_500_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut looked_at, mut found) = (0, Vec::new());
+    for folder in ["src", "benches", "tests", "examples"] {
+        let files = sources(&root.join(folder));
+        assert!(!files.is_empty(), "{folder} is gone");
+        for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "rs")) {
+            looked_at += 1;
+            let place = file.strip_prefix(root).unwrap();
+            let lines = fs::read_to_string(file).unwrap().lines().count();
+            if lines > LINES_MAX && !LONGER.iter().any(|longer| place == Path::new(longer)) {
+                found.push(format!("{}: {lines} lines", place.display()));
+            }
+        }
+    }
+    assert!(looked_at > 300, "only {looked_at} files were looked at");
+    assert!(found.is_empty(), "split these files by concern:\n{}", found.join("\n"));
 }

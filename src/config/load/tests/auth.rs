@@ -1,15 +1,9 @@
-//! `[auth]`: the list of tables, and what is said about a bad one, word by word.
+//! `[auth]`: the list of tables, and the exact message for a bad one.
 
-use super::*;
+use super::refusal;
+use crate::config::{Config, Scope};
 
 const TOKEN: &str = r#"name = "shop", token_file = "t", scopes = ["publish"]"#;
-
-fn refusal(text: &str) -> String {
-    match Config::from_toml(text, "f.toml") {
-        Ok(config) => panic!("{text:?} was accepted: {config:?}"),
-        Err(error) => error.to_string(),
-    }
-}
 
 #[test]
 fn tokens_are_read_in_either_form_of_table_and_take_the_defaults() {
@@ -177,42 +171,5 @@ fn a_public_token_counts_for_named_bots_and_known_origins_and_can_do_nothing_els
             "f.toml:1: http.cors_origins holds {wrong:?}; write scheme, host and port exactly as browsers send them"
         );
         assert!(said.starts_with(&expected), "{said}");
-    }
-}
-
-#[test]
-fn sets_of_headers_are_read_and_a_bad_one_is_refused_with_its_line_and_key() {
-    let set = r#"name = "crm", headers_file = "f", hosts = ["crm.example.com"]"#;
-    let text = format!("callbacks.headers = [{{ {set} }}]");
-    let sets = Config::from_toml(&text, "f").unwrap().callbacks.headers;
-    let [crm] = sets.as_slice() else { panic!("{sets:?}") };
-    assert_eq!((&*crm.name, crm.headers_file.to_str()), ("crm", Some("f")));
-    assert_eq!(
-        (&*crm.bots, &*crm.hosts),
-        (&["*".to_owned()][..], &["crm.example.com".to_owned()][..])
-    );
-    let long = set.replace("crm\"", &format!("{}\"", "x".repeat(65)));
-    for (sets, problem) in [
-        (
-            set.replace("\"crm.example.com\"", ""),
-            "callbacks.headers[0].hosts is empty; name the hosts that get these headers, such as [\"crm.example.com\"]",
-        ),
-        (
-            format!("{set}, bots = []"),
-            "callbacks.headers[0].bots is empty; name globs over bots, such as [\"shop-*\"] or [\"*\"]",
-        ),
-        (set.replace("\"f\"", "\"\""), "callbacks.headers[0].headers_file is not set; name a file"),
-        (
-            format!("{set} }}, {{ {set}"),
-            "callbacks.headers[1].name is \"crm\" once more; give each its own",
-        ),
-        (long, "callbacks.headers[0].name has 65 bytes; at most 64 are allowed"),
-        (
-            format!("{set}, value = \"hidden\""),
-            "unknown key \"callbacks.headers[0].value\"; `fairlane config` prints every key",
-        ),
-    ] {
-        let message = refusal(&format!("callbacks.headers = [{{ {sets} }}]"));
-        assert_eq!(message, format!("f.toml:1: {problem}"), "{sets}");
     }
 }

@@ -1,15 +1,14 @@
-//! `[counters]` and the built-in pipeline of that name: tuned, switched off, and refused what would
-//! lose views.
+//! `[counters]` and the built-in pipeline of that name: it can be tuned and disabled, and a setting
+//! that would lose views is refused.
 
-use super::*;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::refusal;
+use crate::config::layers::Layers;
+use crate::config::load::build;
+use crate::config::{Config, ConfigError, PipelineConfig};
 use crate::id::PipelineName;
-
-fn refusal(text: &str) -> String {
-    match Config::from_toml(text, "f.toml") {
-        Ok(config) => panic!("{text:?} was accepted: {config:?}"),
-        Err(error) => error.to_string(),
-    }
-}
 
 fn with_variable(text: &str, name: &str, value: &str) -> Result<Config, ConfigError> {
     let mut layers = Layers::defaults();

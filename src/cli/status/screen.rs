@@ -1,0 +1,124 @@
+//! Prints the status.
+
+use super::problems::Problem;
+use super::{PipelineStatus, Status};
+use crate::cli::output::{self, Output, Table, Tone, age, bytes, duration, number};
+use crate::clock::{Clock as _, SystemClock, millis};
+use crate::presence::{Pace, Process};
+use crate::redis::{StreamKind, StreamView};
+
+/// Pipelines as a table.
+pub(in super::super) fn pipeline_table(pipelines: &[PipelineStatus]) -> Table {
+    let mut table = Table::new(&[
+        "PIPELINE", "STATE", ">DEPTH", ">READY", ">LEASED", ">PARKED", ">PAUSED", ">DELAYED",
+        ">DEAD", ">OLDEST", ">IN/S", ">OUT/S", ">WORKERS",
+    ]);
+    for PipelineStatus { name, state, view, pace, .. } in pipelines {
+        table.row(&[
+            name.to_string(),
+            state.text().to_owned(),
+            number(view.depth),
+            number(view.ready),
+            number(view.leased),
+            number(view.parked),
+            number(view.paused),
+            number(view.delayed),
+            number(view.dead),
+            age(view.oldest_age_ms, view.oldest_age_ms > 0),
+            rate(pace.queued_per_second),
+            rate(pace.settled_per_second),
+            format!("{}/{}", pace.workers_busy, pace.workers_max),
+        ]);
+    }
+    table
+}
+
+/// Processes as a table.
+fn process_table(processes: &[Process], now_ms: u64) -> Table {
+    let mut table = Table::new(&["PROCESS", "VERSION", "ROLES", ">UP", ">WORKERS"]);
+    for process in processes {
+        let sum = |count: fn(&Pace) -> usize| process.pipelines.values().map(count).sum::<usize>();
+        table.row(&[
+            format!("{}:{}", process.host, process.pid),
+            process.version.clone(),
+            process.roles.join(","),
+            duration(now_ms.saturating_sub(process.started_ms)),
+            format!("{}/{}", sum(|pace| pace.workers_busy), sum(|pace| pace.workers_max)),
+        ]);
+    }
+    table
+}
+
+/// Whole numbers above ten, where fractions are noise.
+fn rate(per_second: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, rounded")]
+    if per_second >= 10.0 { number(per_second.round() as u64) } else { format!("{per_second:.1}") }
+}
+
+pub(super) fn screen(output: Output, status: &Status) -> String {
+    let info = &status.redis.info;
+    let max = match info.memory_max {
+        0 => "no maxmemory".to_owned(),
+        max => format!("of {}", bytes(max)),
+    };
+    let mut text = format!(
+        "{} {} at {}\nup {}, memory {} ({max}, {}), AOF {}\n\n",
+        output.paint(Tone::Strong, "Redis"),
+        info.version,
+        status.redis.target,
+        duration(info.uptime_seconds * 1_000),
+        bytes(info.memory_used),
+        info.eviction,
+        if info.append_only { "on" } else { "off" },
+    );
+    text.push_str(&output.table(&stream_table(&status.streams)));
+    text.push_str("\n\n");
+    if status.processes.is_empty() {
+        text.push_str("no processes");
+    } else {
+        let now_ms = millis(SystemClock.now());
+        text.push_str(&output.table(&process_table(&status.processes, now_ms)));
+    }
+    text.push_str("\n\n");
+    if status.pipelines.is_empty() {
+        text.push_str("no pipelines");
+    } else {
+        text.push_str(&output.table(&pipeline_table(&status.pipelines)));
+    }
+    text.push_str("\n\n");
+    if status.problems.is_empty() {
+        text.push_str(&output.paint(Tone::Good, "nothing is wrong"));
+    }
+    for (at, Problem { problem, remedy }) in status.problems.iter().enumerate() {
+        text.push_str(if at > 0 { "\n" } else { "" });
+        text.push_str(&output.paint(Tone::Warning, "!"));
+        text.extend([" ", &output::plain(problem), "\n    ", &output::plain(remedy)]);
+    }
+    text
+}
+
+fn stream_table(streams: &[StreamView]) -> Table {
+    let mut table = Table::new(&["BUS STREAM", ">LENGTH", ">UNREAD", "READER", "GROUPS"]);
+    for view in streams {
+        let groups: Vec<_> = view
+            .groups
+            .iter()
+            .map(|group| {
+                let lag = group.lag.map_or_else(|| "?".to_owned(), number);
+                format!("{} (lag {lag}, pending {})", group.name, number(group.pending))
+            })
+            .collect();
+        table.row(&[
+            view.stream.clone(),
+            match view.kind {
+                StreamKind::Absent => "none yet".to_owned(),
+                StreamKind::Stream => number(view.length),
+                StreamKind::Other => "no stream".to_owned(),
+            },
+            view.unread.map_or_else(|| "-".to_owned(), number),
+            if view.reader { "yes" } else { "no" }.to_owned(),
+            if groups.is_empty() { "-".to_owned() } else { groups.join(", ") },
+        ]);
+    }
+    table
+}

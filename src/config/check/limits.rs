@@ -1,0 +1,16 @@
+//! The upper bounds of numbers, for loading and for checking.
+
+pub(in super::super) const BATCH: u64 = 5_000;
+pub(in super::super) const WORKERS: u64 = 1_024;
+pub(in super::super) const ATTEMPTS: u64 = 1_000_000;
+pub(in super::super) const QUEUE: u64 = 1_000_000_000;
+pub(in super::super) const DEAD: u64 = 100_000_000;
+pub(in super::super) const PER_HOST: u64 = 1_024;
+/// Lower and upper bound.
+pub(in super::super) const CACHED_ADS: (u64, u64) = (1_000, 10_000_000);
+pub(in super::super) const BACKLOG: (u64, u64) = (1, 65_535);
+pub(in super::super) const CONNECTIONS: (u64, u64) = (16, 100_000);
+pub(in super::super) const IN_FLIGHT: (u64, u64) = (4, 100_000);
+pub(in super::super) const QUOTA: (u64, u64) = (0, 1_000_000);
+pub(in super::super) const PUBLIC_RATE: (u64, u64) = (1, 1_000_000);
+pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);

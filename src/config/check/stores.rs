@@ -1,0 +1,83 @@
+//! `[redis]`, `[mongodb]` and `[bus]`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::Fault;
+use super::bounds::{TEN_YEARS, names, within};
+use crate::config::certificates::{self, Unusable};
+use crate::config::{Config, RedisUrl};
+
+const STREAMS_MAX: usize = 64;
+const DATABASE_MAX_BYTES: usize = 63;
+/// Characters that MongoDB forbids in a database name, on any of its platforms.
+const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
+/// MongoDB's own databases.
+const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
+
+impl Config {
+    pub(super) fn check_stores(&self) -> Result<(), Fault> {
+        self.check_certificates()?;
+        database("mongodb.database", &self.mongodb.database)?;
+        within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
+        names("bus.streams", &self.bus.streams, STREAMS_MAX, "stream")?;
+        if self.bus.streams.is_empty() {
+            return Err(Fault::new("bus.streams", "is empty; name at least one stream"));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = self.bus.streams.iter().find(|stream| !seen.insert(*stream)) {
+            return Err(Fault::new(
+                "bus.streams",
+                format!("names {twice:?} twice; name each stream once"),
+            ));
+        }
+        // Reading that stream would copy unreadable events back to it forever.
+        let invalid = self.redis.prefix.invalid_stream();
+        if self.bus.streams.contains(&invalid) {
+            let problem = format!("names {invalid:?}, where unreadable events are put; remove it");
+            return Err(Fault::new("bus.streams", problem));
+        }
+        Ok(())
+    }
+
+    /// Checks that the certificate files can be read, and that TLS is in use.
+    fn check_certificates(&self) -> Result<(), Fault> {
+        let redis = &self.redis;
+        let named = [
+            ("redis.ca_file", &redis.ca_file),
+            ("redis.cert_file", &redis.cert_file),
+            ("redis.key_file", &redis.key_file),
+        ];
+        let named = named.into_iter().find(|(_, path)| path.is_some());
+        if let Some((key, _)) = named
+            && !redis.url.as_ref().is_some_and(RedisUrl::is_tls)
+        {
+            let problem = "is set, but redis.url does not ask for TLS; write rediss://… or \
+                           rediss+cluster://… there, or leave it out";
+            return Err(Fault::new(key, problem).or("redis.url"));
+        }
+        match certificates::read(redis) {
+            Ok(_) => Ok(()),
+            // The unset key of the pair has no location.
+            Err(Unusable { key, problem }) => {
+                Err(Fault::new(key, problem).or("redis.cert_file").or("redis.key_file"))
+            }
+        }
+    }
+}
+
+fn database(key: &str, name: &str) -> Result<(), Fault> {
+    let forbidden = |c: char| c.is_control() || DATABASE_FORBIDDEN.contains(&c);
+    if name.is_empty() || name.len() > DATABASE_MAX_BYTES || name.contains(forbidden) {
+        let problem = format!(
+            "is {name:?}; write 1 to {DATABASE_MAX_BYTES} bytes without spaces and without {}",
+            DATABASE_FORBIDDEN.iter().filter(|c| **c != ' ').collect::<String>(),
+        );
+        return Err(Fault::new(key, problem));
+    }
+    if DATABASE_TAKEN.iter().any(|taken| name.eq_ignore_ascii_case(taken)) {
+        let problem = format!("is {name:?}, which belongs to MongoDB itself; choose another name");
+        return Err(Fault::new(key, problem));
+    }
+    Ok(())
+}

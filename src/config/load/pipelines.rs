@@ -1,0 +1,55 @@
+//! `[pipelines.NAME]`.
+
+use std::num::NonZeroU64;
+
+use super::reader::Reader;
+use crate::config::check::limits;
+use crate::config::{
+    BackoffConfig, ConfigError, DeadConfig, OnOverflow, PipelineConfig, Start, WorkersConfig,
+};
+use crate::outbound::{CheckedUrl, Policy};
+
+pub(super) fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError> {
+    Ok(PipelineConfig {
+        enabled: read.flag("enabled"),
+        handler: read.text("handler").to_owned(),
+        events: read.list("events"),
+        start: read.choice("start", &[("new", Start::New), ("earliest", Start::Earliest)])?,
+        filter: Some(read.text("filter").to_owned()).filter(|text| !text.trim().is_empty()),
+        url: url(read)?,
+        batch: read.positive("batch", limits::BATCH)?,
+        slice_time: read.duration("slice_time")?,
+        lease_ttl: read.duration("lease_ttl")?,
+        handler_timeout: read.duration("handler_timeout")?,
+        workers: WorkersConfig {
+            min: read.positive("workers.min", limits::WORKERS)?,
+            max: read.positive("workers.max", limits::WORKERS)?,
+        },
+        max_attempts: read.positive("max_attempts", limits::ATTEMPTS)?,
+        backoff: BackoffConfig {
+            initial: read.duration("backoff.initial")?,
+            max: read.duration("backoff.max")?,
+            jitter: read.fraction("backoff.jitter"),
+        },
+        linger: read.duration("linger")?,
+        max_queue: NonZeroU64::new(read.number("max_queue", (0, limits::QUEUE))?),
+        on_overflow: read.choice(
+            "on_overflow",
+            &[("dead", OnOverflow::Dead), ("drop_new", OnOverflow::DropNew)],
+        )?,
+        max_age: Some(read.duration("max_age")?).filter(|age| !age.is_zero()),
+        dead: DeadConfig {
+            max: read.positive("dead.max", limits::DEAD)?,
+            keep: read.duration("dead.keep")?,
+        },
+    })
+}
+
+fn url(read: &Reader<'_>) -> Result<Option<CheckedUrl>, ConfigError> {
+    match read.text("url") {
+        "" => Ok(None),
+        text => CheckedUrl::parse(text, &Policy::Operator)
+            .map(Some)
+            .map_err(|error| read.invalid("url", error)),
+    }
+}

@@ -1,0 +1,17 @@
+//! The sections of the configuration.
+
+mod auth;
+mod callbacks;
+mod counters;
+mod http;
+mod notifications;
+mod pipelines;
+mod stores;
+
+pub use self::auth::{AuthConfig, Scope, TokenConfig};
+pub use self::callbacks::CallbacksConfig;
+pub use self::counters::CountersConfig;
+pub use self::http::{AdmissionConfig, HttpConfig, MetricsConfig};
+pub use self::notifications::{NotificationsConfig, OnThrottle};
+pub use self::pipelines::{BackoffConfig, DeadConfig, PipelineConfig, Start, WorkersConfig};
+pub use self::stores::{BusConfig, BusSource, MongoConfig, RedisConfig};

@@ -1,0 +1,73 @@
+//! The stores and the source of events: `[redis]`, `[mongodb]` and `[bus]`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::certificates;
+use crate::config::{ConfigError, MongoUrl, Origin, RedisUrl};
+use crate::id::{Prefix, ShardCount};
+
+/// The Redis to use, and how its data is divided.
+#[derive(Debug, Clone)]
+pub struct RedisConfig {
+    /// `None`: a private server under [`Config::data_dir`](crate::config::Config::data_dir).
+    pub url: Option<RedisUrl>,
+    /// Certificates in PEM that TLS trusts in addition to the system's.
+    pub ca_file: Option<PathBuf>,
+    /// The client certificate in PEM, for a Redis that asks for one. Used with [`Self::key_file`].
+    pub cert_file: Option<PathBuf>,
+    /// The private key of that certificate, in PEM.
+    pub key_file: Option<PathBuf>,
+    /// The prefix of every key and channel.
+    pub prefix: Prefix,
+    /// The number of shards of each pipeline. Fixed when the data is created.
+    pub shards: ShardCount,
+}
+
+impl RedisConfig {
+    /// Reads the certificates that the settings name; `None` if they name none.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with the setting whose file cannot be used.
+    pub fn certificates(&self) -> Result<Option<redis::TlsCertificates>, ConfigError> {
+        certificates::read(self).map_err(|unusable| ConfigError::Invalid {
+            at: Origin::Code,
+            key: unusable.key.to_owned(),
+            problem: unusable.problem,
+        })
+    }
+}
+
+/// The MongoDB and the database to use.
+#[derive(Debug, Clone)]
+pub struct MongoConfig {
+    /// `None`: a private server under [`Config::data_dir`](crate::config::Config::data_dir) beside
+    /// a private Redis. Without a private server, components that need MongoDB do not run.
+    pub url: Option<MongoUrl>,
+    /// The database for all data: 1 to 63 bytes that MongoDB allows in a name, and none of its own
+    /// databases.
+    pub database: String,
+    /// The program of a private server, from the environment variable `FAIRLANE_MONGOD`. `None`:
+    /// the `mongod` in `PATH`.
+    pub program: Option<PathBuf>,
+}
+
+/// The section `[bus]`: the source of events.
+#[derive(Debug, Clone)]
+pub struct BusConfig {
+    /// The kind of bus.
+    pub source: BusSource,
+    /// The streams to read: 1 to 64, each once.
+    pub streams: Vec<String>,
+    /// The age after which copied entries are trimmed. At most 3,650 days.
+    pub retention: Duration,
+    /// Whether to trim at all.
+    pub trim: bool,
+}
+
+/// The kind of bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BusSource {
+    /// Redis Streams on the server that holds the queues.
+    Redis,
+}
