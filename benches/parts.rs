@@ -1,4 +1,4 @@
-//! Parts of the hot path, one by one. The whole is measured by `fairlane-bench`.
+//! Measures parts of the hot path separately. `fairlane-bench` measures the whole.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn admission(criterion: &mut Criterion) {
             other => panic!("there is room: {other:?}"),
         });
     });
-    // In flight as many as may be, and waiting too.
+    // The maximum number of requests is in flight, and the queue is full too.
     let full = Admission::new(Settings::default(), system_ticks());
     let mut held = Vec::new();
     while !matches!(held.last(), Some(Decision::Shed(_))) {

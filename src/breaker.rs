@@ -54,7 +54,7 @@ pub(crate) enum Unanswered<E> {
     Failed(E),
 }
 
-/// The classification of errors for a breaker.
+/// Classifies errors for a breaker.
 pub(crate) trait Away {
     /// Whether the store did not answer. Otherwise it answered with a refusal.
     fn is_away(&self) -> bool;

@@ -1,9 +1,9 @@
-//! Products: what makes more of a pipeline than a handler. The core names none of them; the
-//! built-in ones are listed here, once. A program that uses the crate adds its own with
+//! Products add more to a pipeline than a handler. The core names none of them; the built-in ones
+//! are listed here, once. A program that uses the crate adds its own with
 //! [`Builder::product`](crate::app::Builder::product).
 //!
-//! A product says what kind of pipeline it needs before anything runs ([`Product`]). Each instance
-//! then opens it once. What opens is its [`Part`] of the instance: the handler, the routes, the
+//! A product describes the kind of its pipeline before anything runs ([`Product`]). Each instance
+//! then opens it once. The result is its [`Part`] of the instance: the handler, the routes, the
 //! background tasks, the metrics, and the services that other products use.
 //!
 //! Two sections of the configuration belong to a product: `[pipelines.NAME]`, as for every
@@ -37,7 +37,7 @@ pub use crate::queue::wake::{Listener, Wake};
 use crate::redis::scripts::Table;
 use crate::roles::Roles;
 
-/// What a product says of its pipeline before anything runs.
+/// Describes a product and its pipeline before anything runs.
 pub trait Product: Send + Sync + 'static {
     /// The name of its pipeline, and of its section `[products.NAME]`.
     fn pipeline(&self) -> &'static str;
@@ -48,23 +48,23 @@ pub trait Product: Send + Sync + 'static {
         Kind::default()
     }
 
-    /// Whether it keeps documents in MongoDB.
+    /// Whether it stores documents in MongoDB.
     fn needs_mongo(&self) -> bool {
         false
     }
 
-    /// Whether it calls HTTP servers of others.
+    /// Whether it calls external HTTP servers.
     fn calls_out(&self) -> bool {
         false
     }
 
-    /// Scripts that it runs in Redis beside those of the core.
+    /// The scripts that it runs in Redis in addition to those of the core.
     #[doc(hidden)]
     fn scripts(&self) -> Option<&'static Table> {
         None
     }
 
-    /// Makes its part of one instance. Called only where its pipeline is enabled.
+    /// Opens its part of one instance. Called only if its pipeline is enabled.
     ///
     /// # Errors
     /// [`OpenError::Unavailable`] leaves the pipeline out; every other error stops the start.
@@ -74,7 +74,8 @@ pub trait Product: Send + Sync + 'static {
 /// Why a product does not open.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Something it needs is not there. The instance runs without its pipeline, and logs the reason.
+    /// A service that it needs is missing. The instance runs without its pipeline, and logs the
+    /// reason.
     #[error("{0}")]
     Unavailable(String),
     /// A setting is wrong. The instance does not start.
@@ -85,7 +86,7 @@ pub enum OpenError {
     Headers(#[from] HeadersError),
 }
 
-/// What a product opens with.
+/// What a product receives when it opens.
 pub struct Opening<'a> {
     /// The whole configuration.
     pub config: &'a Config,
@@ -94,18 +95,18 @@ pub struct Opening<'a> {
     /// The wall clock.
     pub clock: &'a SharedClock,
     pub(crate) name: &'a PipelineName,
-    /// Or why there is none.
+    /// Or the reason why there is none.
     pub(crate) mongo: &'a Result<Mongo, String>,
-    /// Where a pipeline calls HTTP servers of others.
+    /// The client for external HTTP servers, if a pipeline calls them.
     pub(crate) outbound: Option<&'a Outbound>,
 }
 
 impl Opening<'_> {
-    /// Reads the section `[products.NAME]` of the product. A section that is missing is read as an
-    /// empty one.
+    /// Reads the section `[products.NAME]` of the product. A missing section is read as an empty
+    /// one.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`], with the place of the section, where a key has no meaning or a value
+    /// [`ConfigError::Invalid`], with the place of the section, if a key is unknown or a value has
     /// the wrong type.
     pub fn section<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         self.config.product_section(self.name)
@@ -133,9 +134,9 @@ impl std::fmt::Debug for SharedHandler {
     }
 }
 
-/// What runs of a product in one instance.
+/// The running part of a product in one instance.
 pub trait Part: Send + Sync {
-    /// Handles the events of its pipeline. Called once, and only where the process handles events.
+    /// Handles the events of its pipeline. Called once, and only if the process handles events.
     fn handler(&self, seat: &Seat<'_>) -> SharedHandler;
 
     /// Offers what routes and other products use. Called once, before anything starts.
@@ -148,68 +149,69 @@ pub trait Part: Send + Sync {
         Vec::new()
     }
 
-    /// Starts what runs beside the pipeline, until the soft stop.
+    /// Starts the background tasks beside the pipeline; they run until the soft stop.
     fn start(&self, seat: &Seat<'_>) {
         let _ = seat;
     }
 
-    /// Which events of its types it takes. `None`: all of them.
+    /// The events of its types that it takes. `None`: all of them.
     fn interest(&self) -> Option<Arc<dyn Interest>> {
         None
     }
 
-    /// What it shows beside the metrics of every pipeline, each time the queues are sampled.
+    /// Its metrics in addition to those of every pipeline, set each time the queues are sampled.
     fn gauges(&self) -> Option<Box<dyn Gauges>> {
         None
     }
 
-    /// What listens to the wake channels of its pipeline.
+    /// Listens to the wake channels of its pipeline.
     fn listener(&self, seat: &Seat<'_>) -> Option<Box<dyn Listener>> {
         let _ = seat;
         None
     }
 
-    /// The stores that its handler waits for, Redis aside: while they are slow, fewer workers run.
+    /// The stores that its handler waits for, except Redis: while they are slow, fewer workers run.
     fn stores(&self) -> Vec<Arc<Pressure>> {
         Vec::new()
     }
 }
 
-/// What the services of a product work with.
+/// What a product receives to build its services.
 pub struct Offering<'a> {
     /// The whole configuration.
     pub config: &'a Config,
     /// The wall clock.
     pub clock: &'a SharedClock,
-    /// For everything that may be slow or rare.
+    /// For calls that may be slow or rare.
     pub queue: &'a Queue,
     /// For requests that a client waits for.
     pub requests: &'a Queue,
 }
 
-/// What a part works with.
+/// What a running part receives.
 pub struct Seat<'a> {
     /// The whole configuration.
     pub config: &'a Config,
-    /// What the process does.
+    /// The roles of the process.
     pub roles: &'a Roles,
     /// The wall clock.
     pub clock: &'a SharedClock,
     /// Stops the instance; background tasks are spawned on it.
     pub shutdown: &'a Shutdown,
-    /// The queues of its pipeline, for everything that may be slow or rare.
+    /// The queues of its pipeline, for calls that may be slow or rare.
     pub queue: &'a Queue,
-    /// What the products offer each other.
+    /// The services of the products.
     pub services: &'a Services,
     /// The queues of its pipeline on the hot path.
     pub(crate) pool: &'a Queue,
 }
 
-/// What the products of one instance offer to routes and to each other: one value of each type.
+/// The services that the products of one instance offer to routes and to each other: one value of
+/// each type.
 #[derive(Clone, Default)]
 pub struct Services {
     offered: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
-    /// Why a pipeline does not run here.
+    /// Why pipelines do not run here.
     absent: BTreeMap<String, String>,
 }
 
@@ -225,10 +227,10 @@ impl Services {
         self.offered.get(&TypeId::of::<T>())?.downcast_ref()
     }
 
-    /// The same, or why the pipeline that offers it does not run here.
+    /// As [`Self::get`], or the reason why the pipeline that offers it does not run here.
     ///
     /// # Errors
-    /// The reason, for people.
+    /// The reason, as text for people.
     pub fn of<T: Send + Sync + 'static>(&self, pipeline: &str) -> Result<&T, String> {
         self.get().ok_or_else(|| {
             let reason = self.absent.get(pipeline).cloned();

@@ -24,7 +24,7 @@ pub(crate) fn is_product(pipeline: &str) -> bool {
 pub(crate) struct Products(Vec<Arc<dyn Product>>);
 
 impl Products {
-    /// Adds one. It takes the place of an earlier one with the same pipeline.
+    /// Adds a product. It replaces an earlier one with the same pipeline.
     pub(crate) fn add(&mut self, product: Arc<dyn Product>) {
         self.0.retain(|other| other.pipeline() != product.pipeline());
         self.0.push(product);
@@ -39,7 +39,7 @@ impl Products {
         built_in.chain(self.0.iter().map(|product| &**product as &dyn Product))
     }
 
-    /// The one that has a pipeline.
+    /// The product of a pipeline.
     pub(crate) fn of(&self, pipeline: &PipelineName) -> Option<&dyn Product> {
         self.all().find(|product| pipeline.is(product.pipeline()))
     }
@@ -50,19 +50,19 @@ impl Products {
 pub(crate) struct Kinds(Vec<(&'static str, Kind)>);
 
 impl Kinds {
-    /// From here on, connections load the scripts of the products too.
+    /// Registers the scripts of the products too, for all later connections.
     pub(crate) fn new(products: &Products, config: &Config, clock: &SharedClock) -> Self {
         products.all().filter_map(Product::scripts).for_each(Table::register);
         let kind = |product: &dyn Product| (product.pipeline(), product.kind(config, clock));
         Self(products.all().map(kind).collect())
     }
 
-    /// Attributes that nothing of the bus may bring.
+    /// Attributes that a bus event must not have.
     pub(crate) fn reserved(&self) -> Vec<&'static str> {
         self.0.iter().flat_map(|(_, kind)| kind.reserved).copied().collect()
     }
 
-    /// The kinds of the built-in products, by the clock of the system.
+    /// The kinds of the built-in products, with the system clock.
     pub(crate) fn today(config: &Config) -> Self {
         let clock: SharedClock = Arc::new(SystemClock);
         Self::new(&Products::default(), config, &clock)

@@ -316,8 +316,8 @@ fn quantiles(samples: &mut [u32]) -> Option<(f64, f64)> {
 mod tests {
     use super::*;
 
-    /// A server with `slots` that take `service` each, kept as full as the limit lets it be while
-    /// `offered` are there at once. Answers the limits over time.
+    /// Simulates a server with `slots` that take `service` each. `offered` requests arrive
+    /// concurrently, and the limit decides how many are in flight. Returns the limits over time.
     fn drive(
         limiter: &mut Limiter,
         from: Duration,
@@ -330,7 +330,7 @@ mod tests {
         let end = from + Duration::from_secs(seconds);
         while now < end {
             let in_flight = offered.min(limiter.limit_low.floor());
-            // Little's law: what is more than the slots waits behind them.
+            // Little's law: requests beyond the slots wait behind them.
             let took = Duration::from_secs_f64(service * (in_flight / slots).max(1.0));
             now += took.mul_f64(1.0 / in_flight.max(1.0));
             let sample = Sample {
@@ -386,7 +386,7 @@ mod tests {
     fn the_time_that_callers_give_bounds_the_time_under_load() {
         let mut limiter = Limiter::new(1_000);
         let mut now = Duration::ZERO;
-        // 8 slots of 40 ms, and callers that give it 100 ms.
+        // 8 slots of 40 ms, and callers with a deadline of 100 ms.
         while now < Duration::from_secs(60) {
             let in_flight = limiter.limit_low.floor();
             let took = Duration::from_secs_f64(0.04 * (in_flight / 8.0).max(1.0));
@@ -415,7 +415,7 @@ mod tests {
         for step in 0..1_000 {
             now += Duration::from_millis(1);
             let took = Duration::from_millis(1);
-            // At first there is little, so that it is known what is good.
+            // The load is low at first, so that the limiter learns the baseline.
             let in_flight = if step < 100 { 1 } else { limiter.limit() };
             let sample =
                 Sample { operation: Operation(1), took, given: None, in_flight, places: 1 };

@@ -1,23 +1,22 @@
-//! Admission: which requests are begun while more come than can be answered in time.
+//! Admission control: which requests to accept under overload.
 //!
-//! 1. A request has a [`Class`]. Health and completions ([`Class::P0`]) have a bound of their own and
-//!    never compete with anything else.
-//! 2. Everything else shares one limit of requests in flight, which follows the latency (`limit`):
-//!    where it rises above what it is without load, fewer are begun. The lower classes may use
-//!    less of it, so that a higher one finds room at once.
-//! 3. Who finds none waits, a few milliseconds, in a room of bounded size (`room`): the highest
-//!    class goes first; within a class whoever came first, and whoever came last once waiting has
-//!    become the rule, since that one's caller is still there. Whoever waited too long, or must
-//!    give way to a higher class, is shed.
-//! 4. What was let in begins by turns (`turns`), as many at once as there are processors, and again
-//!    the highest class first.
-//! 5. Callers that ask for much more than the others (`share`) rank last while there is not room
-//!    for everybody.
-//! 6. What has a deadline is not begun when it cannot be met.
+//! 1. A request has a [`Class`]. Health and completions ([`Class::P0`]) have a separate bound and
+//!    never compete with other requests.
+//! 2. All others share one limit of requests in flight, which follows the latency (`limit`): when
+//!    the latency rises above the one without load, fewer requests start. The lower classes may use
+//!    only a part of the limit, so that a higher class finds a free place immediately.
+//! 3. A request without a free place waits for a few milliseconds in a queue of bounded size
+//!    (`wait_queue`). The highest class goes first. Within a class the oldest request goes first;
+//!    under persistent overload the newest, because its caller has most probably not given up. A
+//!    request that waits too long, or is displaced by a higher class, is shed.
+//! 4. Admitted requests start by turns (`turns`), as many concurrently as there are processors, and
+//!    again the highest class first.
+//! 5. Callers that send much more than the others (`share`) rank last while capacity is short.
+//! 6. A request is refused if it cannot meet its deadline.
 //!
-//! A decision takes well below a microsecond (`benches/parts.rs`), without a lock where it is a
-//! refusal or there is room. Time is what the caller says it is; nothing here waits, and nothing
-//! knows HTTP.
+//! A decision takes well below a microsecond (`benches/parts.rs`). It takes no lock for a refusal
+//! or when a place is free. The caller provides the time; nothing here waits, and nothing depends
+//! on HTTP.
 
 mod limit;
 pub(crate) mod metrics;
@@ -44,33 +43,33 @@ pub use self::shed::{AsName, Refused, ShedCounts, Top};
 use self::wait_queue::WaitQueue;
 use crate::admission::metrics::AdmissionMetrics;
 
-/// Requests of [`Class::P0`] in flight at once.
+/// Maximum number of requests of [`Class::P0`] in flight.
 pub const CRITICAL_MAX: usize = 256;
-/// Bounds of how many may wait.
+/// Bounds for the length of the queue of waiting requests.
 const ROOM_MIN: usize = 16;
 const ROOM_MAX: usize = 1_024;
-/// What usually takes too long is tried this often all the same.
+/// An operation that usually misses its deadlines is still tried once per this time, in µs.
 const TRY_EVERY_US: u64 = 20_000;
-/// Most kinds of requests whose latencies are told apart.
+/// Maximum number of operations with separate latencies.
 pub const OPERATIONS_MAX: usize = 256;
 
-/// What is decided.
+/// The decision about a request.
 #[derive(Debug)]
 pub enum Decision {
-    /// It can begin.
+    /// It starts now.
     Begin(Permit),
-    /// It has to wait.
+    /// It waits.
     Wait(Ticket),
-    /// It is not to be begun.
+    /// It is refused.
     Shed(Reason),
 }
 
-/// What can be changed while it runs.
+/// The settings that can change while the process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Per class, what is done with it.
+    /// The mode of each class.
     pub modes: [Mode; 4],
-    /// Most requests in flight, whatever their latency.
+    /// Maximum number of requests in flight, whatever their latency.
     pub limit_max: usize,
 }
 
@@ -80,39 +79,41 @@ impl Default for Settings {
     }
 }
 
-/// Time since some moment, that only grows.
+/// A monotonic clock: the time since some moment.
 pub type Ticks = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// The time of this process.
+/// The clock of this process.
 #[must_use]
 pub fn system_ticks() -> Ticks {
     let start = tokio::time::Instant::now();
     Arc::new(move || start.elapsed())
 }
 
-/// Decides which requests are begun. One for everything that is served, behind an `Arc`.
+/// Decides which requests start. All requests of the process share one instance, behind an `Arc`.
 pub struct Admission {
     ticks: Ticks,
     modes: [AtomicU8; 4],
     limit: AtomicUsize,
-    /// The same for the lower classes, on which it is tried what happens with less.
+    /// The limit for the lower classes, which a probe lowers.
     limit_low: AtomicUsize,
     limit_max: AtomicUsize,
     in_flight: AtomicUsize,
     critical: AtomicUsize,
     /// Per class.
     waiting: [AtomicUsize; 4],
-    /// Most that wait: as many as go through while the first class may wait.
+    /// Maximum number of waiting requests: those that can be served within the target of the first
+    /// class.
     room_max: AtomicUsize,
     room: Mutex<WaitQueue<oneshot::Sender<Result<Permit, Reason>>>>,
     limiter: Mutex<Limiter>,
     /// Per operation, µs; 0: unknown.
     medians: Box<[AtomicU32]>,
-    /// Per operation, when one was last tried although there seemed to be too little time, µs.
+    /// Per operation, the time of the last request that was tried although its deadline seemed too
+    /// short, µs.
     tried: Box<[AtomicU64]>,
-    /// Somebody found no room since the last look.
+    /// Whether a request found no free place since the last evaluation.
     is_bound: AtomicBool,
-    /// Refused for want of room since the last look.
+    /// Number of requests shed for lack of capacity since the last evaluation.
     shed_lately: AtomicU64,
     shares: Shares,
     counts: ShedCounts,
@@ -125,21 +126,21 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// How it stands.
+/// The current state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
-    /// Requests in flight, critical ones aside; a large one counts as several.
+    /// Requests in flight, without critical ones; a large request counts more than once.
     pub in_flight: usize,
-    /// Most of them.
+    /// The limit of requests in flight.
     pub limit: usize,
     /// Critical requests in flight.
     pub critical: usize,
-    /// Requests that wait, per class.
+    /// Number of waiting requests, per class.
     pub waiting: [usize; 4],
 }
 
 impl Admission {
-    /// With nothing in flight.
+    /// With no request in flight.
     #[must_use]
     pub fn new(settings: Settings, ticks: Ticks) -> Arc<Self> {
         let limiter = Limiter::new(settings.limit_max);
@@ -169,7 +170,7 @@ impl Admission {
         Arc::new(admission)
     }
 
-    /// Changes what can be changed; what is in flight goes on.
+    /// Changes the settings; requests in flight continue.
     pub fn apply(&self, settings: Settings) {
         for (mode, new) in self.modes.iter().zip(settings.modes) {
             mode.store(new as u8, Ordering::Relaxed);
@@ -177,13 +178,13 @@ impl Admission {
         self.limit_max.store(settings.limit_max, Ordering::Relaxed);
     }
 
-    /// The time that deadlines are told in.
+    /// The clock of deadlines.
     #[must_use]
     pub fn now(&self) -> Duration {
         (self.ticks)()
     }
 
-    /// How it stands.
+    /// The current state.
     #[must_use]
     pub fn state(&self) -> State {
         let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
@@ -195,13 +196,13 @@ impl Admission {
         }
     }
 
-    /// What was shed, and whose it was.
+    /// Statistics of shed requests and their callers.
     #[must_use]
     pub fn counts(&self) -> &ShedCounts {
         &self.counts
     }
 
-    /// Whether a request can begin.
+    /// Decides whether a request may start.
     #[must_use]
     pub fn ask(self: &Arc<Self>, ask: &Request) -> Decision {
         let mode = self.mode(ask.class);
@@ -263,7 +264,7 @@ impl Admission {
         let mut room = self.room();
         let (serial, patience) = room.enter(*ask, rank, now, tell);
         self.waiting[rank as usize].fetch_add(1, Ordering::SeqCst);
-        // A place may have become free since it was looked for.
+        // A place may have become free since the first attempt.
         self.hand_out(&mut room, now);
         if room.len() > room_max
             && let Some((lowest, out)) = room.displace()
@@ -284,7 +285,7 @@ impl Admission {
         }))
     }
 
-    /// Gives free places to those who wait.
+    /// Gives free places to waiting requests.
     fn hand_out(
         self: &Arc<Self>,
         room: &mut WaitQueue<oneshot::Sender<Result<Permit, Reason>>>,
@@ -306,7 +307,8 @@ impl Admission {
                         given = true;
                         break;
                     }
-                    // Nobody waits for it any more. It must not end here, where the room is locked.
+                    // The request was cancelled. Its permit must not end here, while the queue is
+                    // locked.
                     Err(Ok(permit)) => permit.forget(),
                     Err(Err(_)) => {}
                 }
@@ -317,7 +319,7 @@ impl Admission {
         }
     }
 
-    /// A request ended; `is_answered`: how long it took tells something.
+    /// Ends a request. `is_answered`: its duration is a valid sample.
     fn end(self: &Arc<Self>, permit: &Permit, is_answered: bool) {
         let Permit { operation, class, began, given, places, .. } = *permit;
         if class == Class::P0 {
@@ -327,7 +329,7 @@ impl Admission {
         let in_flight = self.in_flight.fetch_sub(places, Ordering::SeqCst);
         let now = self.now();
         if is_answered {
-            // Whoever finds it taken leaves its sample to the others.
+            // If the lock is taken, this sample is skipped.
             if let Ok(mut limiter) = self.limiter.try_lock() {
                 let took = now.saturating_sub(began);
                 let sample = Sample { operation, took, given, in_flight, places };
@@ -368,7 +370,7 @@ impl Admission {
         Decision::Shed(reason)
     }
 
-    /// Counts a refusal that was decided elsewhere, too.
+    /// Counts a refusal, also one that another module decided.
     pub fn refused(&self, class: Class, reason: Reason) {
         if reason.is_want_of_room() {
             self.shed_lately.fetch_add(1, Ordering::Relaxed);
@@ -377,12 +379,13 @@ impl Admission {
         self.counts.note(class, reason);
     }
 
-    /// Notes how long a request waited, for a place and for its turn, until it began or was refused.
+    /// Records how long a request waited, for a place and for its turn, until it started or was
+    /// refused.
     pub(crate) fn waited(&self, class: Class, waited: Duration) {
         self.metrics.waited(class, waited);
     }
 
-    /// Begins whatever is in flight.
+    /// Starts a request regardless of the limit.
     fn force(self: &Arc<Self>, ask: &Request, now: Duration) -> Permit {
         if ask.class == Class::P0 {
             self.critical.fetch_add(1, Ordering::Relaxed);
@@ -401,13 +404,14 @@ impl Admission {
         permit
     }
 
-    /// Most places of one request: others of its class, and all above it, find room beside it.
+    /// Maximum number of places for one request: it leaves places for others of its class and of
+    /// higher classes.
     fn places_max(&self, class: Class) -> usize {
         let (limit, max) = (&self.limit, self.limit_max.load(Ordering::Relaxed));
         (class.allowed(limit.load(Ordering::Relaxed), max) / 2).max(1)
     }
 
-    /// Takes a place in flight, if there is one for the rank.
+    /// Takes a place in flight, if one is free for the rank.
     fn take(&self, rank: Class) -> bool {
         let limit = if rank <= Class::P1 { &self.limit } else { &self.limit_low };
         let max = self.limit_max.load(Ordering::Relaxed);
@@ -416,19 +420,19 @@ impl Admission {
         self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    /// How many wait that go first, or are as good.
+    /// Number of waiting requests of the same or a higher rank.
     fn ahead(&self, rank: Class) -> usize {
         self.waiting[..=rank as usize].iter().map(|count| count.load(Ordering::SeqCst)).sum()
     }
 
-    /// Whether there is not room for everybody.
+    /// Whether capacity is short: requests wait, or at least three quarters of the limit is in use.
     pub(crate) fn is_tight(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         self.ahead(Class::P3) > 0 || self.in_flight.load(Ordering::Relaxed) >= limit - limit / 4
     }
 
-    /// Whether to try one although it usually takes too long: else nobody would ever find out that
-    /// it does not any more.
+    /// Whether to try a request although such requests usually take too long. Otherwise Fairlane
+    /// would never notice that they became faster.
     fn is_try(&self, ask: &Request, now: Duration) -> bool {
         let tried = &self.tried[usize::from(ask.operation.0) % OPERATIONS_MAX];
         let last = tried.load(Ordering::Relaxed);
@@ -437,7 +441,7 @@ impl Admission {
         is_due && tried.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// How long such a request usually takes.
+    /// The median latency of such a request.
     #[must_use]
     pub fn median(&self, operation: Operation) -> Duration {
         let median =
@@ -455,7 +459,7 @@ impl Admission {
     }
 }
 
-/// What is counted of every request.
+/// The result that is counted for every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Counted {

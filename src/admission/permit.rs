@@ -1,4 +1,4 @@
-//! A request in flight, and one that waits.
+//! A request in flight, and a waiting one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,13 +16,13 @@ pub struct Permit {
     pub(super) operation: Operation,
     pub(super) class: Class,
     pub(super) began: Duration,
-    /// The time that its caller gave it then.
+    /// The remaining deadline when it started.
     pub(super) given: Option<Duration>,
     pub(super) places: usize,
 }
 
 impl Permit {
-    /// It turned out to be larger: it counts as so many requests, if that is more than before.
+    /// Raises the number of places of a request that turns out to be larger. Never lowers it.
     pub fn grow(&mut self, places: usize) {
         let Some(admission) = self.admission.as_ref().filter(|_| self.class != Class::P0) else {
             return;
@@ -34,15 +34,15 @@ impl Permit {
         }
     }
 
-    /// The request was answered: how long it took counts. One that is only dropped was given up,
-    /// and tells nothing about that.
+    /// The request was answered: its duration counts as a sample. A permit that is only dropped was
+    /// cancelled, and gives no sample.
     pub fn answered(mut self) {
         if let Some(admission) = self.admission.take() {
             admission.end(&self, true);
         }
     }
 
-    /// What was done so far does not count: it begins now.
+    /// Restarts the measurement: the request starts now.
     #[must_use]
     pub fn restarted(mut self) -> Self {
         if let Some(admission) = &self.admission {
@@ -51,7 +51,7 @@ impl Permit {
         self
     }
 
-    /// Whoever calls it gives the first of its places back.
+    /// Drops the permit without freeing its first place; the caller frees it.
     pub(super) fn forget(mut self) {
         if let Some(admission) = self.admission.take() {
             admission.in_flight.fetch_sub(self.places - 1, Ordering::SeqCst);
@@ -67,7 +67,7 @@ impl Drop for Permit {
     }
 }
 
-/// A place in the room; given up when it is dropped.
+/// A waiting request. Dropping it gives up its place in the queue.
 #[derive(Debug)]
 pub struct Ticket {
     pub(super) admission: Arc<Admission>,
@@ -80,7 +80,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Longest time to wait here.
+    /// Maximum waiting time.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.patience
@@ -92,24 +92,24 @@ impl Ticket {
         self.admission.now() > self.since + self.patience
     }
 
-    /// What was decided, if it was.
+    /// The decision, if there is one.
     pub fn try_answer(&mut self) -> Option<Result<Permit, Reason>> {
         let answer = self.told.try_recv().ok()?;
         Some(self.note(answer))
     }
 
-    /// Waits until it can begin.
+    /// Waits until the request can start.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason why it cannot start.
     ///
     /// # Cancel safety
-    /// The place is given up.
+    /// The place in the queue is given up.
     pub async fn wait(mut self) -> Result<Permit, Reason> {
         let answer = tokio::time::timeout(self.patience, &mut self.told).await;
         let answer = match answer {
             Ok(Ok(answer)) => answer,
-            // Told in the very moment that the patience ended?
+            // The decision may have come at the same moment as the timeout.
             Err(_) | Ok(Err(_)) => self.told.try_recv().unwrap_or(Err(Reason::Wait)),
         };
         self.note(answer)

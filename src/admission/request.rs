@@ -1,13 +1,13 @@
-//! What a request asks for, its class, and the reasons for which it is refused.
+//! The properties of a request, its class, and the reasons for refusals.
 
 use std::time::Duration;
 
-/// How much it matters that a request is answered.
+/// The importance of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Health, completions of what was begun: never shed, but bounded.
+    /// Health, completions of started work: never shed, but bounded.
     P0,
-    /// A caller waits for it: one thing looked up or changed.
+    /// A caller waits for it: it reads or changes one thing.
     P1,
     /// It can be sent again, such as events.
     P2,
@@ -16,7 +16,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// All, the highest first.
+    /// All classes, the highest first.
     pub const ALL: [Self; 4] = [Self::P0, Self::P1, Self::P2, Self::P3];
 
     /// Its name in the configuration, in headers and as a label.
@@ -30,9 +30,9 @@ impl Class {
         }
     }
 
-    /// So many requests at most are in flight when one more of the class begins. The limit is for the
-    /// lower classes, less of it for the lowest; the first finds room above it, since it is what all
-    /// this is for: where it alone asks for too much, the limit follows.
+    /// Maximum number of requests in flight at which one more of the class may start. The lower
+    /// classes may use the limit or less of it. The first class may exceed it, because admission
+    /// control protects this class first; if it alone causes overload, the limit itself shrinks.
     pub(super) fn allowed(self, limit: usize, max: usize) -> usize {
         match self {
             Self::P0 | Self::P1 => limit.saturating_mul(2).min(max).max(1),
@@ -41,8 +41,8 @@ impl Class {
         }
     }
 
-    /// How long it may wait while waiting is the rule. The first class goes before all others, so that
-    /// its queue is a short one while it alone does not ask for too much.
+    /// Maximum waiting time under persistent overload. The first class goes before all others, so
+    /// its queue is short unless it alone causes the overload.
     pub(super) fn target(self) -> Duration {
         match self {
             Self::P0 | Self::P1 => Duration::from_millis(50),
@@ -50,7 +50,7 @@ impl Class {
         }
     }
 
-    /// How long it may wait while waiting is the exception.
+    /// Maximum waiting time otherwise.
     pub(super) fn interval(self) -> Duration {
         match self {
             Self::P0 | Self::P1 => Duration::from_millis(100),
@@ -59,18 +59,18 @@ impl Class {
     }
 }
 
-/// What is done with a class.
+/// The handling of a class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// Requests are shed when there is no room.
+    /// Requests are shed when capacity is short.
     #[default]
     Enforce,
-    /// What would be shed is counted and let through.
+    /// Requests that would be shed are counted and admitted.
     Shadow,
-    /// All are let through, and nothing is decided.
+    /// All requests are admitted without a decision.
     Off,
-    /// All are refused.
+    /// All requests are refused.
     Refuse,
 }
 
@@ -78,30 +78,30 @@ impl Mode {
     pub(super) const ALL: [Self; 4] = [Self::Enforce, Self::Shadow, Self::Off, Self::Refuse];
 }
 
-/// Why a request was not begun.
+/// Why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
-    /// No room, neither in flight nor to wait.
+    /// There is no free place, neither in flight nor in the queue.
     Capacity,
     /// It waited too long.
     Wait,
     /// It waited, and a higher class took its place.
     Displaced,
-    /// Its caller asks for much more than the others do, and there is not room for all.
+    /// Its caller sends much more than the others, and capacity is short.
     Share,
-    /// Less time is left than it takes, or none.
+    /// The deadline passed, or the remaining time is shorter than the request usually takes.
     Deadline,
-    /// Too many of the critical class at once.
+    /// Too many critical requests in flight.
     Critical,
-    /// Its token or bot has a quota, which is used up.
+    /// The quota of its token or bot is used up.
     Quota,
     /// An operator switched the class off.
     Switch,
 }
 
 impl Reason {
-    /// All.
+    /// All reasons.
     pub const ALL: [Self; 8] = [
         Self::Capacity,
         Self::Wait,
@@ -113,7 +113,7 @@ impl Reason {
         Self::Switch,
     ];
 
-    /// Its name, as a label and in headers.
+    /// Its name as a label and in headers.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -128,30 +128,30 @@ impl Reason {
         }
     }
 
-    /// Whether it was for want of room: such a refusal can have been a mistake.
+    /// Whether the reason is a lack of capacity: such a refusal can turn out to be unnecessary.
     pub(super) fn is_want_of_room(self) -> bool {
         matches!(self, Self::Capacity | Self::Wait | Self::Displaced | Self::Share)
     }
 }
 
-/// A kind of requests that take about as long: the number of a route.
+/// A kind of requests with similar durations: the number of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation(pub u16);
 
-/// A request that wants to be begun.
+/// A request before the decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
-    /// How much it matters.
+    /// Its importance.
     pub class: Class,
-    /// What it is.
+    /// Its kind.
     pub operation: Operation,
-    /// It goes on with something begun before: it ranks first in its class.
+    /// It continues started work, so it ranks first in its class.
     pub continues: bool,
-    /// Who asks, as a number; 0: nobody in particular.
+    /// The caller as a number; 0: no particular caller.
     pub caller: u64,
-    /// When the answer is worth nothing any more, in the time of the admission.
+    /// The time after which the answer is useless, on the clock of the admission.
     pub deadline: Option<Duration>,
-    /// As how many requests it counts while it is in flight, by its size; at most half of what its
-    /// class may use. It starts where one place is free.
+    /// The number of requests that it counts as while in flight, by its size; at most half of those
+    /// that its class may use. It can start when one place is free.
     pub places: usize,
 }

@@ -1,4 +1,4 @@
-//! The core under a clock of our own: whatever is asked, given up and ended in whatever order.
+//! Tests with a manual clock: requests start, give up and end in any order.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ impl Bench {
         self.clock.fetch_add(micros, Ordering::SeqCst);
     }
 
-    /// Asks; answers why not, where it is decided at once.
+    /// Asks for admission; returns the reason of an immediate refusal.
     fn ask(&mut self, ask: &Request) -> Option<Reason> {
         match self.admission.ask(ask) {
             Decision::Begin(permit) => self.begun.push((ask.class, permit)),
@@ -47,7 +47,7 @@ impl Bench {
         None
     }
 
-    /// Collects what was decided of those who wait; answers who was shed.
+    /// Collects the decisions about waiting requests; returns those that were shed.
     fn collect(&mut self) -> Vec<(Class, Reason)> {
         let mut shed = Vec::new();
         for mut place in std::mem::take(&mut self.places) {
@@ -206,7 +206,8 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
     let mut bench = bench(16);
     let (mut served, mut shed) = ([0; 2], [0; 2]);
     for round in 0..3_000_u64 {
-        // 20 callers with one request each, one with 20, every 10 ms; 25 can be served.
+        // Every 10 ms, 20 callers send one request each and one caller sends 20; there is capacity
+        // for 25.
         let mut callers: Vec<u64> = (2..22).collect();
         callers.extend([1; 20]);
         let offset = (round % 41) as usize % callers.len();
@@ -222,7 +223,7 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
                 Decision::Shed(_) => shed[usize::from(caller > 1)] += u64::from(counted),
             }
             bench.pass(Duration::from_micros(250));
-            // One ends every 400 µs.
+            // A request ends every 400 µs.
             if bench.clock.load(Ordering::SeqCst) % 2_000 < 1_250 && !bench.begun.is_empty() {
                 drop(bench.begun.remove(0));
             }
@@ -253,7 +254,7 @@ fn a_large_request_counts_as_several_and_leaves_room_for_the_others() {
     let mut bench = bench(16);
     let large = Request { places: 1_000, ..ask(Class::P2) };
     assert_eq!(bench.ask(&large), None);
-    // Of 14 places for its class, half.
+    // Its class may use 14 places; one request gets at most half of them.
     assert_eq!(bench.admission.state().in_flight, 7);
     assert_eq!(bench.ask(&Request { places: 3, ..ask(Class::P2) }), None);
     assert_eq!(bench.admission.state().in_flight, 10);
@@ -269,7 +270,7 @@ fn a_large_request_counts_as_several_and_leaves_room_for_the_others() {
     bench.begun.clear();
     assert_eq!(bench.admission.state().in_flight, 0);
 
-    // One that gave up while it waited holds nothing.
+    // A request that gave up while waiting holds no place.
     for _ in 0..16 {
         assert_eq!(bench.ask(&ask(Class::P1)), None);
     }

@@ -1,4 +1,4 @@
-//! Checks what an [`App`] is made of, and makes a plan for each pipeline.
+//! Checks the parts of an [`App`], and makes a plan for each pipeline.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -33,7 +33,7 @@ use crate::redis::{Link, Target};
 use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
 
-/// Collects what an [`App`] is made of.
+/// Collects the parts of an [`App`].
 pub struct Builder {
     pub(super) config: Config,
     pub(super) roles: Roles,
@@ -57,22 +57,22 @@ impl Builder {
         self
     }
 
-    /// Adds a product. It takes the place of another one with the same pipeline. Its pipeline runs
-    /// where the configuration has it.
+    /// Adds a product. It replaces another one with the same pipeline. Its pipeline runs if the
+    /// configuration contains and enables it.
     #[must_use]
     pub fn product(mut self, product: impl Product) -> Self {
         self.products.add(Arc::new(product));
         self
     }
 
-    /// What the process does; [`Roles::ALL`] if not said.
+    /// The roles of the process; default: [`Roles::ALL`].
     #[must_use]
     pub fn roles(mut self, roles: Roles) -> Self {
         self.roles = roles;
         self
     }
 
-    /// Another wall clock.
+    /// Replaces the wall clock.
     #[must_use]
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
@@ -100,7 +100,7 @@ impl Builder {
             }
         }
         let runs = |name: &PipelineName| plans.iter().any(|plan| plan.name == *name);
-        // A pipeline that does not run here takes nothing.
+        // A pipeline that does not run here reserves no connection, file or memory.
         self.config.pipelines.retain(|name, config| !config.enabled || runs(name));
         let routes: Vec<Route> = plans.iter().flat_map(|plan| plan.part.routes()).collect();
         Self::check_routes(&routes)?;
@@ -137,8 +137,8 @@ impl Builder {
         }
     }
 
-    /// The MongoDB of `mongodb.url`, or a private one beside a private Redis: with a Redis that is
-    /// shared, every process would keep counters of its own.
+    /// The MongoDB at `mongodb.url`, or a private one beside a private Redis. With a shared Redis
+    /// there is no private MongoDB, because every process would keep separate counters.
     async fn mongo(&self) -> Result<(Result<Mongo, String>, Option<PrivateMongo>), AppError> {
         let config = &self.config;
         let database = &config.mongodb.database;
@@ -164,7 +164,7 @@ impl Builder {
         }
     }
 
-    /// What push handlers and products call with; `None` where none does.
+    /// The HTTP client of push handlers and products; `None` if none of them calls out.
     fn outbound(&self) -> Result<Option<Outbound>, AppError> {
         let calls = |(name, pipeline): &(&PipelineName, &PipelineConfig)| {
             let product = self.products.of(name);
@@ -178,18 +178,18 @@ impl Builder {
         let settings = outbound::Settings {
             allow_nets: callbacks.allow_nets.clone().into(),
             max_per_host: callbacks.max_per_host.get(),
-            // Who cannot be reached must be known before the handler has taken too long.
+            // An unreachable target must be known before the handler times out.
             connect_timeout: CONNECT_TIMEOUT.min(shortest / 2),
         };
         Ok(Some(Outbound::new(&settings)?))
     }
 
-    /// Whether the built-in push handler is meant.
+    /// Whether the configuration means the built-in push handler.
     fn is_push(&self, config: &PipelineConfig) -> bool {
         config.handler == PUSH && !self.handlers.contains_key(PUSH)
     }
 
-    /// What handles the events of a pipeline that no product has.
+    /// The handler of a pipeline without a product.
     fn handled(
         &self,
         name: &PipelineName,
@@ -224,7 +224,7 @@ impl Builder {
         })
     }
 
-    /// A plan for a pipeline. `None`: its product cannot run here, for the reason that `services` tells.
+    /// A plan for a pipeline. `None`: its product cannot run here, for the reason in `services`.
     fn plan(
         &self,
         name: &PipelineName,
@@ -271,7 +271,7 @@ impl Builder {
         }))
     }
 
-    /// Refuses routes that others serve already, and those outside `/v1/`.
+    /// Refuses routes that already exist, and routes outside `/v1/`.
     fn check_routes(routes: &[Route]) -> Result<(), AppError> {
         let shape = |template: &str| -> Vec<String> {
             let part = |part: &str| if part.starts_with('{') { "{}" } else { part }.to_owned();
@@ -287,15 +287,15 @@ impl Builder {
     }
 }
 
-/// What pipelines need beside their configuration.
+/// What pipelines need besides their configuration.
 pub(super) struct Needs {
-    /// Or why there is none.
+    /// Or the reason why there is none.
     pub(super) mongo: Result<Mongo, String>,
     outbound: Option<Outbound>,
     pub(super) kinds: Kinds,
 }
 
-/// A pipeline that no product has.
+/// A pipeline without a product.
 struct Handled(Arc<dyn AnyHandler>);
 
 impl Part for Handled {
@@ -304,16 +304,16 @@ impl Part for Handled {
     }
 }
 
-/// Everything that was planned.
+/// The plans of all pipelines.
 pub(super) struct Plans {
     pub(super) all: Vec<Plan>,
     pub(super) needs: Needs,
     pub(super) services: Services,
-    /// What the products serve over HTTP.
+    /// The HTTP routes of the products.
     pub(super) routes: Vec<Route>,
 }
 
-/// A pipeline, checked.
+/// A pipeline with a checked configuration.
 pub(super) struct Plan {
     pub(super) name: PipelineName,
     pub(super) config: PipelineConfig,
@@ -324,12 +324,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Whether events of the bus are copied for it.
+    /// Whether the pipeline takes events from the bus.
     pub(super) fn takes_of_bus(&self) -> bool {
         !self.kind.off_bus
     }
 
-    /// Whether it begins at the first entry of a stream that it never read; else at the next.
+    /// Whether the pipeline starts at the first entry of a stream that is new to it; otherwise at
+    /// the next entry.
     pub(super) fn starts_earliest(&self) -> bool {
         self.config.start == Start::Earliest
     }
@@ -362,7 +363,8 @@ impl Plan {
             lease_ttl: config.lease_ttl,
             handler_timeout: config.handler_timeout,
             workers: Bounds { min: config.workers.min.get(), max: config.workers.max.get() },
-            // What is posted to a ledger is never given up for the failures of others.
+            // An event that is posted to a ledger is never dead-lettered because of failures of
+            // other systems.
             max_attempts: match &self.kind.ledger {
                 Some(_) => u32::MAX,
                 None => config.max_attempts.get(),

@@ -1,4 +1,4 @@
-//! What an operator can change while a process runs.
+//! Settings that an operator can change while a process runs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Control {
         Self(Arc::new(gate))
     }
 
-    /// Which requests are let in, from now on.
+    /// Changes the settings of admission control from now on.
     pub fn set_admission(&self, config: AdmissionConfig) {
         self.0.admission.apply(config.settings);
         self.0.set_quotas(quotas(config));

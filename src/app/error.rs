@@ -17,19 +17,19 @@ pub enum AppError {
     /// The configuration contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A pipeline names a handler that nobody registered.
+    /// A pipeline names a handler that is not registered.
     #[error(
         "pipelines.{pipeline}.handler is {handler:?}, which this program does not have; it has {known}"
     )]
     Handler {
         /// The pipeline.
         pipeline: PipelineName,
-        /// What it names.
+        /// The configured name.
         handler: String,
-        /// What there is.
+        /// The registered names.
         known: String,
     },
-    /// A push pipeline does not say where to.
+    /// A push pipeline has no URL.
     #[error(
         "pipelines.{pipeline}.url is not set, which handler = \"push\" needs; set it to the receiver's http:// or https:// URL"
     )]
@@ -37,30 +37,30 @@ pub enum AppError {
         /// The pipeline.
         pipeline: PipelineName,
     },
-    /// Nobody can be called.
+    /// Outgoing HTTP calls cannot be set up.
     #[error(transparent)]
     Outbound(#[from] OutboundSetupError),
-    /// The key that signs is damaged.
+    /// The signing key in Redis is damaged.
     #[error(
         "the key {key} in Redis is damaged; delete it while no fairlane runs, and a new one is made"
     )]
     SigningKey {
-        /// Where it is.
+        /// Its Redis key.
         key: String,
     },
-    /// Fewer files may be open than there may be connections.
+    /// The process may open fewer files than its connections need.
     #[error(
         "http.max_connections is {connections}, which needs {needed} open files, but this process may open {allowed}; raise the limit (LimitNOFILE in systemd, ulimit -n) or lower http.max_connections"
     )]
     Files {
         /// The setting.
         connections: usize,
-        /// For these and all else.
+        /// Files for the connections and all else.
         needed: u64,
         /// The hard limit.
         allowed: u64,
     },
-    /// The operating system gives no thread.
+    /// The operating system cannot start a thread.
     #[error("cannot serve metrics.listen: {0}")]
     Observe(#[from] std::io::Error),
     /// A filter cannot be used.
@@ -68,7 +68,7 @@ pub enum AppError {
     Filter {
         /// The pipeline.
         pipeline: PipelineName,
-        /// Why.
+        /// The cause.
         #[source]
         source: FilterError,
     },
@@ -79,7 +79,7 @@ pub enum AppError {
     Shards {
         /// The setting.
         configured: u16,
-        /// What the data says.
+        /// The stored value.
         stored: String,
     },
     /// Another environment reads a stream.
@@ -89,9 +89,9 @@ pub enum AppError {
     StreamShared {
         /// The stream.
         stream: String,
-        /// Who reads it.
+        /// The prefix of that environment.
         other: Prefix,
-        /// The setting.
+        /// The prefix of this environment.
         prefix: Prefix,
     },
     /// Redis has no memory left for the first data.
@@ -99,11 +99,11 @@ pub enum AppError {
         "Redis is full, and holds none of Fairlane's data yet ({source}); raise its maxmemory or free memory, then start again"
     )]
     Full {
-        /// What was refused.
+        /// The refused command.
         #[source]
         source: RedisError,
     },
-    /// A product serves a route that is taken, or that is not below `/v1/`.
+    /// A product has a route that already exists, or that is not below `/v1/`.
     #[error("a product cannot serve {template:?}: it is served already, or not below /v1/")]
     Route {
         /// The route.

@@ -1,14 +1,14 @@
-//! Whether as many files may be open as there may be connections.
+//! Checks that the process may open enough files for its connections.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{AppError, Roles};
 use crate::config::Config;
 
-/// Files beside connections of callers and workers: to the stores, listeners, logs, the runtime.
+/// Files besides the connections of clients and workers: stores, listeners, logs, the runtime.
 const AT_REST: u64 = 256;
 
-/// How many files may have to be open at once: every worker may hold a connection to its target.
+/// Maximum number of files open at the same time. Every worker may hold a connection to its target.
 pub(crate) fn needed(config: &Config, roles: Roles) -> u64 {
     let pipelines = config.pipelines.values().filter(|pipeline| roles.work && pipeline.enabled);
     let workers: u64 = pipelines.map(|pipeline| pipeline.workers.max.get() as u64).sum();
@@ -16,12 +16,12 @@ pub(crate) fn needed(config: &Config, roles: Roles) -> u64 {
     AT_REST + workers + callers
 }
 
-/// How many may be open at most, whatever this process asks for; `None`: any number.
+/// The hard limit of open files; `None`: no limit.
 pub(crate) fn allowed() -> Option<u64> {
     getrlimit(Resource::Nofile).maximum
 }
 
-/// Raises the soft limit as far as it has to be; `false`: it is not allowed so many.
+/// Raises the soft limit as far as needed; `false`: the hard limit is too low.
 pub(crate) fn raise(needed: u64) -> bool {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
@@ -31,7 +31,7 @@ pub(crate) fn raise(needed: u64) -> bool {
     maximum.is_none_or(|maximum| maximum >= needed) && setrlimit(Resource::Nofile, raised).is_ok()
 }
 
-/// Sees to it that so many may be open as may be needed.
+/// Ensures that the process may open as many files as it may need.
 pub(super) fn make_room(config: &Config, roles: Roles) -> Result<(), AppError> {
     let needed = needed(config, roles);
     if raise(needed) {

@@ -1,11 +1,11 @@
-//! Puts the parts together. The only folder that knows every one of them.
+//! Assembles the parts. It is the only folder that knows all of them.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `builder` | checks the configuration, and plans each pipeline |
-//! | `register` | what is fixed with the first data of an environment |
+//! | `register` | values that are fixed with the first data of an environment |
 //! | `start` | starts the parts |
-//! | `supervise` | looks after the private servers, and stops them |
+//! | `supervise` | supervises the private servers, and stops them |
 
 mod builder;
 mod control;
@@ -50,14 +50,14 @@ use crate::redis::{Link, Target};
 pub use crate::roles::Roles;
 use crate::signed_token::SigningKey;
 
-/// A call that takes longer has an unknown outcome.
+/// Timeout of most calls. The outcome of a call that takes longer is unknown.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for claims, reads and completions. An answer to a claim that comes later finds its
-/// leases all but run out, and until then nothing else is claimed.
+/// Timeout of claims, reads and completions. When the answer to a claim comes later, its leases
+/// have almost expired, and until then the pool claims nothing else.
 const POOL_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// The same for the fan-out, whose calls can be repeated. Until then nothing else is copied.
+/// Timeout of the calls of the fan-out, which can be repeated. Until then it copies nothing else.
 const INGEST_TIMEOUT: Duration = Duration::from_millis(800);
-/// HTTP clients have this long to take their last answer.
+/// How long HTTP clients have to receive their last answer.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// One instance of the service. Several may run in one process.
@@ -68,7 +68,7 @@ pub struct App {
     http_listener: Option<(TcpListener, Access)>,
 }
 
-/// What the parts of an instance are made of.
+/// The shared components of an instance.
 struct Site {
     config: Config,
     roles: Roles,
@@ -83,15 +83,15 @@ struct Site {
     control: Control,
 }
 
-/// The private servers, where there are any.
+/// The private servers, if any.
 #[derive(Default)]
 struct Private {
     redis: Option<PrivateRedis>,
     mongo: Option<PrivateMongo>,
 }
 
-/// The connections of one instance. All but `admin` are hot: the calls of each share a connection per
-/// server and are pipelined on it, so that none of them may ask for much.
+/// The connections of one instance. All links but `admin` are hot: the calls of each share a
+/// connection per server and are pipelined on it, so no call may request a large answer.
 struct Links {
     /// Claims, reads and completions of every pool.
     pool: Arc<Link>,
@@ -99,11 +99,11 @@ struct Links {
     ingest: Arc<Link>,
     /// Views and totals.
     views: Arc<Link>,
-    /// Calls that are soon done and must not wait for those of operators: leases that receivers
-    /// complete over HTTP, the presence of the process, events that are pushed.
+    /// Short calls that must not wait for those of operators: leases that receivers complete over
+    /// HTTP, the presence of the process, pushed events.
     prompt: Arc<Link>,
-    /// Everything that may be slow or rare: what operators read and change, listings, dead letters,
-    /// audits, samples, what is due. Pooled: a large answer delays no other call.
+    /// Calls that may be slow or rare: operators' reads and changes, listings, dead letters,
+    /// audits, samples, due events. Pooled: a large answer delays no other call.
     admin: Arc<Link>,
 }
 
@@ -114,7 +114,7 @@ impl fmt::Debug for App {
 }
 
 impl App {
-    /// Begins with the configuration and the built-in handlers.
+    /// Starts with the configuration and the built-in handlers.
     #[must_use]
     pub fn builder(config: Config) -> Builder {
         let builder = Builder {
@@ -185,62 +185,62 @@ impl App {
         Ok(Self { site, private: Private::default(), metrics_listener, http_listener })
     }
 
-    /// Where HTTP is served; `None` without that role.
+    /// The address of the HTTP API; `None` without that role.
     ///
     /// # Errors
-    /// When the operating system does not tell.
+    /// If the operating system does not report it.
     pub fn http_address(&self) -> std::io::Result<Option<SocketAddr>> {
         self.http_listener.as_ref().map(|(listener, _)| listener.local_addr()).transpose()
     }
 
-    /// Where metrics and health are served.
+    /// The address of metrics and health.
     ///
     /// # Errors
-    /// When the operating system does not tell.
+    /// If the operating system does not report it.
     pub fn metrics_address(&self) -> std::io::Result<SocketAddr> {
         self.metrics_listener.local_addr()
     }
 
-    /// What can be changed while it runs.
+    /// Settings that can be changed while it runs.
     #[must_use]
     pub fn control(&self) -> Control {
         self.site.control.clone()
     }
 
-    /// Where Redis is.
+    /// The Redis deployment.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.site.target
     }
 
-    /// The queues of a pipeline, to push to or to look at.
+    /// The queues of a pipeline, to push to or to inspect.
     #[must_use]
     pub fn queue(&self, pipeline: &PipelineName) -> Option<Queue> {
         let plan = self.site.plans.iter().find(|plan| plan.name == *pipeline)?;
         Some(plan.queue(&self.site.config, &self.site.links.prompt))
     }
 
-    /// The delayed notifications, to accept and look at; `None` without their pipeline.
+    /// The delayed notifications, to create and inspect; `None` without their pipeline.
     #[must_use]
     pub fn notifications(&self) -> Option<Notifications> {
         self.site.services.get().cloned()
     }
 
-    /// Runs until `shutdown` stops it and everything that was begun has ended.
+    /// Runs until `shutdown` stops it and all started work has ended.
     ///
     /// # Errors
-    /// When the private Redis cannot be stopped.
+    /// If the private Redis cannot be stopped.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
         let Self { mut site, private, metrics_listener, http_listener } = self;
-        // Health is answered until the very end, so it has a stop of its own.
+        // Health is served until the very end, so it has a separate stop signal.
         let stop = CancellationToken::new();
         let starts = Arc::new(Starts::default());
         let startup = site.place_pipelines(&starts, &shutdown);
         site.announce(&metrics_listener, http_listener.as_ref().map(|(listener, _)| listener));
         let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
-        // Connections of their own: what the others wait for must not make Redis seem to be
-        // unavailable. One for `metrics.listen`, which has a runtime of its own, and one for HTTP,
-        // over which events are published too.
+        // Separate links: when all connections of the others are waiting, Redis must not seem to be
+        // unavailable. One is for `metrics.listen`, which has its own runtime. One is for HTTP,
+        // which also publishes events over it.
         let link = || {
             let target = site.target.clone();
             Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT))
@@ -266,14 +266,14 @@ impl App {
         shutdown.wait().await;
         stop.cancel();
         let ending = async { while servers.join_next().await.is_some() {} };
-        // A client that stalls in mid-request must not keep the process.
+        // A client that stalls during a request must not keep the process running.
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
         let _ = tokio::time::timeout(LAST_ANSWERS, observing).await;
         if let Ok(mongo) = site.needs.mongo.clone() {
             mongo.close().await;
         }
-        // Our connections must be gone before the last one out turns off the light.
+        // Our connections must be closed before the private servers are stopped.
         drop(site);
         private.stop().await
     }

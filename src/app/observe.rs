@@ -1,5 +1,5 @@
-//! Health and metrics, on a thread of their own: whatever keeps the others busy, an orchestrator that
-//! asks is answered.
+//! Health and metrics, on a separate thread: they answer an orchestrator even when all other
+//! threads are busy.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http::{self, Ending, Health, Limits, Proxies};
 
-/// Scrapers and probes are few.
+/// There are few scrapers and probes.
 const LIMITS: Limits = Limits { name: "metrics", connections: 256, per_address: 128 };
 
-/// Serves `metrics.listen` until `stop`; the answer comes when that has ended.
+/// Serves `metrics.listen` until `stop`; the receiver is notified when it has ended.
 pub(super) fn spawn(
     listener: TcpListener,
     health: Health,
@@ -32,7 +32,7 @@ pub(super) fn spawn(
                 Err(error) => tracing::error!(%error, "cannot serve metrics.listen"),
             }
         });
-        // Its connections are closed before anybody hears that it ended.
+        // The connections are closed before the end is reported.
         drop(runtime);
         drop(ended);
     };

@@ -1,4 +1,4 @@
-//! What is fixed with the first data of an environment, and looked at before.
+//! Values that are fixed with the first data of an environment, and the checks before that.
 
 use redis::Value;
 use tracing::{debug, info};
@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::redis::{Link, Server, keys};
 use crate::signed_token::{KEY_BYTES, SigningKey};
 
-/// Fixes the number of shards and the key that signs with the first data. Answers the key.
+/// Stores the number of shards and the signing key with the first data. Returns the key.
 pub(super) async fn register(link: &Link, config: &Config) -> Result<SigningKey, AppError> {
     let (shards, prefix) = (config.redis.shards.get(), link.prefix());
     let (shards_key, signing_key) = (keys::shards(prefix), keys::signing_key(prefix));
@@ -17,7 +17,7 @@ pub(super) async fn register(link: &Link, config: &Config) -> Result<SigningKey,
     look.cmd("GET").arg(&shards_key);
     look.cmd("GET").arg(&signing_key);
     let mut found = link.run_checked("GET", &look).await?;
-    // What is there is not written again: a Redis that is full refuses that too.
+    // Existing values are not written again: a full Redis would refuse that too.
     if found.contains(&Value::Nil) {
         if found[0] == Value::Nil {
             Box::pin(check_environment(link, config)).await?;
@@ -48,7 +48,7 @@ pub(super) async fn register(link: &Link, config: &Config) -> Result<SigningKey,
     }
 }
 
-/// Looks around before the first data of an environment is written: others may be in this Redis.
+/// Looks for other environments in this Redis before the first data of an environment is written.
 async fn check_environment(link: &Link, config: &Config) -> Result<(), AppError> {
     let server = Server::new(link.target().clone(), RESPONSE_TIMEOUT);
     let others = match server.environments().await {
@@ -61,7 +61,7 @@ async fn check_environment(link: &Link, config: &Config) -> Result<(), AppError>
     };
     let prefix = link.prefix();
     info!(%prefix, ?others, "new data: this Redis has other environments (redis.prefix)");
-    // Who trims nothing may look on.
+    // A process that does not trim may read a stream of another environment.
     if !config.bus.trim {
         return Ok(());
     }

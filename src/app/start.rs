@@ -28,12 +28,12 @@ use crate::redis::Link;
 use crate::startup::{Start, Starting, Startup};
 
 impl Site {
-    /// Has every pipeline placed on the bus before the process is ready.
+    /// Records the start of every pipeline on the bus before the process is ready.
     pub(super) fn place_pipelines(&self, starts: &Arc<Starts>, shutdown: &Shutdown) -> Startup {
         let Self { config, roles, clock, links, plans, .. } = self;
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
         let gates = self.services.get::<Arc<Breakers>>().filter(|_| roles.work).cloned();
-        // While operators have all pooled connections, the process must not seem to be gone.
+        // On this link, the process stays visible while operators use all pooled connections.
         let (meters, link) = (meters.collect(), Arc::clone(&links.prompt));
         let starting = |plan: &super::Plan| Starting {
             queue: plan.queue(config, &links.admin),
@@ -51,7 +51,7 @@ impl Site {
         start.begin(shutdown)
     }
 
-    /// Says in the log what runs, and where.
+    /// Logs which parts run, and their addresses.
     pub(super) fn announce(&self, metrics: &TcpListener, http: Option<&TcpListener>) {
         if let Ok(address) = metrics.local_addr() {
             let http = http.and_then(|listener| listener.local_addr().ok());
@@ -61,7 +61,7 @@ impl Site {
         }
     }
 
-    /// What the selective pipelines want, where the process keeps up with it.
+    /// The interests of the selective pipelines, if the process tracks them.
     fn interests(&self) -> Vec<(PipelineName, Arc<dyn Interest>)> {
         if !self.roles.work && !self.roles.ingest {
             return Vec::new();
@@ -70,11 +70,11 @@ impl Site {
         self.plans.iter().filter_map(interest).collect()
     }
 
-    /// What the routes work with.
+    /// The state of the routes.
     pub(super) fn api(&self, access: Access, health: &Health) -> Api {
         let Self { config, clock, links, plans, signing_key, .. } = self;
-        // Not pooled: receivers complete leases as often as workers do, a few small calls each, and a
-        // lease runs out while it waits for a connection that an operator has.
+        // Not pooled: receivers complete leases as often as workers do, with a few small calls
+        // each, and a lease would expire while it waits for a connection that an operator uses.
         let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.prompt));
         let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
         self.control.0.cursors.sign_with(signing_key.clone());
@@ -96,7 +96,7 @@ impl Site {
         }
     }
 
-    /// Answers HTTP until it is to stop.
+    /// Serves HTTP until the stop.
     pub(super) fn serve(
         &self,
         listener: TcpListener,
@@ -114,7 +114,7 @@ impl Site {
         http::serve(listener, http::routes(api, health, &self.routes), limits, proxies, ending)
     }
 
-    /// Starts what each pipeline needs, and what all of them share. The plans are used up.
+    /// Starts the parts of each pipeline, and the shared ones. Consumes the plans.
     pub(super) fn start_pipelines(&mut self, starts: Arc<Starts>, shutdown: &Shutdown) {
         let plans = std::mem::take(&mut self.plans);
         let Self { config, roles, clock, target, links, signing_key, services, .. } = self;
@@ -164,8 +164,8 @@ impl Site {
         let Self { config, links, target, clock, .. } = self;
         let retention = Retention { trim: config.bus.trim, keep: config.bus.retention };
         for stream in &config.bus.streams {
-            // Commands that block need a connection of their own, and all the time: one of a pool
-            // would never be put back, and one less would be left for the others.
+            // Blocking commands need their own connection all the time: a connection from a pool
+            // would never be returned, and the others would have one less.
             let timeout = INGEST_TIMEOUT + RedisStream::WAIT_MAX;
             let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
             let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(&links.ingest));

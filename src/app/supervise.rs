@@ -1,4 +1,4 @@
-//! Looks after the private servers.
+//! Supervises the private servers.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::redis::Link;
 use crate::redis::private::PrivateRedis;
 use crate::telemetry::{Outage, Recovered};
 
-/// They are looked after this often.
+/// Interval of the checks.
 const SUPERVISE: Duration = Duration::from_secs(2);
 
 impl Private {
-    /// Looks after the servers until the soft stop.
+    /// Supervises the servers until the soft stop.
     pub(super) async fn supervised(self, site: &Site, shutdown: &Shutdown) -> Self {
-        // Not pooled: a Redis whose connections operators have all taken is not dead.
+        // Not pooled: Redis is not dead when operators use all pooled connections.
         let (config, link) = (&site.config, &site.links.prompt);
         let redis = self.redis.map(|private| redis(private, config, link, shutdown));
         let mongo = self.mongo.zip(site.needs.mongo.clone().ok());
@@ -50,7 +50,7 @@ impl Private {
     }
 }
 
-/// Starts the private Redis again when it dies, until the soft stop. Answers the one that runs.
+/// Restarts the private Redis when it dies, until the soft stop. Returns the running one.
 async fn redis(
     mut private: PrivateRedis,
     config: &Config,
@@ -92,7 +92,7 @@ async fn redis(
     }
 }
 
-/// Starts the private MongoDB again when it dies, until the soft stop. Answers the one that runs.
+/// Restarts the private MongoDB when it dies, until the soft stop. Returns the running one.
 async fn mongo_server(
     mut private: PrivateMongo,
     config: &Config,
@@ -125,7 +125,7 @@ async fn mongo_server(
             biased;
             () = shutdown.soft.cancelled() => return private,
             started = starting => match started {
-                // Elsewhere, our connections would never find it.
+                // Our connections would never find a server at another address.
                 Ok(again) if again.url().expose() != private.url().expose() => {
                     error!("the port of the private MongoDB is taken: restart this process");
                     private = again;

@@ -298,7 +298,7 @@ mod tests {
         let mut decided: Vec<_> = (0..1_000_u64)
             .map(|n| (Sequence::new(10_000_000 + n * 10_000), String::new()))
             .collect();
-        // The slice begins at the 900th; five seconds are 500 events.
+        // The slice starts at the 900th; five seconds are 500 events.
         let first = 10_000_000 + 900 * 10_000;
         forget(&mut decided, first);
         assert_eq!(decided.len(), 100 + KEPT_MAX);

@@ -16,7 +16,7 @@
 //!
 //! 1. The fan-out copies events that a bot has rules for, or that change a profile it keeps
 //!    (`subscriptions`, kept up to date by `watch`).
-//! 2. `handler::automation` takes a slice: one query for profiles, the rules from the `cache`.
+//! 2. `handler` takes a slice: one query for profiles, the rules from the `cache`.
 //! 3. [`decide`] changes the profile and decides, event by event.
 //! 4. One write of profiles and decisions, each only as the successor of the state that was read: a
 //!    late process writes nothing, and reads the stored decision.

@@ -185,7 +185,7 @@ impl Subscriptions {
         self.news.notify_one();
     }
 
-    /// The stale part now: to be read and then to be settled.
+    /// The stale part now: the caller reads it and then settles it.
     pub(crate) fn doubts(&self) -> Doubts {
         let state = self.read();
         Doubts { serial: state.serial, bots: state.changing.keys().cloned().collect() }
@@ -351,7 +351,7 @@ mod tests {
         assert!(fresh.wants(&event("a", "x")) && !fresh.wants(&event("b", "x")));
         let doubts = fresh.doubts();
         assert_eq!(doubts.bots, [bot("a")]);
-        // News that came after the question was asked.
+        // A message that arrived after the read started.
         fresh.changes(&bot("a"));
         fresh.update(&[bot("a")], Wanted::default(), &doubts);
         assert!(fresh.wants(&event("a", "x")));

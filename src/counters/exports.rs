@@ -1,11 +1,12 @@
-//! One export at a time: a client that reads slowly must not hold back the next one for good.
+//! Allows one export at a time. A client that reads slowly must not hold up the next export for
+//! good.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// An export whose client reads nothing for so long gives way to the next one.
+/// An export whose client reads nothing for this long gives way to the next one.
 const STALLED: Duration = Duration::from_secs(30);
 
 /// Another export took the turn.
@@ -13,15 +14,15 @@ const STALLED: Duration = Duration::from_secs(30);
 #[error("its client read nothing for {STALLED:?}, and another export started")]
 pub(crate) struct Overtaken;
 
-/// Lets one export at a time through.
+/// Grants turns to exports, one at a time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Exports(Arc<Mutex<Latest>>);
 
 #[derive(Debug, Default)]
 struct Latest {
-    /// Counts the exports.
+    /// Number of exports so far.
     number: u64,
-    /// When the client last read something; `None`: it has ended.
+    /// When the client last read data; `None`: the export has ended.
     moved: Option<Instant>,
 }
 
@@ -38,7 +39,7 @@ impl Exports {
     }
 }
 
-/// The right to go on, until it is dropped or the client stalls.
+/// The right to continue, until it is dropped or the client stalls.
 #[derive(Debug)]
 pub(crate) struct Turn {
     exports: Exports,
@@ -46,7 +47,7 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Notes that the client read what there was.
+    /// Records that the client has read all data so far.
     pub(crate) fn go_on(&self) -> Result<(), Overtaken> {
         let mut latest = self.exports.0.lock().unwrap_or_else(PoisonError::into_inner);
         if latest.number != self.number {

@@ -1,9 +1,9 @@
 //! The event: one CloudEvents 1.0 event with the extension attribute `botid`, and its three wire
 //! forms: JSON and `MessagePack` on the bus, a versioned `MessagePack` record in the queues.
 //!
-//! A record is `[version, sequence, event]`. The first two are written by the script that queues
-//! the event (`lua/shared.lua`), the third by [`Event::encode`]. `data` is kept as JSON text and
-//! only parsed by whoever reads it.
+//! A record is `[version, sequence, event]`. The script that queues the event writes the first two
+//! (`lua/shared.lua`), [`Event::encode`] writes the third. `data` is kept as JSON text and parsed
+//! only when it is read.
 
 pub mod entry;
 mod wire;
@@ -20,11 +20,11 @@ use serde_json::value::RawValue;
 use self::wire::{Fields, Wire};
 use crate::id::{BotId, IdError, Sequence};
 
-/// Largest event, in bytes of any wire form.
+/// Maximum size of an event, in bytes of any wire form.
 pub const EVENT_MAX_BYTES: usize = 1 << 20;
-/// Longest `id`, `source`, `type`, `subject` or name of an extension, in bytes.
+/// Maximum length of `id`, `source`, `type`, `subject` or the name of an extension, in bytes.
 pub const ATTRIBUTE_MAX_BYTES: usize = 1_024;
-/// Most extension attributes beside those Fairlane knows.
+/// Maximum number of extension attributes in addition to those that Fairlane knows.
 pub const EXTENSIONS_MAX: usize = 64;
 /// The version of the queue record that this crate writes. It reads all versions up to this.
 pub const RECORD_VERSION: u8 = 1;
@@ -44,13 +44,13 @@ pub enum EventError {
     /// Not `MessagePack`, or an attribute of the wrong type.
     #[error("not a CloudEvent in MessagePack: {0}")]
     MessagePack(#[source] rmp_serde::decode::Error),
-    /// A required attribute is absent.
+    /// A required attribute is missing.
     #[error("the required attribute {name:?} is missing")]
     Missing {
         /// Its name.
         name: &'static str,
     },
-    /// An attribute has a value that it may not have.
+    /// An attribute has an invalid value.
     #[error("the attribute {name:?} is not usable: {why}")]
     Attribute {
         /// Its name.
@@ -61,13 +61,13 @@ pub enum EventError {
     /// `botid` is not a bot id.
     #[error("the attribute \"botid\" is not usable: {0}")]
     BotId(#[from] IdError),
-    /// A queue record of a version from the future, or a damaged one.
+    /// A queue record of a newer version, or a damaged one.
     #[error("not a queue record of a version up to {RECORD_VERSION}")]
     Record(#[source] Option<rmp_serde::decode::Error>),
 }
 
 impl EventError {
-    /// The attribute that is wrong, where it is a single one.
+    /// The invalid attribute, if it is a single one.
     #[must_use]
     pub fn attribute(&self) -> Option<String> {
         match self {
@@ -111,7 +111,7 @@ pub struct Event {
     time: Option<Box<str>>,
     expirytime: Option<Box<str>>,
     data: Option<Box<RawValue>>,
-    /// Everything else, `traceparent` among it.
+    /// All other attributes, including `traceparent`.
     extensions: BTreeMap<String, serde_json::Value>,
 }
 
@@ -134,7 +134,7 @@ impl Event {
     /// Reads a structured CloudEvent in JSON.
     ///
     /// # Errors
-    /// When the text is not JSON, lacks a required attribute or breaks a bound.
+    /// If the text is not JSON, lacks a required attribute or exceeds a bound.
     pub fn from_json(bytes: &[u8]) -> Result<Self, EventError> {
         check_size(bytes)?;
         serde_json::from_slice::<Wire<Box<RawValue>>>(bytes)
@@ -143,8 +143,7 @@ impl Event {
             .into_event()
     }
 
-    /// Reads the structured CloudEvent in JSON that `bytes` begin with. Answers also how many of
-    /// them it takes.
+    /// Reads the structured CloudEvent in JSON at the start of `bytes`. Also returns its length.
     pub(crate) fn from_json_prefix(bytes: &[u8]) -> Result<(Self, usize), EventError> {
         let mut values =
             serde_json::Deserializer::from_slice(bytes).into_iter::<Wire<Box<RawValue>>>();
@@ -158,7 +157,7 @@ impl Event {
     /// Reads the same map as `MessagePack`.
     ///
     /// # Errors
-    /// When the bytes are not `MessagePack`, lack a required attribute or break a bound.
+    /// If the bytes are not `MessagePack`, lack a required attribute or exceed a bound.
     pub fn from_msgpack(bytes: &[u8]) -> Result<Self, EventError> {
         check_size(bytes)?;
         rmp_serde::from_slice::<Wire<serde_json::Value>>(bytes)
@@ -173,7 +172,7 @@ impl Event {
         &self.id
     }
 
-    /// Who produced the event.
+    /// The producer of the event.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
@@ -203,7 +202,7 @@ impl Event {
         self.time.as_deref()
     }
 
-    /// After this moment the event is not handled any more.
+    /// After this time the event is not handled any more.
     #[must_use]
     pub fn expirytime(&self) -> Option<Timestamp> {
         // The text was parsed once when the event was built.
@@ -216,10 +215,10 @@ impl Event {
         self.data.as_deref().map(RawValue::get)
     }
 
-    /// `data` parsed; absent data reads as `null`.
+    /// `data` parsed; missing data reads as `null`.
     ///
     /// # Errors
-    /// When the data does not have the shape of `T`.
+    /// If the data does not have the structure of `T`.
     pub fn data_as<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_str(self.data().unwrap_or("null"))
     }
@@ -231,7 +230,7 @@ impl Event {
         self.extensions.get(name)
     }
 
-    /// The same event with this extension attribute, or for `None` without it.
+    /// The same event with this extension attribute, or with `None` without it.
     #[must_use]
     pub(crate) fn with_extension(mut self, name: &str, value: Option<serde_json::Value>) -> Self {
         match value {
@@ -241,7 +240,7 @@ impl Event {
         self
     }
 
-    /// The same event, to be handled however late it is.
+    /// The same event without an expiry time.
     #[must_use]
     pub(crate) fn without_expirytime(self) -> Self {
         Self { expirytime: None, ..self }
@@ -272,7 +271,7 @@ impl Event {
     /// Reads a queue record of `bot`.
     ///
     /// # Errors
-    /// When the record is damaged or of a version from the future.
+    /// If the record is damaged or of a newer version.
     pub fn decode(record: &[u8], bot: &BotId) -> Result<(Sequence, Self), EventError> {
         type Stored<'a> = (
             &'a str,
@@ -308,7 +307,8 @@ impl Event {
         Ok((Sequence::new(sequence), event))
     }
 
-    /// The sequence of a queue record, without reading the rest. `None` for what is no record.
+    /// The sequence of a queue record, without reading the rest. `None` if the bytes are not a
+    /// record.
     #[must_use]
     pub fn sequence_of(record: &[u8]) -> Option<Sequence> {
         match record {
@@ -375,7 +375,7 @@ impl Serialize for Event {
     }
 }
 
-/// Makes an [`Event`] in code. Bounds are checked by [`EventBuilder::build`].
+/// Builds an [`Event`] in code. [`EventBuilder::build`] checks the bounds.
 #[derive(Debug)]
 pub struct EventBuilder {
     fields: Fields,
@@ -396,21 +396,21 @@ impl EventBuilder {
         self
     }
 
-    /// Names the subscriber.
+    /// Sets the subscriber.
     #[must_use]
     pub fn subject(mut self, subject: impl Into<String>) -> Self {
         self.fields.subject = Some(subject.into());
         self
     }
 
-    /// When it happened.
+    /// Sets the time of the event.
     #[must_use]
     pub fn time(mut self, time: Timestamp) -> Self {
         self.fields.time = Some(time.to_string());
         self
     }
 
-    /// After which moment it need not be handled.
+    /// Sets the time after which the event need not be handled.
     #[must_use]
     pub fn expirytime(mut self, time: Timestamp) -> Self {
         self.fields.expirytime = Some(time.to_string());
@@ -420,7 +420,7 @@ impl EventBuilder {
     /// The payload.
     ///
     /// # Errors
-    /// When the value cannot be written as JSON.
+    /// If the value cannot be written as JSON.
     pub fn data(mut self, data: &impl Serialize) -> Result<Self, serde_json::Error> {
         self.fields.data = Some(serde_json::value::to_raw_value(data)?);
         Ok(self)
@@ -436,7 +436,7 @@ impl EventBuilder {
     /// Checks every bound.
     ///
     /// # Errors
-    /// When an attribute breaks a bound.
+    /// If an attribute exceeds a bound.
     pub fn build(self) -> Result<Event, EventError> {
         self.fields.into_event()
     }

@@ -75,7 +75,7 @@ fn a_record_of_a_version_from_the_future_is_refused() {
     assert_eq!(Event::decode(&bytes, event.bot()).unwrap_err().label(), "record");
 }
 
-/// A record as version 1 wrote it. It must stay readable by every later version.
+/// A record that version 1 wrote. Every later version must be able to read it.
 #[test]
 fn a_stored_record_of_version_1_is_still_read() {
     let bytes = b"\x93\x01\xcf\x00\x06\x43\x00\x00\x00\x00\x01\x98\xa2e1\xa4shop\xabtag.applied\xa2u7\xc0\xc0\xad{\"tag\":\"vip\"}\xc0";

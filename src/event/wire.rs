@@ -1,4 +1,4 @@
-//! Attributes as they come in, in JSON or `MessagePack`, and the check of their bounds.
+//! Incoming attributes in JSON or `MessagePack`, and the check of their bounds.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::{ATTRIBUTE_MAX_BYTES, EXTENSIONS_MAX, Event, EventError};
 use crate::id::BotId;
 
-/// What was read, before the bounds are checked.
+/// The attributes before the bounds are checked.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     pub(super) specversion: Option<String>,
@@ -83,7 +83,7 @@ fn rfc3339(name: &'static str, text: String) -> Result<Box<str>, EventError> {
     }
 }
 
-/// A map of attributes as it comes in. `D` is the form in which the format can hand over `data`.
+/// An incoming map of attributes. `D` is the type in which the format delivers `data`.
 pub(super) struct Wire<D>(pub(super) Fields, pub(super) PhantomData<D>);
 
 trait DataForm: DeserializeOwned {
@@ -152,7 +152,7 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
     }
 }
 
-/// A key, borrowed from the input where it can be.
+/// A key, borrowed from the input if possible.
 struct Name<'a>(std::borrow::Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {

@@ -1,4 +1,4 @@
-//! The way from the text of an expression to a filter.
+//! Compiles the text of an expression to a filter.
 
 use std::panic::catch_unwind;
 
@@ -12,10 +12,10 @@ use super::{
     FilterError, Position, Sees, Shape,
 };
 
-/// The parser goes as deep as the text is long.
+/// The depth of the parser's recursion grows with the length of the text.
 const PARSER_STACK: usize = 64 << 20;
 
-/// What the parser says, without the names that its tokens have in its grammar.
+/// The parser's message, without the names of tokens in its grammar.
 pub(super) fn spoken(problem: &str) -> String {
     let problem = problem.trim();
     let problem = problem.strip_prefix("Syntax error: ").unwrap_or(problem);
@@ -28,7 +28,7 @@ pub(super) fn spoken(problem: &str) -> String {
         };
     };
     let what = if what.ends_with("<EOF>'") { "end" } else { what };
-    // One sign that is written as such can be told; a set of them is half of the grammar.
+    // A single literal sign is useful in the message; a set of them is half of the grammar.
     let is_sign = expected.starts_with('\'') && expected.ends_with('\'');
     if is_sign {
         format!("unexpected {what}, {expected} was expected")
@@ -51,8 +51,8 @@ impl Filter {
             return Err(FilterError::TooDeep);
         }
         let filter = on_a_deep_stack(|| Self::parse(text, sees))?;
-        // What is wrong for every event is refused now: an answer that is no yes or no, an unknown
-        // function. What a sample event merely lacks is not held against it.
+        // An error that occurs for every event is refused now: a result that is not a boolean, an
+        // unknown function. A field that only the sample event lacks is no error.
         let mut sample = Facts::new(json!({ "type": "", "botid": "", "data": {} }));
         sample.set_subscriber(json!({ "id": "", "tags": [] }));
         if filter.shape.steps(&sample) > FILTER_MAX_STEPS {
@@ -69,7 +69,7 @@ impl Filter {
         }
     }
 
-    /// What has to happen on a deep stack: the parser and all that walks a tree of unknown depth.
+    /// Parses and checks on a deep stack, because both walk a tree of unknown depth.
     fn parse(text: &str, sees: Sees) -> Result<Self, FilterError> {
         let syntax = |at, problem: String| FilterError::Syntax { at, problem };
         let begin = Position { line: 1, column: 1 };
@@ -103,8 +103,8 @@ impl Filter {
     }
 }
 
-/// How deep brackets are nested, or signs stand before each other, which the parser folds. What is
-/// in quotes does not count.
+/// The depth of nested brackets, or the number of consecutive `!` and `-`, which the parser folds.
+/// Text in quotes does not count.
 fn written_depth(text: &str) -> usize {
     let (mut brackets, mut signs, mut deepest) = (0_usize, 0_usize, 0);
     let mut bytes = text.bytes();
@@ -131,7 +131,7 @@ fn written_depth(text: &str) -> usize {
     deepest
 }
 
-/// Runs what recurses as deep as a text is long.
+/// Runs a function whose recursion depth grows with the length of a text.
 fn on_a_deep_stack<T: Send>(
     run: impl FnOnce() -> Result<T, FilterError> + Send,
 ) -> Result<T, FilterError> {

@@ -1,4 +1,4 @@
-//! The evaluation of filters on the facts of an event, within a bounded number of steps.
+//! Evaluates filters on the facts of an event, within a bounded number of steps.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,25 +12,25 @@ use serde_json::Value as Json;
 use super::{FILTER_MAX_STEPS, Filter, FilterError, Position, Shape};
 use crate::event::Event;
 
-/// An event of so many bytes makes each step twice as dear.
+/// The cost of a step grows by the cost of one step for each such number of bytes of an event.
 const BYTES_OF_A_STEP: u64 = 64;
-/// What all filters on one event may cost together, in steps.
+/// The maximum cost of all filters on one event together, in steps.
 const EVENT_MAX_STEPS: u64 = 2_000_000;
 
-/// Why an expression gave no answer.
+/// Why an expression gave no result.
 pub(super) enum Refusal {
     Unknown(String),
     Other(String),
 }
 
-/// What filters are evaluated on: made once for an event, whatever the number of filters.
+/// The input of filters: made once for an event, whatever the number of filters.
 pub struct Facts {
     context: Context<'static, 'static>,
-    /// Of the event and the subscriber in JSON, about.
+    /// Approximate size of the event and the subscriber in JSON.
     bytes: u64,
-    /// Entries of the longest list or map in them.
+    /// Number of entries in the longest list or map.
     longest: u64,
-    /// Steps that filters were given so far.
+    /// Number of steps granted to filters so far.
     spent: Cell<u64>,
 }
 
@@ -41,10 +41,10 @@ impl fmt::Debug for Facts {
 }
 
 impl Facts {
-    /// Of an event alone.
+    /// The facts of an event alone.
     ///
     /// # Errors
-    /// When the event's data is deeper than JSON is read.
+    /// If the event's data is nested deeper than the JSON parser allows.
     pub fn of(event: &Event) -> Result<Self, FilterError> {
         let event = serde_json::to_value(event)
             .map_err(|error| FilterError::Evaluation(error.to_string()))?;
@@ -59,22 +59,22 @@ impl Facts {
         facts
     }
 
-    /// With the subscriber, or with what became of it.
+    /// Adds the subscriber, or replaces it by its new state.
     pub fn set_subscriber(&mut self, subscriber: Json) {
         self.add("subscriber", subscriber);
     }
 
     fn add(&mut self, name: &str, value: Json) {
         let (bytes, longest) = size(&value);
-        // A subscriber that is set again counts again: that only makes it dearer.
+        // A subscriber that is set again counts again: that can only raise the cost.
         self.bytes += bytes;
         self.longest = self.longest.max(longest);
         self.context.add_variable_from_value(name, seen(value));
     }
 }
 
-/// JSON as filters see it. Whole numbers are `int`, as those that filters write: of two types, no
-/// two numbers can be added.
+/// Converts JSON to the values that filters use. Whole numbers become `int`, like the literals in
+/// filters: CEL cannot add numbers of two types.
 fn seen(value: Json) -> cel::Value {
     match value {
         Json::Null => cel::Value::Null,
@@ -93,7 +93,7 @@ fn seen(value: Json) -> cel::Value {
     }
 }
 
-/// About how many bytes a value has, and the entries of its longest list or map.
+/// The approximate size of a value in bytes, and the number of entries in its longest list or map.
 fn size(value: &Json) -> (u64, u64) {
     let all =
         |bytes: u64, (inner, longest): (u64, u64), most: u64| (bytes + inner, longest.max(most));
@@ -114,11 +114,10 @@ fn size(value: &Json) -> (u64, u64) {
 }
 
 impl Filter {
-    /// Whether the facts pass.
+    /// Whether the facts match.
     ///
     /// # Errors
-    /// When the expression fails on them, for example on a field that they lack, or would take too
-    /// long.
+    /// If the expression fails on them, for example on a missing field, or would take too long.
     pub fn matches(&self, facts: &Facts) -> Result<bool, FilterError> {
         let steps = self.shape.steps(facts);
         let spent = facts.spent.get().saturating_add(steps);
@@ -150,7 +149,7 @@ impl Filter {
     }
 }
 
-/// A value in a message, cut.
+/// A value for a message, cut to 100 characters.
 pub(super) fn shown(value: &cel::Value) -> String {
     let text = format!("{value:?}");
     let cut: String = text.chars().take(100).collect();
@@ -158,9 +157,9 @@ pub(super) fn shown(value: &cel::Value) -> String {
 }
 
 impl Shape {
-    /// What it may cost on these facts, at most.
+    /// The maximum cost on these facts, in steps.
     pub(super) fn steps(&self, facts: &Facts) -> u64 {
-        // Two lists that are added are as long as both.
+        // The sum of two lists is as long as both together.
         let longest = (facts.longest + self.longest as u64) * (1 + self.additions as u64);
         let mut times = 1_u64;
         let mut steps = 0_u64;

@@ -1,17 +1,17 @@
 //! Type patterns.
 
-/// A type pattern: `*` stands for any text, dots included; everything else for itself.
+/// A type pattern: `*` matches any text, dots included; every other character matches itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Glob(Vec<String>);
 
 impl Glob {
-    /// Every text is a pattern.
+    /// Every text is a valid pattern.
     #[must_use]
     pub fn new(pattern: &str) -> Self {
         Self(pattern.split('*').map(str::to_owned).collect())
     }
 
-    /// Whether the pattern covers all of `text`.
+    /// Whether the pattern matches all of `text`.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         let [first, middle @ .., last] = &*self.0 else {
@@ -19,7 +19,7 @@ impl Glob {
         };
         let Some(mut rest) = text.strip_prefix(first.as_str()) else { return false };
         for part in middle {
-            // The leftmost place is as good as any: what follows only needs to be after it.
+            // The leftmost match is as good as any: the next part only has to follow it.
             let Some(at) = rest.find(part.as_str()) else { return false };
             rest = &rest[at + part.len()..];
         }

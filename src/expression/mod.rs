@@ -1,8 +1,8 @@
-//! Which events are meant: globs over types, and CEL expressions over an event and, in rules, the
-//! subscriber it is about.
+//! Selects events: globs over types, and CEL expressions over an event and, in rules, its
+//! subscriber.
 //!
 //! An expression comes from a configuration or from a tenant. Its text, its depth and its macros
-//! are bounded when it is compiled; what it may cost on one event is bounded before it runs.
+//! are bounded when it is compiled; its cost on one event is bounded before it runs.
 
 mod compile;
 mod evaluate;
@@ -16,19 +16,19 @@ use cel::Program;
 pub use self::evaluate::Facts;
 pub use self::glob::Glob;
 
-/// Longest filter, in bytes.
+/// Maximum length of a filter, in bytes.
 pub const FILTER_MAX_BYTES: usize = 4_096;
-/// Deepest nesting of a filter: brackets, operators, selections.
+/// Maximum nesting of a filter: brackets, operators, selections.
 pub const FILTER_MAX_DEPTH: usize = 32;
-/// Deepest nesting of macros (`all`, `exists`, `exists_one`, `filter`, `map`).
+/// Maximum nesting of macros (`all`, `exists`, `exists_one`, `filter`, `map`).
 pub const FILTER_MAX_MACROS: usize = 2;
-/// Most additions in a filter: each copies its operands.
+/// Maximum number of additions in a filter: each copies its operands.
 pub const FILTER_MAX_ADDITIONS: usize = 16;
-/// What a filter may cost on one event: about so many evaluations of an operator, and more of
-/// them where the event is large.
+/// Maximum cost of a filter on one event, in steps. One step is about one evaluation of an
+/// operator; a large event makes each step more expensive.
 pub const FILTER_MAX_STEPS: u64 = 1_000_000;
 
-/// What an expression may speak of.
+/// The names that an expression may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sees {
     /// `event`.
@@ -60,13 +60,13 @@ pub struct Filter {
     sees: Sees,
 }
 
-/// What decides what an expression costs.
+/// The properties that determine the cost of an expression.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Shape {
-    /// Nodes in no macro, in one, and so on.
+    /// Number of nodes outside macros, in one macro, and so on.
     nodes: [u64; FILTER_MAX_MACROS + 1],
     additions: usize,
-    /// Entries of the longest list that is written out.
+    /// Number of entries of the longest literal list.
     longest: usize,
 }
 
@@ -87,7 +87,7 @@ pub enum FilterError {
     /// More additions than [`FILTER_MAX_ADDITIONS`].
     #[error("the filter has {0} additions; at most {FILTER_MAX_ADDITIONS} are allowed")]
     Additions(usize),
-    /// Lists could grow with every macro.
+    /// The lists that macros make could grow with every macro.
     #[error(
         "the filter makes lists out of lists: no map stands within another, and no macro goes over a map that adds or writes lists"
     )]
@@ -98,9 +98,9 @@ pub enum FilterError {
     /// Not CEL.
     #[error("the filter is not valid CEL: {at}: {problem}")]
     Syntax {
-        /// Where.
+        /// The place.
         at: Position,
-        /// What is wrong there.
+        /// The problem.
         problem: String,
     },
     /// It names something that does not exist.
@@ -108,9 +108,9 @@ pub enum FilterError {
     Unknown {
         /// The name.
         name: String,
-        /// Where.
+        /// The place.
         at: Position,
-        /// What there is.
+        /// The existing names.
         known: &'static str,
     },
     /// It could not be evaluated.
@@ -127,7 +127,7 @@ pub enum FilterError {
 }
 
 impl FilterError {
-    /// Where in the text it is wrong, if that is a place.
+    /// The place of the error in the text, if it has one.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
         match self {
@@ -142,7 +142,7 @@ impl FilterError {
 pub struct Position {
     /// The line.
     pub line: usize,
-    /// The character in it.
+    /// The character in the line.
     pub column: usize,
 }
 
@@ -153,7 +153,7 @@ impl fmt::Display for Position {
 }
 
 impl Position {
-    /// Where the character at `offset` is.
+    /// The place of the character at `offset`.
     fn of(text: &str, offset: usize) -> Self {
         let before = text.chars().take(offset);
         let (mut line, mut column) = (1, 1);

@@ -62,7 +62,7 @@ fn a_filter_reads_attributes_data_and_the_subscriber() {
     );
     assert!(filter.matches(&facts(r#"{"price":11,"tags":["vip"]}"#)).unwrap());
     assert!(!filter.matches(&facts(r#"{"price":9,"tags":["vip"]}"#)).unwrap());
-    // Numbers of events and of filters are of one type.
+    // Numbers of events and of filters have one type.
     for text in ["subscriber.age + 1 == 32", "subscriber.age % 2 == 1", "subscriber.age - 40 < 0"] {
         assert!(compiled(text).matches(&facts("{}")).unwrap(), "{text}");
     }

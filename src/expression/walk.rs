@@ -1,19 +1,19 @@
-//! The check of an expression: its depth, its names, its regular expressions, its cost.
+//! Checks an expression: its depth, its names, its regular expressions, its cost.
 
 use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo};
 
 use super::{FILTER_MAX_DEPTH, FILTER_MAX_MACROS, FilterError, Position, Sees, Shape};
 
-/// Longest regular expression, in bytes, and largest once compiled.
+/// Maximum length of a regular expression in bytes, and its maximum size once compiled.
 const REGEX_MAX_BYTES: usize = 256;
 const REGEX_MAX_SIZE: usize = 64 << 10;
-/// A regular expression is compiled each time.
+/// A regular expression is compiled at each evaluation.
 const REGEX_STEPS: u64 = 1_000;
-/// Types, which have no value but can be compared with.
+/// Types have no value, but expressions can compare with them.
 const TYPES: [&str; 11] =
     ["bool", "bytes", "double", "dyn", "int", "list", "map", "null_type", "string", "type", "uint"];
 
-/// Functions. What has a sign for a name is an operator.
+/// Functions. Operators have their sign in the name.
 const FUNCTIONS: [&str; 32] = [
     "bool",
     "bytes",
@@ -49,27 +49,27 @@ const FUNCTIONS: [&str; 32] = [
     "has",
 ];
 
-/// Goes through a tree: its depth, its names, its shape.
+/// Walks a tree and collects its depth, its names and its shape.
 pub(super) struct Walk<'a> {
     pub(super) text: &'a str,
     pub(super) source: &'a SourceInfo,
     pub(super) sees: Sees,
-    /// What macros have named around here.
+    /// Names that the surrounding macros define.
     pub(super) names: Vec<String>,
     pub(super) shape: Shape,
-    /// In what a `map` makes of each entry.
+    /// Whether this is the part of a `map` that makes the new entries.
     pub(super) in_map: bool,
 }
 
-/// Whether a macro makes new entries: `map`.
+/// Whether a macro is `map`, which makes new entries.
 fn is_map(over: &ComprehensionExpr) -> bool {
-    // What `filter` adds is the entry itself.
+    // `filter` adds the entry itself.
     adds_of(&over.loop_step.expr)
         .is_some_and(|added| !matches!(&added.expr, Expr::Ident(name) if *name == over.iter_var))
         && matches!(over.accu_init.expr, Expr::List(_))
 }
 
-/// What a macro adds to the list that it gathers, each time.
+/// The expression that a macro adds to its list for each entry.
 fn adds_of(step: &Expr) -> Option<&IdedExpr> {
     let Expr::Call(call) = step else { return None };
     match &*call.func_name {
@@ -82,7 +82,7 @@ fn adds_of(step: &Expr) -> Option<&IdedExpr> {
     }
 }
 
-/// Whether there is a `map` in it whose entries may be larger than what it goes over.
+/// Whether the expression contains a `map` whose entries may be larger than those of its source.
 fn grows(expr: &Expr) -> bool {
     let any = |parts: &[IdedExpr]| parts.iter().any(|part| grows(&part.expr));
     match expr {
@@ -99,7 +99,7 @@ fn grows(expr: &Expr) -> bool {
     }
 }
 
-/// Whether a value is put together.
+/// Whether the expression builds a larger value.
 fn makes_more(expr: &Expr) -> bool {
     match expr {
         Expr::Select(select) => makes_more(&select.operand.expr),
@@ -166,7 +166,7 @@ impl Walk<'_> {
                 self.shape.additions += usize::from(call.func_name == "_+_");
                 let target = call.target.as_deref();
                 target.into_iter().chain(&call.args).try_for_each(|part| {
-                    // `a && b && c` is one thing after the other to whoever writes it.
+                    // In `a && b && c`, all parts have the same depth: the text shows no nesting.
                     let chained = matches!(&part.expr, Expr::Call(inner)
                         if inner.func_name == call.func_name
                             && matches!(&*call.func_name, "_&&_" | "_||_"));
@@ -199,7 +199,7 @@ impl Walk<'_> {
                 let known = self.names.len();
                 self.names.extend([over.iter_var.clone(), over.accu_var.clone()]);
                 self.names.extend(over.iter_var2.clone());
-                // A macro that gathers adds to a list of its own.
+                // A macro that builds a list adds to its own list; this addition does not count.
                 let additions = self.shape.additions;
                 for part in [&over.loop_cond, &over.loop_step, &over.result] {
                     self.visit(part, deeper, macros + 1)?;
@@ -236,7 +236,8 @@ impl Walk<'_> {
 
     fn unknown(&self, node: &IdedExpr, name: &str) -> FilterError {
         let begin = self.source.offset_for(node.id).map_or(0, |(start, _)| start as usize);
-        // A call is where its bracket is, a name where it begins.
+        // The position of a call is that of its bracket, the position of a name is its first
+        // character.
         let (before, after): (String, String) =
             (self.text.chars().take(begin).collect(), self.text.chars().skip(begin).collect());
         let offset = match before.rfind(name).filter(|_| !after.starts_with(name)) {

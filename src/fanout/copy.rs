@@ -1,4 +1,4 @@
-//! The copy of one pipeline: its events by shard and bot, in bounded calls.
+//! The copy for one pipeline: its events by shard and bot, in bounded calls.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -15,12 +15,12 @@ use crate::redis::RedisError;
 use crate::redis::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued};
 use crate::telemetry::{Outage, Recovered};
 
-/// Most events of one enqueue call.
+/// Maximum number of events in one enqueue call.
 const CALL_EVENTS: usize = 500;
-/// Most bytes of one enqueue call; a single larger event goes alone.
+/// Maximum number of bytes in one enqueue call; a single larger event is sent alone.
 const CALL_BYTES: usize = 256 * 1_024;
 
-/// Shards of a cluster that take nothing, of every pipeline.
+/// The log about unreachable shards of a cluster, shared by all pipelines.
 static UNREACHED: Outage = Outage::shared();
 
 /// The events of one shard, in calls of bounded size.
@@ -32,7 +32,7 @@ pub(super) struct ShardBatch<'a> {
 #[derive(Default)]
 struct CallBatch<'a> {
     bots: Vec<(BotId, Vec<&'a [u8]>)>,
-    /// Per bot, where the queues have a ledger.
+    /// Ledger entries per bot, if the queues have a ledger.
     postings: Vec<BTreeMap<Account, u64>>,
     places: FxHashMap<BotId, usize>,
     events: usize,
@@ -54,7 +54,7 @@ impl<'a> CallBatch<'a> {
         place
     }
 
-    /// Notes what an event of the bot at `place` posts.
+    /// Adds the ledger entry of an event of the bot at `place`.
     fn post(&mut self, place: usize, posting: Option<&Posting>) {
         self.postings.resize_with(self.bots.len(), BTreeMap::new);
         if let Some(Posting { account, amount }) = posting {
@@ -68,12 +68,12 @@ impl<'a> CallBatch<'a> {
 }
 
 impl Route {
-    /// Whether it takes an event of a type that it names.
+    /// Whether the pipeline names the type of the event.
     pub(super) fn concerns(&self, event: &Event) -> bool {
         self.interest.as_ref().is_none_or(|interest| interest.wants(event))
     }
 
-    /// Whether its filter lets the event through.
+    /// Whether the event passes the pipeline's filter.
     pub(super) fn passes(&self, event: &Event) -> bool {
         let Some(filter) = &self.filter else { return true };
         let matches = Facts::of(event).and_then(|facts| filter.matches(&facts));
@@ -105,7 +105,7 @@ impl Route {
             let Some(bytes) = bytes else { continue };
             let shard = self.queue.shard_of(bot);
             if positions[shard.index()].is_none_or(|position| *offset <= position) {
-                continue; // the shard has it already, or is missing
+                continue; // The shard has it already, or is missing.
             }
             let entry = shards[shard.index()]
                 .get_or_insert_with(|| ShardBatch { shard, calls: vec![CallBatch::default()] });
@@ -122,7 +122,7 @@ impl Route {
         shards.into_iter().flatten().collect()
     }
 
-    /// Moves shards forward to `end` that are not `concerned` by what comes before it.
+    /// Moves shards forward to `end` unless they are `concerned` by the events before it.
     pub(super) async fn advance(
         &self,
         stream: &str,
@@ -166,7 +166,7 @@ impl Route {
         FanoutError::Moved { pipeline: self.queue.name().to_string(), shard, stands, thought }
     }
 
-    /// What it means that some shards gave no answer.
+    /// The result if some shards gave no answer.
     fn go_on(&self, lost: Option<RedisError>, answered: bool) -> Result<(), FanoutError> {
         match lost {
             Some(error) if !answered => return Err(error.into()),
@@ -185,7 +185,8 @@ impl Route {
         Ok(())
     }
 
-    /// Sends the calls in one write, chained per shard; the last of each shard covers up to `end`.
+    /// Sends the calls in one write, chained per shard; the last call of each shard covers the
+    /// entries up to `end`.
     pub(super) async fn enqueue(
         &self,
         stream: &str,
@@ -235,7 +236,7 @@ impl Route {
                     *position = position.and(Some(stands));
                     answered = true;
                 }
-                // The chain broke at the call before, of which nothing is known.
+                // The chain broke at the previous call, whose outcome is unknown.
                 Ok(Enqueued::Gap(_)) if position.is_none() => {}
                 Ok(Enqueued::Gap(stands)) => return Err(self.moved(shard, stands, call.prev)),
                 Err(error) if error.is_passing() => {

@@ -1,14 +1,14 @@
-//! Fan-out: from a batch of bus entries to a copy in the queue of its bot, in every pipeline that
-//! matches.
+//! Fan-out: copies a batch of bus entries into the queues of their bots, in every matching
+//! pipeline.
 //!
-//! 1. Match: by type (globs), by what the pipeline wants of the bot, then by the pipeline's filter.
+//! 1. Match: by type (globs), by the pipeline's interest in the bot, then by the pipeline's filter.
 //! 2. Encode once.
-//! 3. Gather: while the bus is behind, what is wanted of several batches, since a call for many
-//!    events costs a shard much less than many calls for a few.
+//! 3. Gather: while the bus lags, combine the matches of several batches. One call for many events
+//!    costs a shard much less than many calls for a few.
 //! 4. Group by pipeline, shard and bot.
-//! 5. One bounded `enqueue` call per up to 500 events of a shard, all in one write per pipeline.
-//!    Each carries the shard's chain of offsets, so the shard itself notices a repeated or lost
-//!    call.
+//! 5. Send one bounded `enqueue` call per up to 500 events of a shard, all in one write per
+//!    pipeline. Each call carries the shard's chain of offsets, so the shard itself notices a
+//!    repeated or lost call.
 
 mod copy;
 pub(crate) mod starts;
@@ -36,72 +36,75 @@ use crate::queue::Queue;
 use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
 
-/// So many events, bytes or batches are copied before more is gathered.
+/// When this number of events, bytes or batches is gathered, they are copied first.
 const GATHERED_EVENTS: usize = 2_000;
 const GATHERED_BYTES: usize = 4 << 20;
 const GATHERED_BATCHES: usize = 8;
-/// Event types whose matches are remembered.
+/// Maximum number of event types whose matches are cached.
 const TYPES_MAX: usize = 10_000;
 
-/// One pipeline as the fan-out sees it.
+/// One pipeline as a destination of the fan-out.
 #[derive(Debug)]
 pub struct Route {
     /// Its queues.
     pub queue: Queue,
-    /// The types it takes.
+    /// The types that it takes.
     pub types: Vec<Glob>,
-    /// What it takes of them.
+    /// The filter for these events.
     pub filter: Option<Filter>,
-    /// What it takes of these for the bot of an event; `None`: all.
+    /// The interest in these events by bot; `None`: all.
     pub interest: Option<Arc<dyn Interest>>,
-    /// Whether it begins at the first entry of a stream that it never read; else at the next.
+    /// Whether it starts at the first entry of a stream that is new to it; otherwise at the next
+    /// entry.
     pub from_earliest: bool,
     /// Its metrics.
     pub metrics: PipelineMetrics,
-    /// Counts for the fleet.
+    /// Counts for all processes together.
     pub meter: Arc<Meter>,
-    /// When a failing filter was last logged.
+    /// Limits the log line about a failing filter.
     pub warned: OncePerMinute,
-    /// When full queues were last logged.
+    /// Limits the log line about full queues.
     pub full: OncePerMinute,
 }
 
-/// What a pipeline wants of the events of its types, by what it knows of their bots.
+/// Selects events of a pipeline's types by what the pipeline knows about their bots.
 pub trait Interest: std::fmt::Debug + Send + Sync + 'static {
     /// Whether it wants the event. In doubt, yes.
     fn wants(&self, event: &Event) -> bool;
 
-    /// Whether it wants events of the type of the bot, as far as is known. In doubt, once all bots
-    /// were known, yes.
+    /// Whether it wants events of this type for this bot, as far as known. If its knowledge may be
+    /// stale, yes.
     fn takes(&self, bot: &BotId, kind: &str) -> bool;
 
     /// Ends once it knows all bots.
     fn known(&self) -> BoxFuture<'_, ()>;
 }
 
-/// An event as it goes into a queue with a ledger, and what it posts.
+/// An event as stored in a queue with a ledger, and its ledger entry.
 type Stamped = (Vec<u8>, Option<Posting>);
 
-/// Why a batch could not be copied. Reading again from [`Positions::lowest`] after
-/// the positions were read anew mends both.
+/// Why a batch could not be copied. In each case the reader reads the positions again and continues
+/// from [`Positions::lowest`].
 #[derive(Debug, thiserror::Error)]
 pub enum FanoutError {
     /// A store failed.
     #[error(transparent)]
     Store(#[from] RedisError),
-    /// A shard stands elsewhere than thought: it lost its tail, or another reader was at work.
+    /// A shard has another position than expected: it lost its last writes, or another reader was
+    /// active.
     #[error("shard {shard} of pipeline {pipeline:?} stands at {stands}, not at {thought}")]
     Moved {
         /// The pipeline.
         pipeline: String,
         /// The shard.
         shard: Shard,
-        /// Where it stands.
+        /// Its position.
         stands: Offset,
-        /// Where it was thought to be.
+        /// The expected position.
         thought: Offset,
     },
-    /// Some shards were missing for a while: it is time to see whether they are back.
+    /// Some shards have been missing for a while: it is time to check whether they are available
+    /// again.
     #[error("{0} shards are missing")]
     Missing(usize),
 }
@@ -114,25 +117,26 @@ impl FanoutError {
     }
 }
 
-/// How far each shard of each pipeline has a stream. A shard whose server is away is *missing*: it
-/// gets nothing, the others go on, and it is read again from where it stands once it is back.
+/// The position of each shard of each pipeline on a stream. A shard whose server is unavailable is
+/// *missing*: it gets nothing and the others continue. When it is available again, it is read from
+/// its own position.
 #[derive(Debug, Clone)]
 pub struct Positions(Vec<Vec<Option<Offset>>>);
 
 impl Positions {
-    /// Where reading has to begin for those that are not missing; `None` without any.
+    /// The offset after which reading starts for the available shards; `None` without any.
     #[must_use]
     pub fn lowest(&self) -> Option<Offset> {
         self.0.iter().flatten().flatten().min().copied()
     }
 
-    /// The highest of those that are not missing.
+    /// The highest position of an available shard.
     #[must_use]
     pub fn highest(&self) -> Option<Offset> {
         self.0.iter().flatten().flatten().max().copied()
     }
 
-    /// How many shards are missing.
+    /// Number of missing shards.
     #[must_use]
     pub fn missing(&self) -> usize {
         self.0.iter().flatten().filter(|position| position.is_none()).count()
@@ -144,34 +148,34 @@ impl Positions {
 pub struct Fanout {
     routes: Vec<Route>,
     starts: Arc<Starts>,
-    /// When it was last logged that a pipeline of other processes holds the bus.
+    /// Limits the log line that a pipeline of other processes holds back the trimming of the bus.
     waits_elsewhere: OncePerMinute,
     unmatched: Unmatched,
 }
 
-/// What is wanted of the batches since the last copy.
+/// The matching events of the batches since the last copy.
 #[derive(Debug, Default)]
 pub struct Gathered {
     events: Vec<Wanted>,
-    /// Per pipeline, which of these it wants.
+    /// Per pipeline, the indexes of its events.
     wanted: Vec<Vec<usize>>,
     /// Per pipeline with a ledger, these events as it stores them.
     stamped: Vec<Vec<Stamped>>,
-    /// What no pipeline takes by its type.
+    /// Events of a type that no pipeline takes.
     unmatched: Found,
     bytes: usize,
     batches: usize,
-    /// Entries read, and the last of them.
+    /// Number of entries read, and the last of them.
     entries: u64,
     end: Offset,
 }
 
-/// An event that some pipeline wants.
+/// An event that at least one pipeline wants.
 #[derive(Debug)]
 struct Wanted {
     offset: Offset,
     bot: BotId,
-    /// Unless only pipelines with a ledger want it.
+    /// `None` if only pipelines with a ledger want it.
     encoded: Option<Vec<u8>>,
 }
 
@@ -182,13 +186,13 @@ impl Gathered {
         self.batches == 0
     }
 
-    /// The last entry of these batches, and how many they had; `None` without any.
+    /// The last entry of these batches, and the number of entries; `None` without any.
     #[must_use]
     pub fn covers(&self) -> Option<(Offset, u64)> {
         (!self.is_empty()).then_some((self.end, self.entries))
     }
 
-    /// Whether it is time to copy, although more is there.
+    /// Whether to copy now, although more entries are available.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.events.len() >= GATHERED_EVENTS
@@ -198,15 +202,15 @@ impl Gathered {
 }
 
 impl Fanout {
-    /// The fan-out into `routes`, which start where `starts` says.
+    /// The fan-out into `routes`, with the starts of `starts`.
     #[must_use]
     pub(crate) fn new(routes: Vec<Route>, starts: Arc<Starts>) -> Self {
         let (waits_elsewhere, unmatched) = (OncePerMinute::default(), Unmatched::new());
         Self { routes, starts, waits_elsewhere, unmatched }
     }
 
-    /// Waits until every pipeline knows what it wants, but not longer than `within`: then everything
-    /// in doubt is copied.
+    /// Waits until every pipeline knows its interests, at most `within`: after that, events in
+    /// doubt are copied.
     pub(crate) async fn ready(&self, within: Duration) {
         let interests = self.routes.iter().filter_map(|route| route.interest.as_ref());
         let known = join_all(interests.map(|interest| interest.known()));
@@ -219,12 +223,12 @@ impl Fanout {
         self.routes.is_empty()
     }
 
-    /// Reads how far every shard is. A pipeline that never read the stream is placed where it
-    /// starts, see [`Starts`]; `end` is the end of the stream. Shards whose server is away are
-    /// missing.
+    /// Reads the position of every shard. A pipeline that is new to the stream gets its start as
+    /// its position, see [`Starts`]; `end` is the end of the stream. Shards on an unavailable
+    /// server are missing.
     ///
     /// # Errors
-    /// When Redis does not answer for any shard, or refuses.
+    /// If Redis answers for no shard, or refuses.
     pub(crate) async fn positions(
         &self,
         stream: &str,
@@ -245,11 +249,11 @@ impl Fanout {
         }
     }
 
-    /// What pipelines still need that other processes run and this one does not: the lowest of
-    /// their positions. A pipeline that no process runs needs nothing.
+    /// The lowest position of the pipelines that other processes run and this one does not. A
+    /// pipeline that no process runs needs nothing.
     ///
     /// # Errors
-    /// When Redis does not answer for all of them.
+    /// If Redis does not answer for all of them.
     pub(crate) async fn needed_elsewhere(
         &self,
         stream: &str,
@@ -276,7 +280,7 @@ impl Fanout {
         Ok(needed)
     }
 
-    /// Adds what is wanted of a batch that follows what is gathered.
+    /// Adds the matches of a batch that directly follows the gathered ones.
     pub fn gather(&self, batch: &[Entry], matches: &mut Matches, gathered: &mut Gathered) {
         let Some(last) = batch.last() else { return };
         gathered.wanted.resize_with(self.routes.len(), Vec::new);
@@ -319,11 +323,11 @@ impl Fanout {
         gathered.end = last.offset;
     }
 
-    /// Copies what was gathered, which follows what `positions` cover, and moves them. Shards whose
-    /// server does not take theirs are missing from then on.
+    /// Copies the gathered events, which directly follow `positions`, and moves the positions.
+    /// Shards whose server does not answer are missing from then on.
     ///
     /// # Errors
-    /// When no server took anything, or a shard stands elsewhere: positions are to be read again.
+    /// If no server answers, or a shard has another position: the positions must be read again.
     pub async fn copy(
         &self,
         stream: &str,
@@ -335,7 +339,7 @@ impl Fanout {
             return Ok(());
         }
         let started = Instant::now();
-        // All pipelines at once: they share nothing but the batch.
+        // All pipelines concurrently: they share only the batch.
         let wanted = gathered.wanted.iter().zip(&gathered.stamped);
         let copies = self.routes.iter().zip(wanted).zip(&mut positions.0);
         let copies = copies.map(|((route, (wanted, stamped)), positions)| {
@@ -350,8 +354,8 @@ impl Fanout {
         Ok(())
     }
 
-    /// Moves shards that got nothing forward to `end`, so that they hold nothing back. Needs no
-    /// memory of Redis.
+    /// Moves shards that received nothing forward to `end`, so that they do not hold back trimming.
+    /// Needs no memory in Redis.
     ///
     /// # Errors
     /// As [`Self::copy`].
@@ -368,8 +372,8 @@ impl Fanout {
         Ok(())
     }
 
-    /// After a copy that found Redis full: moves the shards that wanted nothing of it behind it, so
-    /// that the stream can be trimmed up to where the others stand.
+    /// After a copy that found Redis full: moves the shards without matching events forward, so
+    /// that the stream can be trimmed up to the positions of the others.
     ///
     /// # Errors
     /// As [`Self::copy`].
@@ -391,7 +395,7 @@ impl Fanout {
     }
 }
 
-/// Which pipelines take which type, remembered.
+/// A cache of the pipelines that take each type.
 #[derive(Debug, Default)]
 pub struct Matches(HashMap<Box<str>, Vec<usize>, FxBuildHasher>);
 
@@ -399,7 +403,7 @@ impl Matches {
     fn of(&mut self, routes: &[Route], kind: &str) -> &[usize] {
         if !self.0.contains_key(kind) {
             if self.0.len() >= TYPES_MAX {
-                self.0.clear(); // hostile types must not fill the memory
+                self.0.clear(); // Hostile types must not fill the memory.
             }
             let takes = |route: &Route| route.types.iter().any(|glob| glob.matches(kind));
             let taking = (0..routes.len()).filter(|&index| takes(&routes[index])).collect();
@@ -409,5 +413,5 @@ impl Matches {
     }
 }
 
-/// How long a failed fan-out waits before it begins anew.
+/// How long a failed fan-out waits before it starts again.
 pub(crate) const RESTART: Duration = Duration::from_millis(250);

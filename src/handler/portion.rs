@@ -45,7 +45,7 @@ mod tests {
 
     const WITHIN: Duration = Duration::from_secs(4);
 
-    /// A handler with so much to write, and a store that takes so much in a second.
+    /// A handler with `waiting` units to write, and a store that accepts `per_second` units.
     fn handle(portion: &Portion, waiting: usize, per_second: u32) -> Duration {
         let size = waiting.min(portion.now());
         let took = Duration::from_secs(1) * u32::try_from(size).unwrap() / per_second;

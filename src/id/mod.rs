@@ -1,5 +1,5 @@
-//! Parsed identifiers. Text from outside becomes one of these types once, at the edge; everything
-//! behind the edge relies on their bounds.
+//! Parsed identifiers. Text from outside is converted to one of these types once, at the edge; all
+//! other code relies on their bounds.
 
 mod number;
 
@@ -16,51 +16,51 @@ pub use self::number::{
     Fence, LetterId, LetterIdError, Offset, OffsetError, Sequence, Shard, ShardCount,
 };
 
-/// Longest bot id, in bytes.
+/// Maximum length of a bot id, in bytes.
 pub const BOT_ID_MAX_BYTES: usize = 256;
 /// Longest pipeline name, in bytes.
 pub const PREFIX_MAX_BYTES: usize = 32;
 const PIPELINE_NAME_MAX_BYTES: usize = 64;
-/// Longest rule id, in bytes.
+/// Maximum length of a rule id, in bytes.
 pub const RULE_ID_MAX_BYTES: usize = 64;
 
-/// Why a piece of text is not an identifier.
+/// Why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// The text has no characters.
+    /// The text is empty.
     #[error("{what} is empty")]
     Empty {
-        /// Which identifier was asked for.
+        /// The kind of identifier.
         what: &'static str,
     },
-    /// The text is longer than the identifier may be.
+    /// The text is too long for the identifier.
     #[error("{what} has {bytes} bytes; at most {max} are allowed")]
     TooLong {
-        /// Which identifier was asked for.
+        /// The kind of identifier.
         what: &'static str,
         /// Its length.
         bytes: usize,
         /// The bound.
         max: usize,
     },
-    /// The text holds a character that the identifier may not have.
+    /// The text contains a character that the identifier must not have.
     #[error("{what} holds {found:?} at byte {at}; {allowed}")]
     Forbidden {
-        /// Which identifier was asked for.
+        /// The kind of identifier.
         what: &'static str,
-        /// The offending character.
+        /// The invalid character.
         found: char,
         /// Its position in bytes.
         at: usize,
-        /// What is allowed instead.
+        /// The allowed characters.
         allowed: &'static str,
     },
 }
 
 /// A tenant: 1 to 256 bytes of UTF-8 without control characters.
 ///
-/// Everything else is legal, also `*`, `{}`, `|` and spaces: a bot id is never a pattern, never
-/// part of a hash tag and never joined with a separator, so nothing in it has a meaning.
+/// All other characters are allowed, also `*`, `{}`, `|` and spaces: a bot id is never a pattern,
+/// never part of a hash tag and never joined with a separator, so no character in it is special.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BotId(Arc<str>);
 
@@ -68,7 +68,7 @@ impl BotId {
     /// Checks the bounds and takes a copy.
     ///
     /// # Errors
-    /// When the text is empty, longer than [`BOT_ID_MAX_BYTES`] or holds a control character.
+    /// If the text is empty, longer than [`BOT_ID_MAX_BYTES`] or contains a control character.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         check_length("bot id", text, BOT_ID_MAX_BYTES)?;
         match text.char_indices().find(|(_, c)| c.is_control()) {
@@ -88,7 +88,7 @@ impl BotId {
         &self.0
     }
 
-    /// The shard this bot belongs to.
+    /// The shard of this bot.
     #[must_use]
     pub fn shard(&self, shards: ShardCount) -> Shard {
         #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16")]
@@ -96,7 +96,7 @@ impl BotId {
     }
 }
 
-/// The name of a pipeline: 1 to 64 of `a-z 0-9 - _`, beginning with a letter or digit.
+/// The name of a pipeline: 1 to 64 of `a-z 0-9 - _`, starting with a letter or digit.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PipelineName(Arc<str>);
 
@@ -110,7 +110,7 @@ impl PipelineName {
     /// Checks the bounds and takes a copy.
     ///
     /// # Errors
-    /// When the text is empty, too long or holds any other character.
+    /// If the text is empty, too long or contains another character.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         const WHAT: &str = "pipeline name";
         check_length(WHAT, text, PIPELINE_NAME_MAX_BYTES)?;
@@ -135,9 +135,9 @@ impl PipelineName {
     }
 }
 
-/// What the keys and channels of one environment in a Redis begin with: 1 to 32 of `A-Z a-z 0-9 - _ .`,
-/// `fl` by default. None of them has a meaning in a pattern, in a hash tag or between the parts of a
-/// key.
+/// The prefix of the keys and channels of one environment in a Redis: 1 to 32 of `A-Z a-z 0-9 - _
+/// .`, `fl` by default. None of these characters is special in a pattern, in a hash tag or between
+/// the parts of a key.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Prefix(Arc<str>);
 
@@ -148,7 +148,7 @@ impl Prefix {
     /// Checks the bounds and takes a copy.
     ///
     /// # Errors
-    /// When the text is empty, too long or holds any other character.
+    /// If the text is empty, too long or contains another character.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         const WHAT: &str = "prefix";
         check_length(WHAT, text, PREFIX_MAX_BYTES)?;
@@ -170,19 +170,19 @@ impl Prefix {
         &self.0
     }
 
-    /// The stream of bus entries that could not be read.
+    /// The stream of unreadable bus entries.
     #[must_use]
     pub fn invalid_stream(&self) -> String {
         self.stream("invalid")
     }
 
-    /// The bus stream, unless the configuration names others.
+    /// The default bus stream.
     #[must_use]
     pub fn events_stream(&self) -> String {
         self.stream("events")
     }
 
-    /// Streams that people write to or look at have a longer name in the environment that most have.
+    /// Streams that people use directly have a longer prefix in the default environment.
     fn stream(&self, name: &str) -> String {
         let prefix = if self.as_str() == Self::DEFAULT { "fairlane" } else { self.as_str() };
         format!("{prefix}:{name}")
@@ -215,7 +215,7 @@ fn check_length(what: &'static str, text: &str, max: usize) -> Result<(), IdErro
     }
 }
 
-/// Reads an id within the deserializer, which then can say where the text was that is none.
+/// Parses an id within the deserializer, which can then report the position of an invalid one.
 struct Parsed<T>(PhantomData<T>);
 
 impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Parsed<T> {
@@ -238,11 +238,11 @@ impl RuleId {
     /// Checks the bounds and takes a copy.
     ///
     /// # Errors
-    /// When the text is empty, too long or holds any other character.
+    /// If the text is empty, too long or contains another character.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         const WHAT: &str = "rule id";
         check_length(WHAT, text, RULE_ID_MAX_BYTES)?;
-        // What a URL cannot name, and what is a route of its own.
+        // `.` and `..` cannot be part of a URL path, and `test` is a route.
         if matches!(text, "." | ".." | "test") {
             let allowed = "neither \".\" nor \"..\" nor \"test\" is a rule id";
             let found = text.chars().next().unwrap_or('.');
@@ -266,7 +266,7 @@ impl RuleId {
     }
 }
 
-/// Whether a character may be in the names of rules, tags and fields.
+/// Whether the names of rules, tags and fields may contain a character.
 pub(crate) fn is_plain(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '.' | '-')
 }

@@ -7,12 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Parsed;
 
-/// How many shards the data is cut into: 1 to 1,024, fixed when the data is created.
+/// The number of shards: 1 to 1,024, fixed when the data is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardCount(pub(super) u16);
 
 impl ShardCount {
-    /// Most shards there may be. Each costs one scan a minute when idle.
+    /// Maximum number of shards. Each costs one scan a minute when idle.
     pub const MAX: u16 = 1_024;
 
     /// `None` outside 1 to [`Self::MAX`].
@@ -33,7 +33,7 @@ impl ShardCount {
     }
 }
 
-/// A fixed slice of the bots: `xxh3(bot) % shards`. All keys of one pipeline and shard share one
+/// A fixed subset of the bots: `xxh3(bot) % shards`. All keys of one pipeline and shard share one
 /// hash tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shard(pub(super) u16);
@@ -45,7 +45,7 @@ impl Shard {
         usize::from(self.0)
     }
 
-    /// The shard of this number, which may be beyond those that there are.
+    /// The shard with this number, which may be higher than the number of shards.
     pub(crate) fn from_digits(text: &str) -> Option<Self> {
         text.parse().ok().filter(|number| *number < ShardCount::MAX).map(Self)
     }
@@ -57,8 +57,7 @@ impl fmt::Display for Shard {
     }
 }
 
-/// The number of a lease. It only grows, so an effect or a commit that carries an older one is
-/// known to be late.
+/// The number of a lease. It only increases, so an effect or a commit with a lower fence is stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Fence(u64);
 
@@ -80,15 +79,15 @@ impl fmt::Display for Fence {
     }
 }
 
-/// The number an event gets from the script that queues it: `max(last + 1, Redis time in µs)`.
+/// The number that the queueing script gives an event: `max(last + 1, Redis time in µs)`.
 ///
-/// It orders the events of a shard, survives a Redis that loses its tail, and tells when the
-/// event arrived.
+/// It orders the events of a shard, stays increasing when Redis loses its last writes, and shows
+/// when the event arrived.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Sequence(u64);
 
 impl Sequence {
-    /// The sequence of this number.
+    /// The sequence with this number.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number)
@@ -110,7 +109,7 @@ impl fmt::Display for Sequence {
 /// A position in a Redis stream: `<ms>-<seq>`, two 64-bit numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Offset {
-    /// Milliseconds since 1970, as the stream's server gave them.
+    /// Milliseconds since 1970, by the clock of the stream's server.
     pub ms: u64,
     /// Counts entries of one millisecond.
     pub seq: u64,
@@ -122,7 +121,7 @@ impl fmt::Display for Offset {
     }
 }
 
-/// A text that is no stream offset.
+/// A text that is not a stream offset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a stream offset, which looks like 1700000000000-0")]
 pub struct OffsetError(String);
@@ -138,7 +137,8 @@ impl std::str::FromStr for Offset {
     }
 }
 
-/// A dead letter of a pipeline: `<shard>.<ms>-<seq>`, its shard and its place in the stream there.
+/// A dead letter of a pipeline: `<shard>.<ms>-<seq>`, its shard and its offset in the stream of the
+/// shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LetterId {
     pub(crate) entry: Offset,
@@ -169,7 +169,7 @@ impl<'de> Deserialize<'de> for LetterId {
     }
 }
 
-/// A text that is no id of a dead letter.
+/// A text that is not the id of a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not the id of a dead letter, which looks like 3.1700000000000-0")]
 pub struct LetterIdError(String);

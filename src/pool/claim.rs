@@ -1,4 +1,4 @@
-//! Claims: leases are taken, their events read, their workers started.
+//! Claims: takes leases, reads their events and starts their workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::redis::Reply;
 use crate::redis::scripts::Claim;
 use crate::telemetry::{Outage, Recovered};
 
-/// Claims and reads that Redis does not answer or refuses: one story for all pipelines.
+/// The log state of claims and reads that fail, shared by all pipelines.
 static CLAIMS: Outage = Outage::shared();
 static READS: Outage = Outage::shared();
 
-/// Sorts asks by the server that answers them.
+/// Groups claims by the server of their shards.
 pub(super) fn by_holder(shared: &Shared, asks: Vec<Ask>) -> impl Iterator<Item = Vec<Ask>> {
     let link = shared.queue.link();
     let mut holders: BTreeMap<usize, Vec<Ask>> = BTreeMap::new();
@@ -29,7 +29,7 @@ pub(super) fn by_holder(shared: &Shared, asks: Vec<Ask>) -> impl Iterator<Item =
     holders.into_values()
 }
 
-/// Makes the claims in one write; what they lease is read and handled beside the next claim.
+/// Sends the claims in one write. The leased events are read and handled while the next claim runs.
 pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
     let ttl = CLAIM_TTL.min(shared.settings.lease_ttl);
     let calls: Vec<Claim<'_>> = asks
@@ -87,7 +87,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
     }
     shared.held.fetch_add(leases.len(), Ordering::AcqRel);
     let shared_by_feed = Arc::clone(shared);
-    // Not awaited: the next claim goes out while the events come in.
+    // Not awaited: the next claim is sent while the events are read.
     shared.shutdown.spawn(feed(shared_by_feed, leases));
 }
 
@@ -97,7 +97,8 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
         > settings.workers.max as u64;
     let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
-    // The store takes what is merged of as many events as a slice may have, and none is given up.
+    // With a ledger, the handler merges events, so a slice may have the maximum number of events;
+    // none is dead-lettered for failures.
     let ledger = shared.queue.ledger().is_some();
     let usual = if ledger {
         settings.batch

@@ -1,9 +1,9 @@
-//! How long slices and events take.
+//! Estimates the duration of slices and events.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Events of a slice while nothing is known about the time they take.
+/// Number of events in a slice while their duration is unknown.
 const FEW: usize = 8;
 
 /// Moving averages of handling times, in nanoseconds; 0: unknown.
@@ -11,7 +11,7 @@ const FEW: usize = 8;
 pub(super) struct Estimate {
     slice: AtomicU64,
     event: AtomicU64,
-    /// Events of a slice that a receiver outside gets; 0: none got one yet.
+    /// Number of events in a slice for an external receiver; 0: no slice was sent yet.
     pushed: AtomicUsize,
 }
 
@@ -27,9 +27,9 @@ impl Estimate {
         }
     }
 
-    /// A call takes long before its first event: dividing its time by them would make slices of one
-    /// event, and keep them so. Instead slices for receivers outside double while calls are short,
-    /// and halve when they are long.
+    /// A call takes long before its first event is handled. Dividing its time by the number of
+    /// events would lead to slices of one event, and keep them that small. Instead, slices for
+    /// external receivers double while calls are short, and halve when calls are long.
     pub(super) fn observe_push(&self, took: Duration, events: usize, time: Duration) {
         let now = self.pushed();
         let next = match took {
@@ -41,7 +41,7 @@ impl Estimate {
         self.pushed.store(next.max(1), Ordering::Relaxed);
     }
 
-    /// How many events a receiver outside gets at once.
+    /// The maximum number of events in a slice for an external receiver.
     pub(super) fn pushed(&self) -> usize {
         match self.pushed.load(Ordering::Relaxed) {
             0 => FEW,
@@ -53,7 +53,7 @@ impl Estimate {
         Duration::from_nanos(self.slice.load(Ordering::Relaxed))
     }
 
-    /// How many events fit into `time`; a few while nothing is known.
+    /// The number of events that fit into `time`; a few while their duration is unknown.
     pub(super) fn events_in(&self, time: Duration) -> usize {
         match self.event.load(Ordering::Relaxed) {
             0 => FEW,

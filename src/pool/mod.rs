@@ -1,4 +1,4 @@
-//! The pool of one pipeline in one process: takes bots round robin under leases and hands their
+//! The pool of one pipeline in one process: takes bots round robin under leases and passes their
 //! events to the handler.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!                   └──────────────── scores and deadlines from every reply ◀──────┘
 //! ```
 //!
-//! The dispatcher claims only what it has room for: the free workers, plus what they will get
-//! through in about a millisecond (prefetching more makes quiet bots wait).
+//! The dispatcher claims only as many bots as there are free workers, plus the bots that the
+//! workers finish in about a millisecond. More prefetching would make quiet bots wait.
 
 mod board;
 mod claim;
@@ -47,48 +47,48 @@ use crate::queue::{FAIR_SLICE, Queue, Sent};
 use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
 
-/// Work that may be taken ahead of the workers.
+/// The work that may be claimed before workers are free.
 const PREFETCH: Duration = Duration::from_millis(1);
-/// Most leases taken ahead of the workers.
+/// Maximum number of leases claimed before workers are free.
 const PREFETCH_MAX: usize = 512;
-/// A server of a cluster that is slower than this does not hold up claims from the others.
+/// In a cluster, a slower server does not hold up claims from the others.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Capacity freed one by one is collected until a claim is worth its round trip.
+/// Free places are collected up to this number, so that a claim is worth its round trip.
 const CLAIM_WORTH: usize = 32;
 
-/// What bounds a pool.
+/// The limits of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Most events of a slice.
+    /// Maximum number of events in a slice.
     pub batch: usize,
-    /// Most time of a slice.
+    /// Maximum duration of a slice.
     pub slice_time: Duration,
     /// How long a confirmed lease lasts.
     pub lease_ttl: Duration,
-    /// Most time of a handler.
+    /// Timeout of the handler.
     pub handler_timeout: Duration,
-    /// Workers of this process.
+    /// Number of workers in this process.
     pub workers: Bounds,
-    /// Attempts before an event becomes a dead letter.
+    /// Maximum number of attempts before an event becomes a dead letter.
     pub max_attempts: u32,
-    /// Pauses between attempts.
+    /// The pauses between attempts.
     pub backoff: Backoff,
-    /// Older events are not handled.
+    /// Events older than this are not handled.
     pub max_age: Option<Duration>,
 }
 
-/// What a pool does, and who hears of it.
+/// The handler of a pool, and the observers of its results.
 pub(crate) struct Work {
     pub(crate) handler: Arc<dyn AnyHandler>,
     pub(crate) environment: Environment,
-    /// Names leases to receivers outside.
+    /// Signs the names of leases for external receivers.
     pub(crate) signing_key: SigningKey,
     pub(crate) meter: Arc<Meter>,
-    /// How slow the stores are that the handler needs, beside Redis.
+    /// The stores that the handler needs, except Redis: measure how slow they are.
     pub(crate) stores: Vec<Arc<Pressure>>,
 }
 
-/// What a pool's parts share.
+/// The shared state of a pool.
 pub(crate) struct Shared {
     queue: Queue,
     settings: Settings,
@@ -102,20 +102,20 @@ pub(crate) struct Shared {
     commits: Commits,
     /// One permit per worker.
     workers: Semaphore,
-    /// Leases this process holds.
+    /// Number of leases that this process holds.
     held: AtomicUsize,
     estimate: Estimate,
-    /// Age of the oldest event met in the last read, µs.
+    /// Age of the oldest event in the last read, µs.
     oldest_us: AtomicU64,
-    /// Attempts again that need not be slowed down.
+    /// The budget of retries that are not delayed.
     retries: RetryBudget,
-    /// How slow the stores are that its handler needs, beside Redis.
+    /// The stores that the handler needs, except Redis: measure how slow they are.
     stores: Vec<Arc<Pressure>>,
-    /// Since when every slice found its target unavailable.
+    /// The time since which every slice found its target unavailable.
     unavailable_since: Mutex<Option<Instant>>,
-    /// When a failure that is tried again was last logged.
+    /// Limits the log line about failures that are retried.
     warned: OncePerMinute,
-    /// When a lost lease was last logged.
+    /// Limits the log line about lost leases.
     lost: OncePerMinute,
 }
 
@@ -125,13 +125,13 @@ impl Shared {
         self.environment.clock.now()
     }
 
-    /// A call for `shard` that goes out now.
+    /// Marks the start of a call for `shard`.
     fn sending(&self, shard: Shard) -> Sent {
         let connection = self.queue.link().connection(self.queue.keys(shard));
         Sent { at: Instant::now(), connection }
     }
 
-    /// Notes how a slice ended; answers how long its target has been unavailable.
+    /// Records how a slice ended; returns how long its target has been unavailable.
     fn unavailable_for(&self, unavailable: bool) -> Duration {
         let mut since = self.unavailable_since.lock().unwrap_or_else(PoisonError::into_inner);
         if unavailable {
@@ -141,7 +141,7 @@ impl Shared {
         Duration::ZERO
     }
 
-    /// Counts a busy worker while it lives.
+    /// Counts a busy worker until it is dropped.
     fn busy(&self) -> impl Drop + use<> {
         struct Busy(metrics::Gauge, Arc<Meter>);
         impl Drop for Busy {
@@ -162,7 +162,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Makes the pool and starts its committer. `link` of `queue` carries the hot path.
+    /// Creates the pool and starts its committer. The `link` of `queue` is a hot path.
     pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
         let Work { handler, environment, signing_key, meter, stores } = work;
         let metrics = PipelineMetrics::new(queue.name());
@@ -195,7 +195,7 @@ impl Pool {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Hears what the shards publish.
+    /// Receives the messages of the shards.
     pub(crate) fn listener(&self) -> Box<dyn Listener> {
         Box::new(Subscriber(Arc::clone(&self.shared.board)))
     }
@@ -203,17 +203,17 @@ impl Pool {
     /// Claims and hands out until the soft stop.
     ///
     /// # Cancel safety
-    /// Leases that were just claimed run out by themselves. A soft stop waits for the claim under
-    /// way instead, so that what it took is given back at once.
+    /// New leases expire by themselves. A soft stop, in contrast, waits for the claim in progress,
+    /// so that its leases are given back immediately.
     pub(crate) async fn run(self) {
         let shared = self.shared;
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
-        // Claims that a server has not answered yet; each ends with the number of its round.
+        // Claims without an answer so far; each returns the number of its round.
         let (mut claims, mut round) = (FuturesUnordered::new(), 0_u64);
         while !shared.shutdown.soft.is_cancelled() {
-            // Subscribed before looking, so that nothing falls between.
+            // Subscribed before the check, so that no change is missed.
             let changed = shared.board.changed().notified();
             let room = room(&shared, &mut scaler, started.elapsed());
             let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
@@ -238,7 +238,7 @@ impl Pool {
                 biased;
                 () = shared.shutdown.hard.cancelled() => return,
                 () = answered(&mut claims, round, asked) => {}
-                // In a cluster, the shards of others do not wait for a server that is frozen.
+                // In a cluster, the other shards do not wait for a frozen server.
                 () = tokio::time::sleep(PATIENCE), if shared.queue.link().target().is_cluster() => {}
             }
         }
@@ -251,7 +251,7 @@ impl Pool {
     }
 }
 
-/// Waits for so many claims of a round, whatever older ones do.
+/// Waits for this number of claims of a round, regardless of older claims.
 async fn answered(
     claims: &mut FuturesUnordered<impl Future<Output = u64>>,
     round: u64,
@@ -265,7 +265,7 @@ async fn answered(
     }
 }
 
-/// Hears what falls below what the dispatcher knows.
+/// Passes published scores and deadlines to the dispatcher.
 struct Subscriber(Arc<Board>);
 
 impl Listener for Subscriber {
@@ -282,7 +282,7 @@ impl Listener for Subscriber {
     }
 }
 
-/// How many bots may be claimed now.
+/// The number of bots that may be claimed now.
 fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let held = shared.held.load(Ordering::Acquire);
     let oldest_age = Duration::from_micros(shared.oldest_us.load(Ordering::Relaxed));
@@ -305,18 +305,18 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
         usize::try_from(slices).unwrap_or(PREFETCH_MAX).min(PREFETCH_MAX)
     };
     let room = (target + ahead).saturating_sub(held);
-    // With much prefetch, a few free places are not worth a round trip while others are in use.
+    // With much prefetching, a few free places are not worth a round trip while others are in use.
     if ahead >= CLAIM_WORTH && held > 0 && room < CLAIM_WORTH { 0 } else { room }
 }
 
-/// How much of the work the slowest store allows.
+/// The share of the full work that the slowest store allows.
 fn share(shared: &Shared) -> f64 {
     let redis = shared.queue.link().pressure();
     let stores = shared.stores.iter().chain([redis]);
     stores.map(|store| store.share()).fold(1.0, f64::min)
 }
 
-/// A store that slowed down is not helped by more workers that wait for it.
+/// A slow store does not become faster if more workers wait for it.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! What only a cluster asks of a [`Link`]: sending the commands of one write to several nodes, and
-//! keeping up with which slot is where.
+//! The cluster part of a [`Link`]: it sends the commands of one write to several nodes, and keeps
+//! the distribution of slots up to date.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -17,13 +17,13 @@ use super::route::{Destination, Unit, units};
 use super::target::{address, connect_error};
 use super::topology::{self, SlotRange, Topology};
 
-/// The topology is asked for at most this often.
+/// Minimum time between two queries for the topology.
 const LOOK: Duration = Duration::from_millis(100);
-/// So many nodes are asked at once: one may be frozen.
+/// Number of nodes asked concurrently, because one may be frozen.
 const LOOK_AT: usize = 3;
 
 impl Link {
-    /// Sends the commands to where they belong, those that were moved once more.
+    /// Sends the commands to their nodes; commands that a node redirects are sent once more.
     pub(super) async fn run_cluster(
         &self,
         topology: Arc<Topology>,
@@ -58,7 +58,8 @@ impl Link {
         }
     }
 
-    /// Sends the units to their nodes, all at once, and puts the answers in their places.
+    /// Sends the units to their nodes concurrently, and puts the answers in the order of the
+    /// commands.
     async fn round(
         &self,
         topology: &Topology,
@@ -91,7 +92,8 @@ impl Link {
                     Ok(values) => values.next().map(Ok),
                     Err(error) => Some(Err(error.clone())),
                 };
-                // Of several, the first refusal or error counts, else the first.
+                // Several primaries answer: the first refusal or error counts, else the first
+                // answer.
                 let better = value.as_ref().is_none_or(is_good);
                 if answers[at].as_ref().is_none_or(|first| is_good(first) && !better) {
                     answers[at] = value;
@@ -100,7 +102,7 @@ impl Link {
         }
     }
 
-    /// Sends commands to one node. Those of a slot that is on the move there are not sent.
+    /// Sends commands to one node. Commands for a slot that is being migrated there are not sent.
     pub(super) async fn send(
         &self,
         node: &Node,
@@ -135,7 +137,7 @@ impl Link {
     }
 }
 
-/// The topology.
+/// Queries for the topology.
 impl Link {
     pub(super) fn current(&self) -> Option<Arc<Topology>> {
         self.topology.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -145,8 +147,8 @@ impl Link {
         self.stale.store(true, Ordering::Relaxed);
     }
 
-    /// The topology as known. One that is in doubt is asked for again by whoever comes first; the
-    /// others go on with it meanwhile.
+    /// The known topology. If it is stale, the first caller asks for it again, and the others use
+    /// the stale one meanwhile.
     pub(super) async fn topology(&self) -> Result<Arc<Topology>, RedisError> {
         match self.current() {
             Some(current) if !self.wiring.cluster || !self.stale.load(Ordering::Relaxed) => {
@@ -171,7 +173,7 @@ impl Link {
         }
     }
 
-    /// The topology after `known` has turned out to be wrong; `known` again if nobody tells.
+    /// The topology after `known` turned out to be wrong; `known` again if no node answers.
     async fn look_again(
         &self,
         known: &Arc<Topology>,
@@ -179,7 +181,7 @@ impl Link {
     ) -> Arc<Topology> {
         let mut looked = self.looking.lock().await;
         match self.current() {
-            // Somebody else has looked since.
+            // Another caller has asked since.
             Some(current) if !Arc::ptr_eq(&current, known) => return current,
             _ => {}
         }
@@ -189,13 +191,13 @@ impl Link {
         self.look(&mut looked, hint).await.unwrap_or_else(|_| Arc::clone(known))
     }
 
-    /// Asks the hinted node, then the others, a few at once.
+    /// Asks the hinted node, then the others, a few concurrently.
     async fn look(
         &self,
         looked: &mut Option<Instant>,
         hint: Option<(String, u16)>,
     ) -> Result<Arc<Topology>, RedisError> {
-        // First: trouble met from now on is news.
+        // Reset first: a problem found from now on marks the topology as stale again.
         self.stale.store(false, Ordering::Relaxed);
         let hinted = hint.map(|(host, port)| vec![self.target.node(&host, port)]);
         let others = self.target.candidates();
@@ -214,7 +216,8 @@ impl Link {
         Err(failure.unwrap_or_else(|| no_slots(self.target.client())))
     }
 
-    /// Makes what was found the topology. Connections stay where the shards behind them do.
+    /// Makes these ranges the topology. Keeps connections to nodes that still serve the same
+    /// shards.
     fn adopt(&self, ranges: &[SlotRange]) -> Arc<Topology> {
         let old = self.current();
         let topology = Topology::cluster(ranges, |host, port, holds| {
@@ -243,8 +246,8 @@ impl Link {
     }
 }
 
-/// The units that were moved and may be sent again: unless another of the slot was held back for
-/// another reason, which must not be overtaken.
+/// The redirected units that may be sent again. A unit is left out if another one of its slot was
+/// refused for a different reason: it must not overtake that one.
 fn moved<'a>(units: &'a [Unit], answers: &[Option<Result<Value, RedisError>>]) -> Vec<&'a Unit> {
     let refused = |unit: &Unit, wanted: fn(&str) -> bool| {
         let mut errors = answers[unit.commands.clone()].iter().flatten().flatten();
@@ -259,7 +262,7 @@ fn moved<'a>(units: &'a [Unit], answers: &[Option<Result<Value, RedisError>>]) -
     units.iter().filter(moved).collect()
 }
 
-/// Where `MOVED 1234 host:port` points to, if it is said.
+/// The destination in `MOVED 1234 host:port`, if it has one.
 fn destination(value: &Value) -> Option<(String, u16)> {
     let error = server_error(value).filter(|error| error.code() == "MOVED")?;
     let (host, port) = error.details()?.split_once(' ')?.1.trim().rsplit_once(':')?;
@@ -270,12 +273,12 @@ fn is_good(answer: &Result<Value, RedisError>) -> bool {
     matches!(answer, Ok(value) if server_error(value).is_none())
 }
 
-/// As a server answers for a slot that nobody holds.
+/// The answer of a server for a slot without a primary.
 fn not_served() -> Value {
     refusal("-CLUSTERDOWN Hash slot not served\r\n")
 }
 
-/// As a server answers for a slot of which it has a part.
+/// The answer of a server for a slot that is being migrated.
 fn on_the_move() -> Value {
     refusal("-TRYAGAIN The slot is on the move\r\n")
 }

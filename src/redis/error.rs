@@ -73,7 +73,7 @@ impl RedisError {
         match self {
             Self::Connect { .. } | Self::Unknown { .. } => true,
             Self::Refused { message, .. } => {
-                // The last four: a cluster is moving a slot or replacing a primary.
+                // The last four: a cluster is migrating a slot or replacing a primary.
                 const PASSING: [&str; 10] = [
                     "OOM",
                     "LOADING",

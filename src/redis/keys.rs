@@ -100,7 +100,7 @@ pub fn all_starts(prefix: &Prefix) -> String {
 #[must_use]
 pub fn is_starts(prefix: &Prefix, key: &[u8]) -> bool {
     let stream = within(prefix, key).and_then(|key| key.strip_suffix(b"}:starts"));
-    // A bot of a queue may have a name like the end of such a key.
+    // The name of a bot may look like the end of such a key.
     stream.is_some_and(|stream| !stream.contains(&b'}'))
 }
 
@@ -139,7 +139,7 @@ pub fn check(prefix: &Prefix, number: u32, id: &str) -> String {
 /// [`belongs_to`].
 #[must_use]
 pub fn pattern(prefix: &Prefix, pipeline: &PipelineName) -> String {
-    // Neither the characters of a pipeline's name nor braces have a meaning in a pattern.
+    // Neither the characters of a pipeline's name nor braces are special in a pattern.
     format!("{prefix}:{{{pipeline}:*}}:*")
 }
 

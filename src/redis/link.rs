@@ -1,20 +1,21 @@
-//! A link: how one part of the program speaks to Redis, be it one server or a cluster.
+//! A link: the access of one part of the program to Redis, a single server or a cluster.
 //!
-//! A link has one [`Node`] per server, and knows which slot is where. Commands of one write are sent
-//! to their nodes concurrently and the answers put back in order; those of one slot stay in their
-//! order. A server by itself is the topology with one node.
+//! A link has one [`Node`] per server, and knows which node holds which slot. It sends the commands
+//! of one write to their nodes concurrently and returns the answers in order. Commands of one slot
+//! keep their order. A single server is a topology with one node.
 //!
-//! A link is one of two kinds. On the hot paths all calls share one connection per server, which
-//! carries most commands with the fewest packets; answers come in the order of the calls, so a large
-//! one delays all behind it. A pooled link is for everything beside them: each call has a connection
-//! to itself, and delays no other.
+//! There are two kinds of links. On the hot paths, all calls share one connection per server. It
+//! carries most commands with the fewest packets, but answers come in the order of the calls, so a
+//! large answer delays all behind it. All other paths use a pooled link: each call has its own
+//! connection and delays no other call.
 //!
-//! What a cluster answers: `MOVED` did not run; the topology is asked for again and the command
-//! sent once more. `ASK`, `TRYAGAIN` (the slot is under way) and `CLUSTERDOWN` did not run; they are
-//! refusals that pass. A connection that breaks leaves open what ran. After each of them the
-//! topology is asked for again, by one caller at a time and not more often than every 100 ms.
+//! In a cluster, `MOVED` means that the command did not run: the link asks for the topology again
+//! and sends the command once more. `ASK`, `TRYAGAIN` (the slot is being migrated) and
+//! `CLUSTERDOWN` also mean that it did not run; they are temporary refusals. If a connection
+//! breaks, the outcome of its commands is unknown. After each of these cases the link asks for the
+//! topology again, with one query at a time and at most one every 100 ms.
 //!
-//! The link routes by itself because no client that reconnects by itself may run scripts: see
+//! The link routes commands itself because no client that reconnects by itself may run scripts: see
 //! [`super`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,37 +40,37 @@ use crate::metrics;
 use crate::pressure::Pressure;
 use crate::telemetry::OncePerMinute;
 
-/// Up to this, a write is not slow: it may hold hundreds of commands.
+/// A write that takes up to this long is never slow: it may hold hundreds of commands.
 const NEVER_SLOW: Duration = Duration::from_millis(50);
 
-/// When scripts that a server had forgotten were last logged.
+/// Limits the log line about scripts that a server had forgotten.
 static FORGOTTEN: OncePerMinute = OncePerMinute::new();
 
-/// What came back for each command or call of a write.
+/// The answer to each command or call of a write.
 pub(super) type Answers<T> = Vec<Result<T, RedisError>>;
 
-/// How one part of the program speaks to Redis. Calls from many tasks share its connections and
-/// are pipelined by them; or, in a pooled link, each has one to itself.
+/// The access of one part of the program to Redis. Calls from many tasks are pipelined on shared
+/// connections; in a pooled link, each call has its own connection.
 #[derive(Debug)]
 pub struct Link {
     pub(super) target: Target,
     pub(super) wiring: Arc<Wiring>,
-    /// `None` before a cluster was first asked.
+    /// `None` until the first query to the cluster.
     pub(super) topology: RwLock<Option<Arc<Topology>>>,
-    /// Something did not fit the topology.
+    /// Whether an answer contradicted the topology.
     pub(super) stale: AtomicBool,
-    /// When the topology was last asked for.
+    /// Time of the last query for the topology.
     pub(super) looking: tokio::sync::Mutex<Option<Instant>>,
-    /// Commands sent.
+    /// Number of commands sent.
     pub(super) sent: AtomicU64,
-    /// How slow the answers are.
+    /// Measures how slow the answers are.
     pressure: Arc<Pressure>,
 }
 
 impl Link {
-    /// A link that serves the scripts of `shards`. Connects at the first call.
+    /// A link that runs the scripts of `shards`. Connects at the first call.
     ///
-    /// `response_timeout` bounds every call; it must be longer than a blocking command blocks.
+    /// `response_timeout` limits every call; it must be longer than the longest blocking command.
     #[must_use]
     pub fn new(
         target: Target,
@@ -80,9 +81,9 @@ impl Link {
         Self::of(Self::wiring(target, shards, slice_us, response_timeout))
     }
 
-    /// The same, where each call has a connection to itself: one of the at most [`super::POOLED_MAX`] to a
-    /// server. A call waits up to `response_timeout` for one, and as long for its answer. Calls that
-    /// are under way at the same time are done in any order.
+    /// As [`Self::new`], but each call has its own connection: one of at most [`super::POOLED_MAX`]
+    /// per server. A call waits up to `response_timeout` for a connection, and as long for its
+    /// answer. Concurrent calls run in any order.
     #[must_use]
     pub fn pooled(
         target: Target,
@@ -94,7 +95,7 @@ impl Link {
         Self::of(Wiring { pooled: true, ..wiring })
     }
 
-    /// A pooled link that never runs a script, and takes servers of any version.
+    /// A pooled link that never runs a script, and accepts servers of any version.
     pub(super) fn plain(target: Target, response_timeout: Duration) -> Self {
         let wiring = Self::wiring(target, Vec::new(), 0, response_timeout);
         Self::of(Wiring { pooled: true, scripts: false, ..wiring })
@@ -139,25 +140,25 @@ impl Link {
         }
     }
 
-    /// How slow the answers are.
+    /// Measures how slow the answers are.
     #[must_use]
     pub fn pressure(&self) -> &Arc<Pressure> {
         &self.pressure
     }
 
-    /// Where it leads.
+    /// The Redis deployment.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// What the keys begin with.
+    /// The prefix of all keys.
     #[must_use]
     pub fn prefix(&self) -> &Prefix {
         self.target.prefix()
     }
 
-    /// Commands sent so far.
+    /// Number of commands sent so far.
     #[must_use]
     pub fn commands_sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
@@ -166,10 +167,10 @@ impl Link {
     /// Calls one script.
     ///
     /// # Errors
-    /// [`RedisError::Unknown`] leaves open whether it ran.
+    /// After [`RedisError::Unknown`], the script may or may not have run.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open whether the script ran.
+    /// If the future is dropped, the script may or may not have run.
     pub async fn call<C: Call>(&self, call: &C) -> Result<C::Reply, RedisError> {
         let mut replies = self.call_all(std::slice::from_ref(call)).await?;
         replies.pop().unwrap_or_else(|| {
@@ -177,16 +178,14 @@ impl Link {
         })
     }
 
-    /// Calls one script several times in one write; of the calls in one slot, a server runs them in
-    /// order.
+    /// Calls one script several times in one write. A server runs the calls in one slot in order.
     ///
     /// # Errors
-    /// The outer error means that no answer came for any. An inner one concerns its call alone; of
-    /// those to a node that gave no answer, each has it, and is [`RedisError::Unknown`] in its own
-    /// right.
+    /// The outer error means that no call got an answer. An inner error concerns its call alone. If
+    /// a node gives no answer, each of its calls gets its own [`RedisError::Unknown`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open which calls ran.
+    /// If the future is dropped, any of the calls may have run.
     pub async fn call_all<C: Call>(&self, calls: &[C]) -> Result<Answers<C::Reply>, RedisError> {
         let mut pipe = Pipeline::with_capacity(calls.len());
         for call in calls {
@@ -197,8 +196,8 @@ impl Link {
         let missing: Vec<usize> =
             (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
         if !missing.is_empty() {
-            // The server forgot its scripts (SCRIPT FLUSH) or is another one: recover, load, resend
-            // what did not run.
+            // The server forgot its scripts (SCRIPT FLUSH) or is another one: recover, load, and
+            // resend the calls that did not run.
             if let Some(suppressed) = FORGOTTEN.take() {
                 warn!(
                     script = C::NAME,
@@ -223,27 +222,27 @@ impl Link {
         Ok(values.into_iter().map(|value| value.and_then(read)).collect())
     }
 
-    /// Sends plain commands in one write. A command without a key is asked of every primary; the
-    /// answer is the first refusal among theirs, or that of the first. An element of the answer may
-    /// be [`Value::ServerError`].
+    /// Sends plain commands in one write. A command without a key goes to every primary; the result
+    /// is the first refusal, else the first answer. An element of the result may be
+    /// [`Value::ServerError`].
     ///
     /// # Errors
-    /// When no answer came for one of them.
+    /// If one of them gets no answer.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open which commands ran.
+    /// If the future is dropped, any of the commands may have run.
     pub async fn run(&self, pipe: &Pipeline) -> Result<Vec<Value>, RedisError> {
         self.run_each(pipe).await?.into_iter().collect()
     }
 
-    /// Sends plain commands in one write, see [`Self::run`]; each has an answer or an error of its
-    /// own, so that a node that is away concerns nobody else's.
+    /// Sends plain commands in one write, see [`Self::run`]. Each command has its own answer or
+    /// error, so an unavailable node does not affect the commands for other nodes.
     ///
     /// # Errors
-    /// When no answer came for any.
+    /// If none of them gets an answer.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open which commands ran.
+    /// If the future is dropped, any of the commands may have run.
     pub async fn run_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, RedisError> {
         let sent = Instant::now();
         let answers = self.send_each(pipe).await;
@@ -260,16 +259,16 @@ impl Link {
         self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
         let values = node.send(node.connected().await?, pipe).await?;
         if values.iter().filter_map(server_error).any(|error| error.code() == "READONLY") {
-            // A replica now; its name may lead to the new primary.
+            // The server is a replica now; its name may resolve to the new primary.
             node.close();
         }
         Ok(values.into_iter().map(Ok).collect())
     }
 
-    /// Sends plain commands in one write; the first that is refused makes the whole an error.
+    /// Sends plain commands in one write. The first refusal is returned as an error.
     ///
     /// # Errors
-    /// When no answer came or the server refused one.
+    /// If there is no answer or the server refuses one of them.
     pub(crate) async fn run_checked(
         &self,
         name: &'static str,
@@ -285,7 +284,7 @@ impl Link {
     /// Sends one plain command.
     ///
     /// # Errors
-    /// When no answer came or the server refused.
+    /// If there is no answer or the server refuses.
     pub(crate) async fn command(
         &self,
         name: &'static str,
@@ -299,10 +298,10 @@ impl Link {
         }
     }
 
-    /// Asks every primary the same; one answer each.
+    /// Sends one command to every primary; returns one answer each.
     ///
     /// # Errors
-    /// When one does not answer or refuses.
+    /// If one of them does not answer or refuses.
     pub(crate) async fn ask_every(
         &self,
         name: &'static str,
@@ -323,7 +322,7 @@ impl Link {
         Ok(answers)
     }
 
-    /// Every primary as a target of its own, with its name and one of the slots it holds.
+    /// Every primary as a separate target, with its name and one of the slots it holds.
     pub(super) async fn primaries(&self) -> Result<Vec<(Target, Option<u16>)>, RedisError> {
         let topology = self.topology().await?;
         let held = |place| (0..=u16::MAX >> 2).find(|&slot| topology.holder(slot) == Some(place));
@@ -331,13 +330,13 @@ impl Link {
         Ok(nodes.map(|(at, node)| (self.target.alone(node.client().clone()), held(at))).collect())
     }
 
-    /// How many slots no primary holds.
+    /// Number of slots without a primary.
     pub(super) async fn slots_missing(&self) -> Result<usize, RedisError> {
         Ok(self.topology().await?.slots_missing())
     }
 
-    /// A number for the server that holds a shard, as far as known: calls for shards of one number
-    /// share the fate of one server.
+    /// A number for the server that holds a shard, as far as known. Shards with the same number
+    /// depend on the same server.
     pub(crate) fn holder(&self, keys: &ShardKeys) -> usize {
         if !self.wiring.cluster {
             return 0;
@@ -345,8 +344,9 @@ impl Link {
         self.current().and_then(|now| now.holder(keys.slot())).unwrap_or(0)
     }
 
-    /// The number of the connection that calls for a shard take, if there is one that they share; no
-    /// two of a process have the same. While it stays the same, Redis has not been met as another run.
+    /// The number of the shared connection that calls for a shard use; `None` if there is none.
+    /// Each connection of the process has a different number. While the number stays the same,
+    /// Redis did not restart.
     pub(crate) fn connection(&self, keys: &ShardKeys) -> Option<u64> {
         let topology = self.current()?;
         let at = if self.wiring.cluster { topology.holder(keys.slot())? } else { 0 };
@@ -370,7 +370,7 @@ impl Link {
         node::misread(command, source)
     }
 
-    /// An answer as what it should be.
+    /// Converts an answer to the expected type.
     pub(super) fn read<T: redis::FromRedisValue>(
         &self,
         name: &'static str,
@@ -381,7 +381,7 @@ impl Link {
         })
     }
 
-    /// Gives the connections up; the next calls make new ones.
+    /// Closes the connections; the next calls make new ones.
     pub(crate) fn close(&self) {
         self.current().iter().flat_map(|now| now.nodes()).for_each(|node| node.close());
     }

@@ -1,19 +1,19 @@
-//! Redis: connections, the key table, the scripts, the private server. Nothing else in the crate
-//! speaks to Redis in its own words.
+//! Redis: connections, the key table, the scripts, the private server. All other modules access
+//! Redis only through this one.
 //!
-//! Invariant: no script runs on a connection before `recover` ran there for every pipeline and
-//! shard that the connection serves. That is why no connection that reconnects by itself is used,
-//! nor a client of clusters: [`Link`] finds the node of a key itself.
+//! Invariant: before any script runs on a connection, `recover` has run there for every pipeline
+//! and shard that the connection serves. Therefore the crate uses neither a connection that
+//! reconnects by itself nor a cluster client: [`Link`] finds the node of a key itself.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `url` | the address of Redis, which may hold a password |
-//! | `target` | where Redis is, and what helps when it cannot be reached |
-//! | `topology`, `route` | which node holds which slot; which slot a command is for |
-//! | `node` | one server: making connections, `recover` first |
-//! | `pooled` | connections that a call has to itself |
-//! | `link`, `cluster` | sending commands, in a cluster each to its node; what is done when a slot has moved |
-//! | `server`, `primary` | questions of operators, about Redis as a whole and one server of it |
+//! | `url` | the address of Redis, which may contain a password |
+//! | `target` | the Redis deployment, and remedies for connection errors |
+//! | `topology`, `route` | which node holds which slot; the slot of a command |
+//! | `node` | one server: connects and runs `recover` first |
+//! | `pooled` | connections for one call at a time |
+//! | `link`, `cluster` | send each command to its node, again if its slot was migrated |
+//! | `server`, `primary` | inspection for operators: Redis as a whole, and one of its servers |
 
 mod cluster;
 mod error;

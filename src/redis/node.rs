@@ -1,10 +1,10 @@
-//! One server, and the connections to it: one that all calls share, made anew when it breaks, or
-//! those of a pool ([`super::pooled`]), of which a call has one to itself.
+//! One server and the connections to it: either one that all calls share, replaced when it breaks,
+//! or a pool ([`super::pooled`]) that lends each call its own.
 //!
-//! Making a connection, of either kind: connect → `INFO` (version, run id) → load all scripts →
-//! `recover` for every pipeline and shard of the link that lives there. Only then is it used. A call
-//! that fails because the connection broke or timed out has an *unknown* outcome; it is not repeated
-//! here.
+//! Steps of making a connection, of either kind: connect → `INFO` (version, run id) → load all
+//! scripts → `recover` for every pipeline and shard of the link on this server. Only then is the
+//! connection used. A call that fails because the connection broke or timed out has an *unknown*
+//! outcome; this module does not repeat it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -22,26 +22,26 @@ use super::reply::{Reply, ReplyError};
 use super::scripts::{self, Call, Recover};
 use super::target::{Target, address, connect_error};
 
-/// Oldest server that has every command the scripts use.
+/// The oldest server version with every command that the scripts use.
 const MIN_VERSION: (u32, u32) = (7, 0);
-/// A shard whose slot is on the move is tried again this often.
+/// Interval between attempts to recover a shard whose slot is being migrated.
 const LIFT: Duration = Duration::from_millis(100);
-/// The minimum time that a call on a connection in doubt still has when a newer connection answers.
+/// After a newer connection answers, a call on a connection in doubt keeps at least this much time.
 /// The server answers the older call first, unless its answer is lost.
 const OUTLIVED: Duration = Duration::from_millis(250);
 
-/// How many connections this process made: no two have the same number.
+/// Number of connections that this process made. Each connection has a different number.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
-/// What all nodes of a link have in common.
+/// The settings that all nodes of a link share.
 #[derive(Debug)]
 pub(super) struct Wiring {
     pub(super) config: AsyncConnectionConfig,
-    /// How long a call waits for its answer, and before that for a connection of a pool.
+    /// Timeout of an answer, and before that of waiting for a connection of the pool.
     pub(super) response_timeout: Duration,
-    /// Whether each call has a connection to itself, out of a pool.
+    /// Whether each call has its own connection, from a pool.
     pub(super) pooled: bool,
-    /// Shards whose scripts the link calls, each with its slot.
+    /// The shards whose scripts the link calls, each with its slot.
     pub(super) shards: Vec<(u16, ShardKeys)>,
     pub(super) slice_us: u64,
     /// Whether scripts are loaded and the version is checked.
@@ -52,7 +52,8 @@ pub(super) struct Wiring {
 }
 
 impl Wiring {
-    /// The primaries of a cluster share no fate: a doubt of one would concern none of the others.
+    /// The primaries of a cluster fail independently: a timeout of one says nothing about the
+    /// others.
     pub(super) fn doubts(&self) -> u64 {
         if self.cluster { 0 } else { self.target.doubts() }
     }
@@ -68,53 +69,53 @@ pub(super) struct Node {
 /// The connections to one server.
 #[derive(Debug)]
 enum Connections {
-    /// One, which all calls share: their commands and answers follow each other on it.
+    /// One connection that all calls share: commands and answers follow each other.
     Shared { current: RwLock<Option<Connected>>, connecting: tokio::sync::Mutex<()> },
-    /// Several, each lent to one call at a time.
+    /// Several connections, each lent to one call at a time.
     Pooled(Pooled),
 }
 
-/// How connections to one server are made.
+/// Makes connections to one server.
 #[derive(Debug)]
 pub(super) struct Setup {
     client: Client,
     name: String,
-    /// The slots of those of the link's shards that live here.
+    /// The slots of the link's shards on this server.
     slots: Vec<u16>,
     pub(super) wiring: Arc<Wiring>,
 }
 
-/// A connection that may be used.
+/// A connection that is ready for use.
 #[derive(Debug, Clone)]
 pub(super) struct Connected {
     number: u64,
     pub(super) connection: MultiplexedConnection,
     run: Arc<str>,
-    /// Slots of shards that could not be recovered, since they are on the move: no script of
-    /// theirs may run. Tried again.
+    /// Slots of shards that could not be recovered because they are being migrated. Their scripts
+    /// must not run yet; recovery is retried.
     barred: Vec<u16>,
     tried: Instant,
-    /// How often answers did not come in time before it was made.
+    /// Number of timeouts before the connection was made.
     doubts: u64,
 }
 
 impl Connected {
-    /// How often answers did not come in time before it was made.
+    /// Number of timeouts before the connection was made.
     pub(super) fn doubts(&self) -> u64 {
         self.doubts
     }
 
-    /// Whether no answer was late since before it was made.
+    /// Whether there was no timeout since the connection was made.
     pub(super) fn is_undoubted(&self, wiring: &Wiring) -> bool {
         self.doubts == wiring.doubts()
     }
 
-    /// Whether nothing is on the move there, or was still a moment ago.
+    /// Whether no slot is being migrated, or the last recovery attempt is recent.
     pub(super) fn is_settled(&self) -> bool {
         self.barred.is_empty() || self.tried.elapsed() < LIFT
     }
 
-    /// Whether a shard in `slot` may not be spoken to yet.
+    /// Whether commands for a shard in `slot` are not allowed yet.
     pub(super) fn bars(&self, slot: u16) -> bool {
         self.barred.contains(&slot)
     }
@@ -133,9 +134,9 @@ impl Node {
         Self { setup, connections }
     }
 
-    /// The same server once it holds `slots`. A shared connection is kept unless there are new ones
-    /// among them: for those `recover` has to run first. A pool is made anew: it would go on making
-    /// connections for the old ones.
+    /// The same server with the given `slots`. A shared connection is kept unless there are new
+    /// slots, for which `recover` must run first. A pool is replaced, because it would keep making
+    /// connections for the old slots.
     pub(super) fn holding(self: &Arc<Self>, slots: Vec<u16>) -> Arc<Self> {
         let Setup { client, slots: old, wiring, .. } = &*self.setup;
         if slots == *old {
@@ -152,7 +153,7 @@ impl Node {
         Arc::new(node)
     }
 
-    /// Where it is: host and port, or a path.
+    /// Host and port, or a path.
     pub(super) fn name(&self) -> &str {
         &self.setup.name
     }
@@ -161,7 +162,7 @@ impl Node {
         &self.setup.client
     }
 
-    /// Sends commands in one write. A timeout puts all connections in doubt that were made before.
+    /// Sends commands in one write. A timeout puts all earlier connections in doubt.
     pub(super) async fn send(
         &self,
         connection: Lent<'_>,
@@ -177,7 +178,7 @@ impl Node {
             Lent::Own(mut own) => (own.send(pipe).await, own.doubts()),
         };
         sent.map_err(|source| {
-            // Of a connection that is in doubt already it is no news.
+            // A connection that is already in doubt gives no new information.
             if source.is_timeout() && doubts == wiring.doubts() && !wiring.cluster {
                 wiring.target.doubt();
             }
@@ -186,8 +187,9 @@ impl Node {
     }
 
     /// Waits for the answer to a call on a connection made after `doubts` timeouts. When the
-    /// connection is put in doubt, a new one shows whether the server answers. If it does, and the
-    /// answer does not come soon, the old connection is dead: the call ends as after a timeout.
+    /// connection is put in doubt, a new connection shows whether the server answers. If the server
+    /// answers there, but the awaited answer does not follow soon, the old connection is dead: the
+    /// call ends as after a timeout.
     async fn unless_outlived<T>(
         &self,
         sending: impl Future<Output = RedisResult<T>>,
@@ -197,7 +199,7 @@ impl Node {
             self.setup.wiring.target.doubted_since(doubts).await;
             let started = Instant::now();
             match self.connected().await {
-                // A server or network that is slow is given as long again.
+                // For a slow server or network, the call waits as long again.
                 Ok(_) => tokio::time::sleep(started.elapsed().max(OUTLIVED)).await,
                 // The call has its own timeout.
                 Err(_) => std::future::pending().await,
@@ -213,8 +215,8 @@ impl Node {
         }
     }
 
-    /// The connection that a call is to use, made if there is none. What is on the move is tried
-    /// again now and then.
+    /// The connection for a call; connects if there is none. From time to time, retries the
+    /// recovery of shards that are being migrated.
     pub(super) async fn connected(&self) -> Result<Lent<'_>, RedisError> {
         let (current, connecting) = match &self.connections {
             Connections::Shared { current, connecting } => (current, connecting),
@@ -242,9 +244,8 @@ impl Node {
         Ok(Lent::Shared(connected))
     }
 
-    /// The number of the connection that all calls share, if there is one. There is none in a pool:
-    /// two calls take two connections, so no number says that Redis was not met as another run
-    /// between them.
+    /// The number of the shared connection, if there is one. `None` for a pool: two calls use two
+    /// connections, so no number could show that Redis did not restart between them.
     pub(super) fn connection(&self) -> Option<u64> {
         let Connections::Shared { current, .. } = &self.connections else { return None };
         let current = current.read().unwrap_or_else(PoisonError::into_inner);
@@ -252,7 +253,7 @@ impl Node {
         current.map(|current| current.number)
     }
 
-    /// Gives its connections up; the next call makes a new one.
+    /// Closes the connections; the next call makes a new one.
     pub(super) fn close(&self) {
         match &self.connections {
             Connections::Shared { current, .. } => {
@@ -276,12 +277,12 @@ fn read(current: &RwLock<Option<Connected>>) -> Option<Connected> {
 }
 
 impl Setup {
-    /// Where the server is: host and port, or a path.
+    /// Host and port, or a path.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Makes a connection that may be used.
+    /// Makes a connection that is ready for use.
     pub(super) async fn connect(&self) -> Result<Connected, RedisError> {
         let wiring = &self.wiring;
         let doubts = wiring.doubts();
@@ -302,7 +303,7 @@ impl Setup {
         Ok(connected)
     }
 
-    /// Checks the version and loads every script. Answers the run id.
+    /// Checks the version and loads every script. Returns the run id.
     async fn load_scripts(
         &self,
         connection: &mut MultiplexedConnection,
@@ -330,14 +331,15 @@ impl Setup {
         Ok(field("run_id").to_owned())
     }
 
-    /// Tries to recover again what is on the move. After an error the connection is not to be used.
+    /// Retries the recovery of shards that were being migrated. After an error the connection must
+    /// not be used.
     pub(super) async fn lift(&self, connected: &mut Connected) -> Result<(), RedisError> {
         let slots = std::mem::take(&mut connected.barred);
         connected.tried = Instant::now();
         self.recover(connected, &slots).await
     }
 
-    /// Runs `recover` for the shards in `slots`; bars those that are on the move.
+    /// Runs `recover` for the shards in `slots`; bars those that are being migrated.
     async fn recover(&self, connected: &mut Connected, slots: &[u16]) -> Result<(), RedisError> {
         let wiring = &self.wiring;
         let here = |(slot, _): &&(u16, ShardKeys)| slots.contains(slot);
@@ -414,7 +416,7 @@ pub(super) fn server_error(value: &Value) -> Option<&ServerError> {
     }
 }
 
-/// Whether the slot is elsewhere or under way, or nobody knows: the command did not run.
+/// Whether the slot moved, is being migrated, or has no primary: the command did not run.
 pub(super) fn is_move(error: &ServerError) -> bool {
     matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN")
 }

@@ -1,15 +1,15 @@
-//! Connections to one server that a call has to itself: taken from a pool for one write and its
-//! answer, then put back. A large answer delays no other call.
+//! Connections that serve one call at a time. A call takes one from the pool for one write and its
+//! answer, then puts it back. So a large answer delays no other call.
 //!
-//! Each is made as a shared one is ([`Setup::connect`]): `recover` has run on it before the pool has
-//! it. It leaves the pool, and is closed,
+//! Each is made like a shared one ([`Setup::connect`]): `recover` has run on it before the pool
+//! gets it. A connection leaves the pool, and is closed, in these cases:
 //!
-//! * when a call on it failed, or was given up before the answer was there: the answer would be
-//!   taken for that of the next call, or delay it;
-//! * when it was made before something that puts all into doubt: an answer that did not come in
-//!   time, scripts that the server forgot, a server that is a replica now;
-//! * when the server closed it while it rested, which a look tells before it is used;
-//! * after a rest of [`REST`].
+//! * A call on it failed, or was cancelled before its answer came: the answer would be taken for
+//!   that of the next call, or delay it.
+//! * It is older than an event that puts all connections in doubt: a timeout, scripts that the
+//!   server forgot, a server that is a replica now.
+//! * The server closed it while it was idle. A check before use detects this.
+//! * It was idle for [`REST`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,25 +24,26 @@ use super::error::RedisError;
 use super::node::{Connected, Setup};
 use super::target::CONNECT_TIMEOUT;
 
-/// Connections of one pool at most. Twice what one listing takes (4, see `queue::list`): a second one
-/// finds connections free. More would not help, since Redis runs one command at a time; and every
-/// process has as many to every server of a cluster, of whose `maxclients` they are a part.
+/// Maximum number of connections in one pool. It is twice the number that one listing uses (4, see
+/// `queue::list`), so a second listing finds free connections. More would not help, since Redis
+/// runs one command at a time. Every process has this many connections to every server of a
+/// cluster, and they count towards its `maxclients`.
 pub const POOLED_MAX: u32 = 8;
 
-/// A connection that was not used for so long is closed. Making one costs all scripts and a
-/// `recover` per shard, so those that background work uses every few seconds stay.
+/// A connection is closed after this idle time. Making one costs the loading of all scripts and a
+/// `recover` per shard, so connections that background work uses every few seconds are kept.
 const REST: Duration = Duration::from_secs(60);
 
-/// One that was used within this time is used again without a look: no server restarts so fast.
+/// A connection used within this time is used again without a check: no server restarts so fast.
 const FRESH: Duration = Duration::from_millis(10);
 
-/// The connections that calls have to themselves.
+/// A pool of connections for one call at a time.
 #[derive(Debug)]
 pub(super) struct Pooled {
     setup: Arc<Setup>,
-    /// Made with the first call, which is within a runtime, as the pool asks for.
+    /// Made at the first call, because the pool needs a running runtime.
     pool: OnceLock<Pool<Maker>>,
-    /// Counts how often all were given up.
+    /// Number of times that all connections were given up.
     closed: Arc<AtomicU64>,
     failure: watch::Sender<Option<RedisError>>,
 }
@@ -50,14 +51,14 @@ pub(super) struct Pooled {
 /// A connection for one call.
 #[derive(Debug)]
 pub(super) enum Lent<'a> {
-    /// Others use it at the same time.
+    /// Other calls use it concurrently.
     Shared(Connected),
     /// No other call uses it until it is put back.
     Own(PooledConnection<'a, Maker>),
 }
 
 impl Lent<'_> {
-    /// Whether a shard in `slot` may not be spoken to yet.
+    /// Whether commands for a shard in `slot` are not allowed yet.
     pub(super) fn bars(&self, slot: u16) -> bool {
         match self {
             Self::Shared(connected) => connected.bars(slot),
@@ -73,12 +74,12 @@ impl Pooled {
         Self { setup, pool, closed, failure: watch::Sender::new(None) }
     }
 
-    /// Gives all up: none that was made before now is used for a further call.
+    /// Gives up all connections: no further call uses one that was made before now.
     pub(super) fn close(&self) {
         self.closed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection that may be used.
+    /// A connection that is ready for use.
     ///
     /// # Errors
     /// Nothing was sent, whatever the error.
@@ -86,7 +87,7 @@ impl Pooled {
         loop {
             let mut own = self.wait().await?;
             if !own.is_usable().await {
-                // Dropped, which makes room for another one.
+                // Dropping it makes room for another one.
                 continue;
             }
             if !own.connected.is_settled() {
@@ -98,21 +99,21 @@ impl Pooled {
         }
     }
 
-    /// Waits for a connection that is free, or is made.
+    /// Waits for a connection that is free or newly made.
     async fn wait(&self) -> Result<PooledConnection<'_, Maker>, RedisError> {
         let pool = self.pool.get_or_init(|| self.build());
-        // Failures from here on count.
+        // Only failures from here on count.
         let mut failures = self.failure.subscribe();
         let mut waiting = std::pin::pin!(pool.get());
         loop {
-            // The pool itself tells no caller why a connection could not be made: each would wait
-            // until its time is over.
+            // The pool itself does not report why a connection could not be made: each caller would
+            // wait for its full timeout.
             let waited = tokio::select! {
                 biased;
                 waited = &mut waiting => waited,
                 Ok(()) = failures.changed() => {
                     let failure = failures.borrow_and_update().clone();
-                    // While other calls have connections, they put them back.
+                    // While other calls have connections, this call can wait for them.
                     match failure.filter(|_| pool.state().connections == 0) {
                         Some(failure) => return Err(failure),
                         None => continue,
@@ -132,16 +133,17 @@ impl Pooled {
         Pool::builder()
             .max_size(POOLED_MAX)
             .min_idle(None)
-            // The one that was used last is taken first, so that the others may rest.
+            // The connection used last is taken first, so that the others become idle and are
+            // closed.
             .queue_strategy(QueueStrategy::Lifo)
             .idle_timeout(REST)
             .max_lifetime(None)
-            // It would ask the server, and wait for the answer, before every call.
+            // Such a test would send a command and wait for its answer before every call.
             .test_on_check_out(false)
-            // The failure is told to the callers, which may come again.
+            // The callers get the failure and decide about a retry.
             .retry_connection(false)
             .error_sink(Box::new(Failures(self.failure.clone())))
-            // As long as making one may take: else its failure would come too late to be told.
+            // As long as connecting may take; otherwise its failure would be reported too late.
             .connection_timeout(wiring.response_timeout.max(CONNECT_TIMEOUT))
             .build_unchecked(maker)
     }
@@ -161,12 +163,13 @@ impl Pooled {
 pub(super) struct Own {
     connected: Connected,
     setup: Arc<Setup>,
-    /// Counts how often all were given up, and what that was before this one was made.
+    /// Number of times that all connections were given up, and its value before this one was made.
     closed: Arc<AtomicU64>,
     closed_before: u64,
-    /// A call has begun, and no whole answer has come. It stays so when the call is given up.
+    /// A call started, and its complete answer has not come. It stays `true` if the call is
+    /// cancelled.
     under_way: bool,
-    /// When it was made, or an answer came.
+    /// When the connection was made, or the last answer came.
     used: Instant,
 }
 
@@ -174,7 +177,7 @@ impl Own {
     /// Sends commands in one write.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open which commands ran, and closes the connection.
+    /// If the future is dropped, any of the commands may have run, and the connection is closed.
     pub(super) async fn send(&mut self, pipe: &Pipeline) -> RedisResult<Vec<Value>> {
         self.under_way = true;
         let sent = self.connected.connection.send_packed_commands(pipe, 0, pipe.len()).await;
@@ -183,13 +186,13 @@ impl Own {
         sent
     }
 
-    /// How often answers did not come in time before it was made.
+    /// Number of timeouts before the connection was made.
     pub(super) fn doubts(&self) -> u64 {
         self.connected.doubts()
     }
 
-    /// Whether a call may take it. A server that restarts closes it while it rests; then it takes no
-    /// command any more.
+    /// Whether a call may use it. A server that restarts closes an idle connection; then it accepts
+    /// no more commands.
     async fn is_usable(&mut self) -> bool {
         if self.is_broken() {
             return false;
@@ -197,7 +200,7 @@ impl Own {
         if self.used.elapsed() < FRESH {
             return true;
         }
-        // Waits for no answer; that of the call comes behind it.
+        // Does not wait for the answer; the answer to the call follows it.
         let mut look = redis::cmd("PING");
         look.set_no_response(true);
         self.under_way = self.connected.connection.send_packed_command(&look).await.is_err();
@@ -222,7 +225,8 @@ impl ManageConnection for Maker {
     type Error = RedisError;
 
     async fn connect(&self) -> Result<Own, RedisError> {
-        // Before: one that is under way while all are given up is one of them.
+        // Read before connecting: a connection that is being made while all are given up is given
+        // up too.
         let closed_before = self.closed.load(Ordering::Relaxed);
         let connected = self.setup.connect().await?;
         let (setup, closed) = (Arc::clone(&self.setup), Arc::clone(&self.closed));
@@ -243,8 +247,8 @@ impl ManageConnection for Maker {
     }
 }
 
-/// Tells those who wait that a connection could not be made. The pool calls it after it has noted
-/// that itself: a call that comes later asks for another one.
+/// Tells the waiting callers that a connection could not be made. The pool calls it after it has
+/// recorded the failure itself, so a later call requests another connection.
 #[derive(Debug, Clone)]
 struct Failures(watch::Sender<Option<RedisError>>);
 

@@ -1,6 +1,6 @@
-//! Questions about Redis as a whole, be it one server or a cluster, for operators: what it is, what
-//! it holds, what this user may do there. Runs none of the queue's scripts, so it needs no `recover`
-//! and works on servers that the queues could not use.
+//! Inspection of Redis as a whole, a server or a cluster, for operators: its state, its data, and
+//! the rights of this user. Runs none of the queue's scripts, so it needs no `recover` and works on
+//! servers that the queues could not use.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -19,34 +19,35 @@ use super::topology::slot_of;
 use crate::clock::millis;
 use crate::id::{Offset, PipelineName, Prefix, ShardCount};
 
-/// Keys looked at by one step of a deletion.
+/// Number of keys in one step of a deletion.
 const SCAN_COUNT: usize = 1_000;
-/// Keys looked at by one step of a search, its most steps on one server, and the most keys found.
+/// Number of keys in one step of a search, the maximum steps on one server, and the maximum keys
+/// found.
 const FIND_COUNT: usize = 10_000;
 const FIND_STEPS: usize = 100;
 const FIND_MAX: usize = 10_000;
-/// What is published is heard within this time.
+/// Timeout for receiving a published message.
 const HEARD_WITHIN: Duration = Duration::from_secs(3);
 
-/// A reader notes how far it is every second, and between two writes of what it copies.
+/// A reader records its position every second, and between two writes of a copy.
 const UNDER_WAY: Duration = Duration::from_secs(3);
 
-/// Plain connections to a server or cluster, out of a pool and made anew when they break.
+/// Plain pooled connections to a server or cluster, replaced when they break.
 #[derive(Debug)]
 pub struct Server {
     link: Link,
     response_timeout: Duration,
 }
 
-/// What is kept under the name of a bus stream.
+/// The type of the key with the name of a bus stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StreamKind {
-    /// Nothing yet: the first event creates it.
+    /// No key: the first event creates it.
     Absent,
     /// A stream.
     Stream,
-    /// Something else, which cannot be read as a bus.
+    /// Another type, which cannot be read as a bus.
     Other,
 }
 
@@ -55,25 +56,25 @@ pub enum StreamKind {
 pub struct StreamView {
     /// Its name.
     pub stream: String,
-    /// What is kept there.
+    /// The type of the key.
     pub kind: StreamKind,
-    /// Entries it holds.
+    /// Number of entries.
     pub length: u64,
-    /// Entries not yet copied into the queues, as the reader noted it last: it does so every second,
-    /// so what came within the last few seconds counts as copied while a process reads. `None` when
-    /// nothing was ever copied.
+    /// Number of entries not yet copied into the queues, from the last recorded position of the
+    /// reader. The reader records it every second, so while a process reads, the entries of the
+    /// last few seconds count as copied. `None` if nothing was ever copied.
     pub unread: Option<u64>,
     /// Whether a process reads it now.
     pub reader: bool,
-    /// Consumer groups of others.
+    /// Consumer groups of other programs.
     pub groups: Vec<GroupView>,
 }
 
 impl StreamView {
-    /// How a bus stream is now.
+    /// Reads the current state of a bus stream.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis does not answer or refuses.
     pub(crate) async fn read(link: &Link, stream: &str) -> Result<Self, RedisError> {
         type Noted = (Option<u64>, Option<String>);
         type Answers = (HashMap<String, Value>, Vec<HashMap<String, Value>>, Noted);
@@ -111,7 +112,7 @@ impl StreamView {
         if let Some((copied, offset)) = copied.zip(offset) {
             let added = number(&facts, "entries-added").unwrap_or(view.length);
             view.unread = Some(match first_after(link, stream, &offset).await? {
-                // Also where entries were deleted from the stream before they were read.
+                // Also for entries that were deleted from the stream before they were read.
                 None => 0,
                 Some(first) if reader && is_under_way(link, first).await? => 0,
                 Some(_) => added.saturating_sub(copied).max(1),
@@ -130,7 +131,7 @@ impl StreamView {
     }
 }
 
-/// The first entry of a stream behind `offset`.
+/// The first entry of a stream after `offset`.
 async fn first_after(
     link: &Link,
     stream: &str,
@@ -144,7 +145,7 @@ async fn first_after(
     Reply::new(entry).and_then(|mut entry| entry.parsed()).map(Some).map_err(misread)
 }
 
-/// Whether an entry is so young that a reader which keeps up has it, and did not note that yet.
+/// Whether an entry is so recent that a reader without lag has copied it, but not recorded it yet.
 async fn is_under_way(link: &Link, entry: Offset) -> Result<bool, RedisError> {
     let time = link.command("TIME", redis::cmd("TIME")).await?;
     let (seconds, _): (u64, u64) = link.read("TIME", time)?;
@@ -156,51 +157,51 @@ async fn is_under_way(link: &Link, entry: Offset) -> Result<bool, RedisError> {
 pub struct GroupView {
     /// Its name.
     pub name: String,
-    /// Entries taken and not acknowledged.
+    /// Number of entries delivered but not acknowledged.
     pub pending: u64,
-    /// Entries not yet taken; `None` where the server cannot tell.
+    /// Number of entries not yet delivered; `None` if the server cannot tell.
     pub lag: Option<u64>,
 }
 
 impl Server {
-    /// The server at `target`. Connects at the first question.
+    /// The server at `target`. Connects at the first call.
     #[must_use]
     pub fn new(target: Target, response_timeout: Duration) -> Self {
         Self { link: Link::plain(target, response_timeout), response_timeout }
     }
 
-    /// Where it is.
+    /// The Redis deployment.
     #[must_use]
     pub fn target(&self) -> &Target {
         self.link.target()
     }
 
-    /// The connections, for what others ask over them.
+    /// The connections, for other inspections.
     pub(crate) fn link(&self) -> &Link {
         &self.link
     }
 
-    /// Every primary of the cluster, to be asked one by one; of a server by itself, that one.
+    /// Every primary of the cluster, for separate inspection; for a single server, that server.
     ///
     /// # Errors
-    /// When no node of the cluster tells them.
+    /// If no node of the cluster answers.
     pub async fn primaries(&self) -> Result<Vec<Primary>, RedisError> {
         let found = self.link.primaries().await?.into_iter();
         Ok(found.map(|(at, slot)| Primary::new(at, slot, self.response_timeout)).collect())
     }
 
-    /// How many slots of the cluster no primary holds; of a server by itself, none.
+    /// Number of slots of the cluster without a primary; 0 for a single server.
     ///
     /// # Errors
-    /// When no node of the cluster tells it.
+    /// If no node of the cluster answers.
     pub async fn slots_missing(&self) -> Result<usize, RedisError> {
         self.link.slots_missing().await
     }
 
-    /// What it says of itself; of a cluster, the fullest primary.
+    /// The properties of the server; in a cluster, of the fullest primary.
     ///
     /// # Errors
-    /// When a primary does not answer or refuses.
+    /// If a primary does not answer or refuses.
     pub async fn info(&self) -> Result<ServerInfo, RedisError> {
         let mut infos = Vec::new();
         for answer in self.link.ask_every("INFO", &redis::cmd("INFO")).await? {
@@ -210,19 +211,19 @@ impl Server {
         fullest.ok_or_else(|| self.link.misread("INFO", ReplyError::unexpected("one", "none")))
     }
 
-    /// Its clock, since 1970. Of a cluster, the first primary's.
+    /// Its clock, since 1970; in a cluster, that of the first primary.
     ///
     /// # Errors
-    /// When a primary does not answer or refuses.
+    /// If a primary does not answer or refuses.
     pub async fn time(&self) -> Result<Duration, RedisError> {
         let (seconds, micros): (u64, u64) = self.ask("TIME", redis::cmd("TIME")).await?;
         Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
     }
 
-    /// The number of shards the data was created with; `None` before that.
+    /// The number of shards that the data was created with; `None` before that.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses, or the number is none.
+    /// If Redis does not answer or refuses, or the value is not a valid number of shards.
     pub async fn shards(&self) -> Result<Option<ShardCount>, RedisError> {
         let number: Option<u16> =
             self.ask("GET", redis::Cmd::get(keys::shards(self.link.prefix()))).await?;
@@ -233,10 +234,10 @@ impl Server {
         })
     }
 
-    /// The pipelines that ever ran, by name.
+    /// The names of all pipelines that have run.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis does not answer or refuses.
     pub async fn pipelines(&self) -> Result<Vec<PipelineName>, RedisError> {
         let names: Vec<String> =
             self.ask("HKEYS", redis::Cmd::hkeys(keys::pipelines(self.link.prefix()))).await?;
@@ -246,11 +247,11 @@ impl Server {
         Ok(names)
     }
 
-    /// The prefixes of the other environments in this Redis. Of a very large one only a part is looked
-    /// at.
+    /// The prefixes of the other environments in this Redis. Scans only a part of a very large
+    /// Redis.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis does not answer or refuses.
     pub async fn environments(&self) -> Result<BTreeSet<Prefix>, RedisError> {
         let keys = self.find(keys::ALL_SHARDS).await?;
         let mut found: BTreeSet<_> = keys.iter().filter_map(|key| keys::environment(key)).collect();
@@ -258,11 +259,11 @@ impl Server {
         Ok(found)
     }
 
-    /// Which of these bus streams other environments read, and their prefixes. Of a very large Redis
-    /// only a part is looked at.
+    /// Which of these bus streams other environments read, and their prefixes. Scans only a part of
+    /// a very large Redis.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis does not answer or refuses.
     pub async fn read_elsewhere(
         &self,
         streams: &[String],
@@ -275,7 +276,7 @@ impl Server {
         Ok(found.map(|(prefix, stream)| (stream.to_owned(), prefix)).collect())
     }
 
-    /// Keys that fit a pattern.
+    /// Keys that match a pattern.
     async fn find(&self, pattern: &str) -> Result<Vec<Vec<u8>>, RedisError> {
         let mut found = Vec::new();
         for primary in self.primaries().await? {
@@ -292,10 +293,10 @@ impl Server {
         Ok(found)
     }
 
-    /// How many bus entries were put aside because they could not be read.
+    /// Number of unreadable bus entries in the stream for them.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis does not answer or refuses.
     pub async fn invalid_entries(&self) -> Result<u64, RedisError> {
         self.ask("XLEN", redis::Cmd::xlen(self.link.prefix().invalid_stream())).await
     }
@@ -303,17 +304,17 @@ impl Server {
     /// A bus stream.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses.
+    /// If Redis does not answer or refuses.
     pub async fn stream(&self, stream: &str) -> Result<StreamView, RedisError> {
         StreamView::read(&self.link, stream).await
     }
 
-    /// Deletes every key of a pipeline and forgets its name. Answers how many keys those were.
+    /// Deletes every key of a pipeline and forgets its name. Returns the number of deleted keys.
     ///
     /// Events that are queued meanwhile may survive: no process may run the pipeline.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses. What was deleted stays deleted; it can be repeated.
+    /// If Redis does not answer or refuses. Deleted keys stay deleted; the call can be repeated.
     pub async fn erase(&self, pipeline: &PipelineName) -> Result<u64, RedisError> {
         let (mut erased, prefix) = (0, self.link.prefix());
         for primary in self.primaries().await? {
@@ -345,7 +346,7 @@ impl Server {
         Ok(erased)
     }
 
-    /// Deletes keys; answers how many there were.
+    /// Deletes keys; returns how many existed.
     async fn unlink(&self, found: &[Vec<u8>]) -> Result<u64, RedisError> {
         // One command takes keys of one slot only.
         let mut slots: BTreeMap<u16, Vec<&Vec<u8>>> = BTreeMap::new();
@@ -364,10 +365,11 @@ impl Server {
         Ok(counts.into_iter().sum())
     }
 
-    /// Whether a channel under the prefix may be listened to, and what is published there arrives.
+    /// Checks that this user may subscribe to a channel under the prefix, and that a published
+    /// message arrives.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses, or nothing arrives within 3 s.
+    /// If Redis does not answer or refuses, or no message arrives within 3 s.
     pub async fn try_channel(&self) -> Result<(), RedisError> {
         let channel = keys::check(self.link.prefix(), 0, &uuid::Uuid::now_v7().to_string());
         let mut subscriber = self.target().subscriber().await?;
@@ -387,10 +389,10 @@ impl Server {
         }
     }
 
-    /// Whether a bus stream may be trimmed. Removes nothing, and creates nothing.
+    /// Checks that this user may trim a bus stream. Removes and creates nothing.
     ///
     /// # Errors
-    /// When Redis does not answer or refuses, or the key is no stream.
+    /// If Redis does not answer or refuses, or the key is not a stream.
     pub async fn try_trim(&self, stream: &str) -> Result<(), RedisError> {
         let mut trim = redis::cmd("XTRIM");
         trim.arg(stream).arg("MINID").arg("0-0");

@@ -68,7 +68,7 @@ impl Target {
         let settings = TcpSettings::default().set_nodelay(true).set_keepalive(alive);
         let open = |seed: String| {
             let info = seed.into_connection_info()?.set_tcp_settings(settings.clone());
-            // So the user needs one right less.
+            // So the user needs one permission less.
             let spoken = info.redis_settings().clone().set_skip_set_lib_name();
             let info = info.set_redis_settings(spoken);
             match certificates {
@@ -196,9 +196,10 @@ impl Target {
         RedisError::Unknown { target: self.0.shown.clone(), source }
     }
 
-    /// A separate connection for subscriptions. In a cluster to any node, because messages reach
-    /// all of them, and to a different one at every call. It is not taken from a pool: it is kept as
-    /// long as the process runs, needs neither scripts nor `recover`, and can send no other command.
+    /// A separate connection for subscriptions. In a cluster it leads to any node, because messages
+    /// reach all of them, and to a different one at every call. It does not come from a pool: it
+    /// stays open as long as the process runs, needs neither scripts nor `recover`, and can send no
+    /// other command.
     ///
     /// # Errors
     /// If no connection can be made.

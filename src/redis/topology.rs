@@ -1,7 +1,7 @@
 //! Which server holds which slot of a cluster.
 //!
-//! Keys with one hash tag share a slot, so everything of one pipeline and shard is on one server. A
-//! single server is a topology with one node that holds everything.
+//! Keys with one hash tag share a slot, so one server holds everything of one pipeline and shard. A
+//! single server is a topology with one node that holds all slots.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -177,7 +177,8 @@ impl Topology {
 mod tests {
     use super::*;
 
-    /// The first is the check value of CRC-16/XMODEM, the others are what `CLUSTER KEYSLOT` says.
+    /// The first is the check value of CRC-16/XMODEM; the others are the answers of `CLUSTER
+    /// KEYSLOT`.
     #[test]
     fn slots_are_those_of_redis() {
         assert_eq!(crc16(b"123456789"), 0x31c3);

@@ -365,10 +365,7 @@ pub fn event(bot: &BotId, id: &str, source: &str, bytes: usize) -> Result<Vec<u8
     make(&"x".repeat(bytes - bare.len()))
 }
 
-/// Waits until `total` are done. Fails if nothing moves for a minute.
-///
-/// # Errors
-/// [`SandboxError::Stuck`].
+/// Waits until `total` are done. Fails after a minute without progress.
 pub async fn drained(
     done: impl Fn() -> u64,
     total: u64,

@@ -1,4 +1,4 @@
-//! Arguments that scenarios share, and those of the scenarios that have many.
+//! Arguments that several scenarios share, and those of the scenarios with many.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;

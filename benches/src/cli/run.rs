@@ -42,7 +42,7 @@ async fn serve_overload(
     protection: Protection,
     rounds: u64,
 ) -> Result<(), CommandError> {
-    // The bench needs a runtime of its own, on a thread that is in none.
+    // The bench needs a separate runtime, on a thread without one.
     let serving = std::thread::spawn(move || overload::server::serve(workload, protection, rounds));
     let ended = tokio::task::spawn_blocking(|| serving.join()).await;
     match ended {

@@ -23,7 +23,7 @@ fn the_help_of_every_scenario_has_examples_that_are_accepted() {
         assert!(help.contains("Examples:"), "{path} has no examples");
         let example = help.split("Examples:").nth(1).unwrap_or_default();
         assert!(example.contains(path.trim()), "the examples of {path} show something else");
-        // As it is written: a narrow terminal would break the lines.
+        // Unformatted: a narrow terminal would break the lines.
         let written = command.get_after_help().expect("examples").to_string();
         for words in commands(&written) {
             accepted(&path, &words);
@@ -73,14 +73,14 @@ fn accepted(place: &str, words: &[String]) {
     }
 }
 
-/// The arguments of every command in a text: in lines of their own, which may go on after a `\`,
-/// and between backticks.
+/// The arguments of every command in a text: on separate lines, which may continue after a `\`, and
+/// between backticks.
 fn commands(text: &str) -> Vec<Vec<String>> {
     let text = text.replace("\\\n", " ");
     let mut commands = Vec::new();
     for line in text.lines() {
         let own = line.trim_start();
-        // Settings for one command stand before it.
+        // Variables for one command stand before it.
         let own = own
             .strip_prefix("FAIRLANE_MONGOD=")
             .map_or(own, |rest| rest.split_once(' ').map_or(rest, |(_, command)| command));

@@ -50,7 +50,7 @@ pub(super) struct Load {
     pub(super) deadline: Duration,
     /// Number of retries of a client.
     pub(super) retries: u32,
-    /// How many times as many requests as another tenant tenant 0 sends.
+    /// The load of tenant 0, as a multiple of another tenant's load.
     pub(super) heavy: f64,
     /// Maximum number of connections per class.
     pub(super) connections: [usize; 4],

@@ -1,4 +1,4 @@
-//! What became of the requests of a load.
+//! The results of the requests of a load.
 
 use hdrhistogram::Histogram;
 

@@ -1,4 +1,4 @@
-//! The check of a rule against its bounds, with the place of what cannot be kept.
+//! Checks a rule against its bounds, and reports the place of the first invalid part.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::expression::{Filter, Sees};
 use crate::notifications::record::{BODY_MAX_BYTES, DELAY_MAX, KIND_MAX_BYTES, UID_MAX_BYTES};
 use crate::outbound::{CheckedUrl, Policy};
 
-/// How a notification may be sent.
+/// The methods of a notification.
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 
-/// Why a rule cannot be kept.
+/// Why a rule is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct Unusable {
-    /// Where, for example `actions[2].emit.type`.
+    /// The place, for example `actions[2].emit.type`.
     pub field: String,
-    /// What is wrong there, and what helps.
+    /// The problem and its remedy.
     pub problem: String,
     /// The line and column of a filter.
     pub position: Option<crate::expression::Position>,
@@ -37,7 +37,7 @@ impl Rule {
     /// Checks every bound; the URLs by `targets`.
     ///
     /// # Errors
-    /// With the first thing that cannot be kept.
+    /// The first invalid part.
     pub fn check(&self, targets: &Policy) -> Result<(), Unusable> {
         if self.name.len() > NAME_MAX_BYTES {
             let problem =
@@ -99,7 +99,7 @@ fn type_problem(text: &str) -> Option<String> {
 }
 
 impl Action {
-    /// The part that cannot be used, and why.
+    /// The invalid part, and the problem.
     fn check(&self, targets: &Policy) -> Result<(), (&'static str, String)> {
         let url = |part, text: &str| {
             CheckedUrl::parse(text, targets).map(drop).map_err(|error| (part, error.to_string()))

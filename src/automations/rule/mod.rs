@@ -1,4 +1,4 @@
-//! A bot's rule: which events it is about, for whom, and what is done then.
+//! A bot's rule: the events it concerns, a condition, and the actions.
 
 mod check;
 
@@ -14,23 +14,23 @@ pub use self::check::Unusable;
 use crate::expression::{Filter, FilterError, Glob};
 use crate::id::RuleId;
 
-/// Most rules of a bot.
+/// Maximum number of rules of a bot.
 pub const RULES_MAX: usize = 1_000;
-/// Longest name of a rule, in bytes.
+/// Maximum length of the name of a rule, in bytes.
 pub const NAME_MAX_BYTES: usize = 200;
-/// Most type patterns of a rule.
+/// Maximum number of type patterns of a rule.
 pub const TYPES_MAX: usize = 50;
-/// Longest type pattern, and longest type that is emitted, in bytes.
+/// Maximum length of a type pattern, and of an emitted type, in bytes.
 pub const TYPE_MAX_BYTES: usize = 256;
-/// Most actions of a rule.
+/// Maximum number of actions of a rule.
 pub const ACTIONS_MAX: usize = 20;
-/// Largest `data` that is emitted, in bytes of JSON.
+/// Maximum size of emitted `data`, in bytes of JSON.
 pub const DATA_MAX_BYTES: usize = 16 * 1_024;
-/// Largest rule, in bytes of JSON.
+/// Maximum size of a rule, in bytes of JSON.
 pub const RULE_MAX_BYTES: usize = 64 * 1_024;
-/// Largest rules of a bot together, in bytes of JSON.
+/// Maximum size of all rules of a bot together, in bytes of JSON.
 pub const RULES_MAX_BYTES: usize = 4 << 20;
-/// Most `*` of a type pattern.
+/// Maximum number of `*` in a type pattern.
 pub const STARS_MAX: usize = 4;
 
 /// A rule as people write it.
@@ -264,11 +264,11 @@ impl utoipa::PartialSchema for Delay {
 impl ToSchema for Delay {}
 
 impl Action {
-    /// Every name of an action.
+    /// The names of all actions.
     pub const NAMES: [&str; 7] =
         ["set_tag", "remove_tag", "set_field", "emit", "notify", "count", "push"];
 
-    /// Its name, as rules write it.
+    /// Its name in rules.
     #[must_use]
     pub fn name(&self) -> &'static str {
         let [set_tag, remove_tag, set_field, emit, notify, count, push] = Self::NAMES;
@@ -293,14 +293,14 @@ impl Rule {
 }
 
 impl Notify {
-    /// How it is sent.
+    /// Its method; by default `POST`.
     #[must_use]
     pub fn method(&self) -> String {
         self.method.as_deref().map_or_else(|| "POST".to_owned(), str::to_ascii_uppercase)
     }
 }
 
-/// A body as it is sent: a text as it is, everything else as JSON.
+/// The body to send: a text unchanged, any other value as JSON.
 #[must_use]
 pub fn text_of(body: &Json) -> String {
     match body {
@@ -314,15 +314,15 @@ pub fn text_of(body: &Json) -> String {
 pub struct Ready {
     /// Its id.
     pub id: RuleId,
-    /// What it says.
+    /// The rule.
     pub rule: Rule,
     types: Vec<Glob>,
-    /// Or why it cannot be used: it was fine for the version that stored it.
+    /// Or why it is not usable: an older version accepted it.
     filter: Option<Result<Arc<Filter>, FilterError>>,
 }
 
 impl Ready {
-    /// Compiles a rule. `compile` may know the filter already.
+    /// Compiles a rule. `compile` may use a cached filter.
     #[must_use]
     pub fn new(
         id: RuleId,
@@ -334,16 +334,16 @@ impl Ready {
         Self { id, rule, types, filter }
     }
 
-    /// Whether it is about events of this type.
+    /// Whether it concerns events of this type.
     #[must_use]
     pub fn takes(&self, kind: &str) -> bool {
         self.types.iter().any(|glob| glob.matches(kind))
     }
 
-    /// What it asks for.
+    /// The filter, if the rule has one.
     ///
     /// # Errors
-    /// Why that cannot be used.
+    /// Why the filter is not usable.
     pub fn filter(&self) -> Result<Option<&Filter>, String> {
         let filter = self.filter.as_ref().map(Result::as_deref).transpose();
         filter.map_err(ToString::to_string)

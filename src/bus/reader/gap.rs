@@ -1,16 +1,16 @@
-//! The entries that were trimmed before they were read.
+//! Detects entries that were trimmed before they were read.
 
 use super::super::Extent;
 use crate::id::Offset;
 
-/// How many entries are missing between `start` and the first entry left, when any are.
+/// The number of entries missing between `start` and the first remaining entry, if any.
 pub(super) fn gap(extent: Extent, start: Offset, noted: Option<(Offset, u64)>) -> Option<u64> {
     let nothing_read = start == Offset::default();
     if nothing_read || extent.last <= start || extent.first.is_some_and(|first| first <= start) {
         return None;
     }
-    // Everything that is left is later than `start`. With a note of how many entries there were at
-    // `start`, what is missing can be counted; without one the worst is assumed.
+    // All remaining entries are later than `start`. If the number of entries at `start` was noted,
+    // the missing ones can be counted; otherwise the worst case is assumed.
     match noted {
         Some((offset, entries)) if offset == start => {
             let missing = extent.added.saturating_sub(entries).saturating_sub(extent.length);
@@ -20,7 +20,7 @@ pub(super) fn gap(extent: Extent, start: Offset, noted: Option<(Offset, u64)>) -
     }
 }
 
-/// How many entries were ever added up to `start`, as well as it can be told.
+/// The number of entries ever added up to `start`, as far as known.
 pub(super) fn entries_at(extent: Extent, start: Offset, noted: Option<(Offset, u64)>) -> u64 {
     match noted {
         _ if extent.last <= start => extent.added,

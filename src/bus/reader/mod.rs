@@ -1,27 +1,28 @@
-//! Drives one stream of the bus into the fan-out.
+//! Feeds one stream of the bus into the fan-out.
 //!
-//! 1. Become the one reader (a TTL lock; another takes over when it runs out).
-//! 2. Read how far every shard is; begin at the lowest. A gap between there and the first entry
-//!    left in the stream is counted and logged as an error, never silently jumped over.
-//! 3. Read a batch, and decode it while what is wanted of those before is being copied.
-//! 4. Once a second move idle shards forward and note the position; at the start and every few
-//!    seconds trim what everybody has.
+//! 1. Become the only reader (a TTL lock; another process takes over when it expires).
+//! 2. Read the position of every shard; start at the lowest. Entries missing between there and the
+//!    first remaining entry are counted and logged as an error, never silently skipped.
+//! 3. Read a batch, and decode it while the matches of earlier batches are being copied.
+//! 4. Once a second, move idle shards forward and note the position. At the start and every few
+//!    seconds, trim the entries that every pipeline has copied.
 //!
-//! Any error ends the session; the next begins at step 1. A batch that was copied in part is read
-//! again, and the shards that have it say so.
+//! Any error ends the session; the next one starts at step 1. A batch that was copied in part is
+//! read again, and the shards that have it report a duplicate.
 //!
-//! Where a pipeline starts that never read the stream is fixed before any process that has it is
-//! ready, see `bus::starts`. What pipelines of other processes need is not trimmed.
+//! The start of a pipeline on a new stream is fixed before any process that has the pipeline is
+//! ready, see `fanout::starts`. Entries that pipelines of other processes need are not trimmed.
 //!
-//! A full Redis refuses copies. Steps 1 to 4 need no memory without one: sessions go on, and each
-//! makes room by trimming.
+//! A full Redis refuses copies. Steps 1 to 4 need no additional memory if there is nothing to copy:
+//! sessions continue, and each frees memory by trimming.
 //!
-//! In a cluster, shards whose primary is away are left out and the others go on; now and then the
-//! session begins anew, at the lowest of those that are back. Nothing is trimmed meanwhile.
+//! In a cluster, shards whose primary is unavailable are left out and the others continue. From
+//! time to time the session restarts, at the lowest position of the shards that are available
+//! again. No entries are trimmed meanwhile.
 //!
-//! A stream that lost its tail in a failover ends before what shards have of it. What was copied is
-//! in the queues and stays; the stream's last id is raised to there, so that no entry gets an id that
-//! the shards take for one they have.
+//! A stream that lost its last entries in a failover ends before the positions of the shards.
+//! Copied events stay in the queues. The stream's last id is raised to the highest position, so
+//! that no new entry gets an id that the shards take for a copied one.
 
 mod gap;
 mod session;
@@ -47,38 +48,38 @@ use crate::metrics::{self, BusMetrics};
 use crate::redis::RedisError;
 use crate::telemetry::{Outage, Recovered};
 
-/// How long the lock lasts without renewal. A reader that is slow rather than dead loses it sooner
-/// than it needs to, and another reads instead: that costs a session, nothing is copied twice.
+/// How long the lock lasts without renewal. A reader that is only slow may lose it too early, and
+/// another process reads instead: this costs a session, but copies nothing twice.
 const LOCK_TTL: Duration = Duration::from_millis(1_500);
-/// Between two renewals.
+/// Interval of renewals.
 const LOCK_RENEW: Duration = Duration::from_millis(500);
-/// Who waits for the lock asks this often.
+/// Interval of attempts to get the lock.
 const LOCK_ASK: Duration = Duration::from_millis(250);
-/// Entries of a first read, and the bounds of later ones.
+/// Number of entries in the first read, and the bounds for later ones.
 const BATCH_FIRST: usize = 256;
 const BATCH_MAX: usize = 4_096;
 const CHECKPOINT: Duration = Duration::from_secs(1);
 const TRIM: Duration = Duration::from_secs(5);
-/// Missing shards are looked for after this long, and each time later up to the last.
+/// Missing shards are checked after this time, then after twice the time, up to the last.
 const MISSING_FIRST: Duration = Duration::from_secs(1);
 const MISSING_LAST: Duration = Duration::from_secs(4);
 
-/// The first batch waits until the pipelines know what they want, but not longer.
+/// Maximum wait of the first batch until the pipelines know their interests.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
-/// How a stream is kept.
+/// The retention of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Retention {
     /// Whether to trim at all.
     pub trim: bool,
-    /// Copied entries are kept this long.
+    /// How long copied entries are kept.
     pub keep: Duration,
 }
 
 /// Reads until the soft stop.
 ///
 /// # Cancel safety
-/// Nothing is lost: positions are kept with the data.
+/// Nothing is lost: positions are stored with the data.
 pub(crate) async fn run<S: Source>(
     source: S,
     fanout: Arc<Fanout>,
@@ -114,7 +115,7 @@ pub(crate) async fn run<S: Source>(
         }
     }
     if reader.reading {
-        // Another process need not wait for the lock to run out.
+        // Releases the lock, so that another process need not wait until it expires.
         let _ = tokio::time::timeout(RESTART, reader.source.hold(Duration::ZERO)).await;
     }
 }
@@ -125,7 +126,7 @@ struct Reader<S> {
     retention: Retention,
     clock: SharedClock,
     metrics: BusMetrics,
-    /// This process holds the lock.
+    /// Whether this process holds the lock.
     reading: bool,
     /// How long missing shards are left out.
     patience: Duration,
@@ -133,7 +134,7 @@ struct Reader<S> {
 }
 
 impl<S: Source> Reader<S> {
-    /// One session; answers how long to wait before the next.
+    /// Runs one session; returns the wait before the next one.
     async fn session(&mut self) -> Duration {
         let random = rand::rng().random_range(0.8..1.2);
         match self.source.hold(LOCK_TTL).await {
@@ -165,7 +166,7 @@ impl<S: Source> Reader<S> {
                 self.lose();
             }
             Err(FanoutError::Missing(_)) => {
-                // Each time later, unless all was well for a while.
+                // The wait grows, unless the session lasted for a while.
                 let again = started.elapsed() < MISSING_LAST * 8;
                 let later = (self.patience * 2).min(MISSING_LAST);
                 self.patience = if again { later } else { MISSING_FIRST };
@@ -176,7 +177,7 @@ impl<S: Source> Reader<S> {
         RESTART.mul_f64(random)
     }
 
-    /// Says why a session ended; answers how long to wait.
+    /// Logs why a session ended; returns the wait before the next one.
     fn interrupted(&self, error: &FanoutError) -> Duration {
         let stream = self.source.name();
         match error {
@@ -197,7 +198,7 @@ impl<S: Source> Reader<S> {
         RESTART
     }
 
-    /// What the stream holds and how far every shard is.
+    /// The extent of the stream, and the position of every shard.
     async fn positions(&self) -> Result<(Extent, Positions), RedisError> {
         let extent = self.source.extent().await?;
         let positions = self.fanout.positions(self.source.name(), extent.last).await?;
@@ -206,11 +207,11 @@ impl<S: Source> Reader<S> {
 
     fn lose(&mut self) {
         self.reading = false;
-        // Whoever reads now reports the lag.
+        // The process that reads now reports the lag.
         self.metrics.lag.set(0.0);
     }
 
-    /// Reads and copies until something fails.
+    /// Reads and copies until an error.
     async fn read(&self) -> Result<(), FanoutError> {
         let (mut session, positions) = self.begin().await?;
         let mut copying = Copying::Rests(positions);
@@ -222,15 +223,15 @@ impl<S: Source> Reader<S> {
                 let asked = session.batch;
                 (asked, self.source.fetch(session.end, asked, RedisStream::WAIT_MAX).await?)
             };
-            // While there is more, it is fetched during the work on what is here.
+            // If more entries are available, they are fetched while this batch is processed.
             let (more, next) = (fetched.last().filter(|_| fetched.len() == asked), session.batch);
             let fetch = async {
                 let fetching = more.map(|last| self.source.fetch(last, next, Duration::ZERO));
                 Some((next, fetching?.await))
             };
             let gather = async {
-                // Lets the question out first: what a task has woken last runs behind it on the
-                // same thread, and no other may take it.
+                // Sends the fetch first: the scheduler runs the task that was woken last on this
+                // thread, behind the current one, and no other thread may take it.
                 tokio::task::yield_now().await;
                 let batch = self.source.decode(fetched)?;
                 self.put_aside(&batch).await?;
@@ -242,8 +243,8 @@ impl<S: Source> Reader<S> {
             ahead = fetching;
             let nothing = match nothing {
                 Err(error) if error.is_full() => {
-                    // An entry that is no event finds no room. What came before it is copied, so
-                    // that the next session can trim up to there.
+                    // Redis has no memory for an unreadable entry. The entries before it are copied
+                    // first, so that the next session can trim up to there.
                     let positions = copying.ends(&mut session).await?;
                     let copying = Copying::Ended(self.copy(gathered, positions).await);
                     let mut positions = copying.ends(&mut session).await?;
@@ -256,11 +257,11 @@ impl<S: Source> Reader<S> {
             if more.is_some() && !due && !gathered.is_full() {
                 continue;
             }
-            // Positions are known when no copy is under way.
+            // Positions are only known when no copy is in progress.
             let positions = copying.ends(&mut session).await?;
             self.look_for_missing(&mut session, &positions)?;
             copying = Copying::Goes(self.copy(std::mem::take(&mut gathered), positions).boxed());
-            // Nothing waits longer than it takes to read what is there already.
+            // Nothing waits longer than the time to read the available entries.
             if more.is_none() || due {
                 let mut positions = copying.ends(&mut session).await?;
                 if due {
@@ -271,7 +272,7 @@ impl<S: Source> Reader<S> {
         }
     }
 
-    /// Copies what was gathered, all that was read since the last copy.
+    /// Copies the gathered events of all batches since the last copy.
     async fn copy(&self, gathered: Gathered, mut positions: Positions) -> Copied {
         let name = self.source.name();
         let copied = self.fanout.copy(name, &gathered, &mut positions).await;
@@ -287,7 +288,7 @@ impl<S: Source> Reader<S> {
         copied.map(|()| (positions, gathered.covers()))
     }
 
-    /// Ends the session when it is time to see whether shards that are missing are back.
+    /// Ends the session when it is time to check the missing shards.
     fn look_for_missing(
         &self,
         session: &mut Session,
@@ -328,7 +329,7 @@ impl<S: Source> Reader<S> {
             trimmed: (now, Offset::default()),
             look: None,
         };
-        // At once: a Redis that is full lets no session come to its first checkpoint.
+        // Trims now: a full Redis lets no session reach its first checkpoint.
         self.trim(&mut session, &positions).await?;
         Ok((session, positions))
     }
@@ -362,12 +363,12 @@ impl<S: Source> Reader<S> {
             let extent = self.source.extent().await?;
             if extent.last == session.end {
                 session.entries = extent.added;
-                // Entries that were deleted before they were read are behind it, too.
+                // Entries that were deleted before they were read count as copied too.
                 if session.copied.0 == session.end {
                     session.copied.1 = extent.added;
                 }
             } else {
-                // There is more: look again although nothing may be read until then.
+                // More entries are available: check again even if none is read until then.
                 session.lag_at = Offset::default();
             }
             #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
@@ -375,7 +376,7 @@ impl<S: Source> Reader<S> {
         }
         let (copied, entries) = session.copied;
         if copied != session.checkpointed.1 {
-            // Nothing is under way here, so now all shards stand at the same place.
+            // No copy is in progress, so all shards have the same position.
             self.fanout.checkpoint(name, copied, positions).await?;
             self.source.note(copied, entries).await?;
             session.checkpointed.1 = copied;
@@ -387,9 +388,9 @@ impl<S: Source> Reader<S> {
         Ok(())
     }
 
-    /// Removes what is older than the retention and nobody needs.
+    /// Deletes entries that are older than the retention and that no pipeline needs.
     async fn trim(&self, session: &mut Session, positions: &Positions) -> Result<(), FanoutError> {
-        // What missing shards need is not known.
+        // The positions of missing shards are unknown.
         if !self.retention.trim || positions.missing() > 0 {
             return Ok(());
         }
@@ -400,7 +401,7 @@ impl<S: Source> Reader<S> {
         if keep <= session.trimmed.1 {
             return Ok(());
         }
-        // Asked after the positions were read: a pipeline that is placed later starts behind them.
+        // Read after the positions: a pipeline that is added later starts after them.
         match self.fanout.needed_elsewhere(self.source.name()).await {
             Ok(needed) => keep = needed.map_or(keep, |needed| keep.min(needed)),
             Err(error) if error.is_passing() => {
@@ -412,7 +413,8 @@ impl<S: Source> Reader<S> {
         }
         if keep > session.trimmed.1 {
             self.metrics.trimmed.increment(self.source.trim(keep).await?);
-            // What a consumer group still needs is tried again, even if nothing new arrives.
+            // Entries that a consumer group still needs are tried again, even if nothing new
+            // arrives.
             let first = self.source.extent().await?.first;
             if first.is_none_or(|first| first >= keep) {
                 session.trimmed.1 = keep;
@@ -422,7 +424,7 @@ impl<S: Source> Reader<S> {
     }
 }
 
-/// Renews the lock; ends when it is somebody else's.
+/// Renews the lock; returns when another process has it.
 async fn keep<S: Source>(source: &S) -> Result<(), RedisError> {
     loop {
         tokio::time::sleep(LOCK_RENEW).await;

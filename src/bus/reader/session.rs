@@ -1,4 +1,4 @@
-//! One session of reading: how far it is, and the copying beside it.
+//! The state of one reading session, and the concurrent copy.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -12,27 +12,27 @@ use super::BATCH_MAX;
 use crate::fanout::{FanoutError, Matches, Positions};
 use crate::id::Offset;
 
-/// About this many bytes are read at once.
+/// Approximate number of bytes in one read.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// Where the shards stand, and the last entry and number of those that were copied.
+/// The positions of the shards, and the last entry and number of the copied entries.
 pub(super) type Copied = Result<(Positions, Option<(Offset, u64)>), FanoutError>;
 
-/// The copying beside the reading: a copy may take longer than a batch takes to be read.
+/// The copy that runs beside the reading: a copy may take longer than reading a batch.
 pub(super) enum Copying<'a> {
-    /// None is under way, and this is where the shards stand.
+    /// No copy is in progress; the positions of the shards.
     Rests(Positions),
     Goes(BoxFuture<'a, Copied>),
-    /// Ended, and nobody looked yet.
+    /// A copy ended, and its result was not taken yet.
     Ended(Copied),
 }
 
 impl Copying<'_> {
-    /// Ends with `work`; a copy goes on meanwhile.
+    /// Completes `work`; a copy continues meanwhile.
     pub(super) async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
-            // First what asks for the next events, or they would come behind the copy.
+            // Polls the fetch of the next events first, so that it is not queued behind the copy.
             let worked = work.as_mut().poll(context);
             if let Self::Goes(copy) = self
                 && let Poll::Ready(copied) = copy.as_mut().poll(context)
@@ -44,7 +44,7 @@ impl Copying<'_> {
         .await
     }
 
-    /// Waits for the copy that is under way, notes it, and answers where the shards stand.
+    /// Waits for the copy in progress, records it, and returns the positions of the shards.
     pub(super) async fn ends(self, session: &mut Session) -> Result<Positions, FanoutError> {
         let (positions, covered) = match self {
             Self::Rests(positions) => return Ok(positions),
@@ -58,22 +58,22 @@ impl Copying<'_> {
     }
 }
 
-/// What one session knows.
+/// The state of one session.
 pub(super) struct Session {
     pub(super) matches: Matches,
     /// The last entry read.
     pub(super) end: Offset,
-    /// Entries ever added to the stream up to `end`, as far as known.
+    /// Number of entries ever added to the stream up to `end`, as far as known.
     pub(super) entries: u64,
     /// The last entry copied, and the entries up to there.
     pub(super) copied: (Offset, u64),
     pub(super) batch: usize,
     pub(super) checkpointed: (Instant, Offset),
-    /// The last entry read when the lag was last found to be none.
+    /// The last entry read when there was no lag at the last check.
     pub(super) lag_at: Offset,
-    /// When it was last trimmed, and up to where nothing is left.
+    /// When it was last trimmed, and the offset before which no entry is left.
     pub(super) trimmed: (Instant, Offset),
-    /// When to look for shards that are missing.
+    /// When to check the missing shards.
     pub(super) look: Option<Instant>,
 }
 

@@ -1,4 +1,4 @@
-//! The lines of an import of counters.
+//! Parses the lines of an import of counters.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use serde::Deserialize;
 
 use super::{AdId, Day, Replacement};
 
-/// A line of an import: what is counted of an ad is replaced by it.
+/// A line of an import: it replaces the counters of an ad.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// Its number, from 1.
     pub number: u64,
-    /// The line that it follows; empty ones aside, the one before.
+    /// The number of the previous line that is not empty.
     pub before: u64,
-    /// The last of the empty lines behind it; its own number without any.
+    /// The number of the last empty line after it; its own number if there is none.
     pub upto: u64,
     /// The ad.
     pub ad: AdId,
-    /// What it gets.
+    /// The new counters.
     pub with: Replacement,
 }
 
@@ -30,11 +30,11 @@ struct Row {
     days: BTreeMap<Day, u64>,
 }
 
-/// Reads the lines of an import, the first of which has this number: each like
-/// `{"ad": "x", "total": 9, "days": {"2026-11-01": 3}}`, or empty.
+/// Parses the lines of an import, the first of which has this number. Each is empty or like `{"ad":
+/// "x", "total": 9, "days": {"2026-11-01": 3}}`.
 ///
 /// # Errors
-/// The numbers of those that say something else, and what is wrong with them.
+/// The numbers of the invalid lines, and their problems.
 pub fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     let (mut lines, mut bad) = (Vec::<Line>::new(), Vec::new());
@@ -56,7 +56,7 @@ pub fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
 
 fn row(text: &[u8]) -> Result<(AdId, Replacement), String> {
     let row: Row = serde_json::from_slice(text)
-        // The parser was given one line and calls it the first.
+        // The parser gets one line and calls it the first.
         .map_err(|error| error.to_string().replace(" at line 1 column ", " at column "))?;
     let with = Replacement::checked(row.total, row.days);
     Ok((row.ad, with.map_err(|(field, detail)| format!("{field}: {detail}"))?))

@@ -1,15 +1,15 @@
-//! Views of ads: the ids, and what the records of the counters pipeline say.
+//! Views of ads: the ids, and the meaning of the records of the counters pipeline.
 //!
-//! A record of that pipeline is an event like any other. What it does to the counters was decided
-//! where it entered, and is written on it as the extension attribute `counter`: a stamp that no
-//! producer can set, since every entrance overwrites it.
+//! A record of that pipeline is an event like any other. Its effect on the counters is decided
+//! where it enters, and stored in the extension attribute `counter`: a stamp that no producer can
+//! set, since every entrance overwrites it.
 //!
-//! | stamp | what the record does |
+//! | stamp | effect of the record |
 //! |---|---|
 //! | `2026-11-20` | adds its `n` views to its ad on that day |
-//! | `replace` | puts its total and days in the place of all that was counted before it |
-//! | `forget` | the same with nothing, and the documents go |
-//! | none | nothing: it could not be read as a view when it arrived, and becomes a dead letter |
+//! | `replace` | replaces everything counted before by its total and days |
+//! | `forget` | replaces everything by zeros, and deletes the documents |
+//! | none | none: it was not a valid view when it arrived, and becomes a dead letter |
 
 mod import;
 
@@ -28,26 +28,27 @@ use crate::event::{Event, EventBuilder};
 use crate::id::BotId;
 use crate::ledger::{Account, Change};
 
-/// Longest id of an ad, in bytes.
+/// Maximum length of an ad's id, in bytes.
 pub const AD_ID_MAX_BYTES: usize = 128;
-/// Most views of one record.
+/// Maximum number of views in one record.
 pub const VIEWS_MAX: u64 = 1_000;
-/// The largest total that can be set: far from where a double loses digits.
+/// The largest total that can be set: far below the numbers that a double cannot represent exactly.
 pub const TOTAL_MAX: u64 = 1_000_000_000_000_000;
-/// Most days that can be set at once: 24 months.
+/// Maximum number of days in one replacement: 24 months.
 pub const DAYS_MAX: usize = 24 * 31;
-/// The type of a view that came by HTTP.
+/// The type of a view that came over HTTP.
 pub const VIEWED: &str = "ad.viewed";
 
 const STAMP: &str = "counter";
 const REPLACE: &str = "replace";
 const FORGET: &str = "forget";
 
-/// What is counted: 1 to 128 bytes of UTF-8 without control characters. Everything else is legal.
+/// The id of a counted ad: 1 to 128 bytes of UTF-8 without control characters. All other characters
+/// are allowed.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdId(Arc<str>);
 
-/// Why something is no view, or no record of one.
+/// Why an event is not a view, or not a record of one.
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
     /// The id of the ad is empty.
@@ -59,24 +60,24 @@ pub enum ViewError {
         /// Its length.
         bytes: usize,
     },
-    /// The id of the ad holds a control character.
+    /// The id of the ad contains a control character.
     #[error("the id of the ad holds {found:?} at byte {at}; control characters are not allowed")]
     Control {
         /// The character.
         found: char,
-        /// Where.
+        /// Its position.
         at: usize,
     },
-    /// So many views are not counted at once.
+    /// The number of views in one event is out of bounds.
     #[error("n is {n}; write a whole number from 1 to {VIEWS_MAX}")]
     Views {
-        /// How many.
+        /// The number.
         n: i64,
     },
-    /// `data` has another shape.
+    /// `data` has another structure.
     #[error("data is not {{\"ad\": …, \"n\": …}}: {0}")]
     Data(#[source] serde_json::Error),
-    /// The record carries no stamp that this version knows.
+    /// The record has no stamp that this version knows.
     #[error("it was not counted when it arrived")]
     Stamp,
 }
@@ -85,7 +86,7 @@ impl AdId {
     /// Checks the bounds and takes a copy.
     ///
     /// # Errors
-    /// When the text is empty, longer than [`AD_ID_MAX_BYTES`] or holds a control character.
+    /// If the text is empty, longer than [`AD_ID_MAX_BYTES`] or contains a control character.
     pub fn parse(text: &str) -> Result<Self, ViewError> {
         match text.len() {
             0 => return Err(ViewError::Empty),
@@ -127,7 +128,7 @@ impl<'de> Deserialize<'de> for AdId {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Parsed;
 
-        // Some deserializers tell where the text is only to what fails in the visitor.
+        // Some deserializers report the position only for errors of the visitor.
         impl serde::de::Visitor<'_> for Parsed {
             type Value = AdId;
 
@@ -150,31 +151,31 @@ impl Serialize for AdId {
     }
 }
 
-/// What a record of the counters pipeline does.
+/// The effect of a record of the counters pipeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// To which ad.
+    /// The ad.
     pub ad: AdId,
-    /// What.
+    /// The effect.
     pub deed: Deed,
 }
 
-/// What is done to the counters of one ad.
+/// A change of the counters of one ad.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deed {
-    /// So many views more.
+    /// Adds views.
     Add {
         /// 1 to [`VIEWS_MAX`].
         n: u64,
-        /// On which day.
+        /// The day on which they count.
         day: Date,
     },
-    /// All that was counted before is replaced.
+    /// Replaces everything counted before.
     Replace(Replacement),
 }
 
 impl Deed {
-    /// What the ledger has of it.
+    /// The change as a ledger entry.
     #[must_use]
     pub fn change(&self) -> Change {
         match self {
@@ -184,14 +185,14 @@ impl Deed {
     }
 }
 
-/// What replaces all that was counted of an ad before.
+/// Replaces everything that was counted for an ad before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replacement {
     /// The total, up to [`TOTAL_MAX`].
     pub total: u64,
     /// The days that are not 0, at most [`DAYS_MAX`]; their sum is not above the total.
     pub days: BTreeMap<Date, u64>,
-    /// The documents go; total and days are 0 then.
+    /// Deletes the documents; total and days are 0 then.
     pub forget: bool,
 }
 
@@ -199,7 +200,7 @@ impl Replacement {
     /// Checks the bounds.
     ///
     /// # Errors
-    /// The field that is out of them, and why.
+    /// The field that is out of bounds, and the problem.
     pub fn checked(total: u64, days: BTreeMap<Day, u64>) -> Result<Self, (&'static str, String)> {
         if total > TOTAL_MAX {
             let detail = format!("it is {total}; write a whole number from 0 to {TOTAL_MAX}");
@@ -220,7 +221,7 @@ impl Replacement {
     }
 }
 
-/// A day in the one form in which it is taken: `2026-11-01`.
+/// A day in the only accepted form: `2026-11-01`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Day(pub Date);
 
@@ -280,25 +281,26 @@ fn one() -> i64 {
 /// Checks a number of views.
 ///
 /// # Errors
-/// When it is not 1 to [`VIEWS_MAX`].
+/// If it is not 1 to [`VIEWS_MAX`].
 pub fn views(n: i64) -> Result<u64, ViewError> {
     u64::try_from(n).ok().filter(|n| (1..=VIEWS_MAX).contains(n)).ok_or(ViewError::Views { n })
 }
 
-/// Which ad an event says was viewed, and how often: `{"ad": "x", "n": 2}`, where `n` is 1 if
+/// The viewed ad and the number of views in an event: `{"ad": "x", "n": 2}`, where `n` is 1 if
 /// absent.
 ///
 /// # Errors
-/// When its data says nothing of that kind.
+/// If its data has another structure.
 pub fn viewed(event: &Event) -> Result<(AdId, u64), ViewError> {
     let Viewed { ad, n } = event.data_as().map_err(ViewError::Data)?;
     Ok((ad, views(n)?))
 }
 
-/// The event of `n` views that came without one.
+/// The event for `n` views that came without one.
 #[must_use]
 pub fn view(bot: &BotId, ad: &AdId, n: u64) -> Event {
-    // Views wait in memory while MongoDB is unavailable, so the id is short: unique among those of a bot.
+    // Views wait in memory while MongoDB is unavailable, so the id is short: unique only within its
+    // bot.
     let id = base36(rand::random());
     let data = if n == 1 {
         serde_json::json!({ "ad": ad })
@@ -308,7 +310,7 @@ pub fn view(bot: &BotId, ad: &AdId, n: u64) -> Event {
     built(Event::builder(VIEWED, bot).id(id), &data)
 }
 
-/// The event that replaces what was counted of an ad.
+/// The event that replaces the counters of an ad.
 #[must_use]
 pub fn replacement(bot: &BotId, ad: &AdId, with: &Replacement) -> Event {
     let data = Replaced { ad: ad.clone(), total: with.total, days: with.days.clone() };
@@ -322,7 +324,7 @@ fn built(event: EventBuilder, data: &impl Serialize) -> Event {
     event.build().expect("a bot id, an ad id and a word are within the bounds of attributes")
 }
 
-/// Tells on which day something is counted.
+/// Determines the day on which views count.
 #[derive(Clone)]
 pub struct Calendar {
     clock: SharedClock,
@@ -330,13 +332,13 @@ pub struct Calendar {
 }
 
 impl Calendar {
-    /// Days of `zone`, by `clock`.
+    /// The days of the time zone `zone`, by `clock`.
     #[must_use]
     pub fn new(clock: SharedClock, zone: TimeZone) -> Self {
         Self { clock, zone }
     }
 
-    /// The day it is now.
+    /// The current day.
     #[must_use]
     pub fn today(&self) -> Date {
         Timestamp::from_duration(self.now()).unwrap_or_default().to_zoned(self.zone.clone()).date()
@@ -353,8 +355,8 @@ impl fmt::Debug for Calendar {
     }
 }
 
-/// The record of an event that came by itself, and what it counts: nothing when it is no view, or
-/// its time had passed before it was counted.
+/// The record of an incoming event, and its views. `None` if it is not a view, or if it expired
+/// before it was counted.
 #[must_use]
 pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)>) {
     let expired = event.expirytime().is_some_and(|at| at.as_duration() <= calendar.now());
@@ -364,11 +366,11 @@ pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)
     }
 }
 
-/// Writes on the event that it is counted on `day`; `None`: that it is not.
+/// Stamps the event with the `day` on which it counts; with `None`, as not counted.
 #[must_use]
 pub fn on_day(event: Event, day: Option<Date>) -> Event {
     match day {
-        // Whether it has expired was asked when it arrived.
+        // Its expiry was checked when it arrived.
         Some(day) => stamped(event, Some(&day.to_string())).without_expirytime(),
         None => stamped(event, None),
     }
@@ -378,10 +380,10 @@ fn stamped(event: Event, stamp: Option<&str>) -> Event {
     event.with_extension(STAMP, stamp.map(Into::into))
 }
 
-/// What a record of the counters pipeline does.
+/// The effect of a record of the counters pipeline.
 ///
 /// # Errors
-/// When it was not counted where it entered: [`ViewError::Stamp`] or why it could not be.
+/// If it was not counted on arrival: [`ViewError::Stamp`], or why it could not be counted.
 pub fn read(event: &Event) -> Result<Record, ViewError> {
     match event.extension(STAMP).and_then(serde_json::Value::as_str) {
         None => {

@@ -18,16 +18,16 @@ use crate::admission::quota::{Exceeded, Quota, Quotas, Taken};
 use crate::admission::{Reason, ShedCounts};
 use crate::id::BotId;
 
-/// The quotas, and what is used of them.
+/// The quotas and their use.
 pub(super) struct UsedQuotas {
     pub(super) settings: RwLock<QuotaSettings>,
     pub(super) bots: Arc<Quotas>,
     pub(super) tokens: Arc<Quotas>,
-    /// Of tokens that everybody may know, and of their addresses.
+    /// Of public tokens, and of their client addresses.
     pub(super) public: Arc<Quotas>,
 }
 
-/// What bots and tokens may have.
+/// The quotas of bots and tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct QuotaSettings {
     pub(crate) bot: Quota,
@@ -35,7 +35,7 @@ pub(crate) struct QuotaSettings {
 }
 
 impl AdmissionGate {
-    /// Charges the token of a request; and its bot, where the path names one.
+    /// Charges the token of a request, and its bot if the path names one.
     pub(in super::super) fn charge(
         &self,
         token: Option<&str>,
@@ -72,8 +72,8 @@ impl AdmissionGate {
         self.judge(Some(of_bot), "bot", route, &whose)
     }
 
-    /// Charges the bot of a request that may name it in the body, once the body is read. A bot that
-    /// the path or query names was charged before.
+    /// Charges the bot of a request that may name it in the body, once the body is read. A bot in
+    /// the path or query was charged before.
     pub(in super::super) fn charge_named(
         &self,
         bot: &BotId,
@@ -85,8 +85,8 @@ impl AdmissionGate {
         self.charge_bot(bot, 1, parts)
     }
 
-    /// Charges a token that everybody may know: by the address, and as a whole. These are bounds even
-    /// while there is room for more.
+    /// Charges a public token: per address, and as a whole. These bounds apply even while there is
+    /// spare capacity.
     pub(in super::super) fn charge_public(
         &self,
         token: &str,
@@ -109,7 +109,7 @@ impl AdmissionGate {
         charged.map_err(|exceeded| self.over_quota("token", route, &whose, exceeded))
     }
 
-    /// Over its quota, one is served while there is room for all.
+    /// A request over its quota succeeds only while there is spare capacity.
     fn judge(
         &self,
         taken: Option<Result<Option<Taken>, Exceeded>>,
@@ -124,7 +124,7 @@ impl AdmissionGate {
         }
     }
 
-    /// Counts a refusal, and says when to come again.
+    /// Counts a refusal, and returns it with the time of the next retry.
     fn over_quota(
         &self,
         what: &str,
@@ -143,7 +143,7 @@ impl AdmissionGate {
     }
 }
 
-/// Whose a request is.
+/// The token, address and bots of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Whose<'a> {
     pub(super) token: Option<&'a str>,
@@ -152,13 +152,13 @@ pub(super) struct Whose<'a> {
 }
 
 impl Whose<'_> {
-    /// Where it comes from, and nothing else yet.
+    /// Only the client address of a request.
     pub(super) fn of(extensions: &Extensions) -> Self {
         let address = extensions.get().map(|Peer(address)| network(*address));
         Self { address, ..Self::default() }
     }
 
-    /// Counts a refusal for each that it is of.
+    /// Counts a refusal for its token, its address and each of its bots.
     pub(super) fn note(&self, counts: &ShedCounts, reason: Reason) {
         for bot in self.bots {
             counts.bots.note(*bot, reason);

@@ -1,20 +1,22 @@
-//! Admission at the edge: who is let in, before anything is read or looked up.
+//! Admission control for HTTP: decides before anything is read or looked up.
 //!
-//! 1. The class of the route ([`routes`](super::routes)), which `x-priority` may lower, never raise.
-//! 2. The deadline: `x-deadline-ms`, in milliseconds from now. Past it, or when less is left than the
-//!    route usually takes, nothing is begun; a request that misses it is given up: 504. Without the
-//!    header, the default of the class only bounds how long it may take.
-//! 3. [`Admission`]: begin, wait a little, or a refusal that was made before.
-//! 4. What was let in begins one after the other, the highest class first, with a look at what
-//!    arrived in between ([`AdmissionGate::begin`]): else requests that need the processor would keep
-//!    everybody waiting, even for a refusal.
-//! 5. The body, if there is one. While it is on its way, the request gives its place back: who sends
-//!    slowly holds nobody up.
+//! 1. Class: that of the route ([`routes`](super::routes)). `x-priority` may lower it, never raise
+//!    it.
+//! 2. Deadline: `x-deadline-ms`, in milliseconds from now. A request does not start if the deadline
+//!    has passed, or if the remaining time is shorter than the route usually takes. A request that
+//!    misses its deadline is cancelled: 504. Without the header, the default of the class only
+//!    limits the duration.
+//! 3. Decision by [`Admission`]: start, wait a little, or a refusal that was encoded in advance.
+//! 4. Admitted requests start one after the other, the highest class first. Between them the
+//!    runtime looks for new arrivals ([`AdmissionGate::begin`]). Otherwise requests that need much
+//!    processor time would delay all others, even refusals.
+//! 5. Body, if there is one. While a request waits for a slow body, it gives its place back: slow
+//!    senders delay no other request.
 //!
-//! Refusals keep the connection; when there are many, each is held back a little, which costs nothing
-//! here and keeps callers that try again at once from spending the processor on refusals.
+//! Refusals keep the connection open. When there are many, each is delayed a little. The delay
+//! costs almost nothing here, and keeps callers that retry immediately from using up the processor.
 //!
-//! After the token is known, quotas are charged ([`AdmissionGate::charge`]).
+//! Once the token is known, quotas are charged ([`AdmissionGate::charge`]).
 
 mod charge;
 mod refuse;
@@ -61,14 +63,14 @@ use crate::request_deadline;
 
 /// Why a request was refused.
 pub(super) const SHED_REASON: HeaderName = HeaderName::from_static("x-shed-reason");
-/// A body that is on its way for longer gives its place back.
+/// A request gives its place back if its body takes longer than this.
 const BODY_AT_ONCE: Duration = Duration::from_millis(20);
-/// Bodies that are waited for outside, at once.
+/// Maximum number of requests that wait for their body without a place.
 const SLOW_BODIES: usize = 512;
-/// Most bots of a body that a refusal is counted for.
+/// Maximum number of bots in a body for which a refusal is counted.
 const NAMED_MAX: usize = 16;
 
-/// Who is let in.
+/// Decides which HTTP requests start.
 pub(crate) struct AdmissionGate {
     pub(crate) admission: Arc<Admission>,
     pub(crate) cursors: Cursors,
@@ -77,17 +79,17 @@ pub(crate) struct AdmissionGate {
     pace: Pace,
     slow_bodies: Semaphore,
     turns: Arc<Turns>,
-    /// Per reason, as it is sent.
+    /// Per reason, the encoded document.
     refusals: [Bytes; Reason::ALL.len()],
     shed_seconds: Histogram,
-    /// Per class, how long a request may take that brings no deadline, µs; 0: any time.
+    /// Per class, the deadline of requests that bring none, µs; 0: no limit.
     deadlines: [AtomicU64; 4],
-    /// Who has which token, to tell whose requests are refused.
+    /// The tokens, to attribute refusals to them.
     access: OnceLock<Arc<Access>>,
 }
 
 impl AdmissionGate {
-    /// For the routes of `table`; what is not there is of the second class.
+    /// For the routes of `table`; unknown routes are of the second class.
     pub(crate) fn new(admission: Arc<Admission>, quotas: QuotaSettings, table: &[Row]) -> Self {
         let quotas = UsedQuotas {
             settings: RwLock::new(quotas),
@@ -110,17 +112,17 @@ impl AdmissionGate {
         }
     }
 
-    /// Tells whose tokens there are, once.
+    /// Sets the tokens, once.
     pub(super) fn know(&self, access: &Arc<Access>) {
         let _ = self.access.set(Arc::clone(access));
     }
 
-    /// The quotas that hold.
+    /// The current quotas.
     pub(super) fn quotas(&self) -> QuotaSettings {
         *self.quotas.settings.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes how long requests may take that bring no deadline, per class.
+    /// Changes the deadlines of requests that bring none, per class.
     pub(crate) fn set_deadlines(&self, deadlines: [Option<Duration>; 4]) {
         for (deadline, new) in self.deadlines.iter().zip(deadlines) {
             let micros = new.map_or(0, |new| u64::try_from(new.as_micros()).unwrap_or(u64::MAX));
@@ -128,24 +130,24 @@ impl AdmissionGate {
         }
     }
 
-    /// How long a request of a class may take that brings no deadline.
+    /// The deadline of requests of a class that bring none.
     pub(super) fn deadline(&self, class: Class) -> Option<Duration> {
         let micros = self.deadlines[class as usize].load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
-    /// Changes the quotas; what is in flight goes on.
+    /// Changes the quotas; requests in flight continue.
     pub(crate) fn set_quotas(&self, quotas: QuotaSettings) {
         *self.quotas.settings.write().unwrap_or_else(PoisonError::into_inner) = quotas;
     }
 
-    /// Begins what was let in. Under load that is done by as many at once as there are processors,
-    /// each up to where it waits for the first time; and before each, the runtime looks for what
-    /// arrived. So a request that needs the processor for long delays the judgement of others by
-    /// itself alone, not by all that were let in before it; and a higher class does not wait for
-    /// the lower ones that were let in before it.
+    /// Starts an admitted request. Under load, as many requests start concurrently as there are
+    /// processors, each up to its first wait; before each start, the runtime looks for new
+    /// arrivals. So a request that needs much processor time delays the decisions about others only
+    /// by itself, not together with all requests admitted before it. And a higher class does not
+    /// wait for lower classes that were admitted before it.
     ///
-    /// `waited`: how long it waited for its place.
+    /// `waited`: how long the request waited for its place.
     async fn begin<T>(
         &self,
         class: Class,
@@ -166,15 +168,15 @@ impl AdmissionGate {
     }
 }
 
-/// What is known of a request without its memory.
+/// The properties of a request that remain when its memory is freed.
 struct Seen<'a> {
     watch: Option<Stopwatch>,
     waited: Duration,
-    /// Whose token it seems to have.
+    /// The owner of its token, before the token is checked.
     claimed: Option<&'a Caller>,
     address: Option<IpAddr>,
     uri: Uri,
-    /// The bots that its body names, once that was read.
+    /// The bots in its body, once it was read.
     named: NamedBots,
 }
 
@@ -189,12 +191,12 @@ impl Seen<'_> {
     }
 }
 
-/// The bots that the body of a request names, as whoever reads it tells.
+/// The bots in the body of a request. The code that reads the body adds them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NamedBots(Arc<Mutex<Vec<Box<str>>>>);
 
 impl NamedBots {
-    /// Notes a bot in a request that may be refused later.
+    /// Adds a bot of a request that may be refused later.
     pub(super) fn note(extensions: &Extensions, bot: &str) {
         let Some(Self(named)) = extensions.get() else { return };
         let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +206,7 @@ impl NamedBots {
     }
 }
 
-/// Lets requests in.
+/// Admits or refuses requests.
 pub(super) async fn admit(
     State(gate): State<Arc<AdmissionGate>>,
     request: Request,
@@ -235,12 +237,12 @@ pub(super) async fn admit(
         deadline: deadline.map(|within| gate.admission.now() + within),
         places: places(extract::announced(request.headers()).unwrap_or_default()),
     };
-    // A default is no wish of the caller: it cuts what takes too long, and nothing is refused for it.
+    // A default deadline is no wish of the caller: it cuts long requests, but refuses none.
     let within = deadline.or_else(|| gate.deadline(class));
     let permit = match let_in(&gate, &ask, &mut seen.waited).await {
         Ok(permit) => permit,
         Err(reason) => {
-            // It may be held back: its memory is not.
+            // The refusal may be delayed; the memory of the request is freed before.
             drop((request, next));
             return gate.refuse(route, &ask, &seen, reason).await;
         }
@@ -276,7 +278,7 @@ pub(super) async fn admit(
     route.answered(seen.watch.as_ref(), cut.into())
 }
 
-/// Adds to `waited` how long it had to wait.
+/// Asks for admission; adds the waiting time to `waited`.
 async fn let_in(
     gate: &AdmissionGate,
     ask: &AdmissionRequest,
@@ -299,7 +301,8 @@ enum Turned {
     Shed(Reason),
 }
 
-/// The request with its whole body. What is not there at once is waited for without a place.
+/// The request with its complete body. If the body is not there immediately, the request waits
+/// without a place.
 async fn with_body(
     gate: &AdmissionGate,
     ask: &AdmissionRequest,
@@ -337,8 +340,7 @@ async fn with_body(
     }
 }
 
-/// Counts how long it took when the head is there; a body that is made while it is sent holds the
-/// place until it ends.
+/// Counts the duration when the head is ready; a streamed body holds the place until it ends.
 fn hold(permit: Permit, response: Response) -> Response {
     let unhurried = response.extensions().get::<Unhurried>().is_some();
     if unhurried || response.body().size_hint().exact().is_some() {
@@ -348,7 +350,7 @@ fn hold(permit: Permit, response: Response) -> Response {
     response.map(|body| Body::new(Keeping::new(body, permit)))
 }
 
-/// Marks an answer that goes on for minutes and mostly rests: it takes no place from others. Whoever
-/// gives such answers bounds them.
+/// Marks an answer that lasts for minutes and is mostly idle: it holds no place. The routes with
+/// such answers bound their number.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unhurried;

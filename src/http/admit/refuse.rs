@@ -1,4 +1,4 @@
-//! Refusals: the answer, and how long it is held back.
+//! Refusals: the answer, and its delay.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,15 +15,15 @@ use super::super::stopwatch::Meters;
 use super::{AdmissionGate, SHED_REASON, Seen};
 use crate::admission::{Reason, Request as AdmissionRequest};
 
-/// Refusals in a period that nobody has to pay for.
+/// Number of refusals per period that are not delayed.
 const FREE_REFUSALS: u64 = 50;
 const REFUSALS_PERIOD: Duration = Duration::from_millis(100);
-/// Longest time that a refusal is held back, and most of them at once.
+/// Maximum delay of a refusal, and maximum number of delayed refusals.
 const HELD_BACK: Duration = Duration::from_millis(100);
 const HELD_BACK_MAX: usize = 4_096;
 
 impl AdmissionGate {
-    /// Refuses, after a while if there are many.
+    /// Refuses, with a delay if there are many refusals.
     pub(super) async fn refuse(
         &self,
         route: &Route,
@@ -41,7 +41,8 @@ impl AdmissionGate {
         }
         let now = self.admission.now();
         if let Some(pause) = self.pace.pause(now) {
-            // An answer that comes too late is none: the caller would be gone, and come again.
+            // A refusal after the deadline is useless: the caller would have given up, and would
+            // retry.
             let left = ask.deadline.map(|deadline| deadline.saturating_sub(now) * 2 / 3);
             let pause = left.map_or(pause, |left| left.min(pause));
             let held = Held::new(&self.pace.held);
@@ -61,12 +62,12 @@ impl AdmissionGate {
     }
 }
 
-/// Counts refusals, and says how long the next is held back.
+/// Counts refusals, and determines the delay of the next one.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// The number of the period in the upper half, refusals in it in the lower.
+    /// The number of the period in the upper half, its refusals in the lower half.
     this: AtomicU64,
-    /// Refusals of the period before.
+    /// Refusals in the previous period.
     last: AtomicU64,
     held: AtomicUsize,
 }
@@ -80,7 +81,7 @@ impl Pace {
         if known == period {
             self.this.fetch_add(1, Ordering::Relaxed);
         } else {
-            // Where two begin it at once, one of them is not counted.
+            // If two threads start the period concurrently, one of the refusals is not counted.
             self.this.store(u64::from(period) << 32 | 1, Ordering::Relaxed);
             let gone = period.wrapping_sub(known) == 1;
             self.last.store(if gone { this & u64::from(u32::MAX) } else { 0 }, Ordering::Relaxed);
@@ -91,14 +92,15 @@ impl Pace {
         (!pause.is_zero()).then(|| pause.min(HELD_BACK))
     }
 
-    /// When to come again, in seconds: the more are refused the later, and not all at once.
+    /// The time until a retry, in seconds: longer with more refusals, and random to spread the
+    /// retries.
     fn retry_after(&self) -> u32 {
         let many = self.last.load(Ordering::Relaxed) / FREE_REFUSALS;
         jitter(u32::try_from(many).unwrap_or(u32::MAX).clamp(1, 10))
     }
 }
 
-/// 1 to `most` seconds.
+/// A random number from 1 to `most`.
 pub(super) fn jitter(most: u32) -> u32 {
     rand::rng().random_range(1..=most)
 }
@@ -118,7 +120,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// 429: the tenant; 503: this server; 504: the time.
+/// 429: the tenant's limit; 503: this server; 504: the deadline.
 fn status(reason: Reason) -> StatusCode {
     match reason {
         Reason::Share | Reason::Quota => StatusCode::TOO_MANY_REQUESTS,

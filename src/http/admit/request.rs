@@ -15,21 +15,21 @@ use super::super::problem::Problem;
 use super::super::routes::Route;
 use crate::admission::Class;
 
-/// How much time a caller gives.
+/// The deadline of the caller.
 const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
-/// The class that a caller wants at most.
+/// The highest class that the caller wants.
 const PRIORITY: HeaderName = HeaderName::from_static("x-priority");
-/// Longest deadline.
+/// Maximum deadline.
 const DEADLINE_MAX_MS: u64 = 3_600_000;
-/// A request takes a place for each of so many bytes of its body, begun or full: about sixty events.
+/// A request counts as one place per started unit of this size of its body: about sixty events.
 const BYTES_OF_A_PLACE: u64 = 16 << 10;
 
-/// As how many requests one with such a body counts.
+/// The number of requests that one with such a body counts as.
 pub(super) fn places(bytes: u64) -> usize {
     usize::try_from(bytes.div_ceil(BYTES_OF_A_PLACE)).unwrap_or(usize::MAX).max(1)
 }
 
-/// The class of a request: its route's, or a lower one that it wants.
+/// The class of a request: that of its route, or a lower one on request.
 pub(super) fn class(route: &Route, headers: &HeaderMap) -> Result<Class, Problem> {
     let Some(wanted) = headers.get(&PRIORITY) else { return Ok(route.class) };
     let known = Class::ALL.into_iter().find(|class| wanted.as_bytes() == class.as_str().as_bytes());
@@ -37,7 +37,7 @@ pub(super) fn class(route: &Route, headers: &HeaderMap) -> Result<Class, Problem
     known.map(|class| class.max(route.class)).ok_or_else(|| Problem::field("x-priority", detail))
 }
 
-/// How much time is left for a request.
+/// The remaining time of a request.
 pub(super) fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
     let Some(value) = headers.get(&DEADLINE) else { return Ok(None) };
     let ms = value.to_str().ok().and_then(|text| text.parse().ok());
@@ -48,7 +48,7 @@ pub(super) fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, Problem>
     Ok(Some(Duration::from_millis(ms)))
 }
 
-/// The bot that a path or query names, as it is written there.
+/// The bot in a path or query, still encoded.
 pub(super) fn bot_of(uri: &Uri) -> Option<&str> {
     let Some((_, rest)) = uri.path().split_once("/bots/") else {
         return uri.query()?.split('&').find_map(|pair| pair.strip_prefix("bot="));
@@ -56,7 +56,7 @@ pub(super) fn bot_of(uri: &Uri) -> Option<&str> {
     rest.split('/').next().filter(|bot| !bot.is_empty())
 }
 
-/// A bot as it is called, of what a path or query has.
+/// The decoded name of a bot in a path or query.
 pub(super) fn decoded(bot: &str) -> Cow<'_, str> {
     if !bot.contains('%') {
         return bot.into();
@@ -65,9 +65,8 @@ pub(super) fn decoded(bot: &str) -> Cow<'_, str> {
     String::from_utf8_lossy(&bytes).into_owned().into()
 }
 
-/// Who asks, as a number: whoever sends this token, or comes from this address, for this bot. Nobody
-/// can use up what is another's without its token. A token that everybody may know is no caller:
-/// each address with it is one.
+/// The caller as a number, from its token or its address, and the bot. No caller can use up the
+/// share of another without its token. A public token is no caller: each of its addresses is one.
 pub(super) fn caller(request: &Request, claimed: Option<&Caller>) -> u64 {
     let mut hasher = FxHasher::default();
     let token = request.headers().get(header::AUTHORIZATION);

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// The deadline passed.
 pub(super) struct Late;
 
-/// A future that is not polled any more once its deadline passed, so that it begins nothing new.
+/// A future that is not polled after its deadline, so that it starts no new work.
 pub(super) struct Within<F> {
     deadline: Pin<Box<tokio::time::Sleep>>,
     inner: Pin<Box<F>>,

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::id::{Shard, ShardCount};
 
-/// The id of a notification: `<shard>.<32 hexadecimal digits>`, so it is found without its bot.
+/// The id of a notification: `<shard>.<32 hexadecimal digits>`, so it can be found without its bot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NotificationId {
     shard: Shard,
@@ -16,13 +16,13 @@ pub struct NotificationId {
 }
 
 impl NotificationId {
-    /// A new one, of a bot in this shard.
+    /// A new id for a bot in this shard.
     #[must_use]
     pub fn new(shard: Shard) -> Self {
         Self { shard, unique: Uuid::now_v7() }
     }
 
-    /// The shard of its bot; `None` when there is no such shard.
+    /// The shard of its bot; `None` if there is no such shard.
     #[must_use]
     pub fn shard(self, shards: ShardCount) -> Option<Shard> {
         (self.shard.index() < usize::from(shards.get())).then_some(self.shard)
@@ -47,7 +47,7 @@ impl Serialize for NotificationId {
     }
 }
 
-/// A text that is no id of a notification.
+/// A text that is not the id of a notification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not the id of a notification, which looks like 3.0192f1b0c1d27c3e8f00112233445566"
@@ -62,7 +62,7 @@ impl FromStr for NotificationId {
             let (shard, unique) = text.split_once('.')?;
             let unique = Uuid::try_parse(unique).ok()?;
             let id = Self { shard: Shard::from_digits(shard)?, unique };
-            // One notification has one name.
+            // Each notification has exactly one spelling of its id.
             (id.to_string() == text).then_some(id)
         };
         parse().ok_or_else(|| NotificationIdError(text.chars().take(100).collect()))

@@ -1,4 +1,4 @@
-//! Delayed notifications: their ids, and what one says.
+//! Delayed notifications: their ids and their content.
 //!
 //! A notification calls a URL at its time. It belongs to a bot and, usually, to a user of that bot.
 
@@ -16,35 +16,35 @@ pub use self::id::{NotificationId, NotificationIdError};
 use crate::id::BotId;
 use crate::outbound::URL_MAX_BYTES;
 
-/// Longest id of a user, in bytes.
+/// Maximum length of a user's id, in bytes.
 pub const UID_MAX_BYTES: usize = 256;
-/// Longest type, in bytes.
+/// Maximum length of a type, in bytes.
 pub const KIND_MAX_BYTES: usize = 64;
-/// Longest `key`, in bytes.
+/// Maximum length of `key`, in bytes.
 pub const KEY_MAX_BYTES: usize = 255;
-/// Longest body that is sent, in bytes.
+/// Maximum length of the body, in bytes.
 pub const BODY_MAX_BYTES: usize = 64 * 1024;
-/// Longest delay and longest `expires_in`: a year.
+/// Maximum delay and maximum `expires_in`: a year.
 pub const DELAY_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
-/// The type of a notification that names none.
+/// The type of a notification without a type.
 pub const NO_KIND: &str = "none";
-/// The type in the statistics of those that have no place of their own.
+/// The type in the statistics for all types without a separate count.
 pub const OTHER_KINDS: &str = "other";
 
-/// When a notification falls due.
+/// When a notification is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// So long after Redis has it.
+    /// This long after Redis stores it.
     After(Duration),
     /// At this time, since 1970.
     At(Duration),
 }
 
 impl When {
-    /// Checks that it is not more than [`DELAY_MAX`] ahead, at `now` since 1970.
+    /// Checks that the time is at most [`DELAY_MAX`] ahead of `now` since 1970.
     ///
     /// # Errors
-    /// Names the parameter that says it.
+    /// Names the parameter with the error.
     pub fn check(self, now: Duration) -> Result<(), Unusable> {
         let (parameter, ahead) = match self {
             Self::After(delay) => ("delay", delay),
@@ -73,17 +73,18 @@ fn days(time: Duration) -> u64 {
     time.as_secs() / 86_400
 }
 
-/// What is done when another notification of the bot has the key.
+/// What happens if another notification of the bot has the same key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Duplicates {
-    /// It stays, and the new one is not accepted. So does one that has ended, unless it was
-    /// cancelled, for five minutes after it was accepted: a request may be repeated.
+    /// The old one stays, and the new one is not accepted. This also holds for five minutes after
+    /// the old one was accepted if it has ended, unless it was cancelled, because a request may be
+    /// repeated.
     #[default]
     Ignore,
-    /// It is cancelled.
+    /// The old one is cancelled.
     Replace,
-    /// It stays, and the new one is not accepted, as long as the old one is known: until a week
+    /// The old one stays, and the new one is not accepted while the old one is known: until a week
     /// after its end.
     #[serde(skip)]
     Once,
@@ -92,19 +93,19 @@ pub enum Duplicates {
 /// A notification to accept.
 #[derive(Debug, Clone)]
 pub struct NewNotification {
-    /// Whose.
+    /// Its bot.
     pub bot: BotId,
-    /// For which user; empty for none.
+    /// Its user; empty for none.
     pub uid: String,
-    /// What it is called in the statistics and by the thresholds.
+    /// Its type in the statistics and in the caps.
     pub kind: String,
-    /// When it falls due.
+    /// When it is due.
     pub when: When,
-    /// It is given up so long after that.
+    /// It expires this long after that.
     pub expires_in: Duration,
-    /// Whether it waits, once due, until the user is online.
+    /// Whether it waits after the due time until its user is online.
     pub waits: bool,
-    /// The URL that is called.
+    /// The URL to call.
     pub url: String,
     /// The method.
     pub method: String,
@@ -112,27 +113,27 @@ pub struct NewNotification {
     pub body: String,
     /// This URL must answer `ok` before each attempt; empty for none.
     pub recheck: String,
-    /// The set of `callbacks.headers` that is sent with it; empty for none.
+    /// The name of the set in `callbacks.headers` that is sent with it; empty for none.
     pub headers: String,
-    /// A name of the caller's for it, and what is done when it is taken.
+    /// The caller's key for it, and what happens if the key is in use.
     pub key: Option<(String, Duplicates)>,
 }
 
-/// A setting of a notification that cannot be used.
+/// An invalid setting of a notification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{parameter} {problem}")]
 pub struct Unusable {
-    /// Which, as callers write it.
+    /// The parameter as callers write it.
     pub parameter: &'static str,
-    /// What is wrong, and what helps.
+    /// The problem and its remedy.
     pub problem: String,
 }
 
 impl NewNotification {
-    /// Checks the bounds, at `now` since 1970; not the URLs, which depend on who asks.
+    /// Checks the bounds at `now` since 1970; not the URLs, whose rules depend on the caller.
     ///
     /// # Errors
-    /// With the first that is not kept.
+    /// The first setting that exceeds its bound.
     pub fn check(&self, now: Duration) -> Result<(), Unusable> {
         let unusable = |parameter, problem| Err(Unusable { parameter, problem });
         let key = self.key.as_ref().map_or("-", |(key, _)| key);
@@ -181,7 +182,7 @@ impl NewNotification {
     }
 }
 
-/// What is counted of notifications: that one was received or tried again, and how it ended.
+/// The counted events of notifications: received, tried again, and each way to end.
 pub const OUTCOMES: [&str; 8] =
     ["received", "sent", "refused", "throttled", "expired", "retried", "dead", "cancelled"];
 
@@ -223,36 +224,36 @@ impl FromStr for State {
     }
 }
 
-/// A notification as it is kept, times in ms since 1970.
+/// A stored notification, times in ms since 1970.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     /// Its id.
     pub id: NotificationId,
-    /// Whose.
+    /// Its bot.
     pub bot: BotId,
-    /// For which user; empty for none.
+    /// Its user; empty for none.
     pub uid: String,
     /// Its type.
     pub kind: String,
-    /// How it is.
+    /// Its state.
     pub state: State,
-    /// When it is or was due.
+    /// The due time.
     pub due_ms: u64,
-    /// When it is given up.
+    /// The expiry time.
     pub expires_ms: u64,
     /// When it was accepted.
     pub created_ms: u64,
     /// When it ended.
     pub ended_ms: Option<u64>,
-    /// When it is looked at next.
+    /// The time of the next attempt or check.
     pub next_ms: Option<u64>,
     /// Whether it waits for its user.
     pub waits: bool,
-    /// How often it was begun to send.
+    /// Number of sends started.
     pub attempts: u32,
     /// Why it ended, or why the last attempt failed.
     pub reason: String,
-    /// The URL that is called.
+    /// The URL to call.
     pub url: String,
     /// Its type in the statistics.
     pub label: String,
@@ -260,16 +261,16 @@ pub struct Kept {
     pub key: String,
 }
 
-/// A send that was begun.
+/// A send that was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Begun {
-    /// Which.
+    /// The notification.
     pub id: NotificationId,
-    /// Ends this send and no other.
+    /// Identifies this send: only this token can end it.
     pub token: u64,
-    /// Whose.
+    /// Its bot.
     pub bot: BotId,
-    /// For which user; empty for none.
+    /// Its user; empty for none.
     pub uid: String,
     /// Its type.
     pub kind: String,
@@ -281,46 +282,47 @@ pub struct Begun {
     pub method: String,
     /// The body.
     pub body: String,
-    /// To be asked before; empty for none.
+    /// The URL to check before sending; empty for none.
     pub recheck: String,
     /// The set of headers; empty for none.
     pub headers: String,
-    /// When it was due, ms since 1970.
+    /// The due time, ms since 1970.
     pub due_ms: u64,
-    /// When it is given up, ms since 1970.
+    /// The expiry time, ms since 1970.
     pub expires_ms: u64,
-    /// 1 for the first.
+    /// Number of this attempt, from 1.
     pub attempts: u32,
-    /// When it could be sent: when it was due, or when its user could get another one; ms since
-    /// 1970.
+    /// When it could be sent: its due time, or when the caps of its user allowed another one; ms
+    /// since 1970.
     pub ready_ms: u64,
-    /// Whether nothing was told yet of how late it is. What waited for its user is not late.
+    /// Whether its lateness was not recorded yet. A notification that waited for its user is not
+    /// late.
     pub counts_late: bool,
 }
 
-/// How a send ended.
+/// The result of a send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
     /// The receiver has it.
     Sent,
-    /// The recheck does not want it sent.
+    /// The recheck did not approve the send.
     Refused(String),
-    /// It failed; again after this long.
+    /// It failed; retry after this time.
     Retry(Duration, String),
-    /// It was not tried; again after this long.
+    /// It was not tried; retry after this time.
     Postpone(Duration, String),
-    /// It failed for good.
+    /// It failed permanently.
     Dead(String),
 }
 
 impl Ending {
-    /// How `lua/finish.lua` calls it.
+    /// Its name in `lua/finish.lua`.
     #[must_use]
     pub fn word(&self) -> &'static str {
         self.parts().0
     }
 
-    /// The word of `lua/finish.lua`, the pause and the reason.
+    /// The name for `lua/finish.lua`, the pause and the reason.
     pub(crate) fn parts(&self) -> (&'static str, Duration, &str) {
         match self {
             Self::Sent => ("sent", Duration::ZERO, ""),
@@ -335,15 +337,15 @@ impl Ending {
 /// A send that ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
-    /// Which.
+    /// The send.
     pub begun: Begun,
-    /// How.
+    /// Its result.
     pub ending: Ending,
-    /// From the due time to this send, where it was the first one.
+    /// The time from the due time to this send, if it was the first one.
     pub late: Option<Duration>,
 }
 
-/// The steps by which lateness is counted, in ms: each counts what is later than the one before.
+/// The upper bounds of the lateness buckets, in ms.
 pub const LATE_STEPS: [u64; 42] = [
     1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1_000, 1_500, 2_000,
     3_000, 5_000, 7_000, 10_000, 15_000, 20_000, 30_000, 45_000, 60_000, 90_000, 120_000, 180_000,
@@ -351,7 +353,7 @@ pub const LATE_STEPS: [u64; 42] = [
     86_400_000,
 ];
 
-/// The step that a lateness counts in; the last one takes what is later too.
+/// The bucket of a lateness; the last one also takes higher values.
 #[must_use]
 pub fn late_step(late: Duration) -> u64 {
     let millis =

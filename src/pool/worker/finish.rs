@@ -15,10 +15,9 @@ use crate::handler::{Failure, Outcomes, Slice};
 use crate::ledger::{Leaving, LedgerEntry};
 use crate::redis::scripts::{Completion, Exception, Mode};
 
-/// One slice costs at most this in virtual time: a single one charged without bound would starve
-/// its bot.
+/// Maximum cost of one slice in virtual time: an unlimited cost would starve its bot.
 const COST_MAX: Duration = Duration::from_secs(60);
-/// After a stop by force, this long is left to give the leases back.
+/// After a hard stop, the leases must be given back within this time.
 const LAST_COMMIT: Duration = Duration::from_secs(1);
 /// Maximum number of events that one completion removes from a queue with a ledger.
 const NOTED: usize = 250;
@@ -112,7 +111,7 @@ impl Worker {
         }
     }
 
-    /// The event at a place of the slice; `None` where its record cannot be read.
+    /// The event at a position of the slice; `None` if its record cannot be read.
     fn event_at<'a>(
         &'a self,
         index: usize,
@@ -131,7 +130,7 @@ impl Worker {
         self.shared.commits.commit(self.lease.shard, completion, deadline).await
     }
 
-    /// Commits in parts, so that no script is long: each takes out of the ledger what it removes.
+    /// Commits in parts, to keep each script short: each part removes its own ledger entries.
     async fn commit_with_ledger(
         &mut self,
         (fitness, slice, entries): (&[Fitness], &Slice, Option<Vec<LedgerEntry>>),
@@ -182,14 +181,14 @@ impl Worker {
         }
     }
 
-    /// What a slice costs in virtual time, µs.
+    /// The cost of a slice in virtual time, µs.
     pub(super) fn cost(&self, n: usize, took: Duration) -> u64 {
         let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));
         let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
 
-    /// Notes how long the handler took.
+    /// Records the duration of the handler.
     pub(super) fn observe(&self, slice: &Slice, took: Duration) {
         self.shared.metrics.handle_seconds.record(took.as_secs_f64());
         #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
@@ -201,13 +200,13 @@ impl Worker {
         }
     }
 
-    /// Ends the lease with nothing done.
+    /// Ends the lease without completed events.
     pub(super) async fn give_back(&self) {
         let completion = self.lease.completion(0, Mode::Release, 0, Vec::new());
         let deadline = self.lease.deadline();
         let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
         if self.shared.shutdown.hard.is_cancelled() {
-            // Not given back in time, it runs out by itself.
+            // Otherwise the lease expires by itself.
             let _ = tokio::time::timeout(LAST_COMMIT, commit).await;
         } else {
             commit.await;

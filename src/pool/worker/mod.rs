@@ -1,12 +1,12 @@
-//! One lease, from the events taken to the verdict on its completion.
+//! One lease, from the claimed events to the result of its completion.
 //!
-//! 1. Sort out what is expired or unreadable.
+//! 1. Sort out expired and unreadable events.
 //! 2. Wait for a free worker.
-//! 3. Run the handler, while renewing at a third of the ttl.
-//! 4. Settle, and commit; or hand the lease over to a receiver that will complete it.
+//! 3. Run the handler, and renew the lease after each third of the ttl.
+//! 4. Settle and commit; or hand the lease over to a receiver, which will complete it.
 //!
-//! When a renewal is refused, or none was confirmed before the local deadline, the handler is
-//! dropped and nothing is committed: the lease may be somebody else's.
+//! When a renewal is refused, or none is confirmed before the local deadline, the handler is
+//! cancelled and nothing is committed: another worker may have the lease.
 
 mod finish;
 
@@ -26,16 +26,16 @@ use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
 
-/// A bot that was taken ahead and finds no free worker for this long is given back: another
-/// process may have one.
+/// A claimed bot that finds no free worker for this long is given back: another process may have
+/// one.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two tries to hand a lease over.
+/// Interval between attempts to hand a lease over.
 const HAND_AGAIN: Duration = Duration::from_millis(250);
-/// Between two tries to renew.
+/// Interval between attempts to renew a lease.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
-/// Handles the records taken under `lease`. Never fails: whatever happens to the slice, the queue
-/// knows or will know when the lease runs out.
+/// Handles the records claimed under `lease`. Never fails: whatever happens to the slice, the queue
+/// learns it, at the latest when the lease expires.
 pub(super) async fn run(shared: Arc<Shared>, lease: Lease, records: Vec<Vec<u8>>) {
     let span = debug_span!("slice", pipeline = %shared.queue.name(), bot = %lease.bot,
         fence = %lease.fence, events = records.len());
@@ -45,7 +45,7 @@ pub(super) async fn run(shared: Arc<Shared>, lease: Lease, records: Vec<Vec<u8>>
 struct Worker {
     shared: Arc<Shared>,
     lease: Lease,
-    /// Those events of the slice that the handler does not get, by their places.
+    /// The events of the slice that the handler does not get, with their positions.
     unfit: Vec<(usize, Event)>,
 }
 
@@ -53,9 +53,9 @@ struct Worker {
 enum Ended {
     Answered(Result<Outcomes, Failure>),
     LeaseLost,
-    /// A receiver outside took the slice over.
+    /// An external receiver took the slice over.
     HandedOver,
-    /// The handler did not begin, or the process stops at once.
+    /// The handler did not start, or the process stops immediately.
     NotHandled,
 }
 
@@ -69,8 +69,9 @@ impl Worker {
             return self.give_back().await;
         }
         if self.lease.attempts.vanished() && !self.confirm().await {
-            // Confirmed before the event that may kill us is touched: else its attempts would
-            // never count, a lease that was never confirmed being only a suspicion.
+            // Confirms the lease before the handler touches an event that may kill the process. A
+            // lease that was never confirmed is only a suspicion, so the attempts at that event
+            // would never count.
             return self.lost();
         }
         let mut slice_events = Slice {
@@ -100,7 +101,7 @@ impl Worker {
         self.finish(&slice, &slice_events, settlement, entries, took).await;
     }
 
-    /// Decodes the records and decides which of them the handler gets.
+    /// Decodes the records and decides which events the handler gets.
     fn sort_out(&mut self, records: Vec<Vec<u8>>) -> (Vec<Fitness>, Vec<Delivery>) {
         let shared = Arc::clone(&self.shared);
         let settings = &shared.settings;
@@ -116,8 +117,8 @@ impl Worker {
                 }
             };
             let attempts = self.lease.attempts;
-            // An event is given up here only after a try of its own: the first attempt may have been
-            // one among others.
+            // An event becomes a dead letter here only after an attempt alone: the first attempt
+            // may have included other events.
             if slice.is_empty() && attempts.counted() >= settings.max_attempts.max(2) {
                 let reason = format!(
                     "{} consumers vanished and {} handlers failed while it was handled",
@@ -144,13 +145,13 @@ impl Worker {
         (slice, events)
     }
 
-    /// Waits for a free worker and runs the handler, keeping the lease alive meanwhile.
+    /// Waits for a free worker and runs the handler, renewing the lease meanwhile.
     async fn handle(&mut self, slice: &mut Slice, took: &mut Duration) -> Ended {
         let shared = Arc::clone(&self.shared);
         let free = tokio::time::timeout(PATIENCE, shared.workers.acquire());
         let _worker = match self.while_held(free).await {
             Ok(Ok(Ok(worker))) => worker,
-            // Nobody was free, or (never) the semaphore is closed.
+            // No worker became free, or the semaphore is closed, which never happens.
             Ok(_) => return Ended::NotHandled,
             Err(ended) => return ended,
         };
@@ -158,7 +159,7 @@ impl Worker {
             return Ended::NotHandled;
         }
         if !self.lease.is_held() {
-            // A process that was frozen acts before its timers fire.
+            // A process that was frozen reaches this point before its timers fire.
             return Ended::LeaseLost;
         }
         let connection = shared.queue.link().connection(shared.queue.keys(self.lease.shard));
@@ -198,7 +199,7 @@ impl Worker {
         }
     }
 
-    /// What names the lease to a receiver outside.
+    /// The capability by which an external receiver names the lease.
     fn capability(&self, n: usize) -> String {
         let shared = &self.shared;
         if !shared.handler.is_remote() {
@@ -215,8 +216,9 @@ impl Worker {
         capability.issue(&shared.signing_key)
     }
 
-    /// Leaves the lease to the receiver, for the ttl from now. Where too many are out already,
-    /// this worker stays with it: its place is what holds back the receiver's next slices.
+    /// Hands the lease over to the receiver, for the ttl from now. If receivers hold too many
+    /// leases already, this worker keeps it and stays busy, which holds back the receiver's next
+    /// slices.
     async fn hand_over(&mut self, took: Duration) {
         let shared = Arc::clone(&self.shared);
         shared.unavailable_for(false);
@@ -234,14 +236,15 @@ impl Worker {
                     cost = 0;
                     self.lease.extend(sent, left);
                 }
-                // Stale: the receiver was faster than its own answer, or the lease was revoked.
+                // Stale: the receiver completed the lease before its own answer arrived, or the
+                // lease was revoked.
                 Committed::Stale | Committed::Unknown => {
                     return debug!("there was nothing left to hand over");
                 }
             }
             tokio::select! {
                 biased;
-                // What the receiver has is confirmed, and stays as it is.
+                // The receiver's lease is confirmed, and continues.
                 () = shared.shutdown.soft.cancelled() => return,
                 () = tokio::time::sleep(HAND_AGAIN) => {}
             }
@@ -251,8 +254,8 @@ impl Worker {
         }
     }
 
-    /// Runs `work`, renewing the lease meanwhile. Drops it when the lease is lost or a hard stop
-    /// begins: that loses nothing, the events are still queued.
+    /// Runs `work`, renewing the lease meanwhile. Cancels it when the lease is lost or a hard stop
+    /// starts. This loses nothing: the events are still queued.
     async fn while_held<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
         let hard = self.shared.shutdown.hard.clone();
         let mut work = pin!(work);
@@ -278,8 +281,9 @@ impl Worker {
         }
     }
 
-    /// Renews the lease until Redis says that it did; answers whether it is still ours. A renewal that
-    /// was not answered says nothing, and the one after it may find the lease gone.
+    /// Renews the lease until Redis confirms it; returns whether this worker still holds it. A
+    /// renewal without an answer proves nothing, and the next one may find that the lease has
+    /// ended.
     async fn confirm(&mut self) -> bool {
         let before = self.lease.confirmed_at();
         while self.lease.confirmed_at() == before {
@@ -290,7 +294,7 @@ impl Worker {
         true
     }
 
-    /// Renews the lease. Breaks when it is somebody else's.
+    /// Renews the lease. Breaks if the lease has ended.
     async fn renew(&mut self) -> ControlFlow<()> {
         let ttl = self.shared.settings.lease_ttl;
         let sent = self.shared.sending(self.lease.shard);
@@ -303,7 +307,7 @@ impl Worker {
             }
             Committed::Stale => ControlFlow::Break(()),
             Committed::Unknown => {
-                // Given up on at the deadline, or the lease is gone.
+                // The attempts ended at the deadline, or the lease has ended.
                 tokio::time::sleep(RENEW_AGAIN).await;
                 if self.lease.is_held() {
                     ControlFlow::Continue(())
@@ -314,9 +318,9 @@ impl Worker {
         }
     }
 
-    /// Whether a lease that is gone before its time was most likely ended by its own receiver,
-    /// through `/v1/leases` while we still waited for its answer. That is no loss, and is not
-    /// counted as one; nor is, for want of a difference, one that an operator revoked.
+    /// Whether a lease that ended early was most likely ended by its receiver, through `/v1/leases`
+    /// while this worker still waited for its answer. Such a lease is not counted as lost. A lease
+    /// that an operator revoked looks the same, so it is not counted either.
     fn ended_outside(&self) -> bool {
         self.shared.handler.is_remote() && self.lease.is_held()
     }
@@ -326,7 +330,7 @@ impl Worker {
             return debug!("the lease was completed outside, or revoked");
         }
         if self.lease.is_held() {
-            // Revoked. One that ran out is counted by whoever reaps it.
+            // The lease was revoked. An expired lease is counted by the process that reaps it.
             self.shared.metrics.leases_lost.increment(1);
         }
         let (bot, fence) = (&self.lease.bot, self.lease.fence);
@@ -340,8 +344,8 @@ impl Worker {
     }
 }
 
-/// Cuts a slice so that the events to handle lie side by side: either those that are not fit at its
-/// head, which are settled alone, or the fit ones before the first that is not.
+/// Cuts a slice so that the events to handle are consecutive: either the unfit events at its head,
+/// which are settled alone, or the fit events before the first unfit one.
 fn without_gaps(slice: &mut Vec<Fitness>, events: &mut Vec<Delivery>) {
     let fit = |fitness: &Fitness| *fitness == Fitness::Fit;
     let Some(first) = slice.first().map(fit) else { return };

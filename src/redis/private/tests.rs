@@ -1,4 +1,4 @@
-//! With a real `redis-server`, as every test that needs Redis.
+//! Tests with a real `redis-server`.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -20,7 +20,7 @@ fn kill(pid: u32) {
 }
 
 fn signal(signal: &str, pid: u32) {
-    // The process may have ended already, which is what is wanted of most signals.
+    // The process may have ended already, as most signals intend.
     let _ = std::process::Command::new("kill")
         .args([signal, &pid.to_string()])
         .stderr(Stdio::null())
@@ -87,7 +87,7 @@ async fn the_last_one_out_stops_the_server_and_its_data_is_still_there() {
     assert_eq!(value, "v");
     drop(connection);
     assert!(second.stop().await.unwrap());
-    // By the runtime, which hears of its end a moment later.
+    // The runtime reaps the process a moment after its end.
     let reaped = async {
         while !of_process(pid, "pid").is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -216,7 +216,7 @@ async fn a_path_too_long_for_a_socket_is_refused() {
     assert!(message.contains("a unix socket at most 103; choose a shorter data_dir"), "{message}");
 }
 
-/// Else the next start reads what is appended now as a part of the transaction that was cut off.
+/// Otherwise the next start reads later writes as a part of the transaction that was cut off.
 #[tokio::test]
 async fn after_a_truncated_file_was_loaded_it_is_written_anew() {
     let dir = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ async fn after_a_truncated_file_was_loaded_it_is_written_anew() {
     let () = redis::cmd("SET").arg("c").arg(1).query_async(&mut connection).await.unwrap();
     drop(connection);
     assert!(second.stop().await.unwrap());
-    // What came after the cut is there, and nothing of what was cut off.
+    // The writes after the cut are there; the transaction that was cut off is not.
     let (third, _guard) = start(&dir).await;
     let mut connection = client(&third).await;
     let found: (bool, bool, bool) = redis::pipe()

@@ -48,7 +48,7 @@ bot_call! {
     Purge purge, 9, u64,
     |self, cmd| { cmd.arg(self.keys.queue(self.bot)).arg(self.bot.as_str()); },
     |n| { n.unsigned_abs() },
-    { /// Whose queue.
+    { /// The bot of the queue.
       bot: &'a BotId }
 }
 
@@ -62,7 +62,7 @@ bot_call! {
     }, |n| { n == 1 },
     { /// The dead letter.
       id: Offset,
-      /// Whose event it is.
+      /// The bot of the dead letter.
       bot: &'a BotId,
       /// One slice, µs.
       slice_us: u64,
@@ -76,7 +76,7 @@ bot_call! {
     |self, cmd| {
         cmd.arg(self.keys.queue(self.bot)).arg(self.bot.as_str()).arg(self.slice_us);
     }, |n| { n == 1 },
-    { /// Whose lease.
+    { /// The bot of the lease.
       bot: &'a BotId,
       /// One slice, µs.
       slice_us: u64 }
