@@ -220,7 +220,7 @@ impl Editor {
         rule: &rule::Rule,
         expected: &Expected,
     ) -> Result<(String, bool), EditError> {
-        self.edit(bot, self.automations.store().put(bot, id, rule, expected)).await
+        self.edit(bot, Box::pin(self.automations.store().put(bot, id, rule, expected))).await
     }
 
     /// Deletes a rule. Returns whether it existed.
@@ -233,7 +233,8 @@ impl Editor {
         id: &RuleId,
         expected: &Expected,
     ) -> Result<bool, EditError> {
-        let deleted = self.edit(bot, self.automations.store().delete(bot, id, expected)).await?;
+        let deleted =
+            self.edit(bot, Box::pin(self.automations.store().delete(bot, id, expected))).await?;
         if let Err(error) = self.queue.forget_rule(bot, id).await {
             warn!(%bot, rule = %id, %error, "cannot delete the statistics of a deleted rule");
         }

@@ -9,7 +9,7 @@
 //! 4. Only then settles the views of the written portions.
 //!
 //! A write that timed out may continue in the server. The next write of its bot waits for it: see
-//! `store::turns`.
+//! `mongo::turns`.
 //!
 //! An unavailable MongoDB counts no attempt, and no view becomes a dead letter. Only an event that
 //! is not a view does.

@@ -18,7 +18,7 @@
 //! 1. `lua/increment_if_exists.lua`: if the total is cached, it is raised and the view is queued.
 //! 2. Otherwise the total is read from MongoDB, and `lua/upsert.lua` caches it and queues the view.
 //!    If a flush may have run in between, this is repeated, finally without a total.
-//! 3. The view waits in its bot's queue; `handler::counter` writes it.
+//! 3. The view waits in its bot's queue; `handler` writes it.
 //!
 //! # Stores that hang
 //!

@@ -198,7 +198,8 @@ impl Node {
         let outlived = async {
             self.setup.wiring.target.doubted_since(doubts).await;
             let started = Instant::now();
-            match self.connected().await {
+            // Boxed, since it is rarely needed: every call would carry its size.
+            match Box::pin(self.connected()).await {
                 // For a slow server or network, the call waits as long again.
                 Ok(_) => tokio::time::sleep(started.elapsed().max(OUTLIVED)).await,
                 // The call has its own timeout.

@@ -164,7 +164,7 @@ impl Target {
         let mut changes = self.0.doubts.subscribe();
         if changes.wait_for(|now| *now > doubts).await.is_err() {
             // The sender is in `self`: it is never dropped meanwhile.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

@@ -12,9 +12,9 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `statement.rs` | from changes to statements; why they may be repeated |
+//! | `statement` | from changes to statements; why they may be repeated |
 //! | `write.rs` | from statements to commands, and the handling of replies |
-//! | `groups.rs` | concurrent calls share commands |
+//! | `mongo::coalescer` | concurrent calls share commands |
 //! | `read.rs` | lookups, and the pages of an export |
 
 mod read;
