@@ -12,13 +12,13 @@ pub(crate) const NOTIFICATIONS: &str = "notifications";
 /// The pipeline of the automations.
 pub(crate) const AUTOMATIONS: &str = "automations";
 
-/// The handler of [`AUTOMATIONS`]. No other pipeline may use it.
+/// The handler of `automations`. No other pipeline may use it.
 pub const AUTOMATION: &str = "automation";
 
-/// The handler of [`COUNTERS`]. No other pipeline may use it.
+/// The handler of `counters`. No other pipeline may use it.
 pub const COUNTER: &str = "counter";
 
-/// The handler of [`NOTIFICATIONS`]. No other pipeline may use it.
+/// The handler of `notifications`. No other pipeline may use it.
 pub const NOTIFY: &str = "notify";
 
 /// The handler that sends slices to [`PipelineConfig::url`](super::PipelineConfig::url).

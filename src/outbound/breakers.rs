@@ -1,7 +1,7 @@
 //! Decides whether a host gets another request now: by the number of concurrent requests, the rate,
 //! and a circuit breaker.
 //!
-//! After [`FAILURES`] consecutive failures the breaker of a host opens for a time that doubles with
+//! After five consecutive failures the breaker of a host opens for a time that doubles with
 //! each further failure; then one probe is sent. A refused request gets a time to return, spread by
 //! the speed of the host, so that ten thousand waiting requests do not return in one burst.
 
