@@ -42,6 +42,9 @@ const TRIES: usize = 5;
 /// How long a terminated user may still hold the lock: a process that is just being started
 /// inherits all files for a moment.
 const LINGERING: Duration = Duration::from_millis(100);
+/// How long a killed server may still hold its port: the system shows it as ended while some of its
+/// threads are not, and they close the port.
+const PORT_HELD: Duration = Duration::from_secs(2);
 
 /// Options for starting and stopping the server. A running server is adopted unchanged.
 #[derive(Debug, Clone)]
@@ -294,6 +297,12 @@ impl Files {
         options: &Options,
     ) -> Result<(Server, Child), PrivateMongoError> {
         let mut wanted = self.recorded().map(|server| server.port);
+        if let Some(port) = wanted {
+            let started = Instant::now();
+            while is_taken(port) && started.elapsed() < PORT_HELD {
+                sleep(POLL).await;
+            }
+        }
         for tries_left in (0..TRIES).rev() {
             let port = free_port(wanted.take());
             let logged = self.home.logged();

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use fairlane::mongo::MongoUrl;
 use fairlane::mongo::client::{Acknowledged, Mongo};
 use fairlane::mongo::private::{Options, PrivateMongo, PrivateMongoError};
 use mongodb::Client;
@@ -49,6 +50,10 @@ async fn start(dir: &TempDir) -> (PrivateMongo, Guard) {
 /// Another user of the server: whoever started it guards it.
 async fn adopt(dir: &TempDir) -> PrivateMongo {
     PrivateMongo::start_with(dir.path(), options()).await.unwrap()
+}
+
+fn port(url: &MongoUrl) -> u16 {
+    url.to_string().rsplit(':').next().unwrap().parse().unwrap()
 }
 
 async fn client(mongo: &PrivateMongo) -> Client {
@@ -151,10 +156,25 @@ async fn a_port_that_somebody_took_meanwhile_is_left_to_them() {
     let (first, _guard) = start(&dir).await;
     let url = first.url().clone();
     assert!(first.stop().await.unwrap());
-    let port: u16 = url.to_string().rsplit(':').next().unwrap().parse().unwrap();
-    let _taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let _taken = TcpListener::bind(("127.0.0.1", port(&url))).unwrap();
     let (second, _guard) = start(&dir).await;
     assert_ne!(second.url(), &url);
+    assert!(second.stop().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_port_that_is_still_held_for_a_moment_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _guard) = start(&dir).await;
+    let url = first.url().clone();
+    assert!(first.stop().await.unwrap());
+    let held = TcpListener::bind(("127.0.0.1", port(&url))).unwrap();
+    let closing = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        drop(held);
+    };
+    let ((second, _guard), ()) = tokio::join!(start(&dir), closing);
+    assert_eq!(second.url(), &url);
     assert!(second.stop().await.unwrap());
 }
 
