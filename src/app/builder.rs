@@ -180,6 +180,7 @@ impl Builder {
             max_per_host: callbacks.max_per_host.get(),
             // An unreachable target must be known before the handler times out.
             connect_timeout: CONNECT_TIMEOUT.min(shortest / 2),
+            name_servers: callbacks.name_servers.clone().into(),
         };
         Ok(Some(Outbound::new(&settings)?))
     }

@@ -7,13 +7,16 @@ use crate::config::Config;
 
 /// Files besides the connections of clients and workers: stores, listeners, logs, the runtime.
 const AT_REST: u64 = 256;
+/// Calls outside the workers, and look-ups of names.
+const CALLS: u64 = 2_048;
 
 /// Maximum number of files open at the same time. Every worker may hold a connection to its target.
 pub(crate) fn needed(config: &Config, roles: Roles) -> u64 {
     let pipelines = config.pipelines.values().filter(|pipeline| roles.work && pipeline.enabled);
     let workers: u64 = pipelines.map(|pipeline| pipeline.workers.max.get() as u64).sum();
     let callers = if roles.http { config.http.max_connections as u64 } else { 0 };
-    AT_REST + workers + callers
+    let calls = if roles.work { CALLS } else { 0 };
+    AT_REST + workers + callers + calls
 }
 
 /// The hard limit of open files; `None`: no limit.

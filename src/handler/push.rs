@@ -81,12 +81,14 @@ impl PushHandler {
         let now = environment.clock.now();
         let headers = sign::headers(&self.secrets, &slice.bot, &id, now, &body, sign::JSON);
         let request = Request {
+            bot: &slice.bot,
             method: Method::POST,
             url: &self.url,
             headers,
             body,
             deadline: started + self.timeout,
             place_by: started + self.timeout / 2,
+            keep_connection: true,
             tell_deadline: true,
         };
         match self.outbound.call(request).await {

@@ -122,12 +122,14 @@ impl Calls {
         };
         let (deadline, tell_deadline) = (now + within, false);
         let request = Request {
+            bot: &begun.bot,
             method,
             url,
             headers,
             body,
             deadline,
             place_by: now + CROWDED,
+            keep_connection: true,
             tell_deadline,
         };
         let answer = self.outbound.call(request).await;
@@ -139,6 +141,9 @@ impl Calls {
             Err(error @ OutboundError::Refused(_)) => Err(Ending::Dead(error.to_string())),
             Err(error @ OutboundError::Busy { .. }) => {
                 Err(Ending::Postpone(CROWDED, error.to_string()))
+            }
+            Err(error @ OutboundError::Lookups { after }) => {
+                Err(Ending::Postpone(after, error.to_string()))
             }
             Err(error) => {
                 pass.say(false, Instant::now());

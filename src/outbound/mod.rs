@@ -3,18 +3,20 @@
 //! Every call has: a checked address ([`CheckedUrl`]), no redirects, no proxies (proxy variables of
 //! the environment are ignored), a deadline for the whole call, a maximum size of the answer, a
 //! maximum number of concurrent requests per host, and reused connections. Calls of tenants and of
-//! operators never share a connection.
+//! operators never share a connection, a limit, or the resolution of names.
 
 mod address;
 pub(crate) mod answer;
 pub mod breakers;
 pub(crate) mod headers;
 mod hosts;
-mod resolve;
+pub(crate) mod places;
+pub(crate) mod resolve;
 pub mod sign;
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,14 +28,17 @@ use tokio::time::{Instant, timeout_at};
 
 pub use self::address::{AddressRefused, CheckedUrl, Policy, URL_MAX_BYTES, UrlError};
 use self::hosts::Hosts;
-use self::resolve::{Judging, System};
+use self::resolve::{CALLER, Judging, LookupError, System};
+use crate::id::BotId;
 
 /// Maximum number of bytes that are read of an answer's body.
 pub const ANSWER_MAX_BYTES: usize = 64 * 1024;
 /// Maximum time to connect, including name resolution and TLS.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// An idle connection is closed after this time: before common servers close it.
-const IDLE: Duration = Duration::from_secs(30);
+pub(crate) const IDLE: Duration = Duration::from_secs(30);
+/// Maximum number of idle connections of tenants to one host.
+const TENANTS_IDLE_MAX: usize = 16;
 const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
 const USER_AGENT: &str = concat!("fairlane/", env!("CARGO_PKG_VERSION"));
 
@@ -46,17 +51,26 @@ pub struct Settings {
     pub max_per_host: usize,
     /// See [`CONNECT_TIMEOUT`].
     pub connect_timeout: Duration,
+    /// The name servers to ask, instead of those of the machine.
+    pub name_servers: Arc<[SocketAddr]>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { allow_nets: Arc::default(), max_per_host: 64, connect_timeout: CONNECT_TIMEOUT }
+        Self {
+            allow_nets: Arc::default(),
+            max_per_host: 64,
+            connect_timeout: CONNECT_TIMEOUT,
+            name_servers: Arc::default(),
+        }
     }
 }
 
 /// A call.
 #[derive(Debug)]
 pub struct Request<'a> {
+    /// The bot that makes it: limits count for this bot.
+    pub bot: &'a BotId,
     /// The method.
     pub method: Method,
     /// The target.
@@ -69,6 +83,9 @@ pub struct Request<'a> {
     pub deadline: Instant,
     /// Maximum time to wait for a place at the host.
     pub place_by: Instant,
+    /// Whether the connection may stay open for further requests. Only for calls of tenants;
+    /// those of operators always may.
+    pub keep_connection: bool,
     /// Whether the header `x-deadline-ms` reports the remaining time when the request is sent.
     pub tell_deadline: bool,
 }
@@ -110,6 +127,12 @@ pub enum OutboundError {
         /// The maximum.
         max: usize,
     },
+    /// The bot looks up as many names as it may now. Nothing was sent.
+    #[error("this process looks up as many names as it may, or this bot does")]
+    Lookups {
+        /// When to try again.
+        after: Duration,
+    },
     /// The address is not allowed. No connection was made.
     #[error(transparent)]
     Refused(#[from] AddressRefused),
@@ -128,7 +151,7 @@ impl OutboundError {
     /// Whether the host was unreachable, so that nothing was sent.
     #[must_use]
     pub fn is_unreached(&self) -> bool {
-        matches!(self, Self::NotReached(_) | Self::Busy { .. })
+        matches!(self, Self::NotReached(_) | Self::Busy { .. } | Self::Lookups { .. })
     }
 }
 
@@ -151,25 +174,38 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn StdError + 'stat
 /// The client cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot create the HTTP client for callbacks: {0}")]
-pub struct OutboundSetupError(#[source] reqwest::Error);
+pub struct OutboundSetupError(#[source] Box<dyn StdError + Send + Sync>);
 
 /// Makes calls. Clones share connections and limits.
 #[derive(Debug, Clone)]
 pub struct Outbound {
-    tenants: reqwest::Client,
-    operators: reqwest::Client,
+    tenants: Side,
+    /// For calls of tenants whose connections do not stay open.
+    once: reqwest::Client,
+    operators: Side,
     policy: Policy,
+}
+
+/// What the calls of tenants, or those of operators, share.
+#[derive(Debug, Clone)]
+struct Side {
+    client: reqwest::Client,
     hosts: Arc<Hosts>,
 }
 
 impl Outbound {
-    /// A client that uses the resolver of the operating system.
+    /// A client that asks the name servers of the settings or of the machine.
     ///
     /// # Errors
     /// If the client cannot be created.
     pub fn new(settings: &Settings) -> Result<Self, OutboundSetupError> {
-        let system: Arc<dyn Resolve> = Arc::new(System::default());
-        Self::with_resolver(settings, &system)
+        // A silent name server is reported before the connection is given up.
+        let within = settings.connect_timeout * 7 / 8;
+        let system = || {
+            let system = System::new(&settings.name_servers, within);
+            system.map_err(|error| OutboundSetupError(error.into()))
+        };
+        Self::open(settings, Arc::new(system()?), Arc::new(system()?))
     }
 
     /// A client that uses `resolver`. The resolved addresses are checked all the same.
@@ -180,18 +216,30 @@ impl Outbound {
         settings: &Settings,
         resolver: &Arc<dyn Resolve>,
     ) -> Result<Self, OutboundSetupError> {
+        Self::open(settings, Arc::clone(resolver), Arc::clone(resolver))
+    }
+
+    fn open(
+        settings: &Settings,
+        tenants: Arc<dyn Resolve>,
+        operators: Arc<dyn Resolve>,
+    ) -> Result<Self, OutboundSetupError> {
         // Only the first call in a process installs the provider; any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let policy = Policy::Tenant(Arc::clone(&settings.allow_nets));
-        let client = |policy: &Policy| {
-            let judging = Judging { inner: Arc::clone(resolver), policy: policy.clone() };
-            client(settings, &Arc::new(judging)).map_err(OutboundSetupError)
+        let judging = |resolver, policy: &Policy| Arc::new(Judging::new(resolver, policy.clone()));
+        let (tenants, operators) =
+            (judging(tenants, &policy), judging(operators, &Policy::Operator));
+        let open = |judging: &Arc<Judging>, idle_max| {
+            client(settings, judging, idle_max).map_err(|error| OutboundSetupError(error.into()))
         };
+        let max = settings.max_per_host.max(1);
+        let side = |client| Side { client, hosts: Hosts::new(max) };
         Ok(Self {
-            tenants: client(&policy)?,
-            operators: client(&Policy::Operator)?,
+            tenants: side(open(&tenants, TENANTS_IDLE_MAX)?),
+            once: open(&tenants, 0)?,
+            operators: side(open(&operators, max)?),
             policy,
-            hosts: Hosts::new(settings.max_per_host.max(1)),
         })
     }
 
@@ -203,38 +251,48 @@ impl Outbound {
 
     /// Makes one call, without retries.
     ///
+    /// A call of a tenant waits for a place at its host without regard to its bot: callers that
+    /// share hosts between bots ask [`breakers`] before.
+    ///
     /// # Errors
     /// See [`OutboundError`]; an answer with any status is not an error.
     ///
     /// # Cancel safety
     /// The connection is closed; the server may or may not have handled the request.
     pub async fn call(&self, request: Request<'_>) -> Result<Answer, OutboundError> {
-        let Request { method, url, mut headers, body, deadline, place_by, tell_deadline } = request;
-        let client = if url.is_operators() {
+        let Request { bot, method, url, mut headers, body, deadline, place_by, .. } = request;
+        let Side { client, hosts } = if url.is_operators() {
             &self.operators
         } else {
             // Checked again here: for a literal address the client does not use the resolver.
             url.judge(&self.policy)?;
             &self.tenants
         };
-        let place = self.hosts.place(url.host(), url.port(), place_by.min(deadline)).await;
+        let keep = request.keep_connection || url.is_operators();
+        let client = if keep { client } else { &self.once };
+        let place = hosts.place(url.host(), url.port(), place_by.min(deadline)).await;
         let Some(_place) = place else {
-            return Err(OutboundError::Busy { host: url.host().to_owned(), max: self.hosts.max() });
+            return Err(OutboundError::Busy { host: url.host().to_owned(), max: hosts.max() });
         };
-        if tell_deadline {
+        if request.tell_deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             headers.insert(DEADLINE, crate::clock::millis(left).into());
         }
         let request = client.request(method, url.expose().clone()).headers(headers).body(body);
-        let exchange = async {
+        let exchange = CALLER.scope(bot.clone(), async {
             let answer = request.send().await.map_err(unanswered)?;
             read(answer).await
-        };
+        });
         timeout_at(deadline, exchange).await.unwrap_or(Err(OutboundError::TimedOut))
     }
 }
 
-fn client(settings: &Settings, resolver: &Arc<Judging>) -> Result<reqwest::Client, reqwest::Error> {
+/// `idle_max`: maximum number of connections to a host that stay open.
+fn client(
+    settings: &Settings,
+    resolver: &Arc<Judging>,
+    idle_max: usize,
+) -> Result<reqwest::Client, reqwest::Error> {
     let builder = || {
         reqwest::Client::builder()
             .user_agent(USER_AGENT)
@@ -244,7 +302,7 @@ fn client(settings: &Settings, resolver: &Arc<Judging>) -> Result<reqwest::Clien
             .no_proxy()
             .connect_timeout(settings.connect_timeout)
             .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(settings.max_per_host)
+            .pool_max_idle_per_host(idle_max)
             .dns_resolver(Arc::clone(resolver))
     };
     builder().build().or_else(|error| {
@@ -259,6 +317,10 @@ fn unanswered(error: reqwest::Error) -> OutboundError {
     let error = error.without_url();
     if let Some(refused) = causes(&error).find_map(|cause| cause.downcast_ref::<AddressRefused>()) {
         return OutboundError::Refused(refused.clone());
+    }
+    if let Some(LookupError::Busy { after }) = causes(&error).find_map(|cause| cause.downcast_ref())
+    {
+        return OutboundError::Lookups { after: *after };
     }
     if error.is_connect() { OutboundError::NotReached(error) } else { OutboundError::Broken(error) }
 }

@@ -5,6 +5,7 @@
 
 use std::error::Error as StdError;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 use reqwest::redirect;
@@ -15,6 +16,7 @@ use super::configuration::targets;
 use super::{Exit, Finding};
 use crate::config::Config;
 use crate::id::PipelineName;
+use crate::outbound::resolve::System;
 use crate::outbound::{CONNECT_TIMEOUT, CheckedUrl};
 
 /// Number of targets that are probed concurrently.
@@ -31,11 +33,18 @@ struct Connected;
 
 /// Probes the target of every push pipeline.
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
-    let targets = targets(config).map(|(pipeline, url)| check_target(pipeline, url));
+    let name_servers = config.callbacks.name_servers.clone().into();
+    let names = System::new(&name_servers, CONNECT_TIMEOUT).map(Arc::new);
+    let names = names.map_err(|error| error.to_string());
+    let targets = targets(config).map(|(pipeline, url)| check_target(pipeline, url, &names));
     stream::iter(targets).buffered(AT_ONCE).collect().await
 }
 
-async fn check_target(pipeline: &PipelineName, url: &CheckedUrl) -> Finding {
+async fn check_target(
+    pipeline: &PipelineName,
+    url: &CheckedUrl,
+    names: &Result<Arc<System>, String>,
+) -> Finding {
     let check = format!("target of {pipeline}");
     let away = |found: String, remedy: &str| {
         let why = "the pipeline's bots wait until it can be reached";
@@ -43,36 +52,25 @@ async fn check_target(pipeline: &PipelineName, url: &CheckedUrl) -> Finding {
         Finding::fail(check.clone(), found, why, remedy).exits(Exit::Unavailable)
     };
     let (host, port) = (url.host().trim_matches(['[', ']']), url.port());
-    let addresses = match look_up(host, port).await {
-        Ok(addresses) => addresses,
+    let found = async {
+        let names = names.as_ref().map_err(Clone::clone)?;
+        let addresses = names.look_up(host).await.map_err(|error| error.to_string())?;
+        Ok::<_, String>((names, addresses))
+    };
+    let (names, addresses) = match found.await {
+        Ok(found) => found,
         Err(problem) => {
             return away(format!("{host}: {problem}"), "check the name server");
         }
     };
     let shown = show(host, &addresses);
     let url = url.expose();
-    match connect(url).await {
+    match connect(url, names).await {
         Ok(()) if url.scheme() == "https" => {
             Finding::ok(check, format!("{shown} port {port} answers, with TLS"))
         }
         Ok(()) => Finding::ok(check, format!("{shown} port {port} answers")),
         Err(problem) => away(format!("{shown} port {port}: {problem}"), "start the receiver"),
-    }
-}
-
-async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
-    let looking = tokio::net::lookup_host((host, port));
-    match tokio::time::timeout(CONNECT_TIMEOUT, looking).await {
-        Ok(Ok(addresses)) => {
-            let addresses: Vec<_> = addresses.collect();
-            if addresses.is_empty() { Err("has no address".to_owned()) } else { Ok(addresses) }
-        }
-        Ok(Err(error)) => {
-            let said = error.to_string();
-            let said = said.strip_prefix("failed to lookup address information: ").unwrap_or(&said);
-            Err(format!("the name cannot be looked up: {said}"))
-        }
-        Err(_) => Err(format!("no name server answers within {} s", CONNECT_TIMEOUT.as_secs())),
     }
 }
 
@@ -88,12 +86,13 @@ fn show(host: &str, addresses: &[SocketAddr]) -> String {
     format!("{host} ({}{more})", texts.join(", "))
 }
 
-async fn connect(url: &Url) -> Result<(), String> {
+async fn connect(url: &Url, names: &Arc<System>) -> Result<(), String> {
     // Only the first call in a process installs the provider; any provider will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder()
         .redirect(redirect::Policy::none())
         .no_proxy()
+        .dns_resolver(Arc::clone(names))
         .connect_timeout(CONNECT_TIMEOUT)
         .connector_layer(MapResultLayer::new(stop))
         .build()

@@ -10,12 +10,14 @@ use crate::outbound::headers;
 /// Maximum number of secrets: each one makes every call longer.
 const SECRETS_MAX: usize = 8;
 const HEADER_SETS_MAX: usize = 100;
+const NAME_SERVERS_MAX: usize = 8;
 
 impl Config {
     pub(super) fn check_callbacks(&self) -> Result<(), Fault> {
         let callbacks = &self.callbacks;
         at_most("callbacks.allow_nets", callbacks.allow_nets.len(), NETS_MAX)?;
         at_most("callbacks.secrets", callbacks.secrets.len(), SECRETS_MAX)?;
+        at_most("callbacks.name_servers", callbacks.name_servers.len(), NAME_SERVERS_MAX)?;
         let per_host = callbacks.max_per_host.get() as u64;
         number("callbacks.max_per_host", per_host, (1, limits::PER_HOST))
     }

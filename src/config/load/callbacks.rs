@@ -1,5 +1,6 @@
 //! `[callbacks]`, with its sets of headers.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use super::http::nets;
@@ -20,6 +21,7 @@ pub(super) fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError
         allow_nets: nets(top, "callbacks.allow_nets")?,
         secrets: secrets.map(secret).collect::<Result<_, _>>()?,
         max_per_host: top.positive("callbacks.max_per_host", limits::PER_HOST)?,
+        name_servers: name_servers(top)?,
         headers: (0..top.tables("callbacks.headers"))
             .map(|place| {
                 let prefix = format!("callbacks.headers[{place}].");
@@ -33,4 +35,17 @@ pub(super) fn callbacks(top: &Reader<'_>) -> Result<CallbacksConfig, ConfigError
             })
             .collect(),
     })
+}
+
+fn name_servers(top: &Reader<'_>) -> Result<Vec<SocketAddr>, ConfigError> {
+    const KEY: &str = "callbacks.name_servers";
+    const PORT: u16 = 53;
+    let server = |text: String| {
+        let address = text.parse().or_else(|_| text.parse::<IpAddr>().map(|ip| (ip, PORT).into()));
+        address.map_err(|_| {
+            let remedy = "write ADDRESS or ADDRESS:PORT, such as \"10.0.0.2\" or \"[fd00::2]:53\"";
+            top.invalid(KEY, format_args!("holds {text:?}; {remedy}"))
+        })
+    };
+    top.list(KEY).into_iter().map(server).collect()
 }

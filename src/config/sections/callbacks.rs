@@ -1,5 +1,6 @@
 //! `[callbacks]`.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 
 use ipnet::IpNet;
@@ -15,8 +16,11 @@ pub struct CallbacksConfig {
     pub allow_nets: Vec<IpNet>,
     /// Signing secrets; each one signs every call: at most 8. None: calls are not signed.
     pub secrets: Vec<Secret>,
-    /// Maximum number of concurrent calls to one host and port from this process: 1 to 1,024.
+    /// Maximum number of concurrent calls to one host and port from this process: 1 to 1,024. Calls
+    /// of tenants and of operators count separately.
     pub max_per_host: NonZeroUsize,
+    /// The name servers that resolve names in URLs: at most 8. None: those of `/etc/resolv.conf`.
+    pub name_servers: Vec<SocketAddr>,
     /// Header sets for requests and rules: at most 100, each with a unique name.
     pub headers: Vec<HeadersConfig>,
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fairlane::id::BotId;
 use fairlane::outbound::{
     Addrs, Answer, CheckedUrl, HeaderMap, Method, Name, Outbound, OutboundError, Policy, Request,
     Resolve, Resolving, Settings, UrlError,
@@ -67,12 +68,14 @@ async fn within(
     let body = b"hello".to_vec();
     outbound
         .call(Request {
+            bot: &BotId::parse("bot").unwrap(),
             method,
             url,
             headers,
             body,
             deadline,
             place_by: deadline,
+            keep_connection: true,
             tell_deadline: false,
         })
         .await

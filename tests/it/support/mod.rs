@@ -16,6 +16,7 @@ pub(crate) mod interceptor;
 pub(crate) mod manual_clock;
 pub(crate) mod mongo;
 pub(crate) mod mongo_proxy;
+pub(crate) mod name_server;
 pub(crate) mod notification_rig;
 pub(crate) mod process;
 pub(crate) mod prometheus;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use fairlane::id::BotId;
 use fairlane::outbound::{
     CheckedUrl, HeaderMap, HeaderValue, Method, Outbound, Policy, Request, Settings,
 };
@@ -161,8 +162,20 @@ pub(crate) async fn post(address: &str, path: &str, body: Value) -> Said {
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     let deadline = Instant::now() + LONG;
     let (method, place_by) = (Method::POST, deadline);
-    let request =
-        Request { method, url: &url, headers, body, deadline, place_by, tell_deadline: false };
+    let bot = &BotId::parse("test").unwrap();
+    let url = &url;
+    let (keep_connection, tell_deadline) = (false, false);
+    let request = Request {
+        bot,
+        method,
+        url,
+        headers,
+        body,
+        deadline,
+        place_by,
+        keep_connection,
+        tell_deadline,
+    };
     let answer = outbound.call(request).await.unwrap();
     let body = serde_json::from_slice(&answer.body).unwrap_or_default();
     Said { status: answer.status.as_u16(), body }

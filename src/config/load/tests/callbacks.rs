@@ -7,13 +7,16 @@ use crate::config::Config;
 fn callbacks_and_urls_are_read_and_their_secrets_never_shown() {
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     let push = "[pipelines.p]\nhandler = \"push\"\nevents = [\"*\"]\n";
-    let callbacks =
-        format!("[callbacks]\nallow_nets = [\"10.0.0.0/8\", \"::1\"]\nsecrets = [\"{SECRET}\"]");
+    let callbacks = format!(
+        "[callbacks]\nallow_nets = [\"10.0.0.0/8\", \"::1\"]\nsecrets = [\"{SECRET}\"]\nname_servers = [\"10.0.0.2\", \"[fd00::2]:5353\"]"
+    );
     let url = "url = \"http://127.0.0.1:9000/hook?token=hidden\"";
     let config = Config::from_toml(&format!("{push}{url}\n{callbacks}"), "f").unwrap();
     let nets: Vec<String> = config.callbacks.allow_nets.iter().map(ToString::to_string).collect();
     assert_eq!(nets, ["10.0.0.0/8", "::1/128"]);
     assert_eq!(config.callbacks.secrets.len(), 1);
+    let servers = ["10.0.0.2:53", "[fd00::2]:5353"].map(|server| server.parse().unwrap());
+    assert_eq!(config.callbacks.name_servers, servers);
     assert_eq!(pipeline_of(&config, "p").url.unwrap().to_string(), "http://127.0.0.1:9000/hook");
     let shown = format!("{config:?}");
     assert!(!shown.contains("MfKQ") && !shown.contains("hidden"), "{shown}");
@@ -30,6 +33,14 @@ fn callbacks_and_urls_are_read_and_their_secrets_never_shown() {
         (
             "[callbacks]\nmax_per_host = 0".to_owned(),
             "f.toml:2: callbacks.max_per_host is 0; write a whole number from 1 to 1024",
+        ),
+        (
+            "[callbacks]\nname_servers = [\"10.0.0.2\", \"dns.example\"]".to_owned(),
+            r#"f.toml:2: callbacks.name_servers holds "dns.example"; write ADDRESS or ADDRESS:PORT, such as "10.0.0.2" or "[fd00::2]:53""#,
+        ),
+        (
+            format!("[callbacks]\nname_servers = {:?}", ["10.0.0.2"; 9]),
+            "f.toml:2: callbacks.name_servers has 9 entries; at most 8 are allowed",
         ),
         (
             format!("[callbacks]\nsecrets = {:?}", [SECRET; 9]),

@@ -29,12 +29,14 @@ fn caller() {
     let deadline = Instant::now() + Duration::from_secs(20);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let answer = runtime.block_on(outbound.call(Request {
+        bot: &fairlane::id::BotId::parse("bot").unwrap(),
         method: Method::GET,
         url: &url,
         headers: HeaderMap::new(),
         body: Vec::new(),
         deadline,
         place_by: deadline,
+        keep_connection: true,
         tell_deadline: false,
     }));
     say(&format!("answered {}", answer.unwrap().status.as_u16()));

@@ -1,0 +1,263 @@
+//! A number of places that bots share.
+//!
+//! A bot gets another place only while it holds fewer than are free. A bot alone may hold half of
+//! the places, two that want more hold a third each, and so on: however much one bot asks for, a
+//! place is free for the next one. Each bot may hold one place as long as any is free. So only as
+//! many bots as there are places can take all of them. The rule is that of the dynamic thresholds
+//! of shared packet buffers (Choudhury and Hahne, 1998); it needs no list of those that wait.
+//!
+//! A refused request gets a time to return, spread by the speed of its bot. So ten thousand requests
+//! of a bot do not return in one burst, and those of another bot do not return after them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::id::BotId;
+
+/// The shortest and, for the spread, the longest time until a refused request returns.
+pub(super) const AGAIN_MIN: Duration = Duration::from_millis(50);
+const AGAIN_MAX: Duration = Duration::from_secs(30);
+/// While no request of a bot starts or ends, a refused one returns after as long as that has lasted:
+/// places that are held for long are not asked for again and again. At most this.
+const STALLED_MAX: Duration = Duration::from_secs(2);
+/// One part in this many of the moving average comes from the newest duration.
+const WEIGHT: u32 = 8;
+/// The average duration of a request before the first one ended.
+const USUAL: Duration = Duration::from_millis(20);
+
+/// Whether a bot with `own` places may get another one while `free` are free.
+pub(super) fn may_take(own: usize, free: usize) -> bool {
+    own < free || (own == 0 && free > 0)
+}
+
+/// The times at which the refused requests of one bot return.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// The average duration of a request.
+    average: Duration,
+    /// When the next refused request may return.
+    next: Instant,
+    /// The first refusal since a request started or ended.
+    stalled: Option<Instant>,
+}
+
+impl Line {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { average: USUAL, next: now, stalled: None }
+    }
+
+    /// When a refused request may return: after `earliest`, one after the other at the speed of
+    /// `places` concurrent requests, and not more often than every `interval`.
+    pub(super) fn turn_away(
+        &mut self,
+        (earliest, now): (Instant, Instant),
+        places: usize,
+        interval: Duration,
+    ) -> Duration {
+        let step = self.average / u32::try_from(places).unwrap_or(u32::MAX).max(1);
+        let stalled = now.saturating_duration_since(*self.stalled.get_or_insert(now));
+        let earliest = earliest.max(now + stalled.min(STALLED_MAX)) + AGAIN_MIN;
+        self.next = self.next.max(earliest).min(earliest + AGAIN_MAX) + step.max(interval);
+        self.next.saturating_duration_since(now)
+    }
+
+    /// A request started.
+    pub(super) fn started(&mut self) {
+        self.stalled = None;
+    }
+
+    /// A request took this long.
+    pub(super) fn took(&mut self, took: Duration) {
+        self.average = (self.average * (WEIGHT - 1) + took) / WEIGHT;
+        self.stalled = None;
+    }
+
+    /// Requests refused from now on need not return after those refused before.
+    pub(super) fn clear(&mut self, now: Instant) {
+        self.next = now;
+    }
+}
+
+/// The places of one kind in a process.
+#[derive(Debug)]
+pub(crate) struct Places {
+    max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    taken: usize,
+    /// Bots with a place or with refused requests.
+    bots: HashMap<BotId, Share>,
+    /// The number of bots at which those without either are removed next.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Share {
+    taken: usize,
+    line: Line,
+}
+
+impl Places {
+    /// Allows `max` places.
+    pub(crate) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, state: Mutex::default() })
+    }
+
+    /// Number of places, taken or free.
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    /// A place for a request of `bot`, or the time after which to ask again.
+    pub(crate) fn take(self: &Arc<Self>, bot: &BotId, now: Instant) -> Result<Place, Duration> {
+        let mut state = self.state();
+        let free = self.max - state.taken;
+        state.sweep(self.max, now);
+        let share = state.bots.entry(bot.clone());
+        let share = share.or_insert_with(|| Share { taken: 0, line: Line::new(now) });
+        if !may_take(share.taken, free) {
+            let places = share.taken.max(1);
+            return Err(share.line.turn_away((now, now), places, Duration::ZERO));
+        }
+        share.taken += 1;
+        share.line.started();
+        state.taken += 1;
+        Ok(Place { places: Arc::clone(self), bot: bot.clone(), since: Some(now) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Forgets unused bots, as often as their number doubles.
+    fn sweep(&mut self, max: usize, now: Instant) {
+        if self.bots.len() >= self.sweep_at.max(2 * max) {
+            self.bots.retain(|_, share| share.taken > 0 || share.line.next > now);
+            self.sweep_at = 2 * self.bots.len();
+        }
+    }
+}
+
+/// A place, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Arc<Places>,
+    bot: BotId,
+    /// `None`: the request says nothing about the usual duration of a request.
+    since: Option<Instant>,
+}
+
+impl Place {
+    /// Gives the place back unused.
+    pub(crate) fn unused(mut self) {
+        self.since = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let mut state = self.places.state();
+        state.taken -= 1;
+        if let Some(share) = state.bots.get_mut(&self.bot) {
+            share.taken -= 1;
+            if let Some(since) = self.since {
+                share.line.took(now.saturating_duration_since(since));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bot(name: &str) -> BotId {
+        BotId::parse(name).unwrap()
+    }
+
+    fn take_all(places: &Arc<Places>, name: &str) -> Vec<Place> {
+        std::iter::from_fn(|| places.take(&bot(name), Instant::now()).ok()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bot_alone_gets_half_and_each_next_one_half_of_the_rest() {
+        let places = Places::new(1_000);
+        let first = take_all(&places, "a");
+        let second = take_all(&places, "b");
+        let third = take_all(&places, "c");
+        assert_eq!((first.len(), second.len(), third.len()), (500, 250, 125));
+        drop(first);
+        assert_eq!(take_all(&places, "c").len(), 250, "half of what the other one leaves");
+        drop((second, third));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bot_without_a_place_gets_one_as_long_as_one_is_free() {
+        let places = Places::new(8);
+        let mut held = Vec::new();
+        for number in 0..8 {
+            let taken = take_all(&places, &format!("bot-{number}"));
+            held.extend(taken);
+        }
+        assert_eq!(held.len(), 8, "all are taken: 4, 2, 1 and 1");
+        assert!(places.take(&bot("late"), Instant::now()).is_err());
+        drop(held.pop());
+        assert!(places.take(&bot("bot-0"), Instant::now()).is_err(), "it holds some");
+        assert!(places.take(&bot("late"), Instant::now()).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_refused_requests_of_a_bot_return_one_by_one_and_before_those_of_another() {
+        let places = Places::new(2);
+        let held = take_all(&places, "a");
+        assert_eq!(held.len(), 1);
+        let now = Instant::now();
+        let refused = || places.take(&bot("a"), now).unwrap_err();
+        let times: Vec<Duration> = (0..1_000).map(|_| refused()).collect();
+        assert!(times.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(times[0] >= AGAIN_MIN && times[999] < AGAIN_MAX, "{times:?}");
+        let other = take_all(&places, "b");
+        assert_eq!(other.len(), 1);
+        let after = places.take(&bot("b"), now).unwrap_err();
+        assert!(after < AGAIN_MIN * 2, "{after:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_all_its_places_are_held_the_requests_of_a_bot_return_ever_later() {
+        let places = Places::new(2);
+        let held = take_all(&places, "a");
+        let mut times = Vec::new();
+        for _ in 0..8 {
+            let after = places.take(&bot("a"), Instant::now()).unwrap_err();
+            times.push(after.as_millis());
+            tokio::time::advance(after).await;
+        }
+        assert_eq!(times[..4], [70, 140, 280, 560]);
+        assert_eq!(times[7], (STALLED_MAX + AGAIN_MIN + USUAL).as_millis());
+        drop(held);
+        assert!(places.take(&bot("a"), Instant::now()).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bots_without_a_place_are_forgotten() {
+        let places = Places::new(4);
+        let held = places.take(&bot("held"), Instant::now()).unwrap();
+        for number in 0..1_000 {
+            drop(places.take(&bot(&format!("bot-{number}")), Instant::now()));
+        }
+        let state = places.state();
+        assert!(state.bots.len() <= 8 && state.bots.contains_key(&bot("held")), "{state:?}");
+        drop(state);
+        drop(held);
+        assert_eq!(places.state().taken, 0);
+    }
+}
