@@ -104,7 +104,7 @@ table! {
     NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from the due time of a notification to its first send";
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications with a due time: scheduled, waiting, to be retried, in flight";
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
-    BREAKER_OPEN "breaker_open" Gauge "1 while the circuit breaker of a host is open, by host (the first 20; the number of others as other)";
+    BREAKER_OPEN "breaker_open" Gauge "1 while a circuit breaker is open at a host, for all bots or for one, by host (the first 20; the number of others as other)";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";

@@ -6,7 +6,8 @@
 //! | `send.rs` | one send: the recheck, the call, its result, the retry |
 //! | `sender.rs` | all sends of a process: outside the leases, so that no target blocks a bot |
 //! | `audit.rs` | finds lost notifications |
-//! | `gate.rs` | rate, concurrency and circuit breaker per host |
+//!
+//! The limits and circuit breakers per host and bot are in [`crate::outbound`].
 
 pub(crate) mod audit;
 pub(crate) mod gauges;

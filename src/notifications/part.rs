@@ -12,7 +12,7 @@ use super::{Notifications, PER_HOST, Sender, Sending, audit};
 use crate::config::{NotificationsConfig, OnThrottle};
 use crate::expression::Glob;
 use crate::outbound::Outbound;
-use crate::outbound::breakers::Breakers;
+use crate::outbound::breakers::{Breakers, Limits};
 use crate::outbound::headers::{HeaderSets, HeadersError};
 use crate::product::{Gauges, Offering, Opening, Part, Seat, Services, SharedHandler};
 
@@ -35,7 +35,11 @@ impl NotificationPart {
             caps: caps(config),
             defers: config.on_throttle == OnThrottle::Defer,
         };
-        let gates = Breakers::new(PER_HOST, config.host_rate);
+        let gates = Breakers::new(Limits {
+            per_bot: PER_HOST,
+            per_host: callbacks.max_per_host.get(),
+            rate: config.host_rate,
+        });
         let sets = HeaderSets::open(&callbacks.headers)?;
         let (outbound, secrets) = (outbound.clone(), callbacks.secrets.clone());
         Ok(Self(Sending { outbound, secrets, sets, throttle, gates }))

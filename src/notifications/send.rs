@@ -7,7 +7,7 @@ use rand::Rng as _;
 use tokio::time::Instant;
 
 use crate::notifications::record::{Begun, Ending};
-use crate::outbound::breakers::{Breakers, Permission};
+use crate::outbound::breakers::{Breakers, Outcome, Permission, Target};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::{self, Secret};
 use crate::outbound::{
@@ -63,7 +63,7 @@ impl Calls {
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
             // No recheck for a notification that cannot be sent now.
-            if let Some(after) = self.gates.shut(url.host(), url.port(), Instant::now()) {
+            if let Some(after) = self.gates.shut(&begun.bot, &Target::from(&url), Instant::now()) {
                 return Err(Ending::Postpone(after, left_alone(&url)));
             }
             let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, b"", "");
@@ -109,14 +109,16 @@ impl Calls {
         within: Duration,
     ) -> Result<Answer, Ending> {
         let now = Instant::now();
-        let pass = match self.gates.ask(url.host(), url.port(), now) {
+        let pass = match self.gates.ask(&begun.bot, Target::from(url), now) {
             Permission::Go(pass) => pass,
             Permission::Open(after) => {
                 return Err(Ending::Postpone(after, left_alone(url)));
             }
             Permission::Full(after) => {
                 let (host, port) = (url.host(), url.port());
-                let reason = format!("{host}:{port} has its maximum number of concurrent requests");
+                let reason = format!(
+                    "{host}:{port} has its maximum number of requests, or this bot its part of it"
+                );
                 return Err(Ending::Postpone(after, reason));
             }
         };
@@ -129,13 +131,15 @@ impl Calls {
             body,
             deadline,
             place_by: now + CROWDED,
-            keep_connection: true,
+            keep_connection: pass.keeps_connection(),
             tell_deadline,
         };
         let answer = self.outbound.call(request).await;
         match answer {
             Ok(answer) => {
-                pass.say(!answer.status.is_server_error(), Instant::now());
+                let failed = answer.status.is_server_error();
+                let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
+                pass.say(outcome, Instant::now());
                 Ok(answer)
             }
             Err(error @ OutboundError::Refused(_)) => Err(Ending::Dead(error.to_string())),
@@ -146,7 +150,9 @@ impl Calls {
                 Err(Ending::Postpone(after, error.to_string()))
             }
             Err(error) => {
-                pass.say(false, Instant::now());
+                let cut_off = matches!(error, OutboundError::NotReached(_));
+                let outcome = if cut_off { Outcome::Unreached } else { Outcome::Failed };
+                pass.say(outcome, Instant::now());
                 let reason = match error {
                     OutboundError::TimedOut => format!("no answer within {} s", within.as_secs()),
                     error => error.to_string(),

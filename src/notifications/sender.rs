@@ -27,8 +27,9 @@ use crate::notifications::metrics::NotificationMetrics;
 use crate::notifications::record::{Begun, Ended, Ending, NotificationId};
 use crate::notifications::scripts::{SendHold, Throttle};
 use crate::outbound::Outbound;
-use crate::outbound::breakers::{Breakers, Permission};
+use crate::outbound::breakers::Breakers;
 use crate::outbound::headers::HeaderSets;
+use crate::outbound::places::Places;
 use crate::outbound::sign::Secret;
 use crate::queue::Queue;
 use crate::redis::RedisError;
@@ -41,12 +42,10 @@ const HOLD: SendHold = SendHold { send: Duration::from_secs(20), patience: Durat
 const TOO_LATE: Duration = HOLD.send.saturating_add(HOLD.patience).saturating_sub(LONGEST);
 /// Maximum number of concurrent sends of a process.
 const SENDS_MAX: usize = 1_000;
-/// Maximum number of concurrent sends of a process to one host.
+/// Maximum number of concurrent sends of a bot in a process to one host.
 pub(crate) const PER_HOST: usize = 16;
 /// Maximum number of events that one call decides about.
 const JUDGED_MAX: usize = 100;
-/// The gate key that stands for all hosts of a process.
-const EVERYWHERE: &str = "";
 /// First and longest pause between two attempts to report a result to Redis, plus up to as much
 /// again at random.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
@@ -65,7 +64,7 @@ pub(crate) struct Sending {
     pub(crate) sets: HeaderSets,
     /// The limits per user.
     pub(crate) throttle: Throttle,
-    /// The limits per host.
+    /// The limits and breakers per host and bot.
     pub(crate) gates: Arc<Breakers>,
 }
 
@@ -78,8 +77,9 @@ struct Inner {
     calls: Calls,
     throttle: Throttle,
     clock: SharedClock,
-    /// The limit over all hosts: a notification without a place returns when one is expected.
-    places: Arc<Breakers>,
+    /// The limit over all hosts, shared by the bots: a notification without a place returns when its
+    /// bot is expected to have one.
+    places: Arc<Places>,
     shutdown: Shutdown,
     metrics: NotificationMetrics,
 }
@@ -99,7 +99,7 @@ impl Sender {
     ) -> Self {
         let Sending { outbound, secrets, sets, throttle, gates } = sending;
         let calls = Calls { outbound, gates, secrets, sets };
-        let (places, metrics) = (Breakers::new(SENDS_MAX, 0), NotificationMetrics::new());
+        let (places, metrics) = (Places::new(SENDS_MAX), NotificationMetrics::new());
         Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
     }
 
@@ -156,18 +156,19 @@ impl Sender {
         }
         let ended = async {
             let now = inner.clock.now();
-            let ending = match inner.places.ask(EVERYWHERE, 0, Instant::now()) {
-                Permission::Go(place) => {
+            let ending = match inner.places.take(&begun.bot, Instant::now()) {
+                Ok(place) => {
                     let ending = inner.calls.send(&begun, now).await;
-                    // A postponed send says nothing about the usual duration of a send.
-                    if !matches!(ending, Ending::Postpone(..)) {
-                        place.say(true, Instant::now());
+                    if matches!(ending, Ending::Postpone(..)) {
+                        place.unused();
                     }
                     ending
                 }
-                Permission::Open(after) | Permission::Full(after) => {
-                    let reason =
-                        format!("the process has {SENDS_MAX} sends in flight, the maximum");
+                Err(after) => {
+                    let max = inner.places.max();
+                    let reason = format!(
+                        "the process has {max} sends in flight, the maximum, or this bot its part of it"
+                    );
                     Ending::Postpone(after, reason)
                 }
             };

@@ -237,7 +237,7 @@ fn breakers(breakers: &[(String, Breaker)]) -> Markup {
     html! {
         section {
             h2 { "Hosts with an open circuit breaker" }
-            p { "After five consecutive failures the host's circuit breaker opens for 5 to 60 seconds, then lets one probe through. Notifications to that host wait; other hosts are not affected." }
+            p { "After five consecutive failures a circuit breaker opens for 5 to 60 seconds, then lets one probe through: that of a bot at the host, or that of the host if it cannot be reached or fails for several bots. The notifications that it holds back wait; other hosts are not affected." }
             @if breakers.is_empty() {
                 p.none { "None." }
             } @else {
