@@ -122,8 +122,8 @@ static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 /// Installs the recorder of this process, once, and describes every metric.
 ///
 /// # Panics
-/// If another recorder is already installed in this process, because no metric of Fairlane would
-/// ever be visible.
+/// If another recorder is already installed in this process: no metric of Fairlane would be
+/// visible.
 pub fn install() -> &'static PrometheusHandle {
     RECORDER.get_or_init(|| {
         let mut builder = PrometheusBuilder::new();
