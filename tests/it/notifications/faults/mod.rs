@@ -119,7 +119,7 @@ impl Node {
 struct Site {
     shas: Shas,
     receiver: Receiver,
-    /// While it is set, the receiver answers requests only after it is opened.
+    /// While a gate is set, the receiver answers only after the gate is closed.
     gate: Arc<std::sync::Mutex<Option<Arc<Semaphore>>>>,
     clients: RefCell<Vec<Client>>,
     ended: Cell<usize>,
