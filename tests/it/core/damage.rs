@@ -42,7 +42,7 @@ async fn a_wrong_depth_hides_no_pipeline_and_the_audit_sets_it_right() {
             push(instance.queue(name), &format!("b-{bot}")).await;
         }
     }
-    // The depth is -1, is one too high, or is not a number; the dead letters have the wrong key
+    // Three bad depths: -1, one too high, and not a number. The dead letters have the wrong key
     // type.
     let meta = |shard: u16| format!("fl:{{bad-depth:{shard}}}:meta");
     let () = connection.hset(meta(0), "depth", -1).await.unwrap();

@@ -43,7 +43,7 @@ impl Pool {
         Self { server, instance, client, log, poison }
     }
 
-    /// Publishes one event for each bot; the id is the number.
+    /// Publishes one event for each bot. The id is the index of the bot.
     async fn publish(&self, bots: &[&str]) {
         let events: Vec<_> = bots.iter().enumerate().map(|(id, bot)| event(bot, "t", id)).collect();
         add(&self.server, STREAM, &events).await;
