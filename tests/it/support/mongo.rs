@@ -89,7 +89,7 @@ impl MongoServer {
         names.into_iter().collect()
     }
 
-    /// Simulates a loss of power.
+    /// Kills the process, so that it cannot clean up.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");
         child.kill().unwrap();

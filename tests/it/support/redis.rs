@@ -106,7 +106,7 @@ impl RedisServer {
         client.get_multiplexed_async_connection().await.unwrap()
     }
 
-    /// Simulates a crash: the process ends without cleaning up.
+    /// Kills the process, so that it cannot clean up.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");
         child.kill().unwrap();

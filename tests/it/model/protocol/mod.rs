@@ -28,7 +28,7 @@ fn the_scripts_behave_like_the_model() {
     let server = RedisServer::start(Options::default());
     let real = std::cell::RefCell::new(Real::new(ScriptHarness::new(&server)));
     let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
-    config.cases *= 4; // ten seconds
+    config.cases *= 4; // Runs for ten seconds.
     let mut runner = TestRunner::new(config);
     let strategy = Reference::sequential_strategy(1..=STEPS);
     let result = runner.run(&strategy, |(mut state, operations, seen)| {

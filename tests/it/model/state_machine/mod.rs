@@ -203,7 +203,7 @@ impl Server {
     }
 
     /// Queues events without an offset. Bots whose queue was empty join or linger, in the order in
-    /// which they first appear. The others are already in a set.
+    /// which they first appear. The others are already ready, busy or paused.
     pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
         let (limits, mut queued, mut fresh) = (self.limits, Queued::default(), Vec::new());
         for &(bot, event) in events {
