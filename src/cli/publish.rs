@@ -77,7 +77,7 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
     }
     if !config.bus.streams.contains(&stream) {
         eprintln!(
-            "note: {stream} is not among bus.streams, so so no `fairlane serve` with this configuration reads it"
+            "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
         );
     }
     let taken = taken::written(&config, &Kinds::today(&config));

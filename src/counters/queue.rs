@@ -210,8 +210,11 @@ impl Queue {
         let keys = self.keys_of(bot);
         let [unflushed, first, second, acked] = keys.ledger(bot);
         let mut pipe = Pipeline::with_capacity(5);
-        // Counts are read before totals. So the total of a replacement that is queued in between is
-        // found.
+        // Other clients' scripts may run between these commands. The last completion comes first: if
+        // one follows before the counts are read, `acked` no longer agrees with the queue, and the
+        // caller reads again. Counts come before totals, so that the total of a replacement that is
+        // queued in between is found.
+        pipe.cmd("GET").arg(acked);
         pipe.cmd("HMGET").arg(unflushed);
         for ad in ads {
             pipe.arg(format!("v{ad}")).arg(format!("r{ad}"));
@@ -223,7 +226,6 @@ impl Queue {
             }
         }
         pipe.cmd("HGET").arg(keys.meta()).arg("run");
-        pipe.cmd("GET").arg(acked);
         let values = self.link().run_checked("HMGET", &pipe).await?;
         book(values, ads.len()).map_err(|source| self.link().misread("HMGET", source))
     }
@@ -277,11 +279,11 @@ fn idempotency(views: &NewViews<'_>) -> Option<String> {
 fn book(values: Vec<Value>, count: usize) -> Result<AdLedger, ReplyError> {
     let mut values = values.into_iter();
     let mut next = || values.next().unwrap_or(Value::Nil);
+    let acked = Reply::single(next())?.bytes()?.unwrap_or_default();
     let (mut queued, mut first, mut second) =
         (Reply::new(next())?, Reply::new(next())?, Reply::new(next())?);
     let mut run = Reply::single(next())?.bytes()?.unwrap_or_default();
     run.truncate(RUN_BYTES);
-    let acked = Reply::single(next())?.bytes()?.unwrap_or_default();
     let mut known = Vec::with_capacity(count);
     for _ in 0..count {
         let (views, replacements): (Option<u64>, Option<u64>) =

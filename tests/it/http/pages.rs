@@ -328,6 +328,21 @@ async fn begin(client: &Client, head: &str) -> (TcpStream, String) {
 }
 
 #[tokio::test]
+async fn a_live_page_asks_proxies_to_pass_on_each_event_immediately() {
+    let server = RedisServer::start(Options::default());
+    let (instance, _) = start(&server, &[]).await;
+    let client = instance.client();
+    let head = client.head("GET", "/", &[("accept", "text/event-stream")]);
+    let (mut stream, mut headers) = begin(&client, &head).await;
+    while !headers.contains("\r\n\r\n") {
+        headers.push(char::from(stream.read_u8().await.unwrap()));
+    }
+    assert!(headers.to_lowercase().contains("\r\nx-accel-buffering: no\r\n"), "{headers}");
+    drop(stream);
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn pages_kept_up_to_date_are_bounded_and_take_no_place_of_others() {
     let server = RedisServer::start(Options::default());
     let settings = [("http.max_connections_per_address", "200")];
