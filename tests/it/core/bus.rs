@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::AsyncCommands as _;
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config, configs};
 use crate::support::fleet::Fleet;
 use crate::support::http::metric;
@@ -115,7 +115,7 @@ fn unreadable() -> Vec<(&'static str, Vec<u8>, &'static str, &'static str)> {
 async fn an_unreadable_entry_is_put_aside_with_the_reason_and_the_rest_continues() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
     fleet.start(1).await;
-    let mut connection = patient(&fleet.server).await;
+    let mut connection = fleet.server.connection().await;
     let cases = unreadable();
     for (field, value, ..) in &cases {
         let () = redis::cmd("XADD")
@@ -156,7 +156,7 @@ async fn both_wire_forms_are_read() {
     let _instance = Instance::start(&config(&server, "bus-forms", &[]), log.content()).await;
     let text = event("b", "test", 1);
     let value: serde_json::Value = serde_json::from_str(&event("b", "test", 2)).unwrap();
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let packed = rmp_serde::to_vec_named(&value).unwrap();
     let () = redis::pipe()
         .cmd("XADD")
@@ -183,7 +183,7 @@ async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
     let log = Log::default();
     let settings = [SHORT, ("bus.streams", "[\"plain\", \"grouped\"]")];
     let config = config(&server, "bus-trim", &settings);
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     for stream in ["plain", "grouped"] {
         add(&server, stream, &events(0..20)).await;
     }
@@ -195,7 +195,7 @@ async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
     assert_eq!(connection.xack::<_, _, _, u32>("grouped", "others", &entries[..3]).await, Ok(3));
 
     let _instance = Instance::start(&config, log.content()).await;
-    let length = async |stream| patient(&server).await.xlen::<_, u32>(stream).await.unwrap();
+    let length = async |stream| server.connection().await.xlen::<_, u32>(stream).await.unwrap();
     // The entry at the position of the slowest shard stays.
     eventually(LONG, "one is trimmed", async || length("plain").await <= 1).await;
     eventually(LONG, "what is acknowledged is trimmed", async || length("grouped").await <= 17)
@@ -230,7 +230,7 @@ async fn a_disabled_pipeline_holds_nothing_back() {
     let instance = Instance::start(&one, log.content()).await;
     add(&server, STREAM, &events(5..10)).await;
     eventually(LONG, "it is done and trimmed", async || {
-        log.len() == 15 && patient(&server).await.xlen::<_, u32>(STREAM).await.unwrap() <= 1
+        log.len() == 15 && server.connection().await.xlen::<_, u32>(STREAM).await.unwrap() <= 1
     })
     .await;
     assert_eq!(log.ids("bus-off"), ids(0..5));
@@ -252,7 +252,7 @@ async fn a_stream_trimmed_beyond_the_read_position_is_an_error_and_reading_conti
     fleet.start(1).await;
     fleet.publish(5).await;
     fleet.drains(LONG).await;
-    let mut connection = patient(&fleet.server).await;
+    let mut connection = fleet.server.connection().await;
     let noted = format!("fl:{{{STREAM}}}:read");
     eventually(LONG, "the position is noted", async || {
         connection.clone().hget::<_, _, Option<u32>>(&noted, "entries").await.unwrap() == Some(5)

@@ -9,7 +9,7 @@ use fairlane::redis::{Server, Target};
 use super::fairness::{undisturbed, weighed};
 use super::faults::{FEW, durable, forgotten, interrupted, killed};
 use super::order::in_order;
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::cli::run_in;
 use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
@@ -100,7 +100,7 @@ async fn a_frozen_primary_holds_up_its_own_shards_only() {
 async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
     let server = RedisServer::start(Options::default());
     let config = config(&server, "test", &[]);
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let mut put = async |id: String, name: &str| {
         let mut command = redis::cmd("XADD");
         command.arg(STREAM).arg(id).arg("event").arg(event("bot", "test", name));
@@ -113,7 +113,7 @@ async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
     eventually(LONG, "it is handled", async || log.len() == 1).await;
     instance.stop().await;
 
-    let mut admin = patient(&server).await;
+    let mut admin = server.connection().await;
     redis::cmd("DEL").arg(STREAM).exec_async(&mut admin).await.unwrap();
     put("*".to_owned(), "older").await;
     let instance = Instance::start(&config, log.content()).await;
@@ -121,7 +121,7 @@ async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
         let mut info = redis::cmd("XINFO");
         info.arg("STREAM").arg(STREAM);
         let facts: HashMap<String, redis::Value> =
-            info.query_async(&mut patient(&server).await).await.unwrap();
+            info.query_async(&mut server.connection().await).await.unwrap();
         redis::from_redis_value_ref::<String>(&facts["last-generated-id"]).unwrap()
     };
     eventually(LONG, "its end is raised", async || last().await == format!("{ahead}-0")).await;

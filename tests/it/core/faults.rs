@@ -7,7 +7,7 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::id::BotId;
 
-use crate::support::bus::{bot, patient};
+use crate::support::bus::bot;
 use crate::support::config::STREAM;
 use crate::support::fleet::Fleet;
 use crate::support::history::{Outcome, Record};
@@ -219,7 +219,7 @@ pub(crate) async fn forgotten<S: RedisBackend>(mut fleet: Fleet<S>, which: fn(&S
     fleet.behaviour.delay = Duration::from_millis(1);
     fleet.start(2).await;
     fleet.publish(250).await;
-    let mut connection = patient(which(&fleet.server)).await;
+    let mut connection = which(&fleet.server).connection().await;
     for round in 1..=8 {
         fleet.settles(round * 1_000, LONG).await;
         let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut connection).await.unwrap();
@@ -235,7 +235,7 @@ pub(crate) async fn forgotten<S: RedisBackend>(mut fleet: Fleet<S>, which: fn(&S
 async fn two_readers_of_one_stream_copy_nothing_twice() {
     let mut fleet = Fleet::new(Options::default(), 50, &[]);
     fleet.start(3).await;
-    let mut connection = patient(&fleet.server).await;
+    let mut connection = fleet.server.connection().await;
     let readers = |fleet: &Fleet| {
         let reads = |line: &String| line.contains("reading the bus");
         fleet.workers.iter().filter(|worker| worker.lines().iter().any(reads)).count()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
 
-use crate::support::bus::{Publisher, patient};
+use crate::support::bus::Publisher;
 use crate::support::config::{SHARDS, STREAM};
 use crate::support::history::{Checker, Outcome, Record};
 use crate::support::push::pushing;
@@ -25,7 +25,7 @@ const UNCOMMITTED_US: u64 = 3_000_000;
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 async fn depth(server: &RedisServer) -> u64 {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let mut pipe = redis::Pipeline::new();
     for shard in 0..SHARDS {
         pipe.hget(format!("fl:{{test:{shard}}}:meta"), "depth");

@@ -7,7 +7,7 @@ use fairlane::app::Roles;
 use futures_util::future::join_all;
 use redis::AsyncCommands as _;
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config, configs};
 use crate::support::http::{Client, metric};
 use crate::support::instance::Instance;
@@ -44,7 +44,7 @@ async fn is_ready(client: &Client) {
 
 /// Publishes ten events as soon as the process is ready.
 async fn publish_at_once(server: &RedisServer, stream: &str, client: &Client, over_http: bool) {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let (texts, mut pipe) = (events(10..20), redis::pipe());
     for text in &texts {
         pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(text).ignore();
@@ -130,7 +130,7 @@ async fn a_pipeline_added_to_a_running_fleet_takes_events_once_its_first_process
     publish_at_once(&server, STREAM, &new.client(), false).await;
     // The old process still reads, and trims what it has handled. It empties the stream that the
     // new process does not read, twice. In the other stream it keeps what the new pipeline needs.
-    let length = async |stream| patient(&server).await.xlen::<_, usize>(stream).await.unwrap();
+    let length = async |stream| server.connection().await.xlen::<_, usize>(stream).await.unwrap();
     for round in 1..=2 {
         add(&server, "control", &events(0..5)).await;
         eventually(LONG, "the old process trims", async || length("control").await <= 1).await;
@@ -174,7 +174,7 @@ async fn a_shard_that_could_not_be_placed_starts_where_its_pipeline_does() {
     is_ready(&instance.client()).await;
     instance.stop().await;
     // The state after a start at which the server of every shard was unavailable.
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     for shard in 0..8 {
         let key = format!("fl:{{placed:{shard}}}:hwm");
         let removed: u32 = connection.hdel(key, STREAM).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_shard_that_could_not_be_placed_starts_where_its_pipeline_does() {
 }
 
 async fn limit_memory(server: &RedisServer, bytes: i64) {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let mut command = redis::cmd("CONFIG");
     command.arg("SET").arg("maxmemory").arg(bytes);
     let () = command.query_async(&mut connection).await.unwrap();
@@ -198,7 +198,7 @@ const FULL: i64 = 1 << 20;
 
 /// Makes the server full, with a million bytes that one command can remove.
 async fn fill(server: &RedisServer) {
-    let () = patient(server).await.set("ballast", vec![b'x'; 1 << 20]).await.unwrap();
+    let () = server.connection().await.set("ballast", vec![b'x'; 1 << 20]).await.unwrap();
     limit_memory(server, FULL).await;
 }
 
@@ -301,11 +301,11 @@ async fn a_full_bus_makes_room(pipeline: &str, lost: bool) {
     add(&server, STREAM, &large).await;
     eventually(LONG, "it is handled", async || log.len() == 200).await;
     instance.stop().await;
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     if lost {
         let keys: Vec<String> = (0..8).map(|n| format!("fl:{{{pipeline}:{n}}}:hwm")).collect();
         let at = async |key: &str| -> String {
-            patient(&server).await.hget(key, STREAM).await.unwrap_or_default()
+            server.connection().await.hget(key, STREAM).await.unwrap_or_default()
         };
         let mut places = Vec::new();
         for key in &keys {

@@ -12,7 +12,7 @@ use fairlane::notifications::queue::Span;
 use fairlane::notifications::record::{NewNotification, State, When};
 use fairlane::queue::{PushOptions, Queue};
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::cli::run_in;
 use crate::support::config::{STREAM, config};
 use crate::support::http;
@@ -42,7 +42,7 @@ fn commands() -> BTreeSet<String> {
 /// A server that accepts only the user `fairlane` over TCP, with the rule of docs/redis.md.
 async fn guarded() -> (RedisServer, String) {
     let server = RedisServer::start(Options { tcp: true, ..Options::default() });
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let mut command = redis::cmd("ACL");
     command.arg("SETUSER").arg("fairlane").arg(rule());
     let () = command.query_async(&mut connection).await.unwrap();
@@ -225,7 +225,7 @@ const ELSEWHERE: [&str; 5] = ["select", "cluster|slots", "xpending", "xsetid", "
 /// Checks that Redis refused no command for lack of rights, and that every command of the rule was
 /// used.
 async fn nothing_was_denied_or_idle(server: &RedisServer) {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let mut log = redis::cmd("ACL");
     let denied: Vec<redis::Value> = log.arg("LOG").query_async(&mut connection).await.unwrap();
     assert_eq!(denied, []);

@@ -13,6 +13,7 @@ use fairlane::redis::{Link, Target};
 use serde_json::Value;
 
 use crate::support::cli::{Ran, run_in};
+use crate::support::redis::connect;
 
 const SHARDS: u16 = 4;
 const CONFIG: &str = r#"
@@ -50,7 +51,7 @@ impl Installation {
 
     async fn redis(&self, command: &[&str]) -> redis::Value {
         let target = Target::new(self.redis.url().expose()).unwrap();
-        let mut connection = target.client().get_multiplexed_async_connection().await.unwrap();
+        let mut connection = connect(target.client()).await;
         redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connection).await.unwrap()
     }
 

@@ -13,7 +13,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::support::automation_rig::{RULES, put, tag};
-use crate::support::bus::{add, patient};
+use crate::support::bus::add;
 use crate::support::config::STREAM;
 use crate::support::counter_fleet::Stores;
 use crate::support::http::{Client, get};
@@ -427,7 +427,7 @@ async fn traffic(client: &Client, stores: &Stores, receiver: &Receiver, round: u
 #[tokio::test]
 async fn every_panel_shows_something_of_a_process_at_work() {
     let stores = Stores::start(Persistence::Always);
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let bound = ["SET", "maxmemory", "1gb"];
     let () = redis::cmd("CONFIG").arg(&bound).query_async(&mut connection).await.unwrap();
     let receiver = Receiver::start(async |_| Reply::new(200, "ok")).await;

@@ -7,7 +7,7 @@ use redis::AsyncCommands as _;
 use serde_json::json;
 
 use crate::support::automation_rig::put;
-use crate::support::bus::{event, patient};
+use crate::support::bus::event;
 use crate::support::cli::{Ran, run_in};
 use crate::support::config::config;
 use crate::support::http::Client;
@@ -53,7 +53,7 @@ impl Environment {
         assert!(published.contains(&format!("to {stream}")), "{published}");
         let answer = self.client.publish(STRUCTURED, event("b", "order.paid", 2)).await;
         assert_eq!(answer.code, 202, "{answer:?}");
-        let mut connection = patient(server).await;
+        let mut connection = server.connection().await;
         let () = connection.xadd(stream, "*", &[("event", "none")]).await.unwrap();
         eventually(LONG, "a view is counted", async || {
             self.client.post("/v1/bots/b/counters/ad/views").await.code == 200
@@ -92,12 +92,12 @@ fn run(config: &str, arguments: &[&str], input: &str) -> String {
 }
 
 async fn keys(server: &RedisServer) -> BTreeSet<String> {
-    patient(server).await.keys::<_, Vec<String>>("*").await.unwrap().into_iter().collect()
+    server.connection().await.keys::<_, Vec<String>>("*").await.unwrap().into_iter().collect()
 }
 
 async fn channels(server: &RedisServer) -> Vec<String> {
     let mut command = redis::cmd("PUBSUB");
-    command.arg("CHANNELS").query_async(&mut patient(server).await).await.unwrap()
+    command.arg("CHANNELS").query_async(&mut server.connection().await).await.unwrap()
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn two_environments_share_a_redis_and_nothing_in_it() {
     // The user of the first environment may touch only keys with its prefix.
     let mut acl = redis::cmd("ACL");
     acl.arg(&["SETUSER", "staging", "on", ">secret", "~staging:*", "&staging:*", "+@all"]);
-    let () = acl.query_async(&mut patient(&server).await).await.unwrap();
+    let () = acl.query_async(&mut server.connection().await).await.unwrap();
     let url = format!("\"redis://staging:secret@{}\"", server.tcp_addr());
     let settings = [("redis.url", &*url), ("redis.prefix", "\"staging\""), ("redis.shards", "4")];
     let staging = Environment::start(&server, &mongo, &settings).await;

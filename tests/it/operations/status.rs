@@ -6,7 +6,7 @@ use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::redis::{Server, StreamView, Target};
 use serde_json::Value;
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::cli::{Ran, run_in};
 use crate::support::config::{STREAM, config};
 use crate::support::http::{get, metric};
@@ -159,7 +159,7 @@ async fn copied_events_do_not_show_as_unread_before_the_reader_noted_them() {
 async fn entries_that_were_deleted_are_not_unread_and_those_that_wait_are_counted() {
     let server = RedisServer::start(Options::default());
     let config = config(&server, "deleted", &[]);
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     add(&server, STREAM, &(0..10).map(|id| event("b", "t", id)).collect::<Vec<_>>()).await;
     let entries: Vec<(String, redis::Value)> = redis::cmd("XRANGE")
         .arg(STREAM)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fairlane::app::Roles;
 use serde_json::{Value, json};
 
-use super::bus::{add, patient};
+use super::bus::add;
 use super::config::STREAM;
 use super::counter_fleet::Stores;
 use super::http::{Client, Response};
@@ -111,7 +111,7 @@ pub(crate) async fn publish(stores: &Stores, events: &[Value]) {
 
 /// The events on the bus, in order.
 pub(crate) async fn on_the_bus(stores: &Stores) -> Vec<Value> {
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let entries: Vec<(String, BTreeMap<String, String>)> = redis::cmd("XRANGE")
         .arg(STREAM)
         .arg("-")
@@ -132,7 +132,7 @@ pub(crate) async fn emitted(stores: &Stores, kind: &str) -> Vec<Value> {
 
 /// The number of events that are queued for the rules or leased.
 pub(crate) async fn depth(stores: &Stores) -> u64 {
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let mut pipe = redis::pipe();
     for shard in 0..super::config::SHARDS {
         pipe.hget(format!("fl:{{automations:{shard}}}:meta"), "depth");
@@ -144,7 +144,7 @@ pub(crate) async fn depth(stores: &Stores) -> u64 {
 /// Waits until `entries` events are on the bus, all are read, and none is queued.
 pub(crate) async fn settles(stores: &Stores, entries: usize) {
     let count = async || {
-        let mut connection = patient(&stores.redis).await;
+        let mut connection = stores.redis.connection().await;
         let count: usize =
             redis::cmd("XLEN").arg(STREAM).query_async(&mut connection).await.unwrap();
         count
@@ -162,7 +162,7 @@ pub(crate) async fn settles(stores: &Stores, entries: usize) {
 
 /// Whether every shard has copied the last entry of the bus.
 async fn is_read(stores: &Stores) -> bool {
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let last: Vec<(String, BTreeMap<String, String>)> = redis::cmd("XREVRANGE")
         .arg(STREAM)
         .arg("+")

@@ -6,21 +6,12 @@ use std::time::Duration;
 use fairlane::redis::{Link, Target};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use redis::AsyncConnectionConfig;
-use redis::aio::MultiplexedConnection;
 
 use super::history::{HistoryLog, Record};
-use super::redis::{RedisBackend, RedisServer};
+use super::redis::RedisBackend;
 
 /// Maximum number of events of one write.
 const CHUNK: usize = 1_000;
-
-/// A connection with a long timeout, because the test may keep the machine busy.
-pub(crate) async fn patient(server: &RedisServer) -> MultiplexedConnection {
-    let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
-    let client = redis::Client::open(server.url()).unwrap();
-    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
-}
 
 /// Sends commands to a server or a cluster, which routes them by their keys.
 pub(crate) fn wire(server: &impl RedisBackend) -> Link {

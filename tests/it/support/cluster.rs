@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::bus::patient;
 use super::redis::{Options, RedisBackend, RedisServer};
 use super::wait::eventually;
 
@@ -128,7 +127,7 @@ impl Cluster {
         let (source, target) = (&self.ids[from], &self.ids[to]);
         self.tell(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", source]).await;
         self.tell(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", target]).await;
-        let mut connection = patient(&self.nodes[from]).await;
+        let mut connection = self.nodes[from].connection().await;
         loop {
             let mut list = redis::cmd("CLUSTER");
             list.arg("GETKEYSINSLOT").arg(&slot).arg(10);
@@ -157,7 +156,7 @@ impl Cluster {
 
     /// Sends a command to one node. Returns its answer, and of a list the first element.
     pub(crate) async fn ask(&self, place: usize, command: &[&str]) -> String {
-        let mut connection = patient(&self.nodes[place]).await;
+        let mut connection = self.nodes[place].connection().await;
         let mut cmd = redis::cmd(command[0]);
         cmd.arg(&command[1..]);
         let value: Value = cmd.query_async(&mut connection).await.unwrap();

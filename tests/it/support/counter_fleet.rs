@@ -10,7 +10,7 @@ use mongodb::{Collection, Database};
 use serde_json::json;
 use tokio::sync::OnceCell;
 
-use super::bus::{add, patient};
+use super::bus::add;
 use super::config::{SHARDS, STREAM, configs};
 use super::http::{Client, Response};
 use super::mongo::{self, MongoServer};
@@ -66,7 +66,7 @@ impl Stores {
 
     /// The number of queued records.
     pub(crate) async fn depth(&self) -> u64 {
-        let mut connection = patient(&self.redis).await;
+        let mut connection = self.redis.connection().await;
         let mut pipe = redis::pipe();
         for shard in 0..SHARDS {
             pipe.hget(format!("fl:{{counters:{shard}}}:meta"), "depth");

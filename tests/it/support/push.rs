@@ -9,7 +9,7 @@ use fairlane::outbound::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::bus::{add, event, patient};
+use super::bus::{add, event};
 use super::config::{SHARDS, STREAM, config};
 use super::http;
 use super::receiver::{Call, Receiver, Reply};
@@ -90,7 +90,7 @@ impl Push {
 
     /// Asks every shard for a number and returns the sum.
     async fn sum(&self, command: &str, key: &str, argument: Option<&str>) -> u64 {
-        let mut connection = patient(&self.server).await;
+        let mut connection = self.server.connection().await;
         let mut pipe = redis::Pipeline::new();
         for shard in 0..SHARDS {
             pipe.cmd(command).arg(format!("fl:{{test:{shard}}}:{key}")).arg(argument);
@@ -101,7 +101,7 @@ impl Push {
 
     /// Sets the number of open leases of every shard, without such leases.
     pub(crate) async fn pretend_open(&self, count: i64) {
-        let mut connection = patient(&self.server).await;
+        let mut connection = self.server.connection().await;
         let mut pipe = redis::Pipeline::new();
         for shard in 0..SHARDS {
             pipe.hset(format!("fl:{{test:{shard}}}:meta"), "open", count).ignore();

@@ -8,7 +8,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
+use std::time::Duration;
 
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 
@@ -101,9 +103,9 @@ impl RedisServer {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
+    /// A connection with long timeouts, because the test may keep the machine busy.
     pub(crate) async fn connection(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(self.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        connect(&redis::Client::open(self.url()).unwrap()).await
     }
 
     /// Kills the process, so that it cannot clean up.
@@ -243,6 +245,14 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
+/// Connects with long timeouts: those of the client are 1 s to connect and 500 ms for an answer.
+pub(crate) async fn connect(client: &redis::Client) -> MultiplexedConnection {
+    let long = Some(Duration::from_secs(60));
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(long).set_response_timeout(long);
+    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -263,7 +273,7 @@ mod tests {
         server.restart();
         assert_eq!(server.connection().await.get::<_, i32>("a").await.unwrap(), 1);
         let client = redis::Client::open(format!("redis://{}", server.tcp_addr())).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = connect(&client).await;
         assert_eq!(connection.get::<_, i32>("a").await.unwrap(), 1);
     }
 
