@@ -2,7 +2,7 @@
 //!
 //! A bot is a tenant. A bus consumer copies each event into one Redis list per bot, and adds the
 //! bot's id to a control set, which holds it at most once. The workers of a pool take the bots
-//! round robin, each under a lock that expires. One worker at a time handles a bot's queue, in
+//! in turns (weighted round robin), each under a lock that expires. One worker at a time handles a bot's queue, in
 //! order, and a busy bot does not delay a quiet one.
 //!
 //! ```text
@@ -26,7 +26,8 @@
 //! | `pool` | dispatcher, workers, committer; the retry policy; the worker target |
 //! | [`handler`] | `trait Handler` and the handlers `log` and `push` |
 //! | `outbound` | calls to other HTTP servers: the address rules, signatures |
-//! | [`pressure`] | how slow a store is, and which share of its work should continue |
+//! | `receiver` | a small receiver for tests of pushes and notifications |
+//! | [`pressure`], `breaker` | how slow a store is, and which share of its work should continue |
 //!
 //! The products, each with its records, handler, stores, scripts, keys and gauges:
 //!
@@ -47,6 +48,9 @@
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
+//! | `roles`, `startup` | what a process runs, and its start until it is ready |
+//! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |
+//! | `cli`, `demo` | the command line, and `fairlane demo` |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
