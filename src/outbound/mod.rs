@@ -31,11 +31,11 @@ use self::hosts::Hosts;
 use self::resolve::{CALLER, Judging, LookupError, System};
 use crate::id::BotId;
 
-/// Maximum number of bytes that are read of an answer's body.
+/// Maximum number of bytes that the client reads of an answer's body.
 pub const ANSWER_MAX_BYTES: usize = 64 * 1024;
 /// Maximum time to connect, including name resolution and TLS.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// An idle connection is closed after this time: before common servers close it.
+/// An idle connection is closed after this time, before common servers close it.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of idle connections of tenants to one host.
 const TENANTS_IDLE_MAX: usize = 16;
@@ -81,7 +81,7 @@ pub struct Request<'a> {
     pub body: Vec<u8>,
     /// The deadline of the whole call.
     pub deadline: Instant,
-    /// Maximum time to wait for a place at the host.
+    /// The deadline of waiting for a place at the host.
     pub place_by: Instant,
     /// Whether the connection may stay open for further requests. Only for calls of tenants;
     /// those of operators always may.
@@ -208,7 +208,7 @@ impl Outbound {
         Self::open(settings, Arc::new(system()?), Arc::new(system()?))
     }
 
-    /// A client that uses `resolver`. The resolved addresses are checked all the same.
+    /// A client that uses `resolver`. The resolved addresses are still checked.
     ///
     /// # Errors
     /// If the client cannot be created.

@@ -136,7 +136,8 @@ pub(crate) enum Permission {
     Go(Pass),
     /// The breaker is open; return after this time.
     Open(Duration),
-    /// The host has enough requests in flight or in this second; return after this time.
+    /// The host or the bot has reached its limit of concurrent requests or its rate; return after
+    /// this time.
     Full(Duration),
 }
 
@@ -150,7 +151,7 @@ impl Breakers {
         Arc::new(Self { limits, interval, begun: Instant::now(), state: Mutex::default() })
     }
 
-    /// Requests to send a request of `bot` to `target`.
+    /// Decides whether a request of `bot` to `target` may be sent, and reserves its place.
     pub(crate) fn ask(self: &Arc<Self>, bot: &BotId, target: Target, now: Instant) -> Permission {
         let mut state = self.lock();
         let target = state.make_room(bot, target, now);
@@ -188,8 +189,8 @@ impl Breakers {
         Permission::Go(Pass { breakers, bot, target, began: now, way, keeps, said: false })
     }
 
-    /// When to return, if a breaker refuses requests of `bot` to `target`. Does not reserve
-    /// anything.
+    /// The time until a request may return, if a breaker refuses those of `bot` to `target`. Reserves
+    /// nothing.
     pub(crate) fn shut(&self, bot: &BotId, target: &Target, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
         let State { hosts, bots, .. } = &mut *state;
@@ -198,7 +199,7 @@ impl Breakers {
         Some(self.turn_away(seat, 1, until.unwrap_or(now + OPEN_FIRST), now))
     }
 
-    /// When a refused request may return, spread by the speed of the bot at the host.
+    /// The time until a refused request may return, spread by the speed of the bot at the host.
     fn turn_away(
         &self,
         seat: &mut Seat,
@@ -364,8 +365,8 @@ fn median(mut uses: Vec<Instant>) -> Instant {
     *uses.select_nth_unstable(middle).1
 }
 
-/// A request that may be sent. Dropping it without a report, as after a cancellation, says nothing
-/// about the host.
+/// A request that may be sent. If it is dropped without a report, for example after a cancellation,
+/// it counts neither as a success nor as a failure.
 #[derive(Debug)]
 pub(crate) struct Pass {
     breakers: Arc<Breakers>,
@@ -398,7 +399,8 @@ impl Drop for Pass {
     }
 }
 
-/// So many breakers of a host, or of the hosts without a name of their own, are open.
+/// Sets the number of open breakers of `host`. The host `other` stands for all hosts without their
+/// own series.
 #[expect(clippy::cast_precision_loss, reason = "a count of hosts")]
 pub(crate) fn breaker_open(host: &str, open: usize) {
     gauge!(BREAKER_OPEN, "host" => host.to_owned()).set(open as f64);
