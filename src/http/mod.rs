@@ -227,6 +227,7 @@ fn finish(routes: Router) -> Router {
             Problem::new(Kind::NoRoute, "nothing is served here; /openapi.json lists every path")
         })
         .layer(from_fn(extract::refuse_large))
+        .layer(from_fn(extract::refuse_unclear_host))
         .layer(from_fn(observe))
 }
 
