@@ -11,6 +11,7 @@ mod login;
 mod notifications;
 mod overview;
 mod pipeline;
+mod streams;
 
 use std::sync::Arc;
 

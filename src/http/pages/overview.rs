@@ -128,7 +128,7 @@ pub(super) async fn show(
     caller: Caller,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let looked_at = (Arc::clone(&api), caller);
+    let looked_at = (Arc::clone(&api), caller.clone());
     let content = async |seen: Arc<(Arc<Api>, Caller)>| {
         let (api, caller) = &*seen;
         let overview = api.overview().await?;
@@ -136,7 +136,7 @@ pub(super) async fn show(
         let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
         Ok(body(&overview, &busiest, mongodb, caller))
     };
-    api.live.show(&headers, "Overview", looked_at, content).await
+    api.live.show((&caller, &headers), "Overview", looked_at, content).await
 }
 
 /// Whether the caller may pause and resume a whole pipeline.

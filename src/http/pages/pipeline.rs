@@ -47,7 +47,7 @@ pub(super) async fn show(
     let Query(wish) = wish?;
     api.queues.find(&pipeline).await?;
     let title = format!("Pipeline {pipeline}");
-    let looked_at = (Arc::clone(&api), caller, pipeline, wish);
+    let looked_at = (Arc::clone(&api), caller.clone(), pipeline, wish);
     let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, PageQuery)>| {
         let (api, caller, pipeline, wish) = &*seen;
         let overview = api.overview().await?;
@@ -65,7 +65,7 @@ pub(super) async fn show(
         let about = config.map(about);
         Ok(body(&overview, look, about.as_deref(), (&bots, next.as_deref()), wish, caller))
     };
-    api.live.show(&headers, &title, looked_at, content).await
+    api.live.show((&caller, &headers), &title, looked_at, content).await
 }
 
 pub(super) async fn pause(
