@@ -212,7 +212,8 @@ fn guarded(guard: Guard, routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<A
 }
 
 /// Asks for no token: what names the resource is itself what only the right one knows.
-fn capable(mut routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
+fn capable(routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
+    let mut routes = routes.route_layer(from_fn(auth::receive));
     docs::note_capability(routes.get_openapi_mut());
     routes
 }

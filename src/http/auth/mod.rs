@@ -5,13 +5,18 @@
 //! another site could make a browser send is refused: a foreign `Host` (DNS rebinding), a foreign
 //! `Origin` (CSRF).
 //!
-//! A browser sends its token in a cookie ([`Access::COOKIE`]). It counts for the pages and for reading
-//! alone, and not if a page of another site sent the request.
+//! The sender is identified by the head of a request ([`Identity`]): before its body is read, and
+//! before it counts as a caller anywhere.
 //!
-//! Tokens are kept as SHA-256 only and compared with all of them in constant time. They and what
-//! was sent in their place are never logged.
+//! A browser has a [`session`] in a cookie ([`Access::COOKIE`]). It counts for the pages and for
+//! reading alone, and not if a page of another site sent the request.
+//!
+//! Tokens are kept as SHA-256 only and compared in constant time. They and what was sent in their
+//! place are never logged.
 
 mod caller;
+mod identity;
+mod session;
 mod site;
 
 use std::collections::HashMap;
@@ -22,31 +27,29 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::{RawPathParams, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest as _, Sha256};
-use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
+use subtle::ConstantTimeEq as _;
 use tracing::warn;
 
-use self::caller::ANONYMOUS;
 pub(crate) use self::caller::Caller;
+pub(super) use self::identity::{Identity, Stranger};
+pub(super) use self::session::HOURS as SESSION_HOURS;
+use self::session::Sessions;
 pub(super) use self::site::{check_site, refuse_foreign};
 use super::admit::AdmissionGate;
-use super::listen::Peer;
 use super::problem::{Kind, Problem};
 use crate::admission::quota::Taken;
 use crate::config::{Config, Scope, TokenConfig};
 use crate::id::BotId;
+use crate::pool::open::LeaseError;
 
 /// Shortest token, in bytes.
 const TOKEN_MIN_BYTES: usize = 16;
 /// Longest token, in bytes.
 const TOKEN_MAX_BYTES: usize = 4_096;
-/// So long a browser keeps a token.
-pub(super) const COOKIE_HOURS: u32 = 12;
 
 /// Why the tokens cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -89,10 +92,12 @@ pub enum AuthError {
 pub(crate) struct Access {
     /// Sites whose pages may count views and read totals.
     cors_origins: Vec<String>,
+    /// The digest of each token, and its bearer.
     tokens: Vec<([u8; 32], Caller)>,
     /// Places of tokens by a keyed hash of their text.
-    claims: HashMap<u64, usize>,
+    places: HashMap<u64, usize>,
     seed: RandomState,
+    sessions: Sessions,
     /// Names under which the server may be called without tokens, in lower case.
     hosts: Vec<String>,
     anonymous: Caller,
@@ -105,13 +110,13 @@ impl fmt::Debug for Access {
 }
 
 impl Access {
-    /// The cookie that has a browser's token.
+    /// The cookie with a browser's session.
     pub(super) const COOKIE: &str = "fairlane-token";
 
     /// Reads the files of the tokens.
     pub(crate) fn open(config: &Config) -> Result<Self, AuthError> {
         let mut tokens: Vec<([u8; 32], Caller)> = Vec::new();
-        let (mut claims, seed) = (HashMap::new(), RandomState::new());
+        let (mut places, seed) = (HashMap::new(), RandomState::new());
         for token in &config.auth.tokens {
             let text = read_token(token)?;
             let digest = Sha256::digest(&text).into();
@@ -119,17 +124,17 @@ impl Access {
                 let (first, second) = (first.rights.name.clone(), token.name.clone());
                 return Err(AuthError::Twice { first, second });
             }
-            claims.insert(seed.hash_one(&*text), tokens.len());
+            places.insert(seed.hash_one(&*text), tokens.len());
             tokens.push((digest, Caller::of(token, &config.http.cors_origins)));
         }
-        let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
         Ok(Self {
             cors_origins: config.http.cors_origins.clone(),
             tokens,
-            claims,
+            places,
             seed,
+            sessions: Sessions::default(),
             hosts: config.http.hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
-            anonymous: Caller::new(ANONYMOUS, all, &["*".to_owned()]),
+            anonymous: Caller::anonymous(),
         })
     }
 
@@ -143,95 +148,15 @@ impl Access {
         !self.tokens.is_empty()
     }
 
-    /// The caller of a request, if it has the scope. `browses`: what a browser keeps counts too.
-    pub(super) fn admit(
-        &self,
-        request: &Request,
-        (scope, or): (Scope, Option<Scope>),
-        browses: bool,
-    ) -> Result<Caller, Problem> {
-        let caller = self.caller(request.uri(), request.headers(), browses)?;
-        if !or.is_some_and(|or| caller.rights.scopes.contains(&or)) {
-            caller.check_scope(scope)?;
-        }
-        if let Some(public) = &caller.rights.public {
-            public.check_origin(request.headers())?;
-        }
-        let address = request.extensions().get().map(|Peer(address)| *address);
-        Ok(Caller { address, ..caller.clone() })
-    }
-
-    /// What a browser is given for a token that is known: the name and value of a cookie.
-    pub(super) fn cookie(&self, token: &str) -> Option<String> {
-        self.known(token.as_bytes())?;
-        Some(format!("{}={}", Self::COOKIE, BASE64_URL_SAFE_NO_PAD.encode(token)))
-    }
-
-    /// Who sent a request.
-    fn caller(&self, uri: &Uri, headers: &HeaderMap, browses: bool) -> Result<&Caller, Problem> {
-        if self.tokens.is_empty() {
-            return Ok(&self.anonymous);
-        }
-        let token = match bearer(headers) {
-            None if browses => kept(uri, headers)?,
-            token => token.map(<[u8]>::to_vec),
-        };
-        let Some(token) = token else {
-            let detail = "send a token in the header `Authorization: Bearer …`";
-            let problem = Problem::new(Kind::Unauthorized, detail);
-            let challenge = HeaderValue::from_static("Bearer realm=\"fairlane\"");
-            return Err(problem.header(header::WWW_AUTHENTICATE, challenge));
-        };
-        self.known(&token).ok_or_else(|| {
-            let problem = Problem::new(Kind::Unauthorized, "the token is not known here");
-            let challenge = "Bearer realm=\"fairlane\", error=\"invalid_token\"";
-            let challenge = HeaderValue::from_static(challenge);
-            problem.header(header::WWW_AUTHENTICATE, challenge)
-        })
-    }
-
-    /// Whose token a request seems to have: quick, and no proof. Good enough to tell operators who was
-    /// refused, and to rank a request lower.
-    pub(super) fn claimed(&self, headers: &HeaderMap) -> Option<&Caller> {
-        let place = self.claims.get(&self.seed.hash_one(bearer(headers)?))?;
-        self.tokens.get(*place).map(|(_, caller)| caller)
-    }
-
-    /// Whose token it is.
-    fn known(&self, token: &[u8]) -> Option<&Caller> {
+    /// Whose token it is, and its digest.
+    fn known(&self, token: &[u8]) -> Option<&([u8; 32], Caller)> {
+        // The hash is keyed, so it says nothing about which token was nearly met. Unknown tokens
+        // cost no more than it.
+        let place = self.places.get(&self.seed.hash_one(token))?;
+        let known = self.tokens.get(*place)?;
         let digest: [u8; 32] = Sha256::digest(token).into();
-        // All are compared, so that the time says nothing about which was nearly met.
-        let (mut found, mut place) = (Choice::from(0), 0_u64);
-        for (at, (known, _)) in (0_u64..).zip(&self.tokens) {
-            let equal = known.ct_eq(&digest);
-            place.conditional_assign(&at, equal);
-            found |= equal;
-        }
-        let place = usize::try_from(place).unwrap_or(usize::MAX);
-        self.tokens.get(place).filter(|_| found.into()).map(|(_, caller)| caller)
+        bool::from(known.0.ct_eq(&digest)).then_some(known)
     }
-}
-
-/// The token in the header.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(header::AUTHORIZATION)?;
-    let (scheme, token) = value.as_bytes().split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
-}
-
-/// The token that a browser keeps. Other sites' pages may make it send what it keeps, if it is
-/// an old one: then it is not listened to.
-fn kept(uri: &Uri, headers: &HeaderMap) -> Result<Option<Vec<u8>>, Problem> {
-    let mut cookies = headers.get_all(header::COOKIE).iter();
-    let cookie = cookies.find_map(|value| {
-        let mut pairs = value.to_str().ok()?.split(';');
-        pairs.find_map(|pair| pair.trim().strip_prefix(Access::COOKIE)?.strip_prefix('='))
-    });
-    let Some(token) = cookie.and_then(|text| BASE64_URL_SAFE_NO_PAD.decode(text).ok()) else {
-        return Ok(None);
-    };
-    refuse_foreign(uri, headers)?;
-    Ok(Some(token))
 }
 
 fn read_token(token: &TokenConfig) -> Result<Vec<u8>, AuthError> {
@@ -295,21 +220,30 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// The caller of a request that has the scope, and whose quota is not used up. `browses`: what a
-    /// browser keeps counts too.
+    /// The caller of a request that has the scope, and whose quota is not used up. `browses`: a
+    /// session counts too.
     pub(super) fn admit(
         &self,
-        request: &Request,
+        request: &mut Request,
         browses: bool,
-    ) -> Result<(Caller, [Option<Taken>; 2]), Problem> {
-        let caller = self.access.admit(request, (self.scope, self.or), browses)?;
-        if let Some(public) = &caller.rights.public {
-            let rates = [public.address_rate, public.rate];
-            self.gate.charge_public(&caller.rights.name, rates, request)?;
+    ) -> Result<[Option<Taken>; 2], Problem> {
+        let identity = request.extensions().get::<Identity>();
+        let unguarded = || Problem::new(Kind::Internal, "the sender was not identified");
+        let caller = identity.ok_or_else(unguarded)?.admitted(browses)?.clone();
+        if !self.or.is_some_and(|or| caller.rights.scopes.contains(&or)) {
+            caller.check_scope(self.scope)?;
         }
-        let token = caller.has_token().then_some(&*caller.rights.name);
-        let charged = self.gate.charge(token, request)?;
-        Ok((caller, charged))
+        if let Some(public) = &caller.rights.public {
+            public.check_origin(request.headers())?;
+            let rates = [public.address_rate, public.rate];
+            self.gate.charge_public(&caller, rates, request)?;
+        }
+        if self.scope != Scope::Read {
+            self.access.refuse_other_pages(request)?;
+        }
+        let charged = self.gate.charge(&caller, request)?;
+        request.extensions_mut().insert(caller);
+        Ok(charged)
     }
 }
 
@@ -321,11 +255,16 @@ pub(super) async fn guard(
 ) -> Response {
     // To read is all that a link or an image of somebody else's may make a browser do.
     let browses = guard.scope == Scope::Read && request.method() == Method::GET;
-    match guard.admit(&request, browses) {
-        Ok((caller, _taken)) => {
-            request.extensions_mut().insert(caller);
-            next.run(request).await
-        }
+    match guard.admit(&mut request, browses) {
+        Ok(_taken) => next.run(request).await,
         Err(problem) => problem.into_response(),
+    }
+}
+
+/// Lets requests through that know the name of a lease.
+pub(super) async fn receive(request: Request, next: Next) -> Response {
+    match request.extensions().get() {
+        Some(Identity::Receiver) => next.run(request).await,
+        _ => Problem::from(LeaseError::NoSuch).into_response(),
     }
 }
