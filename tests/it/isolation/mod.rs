@@ -1,0 +1,4 @@
+//! One tenant cannot stop, delay or look into another, whatever it shares with it.
+
+mod http;
+mod tokens;
