@@ -1,4 +1,4 @@
-//! Whole pipelines.
+//! The routes of whole pipelines.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl PipelinePath {
 /// Pipelines.
 #[derive(Debug, Serialize, ToSchema)]
 struct Pipelines {
-    /// By name.
+    /// The pipelines, ordered by name.
     pipelines: Vec<Summary>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Pipeline {
     /// Whether this process runs it: its configuration has an enabled section.
     pub(super) enabled: bool,
     pub(super) view: PipelineView,
-    /// The sum over all processes.
+    /// Rates and workers, summed over all processes.
     pub(super) pace: Pace,
 }
 
@@ -141,7 +141,7 @@ impl Summary {
     }
 }
 
-/// Every pipeline, by name.
+/// Every pipeline, ordered by name.
 pub(super) async fn all(api: &Api, processes: &[Process]) -> Result<Vec<Pipeline>, Problem> {
     let mut pipelines = Vec::new();
     for name in api.queues.names().await? {

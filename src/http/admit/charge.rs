@@ -23,7 +23,7 @@ pub(super) struct UsedQuotas {
     pub(super) settings: RwLock<QuotaSettings>,
     pub(super) bots: Arc<Quotas>,
     pub(super) tokens: Arc<Quotas>,
-    /// Of public tokens, and of their client addresses.
+    /// The quotas of public tokens, and of the client addresses of each.
     pub(super) public: Arc<Quotas>,
 }
 
@@ -94,8 +94,8 @@ impl AdmissionGate {
         self.charge_bot(bot, 1, parts)
     }
 
-    /// Charges a public token: per address, and as a whole. These bounds apply even while there is
-    /// spare capacity.
+    /// Charges a public token: for the client address, and in total. These bounds apply even while
+    /// there is spare capacity.
     pub(in super::super) fn charge_public(
         &self,
         caller: &Caller,
@@ -133,7 +133,7 @@ impl AdmissionGate {
         }
     }
 
-    /// Counts a refusal, and returns it with the time of the next retry.
+    /// Counts a refusal, and returns it with the time until a retry.
     fn over_quota(
         &self,
         what: &str,

@@ -21,10 +21,10 @@ const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
 const PRIORITY: HeaderName = HeaderName::from_static("x-priority");
 /// Maximum deadline.
 const DEADLINE_MAX_MS: u64 = 3_600_000;
-/// A request counts as one place per started unit of this size of its body: about sixty events.
+/// A request takes one place per started unit of this many bytes of its body: about sixty events.
 const BYTES_OF_A_PLACE: u64 = 16 << 10;
 
-/// The number of requests that one with such a body counts as.
+/// The number of places that a request with a body of this size takes.
 pub(super) fn places(bytes: u64) -> usize {
     usize::try_from(bytes.div_ceil(BYTES_OF_A_PLACE)).unwrap_or(usize::MAX).max(1)
 }

@@ -1,18 +1,19 @@
-//! Who may do what.
+//! Authentication and authorisation: the caller of a request, and its rights.
 //!
-//! With `auth.tokens`, every route but the open ones asks for a bearer token with the scope of its
-//! class. Without, everybody who reaches the listener may do everything, and what a web page of
-//! another site could make a browser send is refused: a foreign `Host` (DNS rebinding), a foreign
-//! `Origin` (CSRF).
+//! With `auth.tokens`, every route except the open ones requires a bearer token with its scope.
+//! Without `auth.tokens`, every client that reaches the listener may do everything. Requests that a
+//! page of another site can make a browser send are then refused: those with a foreign `Host` (DNS
+//! rebinding) or a foreign `Origin` (CSRF).
 //!
-//! The sender is identified by the head of a request ([`Identity`]): before its body is read, and
-//! before it counts as a caller anywhere.
+//! The head of a request identifies its sender ([`Identity`]), before the body is read and before
+//! the sender counts as a caller.
 //!
-//! A browser has a [`session`] in a cookie ([`Access::COOKIE`]). It counts for the pages and for
-//! reading alone, and not if a page of another site sent the request.
+//! A browser has a [`session`] in a cookie ([`Access::COOKIE`]). The cookie is accepted only for the
+//! pages and for `GET` requests with the scope `read`, and only if no page of another site sent the
+//! request.
 //!
-//! Tokens are kept as SHA-256 only and compared in constant time. They and what was sent in their
-//! place are never logged.
+//! Fairlane keeps only hashes of the tokens, and compares them in constant time. Neither the tokens
+//! nor the texts that clients send as tokens are ever logged.
 
 mod caller;
 mod identity;
@@ -51,7 +52,7 @@ const TOKEN_MIN_BYTES: usize = 16;
 /// Longest token, in bytes.
 const TOKEN_MAX_BYTES: usize = 4_096;
 
-/// Why the tokens cannot be used.
+/// The reason why the configured tokens cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
     /// A file cannot be read.
@@ -61,11 +62,11 @@ pub enum AuthError {
         name: String,
         /// Its file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A token is too short to be one, or too long, or holds what no header can carry.
+    /// A token is too short or too long, or contains characters that a header cannot carry.
     #[error(
         "auth.tokens: the file {} of token {name:?} holds {problem}; put 16 to 4096 letters and digits there, such as `openssl rand -hex 32` makes",
         path.display()
@@ -75,10 +76,10 @@ pub enum AuthError {
         name: String,
         /// Its file.
         path: PathBuf,
-        /// What is wrong, without the content.
+        /// The problem, without the content of the file.
         problem: &'static str,
     },
-    /// Two files hold the same token, so that it is undecided what it may do.
+    /// Two files contain the same token, so its rights are ambiguous.
     #[error("auth.tokens: tokens {first:?} and {second:?} are the same; make another for one")]
     Twice {
         /// One token.
@@ -88,17 +89,17 @@ pub enum AuthError {
     },
 }
 
-/// Who may do what.
+/// The tokens and their rights.
 pub(crate) struct Access {
     /// Sites whose pages may count views and read totals.
     cors_origins: Vec<String>,
     /// The digest of each token, and its bearer.
     tokens: Vec<([u8; 32], Caller)>,
-    /// Places of tokens by a keyed hash of their text.
+    /// The index in `tokens` by a keyed hash of the token's text.
     places: HashMap<u64, usize>,
     seed: RandomState,
     sessions: Sessions,
-    /// Names under which the server may be called without tokens, in lower case.
+    /// The host names that requests may use while there are no tokens, in lower case.
     hosts: Vec<String>,
     anonymous: Caller,
 }
@@ -110,7 +111,7 @@ impl fmt::Debug for Access {
 }
 
 impl Access {
-    /// The cookie with a browser's session.
+    /// The cookie that contains a browser's session.
     pub(super) const COOKIE: &str = "fairlane-token";
 
     /// Reads the files of the tokens.
@@ -143,15 +144,14 @@ impl Access {
         &self.cors_origins
     }
 
-    /// Whether anybody is asked for one.
+    /// Whether requests need a token.
     pub(super) fn has_tokens(&self) -> bool {
         !self.tokens.is_empty()
     }
 
-    /// Whose token it is, and its digest.
+    /// The digest of a known token, and its owner.
     fn known(&self, token: &[u8]) -> Option<&([u8; 32], Caller)> {
-        // The hash is keyed, so it says nothing about which token was nearly met. Unknown tokens
-        // cost no more than it.
+        // The hash is keyed, so that the duration does not reveal which token nearly matched.
         let place = self.places.get(&self.seed.hash_one(token))?;
         let known = self.tokens.get(*place)?;
         let digest: [u8; 32] = Sha256::digest(token).into();
@@ -190,8 +190,8 @@ fn read_token(token: &TokenConfig) -> Result<Vec<u8>, AuthError> {
     Ok(text.to_vec())
 }
 
-/// Refuses callers that are not for the bot of the path. Where the path names none, they must be for
-/// all bots.
+/// Refuses callers without access to the bot in the path. If the path names no bot, the caller
+/// needs access to all bots.
 pub(super) async fn cover(
     caller: Caller,
     path: RawPathParams,
@@ -209,19 +209,19 @@ pub(super) async fn cover(
     Ok(next.run(request).await)
 }
 
-/// What a guarded route asks for.
+/// The requirements of a guarded route.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) access: Arc<Access>,
     pub(super) gate: Arc<AdmissionGate>,
     pub(super) scope: Scope,
-    /// Another scope that is as good.
+    /// Another scope that suffices too.
     pub(super) or: Option<Scope>,
 }
 
 impl Guard {
-    /// The caller of a request that has the scope, and whose quota is not used up. `browses`: a
-    /// session counts too.
+    /// The caller of a request, if it has one of the scopes and its quota is not used up.
+    /// `browses`: a session is accepted too.
     pub(super) fn admit(
         &self,
         request: &mut Request,
@@ -247,13 +247,14 @@ impl Guard {
     }
 }
 
-/// Lets requests through whose token has the scope.
+/// Admits requests whose token has the scope.
 pub(super) async fn guard(
     State(guard): State<Guard>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    // To read is all that a link or an image of somebody else's may make a browser do.
+    // The cookie suffices only for reading, because a link or an image of another site can make a
+    // browser send it.
     let browses = guard.scope == Scope::Read && request.method() == Method::GET;
     match guard.admit(&mut request, browses) {
         Ok(_taken) => next.run(request).await,
