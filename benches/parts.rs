@@ -62,6 +62,7 @@ fn admission(criterion: &mut Criterion) {
         operation: Operation(1),
         continues: false,
         caller: 7,
+        is_stranger: false,
         deadline: Some(Duration::from_secs(3_600)),
     };
     let mut group = criterion.benchmark_group("admission");

@@ -1,4 +1,4 @@
-//! Signed opaque tokens: lease capabilities and list cursors. A token is the base64url of its
+//! Signed opaque tokens: lease capabilities, list cursors and sessions of browsers. A token is the base64url of its
 //! content and of the first 16 bytes of its HMAC-SHA256.
 //!
 //! Tokens cannot be guessed and need no record. Every process on one Redis can verify them, because
@@ -24,6 +24,8 @@ pub(crate) enum Purpose<'a> {
     Lease,
     /// A cursor of the list at this path.
     Cursor(&'a str),
+    /// A session of the bearer of the token with this digest.
+    Session(&'a [u8; 32]),
 }
 
 /// The signing key.
@@ -44,14 +46,14 @@ impl SigningKey {
 
     /// The content of a token; `None` if it was not signed with this key for this purpose.
     pub(crate) fn read(&self, purpose: Purpose<'_>, text: &str) -> Option<Vec<u8>> {
-        if text.len() > TEXT_MAX {
-            return None;
-        }
-        let mut bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (payload, tag) = bytes.split_at_checked(bytes.len().checked_sub(TAG_BYTES)?)?;
-        self.mac(purpose, payload).verify_truncated_left(tag).ok()?;
-        bytes.truncate(bytes.len() - TAG_BYTES);
-        Some(bytes)
+        let (payload, tag) = parts(text)?;
+        self.mac(purpose, &payload).verify_truncated_left(&tag).ok()?;
+        Some(payload)
+    }
+
+    /// The content of a token that is not verified: only to find what it must be verified for.
+    pub(crate) fn unverified(text: &str) -> Option<Vec<u8>> {
+        parts(text).map(|(payload, _)| payload)
     }
 
     fn mac(&self, purpose: Purpose<'_>, payload: &[u8]) -> Hmac<Sha256> {
@@ -63,9 +65,20 @@ impl SigningKey {
             Purpose::Cursor(path) => {
                 mac.chain_update("cursor ").chain_update(path).chain_update("\n")
             }
+            Purpose::Session(digest) => mac.chain_update("session ").chain_update(digest),
         }
         .chain_update(payload)
     }
+}
+
+/// The content and the tag of a token.
+fn parts(text: &str) -> Option<(Vec<u8>, Vec<u8>)> {
+    if text.len() > TEXT_MAX {
+        return None;
+    }
+    let mut payload = URL_SAFE_NO_PAD.decode(text).ok()?;
+    let tag = payload.split_off(payload.len().checked_sub(TAG_BYTES)?);
+    Some((payload, tag))
 }
 
 impl fmt::Debug for SigningKey {
@@ -89,8 +102,17 @@ mod tests {
             assert_eq!(KEY.read(Purpose::Cursor("/a"), &text).as_deref(), Some(payload));
             assert_eq!(KEY.read(Purpose::Cursor("/b"), &text), None);
             assert_eq!(KEY.read(Purpose::Lease, &text), None);
+            assert_eq!(KEY.read(Purpose::Session(&[7; 32]), &text), None);
             assert_eq!(SigningKey([8; KEY_BYTES]).read(Purpose::Cursor("/a"), &text), None);
         }
+    }
+
+    #[test]
+    fn a_session_is_of_one_token() {
+        let text = KEY.issue(Purpose::Session(&[1; 32]), b"until".to_vec());
+        assert_eq!(KEY.read(Purpose::Session(&[1; 32]), &text).as_deref(), Some(&b"until"[..]));
+        assert_eq!(KEY.read(Purpose::Session(&[2; 32]), &text), None);
+        assert_eq!(KEY.read(Purpose::Lease, &text), None);
     }
 
     #[test]

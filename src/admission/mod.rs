@@ -12,6 +12,7 @@
 //! 4. Admitted requests start by turns (`turns`), as many concurrently as there are processors, and
 //!    again the highest class first.
 //! 5. Callers that send much more than the others (`share`) rank last while capacity is short.
+//!    Strangers rank last always, and never wait: they cannot displace a caller.
 //! 6. A request is refused if it cannot meet its deadline.
 //!
 //! A decision takes well below a microsecond (`benches/parts.rs`). It takes no lock for a refusal
@@ -249,10 +250,14 @@ impl Admission {
                 return Err(Reason::Deadline);
             }
         }
-        let rank = if is_heavy && self.is_tight() { Class::P3 } else { ask.class };
+        let is_low = ask.is_stranger || (is_heavy && self.is_tight());
+        let rank = if is_low { Class::P3 } else { ask.class };
         if self.ahead(rank) == 0 && self.take(rank) {
             self.metrics.decided(ask.class, Counted::Admitted);
             return Ok(Decision::Begin(self.permit(ask, now)));
+        }
+        if ask.is_stranger {
+            return Err(Reason::Capacity);
         }
         self.is_bound.store(true, Ordering::Relaxed);
         let no_room = if rank == ask.class { Reason::Capacity } else { Reason::Share };

@@ -149,6 +149,8 @@ pub struct Request {
     pub continues: bool,
     /// The caller as a number; 0: no particular caller.
     pub caller: u64,
+    /// Its sender proved nothing: it ranks below all others, and starts only if no request waits.
+    pub is_stranger: bool,
     /// The time after which the answer is useless, on the clock of the admission.
     pub deadline: Option<Duration>,
     /// The number of requests that it counts as while in flight, by its size; at most half of those

@@ -26,6 +26,7 @@ fn ask(class: Class) -> Request {
         operation: Operation(class as u16),
         continues: false,
         caller: 0,
+        is_stranger: false,
         deadline: None,
         places: 1,
     }
@@ -247,6 +248,22 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
     let share = |index: usize| shed[index] as f64 / (shed[index] + served[index]) as f64;
     assert!(share(1) < 0.01, "of the others' {:.3} was shed: {served:?} {shed:?}", share(1));
     assert!(share(0) > 0.3, "of the heavy one's {:.3}: {served:?} {shed:?}", share(0));
+}
+
+#[test]
+fn a_stranger_starts_only_where_a_place_is_free_and_displaces_no_caller() {
+    let mut bench = bench(16);
+    let stranger = Request { is_stranger: true, ..ask(Class::P1) };
+    assert_eq!(bench.ask(&stranger), None, "nothing else is in flight");
+    while bench.places.is_empty() {
+        assert_eq!(bench.ask(&ask(Class::P3)), None);
+    }
+    for _ in 0..5_000 {
+        assert_eq!(bench.ask(&stranger), Some(Reason::Capacity));
+    }
+    assert_eq!(bench.collect(), [], "who waits goes on waiting");
+    assert_eq!(bench.ask(&ask(Class::P1)), None, "a caller has the places above");
+    assert_eq!(bench.begun(Class::P1), 2);
 }
 
 #[test]

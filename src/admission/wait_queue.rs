@@ -137,7 +137,9 @@ mod tests {
     use super::*;
 
     fn ask(class: Class, continues: bool) -> Request {
-        Request { class, operation: Operation(0), continues, caller: 0, deadline: None, places: 1 }
+        let operation = Operation(0);
+        let (caller, is_stranger, deadline, places) = (0, false, None, 1);
+        Request { class, operation, continues, caller, is_stranger, deadline, places }
     }
 
     fn at(ms: u64) -> Duration {

@@ -78,6 +78,7 @@ impl Site {
         let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.prompt));
         let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
         self.control.0.cursors.sign_with(signing_key.clone());
+        access.sign_sessions(signing_key.clone(), Arc::clone(clock));
         let (shards, kinds) = (config.redis.shards, self.needs.kinds.clone());
         let (pipelines, admin) = (config.pipelines.clone(), Arc::clone(&links.admin));
         Api {

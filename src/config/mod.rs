@@ -28,6 +28,7 @@ pub use cap::{Cap, CapError};
 pub use error::{ConfigError, Origin};
 pub(crate) use load::mongod;
 pub use products::ProductSection;
+pub(crate) use sections::{ANONYMOUS, WEIGHT_MAX};
 pub use sections::{
     AdmissionConfig, AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig,
     CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig, NotificationsConfig,

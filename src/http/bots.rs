@@ -17,12 +17,12 @@ use super::extract::{self, NoBody, Path, Query};
 use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::Problem;
+use crate::config::WEIGHT_MAX;
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotOrder, BotView, DeadOfBot, LastFailure, Queue, QueuedEvent};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
-const WEIGHT_MAX: u32 = 1_000;
 
 /// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
@@ -225,7 +225,8 @@ struct Settings {
 
 /// Set the weight of a bot
 ///
-/// Takes effect at its next slice.
+/// Takes effect at its next slice. A token sets weights up to its `max_weight`: 1 by default, 1,000
+/// for a token of all bots.
 #[utoipa::path(
     put, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "setBot",
     params(BotPath), request_body = Settings,
@@ -241,7 +242,9 @@ async fn set(
         let detail = format!("it is {weight}; write a whole number from 1 to {WEIGHT_MAX}");
         return Err(Problem::field("weight", detail));
     }
-    path.queue(&api, &caller).await?.set_weight(&path.bot, weight).await?;
+    let queue = path.queue(&api, &caller).await?;
+    caller.check_weight(weight)?;
+    queue.set_weight(&path.bot, weight).await?;
     caller.did("set weight", &path.pipeline, Some(&path.bot));
     Ok(StatusCode::NO_CONTENT)
 }

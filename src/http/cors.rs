@@ -32,6 +32,11 @@ const EXPOSED: &str = "retry-after, x-shed-reason";
 /// Lifetime of a browser's preflight result, in seconds.
 const MAX_AGE: &str = "7200";
 
+/// Whether pages of other sites may call the route.
+pub(super) fn is_shared(template: &str) -> bool {
+    TEMPLATES.contains(&template)
+}
+
 /// The sites whose pages may call.
 #[derive(Debug)]
 pub(super) struct Origins(Vec<HeaderValue>);

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Router;
+use axum::http::{HeaderValue, header};
+use axum::middleware::map_response;
+use axum::{Router, response as answer};
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi, Ref, RefOr, Response, ResponseBuilder};
@@ -56,7 +58,21 @@ pub(super) fn begin() -> OpenApiRouter<Arc<Api>> {
 pub(super) fn routes(document: &OpenApi) -> Router {
     let config = Config::default().validator_url("none").try_it_out_enabled(true);
     let document = contract::complete(document);
-    SwaggerUi::new("/docs").external_url_unchecked("/openapi.json", document).config(config).into()
+    let page = SwaggerUi::new("/docs").external_url_unchecked("/openapi.json", document);
+    Router::from(page.config(config)).layer(map_response(protect))
+}
+
+/// The page loads only resources of this server. Its styles and pictures are in its scripts.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src 'self' data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+);
+
+async fn protect(mut response: answer::Response) -> answer::Response {
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, POLICY);
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+    response
 }
 
 /// Adds to every guarded operation its required scope, or the alternatives, and the common answers.

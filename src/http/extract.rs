@@ -8,7 +8,7 @@ use axum::extract::path::ErrorKind;
 use axum::extract::rejection::{JsonRejection, PathRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -176,6 +176,19 @@ pub(crate) async fn refuse_large(request: Request, next: Next) -> Response {
         Some(bytes) if bytes > BODY_MAX as u64 => too_large(BODY_MAX).into_response(),
         _ => next.run(request).await,
     }
+}
+
+/// Refuses requests that do not name the called server exactly once, as HTTP/1.1 demands: proxies in
+/// front may have looked at another name than this server.
+pub(crate) async fn refuse_unclear_host(request: Request, next: Next) -> Response {
+    let named = request.headers().get_all(header::HOST).iter().count();
+    let detail = match named {
+        1 => return next.run(request).await,
+        0 if request.version() < Version::HTTP_11 => return next.run(request).await,
+        0 => "the header Host is missing",
+        _ => "the header Host is present more than once",
+    };
+    closing(Problem::new(Kind::InvalidRequest, detail)).into_response()
 }
 
 pub(super) fn announced(headers: &HeaderMap) -> Option<u64> {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `/healthz`, `/readyz` | every client |
 //! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | every client; without `auth.tokens` not the pages of other sites |
-//! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; the token may be in a cookie |
+//! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; a session in a cookie suffices |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish` or `count`, for the bot |
 //! | `GET /v1/bots/…/counters`, `…/daily`, `POST …/counters/query` | scope `read` or `count`, for the bot |
@@ -20,9 +20,9 @@
 //!
 //! 1. the limits of the connection ([`listen`]);
 //! 2. the access of pages of other sites ([`cors`]);
-//! 3. admission control, and the body ([`admit`]);
+//! 3. the identity of the sender ([`auth`]), admission control, and the body ([`admit`]);
 //! 4. metrics;
-//! 5. the check of the site that the request comes from, and of the token ([`auth`]);
+//! 5. the check of the site that the request comes from, and of the scope ([`auth`]);
 //! 6. the parameters ([`extract`]), and the handler.
 //!
 //! A layer that refuses a request answers with a [`problem`]. The OpenAPI document ([`docs`]) is
@@ -218,7 +218,8 @@ fn guarded(guard: Guard, routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<A
 }
 
 /// Requires no token: the path contains a capability that is secret.
-fn capable(mut routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
+fn capable(routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
+    let mut routes = routes.route_layer(from_fn(auth::receive));
     docs::note_capability(routes.get_openapi_mut());
     routes
 }
@@ -233,6 +234,7 @@ fn finish(routes: Router) -> Router {
             Problem::new(Kind::NoRoute, "nothing is served here; /openapi.json lists every path")
         })
         .layer(from_fn(extract::refuse_large))
+        .layer(from_fn(extract::refuse_unclear_host))
         .layer(from_fn(observe))
 }
 

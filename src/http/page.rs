@@ -46,6 +46,11 @@ impl Cursors {
         self.0.get_or_init(|| SigningKey::new(rand::random()))
     }
 
+    /// Whether this deployment gave a receiver the name of this lease.
+    pub(super) fn is_lease(&self, text: &str) -> bool {
+        self.key().read(Purpose::Lease, text).is_some()
+    }
+
     /// The cursor for a place in the list at `path`.
     pub(super) fn write(&self, path: &str, place: &impl Serialize) -> String {
         // Numbers and strings always serialise.

@@ -56,21 +56,89 @@ impl PipelinePath {
 #[derive(Debug, Serialize, ToSchema)]
 struct Pipelines {
     /// The pipelines, ordered by name.
-    pipelines: Vec<Pipeline>,
+    pipelines: Vec<Summary>,
 }
 
-/// The summary of a pipeline.
-#[derive(Debug, Serialize, ToSchema)]
+/// A pipeline and its numbers, which are of all bots together.
+#[derive(Debug)]
 pub(super) struct Pipeline {
-    /// Its name.
     pub(super) name: PipelineName,
     /// Whether this process runs it: its configuration has an enabled section.
     pub(super) enabled: bool,
-    #[serde(flatten)]
     pub(super) view: PipelineView,
     /// Rates and workers, summed over all processes.
-    #[serde(flatten)]
     pub(super) pace: Pace,
+}
+
+/// The summary of a pipeline. Its numbers are of all bots together, so they are `null` for a token
+/// that is not for all bots (`bots = ["*"]`).
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Pipeline)]
+struct Summary {
+    /// Its name.
+    name: PipelineName,
+    /// Whether this process runs it: its configuration has an enabled section.
+    enabled: bool,
+    /// Whether the whole pipeline is paused.
+    stopped: bool,
+    /// Events queued.
+    depth: Option<u64>,
+    /// Bots waiting for a worker.
+    ready: Option<u64>,
+    /// Bots leased by a worker or a receiver.
+    leased: Option<u64>,
+    /// Bots leased by a receiver: it answered 202 and has not completed the lease yet.
+    open: Option<u64>,
+    /// Parked bots: in backoff, or waiting to batch.
+    parked: Option<u64>,
+    /// Paused bots.
+    paused: Option<u64>,
+    /// Events that are not due yet.
+    delayed: Option<u64>,
+    /// Dead letters kept.
+    dead: Option<u64>,
+    /// Age of the oldest event in a sample of up to 64 ready, leased or parked bots per shard, ms.
+    oldest_age_ms: Option<u64>,
+    /// Events per second copied from the bus into queues, in all processes.
+    queued_per_second: Option<f64>,
+    /// Events per second that left the queues: done, dead or delayed.
+    settled_per_second: Option<f64>,
+    /// Busy workers.
+    workers_busy: Option<usize>,
+    /// The target number of workers.
+    workers_target: Option<usize>,
+    /// The maximum number of workers (`workers.max`).
+    workers_max: Option<usize>,
+}
+
+impl Summary {
+    /// What the caller may see of a pipeline.
+    fn new(pipeline: Pipeline, caller: &Caller) -> Self {
+        let Pipeline { name, enabled, view, pace } = pipeline;
+        let sees_all = caller.covers_all();
+        let count = |count: u64| sees_all.then_some(count);
+        let rate = |rate: f64| sees_all.then_some(rate);
+        let workers = |workers: usize| sees_all.then_some(workers);
+        Self {
+            name,
+            enabled,
+            stopped: view.stopped,
+            depth: count(view.depth),
+            ready: count(view.ready),
+            leased: count(view.leased),
+            open: count(view.open),
+            parked: count(view.parked),
+            paused: count(view.paused),
+            delayed: count(view.delayed),
+            dead: count(view.dead),
+            oldest_age_ms: count(view.oldest_age_ms),
+            queued_per_second: rate(pace.queued_per_second),
+            settled_per_second: rate(pace.settled_per_second),
+            workers_busy: workers(pace.workers_busy),
+            workers_target: workers(pace.workers_target),
+            workers_max: workers(pace.workers_max),
+        }
+    }
 }
 
 /// Every pipeline, ordered by name.
@@ -97,24 +165,28 @@ impl Pipeline {
     get, path = "/v1/pipelines", tag = "pipelines", operation_id = "listPipelines",
     responses((status = 200, description = "Every pipeline", body = Pipelines))
 )]
-async fn list(State(api): State<Arc<Api>>) -> Result<Json<Pipelines>, Problem> {
+async fn list(State(api): State<Arc<Api>>, caller: Caller) -> Result<Json<Pipelines>, Problem> {
     let processes = presence::processes(api.queues.link()).await?;
-    Ok(Json(Pipelines { pipelines: all(&api, &processes).await? }))
+    let pipelines = all(&api, &processes).await?.into_iter();
+    let pipelines = pipelines.map(|pipeline| Summary::new(pipeline, &caller)).collect();
+    Ok(Json(Pipelines { pipelines }))
 }
 
 /// Show a pipeline
 #[utoipa::path(
     get, path = "/v1/pipelines/{pipeline}", tag = "pipelines", operation_id = "showPipeline",
     params(PipelinePath),
-    responses((status = 200, description = "The pipeline", body = Pipeline), OfPipeline)
+    responses((status = 200, description = "The pipeline", body = Summary), OfPipeline)
 )]
 async fn show(
     State(api): State<Arc<Api>>,
+    caller: Caller,
     Path(path): Path<PipelinePath>,
-) -> Result<Json<Pipeline>, Problem> {
+) -> Result<Json<Summary>, Problem> {
     api.queues.find(&path.pipeline).await?;
     let processes = presence::processes(api.queues.link()).await?;
-    Ok(Json(Pipeline::look(&api, path.pipeline, &processes).await?))
+    let pipeline = Pipeline::look(&api, path.pipeline, &processes).await?;
+    Ok(Json(Summary::new(pipeline, &caller)))
 }
 
 /// Pause a pipeline

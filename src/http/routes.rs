@@ -115,6 +115,21 @@ impl Route {
         Self { operation, template, class, body_max, shed: Default::default() }
     }
 
+    /// Whether it is one of the health checks, which orchestrators call without a token.
+    pub(super) fn is_of_health(&self) -> bool {
+        matches!(self.template, "/healthz" | "/readyz")
+    }
+
+    /// Whether its path names a lease, which is a signed capability.
+    pub(super) fn is_of_leases(&self) -> bool {
+        self.template.starts_with("/v1/leases/")
+    }
+
+    /// Whether it reads the body of a sender without a token: only the login.
+    pub(super) fn takes_bodies_of_strangers(&self) -> bool {
+        self.template == "/login"
+    }
+
     /// Counts and times an answer that does not come from the handler.
     pub(super) fn answered(&self, watch: Option<&Stopwatch>, response: Response) -> Response {
         metrics::http_answered(self.template, response.status().as_u16());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Fault;
 use super::bounds::{HOSTS_MAX, TOKEN_BOTS_MAX, names};
-use crate::config::{Config, Scope, TokenConfig};
+use crate::config::{ANONYMOUS, Config, Scope, TokenConfig};
 
 const TOKENS_MAX: usize = 1_000;
 
@@ -19,6 +19,10 @@ impl Config {
         for (place, token) in tokens.iter().enumerate() {
             let key = |name: &str| format!("auth.tokens[{place}].{name}");
             names(&key("name"), std::slice::from_ref(&token.name), 1, "name")?;
+            if token.name == ANONYMOUS {
+                let problem = "is \"anonymous\", which the log calls callers without a token; choose another name";
+                return Err(Fault::new(key("name"), problem));
+            }
             if !seen.insert(&token.name) {
                 let problem = format!("is {:?} once more; give each its own", token.name);
                 return Err(Fault::new(key("name"), problem));

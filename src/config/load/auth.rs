@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::reader::Reader;
 use crate::admission::Class;
 use crate::config::check::limits;
-use crate::config::{ConfigError, Scope, TokenConfig};
+use crate::config::{ConfigError, Scope, TokenConfig, WEIGHT_MAX};
 
 pub(super) fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {
     const SCOPES: [Scope; 4] = [Scope::Publish, Scope::Read, Scope::Operate, Scope::Count];
@@ -15,11 +15,18 @@ pub(super) fn token(read: &Reader<'_>) -> Result<TokenConfig, ConfigError> {
             read.invalid("scopes", format_args!("holds {name:?}; {remedy}"))
         })
     };
+    let bots = read.list("bots");
+    let max_weight = match read.count("max_weight", limits::TOKEN_WEIGHT)? {
+        0 if bots.iter().any(|bot| bot == "*") => WEIGHT_MAX,
+        0 => 1,
+        weight => weight,
+    };
     Ok(TokenConfig {
         name: read.text("name").to_owned(),
         token_file: PathBuf::from(read.text("token_file")),
         scopes: read.list("scopes").into_iter().map(scope).collect::<Result<_, _>>()?,
-        bots: read.list("bots"),
+        bots,
+        max_weight,
         origins: read.list("origins"),
         rate: read.count("rate", limits::PUBLIC_RATE)?,
         address_rate: read.count("address_rate", limits::PUBLIC_RATE)?,

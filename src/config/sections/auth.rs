@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use crate::admission::Class;
 
+/// The name of every caller if there are no tokens, in the log. No token has it.
+pub(crate) const ANONYMOUS: &str = "anonymous";
+/// Maximum weight of a bot.
+pub(crate) const WEIGHT_MAX: u32 = 1_000;
+
 /// The section `[auth]`: access to the HTTP interface.
 #[derive(Debug, Clone)]
 pub struct AuthConfig {
@@ -33,6 +38,8 @@ pub struct TokenConfig {
     pub address_rate: u32,
     /// The highest class of its requests; `None`: the class of the route.
     pub class: Option<Class>,
+    /// Maximum weight that it may give to a bot: 1 to 1,000.
+    pub max_weight: u32,
 }
 
 /// A permission of a token. None implies another.

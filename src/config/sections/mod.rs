@@ -8,6 +8,7 @@ mod notifications;
 mod pipelines;
 mod stores;
 
+pub(crate) use self::auth::{ANONYMOUS, WEIGHT_MAX};
 pub use self::auth::{AuthConfig, Scope, TokenConfig};
 pub use self::callbacks::CallbacksConfig;
 pub use self::counters::CountersConfig;

@@ -12,7 +12,7 @@ use super::super::listen::{Peer, network};
 use super::super::problem::{Kind, Problem};
 use super::super::routes::Route;
 use super::refuse::jitter;
-use super::request::{bot_of, decoded};
+use super::request::covered_bot;
 use super::{AdmissionGate, SHED_REASON};
 use crate::admission::quota::{Exceeded, Quota, Quotas, Taken};
 use crate::admission::{Reason, ShedCounts};
@@ -34,26 +34,35 @@ pub(crate) struct QuotaSettings {
     pub(crate) token: Quota,
 }
 
+/// The bot that was charged by the path or query.
+#[derive(Debug, Clone)]
+struct Charged(BotId);
+
 impl AdmissionGate {
-    /// Charges the token of a request, and its bot if the path or query names one.
+    /// Charges the token of a request, and its bot if the path or query names one of the token's.
     pub(in super::super) fn charge(
         &self,
-        token: Option<&str>,
-        request: &Request,
+        caller: &Caller,
+        request: &mut Request,
     ) -> Result<[Option<Taken>; 2], Problem> {
         let settings = self.quotas();
         if settings == QuotaSettings::default() {
             return Ok([None, None]);
         }
         let now = self.admission.now();
+        let token = caller.has_token().then(|| caller.name());
         let of_token = token.map(|token| self.quotas.tokens.take(token, 1, settings.token, now));
         let route = self.routes.find(request.method(), request.extensions());
-        let bot = bot_of(request.uri()).map(decoded);
-        let named = bot.as_deref();
+        let bot = covered_bot(request.uri(), caller);
+        let named = bot.as_ref().map(BotId::as_str);
         let whose = Whose { token, bots: named.as_slice(), ..Whose::of(request.extensions()) };
         let of_token = self.judge(of_token, "token", route, &whose)?;
         let of_bot = named.map(|bot| self.quotas.bots.take(bot, 1, settings.bot, now));
-        Ok([of_token, self.judge(of_bot, "bot", route, &whose)?])
+        let of_bot = self.judge(of_bot, "bot", route, &whose)?;
+        if let Some(bot) = bot {
+            request.extensions_mut().insert(Charged(bot));
+        }
+        Ok([of_token, of_bot])
     }
 
     /// Charges a bot with `n` events.
@@ -72,14 +81,14 @@ impl AdmissionGate {
         self.judge(Some(of_bot), "bot", route, &whose)
     }
 
-    /// Charges the bot of a request that may name it in the body, once the body is read. A bot in
-    /// the path or query was charged before.
+    /// Charges the bot of a request that may name it in the body, once the body is read, unless it
+    /// was charged before by the path or query.
     pub(in super::super) fn charge_named(
         &self,
         bot: &BotId,
         parts: &Parts,
     ) -> Result<Option<Taken>, Problem> {
-        if bot_of(&parts.uri).is_some() {
+        if parts.extensions.get::<Charged>().is_some_and(|Charged(charged)| charged == bot) {
             return Ok(None);
         }
         self.charge_bot(bot, 1, parts)
@@ -89,14 +98,14 @@ impl AdmissionGate {
     /// there is spare capacity.
     pub(in super::super) fn charge_public(
         &self,
-        token: &str,
+        caller: &Caller,
         [of_address, of_all]: [Quota; 2],
         request: &Request,
     ) -> Result<(), Problem> {
         let now = self.admission.now();
         let route = self.routes.find(request.method(), request.extensions());
-        let bot = bot_of(request.uri()).map(decoded);
-        let named = bot.as_deref();
+        let (token, bot) = (caller.name(), covered_bot(request.uri(), caller));
+        let named = bot.as_ref().map(BotId::as_str);
         let whose =
             Whose { token: Some(token), bots: named.as_slice(), ..Whose::of(request.extensions()) };
         let address = whose.address.map(|address| format!("{token}\n{address}"));

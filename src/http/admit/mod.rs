@@ -1,5 +1,7 @@
 //! Admission control for HTTP: decides before anything is read or looked up.
 //!
+//! 0. Sender ([`Identity`]): by the token, session or lease in the head. Only known senders are
+//!    callers. A stranger ranks last and never waits, and its body is not read.
 //! 1. Class: that of the route ([`routes`](super::routes)). `x-priority` and the token may lower
 //!    it, never raise it.
 //! 2. Deadline: `x-deadline-ms`, in milliseconds from now. A request does not start if the deadline
@@ -11,14 +13,16 @@
 //!    runtime looks for new arrivals ([`AdmissionGate::begin`]). Otherwise requests that need much
 //!    processor time would delay all others, even refusals.
 //! 5. Body, if there is one. While a request waits for a slow body, it gives its place back: slow
-//!    senders delay no other request.
+//!    senders delay no other request. The number and the bytes of slow bodies are bounded, in all
+//!    and for each sender ([`SlowBodies`]).
 //!
 //! Refusals keep the connection open. When there are many, each is delayed a little. The delay
 //! costs almost nothing here, and keeps callers that retry immediately from using up the processor
 //! time.
 //!
-//! Once the token is known, quotas are charged ([`AdmissionGate::charge`]).
+//! Once the route has accepted the token, quotas are charged ([`AdmissionGate::charge`]).
 
+mod bodies;
 mod charge;
 mod refuse;
 mod request;
@@ -39,35 +43,34 @@ use axum::http::{Extensions, HeaderName, HeaderValue, Uri};
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as _, Bytes};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use self::bodies::{SlowBodies, discard, senders};
 pub(crate) use self::charge::QuotaSettings;
 use self::charge::{UsedQuotas, Whose};
 use self::refuse::{Pace, refusal};
-use self::request::{bot_of, caller, class, deadline, decoded, places};
+use self::request::{class, covered_bot, deadline, lease_of, number, places};
 use self::within::Within;
-use super::auth::{Access, Caller};
+use super::auth::{Access, Caller, Identity, Stranger};
 use super::body::Keeping;
-use super::extract;
 use super::metrics::http_body;
 use super::page::Cursors;
 use super::problem::{Kind, Problem};
 use super::routes::{Route, Routes, Row};
 use super::stopwatch::Stopwatch;
+use super::{cors, extract};
 use crate::admission::metrics::shed_seconds;
 use crate::admission::turns::Turns;
 use crate::admission::{
     Admission, Class, Decision, Permit, Reason, Request as AdmissionRequest, ShedCounts,
 };
+use crate::id::BotId;
 use crate::request_deadline;
 
 /// The header with the reason of a refusal.
 pub(super) const SHED_REASON: HeaderName = HeaderName::from_static("x-shed-reason");
 /// A request gives its place back if its body takes longer than this.
 const BODY_AT_ONCE: Duration = Duration::from_millis(20);
-/// Maximum number of requests that wait for their body without a place.
-const SLOW_BODIES: usize = 512;
 /// Maximum number of bots in a body for which a refusal is counted.
 const NAMED_MAX: usize = 16;
 
@@ -78,15 +81,16 @@ pub(crate) struct AdmissionGate {
     quotas: UsedQuotas,
     routes: Routes,
     pace: Pace,
-    slow_bodies: Semaphore,
+    slow_bodies: SlowBodies,
     turns: Arc<Turns>,
     /// The encoded document of each reason.
     refusals: [Bytes; Reason::ALL.len()],
     shed_seconds: Histogram,
     /// The deadline of requests without one, per class, in µs; 0: no limit.
     deadlines: [AtomicU64; 4],
-    /// The tokens, to attribute refusals to them.
+    /// The tokens. Without them, every sender is the anonymous caller.
     access: OnceLock<Arc<Access>>,
+    anonymous: Caller,
 }
 
 impl AdmissionGate {
@@ -104,12 +108,13 @@ impl AdmissionGate {
             quotas,
             routes: Routes::new(table),
             pace: Pace::default(),
-            slow_bodies: Semaphore::new(SLOW_BODIES),
+            slow_bodies: SlowBodies::default(),
             turns: Turns::new(std::thread::available_parallelism().map_or(1, usize::from)),
             refusals: Reason::ALL.map(refusal),
             shed_seconds: shed_seconds(),
             deadlines: Default::default(),
             access: OnceLock::new(),
+            anonymous: Caller::anonymous(),
         }
     }
 
@@ -170,24 +175,29 @@ impl AdmissionGate {
 }
 
 /// The properties of a request that are still needed after its memory is freed.
-struct Seen<'a> {
+struct Seen {
     watch: Option<Stopwatch>,
     waited: Duration,
-    /// The probable owner of its token, which is not checked yet.
-    claimed: Option<&'a Caller>,
+    identity: Identity,
     address: Option<IpAddr>,
     uri: Uri,
     /// The bots in its body, once it was read.
     named: NamedBots,
 }
 
-impl Seen<'_> {
+impl Seen {
     fn note(&self, counts: &ShedCounts, reason: Reason) {
+        let caller = self.identity.caller();
         let named = self.named.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_uri = bot_of(&self.uri).map(decoded);
-        let mut bots: Vec<&str> = named.iter().map(|bot| &**bot).collect();
-        bots.extend(of_uri.as_deref().filter(|bot| !bots.contains(bot)));
-        let token = self.claimed.map(Caller::name);
+        let of_uri = caller.and_then(|caller| covered_bot(&self.uri, caller));
+        // A token could name the bots of others.
+        let is_own = |bot: &&str| {
+            let bot = BotId::parse(bot);
+            bot.is_ok_and(|bot| caller.is_some_and(|caller| caller.covers(&bot)))
+        };
+        let mut bots: Vec<&str> = named.iter().map(|bot| &**bot).filter(is_own).collect();
+        bots.extend(of_uri.as_ref().map(BotId::as_str).filter(|bot| !bots.contains(bot)));
+        let token = caller.filter(|caller| caller.has_token()).map(Caller::name);
         Whose { token, address: self.address, bots: &bots }.note(counts, reason);
     }
 }
@@ -207,10 +217,40 @@ impl NamedBots {
     }
 }
 
+impl AdmissionGate {
+    /// The sender of a request.
+    fn identify(&self, route: &Route, request: &Request) -> Identity {
+        if route.is_of_leases() {
+            let lease = lease_of(request.uri());
+            let is_known = lease.is_some_and(|lease| self.cursors.is_lease(&lease));
+            return if is_known {
+                Identity::Receiver
+            } else {
+                Identity::Stranger(Stranger::NoToken)
+            };
+        }
+        match self.access.get() {
+            Some(access) => access.identify(request),
+            None => Identity::Caller(self.anonymous.clone()),
+        }
+    }
+}
+
+/// Whether the body of a request is read. A public token opens few routes, and everybody knows it.
+fn reads_body(identity: &Identity, route: &Route) -> bool {
+    match identity {
+        Identity::Stranger(_) => route.takes_bodies_of_strangers(),
+        Identity::Receiver => true,
+        Identity::Caller(caller) | Identity::Browser(caller) => {
+            !caller.is_public() || cors::is_shared(route.template)
+        }
+    }
+}
+
 /// Admits or refuses requests.
 pub(super) async fn admit(
     State(gate): State<Arc<AdmissionGate>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let begun = Instant::now();
@@ -218,7 +258,7 @@ pub(super) async fn admit(
     let mut seen = Seen {
         watch: request.extensions().get::<Stopwatch>().cloned(),
         waited: Duration::ZERO,
-        claimed: gate.access.get().and_then(|access| access.claimed(request.headers())),
+        identity: gate.identify(route, &request),
         address: Whose::of(request.extensions()).address,
         uri: request.uri().clone(),
         named: NamedBots::default(),
@@ -229,14 +269,24 @@ pub(super) async fn admit(
             return route.answered(seen.watch.as_ref(), problem.into());
         }
     };
-    let class = seen.claimed.map_or(class, |caller| caller.class(class));
+    let caller = seen.identity.caller();
+    let is_stranger = seen.identity.is_stranger() && !route.is_of_health();
+    let class = match caller {
+        Some(caller) => caller.class(class),
+        // Nobody completes work with a lease that nobody has.
+        None if is_stranger && class == Class::P0 => Class::P3,
+        None => class,
+    };
+    let reads_body = reads_body(&seen.identity, route);
+    let announced = extract::announced(request.headers()).filter(|_| reads_body);
     let ask = AdmissionRequest {
         class,
         operation: route.operation,
-        continues: gate.cursors.continues(request.uri()),
-        caller: caller(&request, seen.claimed),
+        continues: caller.is_some() && gate.cursors.continues(request.uri()),
+        caller: caller.map_or(0, |caller| number(&seen.uri, caller, seen.address)),
+        is_stranger,
         deadline: deadline.map(|within| gate.admission.now() + within),
-        places: places(extract::announced(request.headers()).unwrap_or_default()),
+        places: places(announced.unwrap_or_default()),
     };
     // A default deadline does not come from the caller: it cancels long requests, but refuses none.
     let within = deadline.or_else(|| gate.deadline(class));
@@ -248,6 +298,15 @@ pub(super) async fn admit(
             return gate.refuse(route, &ask, &seen, reason).await;
         }
     };
+    request.extensions_mut().insert(seen.identity.clone());
+    if !reads_body && !request.body().is_end_stream() {
+        let (parts, body) = request.into_parts();
+        let headers = parts.headers.clone();
+        let response = next.run(Request::from_parts(parts, Body::empty())).await;
+        let response = hold(permit, response);
+        discard(&headers, body).await;
+        return response;
+    }
     let (permit, request) = match with_body(&gate, &ask, route, permit, request, &mut seen).await {
         Ok(both) => both,
         Err(Turned::Away(problem)) => {
@@ -310,7 +369,7 @@ async fn with_body(
     route: &Route,
     mut permit: Permit,
     request: Request,
-    seen: &mut Seen<'_>,
+    seen: &mut Seen,
 ) -> Result<(Permit, Request), Turned> {
     if request.body().is_end_stream() {
         return Ok((permit, request));
@@ -329,7 +388,10 @@ async fn with_body(
         return Ok((permit.restarted(), Request::from_parts(parts, Body::from(bytes))));
     }
     drop(permit);
-    let Ok(_slow) = gate.slow_bodies.try_acquire() else {
+    let announced = extract::announced(&parts.headers);
+    let announced = announced.and_then(|bytes| usize::try_from(bytes).ok());
+    let senders = senders(&seen.identity, seen.address);
+    let Some(_slow) = gate.slow_bodies.take(senders, announced.unwrap_or(route.body_max)) else {
         return Err(Turned::Shed(Reason::Capacity));
     };
     let bytes = reading.await.map_err(away)?;

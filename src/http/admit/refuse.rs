@@ -28,7 +28,7 @@ impl AdmissionGate {
         &self,
         route: &Route,
         ask: &AdmissionRequest,
-        request: &Seen<'_>,
+        request: &Seen,
         reason: Reason,
     ) -> Response {
         route.shed(ask.class, reason).increment(1);

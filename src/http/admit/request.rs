@@ -2,18 +2,18 @@
 
 use std::borrow::Cow;
 use std::hash::{Hash as _, Hasher as _};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, Uri, header};
+use axum::http::{HeaderMap, HeaderName, Uri};
 use rustc_hash::FxHasher;
 
 use super::super::auth::Caller;
 use super::super::extract;
-use super::super::listen::{Peer, network};
 use super::super::problem::Problem;
 use super::super::routes::Route;
 use crate::admission::Class;
+use crate::id::BotId;
 
 /// The deadline of the caller.
 const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
@@ -49,7 +49,7 @@ pub(super) fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, Problem>
 }
 
 /// The bot in a path or query, still encoded.
-pub(super) fn bot_of(uri: &Uri) -> Option<&str> {
+fn bot_of(uri: &Uri) -> Option<&str> {
     let Some((_, rest)) = uri.path().split_once("/bots/") else {
         return uri.query()?.split('&').find_map(|pair| pair.strip_prefix("bot="));
     };
@@ -57,7 +57,7 @@ pub(super) fn bot_of(uri: &Uri) -> Option<&str> {
 }
 
 /// The decoded name of a bot in a path or query.
-pub(super) fn decoded(bot: &str) -> Cow<'_, str> {
+fn decoded(bot: &str) -> Cow<'_, str> {
     if !bot.contains('%') {
         return bot.into();
     }
@@ -65,19 +65,65 @@ pub(super) fn decoded(bot: &str) -> Cow<'_, str> {
     String::from_utf8_lossy(&bytes).into_owned().into()
 }
 
-/// The caller as a number, from its token or its address, and the bot. No caller can use up the
-/// share of another one without its token. With a public token, each address is its own caller.
-pub(super) fn caller(request: &Request, claimed: Option<&Caller>) -> u64 {
+/// The bot in a path or query, if the caller may have to do with it. Any text can be there, so no
+/// other bot is charged or told of.
+pub(super) fn covered_bot(uri: &Uri, caller: &Caller) -> Option<BotId> {
+    let bot = BotId::parse(&decoded(bot_of(uri)?)).ok()?;
+    caller.covers(&bot).then_some(bot)
+}
+
+/// A known caller as a number. The bots of a token for all bots are separate callers; otherwise the
+/// globs of the token are, because a caller could invent any number of bots for one. A public token
+/// and no token at all are no caller: each of their addresses is one.
+pub(super) fn number(uri: &Uri, caller: &Caller, address: Option<IpAddr>) -> u64 {
     let mut hasher = FxHasher::default();
-    let token = request.headers().get(header::AUTHORIZATION);
-    if let Some(token) = token {
-        token.as_bytes().hash(&mut hasher);
+    caller.name().hash(&mut hasher);
+    if caller.is_public() || !caller.has_token() {
+        address.hash(&mut hasher);
     }
-    if let Some(Peer(peer)) = request.extensions().get()
-        && (token.is_none() || claimed.is_some_and(Caller::is_public))
-    {
-        network(*peer).hash(&mut hasher);
+    if caller.covers_all() {
+        bot_of(uri).hash(&mut hasher);
+    } else {
+        covered_bot(uri, caller).and_then(|bot| caller.glob_of(&bot)).hash(&mut hasher);
     }
-    bot_of(request.uri()).hash(&mut hasher);
     hasher.finish().max(1)
+}
+
+/// The lease in the path of its routes.
+pub(super) fn lease_of(uri: &Uri) -> Option<Cow<'_, str>> {
+    let lease = uri.path().strip_prefix("/v1/leases/")?.split('/').next()?;
+    Some(decoded(lease))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn callers(bots: &[&str], paths: &[&str]) -> usize {
+        let bots: Vec<String> = bots.iter().map(|bot| (*bot).to_owned()).collect();
+        let caller = Caller::new("shop", Vec::new(), &bots);
+        let number = |path: &&str| number(&path.parse().unwrap(), &caller, None);
+        paths.iter().map(number).collect::<BTreeSet<_>>().len()
+    }
+
+    #[test]
+    fn a_token_of_certain_bots_has_as_many_callers_as_globs_whatever_bots_it_invents() {
+        let paths = ["/v1/bots/shop-1/x", "/v1/bots/shop-2/x", "/v1/bots/shop-%33/x"];
+        assert_eq!(callers(&["shop-*"], &paths), 1);
+        assert_eq!(callers(&["shop-1", "shop-*"], &paths), 2);
+        assert_eq!(callers(&["*"], &paths), 3, "an operator's");
+        assert_eq!(callers(&["shop-*"], &["/v1/bots/a", "/v1/bots/b", "/user_online?bot=c"]), 1);
+    }
+
+    #[test]
+    fn only_bots_of_the_token_are_charged_and_told_of() {
+        let caller = Caller::new("shop", Vec::new(), &["shop-*".to_owned()]);
+        let bot = |path: &str| covered_bot(&path.parse().unwrap(), &caller);
+        assert_eq!(bot("/v1/bots/shop%2D1/x").unwrap().as_str(), "shop-1");
+        for path in ["/v1/bots/other/x", "/v1/bots/%00/x", "/send_delayed?bot=", "/x"] {
+            assert_eq!(bot(path), None, "{path}");
+        }
+    }
 }

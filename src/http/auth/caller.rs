@@ -13,13 +13,10 @@ use super::super::problem::{Kind, Problem};
 use super::site::text;
 use crate::admission::Class;
 use crate::admission::quota::Quota;
-use crate::config::{Scope, TokenConfig};
+use crate::config::{ANONYMOUS, Scope, TokenConfig, WEIGHT_MAX};
 use crate::counters::view::AdId;
 use crate::expression::Glob;
 use crate::id::{BotId, PipelineName, RuleId};
-
-/// The name of a caller without a token, in the log.
-pub(super) const ANONYMOUS: &str = "anonymous";
 
 /// The caller of a request, and its rights.
 #[derive(Debug, Clone)]
@@ -38,10 +35,12 @@ pub(super) struct Rights {
     pub(super) scopes: Vec<Scope>,
     pub(super) bots: Vec<Glob>,
     pub(super) all_bots: bool,
+    /// Maximum weight that it may give to a bot.
+    pub(super) max_weight: u32,
 }
 
 impl Caller {
-    pub(super) fn new(name: &str, scopes: Vec<Scope>, bots: &[String]) -> Self {
+    pub(in super::super) fn new(name: &str, scopes: Vec<Scope>, bots: &[String]) -> Self {
         let rights = Rights {
             name: name.to_owned(),
             public: None,
@@ -49,6 +48,7 @@ impl Caller {
             scopes,
             bots: bots.iter().map(|glob| Glob::new(glob)).collect(),
             all_bots: bots.iter().any(|glob| glob == "*"),
+            max_weight: WEIGHT_MAX,
         };
         Self { rights: Arc::new(rights), address: None }
     }
@@ -66,7 +66,14 @@ impl Caller {
             rate: Quota { rate: token.rate, in_flight: 0 },
             address_rate: Quota { rate: token.address_rate, in_flight: 0 },
         });
-        Self { rights: Arc::new(Rights { class: token.class, public, ..rights }), address }
+        let (class, max_weight) = (token.class, token.max_weight);
+        Self { rights: Arc::new(Rights { class, public, max_weight, ..rights }), address }
+    }
+
+    /// Every caller, if there are no tokens.
+    pub(in super::super) fn anonymous() -> Self {
+        let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
+        Self::new(ANONYMOUS, all, &["*".to_owned()])
     }
 
     /// Whether its token is public.
@@ -115,7 +122,12 @@ impl Caller {
 
     /// Whether the caller has access to a bot.
     pub(crate) fn covers(&self, bot: &BotId) -> bool {
-        self.covers_all() || self.rights.bots.iter().any(|glob| glob.matches(bot.as_str()))
+        self.covers_all() || self.glob_of(bot).is_some()
+    }
+
+    /// The place of the glob that gives access to a bot.
+    pub(in super::super) fn glob_of(&self, bot: &BotId) -> Option<usize> {
+        self.rights.bots.iter().position(|glob| glob.matches(bot.as_str()))
     }
 
     /// Refuses callers without access to a bot.
@@ -135,6 +147,18 @@ impl Caller {
         let detail = format!(
             "token {:?} is not for all bots (bots = [\"*\"]), as what concerns a whole pipeline demands",
             self.rights.name
+        );
+        Err(Problem::new(Kind::Forbidden, detail))
+    }
+
+    /// Refuses to give a bot more weight than the token allows.
+    pub(in super::super) fn check_weight(&self, weight: u32) -> Result<(), Problem> {
+        let Rights { name, max_weight, .. } = &*self.rights;
+        if weight <= *max_weight {
+            return Ok(());
+        }
+        let detail = format!(
+            "token {name:?} sets weights up to {max_weight}; use a token for all bots (bots = [\"*\"]), or raise max_weight of this one in auth.tokens"
         );
         Err(Problem::new(Kind::Forbidden, detail))
     }

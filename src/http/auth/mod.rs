@@ -5,14 +5,19 @@
 //! page of another site can make a browser send are then refused: those with a foreign `Host` (DNS
 //! rebinding) or a foreign `Origin` (CSRF).
 //!
-//! A browser sends its token in a cookie ([`Access::COOKIE`]). The cookie is accepted only for the
+//! The head of a request identifies its sender ([`Identity`]), before the body is read and before
+//! the sender counts as a caller.
+//!
+//! A browser has a [`session`] in a cookie ([`Access::COOKIE`]). The cookie is accepted only for the
 //! pages and for `GET` requests with the scope `read`, and only if no page of another site sent the
 //! request.
 //!
-//! Fairlane keeps only hashes of the tokens. A sent token is compared with all of them by SHA-256,
-//! in constant time. Neither the tokens nor the texts that clients send as tokens are ever logged.
+//! Fairlane keeps only hashes of the tokens, and compares them in constant time. Neither the tokens
+//! nor the texts that clients send as tokens are ever logged.
 
 mod caller;
+mod identity;
+mod session;
 mod site;
 
 use std::collections::HashMap;
@@ -23,31 +28,29 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::{RawPathParams, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest as _, Sha256};
-use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
+use subtle::ConstantTimeEq as _;
 use tracing::warn;
 
-use self::caller::ANONYMOUS;
 pub(crate) use self::caller::Caller;
+pub(super) use self::identity::{Identity, Stranger};
+pub(super) use self::session::HOURS as SESSION_HOURS;
+use self::session::Sessions;
 pub(super) use self::site::{check_site, refuse_foreign};
 use super::admit::AdmissionGate;
-use super::listen::Peer;
 use super::problem::{Kind, Problem};
 use crate::admission::quota::Taken;
 use crate::config::{Config, Scope, TokenConfig};
 use crate::id::BotId;
+use crate::pool::open::LeaseError;
 
 /// Shortest token, in bytes.
 const TOKEN_MIN_BYTES: usize = 16;
 /// Longest token, in bytes.
 const TOKEN_MAX_BYTES: usize = 4_096;
-/// Time that a browser keeps a token, in hours.
-pub(super) const COOKIE_HOURS: u32 = 12;
 
 /// The reason why the configured tokens cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -90,10 +93,12 @@ pub enum AuthError {
 pub(crate) struct Access {
     /// Sites whose pages may count views and read totals.
     cors_origins: Vec<String>,
+    /// The digest of each token, and its bearer.
     tokens: Vec<([u8; 32], Caller)>,
     /// The index in `tokens` by a keyed hash of the token's text.
-    claims: HashMap<u64, usize>,
+    places: HashMap<u64, usize>,
     seed: RandomState,
+    sessions: Sessions,
     /// The host names that requests may use while there are no tokens, in lower case.
     hosts: Vec<String>,
     anonymous: Caller,
@@ -106,13 +111,13 @@ impl fmt::Debug for Access {
 }
 
 impl Access {
-    /// The cookie that contains a browser's token.
+    /// The cookie that contains a browser's session.
     pub(super) const COOKIE: &str = "fairlane-token";
 
     /// Reads the files of the tokens.
     pub(crate) fn open(config: &Config) -> Result<Self, AuthError> {
         let mut tokens: Vec<([u8; 32], Caller)> = Vec::new();
-        let (mut claims, seed) = (HashMap::new(), RandomState::new());
+        let (mut places, seed) = (HashMap::new(), RandomState::new());
         for token in &config.auth.tokens {
             let text = read_token(token)?;
             let digest = Sha256::digest(&text).into();
@@ -120,17 +125,17 @@ impl Access {
                 let (first, second) = (first.rights.name.clone(), token.name.clone());
                 return Err(AuthError::Twice { first, second });
             }
-            claims.insert(seed.hash_one(&*text), tokens.len());
+            places.insert(seed.hash_one(&*text), tokens.len());
             tokens.push((digest, Caller::of(token, &config.http.cors_origins)));
         }
-        let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
         Ok(Self {
             cors_origins: config.http.cors_origins.clone(),
             tokens,
-            claims,
+            places,
             seed,
+            sessions: Sessions::default(),
             hosts: config.http.hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
-            anonymous: Caller::new(ANONYMOUS, all, &["*".to_owned()]),
+            anonymous: Caller::anonymous(),
         })
     }
 
@@ -144,96 +149,14 @@ impl Access {
         !self.tokens.is_empty()
     }
 
-    /// The caller of a request, if it has one of the scopes. `browses`: a token in a cookie is
-    /// accepted too.
-    pub(super) fn admit(
-        &self,
-        request: &Request,
-        (scope, or): (Scope, Option<Scope>),
-        browses: bool,
-    ) -> Result<Caller, Problem> {
-        let caller = self.caller(request.uri(), request.headers(), browses)?;
-        if !or.is_some_and(|or| caller.rights.scopes.contains(&or)) {
-            caller.check_scope(scope)?;
-        }
-        if let Some(public) = &caller.rights.public {
-            public.check_origin(request.headers())?;
-        }
-        let address = request.extensions().get().map(|Peer(address)| *address);
-        Ok(Caller { address, ..caller.clone() })
-    }
-
-    /// The name and value of the cookie for a known token.
-    pub(super) fn cookie(&self, token: &str) -> Option<String> {
-        self.known(token.as_bytes())?;
-        Some(format!("{}={}", Self::COOKIE, BASE64_URL_SAFE_NO_PAD.encode(token)))
-    }
-
-    /// The caller of a request, identified by its token.
-    fn caller(&self, uri: &Uri, headers: &HeaderMap, browses: bool) -> Result<&Caller, Problem> {
-        if self.tokens.is_empty() {
-            return Ok(&self.anonymous);
-        }
-        let token = match bearer(headers) {
-            None if browses => kept(uri, headers)?,
-            token => token.map(<[u8]>::to_vec),
-        };
-        let Some(token) = token else {
-            let detail = "send a token in the header `Authorization: Bearer …`";
-            let problem = Problem::new(Kind::Unauthorized, detail);
-            let challenge = HeaderValue::from_static("Bearer realm=\"fairlane\"");
-            return Err(problem.header(header::WWW_AUTHENTICATE, challenge));
-        };
-        self.known(&token).ok_or_else(|| {
-            let problem = Problem::new(Kind::Unauthorized, "the token is not known here");
-            let challenge = "Bearer realm=\"fairlane\", error=\"invalid_token\"";
-            let challenge = HeaderValue::from_static(challenge);
-            problem.header(header::WWW_AUTHENTICATE, challenge)
-        })
-    }
-
-    /// The probable owner of a request's token, found by a quick lookup that proves nothing. It
-    /// serves to attribute refusals and to lower the class of a request, never to grant access.
-    pub(super) fn claimed(&self, headers: &HeaderMap) -> Option<&Caller> {
-        let place = self.claims.get(&self.seed.hash_one(bearer(headers)?))?;
-        self.tokens.get(*place).map(|(_, caller)| caller)
-    }
-
-    /// The owner of a token.
-    fn known(&self, token: &[u8]) -> Option<&Caller> {
+    /// The digest of a known token, and its owner.
+    fn known(&self, token: &[u8]) -> Option<&([u8; 32], Caller)> {
+        // The hash is keyed, so that the duration does not reveal which token nearly matched.
+        let place = self.places.get(&self.seed.hash_one(token))?;
+        let known = self.tokens.get(*place)?;
         let digest: [u8; 32] = Sha256::digest(token).into();
-        // Compares with every token, so that the duration does not reveal which one nearly matched.
-        let (mut found, mut place) = (Choice::from(0), 0_u64);
-        for (at, (known, _)) in (0_u64..).zip(&self.tokens) {
-            let equal = known.ct_eq(&digest);
-            place.conditional_assign(&at, equal);
-            found |= equal;
-        }
-        let place = usize::try_from(place).unwrap_or(usize::MAX);
-        self.tokens.get(place).filter(|_| found.into()).map(|(_, caller)| caller)
+        bool::from(known.0.ct_eq(&digest)).then_some(known)
     }
-}
-
-/// The bearer token in the header.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(header::AUTHORIZATION)?;
-    let (scheme, token) = value.as_bytes().split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
-}
-
-/// The token in the cookie. Old browsers send the cookie with requests from pages of other sites
-/// too, so such requests are refused.
-fn kept(uri: &Uri, headers: &HeaderMap) -> Result<Option<Vec<u8>>, Problem> {
-    let mut cookies = headers.get_all(header::COOKIE).iter();
-    let cookie = cookies.find_map(|value| {
-        let mut pairs = value.to_str().ok()?.split(';');
-        pairs.find_map(|pair| pair.trim().strip_prefix(Access::COOKIE)?.strip_prefix('='))
-    });
-    let Some(token) = cookie.and_then(|text| BASE64_URL_SAFE_NO_PAD.decode(text).ok()) else {
-        return Ok(None);
-    };
-    refuse_foreign(uri, headers)?;
-    Ok(Some(token))
 }
 
 fn read_token(token: &TokenConfig) -> Result<Vec<u8>, AuthError> {
@@ -298,20 +221,29 @@ pub(super) struct Guard {
 
 impl Guard {
     /// The caller of a request, if it has one of the scopes and its quota is not used up.
-    /// `browses`: a token in a cookie is accepted too.
+    /// `browses`: a session is accepted too.
     pub(super) fn admit(
         &self,
-        request: &Request,
+        request: &mut Request,
         browses: bool,
-    ) -> Result<(Caller, [Option<Taken>; 2]), Problem> {
-        let caller = self.access.admit(request, (self.scope, self.or), browses)?;
-        if let Some(public) = &caller.rights.public {
-            let rates = [public.address_rate, public.rate];
-            self.gate.charge_public(&caller.rights.name, rates, request)?;
+    ) -> Result<[Option<Taken>; 2], Problem> {
+        let identity = request.extensions().get::<Identity>();
+        let unguarded = || Problem::new(Kind::Internal, "the sender was not identified");
+        let caller = identity.ok_or_else(unguarded)?.admitted(browses)?.clone();
+        if !self.or.is_some_and(|or| caller.rights.scopes.contains(&or)) {
+            caller.check_scope(self.scope)?;
         }
-        let token = caller.has_token().then_some(&*caller.rights.name);
-        let charged = self.gate.charge(token, request)?;
-        Ok((caller, charged))
+        if let Some(public) = &caller.rights.public {
+            public.check_origin(request.headers())?;
+            let rates = [public.address_rate, public.rate];
+            self.gate.charge_public(&caller, rates, request)?;
+        }
+        if self.scope != Scope::Read {
+            self.access.refuse_other_pages(request)?;
+        }
+        let charged = self.gate.charge(&caller, request)?;
+        request.extensions_mut().insert(caller);
+        Ok(charged)
     }
 }
 
@@ -324,11 +256,16 @@ pub(super) async fn guard(
     // The cookie suffices only for reading, because a link or an image of another site can make a
     // browser send it.
     let browses = guard.scope == Scope::Read && request.method() == Method::GET;
-    match guard.admit(&request, browses) {
-        Ok((caller, _taken)) => {
-            request.extensions_mut().insert(caller);
-            next.run(request).await
-        }
+    match guard.admit(&mut request, browses) {
+        Ok(_taken) => next.run(request).await,
         Err(problem) => problem.into_response(),
+    }
+}
+
+/// Lets requests through that know the name of a lease.
+pub(super) async fn receive(request: Request, next: Next) -> Response {
+    match request.extensions().get() {
+        Some(Identity::Receiver) => next.run(request).await,
+        _ => Problem::from(LeaseError::NoSuch).into_response(),
     }
 }

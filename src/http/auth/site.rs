@@ -34,6 +34,15 @@ impl Access {
         Ok(())
     }
 
+    /// Without tokens: refuses to let a page of another site change anything, by a link or an image
+    /// too. `check_site` refuses other sites everywhere, but not other pages of the same site.
+    pub(super) fn refuse_other_pages(&self, request: &Request) -> Result<(), Problem> {
+        if self.has_tokens() || request.extensions().get::<AllowedOrigin>().is_some() {
+            return Ok(());
+        }
+        refuse_foreign(request.uri(), request.headers())
+    }
+
     fn is_known(&self, host: &str) -> bool {
         let name = without_port(host).to_ascii_lowercase();
         let name = name.strip_suffix('.').unwrap_or(&name);

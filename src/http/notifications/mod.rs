@@ -69,12 +69,10 @@ struct NotificationPath {
 }
 
 impl NotificationPath {
-    /// The notification, if the caller has access to its bot.
+    /// The notification. One of another bot does not exist for the caller.
     async fn find(&self, api: &Api, caller: &Caller) -> Result<Kept, Problem> {
         let kept = api.notifications()?.find(self.notification).await?;
-        let kept = kept.ok_or_else(|| self.none())?;
-        caller.check_bot(&kept.bot)?;
-        Ok(kept)
+        kept.filter(|kept| caller.covers(&kept.bot)).ok_or_else(|| self.none())
     }
 
     fn none(&self) -> Problem {

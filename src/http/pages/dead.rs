@@ -76,7 +76,7 @@ pub(super) async fn list(
         api.gate.cursors.read(&path(&pipeline), wish.cursor.as_deref())?;
     api.queues.find(&pipeline).await?;
     let title = format!("Dead letters of {pipeline}");
-    let looked_at = (Arc::clone(&api), caller, pipeline, wish, (bot, before));
+    let looked_at = (Arc::clone(&api), caller.clone(), pipeline, wish, (bot, before));
     let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, PageQuery, Selection)>| {
         let (api, caller, pipeline, wish, (bot, before)) = &*seen;
         let queue = api.queues.of(pipeline);
@@ -90,7 +90,7 @@ pub(super) async fn list(
         let next = last.map(|last| api.gate.cursors.write(&path(pipeline), &last.id));
         Ok(listed(&Listed { pipeline, letters, next, wish, now_ms }, caller))
     };
-    api.live.show(&headers, &title, looked_at, content).await
+    api.live.show((&caller, &headers), &title, looked_at, content).await
 }
 
 /// The filter by bot, and the cursor.

@@ -11,13 +11,15 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use maud::Markup;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::super::admit::Unhurried;
+use super::super::auth::Caller;
 use super::super::health::Health;
 use super::super::problem::{Kind, Problem};
 use super::overview::{Busiest, Overview};
+use super::streams::{self, Streams};
 use super::{Refusal, page_with};
 
 /// Time between two events.
@@ -25,8 +27,6 @@ const EVERY: Duration = Duration::from_secs(2);
 /// Maximum duration of a stream. The browser then reconnects, so a revoked token cannot keep
 /// reading.
 const LIFE: Duration = Duration::from_secs(600);
-/// Maximum number of streams per process.
-const STREAMS: usize = 64;
 
 /// Tells proxies to pass on each event immediately.
 const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -34,7 +34,7 @@ const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// State that the live pages of a process share.
 pub(crate) struct Live {
     pub(super) health: Health,
-    streams: Arc<Semaphore>,
+    streams: Streams,
     /// The shared cache: Redis is queried once, regardless of the number of viewers.
     pub(super) overview: Mutex<Option<Kept<Overview>>>,
     /// Caches per token, by its name.
@@ -46,14 +46,14 @@ type Kept<T> = (Instant, Arc<T>);
 
 impl Live {
     pub(crate) fn new(health: Health) -> Self {
-        let streams = Arc::new(Semaphore::new(STREAMS));
+        let streams = Streams::default();
         Self { health, streams, overview: Mutex::default(), busiest: Mutex::default() }
     }
 
     /// Renders the page with `content`, or streams it.
     pub(super) async fn show<S, F, Made>(
         &self,
-        headers: &HeaderMap,
+        (caller, headers): (&Caller, &HeaderMap),
         title: &str,
         looked_at: S,
         content: F,
@@ -68,19 +68,22 @@ impl Live {
         if !streams {
             return Ok(page_with(title, &content(looked_at).await?, true));
         }
-        let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
+        let max = if caller.covers_all() { streams::ALL } else { streams::OF_ONE };
+        let Some(open) = self.streams.open(caller.name(), max) else {
             let detail = format!(
-                "{STREAMS} live pages are open in this process already; close one, or open this page in another process"
+                "this token has its share of the {} live pages of this process already; close one, or open this page in another process",
+                streams::ALL
             );
             return Err(Problem::new(Kind::Overloaded, detail).retry_after(10).into());
         };
         let (stopping, end) = (self.health.stopping.clone(), Instant::now() + LIFE);
-        let events = stream::unfold((content, permit), move |(content, permit)| {
+        let events = stream::unfold((content, open), move |(content, open)| {
             let (stopping, looked_at) = (stopping.clone(), Arc::clone(&looked_at));
             async move {
                 tokio::select! {
                     biased;
                     () = stopping.cancelled() => return None,
+                    () = open.given_up.cancelled() => return None,
                     () = tokio::time::sleep(EVERY) => {}
                 }
                 if Instant::now() >= end {
@@ -92,7 +95,7 @@ impl Live {
                         Event::default().event("problem").data(problem.detail())
                     }
                 };
-                Some((Ok::<_, Infallible>(event), (content, permit)))
+                Some((Ok::<_, Infallible>(event), (content, open)))
             }
         });
         let mut response = Sse::new(events).into_response();

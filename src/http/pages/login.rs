@@ -10,7 +10,7 @@ use maud::html;
 use reqwest::Url;
 use serde::Deserialize;
 
-use super::super::auth::{Access, COOKIE_HOURS, refuse_foreign};
+use super::super::auth::{Access, SESSION_HOURS, refuse_foreign};
 use super::super::extract::Query;
 use super::super::parameters::Parameters;
 use super::{Refusal, page, place};
@@ -84,10 +84,11 @@ async fn enter(State(access): State<Arc<Access>>, request: Request) -> Result<Re
     let to = To { to: fields.take("to").unwrap_or_default() };
     // A token in a URL would end up in logs.
     let token = fields.take("token").filter(|_| !has_query).unwrap_or_default();
-    match access.cookie(token.trim()) {
-        Some(cookie) => {
-            let age = COOKIE_HOURS * 3_600;
-            let cookie = format!("{cookie}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict");
+    match access.open_session(token.trim()) {
+        Some(session) => {
+            let (name, age) = (Access::COOKIE, SESSION_HOURS * 3_600);
+            let cookie =
+                format!("{name}={session}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict");
             Ok(([(header::SET_COOKIE, cookie)], Redirect::to(to.path())).into_response())
         }
         None => Ok(form(&to, StatusCode::UNAUTHORIZED, Some("Fairlane does not know this token."))),

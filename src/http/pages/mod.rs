@@ -1,5 +1,5 @@
 //! Web pages: rendered on the server, readable without scripts, protected by the same tokens and
-//! scopes as the other routes. A browser keeps its token in a cookie that no script can read and
+//! scopes as the other routes. A browser keeps a session in a cookie that no script can read and
 //! that no other site's page can send.
 
 mod bot;
@@ -11,6 +11,7 @@ mod login;
 mod notifications;
 mod overview;
 mod pipeline;
+mod streams;
 
 use std::sync::Arc;
 
@@ -91,11 +92,8 @@ fn asset(kind: &'static str, text: &'static str) -> impl IntoResponse {
 
 /// Admits requests whose token has the scope. Others are sent to the login page.
 async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
-    match guard.admit(&request, true) {
-        Ok((caller, _taken)) => {
-            request.extensions_mut().insert(caller);
-            next.run(request).await
-        }
+    match guard.admit(&mut request, true) {
+        Ok(_taken) => next.run(request).await,
         Err(problem) if problem.status() == StatusCode::UNAUTHORIZED => {
             // The browser does not send a form again after the login.
             let is_page = request.method() == Method::GET;

@@ -128,7 +128,7 @@ pub(super) async fn show(
     caller: Caller,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let looked_at = (Arc::clone(&api), caller);
+    let looked_at = (Arc::clone(&api), caller.clone());
     let content = async |seen: Arc<(Arc<Api>, Caller)>| {
         let (api, caller) = &*seen;
         let overview = api.overview().await?;
@@ -136,7 +136,7 @@ pub(super) async fn show(
         let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
         Ok(body(&overview, &busiest, mongodb, caller))
     };
-    api.live.show(&headers, "Overview", looked_at, content).await
+    api.live.show((&caller, &headers), "Overview", looked_at, content).await
 }
 
 /// Whether the caller may pause and resume a whole pipeline.
@@ -145,20 +145,41 @@ pub(super) fn may_stop(caller: &Caller) -> bool {
 }
 
 fn body(overview: &Overview, busiest: &Busiest, mongodb: Option<bool>, caller: &Caller) -> Markup {
+    // The numbers of all bots together, and the machines, are no tenant's business.
+    let sees_all = caller.covers_all();
     html! {
         (headline("Overview", caller.has_token()))
-        (health(overview, mongodb))
+        @if sees_all { (health(overview, mongodb)) }
         section {
             h2 { "Pipelines" }
-            (pipelines(overview))
+            @if sees_all { (pipelines(overview)) } @else { (names(overview)) }
         }
         section {
             h2 { "Bots with the longest queues" }
             (ranking(busiest))
         }
-        section {
-            h2 { "Processes" }
-            (processes(overview))
+        @if sees_all {
+            section {
+                h2 { "Processes" }
+                (processes(overview))
+            }
+        }
+    }
+}
+
+/// The pipelines without their numbers.
+fn names(overview: &Overview) -> Markup {
+    html! {
+        table {
+            thead { tr { th scope="col" { "Pipeline" } th scope="col" { "State" } } }
+            tbody {
+                @for of in &overview.pipelines {
+                    tr data-key=(of.name) {
+                        th scope="row" { a href=(pipeline::path(&of.name)) { (of.name) } }
+                        td { (state(of)) }
+                    }
+                }
+            }
         }
     }
 }
@@ -391,6 +412,17 @@ mod tests {
             assert!(page.contains(shown), "{shown} is missing in {page}");
         }
         assert!(!page.contains("<b>"), "{page}");
+    }
+
+    #[test]
+    fn a_token_of_certain_bots_sees_no_numbers_of_all_bots_and_no_machines() {
+        let caller = Caller::new("shop", vec![Scope::Read], &["shop-*".to_owned()]);
+        let busiest = Busiest { bots: Vec::new(), left_out: Vec::new() };
+        let page = body(&overview(), &busiest, Some(true), &caller).into_string();
+        assert!(page.contains("/pipelines/shop"), "{page}");
+        for hidden in ["1,234", "12.5", "Redis", "Processes", "MongoDB"] {
+            assert!(!page.contains(hidden), "{hidden} is in {page}");
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(super) async fn show(
     let Query(wish) = wish?;
     api.queues.find(&pipeline).await?;
     let title = format!("Pipeline {pipeline}");
-    let looked_at = (Arc::clone(&api), caller, pipeline, wish);
+    let looked_at = (Arc::clone(&api), caller.clone(), pipeline, wish);
     let content = async |seen: Arc<(Arc<Api>, Caller, PipelineName, PageQuery)>| {
         let (api, caller, pipeline, wish) = &*seen;
         let overview = api.overview().await?;
@@ -65,7 +65,7 @@ pub(super) async fn show(
         let about = config.map(about);
         Ok(body(&overview, look, about.as_deref(), (&bots, next.as_deref()), wish, caller))
     };
-    api.live.show(&headers, &title, looked_at, content).await
+    api.live.show((&caller, &headers), &title, looked_at, content).await
 }
 
 pub(super) async fn pause(
@@ -108,13 +108,39 @@ fn body(
     wish: &PageQuery,
     caller: &Caller,
 ) -> Markup {
-    let Pipeline { name, view, pace, .. } = look;
+    let Pipeline { name, view, .. } = look;
     html! {
         (headline(&format!("Pipeline {name}"), caller.has_token()))
         div.title {
             p { (state(look)) @if let Some(about) = about { "; " (about) } }
             @if may_stop(caller) { (switch(name, view.stopped)) }
         }
+        @if caller.covers_all() { (numbers(overview, look)) } @else {
+            p { a href={ (path(name)) "/dead" } { "Dead letters" } }
+        }
+        section #bots {
+            div.title {
+                h2 { "Bots" }
+                nav.choice aria-label="Order of the bots" {
+                    (choice(wish.sort == Sort::Depth, "?sort=depth#bots", "Longest queue"))
+                    (choice(wish.sort == Sort::Age, "?sort=age#bots", "Oldest event"))
+                }
+            }
+            @if caller.covers_all() {
+                p {
+                    (grouped(view.ready)) " ready, " (grouped(view.leased)) " being handled, "
+                    (grouped(view.parked)) " parked (retrying, or waiting to batch), " (grouped(view.paused)) " paused."
+                }
+            }
+            (table(bots, wish))
+        }
+    }
+}
+
+/// The numbers of all bots together.
+fn numbers(overview: &Overview, look: &Pipeline) -> Markup {
+    let Pipeline { name, view, pace, .. } = look;
+    html! {
         dl.cards {
             (card("Events", &grouped(view.depth), "in the queues"))
             (card("Oldest", &spoken(view.oldest_age_ms), "age of the oldest first event of a bot that is not paused"))
@@ -137,20 +163,6 @@ fn body(
             h2 { "Events a second" }
             @let (queued, settled) = (rate(overview, name, |sample| sample.queued_per_second), rate(overview, name, |sample| sample.settled_per_second));
             (large(&format!("Events a second in and out of {name}"), &[("in", queued), ("out", settled)]))
-        }
-        section #bots {
-            div.title {
-                h2 { "Bots" }
-                nav.choice aria-label="Order of the bots" {
-                    (choice(wish.sort == Sort::Depth, "?sort=depth#bots", "Longest queue"))
-                    (choice(wish.sort == Sort::Age, "?sort=age#bots", "Oldest event"))
-                }
-            }
-            p {
-                (grouped(view.ready)) " ready, " (grouped(view.leased)) " being handled, "
-                (grouped(view.parked)) " parked (retrying, or waiting to batch), " (grouped(view.paused)) " paused."
-            }
-            (table(bots, wish))
         }
     }
 }

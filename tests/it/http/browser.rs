@@ -205,6 +205,18 @@ async fn a_login_leads_to_the_page_that_was_asked_for_and_a_logout_ends_it() {
 }
 
 #[tokio::test]
+async fn the_page_of_the_document_works_within_its_policy() {
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let page = Page::open(&instance.client().address).await;
+    assert_eq!(page.goto("/docs/").await, 200);
+    page.sees("Publish events").await;
+    page.sees("/v1/bots/{bot}/counters").await;
+    assert_eq!(page.problems(), NONE);
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn every_page_is_for_all_eyes_and_windows_and_needs_no_scripts() {
     let directory = tempfile::tempdir().unwrap();
     let (tokens, text) = token(directory.path());

@@ -1,4 +1,6 @@
 //! One tenant cannot stop, degrade or learn of another: a test for each shared resource, with one
 //! hostile tenant.
 
+mod http;
 mod outbound;
+mod tokens;

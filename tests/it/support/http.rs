@@ -61,6 +61,12 @@ impl Response {
         })
     }
 
+    /// The names of its headers, in order.
+    pub(crate) fn header_names(&self) -> Vec<String> {
+        let names = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
+        names.map(|(name, _)| name.to_ascii_lowercase()).collect()
+    }
+
     /// The body, which must be JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))

@@ -29,4 +29,5 @@ pub(crate) mod redis;
 pub(crate) mod roles;
 pub(crate) mod script_harness;
 pub(crate) mod served;
+pub(crate) mod tokens;
 pub(crate) mod wait;

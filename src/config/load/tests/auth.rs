@@ -19,6 +19,7 @@ fn tokens_are_read_in_either_form_of_table_and_take_the_defaults() {
         assert_eq!((&*shop.scopes, &*shop.bots), (&[Scope::Publish][..], &["*".to_owned()][..]));
         assert_eq!(b.scopes, [Scope::Read, Scope::Operate]);
         assert_eq!(b.bots, ["x-*"]);
+        assert_eq!((shop.max_weight, b.max_weight), (1_000, 1), "only operators raise weights");
     }
 }
 
@@ -46,6 +47,14 @@ fn a_bad_token_is_refused_with_its_line_and_key() {
         (
             block("bots = \"x\""),
             r#"f.toml:5: auth.tokens[0].bots must be a list of texts such as ["a", "b"], not a text"#,
+        ),
+        (
+            block("").replace("\"shop\"", "\"anonymous\""),
+            r#"f.toml:2: auth.tokens[0].name is "anonymous", which the log calls callers without a token; choose another name"#,
+        ),
+        (
+            block("max_weight = 1001"),
+            "f.toml:5: auth.tokens[0].max_weight is 1001; write a whole number from 0 to 1000",
         ),
         (
             block("bots = []"),

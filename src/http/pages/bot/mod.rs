@@ -86,7 +86,7 @@ pub(super) async fn ask(
         let bot = BotId::parse(&bot).map_err(|error| Problem::field("bot", error.to_string()))?;
         return Ok(Redirect::to(&path(&bot)).into_response());
     }
-    let looked_at = (Arc::clone(&api), caller);
+    let looked_at = (Arc::clone(&api), caller.clone());
     let content = async |seen: Arc<(Arc<Api>, Caller)>| {
         let (api, caller) = &*seen;
         let overview = api.overview().await?;
@@ -101,7 +101,7 @@ pub(super) async fn ask(
             }
         })
     };
-    api.live.show(&headers, "Bots", looked_at, content).await
+    api.live.show((&caller, &headers), "Bots", looked_at, content).await
 }
 
 /// The path of the page of a bot.
@@ -129,13 +129,13 @@ pub(super) async fn show(
     caller.check_bot(&bot)?;
     let Query(PageQuery { subscriber }) = wish?;
     let title = format!("Bot {bot}");
-    let looked_at = (Arc::clone(&api), caller, bot, subscriber);
+    let looked_at = (Arc::clone(&api), caller.clone(), bot, subscriber);
     let content = async |seen: Arc<(Arc<Api>, Caller, BotId, String)>| {
         let (api, caller, bot, subscriber) = &*seen;
         let view = look(api, caller, bot, subscriber).await?;
         Ok(body(&view, caller.has_token()))
     };
-    api.live.show(&headers, &title, looked_at, content).await
+    api.live.show((&caller, &headers), &title, looked_at, content).await
 }
 
 async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Result<View, Problem> {

@@ -103,8 +103,8 @@ pub(super) async fn redrive(
     let queue = queue(&api)?;
     let gone =
         || Problem::new(Kind::NoDeadLetter, format!("there is no dead letter {id} any more"));
-    let letter = queue.dead_letter(id).await?.ok_or_else(gone)?;
-    caller.check_bot(&letter.bot)?;
+    let letter = queue.dead_letter(id).await?.filter(|letter| caller.covers(&letter.bot));
+    let letter = letter.ok_or_else(gone)?;
     if !queue.redrive(&letter.bot, id).await? {
         return Err(gone().into());
     }
