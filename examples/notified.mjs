@@ -1,20 +1,22 @@
 #!/usr/bin/env node
 // Takes Fairlane's delayed notifications, and believes those that are signed.
 //
-//     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" node notified.mjs 9000
+//     FAIRLANE_SECRET="$(fairlane secret --bot shop-7 --kind notification)" node notified.mjs 9000
 //
 // A notification may come again after a crash, by the same webhook-id: remember it with its effect.
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
 
 const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
+const ID = /^[A-Za-z0-9_-]{1,128}$/; // no dot: "id.time.body" would have a second reading
 const SECRETS = process.env.FAIRLANE_SECRET.trim().split(/\s+/);
 
 // Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new.
 function isSigned(headers, body) {
   const id = headers["webhook-id"] ?? "";
   const stamp = headers["webhook-timestamp"] ?? "";
-  if (!/^\d+$/.test(stamp) || Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
+  if (!ID.test(id) || !/^\d+$/.test(stamp)) return false;
+  if (Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
   const given = (headers["webhook-signature"] ?? "").split(" ").map((text) => Buffer.from(text));
   return SECRETS.some((secret) => {
     const key = Buffer.from(secret.replace(/^whsec_/, ""), "base64");

@@ -19,6 +19,7 @@ import { createServer } from "node:http";
 import { parseArgs } from "node:util";
 
 const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
+const ID = /^[A-Za-z0-9_-]{1,128}$/; // no dot: "id.time.body" would have a second reading
 const KNOWN = 100_000; // ids that are remembered
 
 // What is done with an event. Replace it; throw when it cannot be done now: this event, and those
@@ -57,7 +58,8 @@ function isSigned(headers, body, bot) {
   if (keys.length === 0) return true;
   const id = headers["webhook-id"] ?? "";
   const stamp = headers["webhook-timestamp"] ?? "";
-  if (!/^\d+$/.test(stamp) || Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
+  if (!ID.test(id) || !/^\d+$/.test(stamp)) return false;
+  if (Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
   const given = (headers["webhook-signature"] ?? "").split(" ").map((text) => Buffer.from(text));
   return keys.some((secret) => {
     const hmac = createHmac("sha256", secret).update(`${id}.${stamp}.`).update(body);

@@ -35,6 +35,7 @@ use crate::config::Config;
 use crate::id::BotId;
 use crate::notifications::metrics::NotificationMetrics;
 use crate::outbound::headers::HeaderSets;
+use crate::outbound::sign::Purpose;
 use crate::outbound::{CheckedUrl, Policy};
 use crate::pipeline::{Kind, Protected};
 use crate::product::{self, OpenError, Opening, Part};
@@ -79,6 +80,10 @@ impl product::Product for Product {
         Ok(Arc::new(NotificationPart::open(opening, outbound)?))
     }
 }
+
+/// The purpose of the signatures of notifications and their rechecks. Tenants choose the bodies of
+/// notifications, so their key signs nothing else.
+pub const SIGNED: Purpose = Purpose::named("notification");
 
 /// The notifications of every bot. Cheap to clone.
 #[derive(Clone)]
