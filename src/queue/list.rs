@@ -36,6 +36,15 @@ pub enum BotOrder {
     Age,
 }
 
+/// What an operator sets for a bot. It stays without any event of the bot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// The bot is paused.
+    Paused,
+    /// Its weight is not 1.
+    Weight,
+}
+
 /// The end of a page: the next page starts after it. Bots that change their position meanwhile may
 /// be listed twice or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -91,6 +100,37 @@ impl Queue {
         let mut views = self.view_many(&found, now).await?;
         let bots = found.iter().filter_map(|cursor| views.remove(&cursor.bot)).collect();
         Ok(BotPage { bots, next })
+    }
+
+    /// Number of bots with this mark that are `wanted`.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub async fn count_marked(
+        &self,
+        mark: Mark,
+        wanted: &(dyn Fn(&BotId) -> bool + Sync),
+    ) -> Result<usize, RedisError> {
+        let mut pipe = Pipeline::new();
+        for keys in self.shards().iter() {
+            match mark {
+                Mark::Paused => pipe.cmd("SMEMBERS").arg(keys.paused()),
+                Mark::Weight => pipe.cmd("HKEYS").arg(&keys.weight),
+            };
+        }
+        let mut count = 0;
+        for value in self.link().run_checked("marks", &pipe).await? {
+            let values = match value {
+                Value::Set(values) => Value::Array(values),
+                value => value,
+            };
+            let mut reply = self.read("marks", Reply::new(values))?;
+            while reply.len() > 0 {
+                let text = self.read("marks", reply.text())?;
+                count += usize::from(BotId::parse(&text).is_ok_and(|bot| wanted(&bot)));
+            }
+        }
+        Ok(count)
     }
 
     /// The first bots of one shard, one more than `limit`.
