@@ -1,5 +1,6 @@
 //! One tenant cannot stop, degrade or learn of another: a test for each shared resource, with one
 //! hostile tenant.
 
+mod input;
 mod listings;
 mod signatures;
