@@ -179,13 +179,14 @@ pub fn sign(keys: &[Secret], id: &MessageId, timestamp: u64, body: &[u8]) -> Str
 pub enum Unsigned {
     /// One of the three headers is missing.
     None,
-    /// Its time differs from ours by more than five minutes.
+    /// Its time differs from the receiver's clock by more than five minutes.
     Old,
     /// No signature matches one of the keys, or the id or the time has an invalid form.
     Wrong,
 }
 
-/// Maximum difference between the time of a request and ours, as the specification advises.
+/// Maximum difference between the time of a request and the receiver's clock, as the specification
+/// advises.
 const TOLERANCE: Duration = Duration::from_secs(300);
 
 /// Verifies that one of `keys` signed a request, at `now` since 1970. For receivers.
@@ -220,8 +221,8 @@ pub fn check(
     if found.into() { Ok(()) } else { Err(Unsigned::Wrong) }
 }
 
-/// The headers of a signed request for `bot`, at `now` since 1970. Without secrets there are no
-/// signature headers. An empty `media` is left out.
+/// The headers of a signed request for `bot`, at `now` since 1970. Without secrets there is no
+/// signature header. An empty `media` adds no header.
 #[must_use]
 pub fn headers(
     secrets: &[Secret],
@@ -289,7 +290,7 @@ mod tests {
         assert!(BotId::parse("other\0bot-7").is_err());
     }
 
-    /// The vector that the libraries of the specification test themselves with.
+    /// The test vector of the libraries of the specification.
     #[test]
     fn a_signature_is_that_of_the_specification() {
         let key = Secret::parse(SECRET).unwrap();
