@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 // Receives Fairlane's delayed notifications, and accepts only those with a valid signature.
 //
-//     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" node notified.mjs 9000
+//     FAIRLANE_SECRET="$(fairlane secret --bot shop-7 --kind notification)" node notified.mjs 9000
 //
 // A notification may arrive again after a crash, with the same webhook-id: store the id together
 // with its effect.
@@ -9,13 +9,15 @@ import { createHmac, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
 
 const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
+const ID = /^[A-Za-z0-9_-]{1,128}$/; // no dot: "id.time.body" would have a second reading
 const SECRETS = process.env.FAIRLANE_SECRET.trim().split(/\s+/);
 
 // Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent.
 function isSigned(headers, body) {
   const id = headers["webhook-id"] ?? "";
   const stamp = headers["webhook-timestamp"] ?? "";
-  if (!/^\d+$/.test(stamp) || Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
+  if (!ID.test(id) || !/^\d+$/.test(stamp)) return false;
+  if (Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
   const given = (headers["webhook-signature"] ?? "").split(" ").map((text) => Buffer.from(text));
   return SECRETS.some((secret) => {
     const key = Buffer.from(secret.replace(/^whsec_/, ""), "base64");

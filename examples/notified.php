@@ -1,19 +1,22 @@
 <?php
 // Receives Fairlane's delayed notifications, and accepts only those with a valid signature.
 //
-//     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" php -S 127.0.0.1:9000 notified.php
+//     FAIRLANE_SECRET="$(fairlane secret --bot shop-7 --kind notification)" \
+//         php -S 127.0.0.1:9000 notified.php
 //
 // A notification may arrive again after a crash, with the same webhook-id: store the id together
 // with its effect.
 
 const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
+const ID = '/^[A-Za-z0-9_-]{1,128}$/D'; // no dot: "id.time.body" would have a second reading
 
 // Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent.
 function is_signed(string $body): bool
 {
     $id = $_SERVER['HTTP_WEBHOOK_ID'] ?? '';
     $stamp = $_SERVER['HTTP_WEBHOOK_TIMESTAMP'] ?? '';
-    if (!ctype_digit($stamp) || abs(time() - (int) $stamp) > TOLERANCE) {
+    $old = abs($_SERVER['REQUEST_TIME'] - (int) $stamp) > TOLERANCE;
+    if (!preg_match(ID, $id) || !ctype_digit($stamp) || $old) {
         return false;
     }
     foreach (preg_split('/\s+/', trim(getenv('FAIRLANE_SECRET'))) as $secret) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Receives Fairlane's delayed notifications, and accepts only those with a valid signature.
 
-    FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" python3 notified.py 9000
+    FAIRLANE_SECRET="$(fairlane secret --bot shop-7 --kind notification)" python3 notified.py 9000
 
 A notification may arrive again after a crash, with the same webhook-id: store the id together with
 its effect.
@@ -10,18 +10,20 @@ import base64
 import hashlib
 import hmac
 import os
+import re
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TOLERANCE = 300  # maximum difference between the request's time and ours, in seconds
+ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # no dot: "id.time.body" would have a second reading
 SECRETS = os.environ["FAIRLANE_SECRET"].split()
 
 
 def is_signed(headers, body: bytes) -> bool:
     """Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent."""
     name, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
-    if not stamp.isdigit() or abs(time.time() - int(stamp)) > TOLERANCE:
+    if not ID.fullmatch(name) or not stamp.isdecimal() or abs(time.time() - int(stamp)) > TOLERANCE:
         return False
     text = f"{name}.{stamp}.".encode() + body
     for secret in SECRETS:

@@ -19,6 +19,7 @@ import { createServer } from "node:http";
 import { parseArgs } from "node:util";
 
 const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
+const ID = /^[A-Za-z0-9_-]{1,128}$/; // no dot: "id.time.body" would have a second reading
 const KNOWN = 100_000; // ids that are remembered
 
 // Handles one event: put your own work here. Throw if the event cannot be handled now: Fairlane
@@ -57,7 +58,8 @@ function isSigned(headers, body, bot) {
   if (keys.length === 0) return true;
   const id = headers["webhook-id"] ?? "";
   const stamp = headers["webhook-timestamp"] ?? "";
-  if (!/^\d+$/.test(stamp) || Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
+  if (!ID.test(id) || !/^\d+$/.test(stamp)) return false;
+  if (Math.abs(Date.now() / 1000 - Number(stamp)) > TOLERANCE) return false;
   const given = (headers["webhook-signature"] ?? "").split(" ").map((text) => Buffer.from(text));
   return keys.some((secret) => {
     const hmac = createHmac("sha256", secret).update(`${id}.${stamp}.`).update(body);

@@ -22,6 +22,7 @@
 // takes longer than lease_ttl must extend its lease: POST /v1/leases/{lease}/extend.
 
 const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
+const ID = '/^[A-Za-z0-9_-]{1,128}$/D'; // no dot: "id.time.body" would have a second reading
 
 function handle(string $bot, array $event): void
 {
@@ -40,7 +41,8 @@ function is_signed(string $body): bool
     }
     $id = $_SERVER['HTTP_WEBHOOK_ID'] ?? '';
     $stamp = $_SERVER['HTTP_WEBHOOK_TIMESTAMP'] ?? '';
-    if (!ctype_digit($stamp) || abs(time() - (int) $stamp) > TOLERANCE) {
+    $old = abs($_SERVER['REQUEST_TIME'] - (int) $stamp) > TOLERANCE;
+    if (!preg_match(ID, $id) || !ctype_digit($stamp) || $old) {
         return false;
     }
     foreach ($secrets as $secret) {

@@ -14,11 +14,12 @@ one bot concurrently. An event may arrive again after a crash, with the same id:
 
 --async http://FAIRLANE:8080 answers 202 and completes the lease later, in another thread.
 """
-import argparse, base64, collections, hashlib, hmac, json, queue, random, threading, time
+import argparse, base64, collections, hashlib, hmac, json, queue, random, re, threading, time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TOLERANCE = 300  # maximum difference between the request's time and ours, in seconds
+ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # no dot: "id.time.body" would have a second reading
 KNOWN = 100_000  # ids that are remembered
 
 
@@ -59,7 +60,7 @@ def is_signed(headers, body, bot):
     if not keys:
         return True
     sent, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
-    if not stamp.isdigit() or abs(time.time() - int(stamp)) > TOLERANCE:
+    if not ID.fullmatch(sent) or not stamp.isdecimal() or abs(time.time() - int(stamp)) > TOLERANCE:
         return False
     signed = f"{sent}.{stamp}.".encode() + body
     given = headers.get("webhook-signature", "").encode().split(b" ")

@@ -19,7 +19,8 @@ use url::Url;
 use crate::clock::{Clock as _, SystemClock, millis, rfc3339};
 use crate::id::BotId;
 use crate::lifecycle::Shutdown;
-use crate::outbound::sign::{self, Secret, Unsigned};
+use crate::notifications;
+use crate::outbound::sign::{self, Purpose, Secret, Unsigned};
 
 /// Maximum size of a body: larger than a push of a hundred events of the maximum size.
 const BODY_MAX: usize = 128 << 20;
@@ -33,9 +34,11 @@ const COMPLETE: Duration = Duration::from_secs(10);
 /// The behaviour of the receiver.
 #[derive(Debug, Clone)]
 pub(crate) struct Behaviour {
-    /// Keys of single bots, in the form of `fairlane secret`.
+    /// Keys for every call, in the form of `fairlane secret`.
     pub(crate) keys: Vec<Secret>,
-    /// `callbacks.secrets`: a push names its bot, which determines the key.
+    /// The bots whose notifications are accepted.
+    pub(crate) bots: Vec<BotId>,
+    /// `callbacks.secrets`: they give the keys of pushes, which name their bot, and of `bots`.
     pub(crate) secrets: Vec<Secret>,
     /// The share of calls that fail on purpose.
     pub(crate) fail: f64,
@@ -214,12 +217,19 @@ async fn receive(State(receiver): State<Arc<Receiver>>, request: Request) -> Res
 
 impl Receiver {
     fn signature(&self, headers: &HeaderMap, body: &[u8], push: Option<&Push>) -> &'static str {
-        let Behaviour { keys, secrets, .. } = &self.behaviour;
+        let Behaviour { keys, bots, secrets, .. } = &self.behaviour;
         let mut all = keys.clone();
-        if let Some(bot) = push.and_then(|push| BotId::parse(&push.bot).ok()) {
-            all.extend(secrets.iter().map(|secret| secret.of_bot(&bot)));
+        // A notification whose body looks like a push is not one: its key is another.
+        let named = push.and_then(|push| BotId::parse(&push.bot).ok());
+        let (purpose, bots) = match (&named, push) {
+            (Some(bot), _) => (Purpose::PUSH, std::slice::from_ref(bot)),
+            (None, Some(_)) => (Purpose::PUSH, &[][..]),
+            (None, None) => (notifications::SIGNED, bots.as_slice()),
+        };
+        for bot in bots {
+            all.extend(secrets.iter().map(|secret| secret.key(purpose, bot)));
         }
-        if all.is_empty() {
+        if all.is_empty() && (secrets.is_empty() || push.is_none()) {
             return "unchecked";
         }
         match sign::check(&all, headers, body, SystemClock.now()) {

@@ -32,9 +32,9 @@ In fairlane.toml: callbacks.allow_nets = [\"127.0.0.1\"] for notifications, or a
 url = \"http://127.0.0.1:9000/\". Targets for recheck_url: /recheck/ok, /recheck/refused,
 /recheck/503 (or any status) and /recheck/hang; /health answers ok.
 
-Signatures are checked with the keys of --secret and --bot. Those of pushes are checked with the key
-of the bot that the push names, derived from callbacks.secrets. A call with a bad signature gets
-401. Without keys, nothing is checked.";
+Signatures are checked with the keys of --secret, and with keys derived from callbacks.secrets:
+those of pushes with the key of the bot that the push names, all others with the notification keys
+of --bot. A call with a bad signature gets 401. Without keys, nothing is checked.";
 
 /// Arguments of `fairlane receiver`.
 #[derive(Debug, Args)]
@@ -46,7 +46,7 @@ pub(super) struct ReceiverArgs {
     /// A key as `fairlane secret` prints it. May be repeated.
     #[arg(long, value_name = "WHSEC", value_parser = secret)]
     secret: Vec<Secret>,
-    /// Check signatures with the keys of this bot, derived from callbacks.secrets. May be repeated.
+    /// Accept notifications of this bot, by its key from callbacks.secrets. May be repeated.
     #[arg(long, value_name = "BOT")]
     bot: Vec<BotId>,
     /// Fail this share of the calls on purpose, from 0 to 1.
@@ -92,9 +92,9 @@ pub(super) async fn receiver(config: &Config, args: ReceiverArgs) -> Result<(), 
     if !args.bot.is_empty() && secrets.is_empty() {
         return Err(CliError::NoSecret);
     }
-    let of_bots = args.bot.iter().flat_map(|bot| secrets.iter().map(|secret| secret.of_bot(bot)));
     let behaviour = Behaviour {
-        keys: args.secret.iter().cloned().chain(of_bots).collect(),
+        keys: args.secret,
+        bots: args.bot,
         secrets: secrets.clone(),
         fail: args.fail,
         status: args.status,

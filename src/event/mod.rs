@@ -6,6 +6,7 @@
 //! only when it is read.
 
 pub mod entry;
+mod glimpse;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
+pub use self::glimpse::Glimpse;
 use self::wire::{Fields, Wire};
 use crate::id::{BotId, IdError, Sequence};
 
@@ -26,6 +28,9 @@ pub const EVENT_MAX_BYTES: usize = 1 << 20;
 pub const ATTRIBUTE_MAX_BYTES: usize = 1_024;
 /// Maximum number of extension attributes in addition to those that Fairlane knows.
 pub const EXTENSIONS_MAX: usize = 64;
+/// Maximum nesting of `data` and of each extension attribute: arrays and objects inside each other.
+/// With the levels that a push puts around an event, common parsers still read it: they stop at 128.
+pub const NESTING_MAX: usize = 100;
 /// The version of the queue record that this crate writes. It reads all versions up to this.
 pub const RECORD_VERSION: u8 = 1;
 
@@ -206,7 +211,7 @@ impl Event {
     #[must_use]
     pub fn expirytime(&self) -> Option<Timestamp> {
         // The text was parsed once when the event was built.
-        self.expirytime.as_deref().and_then(|text| text.parse().ok())
+        self.expirytime.as_deref().and_then(|text| wire::instant(text).ok())
     }
 
     /// `data` as JSON text.

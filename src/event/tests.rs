@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-fn record(sequence: u64, event: &Event) -> Vec<u8> {
+pub(super) fn record(sequence: u64, event: &Event) -> Vec<u8> {
     let mut bytes = vec![0x93, RECORD_VERSION, 0xcf];
     bytes.extend(sequence.to_be_bytes());
     bytes.extend(event.encode());
@@ -65,6 +65,62 @@ fn a_malformed_event_is_refused_with_the_attribute_and_the_remedy() {
     assert_eq!(error.label(), "size");
     assert_eq!(Event::from_json(b"\xff\xfe").unwrap_err().label(), "json");
     assert_eq!(Event::from_msgpack(b"\xc1").unwrap_err().label(), "msgpack");
+}
+
+/// What is accepted can be stored, read back and sent to a receiver in any language.
+#[test]
+fn nesting_is_bounded_in_every_form() {
+    let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+    // As `MessagePack`: a map of the five required attributes and one more.
+    let packed = |name: &str, depth: usize| {
+        let mut bytes = vec![0x86];
+        for (name, value) in
+            [("specversion", "1.0"), ("id", "1"), ("source", "s"), ("type", "t"), ("botid", "b")]
+        {
+            bytes.extend(rmp_serde::to_vec(name).unwrap());
+            bytes.extend(rmp_serde::to_vec(value).unwrap());
+        }
+        bytes.extend(rmp_serde::to_vec(name).unwrap());
+        bytes.extend(vec![0x91; depth - 1]);
+        bytes.push(0x90);
+        bytes
+    };
+    for name in ["data", "extra"] {
+        let text = minimal(&format!(r#","{name}":{}"#, nested(NESTING_MAX)));
+        for event in [
+            Event::from_json(text.as_bytes()).unwrap(),
+            Event::from_msgpack(&packed(name, NESTING_MAX)).unwrap(),
+        ] {
+            let (_, read) = Event::decode(&record(7, &event), event.bot()).unwrap();
+            let push = serde_json::json!({ "events": [read] }).to_string();
+            assert!(serde_json::from_str::<serde_json::Value>(&push).is_ok());
+        }
+        for depth in [NESTING_MAX + 1, 127, 1_021] {
+            let text = minimal(&format!(r#","{name}":{}"#, nested(depth)));
+            assert!(Event::from_json(text.as_bytes()).is_err(), "{name} {depth}");
+            let error = Event::from_msgpack(&packed(name, depth)).unwrap_err();
+            assert_eq!(error.attribute().as_deref(), Some(name), "{depth}: {error}");
+        }
+    }
+    // Brackets in texts nest nothing.
+    let text = minimal(&format!(r#","data":["\"{}\\",1]"#, "[".repeat(500)));
+    assert!(Event::from_json(text.as_bytes()).is_ok());
+}
+
+#[test]
+fn the_end_of_the_year_9999_is_a_time() {
+    for time in
+        ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59.999999999+00:00", "9999-12-31T00:00:00-23:59"]
+    {
+        let event = Event::from_json(minimal(&format!(r#","expirytime":"{time}""#)).as_bytes());
+        assert_eq!(event.unwrap().expirytime(), Some(Timestamp::MAX), "{time}");
+    }
+    for time in
+        ["9999-12-31", "9999-12-31T23:59:59", "9999-12-32T00:00:00Z", "10000-01-01T00:00:00Z"]
+    {
+        let event = Event::from_json(minimal(&format!(r#","expirytime":"{time}""#)).as_bytes());
+        assert!(event.is_err(), "{time}");
+    }
 }
 
 #[test]

@@ -5,11 +5,12 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use jiff::Timestamp;
+use jiff::fmt::temporal::Pieces;
 use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{ATTRIBUTE_MAX_BYTES, EXTENSIONS_MAX, Event, EventError};
+use super::{ATTRIBUTE_MAX_BYTES, EXTENSIONS_MAX, Event, EventError, NESTING_MAX};
 use crate::id::BotId;
 
 /// The attributes before the bounds are checked.
@@ -33,6 +34,12 @@ impl Fields {
         if specversion != "1.0" {
             let why = format!("{specversion:?} is not supported, \"1.0\" is");
             return Err(attribute("specversion", why));
+        }
+        if let Some(data) = &self.data {
+            check_nesting("data", nesting_of_text(data.get()))?;
+        }
+        for (name, value) in &self.extensions {
+            check_nesting(name, nesting_of(value))?;
         }
         let event = Event {
             id: bounded("id", required("id", self.id)?)?,
@@ -77,9 +84,56 @@ fn bounded(name: &'static str, text: String) -> Result<Box<str>, EventError> {
 }
 
 fn rfc3339(name: &'static str, text: String) -> Result<Box<str>, EventError> {
-    match text.parse::<Timestamp>() {
+    match instant(&text) {
         Ok(_) => Ok(text.into()),
         Err(source) => Err(attribute(name, format!("it is not an RFC 3339 time: {source}"))),
+    }
+}
+
+/// A time of RFC 3339. The last two days of the year 9999 read as the last [`Timestamp`]: producers
+/// write them for "never", and they are later than some time zones allow.
+pub(super) fn instant(text: &str) -> Result<Timestamp, jiff::Error> {
+    text.parse().or_else(|error| {
+        let late = Pieces::parse(text).is_ok_and(|pieces| {
+            let whole = pieces.time().is_some() && pieces.offset().is_some();
+            whole && pieces.date() >= jiff::civil::date(9999, 12, 30)
+        });
+        if late { Ok(Timestamp::MAX) } else { Err(error) }
+    })
+}
+
+fn check_nesting(name: &str, nesting: usize) -> Result<(), EventError> {
+    if nesting <= NESTING_MAX {
+        return Ok(());
+    }
+    let why = format!("it is nested {nesting} deep; at most {NESTING_MAX} levels are allowed");
+    Err(attribute(name.chars().take(32).collect::<String>(), why))
+}
+
+/// The nesting of a JSON text; 0 for a value that is neither an array nor an object.
+fn nesting_of_text(json: &str) -> usize {
+    let (mut depth, mut deepest, mut quoted, mut escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = quoted,
+            b'"' => quoted = !quoted,
+            b'[' | b'{' if !quoted => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !quoted => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+fn nesting_of(value: &serde_json::Value) -> usize {
+    match value {
+        serde_json::Value::Array(values) => 1 + values.iter().map(nesting_of).max().unwrap_or(0),
+        serde_json::Value::Object(map) => 1 + map.values().map(nesting_of).max().unwrap_or(0),
+        _ => 0,
     }
 }
 

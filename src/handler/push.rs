@@ -21,7 +21,7 @@ use super::{Answer, AnyHandler, Environment, Failure, Handling, Outcomes, Slice}
 use crate::event::Event;
 use crate::id::{BotId, PipelineName};
 use crate::outbound::answer::excerpt;
-use crate::outbound::sign::{self, Secret};
+use crate::outbound::sign::{self, MessageId, Purpose, Secret};
 use crate::outbound::{self, CheckedUrl, Method, Outbound, OutboundError, Request, StatusCode};
 
 /// The push times out before the worker, which knows less about the cause: earlier by a twentieth
@@ -77,9 +77,10 @@ impl PushHandler {
         let body = serde_json::to_vec(&body).map_err(|error| {
             Failure::unknown(format!("the events cannot be serialised as JSON: {error}"))
         })?;
-        let id = uuid::Uuid::now_v7().to_string();
+        let id = MessageId::unique();
         let now = environment.clock.now();
-        let headers = sign::headers(&self.secrets, &slice.bot, &id, now, &body, sign::JSON);
+        let whose = (Purpose::PUSH, &slice.bot);
+        let headers = sign::headers(&self.secrets, whose, &id, now, &body, sign::JSON);
         let request = Request {
             bot: &slice.bot,
             method: Method::POST,

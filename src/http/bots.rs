@@ -12,17 +12,23 @@ use utoipa_axum::routes;
 
 use super::Api;
 use super::auth::Caller;
-use super::docs::{Bodiless, Body, Deleting, OfPipeline};
+use super::docs::{Bodiless, Body, Deleting, Marking, OfPipeline};
 use super::extract::{self, NoBody, Path, Query};
 use super::page::Limit;
 use super::pipelines::PipelinePath;
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use crate::config::WEIGHT_MAX;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotCursor, BotOrder, BotView, DeadOfBot, LastFailure, Queue, QueuedEvent};
+use crate::queue::{
+    BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, LastFailure, Mark, Queue,
+    QueuedEvent,
+};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
+/// Maximum number of bots of a pipeline that a token for certain bots may have paused, and of those
+/// whose weight it may have set.
+const MARKED_MAX: usize = 1_000;
 
 /// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
@@ -55,8 +61,31 @@ impl BotPath {
         api.queues.find(&self.pipeline).await
     }
 
+    /// A pause and a weight stay although the bot has no events, and no bot is unknown: so a token
+    /// for certain bots sets them for [`MARKED_MAX`] bots of a pipeline.
+    async fn check_marks(&self, queue: &Queue, caller: &Caller, mark: Mark) -> Result<(), Problem> {
+        if caller.check_all_bots().is_ok() {
+            return Ok(());
+        }
+        let others = |bot: &BotId| *bot != self.bot && caller.covers(bot);
+        if queue.count_marked(mark, &others).await? < MARKED_MAX {
+            return Ok(());
+        }
+        let (what, undo) = match mark {
+            Mark::Paused => ("paused", "resume one first"),
+            Mark::Weight => ("with a weight other than 1", "set the weight of one to 1 first"),
+        };
+        let detail = format!(
+            "the token has {MARKED_MAX} bots {what} in pipeline {}, the maximum; {undo}",
+            self.pipeline
+        );
+        Err(Problem::new(Kind::TooManyBots, detail))
+    }
+
     pub(super) async fn pause(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
-        self.queue(api, caller).await?.pause(Some(&self.bot)).await?;
+        let queue = self.queue(api, caller).await?;
+        self.check_marks(&queue, caller, Mark::Paused).await?;
+        queue.pause(Some(&self.bot)).await?;
         caller.did("pause", &self.pipeline, Some(&self.bot));
         Ok(())
     }
@@ -175,6 +204,8 @@ struct ShowQuery {
     /// Maximum number of its next events: up to 1,000; default 10.
     #[param(minimum = 0, maximum = 1000, default = 10)]
     limit: Option<u32>,
+    /// The `cursor` of the previous page of its next events.
+    cursor: Option<String>,
 }
 
 /// One bot and its next events.
@@ -189,11 +220,15 @@ struct Bot {
     dead_letters: DeadOfBot,
     /// Its next events, oldest first.
     next: Vec<QueuedEvent>,
+    /// The cursor of the next page of its next events; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
 }
 
 /// Show a bot
 ///
-/// A bot without any events is idle.
+/// A bot without any events is idle. A page of its next events has up to `limit` events and 4 MiB. If
+/// the queue moves meanwhile, an event may be listed twice or not at all.
 #[utoipa::path(
     get, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "showBot",
     params(BotPath, ShowQuery),
@@ -202,16 +237,21 @@ struct Bot {
 async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
+    uri: Uri,
     Path(path): Path<BotPath>,
     Query(query): Query<ShowQuery>,
 ) -> Result<Json<Bot>, Problem> {
     let limit = Limit { default: 10, least: 0, most: LIMIT_MAX }.of(query.limit)?;
+    let cursors = &api.gate.cursors;
+    let after: Option<EventCursor> = cursors.read(uri.path(), query.cursor.as_deref())?;
     let queue = path.queue(&api, &caller).await?;
     let view = queue.view_bot(&path.bot, api.clock.now()).await?;
-    let next = queue.next_events(&path.bot, limit).await?;
+    let EventPage { events: next, next: more } =
+        queue.page_of_events(&path.bot, after, limit).await?;
+    let cursor = more.filter(|_| limit > 0).map(|more| cursors.write(uri.path(), &more));
     let last_failure = queue.last_failure(&view).await?;
     let dead_letters = queue.dead_of(&path.bot).await?;
-    Ok(Json(Bot { view, last_failure, dead_letters, next }))
+    Ok(Json(Bot { view, last_failure, dead_letters, next, cursor }))
 }
 
 /// The settings of a bot.
@@ -230,7 +270,7 @@ struct Settings {
 #[utoipa::path(
     put, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "setBot",
     params(BotPath), request_body = Settings,
-    responses((status = 204, description = "The weight is set"), OfPipeline, Body)
+    responses((status = 204, description = "The weight is set"), OfPipeline, Body, Marking)
 )]
 async fn set(
     State(api): State<Arc<Api>>,
@@ -244,6 +284,9 @@ async fn set(
     }
     let queue = path.queue(&api, &caller).await?;
     caller.check_weight(weight)?;
+    if weight != 1 {
+        path.check_marks(&queue, &caller, Mark::Weight).await?;
+    }
     queue.set_weight(&path.bot, weight).await?;
     caller.did("set weight", &path.pipeline, Some(&path.bot));
     Ok(StatusCode::NO_CONTENT)
@@ -255,7 +298,7 @@ async fn set(
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/bots/{bot}/pause", tag = "bots",
     operation_id = "pauseBot", params(BotPath),
-    responses((status = 204, description = "The bot is paused"), OfPipeline, Bodiless)
+    responses((status = 204, description = "The bot is paused"), OfPipeline, Bodiless, Marking)
 )]
 async fn pause(
     State(api): State<Arc<Api>>,

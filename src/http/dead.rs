@@ -19,7 +19,7 @@ use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, LetterId, PipelineName};
-use crate::queue::{DeadLetter, Queue};
+use crate::queue::{DeadLetter, DeadPage, Queue};
 
 /// Maximum number of dead letters per page.
 const LIMIT_MAX: u32 = 1_000;
@@ -111,6 +111,8 @@ struct DeadLetters {
 }
 
 /// List dead letters
+///
+/// A page has up to `limit` letters and 4 MiB. Large events therefore make it shorter.
 #[utoipa::path(
     get, path = "/v1/pipelines/{pipeline}/dead", tag = "dead letters",
     operation_id = "listDeadLetters", params(PipelinePath, ListQuery),
@@ -130,9 +132,8 @@ async fn list(
     bot.map_or(Ok(()), |bot| caller.check_bot(bot))?;
     let queue = api.queues.find(&path.pipeline).await?;
     let wanted = |bot: &BotId| caller.covers(bot);
-    let mut dead_letters = queue.list_dead_letters(bot, &wanted, before, limit + 1).await?;
-    let more = dead_letters.len() > limit;
-    dead_letters.truncate(limit);
+    let page = queue.list_dead_letters(bot, &wanted, before, limit).await?;
+    let DeadPage { letters: dead_letters, more } = page;
     let last = dead_letters.last().filter(|_| more);
     let cursor = last.map(|last| cursors.write(uri.path(), &last.id));
     Ok(Json(DeadLetters { dead_letters, cursor }))

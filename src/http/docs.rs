@@ -185,6 +185,15 @@ impl IntoResponses for Deleting {
     }
 }
 
+/// Further answers of routes that set something for a bot.
+pub(super) struct Marking;
+
+impl IntoResponses for Marking {
+    fn responses() -> Responses {
+        problems(&[(409, "The token has set this for the maximum number of bots")])
+    }
+}
+
 /// Further answers of routes of the counters.
 pub(super) struct OfCounters;
 

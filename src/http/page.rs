@@ -1,5 +1,6 @@
 //! Paged lists: the page size and the cursor.
 
+use std::io;
 use std::sync::OnceLock;
 
 use axum::http::Uri;
@@ -7,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
+use crate::queue::PAGE_BYTES;
 use crate::signed_token::{Purpose, SigningKey};
 
 /// The bounds of the parameter `limit`.
@@ -27,6 +29,35 @@ impl Limit {
             return Err(Problem::field("limit", detail));
         }
         Ok(limit as usize)
+    }
+}
+
+/// The first of these items whose JSON has up to [`PAGE_BYTES`], at least one, and whether there are
+/// more.
+pub(super) fn fitting<T: Serialize>(items: impl Iterator<Item = T>) -> (Vec<T>, bool) {
+    let (mut page, mut written) = (Vec::new(), Counted(0));
+    for item in items {
+        // Lists serialise, and counting cannot fail.
+        let _ = serde_json::to_writer(&mut written, &item);
+        if written.0 > PAGE_BYTES && !page.is_empty() {
+            return (page, true);
+        }
+        page.push(item);
+    }
+    (page, false)
+}
+
+/// Counts what is written.
+struct Counted(usize);
+
+impl io::Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -108,6 +139,17 @@ mod tests {
         assert!(!continues("/bots?cursor=".to_owned()) && !continues("/bots?cursor=Nw".to_owned()));
         assert!(!continues(format!("/events?cursor={text}")));
         assert!(!continues(format!("/bots?cursor={}", Cursors::default().write("/bots", &7))));
+    }
+
+    #[test]
+    fn a_page_has_about_three_mebibytes_or_one_item() {
+        let texts = |n, bytes| std::iter::repeat_n("x".repeat(bytes), n);
+        assert_eq!(fitting(texts(0, 1)), (Vec::new(), false));
+        assert!(!fitting(texts(3, 900_000)).1);
+        let (page, more) = fitting(texts(4, 900_000));
+        assert_eq!((page.len(), more), (3, true));
+        let (page, more) = fitting(texts(2, 5_000_000));
+        assert_eq!((page.len(), more), (1, true));
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub(crate) enum Kind {
     RuleChanged,
     /// The bot has the maximum number of rules.
     TooManyRules,
+    /// The token has set something for the maximum number of bots.
+    TooManyBots,
     /// The notifications do not run.
     NoNotifications,
     /// The notification does not exist.
@@ -122,6 +124,7 @@ impl Kind {
             Self::NoSubscriber => (S::NOT_FOUND, "no-subscriber", "No such subscriber"),
             Self::RuleChanged => (S::PRECONDITION_FAILED, "rule-changed", "Another version"),
             Self::TooManyRules => (S::CONFLICT, "too-many-rules", "Too many rules"),
+            Self::TooManyBots => (S::CONFLICT, "too-many-bots", "Too many bots"),
             Self::NoNotifications => {
                 (S::NOT_FOUND, "no-notifications", "Notifications do not run here")
             }

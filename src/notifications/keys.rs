@@ -7,7 +7,7 @@
 //! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
 //! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | the notification with this caller's key |
 //! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | `type\|outcome` → count |
-//! | `fl:notification-types` | set | the types with their own entry in the statistics, at most about 50 |
+//! | `fl:notification-kinds` | hash | the types with their own entry in the statistics, at most about 50 → `<last use, ms> <bot that was the first>` |
 //! | `fl:auditor` | string, TTL | the lock of the process that audits the notifications |
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::redis::keys::ShardKeys;
 /// The types with their own entry in the statistics.
 #[must_use]
 pub fn kinds(prefix: &Prefix) -> String {
-    format!("{prefix}:notification-types")
+    format!("{prefix}:notification-kinds")
 }
 
 /// The lock of the process that audits the notifications.

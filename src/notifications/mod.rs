@@ -12,6 +12,7 @@ pub(crate) mod audit;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub mod keys;
+pub mod kinds;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod queue;
@@ -20,21 +21,23 @@ pub mod scripts;
 mod send;
 mod sender;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use self::audit::Audit;
+use self::kinds::KIND_NOTED;
 use self::part::NotificationPart;
 use self::queue::{Accepted, Span, Stats};
 use self::record::{Kept, NewNotification, NotificationId, OTHER_KINDS, Unusable};
 use self::scripts::{Amended, Amendment};
 pub(crate) use self::sender::{PER_HOST, Sender, Sending};
-use crate::clock::SharedClock;
+use crate::clock::{SharedClock, millis};
 use crate::config::Config;
 use crate::id::BotId;
 use crate::notifications::metrics::NotificationMetrics;
 use crate::outbound::headers::HeaderSets;
+use crate::outbound::sign::Purpose;
 use crate::outbound::{CheckedUrl, Policy};
 use crate::pipeline::{Kind, Protected};
 use crate::product::{self, OpenError, Opening, Part};
@@ -80,6 +83,10 @@ impl product::Product for Product {
     }
 }
 
+/// The purpose of the signatures of notifications and their rechecks. Tenants choose the bodies of
+/// notifications, so their key signs nothing else.
+pub const SIGNED: Purpose = Purpose::named("notification");
+
 /// The notifications of every bot. Cheap to clone.
 #[derive(Clone)]
 pub struct Notifications {
@@ -87,8 +94,8 @@ pub struct Notifications {
     clock: SharedClock,
     online_threshold: Duration,
     sets: HeaderSets,
-    /// Types that are known to have their own entry in the statistics.
-    labels: Arc<Mutex<HashSet<String>>>,
+    /// Types that have their own entry in the statistics, and when that was found, ms since 1970.
+    labels: Arc<Mutex<HashMap<String, u64>>>,
 }
 
 impl std::fmt::Debug for Notifications {
@@ -139,7 +146,7 @@ impl Notifications {
         let now = self.clock.now();
         new.check(now)?;
         self.check_headers(new)?;
-        let label = self.label(&new.kind).await?;
+        let label = self.label(&new.bot, &new.kind, now).await?;
         let accepted = self.queue.schedule(new, &label, now).await?;
         if let Some(label) = &accepted.cancelled {
             NotificationMetrics::count(label, "cancelled");
@@ -161,15 +168,18 @@ impl Notifications {
         allowed.map(drop).map_err(|problem| Unusable { parameter: "headers_from", problem })
     }
 
-    async fn label(&self, kind: &str) -> Result<String, RedisError> {
+    async fn label(&self, bot: &BotId, kind: &str, now: Duration) -> Result<String, RedisError> {
         let labels = || self.labels.lock().unwrap_or_else(PoisonError::into_inner);
-        if labels().contains(kind) {
+        let is_fresh = |found: u64| millis(now).saturating_sub(found) < millis(KIND_NOTED);
+        if labels().get(kind).is_some_and(|found| is_fresh(*found)) {
             return Ok(kind.to_owned());
         }
-        let label = self.queue.label(kind).await?;
+        let label = self.queue.label(bot, kind, now).await?;
         // Types that count as `other` are not cached: their number is unbounded.
         if label != OTHER_KINDS {
-            labels().insert(label.clone());
+            let mut labels = labels();
+            labels.retain(|_, found| is_fresh(*found));
+            labels.insert(label.clone(), millis(now));
         }
         Ok(label)
     }

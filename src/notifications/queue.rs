@@ -6,6 +6,8 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 
 use super::keys;
+use super::kinds::Kinds;
+use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, Sequence, Shard};
 use crate::notifications::record::{Ended, Kept, NewNotification, NotificationId, OTHER_KINDS};
@@ -16,8 +18,6 @@ use crate::notifications::scripts::{
 use crate::queue::Queue;
 use crate::redis::{RedisError, Reply, ReplyError};
 
-/// Maximum number of types with their own entry in the statistics; later ones count as `other`.
-pub const KINDS_MAX: usize = 50;
 /// Number of queued events read by one command.
 const QUEUED_PAGE: isize = 1_000;
 /// Number of statistics hashes that are read in one round trip.
@@ -297,33 +297,33 @@ impl Queue {
         Ok(all.into_iter().min())
     }
 
-    /// The entry of a type in the statistics: its own for the first [`KINDS_MAX`] types, `other`
-    /// for later ones.
+    /// The entry of a type of `bot` in the statistics: its own, or `other`. See [`super::kinds`].
+    /// `now` is the time since 1970.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn label(&self, kind: &str) -> Result<String, RedisError> {
-        let kinds = keys::kinds(self.link().prefix());
+    pub async fn label(
+        &self,
+        bot: &BotId,
+        kind: &str,
+        now: Duration,
+    ) -> Result<String, RedisError> {
+        let key = keys::kinds(self.link().prefix());
+        let known = self.link().command("HGETALL", redis::Cmd::hgetall(&key)).await?;
+        let known = Kinds::read(known).map_err(|error| self.link().misread("HGETALL", error))?;
+        let entry = known.enter(bot, kind, millis(now));
         let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("SISMEMBER").arg(&kinds).arg(kind);
-        pipe.cmd("SCARD").arg(&kinds);
-        let values = self.link().run_checked("SISMEMBER", &pipe).await?;
-        let mut reply = Reply::new(Value::Array(values))
-            .map_err(|error| self.link().misread("SISMEMBER", error))?;
-        let mut number =
-            || reply.number::<i64>().map_err(|error| self.link().misread("SISMEMBER", error));
-        let (known, count) = (number()? == 1, number()?);
-        if known {
-            return Ok(kind.to_owned());
+        if !entry.ended.is_empty() {
+            pipe.cmd("HDEL").arg(&key).arg(&entry.ended);
+        }
+        if let Some(used) = &entry.used {
+            pipe.cmd("HSET").arg(&key).arg(kind).arg(used);
         }
         // Concurrent calls may exceed the maximum by a few.
-        if usize::try_from(count).is_ok_and(|count| count >= KINDS_MAX) {
-            return Ok(OTHER_KINDS.to_owned());
+        if !pipe.is_empty() {
+            self.link().run_checked("HSET", &pipe).await?;
         }
-        let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("SADD").arg(&kinds).arg(kind);
-        self.link().run_checked("SADD", &pipe).await?;
-        Ok(kind.to_owned())
+        Ok(if entry.is_own { kind } else { OTHER_KINDS }.to_owned())
     }
 }
 

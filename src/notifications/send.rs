@@ -6,6 +6,7 @@ use std::time::Duration;
 use rand::Rng as _;
 use tokio::time::Instant;
 
+use crate::notifications::SIGNED;
 use crate::notifications::record::{Begun, Ending};
 use crate::outbound::breakers::{Breakers, Outcome, Permission, Target};
 use crate::outbound::headers::HeaderSets;
@@ -59,14 +60,14 @@ impl Calls {
     async fn try_send(&self, begun: &Begun, now: Duration) -> Result<(), Ending> {
         let url = self.url(&begun.url)?;
         let more = self.more(begun, &url).map_err(Ending::Dead)?;
-        let id = begun.id.to_string();
+        let (id, whose) = (begun.id.message(), (SIGNED, &begun.bot));
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
             // Skips the recheck of a notification that cannot be sent now.
             if let Some(after) = self.gates.shut(&begun.bot, &Target::from(&url), Instant::now()) {
                 return Err(Ending::Postpone(after, left_alone(&url)));
             }
-            let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, b"", "");
+            let mut headers = sign::headers(&self.secrets, whose, &id, now, b"", "");
             // The recheck may go to another host. It gets the headers only if the set allows that
             // host.
             headers.extend(self.more(begun, &recheck).unwrap_or_default());
@@ -80,7 +81,7 @@ impl Calls {
             .map_err(|_| Ending::Dead(format!("{:?} is not an HTTP method", begun.method)))?;
         let body = begun.body.clone().into_bytes();
         let media = media(&body);
-        let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, &body, media);
+        let mut headers = sign::headers(&self.secrets, whose, &id, now, &body, media);
         headers.extend(more);
         let answer = self.call(begun, &url, (method, headers, body), SEND).await?;
         sent(&answer, begun.attempts, now)

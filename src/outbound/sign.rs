@@ -1,9 +1,13 @@
 //! Signatures by Standard Webhooks (<https://www.standardwebhooks.com>): a receiver can verify that
 //! a request is from Fairlane and unchanged.
 //!
-//! A secret is written as `whsec_` and base64. Each bot has its own key, HMAC-SHA256 of the secret
-//! and the bot's id, so a receiver of one bot cannot sign for another one. Every secret signs each
-//! request, so that secrets can be rotated.
+//! A secret is written as `whsec_` and base64. Each bot has its own key for each [`Purpose`], derived
+//! from the secret, so a receiver of one bot cannot sign for another one, and no receiver takes a
+//! call for one of another purpose. Every secret signs each request, so that secrets can be rotated.
+//!
+//! The signed text is `id.timestamp.body`. Tenants choose bodies, so a body may contain what looks
+//! like a timestamp and another body. The text has one reading only because a [`MessageId`] contains
+//! no dot, and because receivers refuse an id that does.
 
 use std::fmt;
 use std::time::Duration;
@@ -70,10 +74,16 @@ impl Secret {
         Ok(Self(bytes.into()))
     }
 
-    /// The key of one bot.
+    /// The key of one bot for one purpose: HMAC-SHA256 of this secret, over the bot's id for
+    /// [`Purpose::PUSH`], and over the purpose, a zero byte and the bot's id for any other. A bot's id
+    /// contains no zero byte, so no two keys have the same text.
     #[must_use]
-    pub fn of_bot(&self, bot: &BotId) -> Self {
-        Self(self.mac([bot.as_str().as_bytes()]).into())
+    pub fn key(&self, purpose: Purpose, bot: &BotId) -> Self {
+        let bot = bot.as_str().as_bytes();
+        match purpose.0 {
+            "" => Self(self.mac([bot]).into()),
+            name => Self(self.mac([name.as_bytes(), b"\0", bot]).into()),
+        }
     }
 
     /// `whsec_` and base64: for the receiver, never for a log.
@@ -92,6 +102,60 @@ impl Secret {
     }
 }
 
+/// The purpose of signed calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Purpose(&'static str);
+
+impl Purpose {
+    /// Slices for push handlers.
+    pub const PUSH: Self = Self("");
+
+    /// The purpose of a product's calls, by a name that no other product uses.
+    ///
+    /// # Panics
+    /// If the name is empty or contains a zero byte: at compile time, in a constant.
+    #[must_use]
+    pub const fn named(name: &'static str) -> Self {
+        let (bytes, mut at) = (name.as_bytes(), 0);
+        assert!(!bytes.is_empty(), "a purpose has a name");
+        while at < bytes.len() {
+            assert!(bytes[at] != 0, "a zero byte ends the name");
+            at += 1;
+        }
+        Self(name)
+    }
+}
+
+/// The id of a signed call: 1 to 128 of `A-Z a-z 0-9 - _`. It contains no dot, which would make the
+/// signed text ambiguous.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageId(Box<str>);
+
+/// Maximum length of a [`MessageId`], in bytes.
+const ID_MAX_BYTES: usize = 128;
+
+impl MessageId {
+    /// A new one, for a call that has no id of its own.
+    #[must_use]
+    pub fn unique() -> Self {
+        Self(uuid::Uuid::now_v7().to_string().into())
+    }
+
+    /// Checks the bounds. `None`: the text is not the id of a call.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        let good = (1..=ID_MAX_BYTES).contains(&text.len()) && text.bytes().all(legal);
+        good.then(|| Self(text.into()))
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(***)")
@@ -101,10 +165,10 @@ impl fmt::Debug for Secret {
 /// The value of [`SIGNATURE`]: one signature per key, in their order. `timestamp` is in seconds
 /// since 1970.
 #[must_use]
-pub fn sign(keys: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
+pub fn sign(keys: &[Secret], id: &MessageId, timestamp: u64, body: &[u8]) -> String {
     let timestamp = timestamp.to_string();
     let signatures = keys.iter().map(|key| {
-        let mac = key.mac([id.as_bytes(), b".", timestamp.as_bytes(), b".", body]);
+        let mac = key.mac([id.0.as_bytes(), b".", timestamp.as_bytes(), b".", body]);
         format!("v1,{}", STANDARD.encode(mac))
     });
     signatures.collect::<Vec<_>>().join(" ")
@@ -117,7 +181,7 @@ pub enum Unsigned {
     None,
     /// Its time differs from the receiver's clock by more than five minutes.
     Old,
-    /// No signature matches one of the keys.
+    /// No signature matches one of the keys, or the id or the time has an invalid form.
     Wrong,
 }
 
@@ -139,12 +203,14 @@ pub fn check(
     let (Some(id), Some(time), Some(given)) = (text(ID), text(TIMESTAMP), text(SIGNATURE)) else {
         return Err(Unsigned::None);
     };
+    // An id with a dot would be another reading of a text that Fairlane signed.
+    let id = MessageId::parse(id).ok_or(Unsigned::Wrong)?;
     let time = time.parse::<u64>().map_err(|_| Unsigned::Wrong)?;
     if now.abs_diff(Duration::from_secs(time)) > TOLERANCE {
         return Err(Unsigned::Old);
     }
     let ours: Vec<String> =
-        keys.iter().map(|key| sign(std::slice::from_ref(key), id, time, body)).collect();
+        keys.iter().map(|key| sign(std::slice::from_ref(key), &id, time, body)).collect();
     // All signatures are compared, each in constant time.
     let mut found = Choice::from(0);
     for given in given.split(' ') {
@@ -160,13 +226,13 @@ pub fn check(
 #[must_use]
 pub fn headers(
     secrets: &[Secret],
-    bot: &BotId,
-    id: &str,
+    (purpose, bot): (Purpose, &BotId),
+    id: &MessageId,
     now: Duration,
     body: &[u8],
     media: &'static str,
 ) -> HeaderMap {
-    let keys: Vec<Secret> = secrets.iter().map(|secret| secret.of_bot(bot)).collect();
+    let keys: Vec<Secret> = secrets.iter().map(|secret| secret.key(purpose, bot)).collect();
     let signature = sign(&keys, id, now.as_secs(), body);
     let mut headers = HeaderMap::new();
     let mut put = |name: &'static str, value: String| {
@@ -177,7 +243,7 @@ pub fn headers(
     if !media.is_empty() {
         put("content-type", media.to_owned());
     }
-    put(ID, id.to_owned());
+    put(ID, id.0.to_string());
     put(TIMESTAMP, now.as_secs().to_string());
     if !keys.is_empty() {
         put(SIGNATURE, signature);
@@ -191,12 +257,45 @@ mod tests {
 
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
+    fn id(text: &str) -> MessageId {
+        MessageId::parse(text).unwrap()
+    }
+
+    #[test]
+    fn an_id_with_a_dot_cannot_be_signed() {
+        for text in ["", ".", "3.0192f1b0", "a b", "ü", "a\n", &"x".repeat(129)] {
+            assert_eq!(MessageId::parse(text), None, "{text:?}");
+        }
+        assert!(MessageId::parse(&"x".repeat(128)).is_some());
+        assert!(MessageId::parse(MessageId::unique().as_str()).is_some());
+    }
+
+    #[test]
+    fn every_purpose_and_bot_has_a_key_of_its_own() {
+        const OTHER: Purpose = Purpose::named("other");
+        let secret = Secret::parse(SECRET).unwrap();
+        let bot = |text: &str| BotId::parse(text).unwrap();
+        let keys = [
+            secret.key(Purpose::PUSH, &bot("bot-7")),
+            secret.key(OTHER, &bot("bot-7")),
+            secret.key(OTHER, &bot("bot-8")),
+            secret.key(Purpose::PUSH, &bot("otherbot-7")),
+            secret.key(Purpose::PUSH, &bot("other:bot-7")),
+            secret.key(Purpose::named("otherbot"), &bot("-7")),
+        ];
+        for (at, key) in keys.iter().enumerate() {
+            assert!(!keys[at + 1..].contains(key), "{at}");
+        }
+        // What separates a purpose from a bot is in no bot's id.
+        assert!(BotId::parse("other\0bot-7").is_err());
+    }
+
     /// The test vector of the libraries of the specification.
     #[test]
     fn a_signature_is_that_of_the_specification() {
         let key = Secret::parse(SECRET).unwrap();
-        let id = "msg_p5jXN8AQM9LWM0D4loKWxJek";
-        let signed = sign(&[key], id, 1_614_265_330, br#"{"test": 2432232314}"#);
+        let id = id("msg_p5jXN8AQM9LWM0D4loKWxJek");
+        let signed = sign(&[key], &id, 1_614_265_330, br#"{"test": 2432232314}"#);
         assert_eq!(signed, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
     }
 
@@ -205,8 +304,8 @@ mod tests {
         let other = format!("whsec_{}", STANDARD.encode([7; 24]));
         let keys = [SECRET, &other].map(|text| Secret::parse(text).unwrap());
         let (bot, now) = (BotId::parse("bot-7").unwrap(), Duration::from_secs(1_800_000_000));
-        let of_bot = keys.each_ref().map(|key| key.of_bot(&bot));
-        let signed = headers(&keys, &bot, "id", now, b"body", JSON);
+        let of_bot = keys.each_ref().map(|key| key.key(Purpose::PUSH, &bot));
+        let signed = headers(&keys, (Purpose::PUSH, &bot), &id("id"), now, b"body", JSON);
         let seconds = Duration::from_secs;
         for key in &of_bot {
             let alone = std::slice::from_ref(key);
@@ -219,7 +318,7 @@ mod tests {
         }
         assert_eq!(check(&keys, &signed, b"body", now), Err(Unsigned::Wrong), "not the bot's");
         assert_eq!(check(&[], &signed, b"body", now), Err(Unsigned::Wrong));
-        let unsigned = headers(&[], &bot, "id", now, b"body", JSON);
+        let unsigned = headers(&[], (Purpose::PUSH, &bot), &id("id"), now, b"body", JSON);
         assert_eq!(check(&of_bot, &unsigned, b"body", now), Err(Unsigned::None));
     }
 
@@ -227,16 +326,17 @@ mod tests {
     fn every_secret_signs_in_their_order() {
         let other = format!("whsec_{}", STANDARD.encode([7; 24]));
         let keys = [SECRET, &other].map(|text| Secret::parse(text).unwrap());
-        let alone = keys.each_ref().map(|key| sign(std::slice::from_ref(key), "id", 1, b"x"));
-        assert_eq!(sign(&keys, "id", 1, b"x"), alone.join(" "));
+        let alone = keys.each_ref().map(|key| sign(std::slice::from_ref(key), &id("id"), 1, b"x"));
+        assert_eq!(sign(&keys, &id("id"), 1, b"x"), alone.join(" "));
         assert_ne!(alone[0], alone[1]);
-        assert_eq!(sign(&[], "id", 1, b"x"), "");
+        assert_eq!(sign(&[], &id("id"), 1, b"x"), "");
     }
 
     /// Computed with the `hmac` of Python.
     #[test]
     fn the_key_of_a_bot_is_derived_from_its_id() {
-        let key = Secret::parse(SECRET).unwrap().of_bot(&BotId::parse("bot-7").unwrap());
+        let secret = Secret::parse(SECRET).unwrap();
+        let key = secret.key(Purpose::PUSH, &BotId::parse("bot-7").unwrap());
         assert_eq!(key.expose(), BOT_7);
         assert_eq!(Secret::parse(&key.expose()).unwrap(), key);
     }

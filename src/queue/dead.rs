@@ -7,12 +7,13 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Queue;
+use super::letters::decode;
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, LetterId, Offset, Shard};
 use crate::ledger::Ledger;
-use crate::redis::scripts::{Recount, Redrive};
-use crate::redis::{RedisError, Reply, ReplyError};
+use crate::redis::scripts::{Letters, Part, Recount, Redrive};
+use crate::redis::{RedisError, ReplyError};
 
 /// Maximum number of dead letters per page and per write.
 const PAGE: usize = 100;
@@ -22,7 +23,7 @@ const PAGE: usize = 100;
 const LOOKED_AT: usize = 1_000;
 /// Maximum bytes of that search, approximately.
 const LOOKED_AT_BYTES: usize = 8 << 20;
-/// Number of letters per page of that search. It is small because events may be large.
+/// Number of letters per portion of that search. It is small because events may be large.
 const LOOK: usize = 50;
 /// Maximum number of a bot's dead letters in the result.
 const NEWEST: usize = 3;
@@ -74,58 +75,6 @@ pub struct DeadLetter {
 }
 
 impl Queue {
-    /// The newest dead letters of one bot, or of all bots, at most `limit`. Only bots that are
-    /// `wanted` are included, and only letters older than `before`, the last id of the previous
-    /// page.
-    ///
-    /// # Errors
-    /// If Redis is unavailable or refuses.
-    pub async fn list_dead_letters(
-        &self,
-        bot: Option<&BotId>,
-        wanted: &(dyn Fn(&BotId) -> bool + Sync),
-        before: Option<LetterId>,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, RedisError> {
-        let fits =
-            |letter: &DeadLetter| bot.is_none_or(|bot| *bot == letter.bot) && wanted(&letter.bot);
-        let mut found = Vec::new();
-        for shard in self.dead_shards(bot) {
-            // Letters with equal times are ordered by shard.
-            let mut from = match before {
-                None => "+".to_owned(),
-                Some(id) if shard < id.shard => id.entry.to_string(),
-                Some(id) => format!("({}", id.entry),
-            };
-            let mut taken = 0;
-            while taken < limit {
-                let mut command = redis::cmd("XREVRANGE");
-                command.arg(&self.keys(shard).dlq).arg(from).arg("-").arg("COUNT").arg(PAGE);
-                let page = self.dead_page("XREVRANGE", shard, command).await?;
-                let Some(last) = page.last() else { break };
-                from = format!("({}", last.id.entry);
-                let kept: Vec<_> = page.into_iter().filter(fits).collect();
-                taken += kept.len();
-                found.extend(kept);
-            }
-        }
-        found.sort_by_key(|letter: &DeadLetter| std::cmp::Reverse(letter.id));
-        found.truncate(limit);
-        Ok(found)
-    }
-
-    /// The newest dead letters, of one bot or of all, at most `limit`.
-    ///
-    /// # Errors
-    /// If Redis is unavailable or refuses.
-    pub async fn dead_letters(
-        &self,
-        bot: Option<&BotId>,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, RedisError> {
-        self.list_dead_letters(bot, &|_| true, None, limit).await
-    }
-
     /// The number of dead letters of `bot`, and the newest of them. Only the newest letters of its
     /// shard are searched, so the cost is bounded.
     ///
@@ -134,35 +83,40 @@ impl Queue {
     pub async fn dead_of(&self, bot: &BotId) -> Result<DeadOfBot, RedisError> {
         let shard = self.shard_of(bot);
         let (mut found, mut from) = (DeadOfBot::default(), "+".to_owned());
-        let (mut looked_at, mut bytes) = (0, 0);
+        let (mut looked_at, mut bytes, mut newest) = (0, 0, Vec::new());
         loop {
-            let mut command = redis::cmd("XREVRANGE");
-            command.arg(&self.keys(shard).dlq).arg(&from).arg("-").arg("COUNT").arg(LOOK);
-            let value = self.link().command("XREVRANGE", command).await?;
-            let mut entries = self.read("XREVRANGE", Reply::new(value))?;
-            let count = entries.len();
-            while let Some(entry) = entries.next() {
-                let raw = self.read("XREVRANGE", raw_letter(shard, entry))?;
-                from = format!("({}", raw.id.entry);
-                bytes += raw.record.len();
-                if raw.bot != bot.as_str() {
-                    continue;
-                }
-                found.count += 1;
-                if found.newest.len() < NEWEST {
-                    let letter = self.read("XREVRANGE", raw.decode())?;
-                    found.newest.push(letter.into());
+            let read = Letters {
+                keys: self.keys(shard),
+                newest_first: true,
+                from: &from,
+                until: "-",
+                limit: LOOK,
+                bytes: LOOKED_AT_BYTES / 2,
+                part: Part::Start(0),
+            };
+            let portion = self.link().call(&read).await?;
+            looked_at += portion.letters.len();
+            for raw in &portion.letters {
+                bytes += raw.bytes;
+                if raw.bot == bot.as_str() {
+                    found.count += 1;
+                    if newest.len() < NEWEST {
+                        newest.push((LetterId::new(shard, raw.entry), raw.bytes));
+                    }
                 }
             }
-            looked_at += count;
-            if count < LOOK {
-                return Ok(found);
+            if let Some(last) = portion.letters.last() {
+                from = format!("({}", last.entry);
             }
-            if looked_at >= LOOKED_AT || bytes >= LOOKED_AT_BYTES {
-                found.at_least = self.dead_in(shard).await? > looked_at as u64;
-                return Ok(found);
+            let ends = !portion.more || portion.letters.is_empty();
+            if ends || looked_at >= LOOKED_AT || bytes >= LOOKED_AT_BYTES {
+                found.at_least = !ends && self.dead_in(shard).await? > looked_at as u64;
+                break;
             }
         }
+        let glimpses = self.glimpses(&newest).await?;
+        found.newest = glimpses.into_iter().map(|(_, letter)| letter).collect();
+        Ok(found)
     }
 
     /// The number of dead letters of `bot`, or of all bots. For a bot, this reads all letters of
@@ -197,8 +151,8 @@ impl Queue {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(None);
         }
-        let entry = id.entry.to_string();
-        Ok(self.dead_from(id.shard, &entry, &entry).await?.pop())
+        let found = self.letters_by_id(&[(id, 0)], Part::Whole).await?.pop();
+        found.map(|(id, raw)| self.read("letters", decode(id, raw))).transpose()
     }
 
     /// Redrives a dead letter of `bot`, in order. If the queue has a ledger or renews sequences,
@@ -354,84 +308,9 @@ impl Queue {
         }
     }
 
-    fn dead_shards(&self, bot: Option<&BotId>) -> impl Iterator<Item = Shard> + use<> {
+    pub(super) fn dead_shards(&self, bot: Option<&BotId>) -> impl Iterator<Item = Shard> + use<> {
         let only = bot.map(|bot| self.shard_of(bot));
         self.shard_count().shards().filter(move |shard| only.is_none_or(|only| only == *shard))
-    }
-
-    async fn dead_from(
-        &self,
-        shard: Shard,
-        from: &str,
-        until: &str,
-    ) -> Result<Vec<DeadLetter>, RedisError> {
-        let mut command = redis::cmd("XRANGE");
-        command.arg(&self.keys(shard).dlq).arg(from).arg(until).arg("COUNT").arg(PAGE);
-        self.dead_page("XRANGE", shard, command).await
-    }
-
-    async fn dead_page(
-        &self,
-        name: &'static str,
-        shard: Shard,
-        command: redis::Cmd,
-    ) -> Result<Vec<DeadLetter>, RedisError> {
-        let value = self.link().command(name, command).await?;
-        let mut entries = self.read(name, Reply::new(value))?;
-        let mut page = Vec::with_capacity(entries.len());
-        while let Some(entry) = entries.next() {
-            page.push(self.read(name, raw_letter(shard, entry).and_then(RawLetter::decode))?);
-        }
-        Ok(page)
-    }
-}
-
-/// The stored form of a dead letter.
-struct RawLetter {
-    id: LetterId,
-    bot: String,
-    record: Vec<u8>,
-    reason: String,
-    attempts: u32,
-    time_ms: u64,
-}
-
-fn raw_letter(shard: Shard, entry: Value) -> Result<RawLetter, ReplyError> {
-    let mut entry = Reply::new(entry)?;
-    let id = LetterId::new(shard, entry.parsed()?);
-    let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
-    let (mut bot, mut record, mut reason) = (String::new(), Vec::new(), String::new());
-    let (mut attempts, mut time_ms) = (0, 0);
-    while fields.len() > 1 {
-        match fields.text()?.as_str() {
-            "bot" => bot = fields.text()?,
-            "record" => record = fields.bytes()?.unwrap_or_default(),
-            "reason" => reason = fields.text()?,
-            "attempts" => attempts = fields.number()?,
-            "time" => time_ms = fields.number()?,
-            _ => drop(fields.next()),
-        }
-    }
-    Ok(RawLetter { id, bot, record, reason, attempts, time_ms })
-}
-
-impl RawLetter {
-    fn decode(self) -> Result<DeadLetter, ReplyError> {
-        let Self { id, bot, record, reason, attempts, time_ms } = self;
-        let bot = BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?;
-        let event = Event::decode(&record, &bot).ok().map(|(_, event)| event);
-        Ok(DeadLetter { id, bot, reason, attempts, time_ms, event })
-    }
-}
-
-impl From<DeadLetter> for LetterOfBot {
-    fn from(letter: DeadLetter) -> Self {
-        let DeadLetter { id, reason, attempts, time_ms, event, .. } = letter;
-        let (event, kind) = match event {
-            Some(event) => (Some(event.id().to_owned()), Some(event.kind().to_owned())),
-            None => (None, None),
-        };
-        Self { id, event, kind, reason, attempts, time_ms }
     }
 }
 
@@ -453,10 +332,12 @@ impl Pages {
         shard: Shard,
         bot: Option<&BotId>,
     ) -> Result<Option<Vec<(BotId, Offset)>>, RedisError> {
-        let page = queue.dead_from(shard, &self.from, &self.until).await?;
-        let Some(last) = page.last() else { return Ok(None) };
-        self.from = format!("({}", last.id.entry);
-        let letters = page.into_iter().filter(|letter| bot.is_none_or(|bot| *bot == letter.bot));
-        Ok(Some(letters.map(|letter| (letter.bot, letter.id.entry)).collect()))
+        let page = queue.oldest_letters(shard, &self.from, &self.until, PAGE).await?;
+        let Some(page) = page else { return Ok(None) };
+        if let Some((_, last)) = page.last() {
+            self.from = format!("({}", last.entry);
+        }
+        let letters = page.into_iter().filter(|(of, _)| bot.is_none_or(|bot| bot == of));
+        Ok(Some(letters.map(|(bot, id)| (bot, id.entry)).collect()))
     }
 }

@@ -14,7 +14,6 @@ use utoipa::ToSchema;
 
 use super::{BotState, BotView, Queue};
 use crate::clock::millis;
-use crate::event::Event;
 use crate::id::{BotId, Sequence};
 use crate::redis::{RedisError, Reply, ReplyError};
 
@@ -207,21 +206,21 @@ impl Queue {
         if bots.is_empty() {
             return Ok(Vec::new());
         }
-        let mut pipe = Pipeline::with_capacity(3 * bots.len());
+        let mut pipe = Pipeline::with_capacity(2 * bots.len());
         for bot in bots {
             let keys = self.keys_of(bot);
             pipe.cmd("GET").arg(keys.failure(bot));
             pipe.cmd("GET").arg(keys.failing(bot));
-            pipe.cmd("LINDEX").arg(keys.queue(bot)).arg(0);
         }
         let values = Value::Array(self.link().run_checked("GET", &pipe).await?);
         let mut reply = self.read("GET", Reply::new(values))?;
         let mut next = || self.read("GET", reply.bytes()).map(Option::unwrap_or_default);
+        let heads = self.heads(bots).await?;
         let mut all = Vec::with_capacity(bots.len());
-        for _ in bots {
+        for bot in bots {
             let failure = String::from_utf8_lossy(&next()?).into_owned();
             let streak = Streak::read(&String::from_utf8_lossy(&next()?));
-            let head = Event::sequence_of(&next()?).map(Sequence::get);
+            let head = heads.get(bot).map(|head| head.sequence).filter(|first| *first > 0);
             all.push(Kept { failure, streak, head });
         }
         Ok(all)

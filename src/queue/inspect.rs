@@ -3,6 +3,7 @@
 //! A view needs several commands, so it is not a consistent snapshot: the queues may change between
 //! two commands.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
@@ -12,8 +13,9 @@ use utoipa::ToSchema;
 
 use super::Queue;
 use crate::event::Event;
-use crate::id::BotId;
+use crate::id::{BotId, Shard};
 use crate::redis::keys::ShardKeys;
+use crate::redis::scripts::{Head, Heads};
 use crate::redis::{RedisError, Reply, ReplyError, parse_score};
 use crate::telemetry::OncePerMinute;
 
@@ -121,7 +123,7 @@ impl Queue {
         }
         let values = self.link().run(&pipe).await?;
         let mut view = PipelineView::default();
-        let mut heads = Pipeline::new();
+        let mut sampled = Vec::new();
         for (keys, values) in self.shards().iter().zip(values.chunks(SHARD_COMMANDS)) {
             let bots = match self.view_shard(&mut view, values) {
                 Ok(bots) => bots,
@@ -136,16 +138,12 @@ impl Queue {
                     continue;
                 }
             };
-            for bot in bots {
-                heads.cmd("LINDEX").arg(keys.queue(&bot)).arg(0);
-            }
+            sampled.extend(bots);
         }
-        if !heads.is_empty() {
-            // A key that is not a list has no age.
-            let values = self.link().run(&heads).await?;
-            let oldest = values.iter().filter_map(sequence_of).min();
-            view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
-        }
+        let heads = self.heads(&sampled).await?;
+        let oldest =
+            heads.values().map(|head| head.sequence).filter(|sequence| *sequence > 0).min();
+        view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
         Ok(view)
     }
 
@@ -161,31 +159,27 @@ impl Queue {
             .ok_or_else(|| self.link().misread("view", ReplyError::unexpected("one bot", "none")))
     }
 
-    /// The next events of a bot.
-    ///
-    /// # Errors
-    /// If Redis is unavailable or refuses.
-    pub async fn next_events(
-        &self,
-        bot: &BotId,
-        limit: usize,
-    ) -> Result<Vec<QueuedEvent>, RedisError> {
-        if limit == 0 {
-            return Ok(Vec::new());
+    /// The states of these bots' queues, without their events.
+    pub(super) async fn heads(&self, bots: &[BotId]) -> Result<HashMap<BotId, Head>, RedisError> {
+        let mut shards: HashMap<Shard, Vec<BotId>> = HashMap::new();
+        for bot in bots {
+            shards.entry(self.shard_of(bot)).or_default().push(bot.clone());
         }
-        let mut command = redis::cmd("LRANGE");
-        command.arg(self.keys(self.shard_of(bot)).queue(bot)).arg(0).arg(limit - 1);
-        let value = self.link().command("LRANGE", command).await?;
-        let mut reply = self.read("LRANGE", Reply::new(value))?;
-        let mut events = Vec::with_capacity(reply.len());
-        while reply.len() > 0 {
-            let record = self.read("LRANGE", reply.bytes())?.unwrap_or_default();
-            events.push(QueuedEvent {
-                sequence: Event::sequence_of(&record).map_or(0, super::super::id::Sequence::get),
-                event: Event::decode(&record, bot).ok().map(|(_, event)| event),
-            });
+        let calls: Vec<Heads<'_>> = shards
+            .iter()
+            .flat_map(|(shard, bots)| {
+                let keys = self.keys(*shard);
+                bots.chunks(Heads::MAX).map(move |bots| Heads { keys, bots })
+            })
+            .collect();
+        let mut found = HashMap::with_capacity(bots.len());
+        if calls.is_empty() {
+            return Ok(found);
         }
-        Ok(events)
+        for (call, heads) in calls.iter().zip(self.link().call_all(&calls).await?) {
+            found.extend(call.bots.iter().cloned().zip(heads?));
+        }
+        Ok(found)
     }
 
     pub(super) async fn view_bots(
@@ -198,7 +192,6 @@ impl Queue {
         for bot in bots {
             let id = bot.as_str();
             pipe.cmd("LLEN").arg(keys.queue(bot));
-            pipe.cmd("LINDEX").arg(keys.queue(bot)).arg(0);
             pipe.cmd("ZSCORE").arg(keys.ready()).arg(id);
             pipe.cmd("ZSCORE").arg(keys.busy()).arg(id);
             pipe.cmd("HGET").arg(keys.owners()).arg(id);
@@ -208,7 +201,11 @@ impl Queue {
         }
         let values = self.link().run_checked("view", &pipe).await?;
         let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
-        bots.iter().map(|bot| self.read("view", view_bot(bot, &mut reply, now))).collect()
+        let heads = self.heads(bots).await?;
+        let first = |bot: &BotId| heads.get(bot).map_or(0, |head| head.sequence);
+        bots.iter()
+            .map(|bot| self.read("view", view_bot(bot, first(bot), &mut reply, now)))
+            .collect()
     }
 
     /// Adds the counts of one shard; returns the bots to sample. An unreadable shard adds nothing.
@@ -290,9 +287,14 @@ fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError
     Ok((view, depth, bots))
 }
 
-fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, ReplyError> {
+/// `first` is the sequence of its first event; 0 for none.
+fn view_bot(
+    bot: &BotId,
+    first: u64,
+    reply: &mut Reply,
+    now: Duration,
+) -> Result<BotView, ReplyError> {
     let depth = reply.number()?;
-    let head = reply.bytes()?.unwrap_or_default();
     let ready = reply.bytes()?.is_some();
     let until = reply.bytes()?;
     let own = reply.text()?;
@@ -313,7 +315,7 @@ fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, Re
         bot: bot.clone(),
         state,
         depth,
-        oldest_age_ms: Event::sequence_of(&head).map_or(0, |first| age_ms(first.get(), now)),
+        oldest_age_ms: if first == 0 { 0 } else { age_ms(first, now) },
         fence: numbers(&own).first().copied(),
         until_ms: until
             .and_then(|text| parse_score(&String::from_utf8_lossy(&text)))
@@ -321,13 +323,6 @@ fn view_bot(bot: &BotId, reply: &mut Reply, now: Duration) -> Result<BotView, Re
         attempts: u32::try_from(counted).unwrap_or(u32::MAX),
         weight,
     })
-}
-
-fn sequence_of(record: &Value) -> Option<u64> {
-    match record {
-        Value::BulkString(bytes) => Event::sequence_of(bytes).map(super::super::id::Sequence::get),
-        _ => None,
-    }
 }
 
 fn age_ms(sequence: u64, now: Duration) -> u64 {

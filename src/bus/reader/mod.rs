@@ -46,7 +46,7 @@ use crate::id::Offset;
 use crate::lifecycle::Shutdown;
 use crate::metrics::{self, BusMetrics};
 use crate::redis::RedisError;
-use crate::telemetry::{Outage, Recovered};
+use crate::telemetry::{Outage, PerReason, Recovered};
 
 /// How long the lock lasts without renewal. A reader that is only slow may lose it too early, and
 /// another process reads instead: this costs a session, but copies nothing twice.
@@ -58,6 +58,8 @@ const LOCK_ASK: Duration = Duration::from_millis(250);
 /// Number of entries in the first read, and the bounds for later ones.
 const BATCH_FIRST: usize = 256;
 const BATCH_MAX: usize = 4_096;
+/// When entries that are no events were last logged, by reason: each producer can write many.
+static INVALID: PerReason = PerReason::new();
 const CHECKPOINT: Duration = Duration::from_secs(1);
 const TRIM: Duration = Duration::from_secs(5);
 /// Missing shards are checked after this time, then after twice the time, up to the last.
@@ -344,9 +346,12 @@ impl<S: Source> Reader<S> {
         }
         self.source.put_aside(&invalid).await?;
         for (offset, entry) in &invalid {
-            metrics::bus_invalid(entry.error.label());
-            warn!(stream = self.source.name(), %offset, error = %entry.error,
-                "an entry of the bus is no event; kept in {}", self.source.aside());
+            let reason = entry.error.label();
+            metrics::bus_invalid(reason);
+            if let Some(suppressed) = INVALID.take(reason) {
+                warn!(stream = self.source.name(), %offset, reason, error = %entry.error, suppressed,
+                    "an entry of the bus is no event; kept in {}", self.source.aside());
+            }
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Json, Response};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,8 @@ use utoipa_axum::routes;
 use super::Api;
 use super::auth::Caller;
 use super::docs::{Bodiless, Body, OfAutomations, OfVersion};
-use super::extract::{self, NoBody, Path};
+use super::extract::{self, NoBody, Path, Query};
+use super::page::fitting;
 use super::problem::{Kind, Problem};
 use crate::automations::queue::RuleStats;
 use crate::automations::rule::{Action, Rule, Unusable};
@@ -203,6 +204,17 @@ impl From<RuleStats> for Happened {
 struct Listed {
     /// The rules.
     automations: Vec<Shown>,
+    /// The cursor of the next page; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListQuery {
+    /// The `cursor` of the previous page.
+    cursor: Option<String>,
 }
 
 /// The rules of a bot and their statistics.
@@ -266,19 +278,28 @@ fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
 
 /// Rules of a bot
 ///
-/// In the order of their evaluation, with their statistics.
+/// In the order of their evaluation, with their statistics. A page has up to 4 MiB.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/automations", tag = "automations", operation_id = "listAutomations",
-    params(BotPath),
-    responses((status = 200, description = "The rules", body = Listed), OfAutomations)
+    params(BotPath, ListQuery),
+    responses((status = 200, description = "A page of the rules", body = Listed), OfAutomations)
 )]
 async fn list(
     State(api): State<Arc<Api>>,
     caller: Caller,
+    uri: Uri,
     Path(BotPath { bot }): Path<BotPath>,
+    Query(query): Query<ListQuery>,
 ) -> Result<Json<Listed>, Problem> {
     let editor = api.automations_of(&bot, &caller)?;
-    Ok(Json(Listed { automations: shown(editor, &bot).await? }))
+    let cursors = &api.gate.cursors;
+    let after: Option<RuleId> = cursors.read(uri.path(), query.cursor.as_deref())?;
+    let rules = shown(editor, &bot).await?.into_iter();
+    let is_next = |rule: &Shown| after.as_ref().is_none_or(|after| rule.id > *after);
+    let (automations, more) = fitting(rules.filter(is_next));
+    let last = automations.last().filter(|_| more);
+    let cursor = last.map(|last| cursors.write(uri.path(), &last.id));
+    Ok(Json(Listed { automations, cursor }))
 }
 
 /// A rule

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::Uri;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -11,6 +12,7 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::docs::OfNotifications;
 use super::super::extract::Query;
+use super::super::page::fitting;
 use super::super::problem::Problem;
 use crate::clock::{millis, rfc3339};
 use crate::notifications::queue::{Span, Tally};
@@ -61,6 +63,8 @@ pub(super) struct StatsQuery {
     /// and 192.
     #[param(minimum = 1, maximum = 400)]
     last: Option<u64>,
+    /// The `cursor` of the previous page.
+    cursor: Option<String>,
 }
 
 /// Notifications by time and type.
@@ -70,6 +74,9 @@ pub(super) struct Statistics {
     by: By,
     /// Newest first. Types and times without notifications are left out.
     stats: Vec<Row>,
+    /// The cursor of the next page; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
 }
 
 /// The notifications of a type in a day or an hour.
@@ -79,7 +86,7 @@ pub(in super::super) struct Row {
     /// The start of the day or hour.
     #[schema(format = DateTime)]
     pub(in super::super) begins: String,
-    /// The type: one of the first 50 types, or `other`.
+    /// The type: one of up to 50 types in use, of one bot up to 10, or `other`.
     #[serde(rename = "type")]
     pub(in super::super) kind: String,
     /// Accepted notifications.
@@ -138,6 +145,7 @@ impl Row {
 pub(super) async fn stats(
     State(api): State<Arc<Api>>,
     caller: Caller,
+    uri: Uri,
     Query(query): Query<StatsQuery>,
 ) -> Result<Json<Statistics>, Problem> {
     caller.check_all_bots()?;
@@ -148,10 +156,20 @@ pub(super) async fn stats(
         let detail = format!("it is {last}; write a whole number from 1 to {most}");
         return Err(Problem::field("last", detail));
     }
+    let cursors = &api.gate.cursors;
+    let after: Option<(String, String)> = cursors.read(uri.path(), query.cursor.as_deref())?;
+    // Times in RFC 3339 are in the order of their texts.
+    let is_next = |row: &Row| match &after {
+        None => true,
+        Some((begins, kind)) => row.begins < *begins || (row.begins == *begins && row.kind > *kind),
+    };
     let stats = tallies(&api, by, last).await?.into_iter().flat_map(|(begins, stats)| {
         stats.into_iter().map(move |(kind, tally)| Row::new(begins.clone(), kind, &tally))
     });
-    Ok(Json(Statistics { by, stats: stats.collect() }))
+    let (stats, more) = fitting(stats.filter(is_next));
+    let last = stats.last().filter(|_| more);
+    let cursor = last.map(|last| cursors.write(uri.path(), &(&last.begins, &last.kind)));
+    Ok(Json(Statistics { by, stats, cursor }))
 }
 
 /// The counts of the last days or hours, newest first.

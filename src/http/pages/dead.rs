@@ -20,7 +20,7 @@ use super::{Refusal, bot, grouped, headline, pipeline, spoken};
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
 use crate::id::{BotId, LetterId, PipelineName};
-use crate::queue::DeadLetter;
+use crate::queue::{DeadGlimpses, DeadLetter, LetterOfBot};
 
 /// Number of dead letters per page.
 const LETTERS: usize = 50;
@@ -81,13 +81,11 @@ pub(super) async fn list(
         let (api, caller, pipeline, wish, (bot, before)) = &*seen;
         let queue = api.queues.of(pipeline);
         let wanted = |bot: &BotId| caller.covers(bot);
-        let mut letters =
-            queue.list_dead_letters(bot.as_ref(), &wanted, *before, LETTERS + 1).await?;
-        let more = letters.len() > LETTERS;
-        letters.truncate(LETTERS);
+        let DeadGlimpses { letters, more } =
+            queue.glimpse_dead_letters(bot.as_ref(), &wanted, *before, LETTERS).await?;
         let now_ms = millis(api.clock.now());
         let last = letters.last().filter(|_| more);
-        let next = last.map(|last| api.gate.cursors.write(&path(pipeline), &last.id));
+        let next = last.map(|(_, last)| api.gate.cursors.write(&path(pipeline), &last.id));
         Ok(listed(&Listed { pipeline, letters, next, wish, now_ms }, caller))
     };
     api.live.show((&caller, &headers), &title, looked_at, content).await
@@ -98,7 +96,7 @@ type Selection = (Option<BotId>, Option<LetterId>);
 
 struct Listed<'a> {
     pipeline: &'a PipelineName,
-    letters: Vec<DeadLetter>,
+    letters: Vec<(BotId, LetterOfBot)>,
     next: Option<String>,
     wish: &'a PageQuery,
     now_ms: u64,
@@ -138,7 +136,7 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
                             th scope="col" { "" }
                         }
                     }
-                    tbody { @for letter in letters { (row(view, letter, may)) } }
+                    tbody { @for (of, letter) in letters { (row(view, of, letter, may)) } }
                 }
             }
             @if let Some(next) = next {
@@ -148,18 +146,18 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
     }
 }
 
-fn row(view: &Listed<'_>, letter: &DeadLetter, may: bool) -> Markup {
+fn row(view: &Listed<'_>, of: &BotId, letter: &LetterOfBot, may: bool) -> Markup {
     let Listed { pipeline, wish, now_ms, .. } = view;
     let one = path_of_one(pipeline, letter.id, &wish.bot);
     html! {
         tr data-key=(letter.id) {
             td.when { time datetime=(rfc3339(letter.time_ms)) title=(rfc3339(letter.time_ms)) { (spoken(now_ms.saturating_sub(letter.time_ms) / 1_000 * 1_000)) " ago" } }
-            th.text scope="row" { a href=(bot::path(&letter.bot)) { (letter.bot) } }
+            th.text scope="row" { a href=(bot::path(of)) { (of) } }
             td.text {
                 a href=(one) {
-                    @match &letter.event {
-                        Some(event) => { (event.kind()) " " (event.id()) }
-                        None => "cannot be read"
+                    @match (&letter.kind, &letter.event) {
+                        (Some(kind), Some(event)) => { (kind) " " (event) }
+                        _ => "cannot be read"
                     }
                 }
             }
@@ -421,9 +419,17 @@ mod tests {
         let (pipeline, caller) = (PipelineName::parse("p").unwrap(), Caller::of_tests());
         let one = shown(&pipeline, &letter, "<b>&", &caller).into_string();
         let wish = PageQuery { bot: "\"><b>".to_owned(), cursor: None };
+        let seen = LetterOfBot {
+            id: letter.id,
+            event: Some("<i>".to_owned()),
+            kind: Some("<u>".to_owned()),
+            reason: letter.reason,
+            attempts: 3,
+            time_ms: 1_000,
+        };
         let view = Listed {
             pipeline: &pipeline,
-            letters: vec![letter],
+            letters: vec![(letter.bot, seen)],
             next: Some("place".to_owned()),
             wish: &wish,
             now_ms: 61_000,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::id::{Shard, ShardCount};
+use crate::outbound::sign::MessageId;
 
 /// The id of a notification: `<shard>.<32 hexadecimal digits>`, so it can be found without its bot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +27,16 @@ impl NotificationId {
     #[must_use]
     pub fn shard(self, shards: ShardCount) -> Option<Shard> {
         (self.shard.index() < usize::from(shards.get())).then_some(self.shard)
+    }
+
+    /// Its `webhook-id`: the id with `-` in place of the dot, the same on every attempt.
+    ///
+    /// # Panics
+    /// Never: it consists of digits and `-`.
+    #[must_use]
+    pub fn message(self) -> MessageId {
+        let text = format!("{}-{}", self.shard, self.unique.simple());
+        MessageId::parse(&text).expect("it consists of digits and -")
     }
 }
 

@@ -7,6 +7,7 @@ mod copy;
 mod lease;
 mod ledger;
 mod operate;
+mod read;
 
 use std::sync::{LazyLock, Once, PoisonError, RwLock};
 
@@ -22,6 +23,7 @@ pub use self::operate::{
     Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
     Revoke, Trim,
 };
+pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter};
 use super::reply::{Reply, ReplyError};
 
 /// The parts of a script when it is loaded: its first line, the shared code, its body.
@@ -108,6 +110,7 @@ scripts! {
     recover "recover" QUEUES, reconcile "reconcile" QUEUES,
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
     emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
+    peek "peek" ALONE, letters "letters" ALONE,
 }
 
 /// The shared code before the body of a script.

@@ -2,5 +2,8 @@
 //! hostile tenant.
 
 mod http;
+mod input;
+mod listings;
 mod outbound;
+mod signatures;
 mod tokens;

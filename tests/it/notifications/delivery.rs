@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fairlane::app::Roles;
 use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::notifications::SIGNED;
 use fairlane::notifications::record::{NewNotification, State, When};
 use fairlane::notifications::scripts::{Amended, Amendment};
 use fairlane::outbound::{HeaderName, HeaderValue};
@@ -50,12 +51,16 @@ async fn a_notification_is_received_rechecked_and_sent_signed_when_it_is_due() {
     for call in &calls {
         assert!(call.at >= before + Duration::from_millis(700), "never early");
     }
-    assert_eq!(calls[0].headers["webhook-id"], id.to_string(), "the recheck is signed alike");
+    assert_eq!(
+        calls[0].headers["webhook-id"],
+        id.message().as_str(),
+        "the recheck is signed alike"
+    );
     assert!(calls[0].headers["webhook-signature"].starts_with("v1,"));
     let sent = &calls[1];
     assert_eq!(sent.body, r#"{"text":"ü"}"#.as_bytes());
     assert_eq!(sent.headers["content-type"], "application/json");
-    assert_eq!(sent.headers["webhook-id"], id.to_string());
+    assert_eq!(sent.headers["webhook-id"], id.message().as_str());
     let headers = sent.headers.iter().map(|(name, value)| {
         (name.parse::<HeaderName>().unwrap(), HeaderValue::try_from(value).unwrap())
     });
@@ -65,7 +70,7 @@ async fn a_notification_is_received_rechecked_and_sent_signed_when_it_is_due() {
         [(SECRET, "shop", true), (NEXT, "shop", true), (SECRET, "other", false)]
     {
         let secret = fairlane::outbound::sign::Secret::parse(secret).unwrap();
-        let verifier = Webhook::new(&secret.of_bot(&bot(of)).expose()).unwrap();
+        let verifier = Webhook::new(&secret.key(SIGNED, &bot(of)).expose()).unwrap();
         assert_eq!(verifier.verify(&sent.body, &headers).is_ok(), good, "{of}");
     }
     assert_eq!(stats(&instance).await, counted(&[("received", 1), ("sent", 1)]));
@@ -264,7 +269,7 @@ async fn a_failed_send_is_tried_again_under_the_same_id_until_it_is_gone() {
     let ended = ends(&instance, gone, State::Dead).await;
     assert_eq!(ended.reason, "the receiver answered 410: gone");
     let queue = instance.queue("notifications");
-    let dead = queue.list_dead_letters(None, &|_| true, None, 10).await.unwrap();
+    let dead = queue.list_dead_letters(None, &|_| true, None, 10).await.unwrap().letters;
     assert_eq!(dead.len(), 1);
     // After a redrive it is sent anew.
     assert!(queue.redrive(&dead[0].bot, dead[0].id).await.unwrap());

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use fairlane::notifications::record::State;
+use fairlane::notifications::record::{NotificationId, State};
 
 use crate::support::automation_rig::{self, tag};
 use crate::support::config::config;
@@ -20,10 +20,15 @@ const SECRETS: (&str, &str) = ("callbacks.secrets", "[\"whsec_MfKQ9r8GKYqrTwjUPD
 
 const NEXT: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
-/// The output of `fairlane secret`.
+/// The key of a bot's pushes, as `fairlane secret` prints it.
 fn secret_of(bot: &str) -> String {
+    printed(&["--bot", bot])
+}
+
+fn printed(arguments: &[&str]) -> String {
     let output = Command::new(PROGRAM)
-        .args(["secret", "--bot", bot])
+        .arg("secret")
+        .args(arguments)
         .env("FAIRLANE__CALLBACKS__SECRETS", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
         .output()
         .unwrap();
@@ -228,8 +233,9 @@ async fn a_notification_reaches_receivers_in_three_languages_that_believe_its_si
             continue;
         }
         // During a rotation of secrets, a receiver knows only one of the two.
-        let receiver = ExampleReceiver::notified(interpreter, &secret_of("shop"));
-        let send = async |bot: &str, url: &str| {
+        let key = printed(&["--bot", "shop", "--kind", "notification"]);
+        let receiver = ExampleReceiver::notified(interpreter, &key);
+        let send = async |bot: &str, url: &str| -> NotificationId {
             let path = format!(
                 "/send_delayed?delay=0&bot={bot}&method=POST&body=Gr%C3%BC%C3%9Fe&url={url}"
             );
@@ -238,7 +244,8 @@ async fn a_notification_reaches_receivers_in_three_languages_that_believe_its_si
         };
         let id = send("shop", &format!("{}/remind", receiver.url)).await;
         ends(&instance, id, State::Sent).await;
-        assert!(receiver.log().contains(&format!("{id} POST /remind Grüße")), "{}", receiver.log());
+        let line = format!("{} POST /remind Grüße", id.message().as_str());
+        assert!(receiver.log().contains(&line), "{}", receiver.log());
         // This notification is signed with the secret of another bot.
         let other = send("other", &format!("{}/other", receiver.url)).await;
         eventually(LONG, "it is refused", async || {

@@ -78,7 +78,7 @@ async fn pages_of_dead_letters_hold_each_letter_once_the_newest_first() {
     let wanted = |_: &BotId| true;
     let (mut ids, mut before): (Vec<LetterId>, _) = (Vec::new(), None);
     loop {
-        let page = queue.list_dead_letters(None, &wanted, before, 4).await.unwrap();
+        let page = queue.list_dead_letters(None, &wanted, before, 4).await.unwrap().letters;
         let Some(last) = page.last() else { break };
         before = Some(last.id);
         ids.extend(page.iter().map(|letter| letter.id));

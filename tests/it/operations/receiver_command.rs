@@ -90,7 +90,7 @@ async fn it_checks_signatures_and_its_recheck_targets_answer_as_their_names_say(
     )
     .await;
     ends(&instance, sent, State::Sent).await;
-    let id = sent.to_string();
+    let id = sent.message().as_str().to_owned();
     let told = receiver.told();
     let facts: Vec<_> = told
         .iter()
@@ -119,6 +119,18 @@ async fn it_checks_signatures_and_its_recheck_targets_answer_as_their_names_say(
     }
     eventually(LONG, "it tells of the forged one", async || {
         receiver.told().iter().any(|one| one["signature"] == "wrong" && one["status"] == 401)
+    })
+    .await;
+    // It looks like a push, and the bot is right; the key is that of notifications.
+    let push = r#"{"pipeline":"p","bot":"shop","lease":"l","fence":9,"attempt":1,"events":[]}"#;
+    let forged = NewNotification {
+        method: "POST".to_owned(),
+        body: push.to_owned(),
+        ..to(receiver.url("/push"))
+    };
+    accept(&instance, &forged).await;
+    eventually(LONG, "it refuses a notification that looks like a push", async || {
+        receiver.told().iter().any(|one| one["path"] == "/push" && one["signature"] == "wrong")
     })
     .await;
     let client = Client::new(&receiver.address);
@@ -170,7 +182,7 @@ async fn it_fails_on_purpose_and_a_call_after_a_failed_one_is_new() {
     assert!(kept.next_ms.unwrap() >= kept.due_ms + 40_000, "{kept:?}");
     eventually(LONG, "it tells of it on a line", async || {
         failing.lines().iter().any(|line| {
-            line.contains("  503  unchecked  new    GET /x") && line.contains(&id.to_string())
+            line.contains("  503  unchecked  new    GET /x") && line.contains(id.message().as_str())
         })
     })
     .await;

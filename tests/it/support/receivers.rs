@@ -85,17 +85,60 @@ impl ExampleReceiver {
 
     /// A receiver of notifications, by its interpreter, on a port that is free now.
     pub(crate) fn notified(interpreter: &str, secret: &str) -> Self {
+        Self::with_clock("notified", interpreter, secret, None)
+    }
+
+    /// `notified` or `push_receiver`, by its interpreter, on a port that is free just now. Its clock
+    /// stands at `now`, in seconds since 1970, if that is set.
+    pub(crate) fn with_clock(
+        name: &str,
+        interpreter: &str,
+        secret: &str,
+        now: Option<u64>,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
         let log = fs::File::create(directory.path().join("log")).unwrap();
+        let port = address.port().to_string();
         let mut command = Command::new(interpreter);
         match interpreter {
-            "php" => command.args(["-S", &address.to_string()]).arg(example("notified.php")),
-            "node" => command.arg(example("notified.mjs")).arg(address.port().to_string()),
-            _ => command.arg("-B").arg(example("notified.py")).arg(address.port().to_string()),
-        };
+            "php" => {
+                let mut script = example(&format!("{name}.php"));
+                if let Some(now) = now {
+                    let text = format!(
+                        "<?php $_SERVER['REQUEST_TIME'] = {now}; require '{}';",
+                        script.display()
+                    );
+                    script = directory.path().join("clock.php");
+                    fs::write(&script, text).unwrap();
+                }
+                command.args(["-S", &address.to_string()]).arg(script);
+            }
+            "node" => {
+                if let Some(now) = now {
+                    let clock = format!("data:text/javascript,Date.now=()=>{now}000");
+                    command.args(["--import", &clock]);
+                }
+                command.arg(example(&format!("{name}.mjs")));
+            }
+            _ => {
+                command.arg("-B");
+                if let Some(now) = now {
+                    let run = "import runpy, sys, time; now = int(sys.argv.pop(1)); \
+                               time.time = lambda: now; sys.argv.pop(0); \
+                               runpy.run_path(sys.argv[0], run_name='__main__')";
+                    command.args(["-c", run]).arg(now.to_string());
+                }
+                command.arg(example(&format!("{name}.py")));
+            }
+        }
+        match (interpreter, name) {
+            ("php", _) => {}
+            (_, "notified") => drop(command.arg(&port)),
+            _ => drop(command.args(["--port", &port, "--secret", secret])),
+        }
         let child = command
             .env("FAIRLANE_SECRET", secret)
             .stdin(Stdio::null())

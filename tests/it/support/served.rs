@@ -112,6 +112,11 @@ impl Served {
         fields.find(|(known, _)| *known == name).map(|(_, value)| value.trim().to_owned())
     }
 
+    /// The id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn sigterm(&self) {
         signal(self.child.id(), "TERM");
     }

@@ -84,14 +84,14 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                         caption { "Next events" }
                         thead { tr { th.number scope="col" { "Sequence" } th scope="col" { "Type" } th scope="col" { "Id" } th scope="col" { "Data" } } }
                         tbody {
-                            @for next in &of.next {
-                                tr data-key=(next.sequence) {
-                                    td.number { (next.sequence) }
-                                    @match &next.event {
+                            @for (sequence, event) in &of.next {
+                                tr data-key=(sequence) {
+                                    td.number { (sequence) }
+                                    @match event {
                                         Some(event) => {
-                                            td { code { (event.kind()) } }
-                                            td.text { (event.id()) }
-                                            td.text { code { (event.data().map_or_else(String::new, short)) } }
+                                            td { code { (event.kind) } }
+                                            td.text { (event.id) }
+                                            td.text { code { (event.data.as_deref().map_or_else(String::new, short)) } }
                                         }
                                         None => { td.none colspan="3" { "its record cannot be read" } }
                                     }

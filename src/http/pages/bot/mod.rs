@@ -24,9 +24,10 @@ use super::{Refusal, headline};
 use crate::automations::subscribers::Kept;
 use crate::clock::millis;
 use crate::config::Scope;
+use crate::event::Glimpse;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{BotState, BotView, DeadOfBot, LastFailure, QueuedEvent};
+use crate::queue::{BotState, BotView, DeadOfBot, LastFailure};
 
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
@@ -70,7 +71,8 @@ struct OfBot {
     look: BotView,
     failure: Option<LastFailure>,
     dead: DeadOfBot,
-    next: Vec<QueuedEvent>,
+    /// The sequences of its next events, and the starts of these.
+    next: Vec<(u64, Option<Glimpse>)>,
     kept: Option<Protected>,
 }
 
@@ -157,7 +159,7 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         let look = queue.view_bot(bot, now).await?;
         let dead = queue.dead_of(bot).await?;
         if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 {
-            let next = queue.next_events(bot, NEXT).await?;
+            let next = queue.glimpse_events(bot, NEXT).await?;
             let failure = queue.last_failure(&look).await?;
             let kept = queue.protected();
             queues.push(OfBot { pipeline, look, failure, dead, next, kept });

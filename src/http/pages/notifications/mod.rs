@@ -20,12 +20,12 @@ use super::super::problem::{Kind, Problem};
 use super::{Refusal, grouped, page, place, spoken};
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
-use crate::id::LetterId;
+use crate::id::{BotId, LetterId};
 use crate::notifications::queue::{Stats, Tally};
 use crate::notifications::record::Kept;
 use crate::outbound::breakers::Breaker;
 use crate::presence;
-use crate::queue::{DeadLetter, Queue};
+use crate::queue::{LetterOfBot, Queue};
 
 /// Number of dead letters on the page.
 const LETTERS: usize = 20;
@@ -47,7 +47,7 @@ struct View {
     /// The start and the counts of each day or hour, oldest first.
     times: Vec<(String, Stats)>,
     breakers: Vec<(String, Breaker)>,
-    letters: Vec<(DeadLetter, Option<Kept>)>,
+    letters: Vec<(BotId, LetterOfBot, Option<Kept>)>,
     now_ms: u64,
     may_redrive: bool,
 }
@@ -70,12 +70,15 @@ pub(super) async fn show(
         let name = format!("{} ({})", process.host, process.pid);
         process.breakers.into_iter().map(move |breaker| (name.clone(), breaker))
     });
-    let letters = queue.dead_letters(None, LETTERS).await?;
-    let kept = join_all(letters.iter().map(async |letter| {
-        let id = letter.event.as_ref()?.id().parse().ok()?;
-        queue.notification(id).await.ok()?
+    let dead = queue.glimpse_dead_letters(None, &|_| true, None, LETTERS).await?;
+    let letters = join_all(dead.letters.into_iter().map(async |(bot, letter)| {
+        let kept = match letter.event.as_deref().and_then(|id| id.parse().ok()) {
+            Some(id) => queue.notification(id).await.ok().flatten(),
+            None => None,
+        };
+        (bot, letter, kept)
     }));
-    let kept = kept.await;
+    let letters = letters.await;
     let (look, now_ms) = (queue.view(api.clock.now()).await?, millis(api.clock.now()));
     let first_due = queue.first_due_ms().await?;
     let overdue_ms = first_due.map_or(0, |first| now_ms.saturating_sub(first));
@@ -84,7 +87,7 @@ pub(super) async fn show(
         due: (look.delayed, overdue_ms.max(look.oldest_age_ms)),
         times,
         breakers: breakers.collect(),
-        letters: letters.into_iter().zip(kept).collect(),
+        letters,
         now_ms,
         may_redrive: caller.check_scope(Scope::Operate).is_ok(),
     };
@@ -281,7 +284,7 @@ fn letters(view: &View) -> Markup {
                 div.wide tabindex="0" role="region" aria-label="Dead letters" {
                     table {
                         thead { tr { th scope="col" { "Died" } th scope="col" { "Bot" } th scope="col" { "Type" } th scope="col" { "URL" } th.number scope="col" { "Attempts" } th scope="col" { "Reason" } th scope="col" { "" } } }
-                        tbody { @for (letter, kept) in &view.letters { (letter_row(view, letter, kept.as_ref())) } }
+                        tbody { @for letter in &view.letters { (letter_row(view, letter)) } }
                     }
                 }
             }
@@ -289,12 +292,12 @@ fn letters(view: &View) -> Markup {
     }
 }
 
-fn letter_row(view: &View, letter: &DeadLetter, kept: Option<&Kept>) -> Markup {
+fn letter_row(view: &View, (bot, letter, kept): &(BotId, LetterOfBot, Option<Kept>)) -> Markup {
     html! {
         tr {
             td.when { time datetime=(rfc3339(letter.time_ms)) title=(rfc3339(letter.time_ms)) { (spoken(view.now_ms.saturating_sub(letter.time_ms) / 1_000 * 1_000)) " ago" } }
-            td { (letter.bot) }
-            td { (kept.map_or("", |kept| &kept.kind)) }
+            td { (bot) }
+            td { (kept.as_ref().map_or("", |kept| &kept.kind)) }
             td.text {
                 @if let Some(kept) = kept {
                     a href={"/v1/notifications/" (kept.id)} { (kept.url) }

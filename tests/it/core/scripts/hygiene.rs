@@ -12,8 +12,8 @@ use fairlane::notifications::scripts::{
 };
 use fairlane::redis::scripts::{
     Advance, Beat, Call, Claim, Complete, Completion, Emit, Enqueue, Enqueued, Exception, Fate,
-    Heads, Hold, Mode, Note, Pause, Promote, Purge, Push, Reconcile, Recount, Recover, Redrive,
-    Resume, Revoke, Trim, Verdict,
+    Heads, Hold, Letters, Mode, Note, Part, Pause, Peek, Promote, Purge, Push, Reconcile, Recount,
+    Recover, Redrive, Resume, Revoke, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -235,6 +235,16 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Note { key: "fl:{s}:read", offset: at, entries: 1 }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
+        named(&Peek { keys, bot: a, place: 0, before: 0, limit: 1, bytes: 1, part: Part::Whole }),
+        named(&Letters {
+            keys,
+            newest_first: true,
+            from: "+",
+            until: "-",
+            limit: 1,
+            bytes: 1,
+            part: Part::Whole,
+        }),
         named(&IncrementIfExists(views)),
         named(&Upsert { views, acked: "", stored: Some((1, Sequence::new(1))) }),
         named(&Replace { counting, total: 1, event: b"1" }),

@@ -260,7 +260,7 @@ async fn three_processes_killed_at_every_step_of_a_send_lose_none_and_repeat_non
         let calls = &calls[key];
         assert!(calls.len() <= ended.attempts as usize, "{ended:?}: {calls:?}");
         for (at, name) in calls {
-            assert_eq!(*name, id.to_string(), "always by the same id");
+            assert_eq!(*name, id.message().as_str(), "always by the same id");
             assert!(millis(*at) >= ended.due_ms, "early: {ended:?}");
             assert!(millis(*at) <= ended.ended_ms.unwrap(), "after its end was noted: {ended:?}");
         }

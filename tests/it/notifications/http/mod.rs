@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::http::{Client, Response};
 use crate::support::notification_rig::{LONG, Rig, ends, kept};
-use crate::support::receiver::{Receiver, Reply};
+use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::redis::{Options, Persistence};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -100,9 +100,8 @@ async fn a_form_json_and_the_query_are_the_same_and_json_may_have_a_body_of_its_
     for answer in &ids {
         let id = accepted(answer);
         assert_eq!(ends(&instance, id, State::Sent).await.bot.as_str(), "shop");
-        let call =
-            receiver.calls().into_iter().find(|call| call.headers["webhook-id"] == id.to_string());
-        let call = call.expect("it arrived");
+        let is_its = |call: &Call| call.headers["webhook-id"] == id.message().as_str();
+        let call = receiver.calls().into_iter().find(is_its).expect("it arrived");
         let method = call.line.split(' ').next().unwrap().to_owned();
         calls.push((method, String::from_utf8(call.body).unwrap()));
     }

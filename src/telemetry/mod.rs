@@ -1,10 +1,14 @@
 //! Logging to standard error, as text or as JSON.
 
+mod fields;
+
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use self::fields::{JsonLines, fields};
 use tokio::time::Instant;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
@@ -56,13 +60,36 @@ impl OncePerMinute {
 
     /// Whether to log this line. If so, returns the number of lines suppressed since the last one.
     pub(crate) fn take(&self) -> Option<u64> {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.last.is_none_or(|last| last.elapsed() >= EVERY) {
-            lines.last = Some(Instant::now());
-            return Some(std::mem::take(&mut lines.suppressed));
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take(EVERY)
+    }
+}
+
+impl Lines {
+    fn take(&mut self, every: Duration) -> Option<u64> {
+        if self.last.is_none_or(|last| last.elapsed() >= every) {
+            self.last = Some(Instant::now());
+            return Some(std::mem::take(&mut self.suppressed));
         }
-        lines.suppressed += 1;
+        self.suppressed += 1;
         None
+    }
+}
+
+/// Lets one log line per reason and ten seconds through, and counts the others.
+#[derive(Debug)]
+pub(crate) struct PerReason(Mutex<BTreeMap<&'static str, Lines>>);
+
+impl PerReason {
+    /// No line was logged yet.
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// Whether to log this one; if so, the number of suppressed ones of the same reason since its
+    /// last line.
+    pub(crate) fn take(&self, reason: &'static str) -> Option<u64> {
+        let mut reasons = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reasons.entry(reason).or_default().take(AGAIN)
     }
 }
 
@@ -163,10 +190,14 @@ pub fn init(format: LogFormat, level: LevelFilter) -> Result<(), TelemetryError>
     // A line that cannot be written is lost without a message about it: writing that message to the
     // same standard error would panic, also in the task that listens for signals.
     let lines = tracing_subscriber::fmt().log_internal_errors(false);
-    let lines = lines.with_env_filter(filter).with_writer(io::stderr).with_ansi(colour);
+    let lines = lines.with_env_filter(filter);
     match format {
-        LogFormat::Text => lines.try_init(),
-        LogFormat::Json => lines.json().with_ansi(false).try_init(),
+        LogFormat::Text => {
+            lines.fmt_fields(fields()).with_writer(io::stderr).with_ansi(colour).try_init()
+        }
+        LogFormat::Json => {
+            lines.json().with_writer(|| JsonLines(io::stderr())).with_ansi(false).try_init()
+        }
     }
     .map_err(TelemetryError::Taken)
 }
@@ -195,6 +226,16 @@ mod tests {
         }
         advance(SECOND).await;
         assert_eq!([lines.take(), lines.take()], [Some(59), None]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_reason_has_a_line_every_ten_seconds() {
+        let lines = PerReason::new();
+        assert_eq!([lines.take("a"), lines.take("b"), lines.take("a")], [Some(0), Some(0), None]);
+        advance(SECOND * 9).await;
+        assert_eq!([lines.take("a"), lines.take("b")], [None, None]);
+        advance(SECOND).await;
+        assert_eq!([lines.take("a"), lines.take("b"), lines.take("a")], [Some(2), Some(1), None]);
     }
 
     #[tokio::test(start_paused = true)]
