@@ -2,7 +2,6 @@
 //! clients.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -25,8 +24,8 @@ use crate::error::BenchError;
 const TARPITS: usize = 75;
 const TARPIT_CALLS: usize = 1_200;
 /// Connections with a slow body, and idle ones.
-const SLOW_BODIES: usize = 150;
-const IDLE: usize = 850;
+const SLOW_BODIES: u64 = 150;
+const IDLE: u64 = 850;
 /// Events in one burst of the bus.
 const BURST: u64 = 20_000;
 /// Bytes of a large event.
@@ -102,12 +101,11 @@ impl Attack {
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new().name("hostile".to_owned()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            // Without a runtime there is no attack, and no figure: the threads of the process are
-            // used up.
-            let Ok(runtime) = runtime else { return };
+            // It starts no thread, so it cannot fail.
+            let Ok(runtime) = runtime else { unreachable!("a runtime without threads") };
             runtime.block_on(async {
                 tokio::select! {
-                    () = run(resource, Arc::new(target)) => {}
+                    () = run(resource, &target) => {}
                     _ = stopped => {}
                 }
             });
@@ -127,25 +125,25 @@ impl Drop for Attack {
 
 /// Repeats `one` in so many endless loops, with a pause after each.
 async fn forever<F: Future>(loops: u64, pause: Duration, one: impl Fn(u64) -> F) {
-    let one = &one;
-    join_all((0..loops).map(|first| async move {
-        let mut n = first;
-        loop {
-            one(n).await;
-            n += loops;
-            // Also without a pause, others get their turn.
-            if pause.is_zero() {
-                tokio::task::yield_now().await;
-            } else {
-                tokio::time::sleep(pause).await;
-            }
-        }
-    }))
-    .await;
+    join_all((0..loops).map(|first| repeat(first, loops, pause, &one))).await;
 }
 
-async fn run(resource: Resource, target: Arc<Target>) {
-    let at = &*target;
+/// One of the loops: every `step`th number.
+async fn repeat<F: Future>(first: u64, step: u64, pause: Duration, one: &impl Fn(u64) -> F) {
+    let mut n = first;
+    loop {
+        one(n).await;
+        n += step;
+        // Also without a pause, others get their turn.
+        if pause.is_zero() {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+async fn run(resource: Resource, at: &Target) {
     let ms = Duration::from_millis;
     match resource {
         // All of it was done before.
@@ -159,7 +157,7 @@ async fn run(resource: Resource, target: Arc<Target>) {
         Resource::Bus => {
             forever(1, ms(800), |n| async move {
                 let events =
-                    (0..BURST).map(|at| event("hostile", "bench.burst", n * BURST + at, 100));
+                    (0..BURST).map(|m| event("hostile", "bench.burst", n * BURST + m, 100));
                 drop(at.add(events).await);
             })
             .await;
@@ -263,29 +261,24 @@ async fn tarpits(at: &Target) {
 
 /// Bodies that arrive slowly, and connections that send nothing. None has a token.
 async fn connections(http: SocketAddr) {
-    let slow = (0..SLOW_BODIES).map(|n| async move {
-        loop {
-            drop(slow_body(http, n).await);
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    });
-    let idle = (0..IDLE).map(|n| async move {
-        loop {
-            if let Ok(mut stream) = connect_from(address(n), http).await {
-                let _ = stream.read_u8().await;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    });
-    futures_util::join!(join_all(slow), join_all(idle));
+    let again = Duration::from_millis(100);
+    futures_util::join!(
+        forever(SLOW_BODIES, again, |n| slow_body(http, n)),
+        forever(IDLE, again, |n| silent(http, n)),
+    );
+}
+
+/// A connection that sends nothing, until the server closes it.
+async fn silent(http: SocketAddr, n: u64) -> std::io::Result<()> {
+    connect_from(address(n), http).await?.read_u8().await.map(drop)
 }
 
 /// The last byte of the address that a connection comes from.
-fn address(n: usize) -> u8 {
+fn address(n: u64) -> u8 {
     u8::try_from(2 + n % 8).unwrap_or(2)
 }
 
-async fn slow_body(http: SocketAddr, n: usize) -> std::io::Result<()> {
+async fn slow_body(http: SocketAddr, n: u64) -> std::io::Result<()> {
     const LENGTH: usize = 1_000_000;
     const FIRST: usize = 900_000;
     let mut stream = connect_from(address(n), http).await?;
@@ -304,13 +297,16 @@ async fn slow_body(http: SocketAddr, n: usize) -> std::io::Result<()> {
 
 /// Bad input of every kind, in turn.
 async fn bad_input(at: &Target, n: u64) {
-    const JSON: &str = "application/json";
     match n % 5 {
         0 => {
-            drop(at.post("/v1/events", "application/cloudevents+json", b"{\"specversion\":").await)
+            at.post("/v1/events", "application/cloudevents+json", b"{\"specversion\":").await;
         }
-        1 => drop(at.notify("http://10.0.0.1/internal", 0, "").await),
-        2 => drop(at.post("/v1/bots/hostile/automations/test", JSON, b"{}").await),
+        1 => {
+            at.notify("http://10.0.0.1/internal", 0, "").await;
+        }
+        2 => {
+            at.post("/v1/bots/hostile/automations/test", "application/json", b"{}").await;
+        }
         3 => {
             let asked = request("GET", "/v1/pipelines", at.http, Some("an-unknown-token-000"));
             at.client.status(&asked).await;

@@ -79,8 +79,8 @@ impl Tally {
 /// The figures of one phase, or of several.
 #[derive(Debug, Clone)]
 pub(super) struct Phase {
-    waits: Histogram<u64>,
-    refused: u64,
+    pub(super) waits: Histogram<u64>,
+    pub(super) refused: u64,
     pub(super) lost: u64,
     /// The largest memory of the process, MB.
     pub(super) memory_mb: Option<u64>,

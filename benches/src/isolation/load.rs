@@ -94,7 +94,10 @@ pub(super) async fn of_hostile(
             for n in 0..LARGE_LETTERS {
                 target.publish(&[event("hostile", "failing.large", n, 1_000_000)]).await;
             }
-            let is_drained = async || depth(deployment, FAILING).await == 0;
+            let is_drained = async || {
+                behaviour.hostile.load(Ordering::Relaxed) > 0
+                    && depth(deployment, FAILING).await == 0
+            };
             settled(until(is_drained).await, "the hostile dead letters")
         }
         Resource::RedisMemory => {

@@ -148,3 +148,23 @@ impl Resource {
         is_missing.then_some("skipped: this build cannot resolve names by a server of the bench")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_resource_is_documented_by_its_name() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/benchmarks.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        let (_, section) = page.split_once("\n## Isolation\n").expect("the section");
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let names = Resource::value_variants().iter().map(|resource| resource.name());
+        assert_eq!(rows.collect::<Vec<_>>(), names.collect::<Vec<_>>());
+        for resource in Resource::value_variants() {
+            let value = resource.to_possible_value().expect("none is hidden");
+            assert_eq!(value.get_name(), resource.name());
+        }
+    }
+}

@@ -331,7 +331,7 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
     // The run was busy: there is a key of each row, but for two that live for a moment.
     let missing: Vec<&Row> = KEPT
         .iter()
-        .filter(|row| !kept.iter().any(|key| row_of(key) == Some(row)))
+        .filter(|row| !kept.iter().any(|key| row_of(key) == Some(*row)))
         .filter(|(keys, ..)| {
             !["`fl:{p:s}:ctl`", "`fl:{p:s}:att`", "`fl:{p:s}:fin`", "`fl:{p:s}:unflushed:<bot>`"]
                 .contains(keys)
