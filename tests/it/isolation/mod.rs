@@ -1,8 +1,10 @@
 //! One tenant cannot stop, degrade or learn of another: a test for each shared resource, with one
 //! hostile tenant.
 
+mod fleet;
 mod http;
 mod input;
+mod keys;
 mod listings;
 mod outbound;
 mod signatures;
