@@ -18,7 +18,9 @@ use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::Problem;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotCursor, BotOrder, BotView, DeadOfBot, LastFailure, Queue, QueuedEvent};
+use crate::queue::{
+    BotCursor, BotOrder, BotView, DeadOfBot, Holdings, LastFailure, Queue, QueuedEvent,
+};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
@@ -185,6 +187,10 @@ struct Bot {
     /// The last failure, if the bot is retried and its handler gave a reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<LastFailure>,
+    /// What it holds.
+    holds: Holdings,
+    /// What it may hold at present; 0: no quota.
+    quotas: Holdings,
     /// Its dead letters.
     dead_letters: DeadOfBot,
     /// Its next events, oldest first.
@@ -211,7 +217,9 @@ async fn show(
     let next = queue.next_events(&path.bot, limit).await?;
     let last_failure = queue.last_failure(&view).await?;
     let dead_letters = queue.dead_of(&path.bot).await?;
-    Ok(Json(Bot { view, last_failure, dead_letters, next }))
+    let holds = queue.holdings(&path.bot).await?;
+    let quotas = queue.quotas().of(&path.bot).into();
+    Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next }))
 }
 
 /// The settings of a bot.

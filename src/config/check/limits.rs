@@ -13,4 +13,6 @@ pub(in super::super) const CONNECTIONS: (u64, u64) = (16, 100_000);
 pub(in super::super) const IN_FLIGHT: (u64, u64) = (4, 100_000);
 pub(in super::super) const QUOTA: (u64, u64) = (0, 1_000_000);
 pub(in super::super) const PUBLIC_RATE: (u64, u64) = (1, 1_000_000);
+/// What a bot may hold.
+pub(in super::super) const HELD: (u64, u64) = (0, 1_000_000_000_000);
 pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);

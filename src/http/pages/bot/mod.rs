@@ -26,7 +26,7 @@ use crate::clock::millis;
 use crate::config::Scope;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{BotState, BotView, DeadOfBot, LastFailure, QueuedEvent};
+use crate::queue::{BotState, BotView, DeadOfBot, Holdings, LastFailure, QueuedEvent};
 
 /// Next events that are shown of each queue.
 const NEXT: usize = 5;
@@ -70,6 +70,8 @@ struct OfBot {
     look: BotView,
     failure: Option<LastFailure>,
     dead: DeadOfBot,
+    holds: Holdings,
+    quotas: Holdings,
     next: Vec<QueuedEvent>,
     kept: Option<Protected>,
 }
@@ -160,7 +162,9 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
             let next = queue.next_events(bot, NEXT).await?;
             let failure = queue.last_failure(&look).await?;
             let kept = queue.protected();
-            queues.push(OfBot { pipeline, look, failure, dead, next, kept });
+            let holds = queue.holdings(bot).await?;
+            let quotas = queue.quotas().of(bot).into();
+            queues.push(OfBot { pipeline, look, failure, dead, holds, quotas, next, kept });
         }
     }
     Ok(View {

@@ -6,13 +6,15 @@
 
 mod commands;
 mod completion;
+mod holdings;
 mod invariants;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-pub(crate) use self::commands::Pushed;
+pub(crate) use self::commands::{Pushed, Refused};
 pub(crate) use self::completion::{Completed, Completion, Fate, Mode};
+pub(crate) use self::holdings::{record_size, size};
 
 pub(crate) type Bot = u8;
 /// An event's identity. The model does not look inside.
@@ -62,6 +64,8 @@ pub(crate) struct Attempts {
 pub(crate) enum Reason {
     /// The queue held this many already.
     Full(usize),
+    /// The bot would have held more than this many bytes.
+    Quota(u64),
     /// A handler said so.
     Refused,
 }
@@ -85,6 +89,12 @@ pub(crate) struct Limits {
     pub(crate) overflow_dead: bool,
     pub(crate) dead_max: usize,
     pub(crate) linger_ms: i64,
+    /// Most queued bytes of a bot; 0: no quota, as in those below.
+    pub(crate) queued_bytes: u64,
+    /// Most delayed events of a bot, and their bytes.
+    pub(crate) delayed: (u64, u64),
+    /// Most dead letters of a bot, and their bytes.
+    pub(crate) letters: (u64, u64),
 }
 
 /// One shard of one pipeline. Field by field the keys of the protocol.
@@ -129,6 +139,8 @@ pub(crate) struct Queued {
     pub(crate) dead: u64,
     pub(crate) dropped: u64,
     pub(crate) letters_removed: u64,
+    pub(crate) over_quota: u64,
+    pub(crate) letters_over_quota: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,10 +216,18 @@ impl Server {
     /// which they first appear; the others are somewhere already.
     pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
         let (limits, mut queued, mut fresh) = (self.limits, Queued::default(), Vec::new());
+        let mut over = BTreeSet::new();
         for &(bot, event) in events {
             self.seq = (self.seq + 1).max(unsigned(now_us));
             let length = self.length(bot);
-            if limits.max_queue == 0 || length < limits.max_queue {
+            let fits = limits.max_queue == 0 || length < limits.max_queue;
+            // After the first that exceeds the quota, none of the call is taken.
+            if fits && !self.may_queue(bot, &[event]) {
+                over.insert(bot);
+            }
+            let over = over.contains(&bot);
+            queued.over_quota += u64::from(over);
+            if fits && !over {
                 self.queues.entry(bot).or_default().push_back((self.seq, event));
                 self.depth += 1;
                 queued.appended += 1;
@@ -216,9 +236,14 @@ impl Server {
                 }
             } else if limits.overflow_dead {
                 let (sequence, time_ms) = (self.seq, now_us / 1_000);
-                let reason = Reason::Full(limits.max_queue);
+                let reason = match over {
+                    true => Reason::Quota(limits.queued_bytes),
+                    false => Reason::Full(limits.max_queue),
+                };
                 let letter = Letter { bot, sequence, event, reason, attempts: 0, time_ms };
-                queued.letters_removed += self.bury(letter);
+                let (removed, lost) = self.bury(letter);
+                queued.letters_removed += removed;
+                queued.letters_over_quota += lost;
                 queued.dead += 1;
             } else {
                 queued.dropped += 1;
@@ -237,12 +262,15 @@ impl Server {
         queued
     }
 
-    /// How many of the oldest letters had to go for this one.
-    fn bury(&mut self, letter: Letter) -> u64 {
+    /// How many letters had to go for this one, and whether it is itself the one.
+    fn bury(&mut self, letter: Letter) -> (u64, u64) {
+        if !self.may_bury(letter) {
+            return (1, 1);
+        }
         self.dead.push_back(letter);
         let excess = self.dead.len().saturating_sub(self.limits.dead_max);
         self.dead.drain(..excess);
-        excess as u64
+        (excess as u64, 0)
     }
 
     fn length(&self, bot: Bot) -> usize {
