@@ -4,27 +4,27 @@ ARGS ?=
 SCENARIO ?= pipeline
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 
-# A fresh rustup is in no shell's PATH yet.
+# After a new installation of rustup, its directory is not in the PATH of open shells.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo test bench release release-bench check check-fmt check-clippy check-doc check-deny
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "ARGS are passed on: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
+	@echo "Pass arguments with ARGS: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
 
 setup: ## install what is missing: redis-server, a C compiler, curl, and the programs of the tests
 	@bash .ci/setup test
 
-# Nothing but the tests needs more.
+# The demo and the benchmarks need only these tools.
 setup-demo:
 	@bash .ci/setup demo
 
-# With an example, the dependencies get the features that the tests need, and `make test` does not
-# build them again.
-demo: setup-demo ## everything private and local, generated traffic, live figures
+# The example gives the dependencies the features that the tests need. So `make test` does not build
+# them again.
+demo: setup-demo ## generated traffic with live figures, on private local servers
 	cargo build --locked --workspace --bins --example custom_handler
 	$(TARGET)/debug/fairlane demo $(ARGS)
 
@@ -48,7 +48,7 @@ check-fmt:
 check-clippy:
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
-# With the examples, the dependencies are those of the lints and tests, and are not built again.
+# The examples give the dependencies the features that lints and tests use, so cargo does not build them again.
 check-doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --lib --examples --bin fairlane-bench
 

@@ -1,4 +1,4 @@
-//! A handler of one's own: counts the orders of each bot. `cargo run --example custom_handler`
+//! A custom handler: counts the orders of each bot. `cargo run --example custom_handler`
 use std::collections::HashMap;
 use std::sync::Mutex;
 

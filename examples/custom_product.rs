@@ -1,4 +1,4 @@
-//! A product of your own: it counts the events of each bot, tells the counts over HTTP and forgets
+//! A custom product: it counts the events of each bot, returns the counts over HTTP and forgets
 //! quiet bots. It has a kind of pipeline, a handler, a route, a background task, a metric and a
 //! section of the configuration. `cargo run --example custom_product`
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ impl Product for Activity {
     }
 }
 
-/// Events of each bot, and when the last one came.
+/// The number of events of each bot, and when the last one arrived.
 #[derive(Clone, Default)]
 struct Counts(Arc<Mutex<HashMap<String, (usize, Instant)>>>);
 

@@ -1,16 +1,17 @@
 #!/usr/bin/env node
-// Takes Fairlane's delayed notifications, and believes those that are signed.
+// Receives Fairlane's delayed notifications, and accepts only those with a valid signature.
 //
 //     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" node notified.mjs 9000
 //
-// A notification may come again after a crash, by the same webhook-id: remember it with its effect.
+// A notification may arrive again after a crash, with the same webhook-id: store the id together
+// with its effect.
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
 
-const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
+const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
 const SECRETS = process.env.FAIRLANE_SECRET.trim().split(/\s+/);
 
-// Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new.
+// Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent.
 function isSigned(headers, body) {
   const id = headers["webhook-id"] ?? "";
   const stamp = headers["webhook-timestamp"] ?? "";
@@ -30,7 +31,7 @@ const server = createServer(async (request, response) => {
   const body = Buffer.concat(parts);
   const good = isSigned(request.headers, body);
   if (good) console.log(request.headers["webhook-id"], request.method, request.url, body.toString());
-  // 2xx: it is sent. 410: never again. Everything else: it comes again, later and later.
+  // 2xx: delivered. 410: never send it again. Any other status: retry, with growing pauses.
   response.writeHead(good ? 204 : 401).end();
 });
 server.listen(Number(process.argv[2]), "127.0.0.1");

@@ -1,13 +1,14 @@
 <?php
-// Takes Fairlane's delayed notifications, and believes those that are signed.
+// Receives Fairlane's delayed notifications, and accepts only those with a valid signature.
 //
 //     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" php -S 127.0.0.1:9000 notified.php
 //
-// A notification may come again after a crash, by the same webhook-id: remember it with its effect.
+// A notification may arrive again after a crash, with the same webhook-id: store the id together
+// with its effect.
 
-const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
+const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
 
-// Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new.
+// Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent.
 function is_signed(string $body): bool
 {
     $id = $_SERVER['HTTP_WEBHOOK_ID'] ?? '';
@@ -35,5 +36,5 @@ if (!is_signed($body)) {
 file_put_contents('php://stdout', implode(' ', [
     $_SERVER['HTTP_WEBHOOK_ID'], $_SERVER['REQUEST_METHOD'], $_SERVER['REQUEST_URI'], $body,
 ]) . "\n");
-// 2xx: it is sent. 410: never again. Everything else: it comes again, later and later.
+// 2xx: delivered. 410: never send it again. Any other status: retry, with growing pauses.
 http_response_code(204);

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Takes Fairlane's delayed notifications, and believes those that are signed.
+"""Receives Fairlane's delayed notifications, and accepts only those with a valid signature.
 
     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" python3 notified.py 9000
 
-A notification may come again after a crash, by the same webhook-id: remember it with its effect.
+A notification may arrive again after a crash, with the same webhook-id: store the id together with
+its effect.
 """
 import base64
 import hashlib
@@ -13,12 +14,12 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-TOLERANCE = 300  # seconds that a request may be old, or our clock wrong
+TOLERANCE = 300  # maximum difference between the request's time and ours, in seconds
 SECRETS = os.environ["FAIRLANE_SECRET"].split()
 
 
 def is_signed(headers, body: bytes) -> bool:
-    """Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new."""
+    """Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent."""
     name, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not stamp.isdigit() or abs(time.time() - int(stamp)) > TOLERANCE:
         return False
@@ -38,7 +39,7 @@ class Receiver(BaseHTTPRequestHandler):
         good = is_signed(self.headers, body)
         if good:
             print(self.headers["webhook-id"], self.command, self.path, body.decode(), flush=True)
-        # 2xx: it is sent. 410: never again. Everything else: it comes again, later and later.
+        # 2xx: delivered. 410: never send it again. Any other status: retry, with growing pauses.
         self.send_response(204 if good else 401)
         self.end_headers()
 

@@ -1,19 +1,20 @@
 <?php
-// Gives Fairlane an event, with nothing but PHP.
+// Publishes an event to Fairlane, with PHP only.
 //
 //     FAIRLANE=http://127.0.0.1:8080 php publish.php BOT TYPE [DATA]
 //
-// TOKEN in the environment is a bearer token of auth.tokens, if there are any. DATA is JSON.
+// If auth.tokens has tokens, set TOKEN in the environment to one of them. DATA is JSON.
 
-/** Ends with what is wrong. */
+/** Prints the error and exits. */
 function stop(string $why): never
 {
     fwrite(STDERR, "$why\n");
     exit(1);
 }
 
-/** Returns once the bus has all of them, or ends with what is wrong. What was refused is none of it on
- * the bus; after any other failure send the same again: receivers know repeated events by their ids. */
+/** Returns once all events are on the bus, or exits with the error. After a refusal, none of them
+ * is on the bus. After any other failure, send the same events again: receivers recognise repeated
+ * events by their ids. */
 function publish(array $events): array
 {
     $headers = ['content-type: application/cloudevents-batch+json'];
@@ -32,7 +33,8 @@ function publish(array $events): array
         if ($code === 202) {
             return json_decode($answer, true);
         }
-        // 429 and 503: later. Anything else says what is wrong with the events.
+        // 429 and 503: retry later. Any other status: the answer says what is wrong with the
+        // events.
         if ($code !== 0 && $code !== 429 && $code !== 503) {
             stop("$code: $answer");
         }

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Gives Fairlane an event, with nothing but Python's standard library.
+"""Publishes an event to Fairlane, with Python's standard library only.
 
     FAIRLANE=http://127.0.0.1:8080 python3 publish.py BOT TYPE [DATA]
 
-TOKEN in the environment is a bearer token of auth.tokens, if there are any. DATA is JSON.
+If auth.tokens has tokens, set TOKEN in the environment to one of them. DATA is JSON.
 """
 import json, os, sys, time, urllib.error, urllib.request, uuid
 
 
 def publish(events):
-    """Returns once the bus has all of them, or raises. What was refused is none of it on the bus;
-    after any other failure send the same again: receivers know repeated events by their ids."""
+    """Returns once all events are on the bus, or raises. After a refusal, none of them is on it.
+    After any other failure, send the same events again: receivers recognise repeated events by
+    their ids."""
     headers = {"content-type": "application/cloudevents-batch+json"}
     if token := os.environ.get("TOKEN"):
         headers["authorization"] = f"Bearer {token}"
@@ -21,7 +22,8 @@ def publish(events):
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as refused:
-            # 429 and 503: later. Anything else says what is wrong with the events.
+            # 429 and 503: retry later. Any other status: the answer says what is wrong with the
+            # events.
             if refused.code not in (429, 503):
                 raise SystemExit(f"{refused.code}: {refused.read().decode()}")
             pause = int(refused.headers.get("retry-after", 1))

@@ -1,16 +1,16 @@
 #!/usr/bin/env node
-// A receiver for Fairlane's pushes, with nothing but Node's standard library (18.3 or later).
+// A receiver for Fairlane's pushes, with Node's standard library only (18.3 or later).
 //
 // fairlane.toml:                              then:
 //     [callbacks]                                 node push_receiver.mjs --port 9000 \
 //     secrets = ["whsec_…"]                           --secret "$(fairlane secret --bot shop-7)"
 //     [pipelines.orders]
-//     handler = "push"                            Without --secret nothing is checked: for trying
-//     events = ["order.*"]                        things out. A receiver of many bots takes the
+//     handler = "push"                            Without --secret no signature is checked: for
+//     events = ["order.*"]                        tests only. A receiver of many bots needs the
 //     url = "http://127.0.0.1:9000/"              operator's secret: --operator-secret whsec_…
 //
 // Put your own work into handle(). It gets the events of one bot in order, and never two calls for
-// one bot concurrently. An event may come again after a crash: its id tells, see done().
+// one bot concurrently. An event may arrive again after a crash, with the same id: see done().
 //
 // --async http://FAIRLANE:8080 answers 202 and completes the lease later.
 import { createHmac, timingSafeEqual } from "node:crypto";
@@ -18,17 +18,17 @@ import { createWriteStream } from "node:fs";
 import { createServer } from "node:http";
 import { parseArgs } from "node:util";
 
-const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
+const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
 const KNOWN = 100_000; // ids that are remembered
 
-// What is done with an event. Replace it; throw when it cannot be done now: this event, and those
-// behind it, come again.
+// Handles one event: put your own work here. Throw if the event cannot be handled now: Fairlane
+// then sends it and the events after it again.
 async function handle(bot, event) {
   console.log(bot, event.type, event.id, JSON.stringify(event.data ?? null));
 }
 
-// The ids of the last events that were done. Keep them with your effects, in one transaction, where
-// doing something twice matters: these are forgotten with the process.
+// The ids of the last handled events, which are lost when the process ends. If an effect must not
+// happen twice, store the id and the effect in one transaction.
 const seen = new Set();
 
 function done(name) {
@@ -38,9 +38,9 @@ function done(name) {
 
 const { values: options } = parseArgs({
   options: {
-    port: { type: "string", default: "9000" }, // 0: any free one, which is printed
-    secret: { type: "string", multiple: true, default: [] }, // of `fairlane secret --bot B`
-    "operator-secret": { type: "string", multiple: true, default: [] }, // of callbacks.secrets
+    port: { type: "string", default: "9000" }, // 0: a free port, which is printed
+    secret: { type: "string", multiple: true, default: [] }, // from `fairlane secret --bot B`
+    "operator-secret": { type: "string", multiple: true, default: [] }, // from callbacks.secrets
     async: { type: "string" }, // answer 202, and complete at this Fairlane
     fail: { type: "string", default: "0" }, // share of calls that fail, 0 to 1
     log: { type: "string" }, // append a line of JSON per push
@@ -51,7 +51,7 @@ const KEYS = options.secret.flatMap((text) => text.split(/\s+/)).filter(Boolean)
 const OPERATORS = options["operator-secret"].map(key);
 const log = options.log && createWriteStream(options.log, { flags: "a" });
 
-// Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new.
+// Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent.
 function isSigned(headers, body, bot) {
   const keys = KEYS.concat(OPERATORS.map((secret) => createHmac("sha256", secret).update(bot).digest()));
   if (keys.length === 0) return true;
@@ -66,7 +66,7 @@ function isSigned(headers, body, bot) {
   });
 }
 
-// Handles the events of a push in order; answers how many are done, and why no more.
+// Handles the events of a push in order. Returns how many are handled, and why it stopped early.
 async function work(push) {
   const started = Date.now() * 1000;
   const outcomes = [];
@@ -94,7 +94,7 @@ async function work(push) {
   return { ack: outcomes.length - (reason === null ? 0 : 1), reason };
 }
 
-// Works on what was answered with 202, and tells Fairlane how it went.
+// Handles a push that was answered with 202, and then completes or fails its lease.
 async function complete(push) {
   const { ack, reason } = await work(push);
   const url = `${options.async}/v1/leases/${push.lease}/${reason === null ? "complete" : "fail"}`;
@@ -105,7 +105,7 @@ async function complete(push) {
       body: JSON.stringify(reason === null ? { ack } : { ack, reason }),
       signal: AbortSignal.timeout(10_000),
     });
-    // 409: too late, the events come again.
+    // 409: the lease has ended, and Fairlane sends the events again.
     if (!answer.ok) console.error(`${push.bot}: ${answer.status} ${await answer.text()}`);
   } catch (error) {
     console.error(`${push.bot}: ${error.message}`);
@@ -136,7 +136,7 @@ const server = createServer(async (request, response) => {
     const [status, value] = await answer(request, Buffer.concat(parts));
     response.writeHead(status, { "content-type": "application/json" }).end(JSON.stringify(value));
   } catch {
-    response.destroy(); // Fairlane went away: what was not answered comes again
+    response.destroy(); // the connection broke: Fairlane sends the events again
   }
 });
 server.listen(Number(options.port), "127.0.0.1", () => {

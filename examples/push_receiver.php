@@ -1,35 +1,37 @@
 <?php
-// A receiver for Fairlane's pushes in PHP, with nothing but its standard library.
+// A receiver for Fairlane's pushes in PHP, with its standard library only.
 //
 //     FAIRLANE_SECRET="$(fairlane secret --bot shop-7)" php -S 127.0.0.1:9000 push_receiver.php
 //
-// and in fairlane.toml: handler = "push", url = "http://127.0.0.1:9000/". Without FAIRLANE_SECRET
-// nothing is checked: for trying things out. RECEIVER_LOG=FILE appends a line of JSON per push.
+// And in fairlane.toml: handler = "push", url = "http://127.0.0.1:9000/". Without FAIRLANE_SECRET
+// no signature is checked: for tests only. RECEIVER_LOG=FILE appends one line of JSON per push.
 //
 // Put your own work into handle(). It gets the events of one bot in order, and never two calls for
-// one bot concurrently. An event may come again after a crash: remember its id together with its
+// one bot concurrently. An event may arrive again after a crash: store its id together with its
 // effect.
 //
-// --async answers 202 immediately, goes on working, and then completes the lease at FAIRLANE:
+// With --async it answers 202 immediately, handles the events, and then completes the lease at
+// FAIRLANE:
 //
 //     php push_receiver.php --async http://FAIRLANE:8080 [--listen 127.0.0.1:9000]
 //
-// Under PHP-FPM set env[FAIRLANE_ASYNC] = http://FAIRLANE:8080 in the pool instead. There
-// fastcgi_finish_request() ends the answer, and the worker goes on; so pm.max_children bounds how
-// many pushes are worked on. PHP's built-in server does the same by closing the connection, but takes
-// the next push only when the work is done, unless PHP_CLI_SERVER_WORKERS is set. Work that takes
-// longer than lease_ttl has to extend its lease: POST /v1/leases/{lease}/extend.
+// Under PHP-FPM, set env[FAIRLANE_ASYNC] = http://FAIRLANE:8080 in the pool instead. There
+// fastcgi_finish_request() ends the answer, and the PHP worker continues. So pm.max_children limits
+// the number of pushes in progress. PHP's built-in server closes the connection to end the answer.
+// It accepts the next push only after the work, unless PHP_CLI_SERVER_WORKERS is set. Work that
+// takes longer than lease_ttl must extend its lease: POST /v1/leases/{lease}/extend.
 
-const TOLERANCE = 300; // seconds that a request may be old, or our clock wrong
+const TOLERANCE = 300; // maximum difference between the request's time and ours, in seconds
 
 function handle(string $bot, array $event): void
 {
-    // Throw an exception when it cannot be done now: this event, and those behind it, come again.
+    // Throw an exception if the event cannot be handled now: Fairlane then sends it and the events
+    // after it again.
     $data = json_encode($event['data'] ?? null, JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
     file_put_contents('php://stdout', implode(' ', [$bot, $event['type'], $event['id'], $data]) . "\n");
 }
 
-// Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new.
+// Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent.
 function is_signed(string $body): bool
 {
     $secrets = array_filter(explode("\n", getenv('FAIRLANE_SECRET') ?: ''));
@@ -61,7 +63,7 @@ function answer(int $status, array $value): never
     exit;
 }
 
-// Ends the answer, so that Fairlane's worker is free, and goes on behind it.
+// Ends the answer early, so that Fairlane's worker is free while this process continues.
 function answer_first(): void
 {
     ignore_user_abort(true);
@@ -79,7 +81,7 @@ function answer_first(): void
     flush();
 }
 
-// Tells Fairlane how far it came. 409: too late, and the events come again.
+// Completes or fails the lease. 409: the lease has ended, and Fairlane sends the events again.
 function complete(string $fairlane, string $lease, int $done, ?string $reason): void
 {
     $what = $reason === null ? 'complete' : 'fail';
@@ -98,12 +100,12 @@ function complete(string $fairlane, string $lease, int $done, ?string $reason): 
             }
             return;
         }
-        sleep(2 ** $attempt); // nobody answered, or not now: saying it twice does no harm
+        sleep(2 ** $attempt); // no answer, or a temporary refusal: repeating the call does no harm
     }
     error_log("$what was not taken; the events come again");
 }
 
-// Handles the events in order; answers how many are done, and why no more.
+// Handles the events in order. Returns how many are handled, and why it stopped early.
 function work(array $push): array
 {
     [$done, $reason] = [0, null];
@@ -124,7 +126,7 @@ function work(array $push): array
     return [$done, $reason];
 }
 
-if (PHP_SAPI === 'cli') { // called by its name: have the built-in server run it
+if (PHP_SAPI === 'cli') { // started by name: the built-in server runs it
     $options = getopt('', ['async:', 'listen:']);
     $async = $options['async'] ?? '';
     if (!str_starts_with($async, 'http')) {

@@ -1,40 +1,40 @@
 #!/usr/bin/env python3
-"""A receiver for Fairlane's pushes, with nothing but Python's standard library.
+"""A receiver for Fairlane's pushes, with Python's standard library only.
 
 fairlane.toml:                              then:
     [callbacks]                                 python3 push_receiver.py --port 9000 \\
     secrets = ["whsec_…"]                           --secret "$(fairlane secret --bot shop-7)"
     [pipelines.orders]
-    handler = "push"                            Without --secret nothing is checked: for trying
-    events = ["order.*"]                        things out. A receiver of many bots takes the
+    handler = "push"                            Without --secret no signature is checked: for
+    events = ["order.*"]                        tests only. A receiver of many bots needs the
     url = "http://127.0.0.1:9000/"              operator's secret: --operator-secret whsec_…
 
 Put your own work into handle(). It gets the events of one bot in order, and never two calls for
-one bot concurrently. An event may come again after a crash: its id tells, see Seen.
+one bot concurrently. An event may arrive again after a crash, with the same id: see Seen.
 
---async http://FAIRLANE:8080 answers 202 and completes later, from another thread.
+--async http://FAIRLANE:8080 answers 202 and completes the lease later, in another thread.
 """
 import argparse, base64, collections, hashlib, hmac, json, queue, random, threading, time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-TOLERANCE = 300  # seconds that a request may be old, or our clock wrong
+TOLERANCE = 300  # maximum difference between the request's time and ours, in seconds
 KNOWN = 100_000  # ids that are remembered
 
 
 class Failed(Exception):
-    """This event cannot be handled now. It, and those behind it, will come again."""
+    """The event cannot be handled now. Fairlane sends it and the events after it again."""
 
 
 def handle(bot, event):
-    """What is done with an event. Replace it; raise Failed when it cannot be done now."""
+    """Handles one event: put your own work here. Raise Failed if it cannot be handled now."""
     data = json.dumps(event.get("data"), ensure_ascii=False, separators=(",", ":"))
     print(bot, event["type"], event["id"], data, flush=True)
 
 
 class Seen:
-    """The ids of the last events that were done. Keep them with your effects, in one transaction,
-    where doing something twice matters: these are forgotten with the process."""
+    """The ids of the last handled events, which are lost when the process ends. If an effect must
+    not happen twice, store the id and the effect in one transaction."""
 
     def __init__(self):
         self.lock, self.ids = threading.Lock(), collections.OrderedDict()
@@ -51,7 +51,7 @@ class Seen:
 
 
 def is_signed(headers, body, bot):
-    """Whether Fairlane sent this (Standard Webhooks): one of its signatures is right, and new."""
+    """Whether Fairlane sent this (Standard Webhooks): one of its signatures is valid and recent."""
     keys = [base64.b64decode(secret.removeprefix("whsec_")) for secret in " ".join(options.secret).split()]
     for secret in options.operator_secret:
         operators = base64.b64decode(secret.removeprefix("whsec_"))
@@ -68,7 +68,7 @@ def is_signed(headers, body, bot):
 
 
 def work(push):
-    """Handles the events of a push in order; answers how many are done, and why no more."""
+    """Handles the events of a push in order. Returns how many it handled, and why it stopped."""
     started, outcomes, reason = time.time_ns() // 1000, [], None
     unlucky = random.choice(push["events"]) if random.random() < options.fail else None
     for event in push["events"]:
@@ -90,7 +90,7 @@ def work(push):
 
 
 def log(push, started, outcomes):
-    """A line of JSON per push, written before the answer."""
+    """Appends one line of JSON per push, before the answer."""
     if options.log:
         line = {name: push[name] for name in ("pipeline", "bot", "fence", "attempt")}
         line |= {"started": started, "ended": time.time_ns() // 1000, "events": outcomes}
@@ -100,7 +100,7 @@ def log(push, started, outcomes):
 
 
 def complete_accepted():
-    """Works on what was answered with 202, and tells Fairlane how it went."""
+    """Handles pushes that were answered with 202, and completes or fails their leases."""
     while True:
         push = accepted.get()
         done, reason = work(push)
@@ -112,12 +112,12 @@ def complete_accepted():
         )
         try:
             urllib.request.urlopen(request, timeout=10).close()
-        except OSError as error:  # 409: too late, the events come again
+        except OSError as error:  # 409: the lease has ended, and the events come again
             print(f"{push['bot']}: {error}", flush=True)
 
 
 class Receiver(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # keep connections
+    protocol_version = "HTTP/1.1"  # keeps connections open
     disable_nagle_algorithm = True  # headers and body are two writes
     timeout = 60
 
@@ -125,7 +125,7 @@ class Receiver(BaseHTTPRequestHandler):
         try:
             super().handle()
         except ConnectionError:
-            pass  # Fairlane went away: what was not answered comes again
+            pass  # the connection broke: Fairlane sends the events again
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

@@ -1,17 +1,18 @@
 #!/usr/bin/env ruby
-# Has Fairlane call a URL later, with nothing but Ruby's standard library.
+# Lets Fairlane call a URL later, with Ruby's standard library only.
 #
 #     FAIRLANE=http://127.0.0.1:8080 ruby send_delayed.rb BOT USER SECONDS URL [JSON]
 #
-# TOKEN in the environment is a bearer token of auth.tokens, if there are any. With JSON the URL is
-# called by POST, without by GET. Prints the id of the notification: to look it up, move or cancel it.
+# If auth.tokens has tokens, set TOKEN in the environment to one of them. With JSON, Fairlane calls
+# the URL by POST; otherwise by GET. Prints the id of the notification, which serves to look it up,
+# move it or cancel it.
 require "json"
 require "net/http"
 require "securerandom"
 require "uri"
 
-# Returns the id once Redis has the notification, or raises. The same key with every attempt: if an
-# answer is lost, the notification that was accepted stays the only one.
+# Returns the id once Redis has the notification, or raises. Every attempt has the same key, so that
+# a retry after a lost answer does not schedule a second notification.
 def send_delayed(parameters)
   uri = URI(ENV.fetch("FAIRLANE", "http://127.0.0.1:8080") + "/send_delayed")
   request = Net::HTTP::Post.new(uri, "content-type" => "application/json")
@@ -25,7 +26,7 @@ def send_delayed(parameters)
         http.request(request)
       end
       return answer["x-event-id"] if answer.is_a?(Net::HTTPSuccess)
-      # 429 and 503: later. Anything else says which parameter is wrong.
+      # 429 and 503: retry later. Any other status: the answer says which parameter is wrong.
       raise ArgumentError, "#{answer.code}: #{answer.body}" unless ["429", "503"].include?(answer.code)
       pause = (answer["retry-after"] || pause).to_f
     rescue SystemCallError, SocketError, Timeout::Error, EOFError => error

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Welcome flow: who gets the tag "new" is reminded after ten minutes, unless they have replied by
-# then. Two rules: one puts an event off, the other looks at the subscriber when it comes.
+# Welcome flow: a subscriber that gets the tag "new" is reminded after ten minutes, unless it has
+# replied by then. The first rule emits a delayed event. The second rule checks the subscriber when
+# this event arrives.
 #
-#   welcome.sh BOT URL        writes the rules; URL is called for those who did not reply
-#   welcome.sh BOT URL try    the same, and what they would do for somebody who is new
+#   welcome.sh BOT URL        stores the rules, which call URL for each subscriber without a reply
+#   welcome.sh BOT URL try    also shows what the rules would do for a new subscriber
 #
-# FAIRLANE  where Fairlane answers (http://localhost:8080)
-# DELAY     how long it waits (10m)
-# TOKEN     a token with the scopes operate and read, where auth.tokens are set up
-# "Replied" is the tag `replied`: whoever takes replies in sets it. A URL on this machine needs
-# callbacks.allow_nets, such as ["127.0.0.0/8"].
+# FAIRLANE  the address of Fairlane (default: http://localhost:8080)
+# DELAY     the time until the reminder (default: 10m)
+# TOKEN     a token with the scopes operate and read, if auth.tokens has tokens
+#
+# The tag `replied` marks a reply: the program that receives the replies must set it. A URL on this
+# machine needs callbacks.allow_nets, such as ["127.0.0.0/8"].
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: welcome.sh BOT URL [try]" >&2; exit 64; }
 bot=$1 url=$2

@@ -1,9 +1,9 @@
 //! A circuit breaker for readers: does a store answer in time?
 //!
 //! A hanging store reports no error, so each reader would wait for its whole timeout. Instead, the
-//! first reader whose timeout passes opens the breaker. While it is open, readers get an answer
-//! from elsewhere immediately. Every quarter of a second one reader asks the store as a probe, and
-//! the first answer of the store closes the breaker.
+//! first timeout opens the breaker. While it is open, readers immediately get an answer from
+//! another source. Every quarter of a second one reader asks the store as a probe. The first answer
+//! of the store closes the breaker.
 //!
 //! | state | a reader |
 //! |---|---|
@@ -56,7 +56,7 @@ pub(crate) enum Unanswered<E> {
 
 /// Classifies errors for a breaker.
 pub(crate) trait Away {
-    /// Whether the store did not answer. Otherwise it answered with a refusal.
+    /// Whether the store did not answer; false if it answered with a refusal.
     fn is_away(&self) -> bool;
 }
 
@@ -73,7 +73,7 @@ impl Breaker {
     /// If there is no answer in time, or the breaker is open.
     ///
     /// # Cancel safety
-    /// That of the question. A cancelled question does not change the breaker.
+    /// Same as that of `question`. A cancelled question does not change the breaker.
     pub(crate) async fn read<T, E: Away>(
         &self,
         within: Duration,
@@ -98,14 +98,14 @@ impl Breaker {
         }
     }
 
-    /// Runs work that only the store can do, without a timeout; unless the store has not answered
-    /// for a second.
+    /// Runs work that only the store can do, without a timeout. If the store has not answered for a
+    /// second, the work runs only as a probe.
     ///
     /// # Errors
     /// If the work fails, or the store was not asked.
     ///
     /// # Cancel safety
-    /// That of the work.
+    /// Same as that of `work`.
     pub(crate) async fn write<T, E: Away>(
         &self,
         work: impl Future<Output = Result<T, E>>,
@@ -126,8 +126,8 @@ impl Breaker {
         done.map_err(Unanswered::Failed)
     }
 
-    /// Whether a caller should ask the store, if it accepts a silence of the store up to
-    /// `patience`.
+    /// Whether a caller may ask the store. `patience` is how long the store may be silent before
+    /// only probes may ask it.
     fn lets_through(&self, patience: Duration) -> bool {
         let mut state = self.state();
         let now = Instant::now();

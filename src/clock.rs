@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The source of the wall clock's time.
+/// A source of wall-clock time.
 ///
 /// Deadlines of leases use the monotonic clock of the runtime instead (`tokio::time`), which
 /// tests can pause.

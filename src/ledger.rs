@@ -1,6 +1,6 @@
-//! A ledger beside the queues of a pipeline: per account of a bot, the amounts of queued events
-//! that are not yet in the durable store. With it, Fairlane can return a total before the events
-//! are handled. The script that removes an event also removes its amount.
+//! The ledger of a pipeline. For each account of a bot it holds the amounts of queued events that
+//! are not yet in the durable store. With it, Fairlane can return a total before the events are
+//! handled. The script that removes an event also removes its amount.
 //!
 //! The scripts store it (`lua/ledger.lua`), the fan-out adds to it, and a completion removes the
 //! amounts of the settled events ([`LedgerEntry`]).
@@ -73,11 +73,11 @@ pub struct LedgerEntry {
 
 /// How the events of a pipeline use the ledger.
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
-    /// The event to queue, and its ledger entry; `None`: no entry.
+    /// The event to queue and its ledger entry (`None`: no entry).
     fn enter(&self, event: &Event) -> (Event, Option<Posting>);
 
-    /// The ledger entry of a queued event; `None`: no entry. Called for events that leave the queue
-    /// without an entry from the handler.
+    /// The ledger entry of a queued event (`None`: no entry). Called for events that leave the
+    /// queue without an entry from the handler.
     fn entry(&self, event: &Event) -> Option<(Account, Change)>;
 
     /// Maximum number of accounts of a bot whose totals one generation caches.

@@ -1,9 +1,9 @@
 //! Fairlane: a per-tenant event fan-out worker pool on Redis.
 //!
-//! A bus consumer copies each event into one Redis list per bot (a bot is a tenant) and puts the
-//! bot's id, once, into a control set. A pool of workers takes bots round robin under locks with a
-//! time to live: every bot's queue is handled in order, by one worker at a time, and no busy bot
-//! delays a quiet one.
+//! A bot is a tenant. A bus consumer copies each event into one Redis list per bot, and adds the
+//! bot's id to a control set, which holds it at most once. The workers of a pool take the bots
+//! in turns (weighted round robin), each under a lock that expires. One worker at a time handles a bot's queue, in
+//! order, and a busy bot does not delay a quiet one.
 //!
 //! ```text
 //! producers ── XADD ──▶ bus ──▶ fanout ──▶ queue (lists + control set) ──▶ pool ──▶ handler
@@ -26,13 +26,14 @@
 //! | `pool` | dispatcher, workers, committer; the retry policy; the worker target |
 //! | [`handler`] | `trait Handler` and the handlers `log` and `push` |
 //! | `outbound` | calls to other HTTP servers: the address rules, signatures |
-//! | [`pressure`] | how slow a store is, and the share of the work for it that should continue |
+//! | `receiver` | a small receiver for tests of pushes and notifications |
+//! | [`pressure`], `breaker` | how slow a store is, and which share of its work should continue |
 //!
 //! The products, each with its records, handler, stores, scripts, keys and gauges:
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`product`] | the interface of a product: its pipeline, and what runs of it |
+//! | [`product`] | the interface of a product: its pipeline, and its part of a running instance |
 //! | `products` | the list of the built-in products |
 //! | `counters` | views of ads, counted in Redis and written to `MongoDB` |
 //! | `notifications` | delayed notifications: scheduling, release, sending; the circuit breaker |
@@ -47,30 +48,33 @@
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
+//! | `roles`, `startup` | what a process runs, and its start until it is ready |
+//! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |
+//! | `cli`, `demo` | the command line, and `fairlane demo` |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
 //!
-//! The interface of the crate is what its documentation shows. Modules without a link are public
-//! for the tests and the load tools of this repository only, and change without notice.
+//! This documentation shows the whole interface of the crate. Modules without a link are public
+//! only for the tests and the load tools of this repository, and change without notice.
 //!
 //! # The order of the modules
 //!
-//! No imports between two modules form a circle, which a test keeps so. From the bottom up: the
-//! base ([`clock`], [`id`], [`event`], `expression`, [`metrics`], …); the stores (`redis`,
-//! `mongo`) and `outbound`; [`queue`], [`handler`], `admission`; [`config`], which knows the
-//! settings of all of them; `fanout`, `pool`, `bus`; [`product`]; the products; their list;
-//! `http`; [`app`]; the command line.
+//! Imports between modules never form a circle; a test checks this. From the bottom up: the base
+//! ([`clock`], [`id`], [`event`], `expression`, [`metrics`], …); the stores (`redis`, `mongo`) and
+//! `outbound`; [`queue`], [`handler`], `admission`; [`config`], which knows the settings of all of
+//! them; `fanout`, `pool`, `bus`; [`product`]; the products; their list; `http`; [`app`]; the
+//! command line.
 //!
 //! # Invariants
 //!
-//! 1. A queue that is not empty belongs to a bot that is in exactly one of: the control set; the
-//!    busy set (leased or parked); paused and not busy. No bot is forgotten.
-//! 2. At most one live fence per bot; a stale fence commits nothing.
-//! 3. An event leaves its queue only through a fenced completion after its effect, or into the
-//!    dead letters or the delayed events in the same script.
-//! 4. Events of one bot are handled in the order of the queue; a retry blocks that bot's queue,
-//!    and no other.
+//! 1. A bot with a queue that is not empty is in exactly one state: in the control set; in the busy
+//!    set (leased or parked); or paused and not busy. So no bot is forgotten.
+//! 2. A bot has at most one live fence. A stale fence commits nothing.
+//! 3. An event leaves its queue in two ways only: through a fenced completion after its effect, or
+//!    in the same script that adds it to the dead letters or to the delayed events.
+//! 4. Events of one bot are handled in the order of the queue. A retry blocks that bot's queue, and
+//!    no other.
 //! 5. The depth of a shard is the sum of its queues' lengths.
 //! 6. What a bot holds is counted with each change: its queued, delayed and dead events.
 //!

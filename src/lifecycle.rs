@@ -66,8 +66,9 @@ impl Shutdown {
     }
 
     /// Makes SIGTERM and SIGINT stop this process in stages instead of killing it. The first signal
-    /// cancels `leaving`; `delay` later `soft` is cancelled; `grace` after that, or at the second
-    /// signal, `hard`. The grace period also starts if another component cancels `soft`.
+    /// cancels `leaving`, and `soft` is cancelled after `delay`. `hard` is cancelled at the second
+    /// signal, or `grace` after `soft`. The grace period also starts if another component cancels
+    /// `soft`.
     ///
     /// # Errors
     /// If the operating system refuses a signal handler.
@@ -131,9 +132,9 @@ impl Shutdown {
         self.hard.cancel();
     }
 
-    /// Waits until every spawned task has ended; after the hard stop at most two seconds, because a
-    /// task may wait long for a store that does not answer. Does not stop the tasks: cancel `soft`
-    /// or `hard` for that.
+    /// Waits until every spawned task has ended. After the hard stop it waits at most two seconds,
+    /// because a task may wait long for an unavailable store. Does not stop the tasks: cancel
+    /// `soft` or `hard` for that.
     ///
     /// # Cancel safety
     /// Nothing is lost; the call can be repeated.

@@ -11,15 +11,15 @@ use fairlane::telemetry;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Transparent huge pages are cleared 2 MiB at a time, which delays requests when a burst of
-    // connections needs memory. A private Redis inherits the setting, and advises it as well. If it
-    // is not permitted, requests only take longer.
+    // The kernel clears transparent huge pages 2 MiB at a time, which delays requests when a burst
+    // of connections needs memory. A private Redis inherits the setting; Redis recommends it too.
+    // If the kernel refuses, requests only take longer.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             let exit = if error.use_stderr() { Exit::Usage } else { Exit::Good };
-            // The message could not be printed, so there is no way to report this.
+            // If the message cannot be printed, there is no way to report that.
             drop(error.print());
             return code(exit);
         }

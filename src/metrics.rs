@@ -1,9 +1,10 @@
 //! Every metric: names, labels, buckets and help texts are defined only here.
 //!
 //! Sum the values of each process (counters, histograms, `workers`) over all processes. Values
-//! shared through Redis (`queue_*`, `async_leases`, `dead_letters`, `bus_lag_events`,
-//! `redis_memory_bytes`, `counters_unflushed*`) are sampled by one process at a time: use their
-//! `max`. No label ever contains a bot.
+//! shared through Redis (`queue_depth`, `queue_bots`, `queue_oldest_age_seconds`, `async_leases`,
+//! `dead_letters`, `bus_lag_events`, `redis_memory_bytes`, `counters_unflushed*`,
+//! `notifications_due`, `notifications_overdue_seconds`) are sampled by one process at a time: use
+//! their `max`. No label ever contains a bot.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -124,8 +125,8 @@ static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 /// Installs the recorder of this process, once, and describes every metric.
 ///
 /// # Panics
-/// If another recorder is already installed in this process, because no metric of Fairlane would
-/// ever be visible.
+/// If another recorder is already installed in this process: no metric of Fairlane would be
+/// visible.
 pub fn install() -> &'static PrometheusHandle {
     RECORDER.get_or_init(|| {
         let mut builder = PrometheusBuilder::new();

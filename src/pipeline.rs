@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use crate::ledger::Ledger;
 
-/// The differences between the queues of a pipeline and ordinary ones.
+/// How the queues of a pipeline differ from ordinary ones.
 #[derive(Debug, Clone, Default)]
 pub struct Kind {
     /// The pipeline has its own entry points: no event of the bus is copied for it.
     pub off_bus: bool,
-    /// Selects which events of its types are copied for their bot.
+    /// The product selects which events of its types are copied for their bot.
     pub selective: bool,
-    /// Attributes that it sets on its own events: they are removed from events of the bus.
+    /// Attributes that the product sets on its own events. They are removed from events of the bus.
     pub reserved: &'static [&'static str],
     /// The ledger of its events; `None`: no ledger.
     pub ledger: Option<Arc<dyn Ledger>>,
-    /// Whether a redriven dead letter gets a new sequence, for a handler that skips events up to
+    /// Whether a redriven dead letter gets a new sequence. Needed if the handler skips events up to
     /// the highest sequence it has seen.
     pub renews: bool,
     /// Why operators cannot purge its queues; `None`: they can.
@@ -29,7 +29,7 @@ pub struct Kind {
 pub struct Protected {
     /// The code of the HTTP problem: `urn:fairlane:problem:<code>`.
     pub code: &'static str,
-    /// What is not purged, in words: the title of the problem.
+    /// The title of the problem: names the events that cannot be purged.
     pub title: &'static str,
     /// The explanation for users: why, and what to do instead.
     pub reason: &'static str,

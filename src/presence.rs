@@ -1,6 +1,6 @@
 //! The registry of running processes. Every few seconds each process writes its identity and the
-//! rates of its pipelines to Redis. Operators see the sums over all processes. And while a process
-//! is registered, the bus keeps the entries that its pipelines still need.
+//! rates of its pipelines to Redis. Operators see the sums over all processes. While a process is
+//! registered, the bus keeps the entries that its pipelines still need.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const SILENT: Duration = Duration::from_secs(16);
 /// Timeout of the deregistration at the end.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// Maximum number of hosts per process.
+/// Maximum number of hosts with an open breaker that a process reports.
 const BREAKERS_MAX: usize = 20;
 
 /// Counters of one process for one pipeline.
@@ -79,8 +79,7 @@ pub struct Process {
     pub started_ms: u64,
     /// Its pipelines.
     pub pipelines: BTreeMap<PipelineName, Pace>,
-    /// Hosts with an open circuit breaker: at most 20, those with the largest numbers of failures
-    /// first.
+    /// Hosts with an open circuit breaker, at most 20. Those with the most failures come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub breakers: Vec<Breaker>,
 }
@@ -100,7 +99,7 @@ pub async fn processes(link: &Link) -> Result<Vec<Process>, RedisError> {
     Ok(found)
 }
 
-/// The sum over `processes` for `pipeline`.
+/// The sum of the rates and workers of `pipeline` over `processes`.
 #[must_use]
 pub fn pace(processes: &[Process], pipeline: &PipelineName) -> Pace {
     let mut sum = Pace::default();

@@ -1,5 +1,5 @@
-//! Adaptive backpressure: how slow a store is compared to its usual latency, and the share of the
-//! work for it that should continue.
+//! Adaptive backpressure: measures how slow a store is compared to its usual latency, and decides
+//! which share of the work for it should continue.
 //!
 //! More workers do not help a slow store. The share is the usual latency, times a tolerance,
 //! divided by the current latency. With a store ten times as slow as usual, about two fifths of the
@@ -59,7 +59,7 @@ impl Pressure {
     }
 
     fn observe_at(&self, took: Duration, now: Duration) {
-        // Another thread holds the lock and updates the statistics.
+        // Skips this latency if another thread holds the lock and updates the statistics.
         let Ok(mut seen) = self.seen.try_lock() else { return };
         let took = took.as_secs_f64();
         let recent = seen.recent.map_or(took, |recent| recent + STEP * (took - recent));

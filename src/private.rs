@@ -1,5 +1,5 @@
 //! The common part of the private servers: a directory under the data directory with a lock and a
-//! log, and a program that continues to run after the process that started it has ended.
+//! log, and a program that outlives the process that started it.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::sleep;
 
-/// Interval of checks of a server that starts or stops.
+/// Interval at which a starting or stopping server is checked.
 pub(crate) const POLL: Duration = Duration::from_millis(20);
 /// Maximum size of the part of the server's log that an error quotes.
 const LOG_TAIL_BYTES: u64 = 2_048;
-/// Maximum size of the log of one start.
+/// Maximum part of the log that a search reads.
 const START_LOG_BYTES: u64 = 64 * 1_024;
 
 /// A file or directory that cannot be used.
@@ -70,7 +70,7 @@ impl Home {
         std::fs::metadata(&self.log).map_or(0, |log| log.len())
     }
 
-    /// Whether the log has grown since it had `from` bytes.
+    /// Whether the log, from byte `from` on, contains `what`.
     pub(crate) fn says(&self, from: u64, what: &str) -> bool {
         let read = || {
             let mut log = File::open(&self.log)?;
@@ -88,7 +88,7 @@ impl Home {
         log.map_err(Unusable::at(&self.log))
     }
 
-    /// The end of the part of the log that follows `from` bytes.
+    /// The last lines of the log, but nothing before byte `from`.
     pub(crate) fn tail(&self, from: u64) -> String {
         let read = || {
             let mut log = File::open(&self.log)?;

@@ -1,5 +1,5 @@
-//! Products add more to a pipeline than a handler. The core names none of them; the built-in ones
-//! are listed here, once. A program that uses the crate adds its own with
+//! A product adds more to a pipeline than a handler. The core names no product; one list, in
+//! `products`, names the built-in ones. A program that uses the crate adds its own with
 //! [`Builder::product`](crate::app::Builder::product).
 //!
 //! A product describes the kind of its pipeline before anything runs ([`Product`]). Each instance
@@ -67,7 +67,7 @@ pub trait Product: Send + Sync + 'static {
     /// Opens its part of one instance. Called only if its pipeline is enabled.
     ///
     /// # Errors
-    /// [`OpenError::Unavailable`] leaves the pipeline out; every other error stops the start.
+    /// [`OpenError::Unavailable`] leaves the pipeline out. Every other error stops the start.
     fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError>;
 }
 
@@ -95,7 +95,7 @@ pub struct Opening<'a> {
     /// The wall clock.
     pub clock: &'a SharedClock,
     pub(crate) name: &'a PipelineName,
-    /// Or the reason why there is none.
+    /// The MongoDB of the instance, or the reason why there is none.
     pub(crate) mongo: &'a Result<Mongo, String>,
     /// The client for external HTTP servers, if a pipeline calls them.
     pub(crate) outbound: Option<&'a Outbound>,
@@ -106,8 +106,8 @@ impl Opening<'_> {
     /// one.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`], with the place of the section, if a key is unknown or a value has
-    /// the wrong type.
+    /// [`ConfigError::Invalid`] if a key is unknown or a value has the wrong type. It names the
+    /// section.
     pub fn section<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         self.config.product_section(self.name)
     }
@@ -139,7 +139,7 @@ pub trait Part: Send + Sync {
     /// Handles the events of its pipeline. Called once, and only if the process handles events.
     fn handler(&self, seat: &Seat<'_>) -> SharedHandler;
 
-    /// Offers what routes and other products use. Called once, before anything starts.
+    /// Offers the services that routes and other products use. Called once, before anything starts.
     fn offer(&self, offering: &Offering<'_>, services: &mut Services) {
         let _ = (offering, services);
     }
@@ -149,7 +149,7 @@ pub trait Part: Send + Sync {
         Vec::new()
     }
 
-    /// Starts the background tasks beside the pipeline; they run until the soft stop.
+    /// Starts the background tasks beside the pipeline. They run until the soft stop.
     fn start(&self, seat: &Seat<'_>) {
         let _ = seat;
     }
@@ -170,7 +170,7 @@ pub trait Part: Send + Sync {
         None
     }
 
-    /// The stores that its handler waits for, except Redis: while they are slow, fewer workers run.
+    /// The stores that its handler waits for, except Redis. While they are slow, fewer workers run.
     fn stores(&self) -> Vec<Arc<Pressure>> {
         Vec::new()
     }
@@ -206,17 +206,17 @@ pub struct Seat<'a> {
     pub(crate) pool: &'a Queue,
 }
 
-/// The services that the products of one instance offer to routes and to each other: one value of
-/// each type.
+/// The services that the products of one instance offer to routes and to each other. There is at
+/// most one value of each type.
 #[derive(Clone, Default)]
 pub struct Services {
     offered: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
-    /// Why pipelines do not run here.
+    /// Per pipeline that does not run here: the reason.
     absent: BTreeMap<String, String>,
 }
 
 impl Services {
-    /// Offers a value; it replaces an earlier one of its type.
+    /// Offers a value. It replaces an earlier one of the same type.
     pub fn offer<T: Send + Sync + 'static>(&mut self, service: T) {
         self.offered.insert(TypeId::of::<T>(), Arc::new(service));
     }
@@ -263,9 +263,9 @@ pub struct Route {
 }
 
 impl Route {
-    /// A route below `/v1/`. A template with `{bot}` asks for a token that covers this bot, every
-    /// other one for a token that covers all bots. Under overload, the class decides which requests
-    /// are shed first. A body has at most 16 KiB.
+    /// A route below `/v1/`. A template with `{bot}` requires a token that covers this bot; every
+    /// other template requires a token that covers all bots. Under overload, the class decides
+    /// which requests are shed first. A body has at most 16 KiB.
     #[must_use]
     pub fn new(template: &'static str, scope: Scope, class: Class, handler: MethodRouter) -> Self {
         Self { template, scope, class, body_max: 16 << 10, handler }

@@ -50,7 +50,7 @@ impl Products {
 pub(crate) struct Kinds(Vec<(&'static str, Kind)>);
 
 impl Kinds {
-    /// Registers the scripts of the products too, for all later connections.
+    /// Determines the kinds. Also registers the scripts of the products, for all later connections.
     pub(crate) fn new(products: &Products, config: &Config, clock: &SharedClock) -> Self {
         products.all().filter_map(Product::scripts).for_each(Table::register);
         let kind = |product: &dyn Product| (product.pipeline(), product.kind(config, clock));

@@ -1,5 +1,5 @@
 //! A small receiver for tests: accepts notifications and pushes, checks their signatures, detects
-//! repetitions, and fails on purpose. It stores nothing; `fairlane receiver` prints its reports.
+//! repetitions, and fails on purpose. It stores nothing. `fairlane receiver` prints its reports.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -51,7 +51,7 @@ pub(crate) struct Behaviour {
     pub(crate) headers: bool,
 }
 
-/// A report of one call, or of the end of a lease.
+/// A report of a received call, or of the completion of a lease.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Told {
     /// The time, RFC 3339.
@@ -61,11 +61,11 @@ pub(crate) struct Told {
     /// The status of the answer; absent without an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<u16>,
-    /// `good`, `none`, `old`, `wrong`, or `unchecked` without a key.
+    /// `good`, `none`, `old`, `wrong`, or `unchecked` without a key; `ours` for a completion.
     pub(crate) signature: &'static str,
     /// `webhook-id`.
     pub(crate) id: String,
-    /// Whether all of it was answered with success before.
+    /// Whether everything in this call was already answered with success.
     pub(crate) again: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) push: Option<ToldPush>,
@@ -83,7 +83,7 @@ pub(crate) struct ToldPush {
     pub(crate) attempt: u64,
     /// The ids of its events.
     pub(crate) events: Vec<String>,
-    /// Number of events that were answered with success before.
+    /// Number of events that were already answered with success.
     pub(crate) again: usize,
 }
 
@@ -237,7 +237,8 @@ impl Receiver {
         if self.behaviour.headers { headers.iter().map(text).collect() } else { Vec::new() }
     }
 
-    /// Notes received ids; returns them, and whether all of them were received before.
+    /// Returns the ids of a call, and whether all of them were received before. Notes the push in
+    /// `told`.
     fn note(&self, told: &mut Told, push: Option<&Push>) -> (Vec<String>, bool) {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(push) = push else {
@@ -257,7 +258,7 @@ impl Receiver {
         (ids, all)
     }
 
-    /// The answer; `None`: never answer.
+    /// The answer; `None`: the call hangs.
     fn answer(&self, path: &str, told: &Told, push: Option<&Push>) -> Option<Response> {
         let Behaviour { fail, status, retry_after, complete_at, .. } = &self.behaviour;
         let plain =

@@ -1,5 +1,5 @@
-//! The deadline of a request, available to all code that works for it, so that no store is asked
-//! for an answer that would come too late.
+//! The deadline of a request. All code that works for the request can read it, so that no store is
+//! asked for an answer that would come too late.
 
 use std::future::Future;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(crate) fn until<T>(
     DEADLINE.scope(deadline, work)
 }
 
-/// `time`, or the remaining time until the deadline if that is less; at least a millisecond,
+/// `time`, or the remaining time until the deadline if that is less. At least a millisecond,
 /// because servers interpret zero as no limit. Only for calls of a single caller: shared calls must
 /// not use the deadline of one caller.
 pub(crate) fn at_most(time: Duration) -> Duration {

@@ -1,6 +1,6 @@
-//! What a process does of all that there is.
+//! The roles of a process.
 
-/// What a process does.
+/// Which tasks a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "any combination of the four is a process")]
 pub struct Roles {
@@ -15,10 +15,10 @@ pub struct Roles {
 }
 
 impl Roles {
-    /// Everything.
+    /// All roles.
     pub const ALL: Self = Self { ingest: true, work: true, http: true, schedule: true };
 
-    /// Those it has, as `--roles` names them.
+    /// The names of its roles, as in `--roles`.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         let Self { ingest, work, http, schedule } = self;

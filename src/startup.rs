@@ -1,13 +1,13 @@
 //! The start of a process, before it reports that it is ready.
 //!
-//! 1. It announces itself. From then on the bus keeps all entries that its pipelines need.
+//! 1. It registers itself. From then on the bus keeps all entries that its pipelines need.
 //! 2. It records the names of its pipelines, for operators.
 //! 3. It fixes in Redis where each pipeline starts on each stream of the bus, regardless of the
-//!    roles of this process. So events that are published once it is ready reach all of its
-//!    pipelines, whichever process reads the bus.
+//!    roles of this process. So all of its pipelines get the events that are published once it is
+//!    ready, whichever process reads the bus.
 //!
-//! Everything else works meanwhile, so that a full Redis can be drained. Only publishing over HTTP
-//! waits a moment, and is refused after that.
+//! Everything else works meanwhile, so that operators can drain a full Redis. Only publishing over
+//! HTTP waits a moment, and is then refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ struct Pending {
     cause: Option<RedisError>,
 }
 
-/// For any client: the address of Redis and its error texts belong in the log.
+/// The cause as text for clients. The address of Redis and its error texts appear only in the log.
 fn in_words(cause: &RedisError) -> &'static str {
     if cause.is_full() {
         ": Redis is full; raise its maxmemory, or let the queues be drained"
@@ -99,7 +99,7 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// Runs the start; retries failed steps until the soft stop.
+    /// Runs the start. Retries failed steps until the soft stop.
     pub(crate) fn begin(self, shutdown: &Shutdown) -> Startup {
         let (state, startup) = watch::channel(Some("it has just started".to_owned()));
         let shutdown_too = shutdown.clone();
@@ -152,7 +152,7 @@ impl Start {
                 let name = queue.name();
                 let what =
                     format!("where pipeline {name} starts on stream {stream:?} is not fixed yet");
-                // Shards that are unavailable start there too, once they are back.
+                // Shards that are unavailable now start there too after they recover.
                 placing.map_err(pending(what))?;
             }
         }

@@ -35,8 +35,7 @@ pub enum TelemetryError {
 
 /// Minimum interval of repeated log lines.
 const EVERY: Duration = Duration::from_secs(60);
-/// An outage that starts this soon after a line about the previous one is not logged before
-/// [`EVERY`].
+/// Minimum interval between the last logged failure and the first line about another outage.
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// Lets one log line per minute through, and counts the others.
@@ -55,7 +54,7 @@ impl OncePerMinute {
         Self(Mutex::new(Lines { last: None, suppressed: 0 }))
     }
 
-    /// Whether to log this one; if so, the number of suppressed ones since the last line.
+    /// Whether to log this line. If so, returns the number of lines suppressed since the last one.
     pub(crate) fn take(&self) -> Option<u64> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.last.is_none_or(|last| last.elapsed() >= EVERY) {
@@ -67,8 +66,8 @@ impl OncePerMinute {
     }
 }
 
-/// Logs an outage that many calls detect: the first failure immediately, then one line per minute
-/// with the number of suppressed ones, and once the end.
+/// Logs an outage that many calls detect. The first failure is logged immediately; then one line
+/// per minute, with the number of suppressed ones; and the end once.
 #[derive(Debug)]
 pub(crate) struct Outage {
     /// A success ends the outage if the last failure is at least this long ago. If several callers
@@ -85,8 +84,9 @@ struct OutageState {
     failed: Option<(Instant, Instant)>,
     failures: u64,
     suppressed: u64,
-    /// When a failure was last logged, and whether the end of that outage is still unlogged.
+    /// When a failure was last logged.
     logged: Option<Instant>,
+    /// Whether the end of the logged outage is not logged yet.
     is_open: bool,
 }
 
@@ -111,8 +111,8 @@ impl Outage {
         Self::new(Duration::from_secs(2))
     }
 
-    /// Notes a failure. Returns whether to log it; if so, with the number of suppressed ones since
-    /// the last line.
+    /// Notes a failure. If it should be logged, returns the number of failures suppressed since the
+    /// last line.
     pub(crate) fn failed(&self) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -160,8 +160,8 @@ pub fn init(format: LogFormat, level: LevelFilter) -> Result<(), TelemetryError>
         })
         .map_err(TelemetryError::Filter)?;
     let colour = io::stderr().is_terminal() && !no_colour();
-    // A line that cannot be written is lost. An error message to the same standard error would
-    // panic, also in the task that listens for signals.
+    // A line that cannot be written is lost without a message about it: writing that message to the
+    // same standard error would panic, also in the task that listens for signals.
     let lines = tracing_subscriber::fmt().log_internal_errors(false);
     let lines = lines.with_env_filter(filter).with_writer(io::stderr).with_ansi(colour);
     match format {

@@ -44,7 +44,7 @@ impl From<Sample> for (u64, u64, f64, f64) {
 /// All pipelines at one time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
-    /// Since 1970.
+    /// Milliseconds since 1970.
     #[serde(rename = "t")]
     pub(crate) at_ms: u64,
     #[serde(rename = "p")]

@@ -1,11 +1,13 @@
-//! `fairlane-bench pipeline --handler automation`: the cost of rules for reading the bus, and the
-//! speed of their evaluation.
+//! `fairlane-bench pipeline --handler automation`: how much rules slow down reading the bus, and
+//! how fast they are evaluated.
 //!
-//! The events are on the bus before the clock starts, bots in random order. A share of them has the
-//! one type that the rules are about, and each of these matches one rule of its bot, which emits an
-//! event. The same bus is read five times without rules and five times with them, alternately in
-//! one run, by a process that does nothing else. Then a process that does nothing else evaluates
-//! the copied events. At the end one process reads and evaluates concurrently.
+//! The events are on the bus before the clock starts, with bots in random order. The rules concern
+//! one type of event. A share of the events has this type. Each of these matches one rule of its
+//! bot, and the rule emits an event. One run has three parts:
+//!
+//! 1. A process only reads the bus, five times without and five times with rules, in turn.
+//! 2. A process only evaluates the copied events.
+//! 3. One process reads and evaluates concurrently.
 
 use std::num::NonZeroUsize;
 
@@ -67,7 +69,7 @@ pub(crate) struct Report {
     pub(crate) bus_without_rules_per_second: f64,
     /// Reading the bus with rules: the median.
     pub(crate) bus_with_rules_per_second: f64,
-    /// The second divided by the first: the median of the rounds.
+    /// The rate with rules divided by the rate without them: the median of the rounds.
     pub(crate) ratio: f64,
     pub(crate) ratios: Vec<f64>,
     /// Events copied in the last round.
@@ -139,8 +141,8 @@ async fn measure(
     running.stop().await?;
     let emitted = probe::stored(rig).await?.saturating_sub(total);
 
-    // Again, reading and evaluating concurrently. The emitted events are on the bus by now, and are
-    // read too.
+    // The same again, now reading and evaluating concurrently. The emitted events are on the bus by
+    // now, and are read too.
     probe::forget_positions(rig).await?;
     database.forget_profiles().await?;
     let (begun, app) = (Instant::now(), self::app(rig, database, options, true, ALL).await?);
@@ -218,7 +220,7 @@ async fn queue(rig: &Rig, database: &Database, options: &Options) -> Result<Queu
     automations(&app(rig, database, options, true, roles).await?)
 }
 
-/// Reads the whole bus; returns the rate.
+/// Reads the whole bus. Returns the rate.
 async fn read(
     rig: &Rig,
     database: &Database,
@@ -231,7 +233,7 @@ async fn read(
     let before = read_so_far();
     let running: Running = Rig::spawn(app);
     let rate = rate(before, probe::stored(rig).await?, watch).await?;
-    // The last events read are copied before a stop.
+    // The reader needs this time to copy the last events before the stop.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     running.stop().await?;
     Ok(rate)
@@ -313,7 +315,8 @@ async fn store(database: &Database, options: &Options) -> Result<(), BenchError>
     Ok(())
 }
 
-/// The events, in order for each bot, bots mixed at random; and the number of matching events.
+/// The events, in order for each bot, with bots mixed at random. Also the number of matching
+/// events.
 fn generate(options: &Options) -> Result<(Vec<Vec<u8>>, u64), BenchError> {
     // A fixed seed, so that two runs do the same work.
     let mut random = SmallRng::seed_from_u64(7);

@@ -1,9 +1,9 @@
 //! `fairlane-bench fairness`: how long quiet bots wait beside busy ones, and how evenly the busy
 //! ones progress.
 //!
-//! Two instances of the service share the workers, as two processes would. First the quiet bots are
-//! measured alone, then beside the backlog. Their waits count from the moment the event was sent.
-//! One more busy bot has weight 3.
+//! Two instances of the service share the workers, as two processes would. The quiet bots are
+//! measured first alone, then beside the backlog. The wait of an event counts from the moment it
+//! was sent. One more busy bot has weight 3.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ use crate::error::BenchError;
 pub(crate) struct Options {
     /// Number of bots with a backlog.
     pub(crate) busy: usize,
-    /// Number of events of each.
+    /// Number of events of each of them.
     pub(crate) backlog: usize,
     /// Number of quiet bots.
     pub(crate) quiet: usize,
@@ -228,7 +228,7 @@ async fn send_quiet(
     Ok(())
 }
 
-/// Publishes the backlog, bots mixed, and waits until it is queued.
+/// Publishes the backlog with bots mixed, and waits until it is queued.
 async fn fill(rig: &Rig, queue: &Queue, bots: &[(BotId, usize)]) -> Result<(), BenchError> {
     let most = bots.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let mut batch = Vec::new();
@@ -241,7 +241,7 @@ async fn fill(rig: &Rig, queue: &Queue, bots: &[(BotId, usize)]) -> Result<(), B
             batch.clear();
         }
     }
-    // Everything is queued once the depth, which the workers only lower, stops growing.
+    // Workers only lower the depth. So everything is queued once the depth stops growing.
     let mut depth = 0;
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;

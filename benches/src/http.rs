@@ -1,8 +1,8 @@
 //! `fairlane-bench http`: `POST /v1/events` in batches over persistent connections, compared with
 //! direct pipelined `XADD` of the same events in the same run.
 //!
-//! Both sides use the same number of connections and wait for the answer to a batch before the next
-//! one. Client, server and Redis share the machine.
+//! Both sides use the same number of connections, and wait for the answer to a batch before they
+//! send the next one. Client, server and Redis share the machine.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use crate::error::BenchError;
 use crate::probe;
 
-/// Number of prepared batches; each connection sends them in turn.
+/// Number of prepared batches. Each connection sends them in turn.
 const PREPARED: usize = 64;
 
 /// The options.
@@ -86,7 +86,8 @@ async fn measure(
     let batches = prepare(options)?;
     let each = (options.events / options.batch / options.connections).max(1);
     let total = (each * options.connections * options.batch) as u64;
-    // Half before and half after, so that other load of the machine affects both sides.
+    // XADD runs half before and half after HTTP, so that other load of the machine affects both
+    // sides.
     watch("direct XADD", 0);
     let before = direct(rig, options, &batches, each / 2 + 1).await?;
     probe::forget(rig).await?;
@@ -175,7 +176,7 @@ fn request(host: &str, events: &[Vec<u8>]) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// Sends this many requests, one after the other. Returns how long each took, in microseconds.
+/// Sends `count` requests, one after the other. Returns the duration of each, in microseconds.
 async fn post(
     address: SocketAddr,
     requests: Vec<Vec<u8>>,
@@ -195,8 +196,9 @@ pub(crate) fn failed(error: std::io::Error) -> BenchError {
     BenchError::Http(error)
 }
 
-/// Pause before a shed request is sent again, and the maximum number of attempts.
+/// Pause before a shed request is sent again.
 const SHED_AGAIN: Duration = Duration::from_millis(25);
+/// Maximum number of retries of a shed request.
 const SHED_AGAIN_MAX: usize = 400;
 
 /// A persistent connection for a minimal client.
@@ -213,7 +215,7 @@ impl Connection {
         Ok(Self { stream, answer: Vec::new() })
     }
 
-    /// The same with retries of shed requests, as all clients should do.
+    /// Sends a request until it is accepted. Retries it while it is shed, as all clients should do.
     pub(crate) async fn send_until_accepted(
         &mut self,
         request: &[u8],
@@ -230,7 +232,7 @@ impl Connection {
         self.send(request, good).await
     }
 
-    /// Sends a request and waits for the complete answer, which must start with `expected`.
+    /// Sends a request and waits for the complete answer, which must start with `good`.
     pub(crate) async fn send(&mut self, request: &[u8], good: &[u8]) -> Result<(), BenchError> {
         let Self { stream, answer } = self;
         stream.write_all(request).await.map_err(failed)?;

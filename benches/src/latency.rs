@@ -1,7 +1,7 @@
-//! `fairlane-bench latency`: from the arrival on the bus to the handler, at a steady rate.
+//! `fairlane-bench latency`: the time from the arrival on the bus to the handler, at a steady rate.
 //!
-//! Open loop: events are sent by the clock, and waiting counts from the time at which an event
-//! *should* have been sent, so a stall of the generator shows as latency instead of hiding it.
+//! Open loop: events are sent by the clock. The wait counts from the time at which an event
+//! *should* have been sent. So a stall of the generator shows as latency and is not hidden.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let exit = if error.use_stderr() { Exit::Usage } else { Exit::Good };
-            // The message could not be printed, so there is no way to report this.
+            // If the message cannot be printed, there is no way to report that.
             drop(error.print());
             return code(exit);
         }

@@ -1,4 +1,4 @@
-//! A separate database for a bench: on the named deployment, or on a private one.
+//! A separate database for a bench, on the chosen deployment or on a private server.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Returns once the server answers. The files of a private one are under `directory`.
+    /// Returns once the server answers. The files of a private server are under `directory`.
     pub(crate) async fn open(choice: &Choice, directory: &Path) -> Result<Self, BenchError> {
         let private = match choice {
             Choice::Url(_) => None,
@@ -46,7 +46,7 @@ impl Database {
             (Choice::Private(_), None) => unreachable!("it was just started"),
         };
         let name = format!("fairlane-bench-{}", uuid::Uuid::now_v7().simple());
-        // Its errors contain remedies; those of the driver do not.
+        // The errors of this client contain remedies. Those of the driver do not.
         let asked = Mongo::open(&url, &name).await?;
         asked.ping().await?;
         asked.close().await;
@@ -59,7 +59,7 @@ impl Database {
         self.client.database(&self.name)
     }
 
-    /// Makes every event be decided again.
+    /// Removes the profiles, so that all events are evaluated again.
     pub(crate) async fn forget_profiles(&self) -> Result<(), BenchError> {
         let profiles = self.documents().collection::<Document>(SUBSCRIBERS);
         profiles.drop().await.map_err(BenchError::Documents)
@@ -79,8 +79,8 @@ impl Database {
     }
 }
 
-/// Runs `work` on a fresh Redis and a fresh database of the chosen MongoDB. Both are removed in any
-/// case, also at Ctrl-C and SIGTERM.
+/// Runs `work` on a new Redis and a new database of the chosen MongoDB. Then removes both, also
+/// after an error, Ctrl-C or SIGTERM.
 pub(crate) async fn with_database<T>(
     choice: &Choice,
     work: impl AsyncFnOnce(&Rig, &Database) -> Result<T, BenchError>,
@@ -102,7 +102,7 @@ pub(crate) async fn with_database<T>(
 }
 
 impl Drop for Database {
-    /// Runs only after a panic: the server must not remain.
+    /// Acts only if the database was not closed, such as after a panic: the server must not remain.
     fn drop(&mut self) {
         if let Some(private) = self.private.take() {
             let _ = std::process::Command::new("kill").arg(private.pid().to_string()).status();

@@ -1,6 +1,6 @@
 //! `fairlane-bench notifications`: how late notifications are sent to a receiver that answers
-//! immediately. Spread evenly over time, all due in the same instant, and beside hosts that are
-//! dead or hang. Also the cost of waiting notifications.
+//! immediately. They are spread evenly over time, then all due in the same instant, then sent
+//! beside hosts that are dead or hang. Also measures the cost of waiting notifications.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -35,13 +35,13 @@ use crate::{cpu, probe};
 pub(crate) struct Options {
     /// Number of notifications of each part.
     pub(crate) notifications: u64,
-    /// They fall due evenly over this time, except those of the second part.
+    /// Time over which the notifications fall due evenly, except those of the second part.
     pub(crate) seconds: u64,
     /// Number of bots.
     pub(crate) bots: u64,
     /// Number of further notifications, due tomorrow.
     pub(crate) idle: u64,
-    /// Number of further notifications of one bot to a dead host, in a third part beside others.
+    /// Number of further notifications of one bot to a dead host, in a third part.
     pub(crate) dead: u64,
     /// Number of hosts in that part that never answer, each with a hundred notifications.
     pub(crate) hanging: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Options {
 pub(crate) struct Report {
     pub(crate) notifications: u64,
     pub(crate) seconds: u64,
-    /// Accepted by `/send_delayed`, over 32 connections.
+    /// Notifications that `/send_delayed` accepted per second, over 32 connections.
     pub(crate) per_second: f64,
     /// Number of arrivals before the due time.
     pub(crate) early: u64,
@@ -64,16 +64,16 @@ pub(crate) struct Report {
     /// Number of notifications that arrived more than once.
     pub(crate) repeated: u64,
     pub(crate) idle: u64,
-    /// Commands that Redis runs per second while these wait and none is due, including those of
-    /// scripts.
+    /// Commands that Redis runs per second while the idle notifications wait and none is due,
+    /// including those of scripts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) idle_commands_per_second: Option<f64>,
-    /// Processor time of this process meanwhile, as a share of one core.
+    /// Processor time of this process meanwhile, in percent of one core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) idle_cpu_percent: Option<f64>,
     pub(crate) dead: u64,
     pub(crate) hanging: u64,
-    /// Lateness of the others, beside those for dead and hanging hosts.
+    /// Lateness of the other notifications in the third part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) beside_p50_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,7 +84,7 @@ pub(crate) struct Report {
 
 /// Number of connections that schedule notifications over HTTP.
 const CONNECTIONS: u64 = 32;
-/// Time without a due notification, in which the cost of waiting is measured.
+/// Duration of the measurement of waiting, during which no notification is due.
 const REST: Duration = Duration::from_secs(30);
 /// Time for earlier work to end.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -251,7 +251,7 @@ impl Receiver {
         let router =
             axum::Router::new().route("/{due}", get(receive)).with_state(Arc::clone(arrivals));
         let mut running = JoinSet::new();
-        // It ends only when it is dropped.
+        // The server ends only when it is dropped.
         running.spawn(async move { drop(axum::serve(listener, router).await) });
         Ok(Self { address, _running: running })
     }

@@ -1,7 +1,8 @@
 //! `fairlane-bench pipeline`: the maximum throughput from the bus to acknowledged events.
 //!
-//! The events are on the bus before the clock starts, bots in random order. The handler only checks
-//! the order. Measured are reading the bus, fan-out, claims, decoding and completions.
+//! The events are on the bus before the clock starts, with bots in random order. The handler only
+//! checks the order. So the bench measures reading the bus, fan-out, claims, decoding and
+//! completions.
 
 use std::sync::Arc;
 
@@ -114,7 +115,7 @@ async fn measure(
     })
 }
 
-/// The events, in order for each bot, bots mixed at random.
+/// The events, in order for each bot, with bots mixed at random.
 fn generate(options: Options) -> Result<Vec<Vec<u8>>, BenchError> {
     let mut order: Vec<usize> = (0..options.events).map(|n| n % options.bots).collect();
     // A fixed seed, so that two runs do the same work.

@@ -1,4 +1,4 @@
-//! Questions to the private Redis of a bench, and the removal of parts of its data.
+//! Queries to the private Redis of a bench, and the removal of parts of its data.
 
 use fairlane::sandbox::{Rig, STREAM};
 use redis::{Cmd, Value, cmd};
@@ -27,8 +27,8 @@ pub(crate) async fn forget(rig: &Rig) -> Result<(), BenchError> {
     Ok(rig.command("UNLINK", Cmd::unlink(STREAM)).await.map(drop)?)
 }
 
-/// Resets the read position of the bus to its start; the queues must be empty, and no instance may
-/// run.
+/// Removes all keys of the instances, so that the next one reads the bus from its start, with empty
+/// queues. No instance may run.
 pub(crate) async fn forget_positions(rig: &Rig) -> Result<(), BenchError> {
     let mut cursor = 0_u64;
     loop {
@@ -94,7 +94,7 @@ pub(crate) async fn commands(rig: &Rig) -> Result<Commands, BenchError> {
             .unwrap_or(0);
         match name {
             "evalsha" => commands.wire += calls,
-            // Sent by the pool and the reader, never by a script on the hot path.
+            // The pool and the reader send these. No script on the hot path does.
             "lrange" | "xread" | "xinfo|stream" => {
                 commands.wire += calls;
                 commands.inner += calls;

@@ -1,4 +1,4 @@
-//! The program itself, on private servers.
+//! Tests of the program itself, on private servers.
 
 use std::process::{Command, Stdio};
 

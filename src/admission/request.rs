@@ -96,7 +96,7 @@ pub enum Reason {
     Critical,
     /// The quota of its token or bot is used up.
     Quota,
-    /// An operator switched the class off.
+    /// An operator set the mode `refuse` for the class.
     Switch,
 }
 

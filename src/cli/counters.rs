@@ -26,11 +26,11 @@ use crate::queue::Queue;
 
 /// Maximum number of lines of one step.
 const LINES: u64 = 1_000;
-/// Bytes after which a step takes no further line; also the maximum length of a line.
+/// Bytes after which a step takes no further line. Also the maximum length of a line.
 const BYTES: usize = 1 << 20;
-/// Maximum number of bad lines to show; further ones are only counted.
+/// Maximum number of bad lines to show. Further ones are only counted.
 const SHOWN_MAX: u64 = 20;
-/// Pause before another try while Fairlane has no room for the import.
+/// Pause before a retry while Fairlane has no room for the import.
 const AGAIN: Duration = Duration::from_millis(250);
 
 const EXAMPLES: &str = "\
@@ -184,7 +184,7 @@ impl Job<'_> {
         Ok(summary)
     }
 
-    /// Sends these lines until all are accepted; waits while Fairlane has no room.
+    /// Sends these lines until all are accepted. Waits while Fairlane has no room.
     async fn send(&self, mut lines: &[Line], summary: &mut Summary) -> Result<(), CliError> {
         let mut told = false;
         while !lines.is_empty() {
@@ -213,13 +213,12 @@ impl Job<'_> {
     }
 }
 
-/// Consecutive lines, and the number of lines before them.
+/// Consecutive lines, and the number of the first one.
 #[derive(Debug)]
 struct Step {
     text: Vec<u8>,
     first: u64,
-    /// The number of a line that is too long, if there is one. It ends the step and is only partly
-    /// read.
+    /// The number of a line that is too long. It ends the step, which holds only its start.
     too_long: Option<u64>,
 }
 

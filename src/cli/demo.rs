@@ -54,7 +54,7 @@ pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
     };
     let show = |look: &Look| {
         let text = demo::draw(look);
-        // Without a terminal, figures are not overwritten: print one look in ten.
+        // Without a terminal, figures cannot be overwritten: print one look in ten.
         if terminal {
             say(&format!("{}{}", up(drawn), text.trim_end()));
             drawn = text.lines().count();

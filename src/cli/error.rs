@@ -38,7 +38,7 @@ pub enum CliError {
     /// The private Redis cannot be started or stopped.
     #[error(transparent)]
     Private(#[from] PrivateRedisError),
-    /// Redis cannot be reached.
+    /// Redis is unavailable.
     #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
     Away(#[source] RedisError),
     /// Redis has no memory left.
@@ -95,7 +95,7 @@ pub enum CliError {
         "callbacks.secrets is empty, so calls are not signed; add one: `echo whsec_$(openssl rand -base64 32)`"
     )]
     NoSecret,
-    /// These events are not deleted.
+    /// These events are protected and were not deleted.
     #[error(transparent)]
     Purge(#[from] Protected),
     /// The command needs a confirmation and got none.

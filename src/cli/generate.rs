@@ -19,8 +19,8 @@ use crate::redis::Link;
 use crate::sandbox::SandboxError;
 
 const TICK: Duration = Duration::from_millis(20);
-/// Maximum number of events per tick, so that a machine that was suspended does not send everything
-/// it missed in one burst.
+/// Maximum number of events per tick. A machine that was suspended then does not send everything
+/// that it missed in one burst.
 const TICK_MAX: usize = 10_000;
 
 const EXAMPLES: &str = "\
@@ -65,7 +65,7 @@ pub(super) async fn generate(config: Config, args: GenerateArgs) -> Result<(), C
         let mut terminate = signal(SignalKind::terminate()).map_err(CliError::Signals)?;
         let mut summary = Summary { stream, published: 0 };
         let publishing = publish(session.server.link(), &args, &mut summary);
-        // The summary is printed also after an interrupt.
+        // Print the summary after an interrupt too.
         tokio::select! {
             biased;
             _ = tokio::signal::ctrl_c() => {}

@@ -13,7 +13,7 @@ use crate::telemetry;
 /// Maximum length of a cell, in characters. Longer texts are cut; `--json` shows them completely.
 const CELL_MAX: usize = 80;
 
-/// Where a command writes its answer, and in which form.
+/// The form of a command's answer on standard output.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     json: bool,
@@ -104,7 +104,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Numbers: columns whose header starts with `>` are right-aligned.
+    /// An empty table. Columns whose header starts with `>` are right-aligned, for numbers.
     #[must_use]
     pub fn new(headers: &[&str]) -> Self {
         let mut inner = comfy_table::Table::new();
@@ -127,7 +127,7 @@ impl Table {
         self.tones.push(None);
     }
 
-    /// Adds a row whose first cell, one word, is coloured.
+    /// Adds a row with a coloured first cell. That cell must be one word.
     pub(super) fn toned_row<const N: usize>(&mut self, tone: Tone, cells: &[String; N]) {
         self.row(cells);
         if let Some(last) = self.tones.last_mut() {
@@ -140,7 +140,7 @@ impl Table {
     }
 }
 
-/// Text from outside, without control characters that a terminal would obey.
+/// Escapes control characters, so that text from outside cannot control the terminal.
 pub(super) fn plain(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

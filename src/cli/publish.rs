@@ -32,7 +32,7 @@ const BATCH_BYTES: usize = 1 << 20;
 /// Number of batches read ahead.
 const AHEAD: usize = 2;
 const READ_BYTES: usize = 256 << 10;
-/// Maximum number of bad lines to show; further ones are only counted.
+/// Maximum number of bad lines to show. Further ones are only counted.
 const SHOWN_MAX: u64 = 20;
 
 const EXAMPLES: &str = r#"Examples:
@@ -77,7 +77,7 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
     }
     if !config.bus.streams.contains(&stream) {
         eprintln!(
-            "note: {stream} is not among bus.streams, so so no `fairlane serve` with this configuration reads it"
+            "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
         );
     }
     let taken = taken::written(&config, &Kinds::today(&config));
@@ -219,13 +219,13 @@ struct Batch {
     refused: u64,
     /// Some of those lines: number and reason.
     shown: Vec<(u64, String)>,
-    /// The number of the last bad line that is shown; later ones are only counted.
+    /// The number of the last bad line that is shown. Later ones are only counted.
     hush_after: u64,
 }
 
 fn read_ahead(input: Input, taken: Vec<Glob>) -> mpsc::Receiver<io::Result<Batch>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
-    // A thread of its own, not one of the runtime: it may still wait for a terminal when the
+    // A separate thread outside the runtime, because it may still wait for terminal input when the
     // process ends.
     std::thread::spawn(move || {
         let mut batches = Batches::new(input, taken);

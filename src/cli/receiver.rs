@@ -18,7 +18,7 @@ use crate::lifecycle::Shutdown;
 use crate::outbound::sign::Secret;
 use crate::receiver::{self, Behaviour, Told};
 
-/// Time for calls in flight to end after the first signal.
+/// Time that calls in flight get to end after the first signal.
 const GRACE: Duration = Duration::from_secs(5);
 const BACKLOG: u32 = 1_024;
 
@@ -123,7 +123,7 @@ pub(super) async fn receiver(config: &Config, args: ReceiverArgs) -> Result<(), 
     let tell = move |told: &Told| {
         let line =
             if json { serde_json::to_string(told).unwrap_or_default() } else { line(output, told) };
-        // Standard output is closed.
+        // Stop if standard output is closed.
         if print(&line).is_err() {
             stop.cancel();
         }

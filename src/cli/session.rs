@@ -27,7 +27,7 @@ pub(super) struct Session {
     pub(super) config: Config,
     pub(super) server: Server,
     shards: ShardCount,
-    /// A placeholder that leases no shard, for inspection only.
+    /// Runs the scripts of no shard; for inspection only.
     looking: Arc<Link>,
 }
 
@@ -64,14 +64,16 @@ impl Session {
             let (configured, stored) = (configured.get(), shards.get());
             return Err(CliError::Shards { configured, stored });
         }
-        // Not pooled, nor is that of `Self::queue`: the command is alone in its process, so a large
-        // answer delays no other call, and one connection is made faster than several.
+        // Neither this link nor that of `Self::queue` is pooled. The command is alone in its
+        // process, so a large answer delays no other call, and one connection opens faster than
+        // several.
         let looking = Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, TIMEOUT));
         Ok(Self { config, server, shards, looking })
     }
 
-    /// The pipelines of the configuration and those that have run before, by name. A built-in
-    /// pipeline is listed only if it has run before: its store may be missing here.
+    /// The pipelines of the configuration and those that have run before, sorted by name. A
+    /// built-in pipeline is listed only if it has run before, because its store may be missing
+    /// here.
     pub(super) async fn pipelines(&self) -> Result<Vec<PipelineName>, CliError> {
         let written = self.config.pipelines.keys().filter(|name| !is_built_in(name));
         let mut names: BTreeSet<_> = written.cloned().collect();
@@ -135,8 +137,7 @@ impl Session {
     }
 }
 
-/// Warns about an empty prefix in a Redis that holds other prefixes: the user may mean one of
-/// those.
+/// Prints a note if this Redis has data under other prefixes only: the user may mean one of those.
 async fn notice_others(server: &Server) {
     // Ignore errors: the command itself reports them.
     let Ok(others) = server.environments().await else { return };
@@ -188,7 +189,7 @@ impl Redis {
     }
 }
 
-/// Whether no setting names the data. Then the current directory is probably the wrong one.
+/// Whether no setting locates the data. Then the current directory is probably the wrong one.
 fn is_lost(config: &Config) -> bool {
     config.file.is_none() && config.data_dir == Config::default().data_dir
 }

@@ -1,5 +1,4 @@
-//! Allows one export at a time. A client that reads slowly must not hold up the next export for
-//! good.
+//! Allows one export at a time. A client that reads nothing must not block the next export forever.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +8,7 @@ use tokio::time::Instant;
 /// An export whose client reads nothing for this long gives way to the next one.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// Another export took the turn.
+/// Another export has taken the turn.
 #[derive(Debug, thiserror::Error)]
 #[error("its client read nothing for {STALLED:?}, and another export started")]
 pub(crate) struct Overtaken;
@@ -39,7 +38,8 @@ impl Exports {
     }
 }
 
-/// The right to continue, until it is dropped or the client stalls.
+/// The right to export. It ends when it is dropped, or when another export starts because the
+/// client stalled.
 #[derive(Debug)]
 pub(crate) struct Turn {
     exports: Exports,

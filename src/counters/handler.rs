@@ -1,18 +1,18 @@
 //! Writes queued views to MongoDB, merged per ad, and per ad and day.
 //!
 //! 1. Takes the views that are old enough. Redis can still lose younger ones in a crash. If only
-//!    one of the two collections had such views, the collections would disagree for ever.
+//!    one of the two collections had such views, the collections would disagree permanently.
 //! 2. Merges them per ad, in the order of the queue.
 //! 3. Writes both collections, in portions that the store accepts in time. Each document contains
 //!    the sequence of the last record applied to it, and accepts only later records. So each view
 //!    counts once, regardless of repeated writes by any process.
-//! 4. Only then settles the views of the written portions.
+//! 4. Settles the views of the written portions, only after both writes.
 //!
 //! A write that timed out may continue in the server. The next write of its bot waits for it: see
 //! `mongo::turns`.
 //!
-//! An unavailable MongoDB counts no attempt, and no view becomes a dead letter. Only an event that
-//! is not a view does.
+//! While MongoDB is unavailable, no attempt is counted and no view becomes a dead letter. Only an
+//! event that is not a view becomes one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,14 +33,14 @@ use crate::id::BotId;
 use crate::ledger::LedgerEntry;
 use crate::mongo::turns::Turn;
 
-/// Interval until a bot with views that are too young is handled again: short enough that no view
-/// waits 3 s, long enough that many views share a write.
+/// Minimum pause before the remaining views of a bot are handled. It is short enough that no view
+/// waits 3 s, and long enough that many views share a write.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Maximum number of replacements per portion: each one needs a statement per month, in order.
+/// Maximum number of replacements per portion. Each one needs a statement per month, in order.
 const REPLACEMENTS_MAX: usize = 50;
-/// Number of records that weigh as much as one more ad. The records of an ad are summed up, unless
-/// its documents already contain some of them.
+/// Number of records that add as much to the size of a write as one more ad. The records of an ad
+/// are summed up, unless its documents already contain some of them.
 const RECORDS_PER_AD: usize = 16;
 
 /// The minimum age of a view before it is written. Set by the task that determines how Redis
@@ -88,8 +88,8 @@ impl CounterHandler {
     }
 
     async fn flush(&self, slice: &Slice) -> Result<Outcomes, Failure> {
-        // The fence is at least the time of the claim on the server's clock; a sequence is the time
-        // of its arrival on the same clock.
+        // Both are times on the server's clock, in µs: the fence is at least the time of the claim,
+        // and a sequence is the time of arrival.
         let ripe_us = slice.fence.get().saturating_sub(self.min_age.get_us());
         let ripe = slice.events.partition_point(|event| event.sequence.get() <= ripe_us);
         let Some(young) = slice.events.get(ripe) else {
@@ -104,8 +104,8 @@ impl CounterHandler {
         Ok(if all { outcomes.rest_after(wait.max(AGAIN)) } else { outcomes })
     }
 
-    /// Writes the first `count` events: all of them if the store is fast, otherwise as many as it
-    /// accepts within the time of a slice, at least one portion.
+    /// Writes as many of the first `count` events as the store accepts within the time of a slice,
+    /// and at least one portion.
     async fn write(&self, slice: &Slice, count: usize) -> Result<Outcomes, Failure> {
         let until = Instant::now() + self.patience;
         let turn = self.store.turn(&slice.bot);
@@ -186,7 +186,7 @@ impl Handler for CounterHandler {
 struct Merged {
     /// The changes, in the order of the queue for each ad.
     changes: Vec<Change>,
-    /// Events that are not views, and why.
+    /// Events that are not views, and the reasons.
     refused: Vec<(usize, String)>,
     /// The ledger entries of the other events.
     entries: Vec<LedgerEntry>,
@@ -205,8 +205,8 @@ fn weight(changes: usize, records: usize) -> usize {
     changes + records / RECORDS_PER_AD
 }
 
-/// Merges the first events: up to this size, up to [`REPLACEMENTS_MAX`] replacements, and at least
-/// one event.
+/// Merges the first events: at most up to the size `most` and [`REPLACEMENTS_MAX`] replacements,
+/// and at least one event.
 fn merge(events: &[Delivery], most: usize) -> Merged {
     let mut merged = Merged::default();
     // The index of the last change of each ad.

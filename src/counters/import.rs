@@ -2,8 +2,8 @@
 //! order, regardless of repeated requests.
 //!
 //! Redis stores the last applied line of each import beside the queue that the lines go to, so both
-//! always roll back together. An import waits while it would harm others: while many records of its
-//! bot wait to be written, and while Redis is nearly full.
+//! always roll back together. To protect other work, no line is accepted while many records of its
+//! bot wait to be written, or while Redis is nearly full.
 
 use crate::counters::scripts::Taken;
 use crate::counters::view::Line;
@@ -68,11 +68,11 @@ impl ImportError {
     }
 }
 
-/// Applies consecutive lines: all of them, or as many as there is room for.
+/// Applies consecutive lines: all of them, or the first ones if there is no room for more.
 ///
 /// # Errors
-/// If no line was applied, or, with [`ImportError::Redis`], if the number is unknown. The lines can
-/// be sent again.
+/// If no line was applied, or lines are missing. After [`ImportError::Redis`] the number of applied
+/// lines is unknown. The lines can be sent again.
 pub(crate) async fn import(
     queue: &Queue,
     bot: &BotId,

@@ -19,7 +19,7 @@ pub(crate) struct CounterMetrics {
 }
 
 impl CounterMetrics {
-    /// The handles, at 0.
+    /// Creates the handles and sets the series to 0.
     pub(crate) fn new() -> Self {
         let metrics = Self {
             views: counter!(COUNTERS_VIEWS),

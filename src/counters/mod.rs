@@ -3,9 +3,9 @@
 //! # Guarantees
 //!
 //! 1. A confirmed view is counted once in the total and once in its day, despite crashes, hangs and
-//!    repetitions. The known limit: if Redis loses its last writes (about a second with an
-//!    append-only file that is synced every second, nothing with `appendfsync always`), those views
-//!    are lost. No view is ever counted twice, and totals and days agree.
+//!    repetitions. Known limit: if Redis loses its last writes, their views are lost. An
+//!    append-only file that is synced every second can lose about a second, `appendfsync always`
+//!    nothing. No view is ever counted twice, and totals and days agree.
 //! 2. The total in the answer to a view is exact at that moment, or `None` if MongoDB does not
 //!    answer and Redis does not know it. The view counts in both cases. Totals that are read are
 //!    exact, with one exception: for an uncached ad whose views are being written, those views may
@@ -17,15 +17,17 @@
 //!
 //! 1. `lua/increment_if_exists.lua`: if the total is cached, it is raised and the view is queued.
 //! 2. Otherwise the total is read from MongoDB, and `lua/upsert.lua` caches it and queues the view.
-//!    If a flush may have run in between, this is repeated, finally without a total.
+//!    If a flush may have run in between, this step is repeated. The last attempt queues the view
+//!    without a total.
 //! 3. The view waits in its bot's queue; `handler` writes it.
 //!
 //! # Stores that hang
 //!
 //! A reader waits at most `counters.read_timeout`, and not at all for a store that is known to hang
 //! (`Breaker`). Redis gets half of the time, so that MongoDB can return totals in the other half. A
-//! view waits for Redis, because only Redis can count it, until Redis has been silent for a second.
-//! It waits for MongoDB only like a reader, because it also counts without a total.
+//! view has no such timeout for Redis, because only Redis can count it; views fail immediately once
+//! Redis has been silent for a second. For MongoDB a view waits only like a reader, because it also
+//! counts without a total.
 
 pub(crate) mod exports;
 pub(crate) mod gauges;
@@ -104,7 +106,7 @@ impl product::Product for Product {
     }
 }
 
-/// Pauses before a document that a flush may have changed is read again: a flush takes some
+/// Pauses before a document that a flush may have changed is read again. A flush takes some
 /// milliseconds from its first write to its completion.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(40)];
@@ -152,7 +154,7 @@ impl From<Unanswered<MongoError>> for CountersError {
 pub(crate) struct Totals {
     /// In the requested order; `None` if no store can return it now.
     pub(crate) totals: Vec<Option<u64>>,
-    /// Whether Redis is unavailable or hangs: then the views of the last seconds are missing.
+    /// Whether Redis is unavailable or hangs. Then the views of the last seconds are missing.
     pub(crate) stale: bool,
 }
 
@@ -186,9 +188,9 @@ impl Counters {
         Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports }
     }
 
-    /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and returns the new total; `None` if no store
-    /// can return it, but the views count. A second call with the same `key` within an hour counts
-    /// nothing and returns the result of the first.
+    /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and returns the new total. `None`: the views
+    /// count, but no store can return the total. A second call with the same `key` within an hour
+    /// counts nothing and returns the result of the first.
     ///
     /// # Errors
     /// If Redis is unavailable. The views may or may not be counted: repeat the call with the same
@@ -292,7 +294,7 @@ impl Counters {
     }
 
     /// Adds the totals of the ads at `missing`: the stored views and the queued ones. If a flush
-    /// ran meanwhile, some views may be in both, so it reads again.
+    /// ran meanwhile, some views may be in both; then both are read again.
     ///
     /// # Errors
     /// If Redis stops answering, because queued views may then be missing.
@@ -310,7 +312,7 @@ impl Counters {
         for pause in AGAIN {
             let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(()) };
             let mut doubt = false;
-            // If an ad has no queued views, MongoDB had all of them before it was asked.
+            // If an ad has no queued views, MongoDB contained all its views before it was asked.
             let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {
                 Some(self.redis.read(left(), self.queue.progress(bot)).await)
             } else {
@@ -330,7 +332,8 @@ impl Counters {
                         }
                         _ => {
                             doubt = true;
-                            // Between the stored total, and that total with the queued views.
+                            // The exact total is between the stored total and the sum of it and the
+                            // queued views.
                             Some(stored.total)
                         }
                     },
@@ -366,7 +369,7 @@ impl Counters {
     /// Applies consecutive lines of an import.
     ///
     /// # Errors
-    /// As [`import::import`].
+    /// Those of [`import::import`].
     pub(crate) async fn import(
         &self,
         bot: &BotId,
@@ -404,7 +407,8 @@ impl Counters {
     /// The views of one day, without ads that have none.
     ///
     /// # Errors
-    /// If MongoDB is unavailable; an item of the stream, if it becomes unavailable later.
+    /// If MongoDB is unavailable. If it becomes unavailable later, an item of the stream is the
+    /// error.
     pub(crate) async fn export(
         &self,
         bot: &BotId,

@@ -1,4 +1,4 @@
-//! Counting views: the calls of the counters' scripts for one bot.
+//! Calls the scripts that count views, for one bot.
 
 use std::time::Duration;
 
@@ -66,24 +66,25 @@ pub struct NewViews<'a> {
     pub ad: &'a AdId,
     /// The number of views: 1 to [`crate::counters::view::VIEWS_MAX`].
     pub n: u64,
-    /// Their event, with the day, serialised.
+    /// Their event, stamped with the day and serialised.
     pub event: &'a [u8],
     /// A second call with the same key for the bot and the ad counts nothing.
     pub key: Option<&'a str>,
 }
 
-/// The knowledge of Redis about the total of an ad.
+/// The state of an ad's total in Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
     /// The total.
     Total(u64),
-    /// Only this number of views in addition to those in MongoDB, unless a flush is in progress.
+    /// The total is not cached. This number of views is queued, in addition to those in MongoDB;
+    /// during a flush, some may be in both.
     Queued(u64),
     /// The total is being replaced and is not cached.
     Replaced,
 }
 
-/// The knowledge of Redis about some ads of a bot.
+/// The state of the totals of some ads of a bot in Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdLedger {
     /// In the requested order.
@@ -93,8 +94,8 @@ pub struct AdLedger {
 }
 
 impl Queue {
-    /// Counts views of an ad whose total is cached; for other ads it returns that MongoDB must be
-    /// asked.
+    /// Counts views of an ad whose total is cached. For other ads it counts nothing, and returns
+    /// that MongoDB must be asked.
     ///
     /// # Errors
     /// After [`RedisError::Unknown`] they may or may not be counted: only a call with the same key
@@ -104,11 +105,11 @@ impl Queue {
         self.link().call(&IncrementIfExists(self.new_views(&views, key.as_deref()))).await
     }
 
-    /// Counts views of an ad whose total is `stored`, read after [`Self::increment_if_exists`]
-    /// returned `acked`; `None` if no store can return it.
+    /// Counts views of an ad whose total was not cached. `stored` was read from MongoDB after
+    /// [`Self::increment_if_exists`] returned `acked`; `None`: MongoDB cannot return it.
     ///
     /// # Errors
-    /// As [`Self::increment_if_exists`].
+    /// Those of [`Self::increment_if_exists`].
     pub async fn upsert(
         &self,
         views: NewViews<'_>,
@@ -180,7 +181,8 @@ impl Queue {
         line.map(|line| line.unwrap_or(0)).map_err(|error| self.link().misread("GET", error))
     }
 
-    /// The number of waiting records of a bot, and how full the fullest server is, in percent.
+    /// The number of waiting records of a bot, and the highest share of its memory that a server
+    /// uses, in percent.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -200,7 +202,7 @@ impl Queue {
         Ok((waiting, full.max().unwrap_or(0)))
     }
 
-    /// The knowledge of Redis about the totals of some ads.
+    /// The state of the totals of some ads in Redis.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -208,7 +210,11 @@ impl Queue {
         let keys = self.keys_of(bot);
         let [unflushed, first, second, acked] = keys.ledger(bot);
         let mut pipe = Pipeline::with_capacity(5);
-        // Counts before totals: a count that is lowered meanwhile is not yet part of a total.
+        // Other clients' scripts may run between these commands. The last completion comes first: if
+        // one follows before the counts are read, `acked` no longer agrees with the queue, and the
+        // caller reads again. Counts come before totals, so that the total of a replacement that is
+        // queued in between is found.
+        pipe.cmd("GET").arg(acked);
         pipe.cmd("HMGET").arg(unflushed);
         for ad in ads {
             pipe.arg(format!("v{ad}")).arg(format!("r{ad}"));
@@ -220,7 +226,6 @@ impl Queue {
             }
         }
         pipe.cmd("HGET").arg(keys.meta()).arg("run");
-        pipe.cmd("GET").arg(acked);
         let values = self.link().run_checked("HMGET", &pipe).await?;
         book(values, ads.len()).map_err(|source| self.link().misread("HMGET", source))
     }
@@ -260,12 +265,13 @@ impl Queue {
     }
 }
 
-/// The key of an import's record: no bot id can contain a line feed.
+/// The idempotency key of an import. It is unambiguous, because no bot id can contain a line feed.
 fn import_key(bot: &BotId, key: &str) -> String {
     format!("import\n{bot}\n{key}")
 }
 
-/// The key of counted views: neither a bot id nor an ad id can contain a line feed.
+/// The idempotency key of counted views. It is unambiguous, because neither a bot id nor an ad id
+/// can contain a line feed.
 fn idempotency(views: &NewViews<'_>) -> Option<String> {
     views.key.map(|key| format!("view\n{}\n{}\n{key}", views.bot, views.ad))
 }
@@ -273,11 +279,11 @@ fn idempotency(views: &NewViews<'_>) -> Option<String> {
 fn book(values: Vec<Value>, count: usize) -> Result<AdLedger, ReplyError> {
     let mut values = values.into_iter();
     let mut next = || values.next().unwrap_or(Value::Nil);
+    let acked = Reply::single(next())?.bytes()?.unwrap_or_default();
     let (mut queued, mut first, mut second) =
         (Reply::new(next())?, Reply::new(next())?, Reply::new(next())?);
     let mut run = Reply::single(next())?.bytes()?.unwrap_or_default();
     run.truncate(RUN_BYTES);
-    let acked = Reply::single(next())?.bytes()?.unwrap_or_default();
     let mut known = Vec::with_capacity(count);
     for _ in 0..count {
         let (views, replacements): (Option<u64>, Option<u64>) =
@@ -293,7 +299,7 @@ fn book(values: Vec<Value>, count: usize) -> Result<AdLedger, ReplyError> {
     Ok(AdLedger { known, acked: String::from_utf8(acked).unwrap_or_default() })
 }
 
-/// The part of a run id that a cached total contains.
+/// Number of bytes of the run id that a cached total contains.
 const RUN_BYTES: usize = 8;
 
 /// The total in a cache field `run|total`, if it belongs to this run.

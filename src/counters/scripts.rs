@@ -1,4 +1,4 @@
-//! Counting views: `increment_if_exists`, `upsert`, `replace`, `import`.
+//! The scripts that count views: `increment_if_exists`, `upsert`, `replace`, `import`.
 
 use redis::{Cmd, Value};
 
@@ -30,7 +30,7 @@ pub struct Counting<'a> {
 }
 
 impl Counting<'_> {
-    /// The command up to its keys: the queue and the book of the bot, then `more`.
+    /// The command with its keys: the queue and the ledger of the bot, then `more`.
     fn begin(&self, script: Index, more: Option<String>) -> Cmd {
         let mut cmd = evalsha(script, 13 + usize::from(more.is_some()));
         cmd.arg(&self.keys.base).arg(self.keys.queue(self.bot)).arg(&self.keys.ledger(self.bot));
@@ -38,7 +38,7 @@ impl Counting<'_> {
         cmd
     }
 
-    /// Appends the event to queue, as the last arguments of `append`.
+    /// Adds the event to queue, as the arguments that `append` in `lua/shared.lua` reads.
     fn event(&self, cmd: &mut Cmd, event: &[u8]) {
         cmd.arg(self.bot.as_str()).arg(self.limits.quota.of_queue()).arg(1).arg(event);
     }

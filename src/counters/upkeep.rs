@@ -13,7 +13,7 @@ use crate::redis::{Link, RedisError};
 
 /// Pause between two attempts to create the indexes.
 const PREPARE_AGAIN: Duration = Duration::from_secs(5);
-/// Interval of the checks how Redis persists.
+/// Interval between two checks of how Redis persists.
 const ASK: Duration = Duration::from_secs(60);
 
 /// Creates the indexes, and retries while MongoDB is unavailable.
@@ -42,8 +42,8 @@ pub(crate) async fn prepare(store: CounterStore, shutdown: Shutdown) {
     }
 }
 
-/// Sets `min_age` to the time span that Redis can lose: zero if it syncs every write before it
-/// answers; if the setting is unreadable, the usual second plus one.
+/// Sets `min_age` to the time span that Redis can lose. It is zero if Redis syncs every write
+/// before it answers. Otherwise, and if the setting is unreadable, it is [`MinAge::EVERYSEC`].
 pub(crate) async fn watch_persistence(link: Arc<Link>, min_age: MinAge, shutdown: Shutdown) {
     let mut known = None;
     loop {

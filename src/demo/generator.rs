@@ -1,4 +1,4 @@
-//! Events of many bots, few of them busy.
+//! Generates events of many bots; only a few bots are busy.
 
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -39,7 +39,7 @@ impl Ids {
     }
 }
 
-/// Generates events: quiet bots by a Zipf distribution, campaigns for the busy ones.
+/// Generates events: for quiet bots by a Zipf distribution, and campaigns for the busy ones.
 pub(crate) struct Generator {
     random: SmallRng,
     /// Cumulative Zipf weights of the quiet bots.

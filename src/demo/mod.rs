@@ -1,8 +1,8 @@
-//! `fairlane demo`: the main function on generated events, with private local servers.
+//! `fairlane demo`: shows Fairlane at work on generated events, with private local servers.
 //!
-//! A few very busy bots publish campaigns of thousands of events, beside thousands of quiet ones
-//! (Zipf distribution). One handling in a hundred fails and is retried in order. At the end the
-//! demo checks for lost and reordered events.
+//! A few very busy bots publish campaigns of thousands of events, beside thousands of quiet bots
+//! (Zipf distribution). One slice in a hundred fails and is retried in order. At the end the demo
+//! checks for lost and reordered events.
 
 mod generator;
 
@@ -40,7 +40,7 @@ const REFRESH: Duration = Duration::from_millis(500);
 
 /// The name of the demo's pipeline.
 const PIPELINE: &str = "demo";
-/// The address of the page if it is free; the same as of `fairlane serve`.
+/// The address of the web page if it is free: the default of `fairlane serve`.
 const PAGE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 
 /// The addresses to open.
@@ -70,7 +70,7 @@ pub struct Summary {
     pub sent: u64,
     /// Handled and acknowledged events.
     pub handled: u64,
-    /// Failed and retried handlings.
+    /// Slices that failed and were retried.
     pub retried: u64,
     /// Events that were never handled.
     pub lost: u64,
@@ -103,9 +103,9 @@ pub struct Look {
     pub rates: (f64, f64),
     /// The state of the queues.
     pub view: PipelineView,
-    /// p50 and p99 of the time from sent to handled, ms, since the last snapshot: of quiet bots.
+    /// For quiet bots since the last snapshot: p50 and p99 of the time from sent to handled, ms.
     pub quiet: (f64, f64),
-    /// The same of busy bots.
+    /// The same for busy bots.
     pub busy: (f64, f64),
 }
 

@@ -164,9 +164,9 @@ impl<K> From<&Refused<K>> for Refusals {
 
 /// State of admission control
 ///
-/// Which requests this process admits and refuses, and whose they are. Each process decides for
-/// itself; the metrics cover all processes. A token that is not for all bots sees only itself and
-/// its own bots.
+/// Which requests this process admits and refuses, with their bots, tokens and addresses. Each
+/// process decides for itself. The metrics cover all processes. A token that is not for all bots
+/// sees only itself and its own bots.
 #[utoipa::path(
     get, path = "/v1/admission", tag = "admission", operation_id = "getAdmission",
     responses((status = 200, description = "The state", body = AdmissionState))

@@ -1,4 +1,4 @@
-//! One bot of a pipeline: its queue, its lease, its weight.
+//! The routes of one bot of a pipeline: its queue, its lease, its weight.
 
 use std::sync::Arc;
 
@@ -105,10 +105,10 @@ struct ListQuery {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Sort {
-    /// Longest queues first.
+    /// Bots with the longest queue first.
     #[default]
     Depth,
-    /// Oldest first events first.
+    /// Bots with the oldest next event first.
     Age,
 }
 

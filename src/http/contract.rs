@@ -19,7 +19,7 @@ const FLAT: [&str; 2] = ["Automation", "Subscriber"];
 
 /// The document as served.
 pub(super) fn complete(document: &OpenApi) -> Value {
-    // Strings, numbers and maps always serialise, and a test reads the contract.
+    // Strings, numbers and maps always serialise, and a test checks that the contract parses.
     let mut document = serde_json::to_value(document).unwrap_or_default();
     let contract: Value = serde_json::from_str(CONTRACT).unwrap_or_default();
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
@@ -158,7 +158,7 @@ fn loosen(schema: &mut Value) {
     }
 }
 
-/// The same for places that cannot express `null`: a query, a header or a form.
+/// Removes `null` from a schema for a place that cannot express it: a query, a header or a form.
 fn without_null(mut schema: Value) -> Value {
     let is_null = |value: &Value| value.is_null() || *value == "null";
     if let Some(types) = schema.get_mut("type")

@@ -188,7 +188,8 @@ struct RedriveQuery {
 
 /// Redrive all dead letters
 ///
-/// Of the pipeline, or of one bot. Events that fail again meanwhile stay dead letters.
+/// All dead letters of the pipeline, or of one bot. Events that fail again meanwhile stay dead
+/// letters.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/dead/redrive", tag = "dead letters",
     operation_id = "redriveDeadLetters", params(PipelinePath, RedriveQuery),

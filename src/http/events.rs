@@ -30,10 +30,10 @@ pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
 /// The accepted events.
 #[derive(Debug, Serialize, ToSchema)]
 struct Accepted {
-    /// Number of events: all of the request.
+    /// Number of accepted events: all events of the request.
     accepted: usize,
-    /// Their types that no enabled pipeline takes, and for which this process knows no rule of
-    /// their bot: the bus stores such events, but no queue gets a copy. Absent if there are none. A
+    /// The event types that no enabled pipeline takes, and no rule of the bot that this process
+    /// knows. The bus stores such events, but no queue gets a copy. Absent if there are none. A
     /// process without the roles `work` and `ingest` knows no rules.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(required = false, max_items = 1_000)]
@@ -43,9 +43,9 @@ struct Accepted {
 /// Publish events
 ///
 /// One CloudEvent (structured, or binary with its attributes in headers `ce-…`) or a batch of up to
-/// 1,000. The answer comes once the bus has stored all of them, or none. `unmatched` lists types
-/// that no pipeline takes, for example mistyped ones. `application/json` is accepted as an event or
-/// a batch too. Duplicate ids and expired events are not detected here.
+/// 1,000. The bus stores all events or none, and the answer comes after that. `unmatched` lists
+/// types that no pipeline takes, for example mistyped ones. `application/json` is accepted as an
+/// event or a batch too. Duplicate ids and expired events are not detected here.
 #[utoipa::path(
     post, path = "/v1/events", tag = "events", operation_id = "publishEvents",
     request_body(content(
@@ -90,7 +90,7 @@ async fn publish(
     for bot in counts.keys() {
         NamedBots::note(&parts.extensions, bot.as_str());
     }
-    // They count as in flight until they are published.
+    // The events count as in flight until they are published.
     let _taken = counts
         .into_iter()
         .map(|(bot, count)| api.gate.charge_bot(bot, count, &parts))

@@ -111,7 +111,7 @@ fn check_json(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    // A list would be accepted as the fields in their order.
+    // The deserializer would accept a list as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         return Err(Problem::new(Kind::InvalidRequest, "the body is a list; send a JSON object"));
     }
@@ -187,7 +187,7 @@ fn too_large(max: usize) -> Problem {
     closing(Problem::new(Kind::BodyTooLarge, detail))
 }
 
-/// The connection closes, so the rest of the body is not read.
+/// Closes the connection after the answer, so that the rest of the body is not read.
 fn closing(problem: Problem) -> Problem {
     problem.header(header::CONNECTION, HeaderValue::from_static("close"))
 }
@@ -216,7 +216,7 @@ pub(crate) fn unsupported(found: &str, wanted: &str) -> Problem {
     Problem::new(Kind::MediaType, format!("content-type is {found}; send {wanted}"))
 }
 
-/// Converts a deserializer's error: `…: field: what is wrong`.
+/// Converts a deserializer's error, such as `…: field: reason`, into a problem.
 fn located(text: &str) -> Problem {
     let text = text.strip_prefix("Failed to deserialize ").unwrap_or(text);
     let (_, text) = text.split_once(": ").unwrap_or(("", text));

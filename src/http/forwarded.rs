@@ -2,14 +2,14 @@
 //!
 //! Any client can send `X-Forwarded-For` and `Forwarded` (RFC 7239), so Fairlane reads them only on
 //! connections from a trusted proxy (`http.trusted_proxies`). Each proxy appends the address of its
-//! peer. Fairlane therefore reads the entries from the last one back, as long as they are trusted
-//! proxies. The first entry that is not is the client. The entries before it come from the client
-//! and are ignored.
+//! peer. Fairlane therefore reads the entries backwards from the last one, and skips trusted
+//! proxies. The first entry that is not a trusted proxy is the client. The entries before it come
+//! from the client and are ignored.
 //!
-//! An entry without an address (`unknown`, `_hidden`, anything malformed) ends the search: the
-//! request counts as one of the proxy that wrote the entry. The same applies if both headers are
-//! present and lead to different clients: a proxy that writes one of them may pass the other one on
-//! unchanged.
+//! An entry without an address (`unknown`, `_hidden`, anything malformed) ends the search. The
+//! proxy that wrote the entry then counts as the client. If both headers are present and name
+//! different clients, the connected proxy counts as the client: a proxy that writes one of the
+//! headers may pass the other one on unchanged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -153,7 +153,7 @@ fn value(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// An address, with or without a port; IPv6 in brackets or, without a port, bare.
+/// An address, with or without a port. An IPv6 address with a port is in brackets.
 fn address(text: &str) -> Option<IpAddr> {
     if text.len() > ADDRESS_MAX {
         return None;
@@ -214,12 +214,12 @@ mod tests {
             (&[(XFF, "[2001:db8::7]")], "2001:db8::7"),
             (&[(XFF, "[2001:db8::7]:443")], "2001:db8::7"),
             (&[(XFF, "::ffff:203.0.113.7")], "203.0.113.7"),
-            // What the client says itself stands before.
+            // The entries before the client's address come from the client.
             (&[(XFF, "6.6.6.6, 203.0.113.7")], "203.0.113.7"),
             (&[(XFF, "6.6.6.6,10.0.0.9, 203.0.113.7 ,10.2.3.4,  fd00::1")], "203.0.113.7"),
-            // Lines are one list, in order.
+            // Several lines form one list, in order.
             (&[(XFF, "6.6.6.6"), (XFF, "203.0.113.7"), (XFF, "10.0.0.3")], "203.0.113.7"),
-            // All are proxies: the farthest that is known.
+            // All entries are proxies: the farthest one counts as the client.
             (&[(XFF, "10.0.0.7, 10.0.0.8")], "10.0.0.7"),
             (&[(FWD, "for=203.0.113.7")], "203.0.113.7"),
             (&[(FWD, "For=203.0.113.7;proto=https;by=10.0.0.1")], "203.0.113.7"),
@@ -265,7 +265,7 @@ mod tests {
             (&[(FWD, "for=\"203.0.113.7\"x")], PROXY),
             (&[(FWD, "203.0.113.7")], PROXY),
             (&[(FWD, "")], PROXY),
-            // They disagree: one of them may be what the client sent.
+            // The headers disagree: the client may have sent one of them.
             (&[(XFF, "203.0.113.7"), (FWD, "for=6.6.6.6")], PROXY),
             (&[(XFF, "203.0.113.7"), (FWD, "for=_x")], PROXY),
         ] {
@@ -305,10 +305,10 @@ mod tests {
         ) {
             let added = if forwarded { "for=203.0.113.7" } else { "203.0.113.7" };
             let name = if forwarded { FWD } else { XFF };
-            // On a line of its own, as proxies do that cannot read the client's.
+            // Some proxies cannot parse the client's line, and add a line of their own.
             let found = client_of(PROXY, &[(name, before.trim()), (name, added)]);
             prop_assert_eq!(&found, "203.0.113.7");
-            // On the same line a client can hide itself, but be nobody else.
+            // On the same line, a client can hide its address but not claim another one.
             let joined = format!("{}, {added}", before.trim());
             let found = client_of(PROXY, &[(name, &joined)]);
             prop_assert!(found == "203.0.113.7" || found == PROXY, "{found} of {joined:?}");

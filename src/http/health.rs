@@ -56,7 +56,7 @@ pub(crate) enum Status {
     Ready,
     /// Everything works except what needs an unavailable dependency.
     Degraded,
-    /// Starting: `reason` says what the process waits for. Queued events are already handled.
+    /// Starting: `reason` names the pending step. Queued events are already handled.
     Starting,
     /// Stopping: send requests elsewhere. Requests are still answered for `shutdown_delay`.
     Stopping,
@@ -74,7 +74,7 @@ pub(crate) struct Readiness {
     /// Whether MongoDB answered the last check, seconds ago; absent if none is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     mongodb: Option<Answers>,
-    /// What a starting process waits for; absent after the start.
+    /// The pending step of the start; absent after the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -138,7 +138,7 @@ async fn alive() -> &'static str {
     )
 )]
 async fn ready(State(health): State<Health>) -> Readiness {
-    // Read first: a completed start stays complete.
+    // Read before the checks, because a completed start stays complete.
     let reason = health.startup.pending();
     let ping = health.link.command("PING", redis::cmd("PING"));
     let redis = match tokio::time::timeout(READY_TIMEOUT, ping).await {

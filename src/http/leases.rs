@@ -1,5 +1,5 @@
 //! Leases of slices that a push receiver accepted with 202. The receiver completes, fails or
-//! extends them here. A client needs only the name of the lease, and can do nothing else with it.
+//! extends them here. The name of the lease suffices as proof, and gives access to this lease only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,8 +62,8 @@ struct Stop {
 struct Extension {
     /// Time until the lease expires, in ms (`lease_ttl`).
     expires_in_ms: u64,
-    /// Number of committed events of the slice. May be lower than `ack` right after the slice was
-    /// accepted: the next extension or completion commits them.
+    /// Number of committed events of the slice. Right after the slice was accepted it may be lower
+    /// than `ack`. The next extension or completion then commits the rest.
     acked: u64,
 }
 

@@ -10,8 +10,8 @@
 //!    half of the connections are in use. Slow and idle clients are disconnected.
 //! 5. A client that reads nothing for [`STALL_TIME`] is disconnected.
 //!
-//! This listener speaks only HTTP/1.1: one request at a time per connection. So a connection is at
-//! most one request in flight, and there are no streams to limit.
+//! This listener speaks only HTTP/1.1: one request at a time per connection. So each connection has
+//! at most one request in flight, and there are no streams to limit.
 
 use std::convert::Infallible;
 use std::future::Future as _;
@@ -172,8 +172,8 @@ struct Front {
 }
 
 impl Front {
-    /// Reserves one of the connections of an address. `None`: the address has too many; this is
-    /// counted.
+    /// Reserves one of the connections of an address. `None`: the address has too many. A refusal
+    /// is counted.
     fn place(&self, address: IpAddr) -> Option<AddressPlace> {
         let place = self.addresses.take(address, self.per_address);
         if place.is_none() {
@@ -198,7 +198,7 @@ impl Front {
         if place.is_none() && self.proxies.speak_first {
             let read = tokio::time::timeout(HEAD_TIME, proxy_protocol::read(&mut stream)).await;
             match read.unwrap_or(Err(Unusable::Timeout)) {
-                // The proxy's own connection, or the proxy does not know the client.
+                // The connection is the proxy's own, or the proxy does not know the client.
                 Ok(None) => {}
                 Ok(Some(client)) => {
                     if !self.proxies.trusts(client) {
@@ -408,7 +408,7 @@ pub(crate) fn bind(
 ) -> Result<TcpListener, BindError> {
     let listen = || {
         let socket = if address.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
-        // Allows reuse of a port while old connections are still closing.
+        // Allows to reuse a port while old connections are still closing.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(backlog)

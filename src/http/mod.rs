@@ -1,26 +1,32 @@
-//! HTTP, the second entrance: which routes there are, and who may use them.
+//! The HTTP interface: its routes, and the access that each route requires.
 //!
 //! | routes | access |
 //! |---|---|
-//! | `/healthz`, `/readyz` | everybody |
-//! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | everybody, but no other site's page |
-//! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, for the bot, by a browser that keeps its token; what they change: `operate` |
+//! | `/healthz`, `/readyz` | every client |
+//! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | every client; without `auth.tokens` not the pages of other sites |
+//! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; the token may be in a cookie |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish` or `count`, for the bot |
 //! | `GET /v1/bots/…/counters`, `…/daily`, `POST …/counters/query` | scope `read` or `count`, for the bot |
 //! | `PUT /v1/bots/…/subscribers/…` | scope `publish`, for the bot |
 //! | `POST /v1/bots/…/automations/test` | scope `read`, for the bot |
 //! | `/send_delayed`, `/user_online`, `DELETE` and `PATCH /v1/notifications/…` | scope `publish`, for the bot |
-//! | `/v1/leases/…` | who has the lease's capability; no other site's page |
+//! | `/v1/leases/…` | the capability of the lease; without `auth.tokens` not the pages of other sites |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
-//! | routes of products | the scope that the route asks for, for the bot of the path, or else for all bots |
-//! | everything else below `/v1` | scope `operate`, for the bot, or for all of a pipeline |
+//! | routes of products | the scope that the route names, for the bot in the path; for all bots if the path names none |
+//! | every other route below `/v1` | scope `operate`, for the bot; for all bots if the route concerns a whole pipeline |
 //!
-//! A request passes, from the outside in: limits of the connection ([`listen`]), what pages of other
-//! sites need ([`cors`]), admission and the
-//! body ([`admit`]), metrics, the site it comes from, the token ([`auth`]), the parameters ([`extract`]), the
-//! handler. Whatever refuses it answers a [`problem`]. The document ([`docs`]) is made of the very
-//! routes that are served.
+//! A request passes these layers, from the outside in:
+//!
+//! 1. the limits of the connection ([`listen`]);
+//! 2. the access of pages of other sites ([`cors`]);
+//! 3. admission control, and the body ([`admit`]);
+//! 4. metrics;
+//! 5. the check of the site that the request comes from, and of the token ([`auth`]);
+//! 6. the parameters ([`extract`]), and the handler.
+//!
+//! A layer that refuses a request answers with a [`problem`]. The OpenAPI document ([`docs`]) is
+//! generated from the served routes.
 
 mod admission;
 mod admit;
@@ -85,29 +91,29 @@ use crate::product::{self, Services};
 use crate::redis::Link;
 use crate::startup::Startup;
 
-/// What the routes work with.
+/// The state that the routes share.
 pub(crate) struct Api {
     /// The queues of every pipeline.
     pub(crate) queues: Queues,
-    /// For events, so that they do not wait behind operators' questions.
+    /// A link of its own for events, so that they do not wait behind requests of operators.
     pub(crate) bus: Arc<Link>,
     /// The bus stream that events are put on.
     pub(crate) stream: String,
-    /// The types of events that somebody takes.
+    /// The event types that the pipelines take.
     pub(crate) taken: Taken,
-    /// Nothing is put on it before the pipelines have their places there.
+    /// No event is published before each pipeline has its start position on the stream.
     pub(crate) startup: Startup,
     pub(crate) clock: SharedClock,
     pub(crate) access: Arc<Access>,
-    /// Who is let in.
+    /// Decides which requests are admitted.
     pub(crate) gate: Arc<AdmissionGate>,
     /// Leases that receivers hold.
     pub(crate) leases: OpenLeases,
-    /// What the products offer.
+    /// The services of the products.
     pub(crate) services: Services,
-    /// Where URLs that come in by requests may lead to.
+    /// The address rules for URLs in requests.
     pub(crate) targets: Policy,
-    /// What the pages share.
+    /// The state that the live pages share.
     pub(crate) live: Live,
 }
 
@@ -141,12 +147,12 @@ pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> R
         .merge(pages)
         .merge(of_products)
         .layer(from_fn_with_state(access, auth::check_site))
-        // Orchestrators and load balancers call by any name.
+        // Orchestrators and load balancers use any host name, so the site is not checked here.
         .merge(health);
     admitted(finish(routes), gate).layer(from_fn_with_state(origins, cors::share))
 }
 
-/// Routes behind admission: whoever is refused there has cost nothing yet.
+/// Puts admission control around `routes`, so that a refused request costs almost nothing.
 pub(crate) fn admitted(routes: Router, gate: Arc<AdmissionGate>) -> Router {
     routes.layer(from_fn_with_state(gate, admit::admit))
 }
@@ -160,12 +166,12 @@ fn of_products(products: &[product::Route], guard: impl Fn(Scope) -> Guard) -> R
     })
 }
 
-/// What asks for the scope `publish`.
+/// Requires the scope `publish`.
 fn publishing() -> OpenApiRouter<Arc<Api>> {
     events::publishing().merge(notifications::publishing()).merge(automations::publishing())
 }
 
-/// What asks for the scope `read`.
+/// Requires the scope `read`.
 fn reading() -> OpenApiRouter<Arc<Api>> {
     pipelines::reading()
         .merge(admission::reading())
@@ -176,7 +182,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
         .merge(automations::reading())
 }
 
-/// What asks for the scope `operate`.
+/// Requires the scope `operate`.
 fn operating() -> OpenApiRouter<Arc<Api>> {
     pipelines::operating()
         .merge(bots::operating())
@@ -185,7 +191,7 @@ fn operating() -> OpenApiRouter<Arc<Api>> {
         .merge(automations::operating())
 }
 
-/// Everything that needs no health, as it is described.
+/// The document of all routes except the health routes.
 #[cfg(test)]
 fn documented() -> utoipa::openapi::OpenApi {
     let all = publishing()
@@ -203,7 +209,7 @@ pub(crate) fn metrics_routes(health: Health) -> Router {
     finish(routes.route("/metrics", routing::get(health::metrics)))
 }
 
-/// Asks for a token with `scope`, and says so in the document.
+/// Requires a token with the scope of `guard`, and notes it in the document.
 fn guarded(guard: Guard, routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
     let (scope, or) = (guard.scope, guard.or);
     let mut routes = routes.route_layer(from_fn_with_state(guard, auth::guard));
@@ -211,13 +217,13 @@ fn guarded(guard: Guard, routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<A
     routes
 }
 
-/// Asks for no token: what names the resource is itself what only the right one knows.
+/// Requires no token: the path contains a capability that is secret.
 fn capable(mut routes: OpenApiRouter<Arc<Api>>) -> OpenApiRouter<Arc<Api>> {
     docs::note_capability(routes.get_openapi_mut());
     routes
 }
 
-/// What every listener does for every route, and for what is no route.
+/// Adds the layers that every listener needs, and the answers for unknown paths and methods.
 fn finish(routes: Router) -> Router {
     routes
         .method_not_allowed_fallback(async || {
@@ -230,7 +236,7 @@ fn finish(routes: Router) -> Router {
         .layer(from_fn(observe))
 }
 
-/// Counts a request and times its handler, and makes every refusal a problem.
+/// Counts a request, times its handler, and turns an error answer into a problem.
 async fn observe(request: Request, next: Next) -> Response {
     let route: Option<MatchedPath> = request.extensions().get().cloned();
     let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
@@ -238,7 +244,7 @@ async fn observe(request: Request, next: Next) -> Response {
     if let Some(watch) = request.extensions().get::<Stopwatch>() {
         watch.measure(|| Meters { whole: meters.whole, answer: Some(meters.answer) });
     }
-    // One that is cut by its deadline took its time too.
+    // Records the time on drop, so that a handler cancelled at its deadline is timed too.
     let handling = Handling { seconds: meters.handler, began: Instant::now() };
     let response = next.run(request).await;
     drop(handling);
@@ -254,7 +260,7 @@ async fn observe(request: Request, next: Next) -> Response {
     Problem::of_status(status).into_response()
 }
 
-/// The time of a handler, until it is dropped.
+/// Records the time of a handler when it is dropped.
 struct Handling {
     seconds: ::metrics::Histogram,
     began: Instant,

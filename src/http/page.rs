@@ -30,8 +30,9 @@ impl Limit {
     }
 }
 
-/// Signs and verifies list cursors. A request with a valid cursor ranks before a request for a
-/// first page, so clients must not be able to forge a cursor, or use it for another list.
+/// Signs and verifies list cursors. Under load, a request with a valid cursor has priority over a
+/// request for a first page. So clients must not be able to forge a cursor, or use it for another
+/// list.
 #[derive(Debug, Default)]
 pub(crate) struct Cursors(OnceLock<SigningKey>);
 

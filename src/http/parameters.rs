@@ -1,5 +1,5 @@
-//! Parameters from the query, a form or a JSON object, in a tolerant notation: for the routes that
-//! other systems call with one line.
+//! Parameters from the query, a form or a JSON object, in a tolerant notation, for the routes that
+//! other systems call with a single line.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,8 +20,8 @@ use super::problem::{Kind, Problem};
 const FORM: &str = "application/x-www-form-urlencoded";
 const JSON: &str = "application/json";
 
-/// Parameters by name, each once. An empty value counts as absent, because forms send empty fields;
-/// except for flags.
+/// Parameters by name, each at most once. An empty value counts as absent, because forms send empty
+/// fields. Only an empty flag counts as present.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters(BTreeMap<String, String>);
 
@@ -175,7 +175,7 @@ impl<'de> Deserialize<'de> for Fields {
 
 /// A time in seconds, with or without fractions.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
-    // No sign, exponent, infinity or other notations that a person would not mean by seconds.
+    // Refuses signs, exponents, infinity and other unusual notations.
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let seconds = text.parse::<f64>().ok().filter(|_| plain);
     seconds
@@ -183,7 +183,7 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("it is {}; write seconds, such as 90 or 0.5", shown(text)))
 }
 
-/// A point in time, in ms since 1970.
+/// A point in time in RFC 3339, as the time since 1970.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     let time: Option<jiff::Timestamp> = text.parse().ok();
     let since = time.and_then(|time| Duration::try_from(time.as_duration()).ok());
@@ -208,12 +208,12 @@ fn flag(text: &str) -> Result<bool, String> {
     }
 }
 
-/// The schema of a flag: what [`Parameters::flag`] reads.
+/// The schema of the values that [`Parameters::flag`] reads.
 pub(super) fn flag_schema() -> Schema {
     flag_values().build().into()
 }
 
-/// The same in JSON, where `null` counts as absent.
+/// The same schema for JSON, where `null` counts as absent.
 pub(super) fn flag_or_null_schema() -> Schema {
     flag_values().item(ObjectBuilder::new().schema_type(Type::Null)).build().into()
 }

@@ -1,4 +1,4 @@
-//! Whole pipelines.
+//! The routes of whole pipelines.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl PipelinePath {
 /// Pipelines.
 #[derive(Debug, Serialize, ToSchema)]
 struct Pipelines {
-    /// By name.
+    /// The pipelines, ordered by name.
     pipelines: Vec<Pipeline>,
 }
 
@@ -68,12 +68,12 @@ pub(super) struct Pipeline {
     pub(super) enabled: bool,
     #[serde(flatten)]
     pub(super) view: PipelineView,
-    /// The sum over all processes.
+    /// Rates and workers, summed over all processes.
     #[serde(flatten)]
     pub(super) pace: Pace,
 }
 
-/// Every pipeline, by name.
+/// Every pipeline, ordered by name.
 pub(super) async fn all(api: &Api, processes: &[Process]) -> Result<Vec<Pipeline>, Problem> {
     let mut pipelines = Vec::new();
     for name in api.queues.names().await? {

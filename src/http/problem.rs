@@ -164,7 +164,7 @@ pub(crate) struct Problem {
     /// The HTTP status of the answer.
     #[schema(example = 400)]
     status: u16,
-    /// What is wrong with this request, and the remedy.
+    /// The fault of this request, and the remedy.
     detail: String,
     /// The individual errors, if known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -182,12 +182,12 @@ pub(crate) struct Flaw {
     /// The name of the parameter, field or attribute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) field: Option<String>,
-    /// What is wrong with it.
+    /// The reason of the error.
     pub(crate) detail: String,
 }
 
 impl Problem {
-    /// A problem. `detail` says what is wrong with this request, and the remedy.
+    /// A problem. `detail` names the fault of this request, and the remedy.
     pub(crate) fn new(kind: Kind, detail: impl Into<String>) -> Self {
         let (status, urn, title) = kind.parts();
         Self {
@@ -223,7 +223,7 @@ impl Problem {
         self.title
     }
 
-    /// What is wrong with this request, and the remedy.
+    /// The fault of this request, and the remedy.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }

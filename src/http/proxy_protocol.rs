@@ -32,7 +32,7 @@ pub(crate) enum Unusable {
     Malformed,
     /// The header did not arrive in time.
     Timeout,
-    /// Closed without a byte, as load balancers do for health checks.
+    /// The peer closed the connection without a byte, as load balancers do for health checks.
     Nothing,
 }
 
@@ -130,7 +130,7 @@ mod tests {
         [&source[..], &[127, 0, 0, 1, 0x12, 0x34, 0, 80]].concat()
     }
 
-    /// What is read of these bytes, and what is left of them.
+    /// The result for these bytes, and the number of bytes that were not read.
     async fn read_all(bytes: &[u8]) -> (Result<Option<IpAddr>, Unusable>, usize) {
         let mut left = bytes;
         let read = read(&mut left).await;

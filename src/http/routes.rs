@@ -105,7 +105,7 @@ pub(super) struct Route {
     pub(super) template: &'static str,
     pub(super) class: Class,
     pub(super) body_max: usize,
-    /// Per class and reason: a request may lower its class.
+    /// Per class and reason, because a request may lower its class.
     shed: [[OnceLock<Counter>; Reason::ALL.len()]; 4],
 }
 
@@ -115,7 +115,7 @@ impl Route {
         Self { operation, template, class, body_max, shed: Default::default() }
     }
 
-    /// Counts and times answers that come before or instead of the handler.
+    /// Counts and times an answer that does not come from the handler.
     pub(super) fn answered(&self, watch: Option<&Stopwatch>, response: Response) -> Response {
         metrics::http_answered(self.template, response.status().as_u16());
         if let Some(watch) = watch {
@@ -135,7 +135,7 @@ impl Route {
 /// All routes, by the template that the router matched.
 pub(super) struct Routes {
     all: Vec<Route>,
-    /// The routes of a template: by method, and for the others.
+    /// The routes of a template: each method (`*`: all others), and its index in `all`.
     places: FxHashMap<&'static str, Vec<(&'static str, usize)>>,
 }
 
@@ -146,7 +146,7 @@ impl Routes {
         for (method, template, class, body_max) in table {
             places.entry(*template).or_default().push((*method, all.len()));
             let route = Route::new(all.len(), template, *class, *body_max);
-            // Created at start, so that the metrics show 0.
+            // Creates the series at the start, so that the metrics show 0.
             for reason in [Reason::Capacity, Reason::Wait] {
                 route.shed(*class, reason).absolute(0);
             }

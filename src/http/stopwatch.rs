@@ -25,12 +25,12 @@ pub(super) struct Stopwatch(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// When the first byte of a request arrived whose head is not complete yet.
+    /// When the first byte arrived of a request whose head is still incomplete.
     first_byte: Option<Instant>,
     /// The request in flight.
     current: Option<Exchange>,
-    /// Answered requests whose last bytes may not have left yet. More than one only with
-    /// pipelining, and at most as many as fit into the buffer of the connection.
+    /// Answered requests whose last bytes may not have left yet. There is more than one only with
+    /// pipelining. The buffer of the connection bounds their number.
     leaving: Vec<Exchange>,
 }
 
@@ -129,7 +129,7 @@ impl Drop for State {
     }
 }
 
-/// An answer body that is dropped when the connection has sent it, or closes.
+/// Kept with an answer body. Dropped when the connection has taken the whole body, or closes.
 pub(super) struct Given(Stopwatch);
 
 impl Drop for Given {

@@ -1,8 +1,9 @@
-//! The event types that the pipelines take: publishers learn immediately of a type that none takes.
+//! The event types that the pipelines take. Publishers learn immediately about a type that no
+//! pipeline takes.
 //!
 //! A pipeline takes a type if its `events` names it and the pipeline is enabled. A selective
-//! pipeline names many types, but copies only events that it wants for their bot. It takes a type
-//! only for such a bot. A filter has no influence.
+//! pipeline names many types, but wants only some of them for each bot. It takes a type only for
+//! the bots for which it wants it. Filters have no influence.
 
 use std::sync::Arc;
 
@@ -67,7 +68,7 @@ mod tests {
         for (kind, expected) in [("tag.applied", true), ("tga.applied", false), ("x", false)] {
             assert_eq!(taken.takes(&bot, kind), expected, "{kind}");
         }
-        // No rule is known before the rules were read.
+        // Before the rules are read, no rule is known.
         let name = PipelineName::parse(crate::automations::PIPELINE).unwrap();
         let rules: Arc<dyn Interest> = Arc::new(crate::automations::Subscriptions::new());
         assert!(!Taken::new(&config, &kinds, vec![(name, rules)]).takes(&bot, "tga.applied"));

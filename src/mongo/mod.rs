@@ -1,5 +1,5 @@
-//! The durable stores besides Redis. They are remote and may be unavailable for hours. Components
-//! that need one report this and wait; all others continue.
+//! MongoDB, the durable store besides Redis. It may be unavailable for hours. Components that need
+//! it report this and wait. All others continue.
 
 pub mod client;
 pub(crate) mod coalescer;

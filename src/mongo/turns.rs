@@ -1,6 +1,5 @@
-//! Limits the writes of each bot to one at a time in the server, among those that this process
-//! sends. A write that timed out still runs there, and a repetition would make a slow server
-//! slower.
+//! Lets this process run only one write per bot at a time in the server. A write that timed out
+//! still runs there, and a repetition would make a slow server slower.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,7 +12,7 @@ use crate::id::BotId;
 /// Minimum number of bots in the map before bots without a write are removed.
 const SWEEP_MIN: usize = 64;
 
-/// The turns of bots to write. Clones share.
+/// The turns of bots to write. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Turns(Arc<Mutex<Bots>>);
 
@@ -24,7 +23,7 @@ struct Bots {
     sweep_at: usize,
 }
 
-/// The turn of a bot. It ends when its last clone is dropped; every command holds one until the
+/// The turn of a bot. It ends when its last clone is dropped. Every command holds a clone until the
 /// server has answered.
 #[derive(Clone)]
 pub(crate) struct Turn(#[expect(dead_code, reason = "held until it is dropped")] Held);

@@ -53,7 +53,7 @@ impl MongoUrl {
         Ok(Self { text: text.to_owned(), shown: format!("{scheme}://{secret}{hosts}") })
     }
 
-    /// The complete address with its credentials: for the driver, never for a log.
+    /// The complete address with its credentials. For the driver only, never for a log.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.text

@@ -1,4 +1,4 @@
-//! Polls MongoDB in the background, so that no health check has to wait for it.
+//! Polls MongoDB in the background, so that health checks do not wait for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ impl Reachable {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Stores the result; returns whether it differs from the last one.
+    /// Stores the result. Returns whether it differs from the last one.
     fn set(&self, up: bool) -> bool {
         metrics::mongodb_up(up);
         self.0.swap(up, Ordering::Relaxed) != up

@@ -1,8 +1,9 @@
-//! The audit: finds lost notifications, which are in no structure, and reschedules them.
+//! The audit finds lost notifications and reschedules them. A lost notification has a record, but
+//! neither a due time nor a queued event.
 //!
-//! Every change of a notification is one script, so none should be lost, not even after a crash, or
-//! after Redis lost its last writes. The audit is a safety net against unforeseen defects and
-//! manual changes in Redis.
+//! Every change of a notification is one script. So no notification should be lost, even after a
+//! crash, or after Redis lost its last writes. The audit is a safety net against unforeseen defects
+//! and manual changes in Redis.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,15 +21,15 @@ use crate::queue::Queue;
 use crate::redis::scripts::Hold;
 use crate::redis::{Link, Primary, RedisError, Server};
 
-/// Pause between two steps of the background audit: a million notifications take minutes, without a
+/// Pause between two steps of the background audit. A million notifications take minutes, without a
 /// noticeable load.
 const PACE: Duration = Duration::from_millis(50);
 /// Approximate number of records per step.
 const RECORDS: usize = 500;
-/// Number of notifications that one pass through the queues searches for, so that long queues are
-/// read rarely.
+/// Number of notifications that one pass through the queues searches for. It is large, so that long
+/// queues are read rarely.
 const SUSPECTS_MAX: usize = 50_000;
-/// Interval at which the process that audits renews its lock.
+/// Time to live of the lock of the process that audits. Every step renews it.
 const LOCK: Duration = Duration::from_secs(30);
 /// Timeout of releasing the lock at the end.
 const GOODBYE: Duration = Duration::from_millis(500);
@@ -48,10 +49,10 @@ pub struct Audit {
 struct Walk<'a> {
     queue: &'a Queue,
     clock: &'a SharedClock,
-    /// The remaining primaries, and the progress of the last of them.
+    /// The remaining primaries. `cursor` is the progress in the last of them.
     primaries: Vec<Primary>,
     cursor: u64,
-    /// Notifications without a due time that were not yet searched in the queues.
+    /// Notifications without a due time. The queues were not searched for them yet.
     suspects: Vec<Suspect>,
     found: Audit,
 }
@@ -86,8 +87,8 @@ impl<'a> Walk<'a> {
         Ok(!at_the_end)
     }
 
-    /// Restores notifications whose events are in no queue. Each queue is read once for many of
-    /// them.
+    /// Restores the notifications whose events are in no queue. Reads the queue of each bot once
+    /// for all its notifications.
     async fn judge(&mut self) -> Result<(), RedisError> {
         let mut of_bots: HashMap<BotId, Vec<Suspect>> = HashMap::new();
         for suspect in std::mem::take(&mut self.suspects) {
@@ -139,7 +140,7 @@ pub(crate) async fn at_start(
             }
         },
     }
-    // Otherwise the lock expires by itself.
+    // If this fails, the lock expires by itself.
     let _ = tokio::time::timeout(GOODBYE, hold(&link, &token, Duration::ZERO)).await;
 }
 

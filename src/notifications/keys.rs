@@ -3,7 +3,7 @@
 //! | key | type | meaning |
 //! |---|---|---|
 //! | `fl:{p:s}:n:<id>` | hash | the record, kept for a week after its end |
-//! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | when the user got the last notification, when the user was last online, which notification is in flight |
+//! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | the times of the user's last notification, last release and recent sends, and the notification in flight |
 //! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
 //! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | the notification with this caller's key |
 //! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | `type\|outcome` → count |
@@ -48,7 +48,7 @@ impl ShardKeys {
         format!("{}n:{id}", self.prefix())
     }
 
-    /// The state of a user that notifications of a bot go to.
+    /// The state of a user of a bot.
     #[must_use]
     pub fn user(&self, bot: &BotId, uid: &str) -> String {
         self.of_bot("user:", bot) + "\n" + uid

@@ -11,12 +11,12 @@ use crate::outbound::breakers::breaker_open;
 /// Metrics of the notifications.
 #[derive(Clone)]
 pub(crate) struct NotificationMetrics {
-    /// From due to the first send.
+    /// Time from due to the first send.
     pub(crate) lateness: Histogram,
 }
 
 impl NotificationMetrics {
-    /// The handles, at 0.
+    /// Creates the handles and sets the series to 0.
     pub(crate) fn new() -> Self {
         for outcome in OUTCOMES {
             counter!(NOTIFICATIONS, "type" => NO_KIND, "outcome" => outcome).absolute(0);
@@ -25,14 +25,14 @@ impl NotificationMetrics {
         Self { lateness: histogram!(NOTIFICATIONS_LATENESS) }
     }
 
-    /// A send of a type of the statistics ended.
+    /// Counts an outcome of a notification, by its statistics type.
     pub(crate) fn count(kind: &str, outcome: &str) {
         let (kind, outcome) = (kind.to_owned(), outcome.to_owned());
         counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).increment(1);
     }
 }
 
-/// Of the due times, for the one process that samples.
+/// Metrics of the due times. Only the process that samples sets them.
 #[derive(Clone)]
 pub(crate) struct DueMetrics {
     pub(crate) due: Gauge,
@@ -40,7 +40,7 @@ pub(crate) struct DueMetrics {
 }
 
 impl DueMetrics {
-    /// The handles, at 0.
+    /// Creates the handles and sets the series to 0.
     pub(crate) fn new() -> Self {
         let metrics =
             Self { due: gauge!(NOTIFICATIONS_DUE), overdue: gauge!(NOTIFICATIONS_OVERDUE) };

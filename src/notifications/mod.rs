@@ -6,7 +6,7 @@
 //! | `send.rs` | one send: the recheck, the call, its result, the retry |
 //! | `sender.rs` | all sends of a process: outside the leases, so that no target blocks a bot |
 //! | `audit.rs` | finds lost notifications |
-//! | `gate.rs` | rate, concurrency and circuit breaker per host |
+//! | `outbound::breakers` | rate, concurrency and circuit breaker per host |
 
 pub(crate) mod audit;
 pub(crate) mod gauges;
@@ -121,7 +121,7 @@ impl Notifications {
         Self { queue, clock, online_threshold, sets, labels: Arc::default() }
     }
 
-    /// Their queues.
+    /// The queues of the notifications.
     pub(crate) fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -150,7 +150,7 @@ impl Notifications {
         Ok(accepted)
     }
 
-    /// Checks its set of headers; checked again when it is sent.
+    /// Checks the set of headers of a notification. Each send checks it again.
     fn check_headers(&self, new: &NewNotification) -> Result<(), Unusable> {
         // Another check reports an invalid URL.
         let Ok(url) = CheckedUrl::parse(&new.url, &Policy::Operator) else { return Ok(()) };
@@ -167,14 +167,14 @@ impl Notifications {
             return Ok(kind.to_owned());
         }
         let label = self.queue.label(kind).await?;
-        // The set is full, and every new type would be cached here.
+        // Types that count as `other` are not cached: their number is unbounded.
         if label != OTHER_KINDS {
             labels().insert(label.clone());
         }
         Ok(label)
     }
 
-    /// A notification, up to a week after its end.
+    /// The notification with this id. It can be found until a week after its end.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -185,7 +185,7 @@ impl Notifications {
     /// Cancels or reschedules a notification that was looked up.
     ///
     /// # Errors
-    /// After [`RedisError::Unknown`] it may or may not be done; the call can be repeated.
+    /// After [`RedisError::Unknown`] the change may or may not be made; the call can be repeated.
     pub async fn amend(&self, kept: &Kept, amendment: Amendment) -> Result<Amended, RedisError> {
         let amended = self.queue.amend(kept, amendment, self.clock.now()).await?;
         if (amendment, amended) == (Amendment::Cancel, Amended::Done) {
@@ -198,7 +198,7 @@ impl Notifications {
     /// it is due. Returns the number of queued notifications: 0 or 1.
     ///
     /// # Errors
-    /// After [`RedisError::Unknown`] one may or may not be released.
+    /// After [`RedisError::Unknown`] a notification may or may not be released.
     pub async fn online(&self, bot: &BotId, uid: &str) -> Result<u64, RedisError> {
         let now = self.clock.now();
         self.queue.release_online(bot, uid, self.online_threshold, now).await.map(u64::from)

@@ -23,7 +23,8 @@ impl NotificationPart {
     pub(crate) fn open(opening: &Opening<'_>, outbound: &Outbound) -> Result<Self, HeadersError> {
         let callbacks = &opening.config.callbacks;
         if callbacks.secrets.is_empty() {
-            // Many send none; `fairlane check` warns of it.
+            // Not a warning, because many deployments send no notifications. `fairlane check`
+            // reports missing secrets.
             info!(
                 "notifications are not signed, so the receivers cannot know who calls; set callbacks.secrets"
             );

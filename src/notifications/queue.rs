@@ -1,4 +1,4 @@
-//! Delayed notifications: the calls of their scripts.
+//! Calls the scripts of delayed notifications, and reads their records.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -20,9 +20,10 @@ use crate::redis::{RedisError, Reply, ReplyError};
 pub const KINDS_MAX: usize = 50;
 /// Number of queued events read by one command.
 const QUEUED_PAGE: isize = 1_000;
-/// Number of statistics hashes that are read concurrently.
+/// Number of statistics hashes that are read in one round trip.
 const STATS_READ: usize = 512;
-/// Number of attempts: another call may take a key between the check and the script.
+/// Number of attempts to schedule with a key. Another call may take the key between the lookup and
+/// the script.
 const KEY_TRIES: usize = 10;
 
 /// The result of scheduling a notification.
@@ -32,7 +33,7 @@ pub struct Accepted {
     pub id: NotificationId,
     /// Whether it was scheduled; otherwise an existing one was kept.
     pub is_new: bool,
-    /// The type in the statistics of the notification that it replaced.
+    /// The statistics type of the notification that it replaced.
     pub(crate) cancelled: Option<String>,
 }
 
@@ -90,7 +91,7 @@ impl Queue {
         Ok(Some((id, self.text("HGET", uid).await?)))
     }
 
-    /// The reply to one command; empty for none.
+    /// The text that a command returns; empty if it returns no value.
     async fn text(&self, name: &'static str, command: redis::Cmd) -> Result<String, RedisError> {
         let value = self.link().command(name, command).await?;
         let text = Reply::single(value).and_then(|mut reply| reply.text());
@@ -100,7 +101,8 @@ impl Queue {
     /// Decides about the notifications of a slice; returns those to send.
     ///
     /// # Errors
-    /// After [`RedisError::Unknown`] they may have been started, and return after `hold`.
+    /// After [`RedisError::Unknown`] they may have been started. Then they become due again after
+    /// `hold`.
     pub async fn begin_sends(
         &self,
         bot: &BotId,
@@ -120,7 +122,8 @@ impl Queue {
     /// Reports the results of sends, all of one shard.
     ///
     /// # Errors
-    /// After [`RedisError::Unknown`] they may or may not be stored; the call can be repeated.
+    /// After [`RedisError::Unknown`] the results may or may not be stored; the call can be
+    /// repeated.
     pub async fn finish_sends(
         &self,
         shard: Shard,
@@ -151,11 +154,11 @@ impl Queue {
         self.link().call(&Amend { keys, now, id, bot, uid, key, amendment }).await
     }
 
-    /// Releases the notification that has waited longest for a user, if it is due and the last one
-    /// was sent long enough ago. Returns whether there was one.
+    /// Releases the notification that has waited longest for a user, if it is due and the last
+    /// release was at least `threshold` ago. Returns whether one was released.
     ///
     /// # Errors
-    /// After [`RedisError::Unknown`] one may or may not be released.
+    /// After [`RedisError::Unknown`] a notification may or may not be released.
     pub async fn release_online(
         &self,
         bot: &BotId,
@@ -181,7 +184,7 @@ impl Queue {
         kept(id, values).map_err(|source| self.link().misread("HMGET", source))
     }
 
-    /// The notifications among these that have not ended and have no due time: their events are
+    /// The notifications among `ids` that have not ended and have no due time. Their events are
     /// queued, or they are lost.
     ///
     /// # Errors
@@ -222,7 +225,9 @@ impl Queue {
     pub(crate) async fn queued_ids(&self, bot: &BotId) -> Result<HashSet<String>, RedisError> {
         let key = self.keys_of(bot).queue(bot);
         let mut ids = HashSet::new();
-        // From the tail, where events are added, to the head, where they leave: so none is missed.
+        // Reads from the tail to the head, with indexes from the tail. An event that is added at
+        // the tail only repeats a part, and one that leaves at the head shifts no index. So none is
+        // missed.
         let mut last = -1_isize;
         loop {
             let range = redis::Cmd::lrange(&key, last - QUEUED_PAGE + 1, last);
@@ -260,7 +265,7 @@ impl Queue {
     pub async fn notification_stats(&self, spans: &[Span]) -> Result<Vec<Stats>, RedisError> {
         let mut all = vec![Stats::new(); spans.len()];
         let misread = |error| self.link().misread("HGETALL", error);
-        // A few at a time, because many of them could need much memory.
+        // In batches, because the replies for many spans could need much memory.
         let at_once = (STATS_READ / self.shards().len()).max(1);
         for (spans, all) in spans.chunks(at_once).zip(all.chunks_mut(at_once)) {
             let mut pipe = Pipeline::with_capacity(spans.len() * self.shards().len());
@@ -301,7 +306,8 @@ impl Queue {
         Ok(all.into_iter().min())
     }
 
-    /// The entry of a type in the statistics: its own for the first [`KINDS_MAX`], later `other`.
+    /// The entry of a type in the statistics: its own for the first [`KINDS_MAX`] types, `other`
+    /// for later ones.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -347,9 +353,9 @@ pub type Stats = BTreeMap<String, Tally>;
 pub struct Tally {
     /// The count of each outcome: `received`, `retried`, or the way a notification ended.
     pub outcomes: BTreeMap<String, u64>,
-    /// The number of first attempts by their delay: in the steps of
-    /// [`LATE_STEPS`](crate::notifications::record::LATE_STEPS), each longer than the previous
-    /// step.
+    /// The number of first attempts by their delay. The keys are steps of
+    /// [`LATE_STEPS`](crate::notifications::record::LATE_STEPS); a step counts only delays above
+    /// the previous step.
     pub late: BTreeMap<u64, u64>,
 }
 
@@ -380,8 +386,8 @@ impl Tally {
         self.outcomes.get(outcome).copied().unwrap_or_default()
     }
 
-    /// The delay in ms that this share (such as 0.99) of them did not exceed; `None` if none was
-    /// sent.
+    /// The delay in ms that this share (such as 0.99) of the first attempts did not exceed; `None`
+    /// if there was no attempt.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -411,11 +417,11 @@ pub(crate) struct Suspect {
     pub(crate) id: NotificationId,
     pub(crate) bot: BotId,
     uid: String,
-    /// The last handled event, at the time of the check.
+    /// The sequence of the last handled event, at the time of the check.
     sequence: u64,
 }
 
-/// `None`: it has ended, or does not exist.
+/// `None`: the notification has ended, or does not exist.
 fn suspect(id: NotificationId, record: Value) -> Result<Option<Suspect>, ReplyError> {
     let mut fields = Reply::new(record)?;
     let (bot, uid) = (fields.text()?, fields.text()?);
@@ -462,7 +468,7 @@ fn add(stats: &mut Stats, value: Value) -> Result<(), ReplyError> {
     let mut reply = Reply::new(Value::Array(pairs))?;
     while reply.len() > 0 {
         let (name, n) = (reply.text()?, reply.number::<u64>()?);
-        // A type contains no control character, and an outcome no bar.
+        // An outcome contains no `|`, so the last one separates it from the type.
         let (kind, outcome) = name
             .rsplit_once('|')
             .ok_or_else(|| ReplyError::unexpected("a type and an outcome", &name))?;

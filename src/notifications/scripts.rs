@@ -1,4 +1,4 @@
-//! Notifications: `schedule`, `begin`, `finish`, `amend`, `release`.
+//! The scripts of notifications: `schedule`, `begin`, `finish`, `amend`, `release`, `restore`.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ scripts! {
 
 const NOTES: &[&str] = &[QUEUES[0], include_str!("../../lua/notifications.lua")];
 
-/// The keys that all of them declare.
+/// Number of keys that every script declares first.
 const KEYS: usize = 13;
 
 fn begin(script: Index, keys: &ShardKeys, more: usize, now: Duration) -> Cmd {
@@ -57,10 +57,10 @@ pub enum Scheduled {
     Ok {
         /// Its due time, ms since 1970.
         due_ms: u64,
-        /// The type in the statistics of the notification that it replaced.
+        /// The statistics type of the notification that it replaced.
         cancelled: Option<String>,
     },
-    /// The existing notification with the key is kept; it is due at this time.
+    /// The existing notification with the key is kept. It is due at this time, ms since 1970.
     Duplicate(u64),
     /// Another notification got the key meanwhile.
     Again,
@@ -102,7 +102,7 @@ impl Call for Schedule<'_> {
         ];
         cmd.arg("url").arg(&new.url);
         for (name, value) in more.into_iter().chain([("key", key)]) {
-            // Kept small: a million of them may wait in memory.
+            // Empty fields are left out, because a million records may wait in the memory of Redis.
             if !value.is_empty() {
                 cmd.arg(name).arg(value);
             }
@@ -128,18 +128,18 @@ impl Call for Schedule<'_> {
 /// Limits of notifications per user.
 #[derive(Debug, Clone)]
 pub struct Throttle {
-    /// Minimum time since the last one.
+    /// Minimum time since the user's last notification.
     pub threshold: Duration,
-    /// The same for single types.
+    /// Types with their own `threshold`.
     pub by_kind: Vec<(String, Duration)>,
     /// The caps.
     pub caps: Caps,
-    /// Whether one that comes too soon is sent later; otherwise it is dropped.
+    /// Whether a notification that comes too soon is deferred; otherwise it is dropped.
     pub defers: bool,
 }
 
 impl Throttle {
-    /// How long the time of the last notification of this type from this bot matters.
+    /// How long the send times of a user are kept after a notification of this bot and type.
     #[must_use]
     pub fn remember(&self, bot: &BotId, kind: &str) -> Duration {
         let thresholds = self.by_kind.iter().map(|(_, time)| *time).chain([self.threshold]);
@@ -148,7 +148,7 @@ impl Throttle {
         thresholds.chain(windows).max().unwrap_or_default()
     }
 
-    /// The caps that count a notification: of its bot, and of its type.
+    /// The caps that count a notification: those of its bot, and those of its type.
     fn counted(&self, bot: &BotId, kind: &str) -> (&[Cap], &[Cap]) {
         match self.caps.of_kind(kind) {
             None => (self.caps.of_bot(bot), &[]),
@@ -163,8 +163,8 @@ impl Throttle {
 pub struct SendHold {
     /// Time in which the send should end.
     pub send: Duration,
-    /// Further time until another process starts it again: the sender may have been unable to
-    /// report the result.
+    /// Additional time until another process may start the send again, because the sender may have
+    /// been unable to report the result.
     pub patience: Duration,
 }
 
@@ -226,7 +226,7 @@ impl Call for Begin<'_> {
         }
         let none = Some((0, 0));
         let of_kinds = throttle.caps.by_kind.iter().flat_map(|(kind, caps)| {
-            // An empty list is sent as well.
+            // An empty list is sent too, as one cap of 0.
             let none = none.into_iter().filter(|_| caps.is_empty());
             let caps = caps.iter().map(|cap| (cap.n, millis(cap.window)));
             caps.chain(none).map(move |cap| (kind, cap))
@@ -292,7 +292,7 @@ pub struct Finish<'a> {
     pub dead_max: u64,
     /// The maximum that bots may hold.
     pub quotas: &'a Quotas,
-    /// How long the times of their users are kept.
+    /// The limits per user. They determine how long the send times are kept.
     pub throttle: &'a Throttle,
     /// The sends and their results.
     pub endings: &'a [Ended],
@@ -305,8 +305,8 @@ pub struct Finished {
     pub letters_removed: u64,
     /// Number of deleted dead letters that exceeded the quota of their bot.
     pub letters_over_quota: u64,
-    /// Per send its new state, in the words of the statistics; `None`: the send was considered lost
-    /// before.
+    /// The outcome of each send, in the words of `lua/finish.lua`; `None`: the send was considered
+    /// lost before.
     pub outcomes: Vec<Option<String>>,
 }
 
@@ -419,7 +419,7 @@ impl Call for Amend<'_> {
     }
 }
 
-/// `lua/release.lua`. Returns whether one was released.
+/// `lua/release.lua`. Returns whether a notification was released.
 #[derive(Debug)]
 pub struct Release<'a> {
     /// The shard of the bot.
@@ -430,7 +430,7 @@ pub struct Release<'a> {
     pub bot: &'a BotId,
     /// The user that is online.
     pub uid: &'a str,
-    /// Minimum time since the last one.
+    /// Minimum time since the user's last release.
     pub threshold: Duration,
 }
 
@@ -451,7 +451,7 @@ impl Call for Release<'_> {
     }
 }
 
-/// `lua/restore.lua`. Returns whether it was lost.
+/// `lua/restore.lua`. Returns whether the notification was lost.
 #[derive(Debug)]
 pub struct Restore<'a> {
     /// The shard of the bot.
@@ -464,7 +464,7 @@ pub struct Restore<'a> {
     pub bot: &'a BotId,
     /// The user.
     pub uid: &'a str,
-    /// The last handled event, at the time of the check.
+    /// The sequence of the last handled event, at the time of the check.
     pub sequence: u64,
 }
 

@@ -18,7 +18,7 @@ use crate::outbound::{
 const RECHECK: Duration = Duration::from_secs(5);
 /// Timeout of the call.
 const SEND: Duration = Duration::from_secs(15);
-/// Maximum duration of a send, unless the process stops.
+/// Maximum duration of a send, recheck included, unless the process is suspended.
 pub(super) const LONGEST: Duration = Duration::from_secs(20);
 /// Maximum length of a recheck answer that can be `ok`, in bytes.
 const OK_MAX_BYTES: usize = 64;
@@ -34,8 +34,8 @@ const PAUSES: [Duration; 7] = [
 ];
 /// Each pause varies at random by this fraction.
 const JITTER: f64 = 0.2;
-/// Pause when the host has its maximum of requests although its gate was open, because other
-/// components call it too.
+/// Pause if the host has its maximum number of requests although its breaker allowed the call.
+/// Other components call the host too.
 const CROWDED: Duration = Duration::from_millis(200);
 
 /// The resources of sends.
@@ -62,12 +62,13 @@ impl Calls {
         let id = begun.id.to_string();
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
-            // No recheck for a notification that cannot be sent now.
+            // Skips the recheck of a notification that cannot be sent now.
             if let Some(after) = self.gates.shut(url.host(), url.port(), Instant::now()) {
                 return Err(Ending::Postpone(after, left_alone(&url)));
             }
             let mut headers = sign::headers(&self.secrets, &begun.bot, &id, now, b"", "");
-            // The recheck may go to another host, which must not get these headers.
+            // The recheck may go to another host. It gets the headers only if the set allows that
+            // host.
             headers.extend(self.more(begun, &recheck).unwrap_or_default());
             let call = (Method::GET, headers, Vec::new());
             let answer = self.call(begun, &recheck, call, RECHECK).await?;
@@ -95,7 +96,8 @@ impl Calls {
         headers.map_err(|problem| format!("headers_from {problem}"))
     }
 
-    /// The address rules may have become stricter since the notification was scheduled.
+    /// Checks a URL again. The address rules may have become stricter since the notification was
+    /// scheduled.
     fn url(&self, text: &str) -> Result<CheckedUrl, Ending> {
         CheckedUrl::parse(text, self.outbound.tenants())
             .map_err(|error| Ending::Dead(format!("the URL cannot be used: {error}")))

@@ -5,10 +5,10 @@
 //! [`HOLD`]. Until then no other process sends it, and afterwards the result of the old send is
 //! ignored.
 //!
-//! A living process reports the result of a send even if Redis is full or unavailable for long: it
-//! retries every second, and the hold does not end before Redis was reachable for `patience`. So a
-//! notification that was answered with success is not sent again, unless the process dies before it
-//! can report it.
+//! A living process reports the result of a send even if Redis is full or unavailable for long. It
+//! retries about every second, and the hold does not end before Redis was reachable for `patience`.
+//! So a notification that the receiver accepted is not sent again, unless the process dies before
+//! it can report the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
 
 /// How long a started send belongs to its process. The patience is longer than a process needs to
-/// reach a Redis that is back.
+/// reconnect to Redis after an outage.
 const HOLD: SendHold = SendHold { send: Duration::from_secs(20), patience: Duration::from_secs(5) };
 /// A send that starts later than this could overlap with the next start by another process.
 const TOO_LATE: Duration = HOLD.send.saturating_add(HOLD.patience).saturating_sub(LONGEST);
@@ -45,10 +45,10 @@ const SENDS_MAX: usize = 1_000;
 pub(crate) const PER_HOST: usize = 16;
 /// Maximum number of events that one call decides about.
 const JUDGED_MAX: usize = 100;
-/// The gate key that stands for all hosts of a process.
+/// The key of the limit over all hosts in [`Breakers`].
 const EVERYWHERE: &str = "";
-/// First and longest pause between two attempts to report a result to Redis, plus up to as much
-/// again at random.
+/// First and longest pause between two attempts to report a result to Redis. Each pause is
+/// prolonged at random, to at most twice its length.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
 const TELL_AGAIN_MAX: Duration = Duration::from_millis(800);
 
@@ -78,7 +78,8 @@ struct Inner {
     calls: Calls,
     throttle: Throttle,
     clock: SharedClock,
-    /// The limit over all hosts: a notification without a place returns when one is expected.
+    /// The limit over all hosts. A notification beyond it is postponed until a place is expected to
+    /// be free.
     places: Arc<Breakers>,
     shutdown: Shutdown,
     metrics: NotificationMetrics,
@@ -150,7 +151,8 @@ impl Sender {
     /// again.
     async fn run(&self, begun: Begun, asked: Instant) {
         let inner = &*self.0;
-        // The process was suspended: another one may start this send before it would end.
+        // The process was suspended. Another process may start this send again before it would end
+        // here.
         if asked.elapsed() > TOO_LATE {
             return;
         }
@@ -186,9 +188,9 @@ impl Sender {
         }
     }
 
-    /// Retries until Redis has stored the result, or has considered the send lost. A full or
-    /// unavailable Redis accepts it eventually. If Redis refuses for good, the report is dropped
-    /// once another process may have started the send again.
+    /// Reports a result. Retries until Redis has stored it, or replies that the send was considered
+    /// lost. A full or unavailable Redis accepts it eventually. If Redis refuses for good, the
+    /// report is dropped once another process may have started the send again.
     async fn tell(&self, ended: Ended) {
         let inner = &*self.0;
         let Some(shard) = ended.begun.id.shard(inner.queue.shard_count()) else { return };
@@ -226,7 +228,7 @@ impl Sender {
     }
 }
 
-/// The notification of an event.
+/// The id of the notification that an event names.
 fn named(event: &Event) -> Result<NotificationId, String> {
     event.id().parse().map_err(|_| {
         format!(

@@ -8,11 +8,11 @@ use super::Answer;
 
 /// Maximum pause that a receiver may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
-/// Maximum length of the part of an answer in a failure's reason, in bytes.
+/// Maximum length of the excerpt of an answer in the reason of a failure, in bytes.
 const EXCERPT: usize = 200;
 
 impl Answer {
-    /// The reason of the failure for this answer.
+    /// The reason of a failure with this answer.
     #[must_use]
     pub fn refusal(&self) -> String {
         let mut text = format!("the receiver answered {}", self.status.as_u16());

@@ -1,9 +1,10 @@
-//! Decides whether a host gets another request now: by the number of concurrent requests, the rate,
+//! Decides whether a host gets another request now, by the number of concurrent requests, the rate,
 //! and a circuit breaker.
 //!
-//! After five consecutive failures the breaker of a host opens for a time that doubles with
-//! each further failure; then one probe is sent. A refused request gets a time to return, spread by
-//! the speed of the host, so that ten thousand waiting requests do not return in one burst.
+//! After five consecutive failures the breaker of a host opens. After its open time one probe is
+//! sent; each failed probe doubles the open time. A refused request gets a time to return. These
+//! times are spread by the speed of the host, so that ten thousand waiting requests do not return
+//! in one burst.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,16 +22,17 @@ pub(crate) const FAILURES: u32 = 5;
 /// The first and the longest time that the breaker is open.
 pub(crate) const OPEN_FIRST: Duration = Duration::from_secs(5);
 pub(crate) const OPEN_MAX: Duration = Duration::from_secs(60);
-/// The shortest and, for the spread, the longest time until a refused request returns.
+/// The shortest time until a refused request returns, and the maximum spread of these times.
 const AGAIN_MIN: Duration = Duration::from_millis(50);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
-/// Hosts without a call for this time are forgotten; with many hosts, earlier.
+/// Hosts without a call for this time are forgotten. With more than `MANY` hosts, the shorter
+/// `FORGET_MANY` applies.
 const FORGET: Duration = Duration::from_secs(600);
 const MANY: usize = 10_000;
 const FORGET_MANY: Duration = Duration::from_secs(30);
-/// Interval of searching for such hosts.
+/// Minimum interval between two searches for such hosts.
 const SWEEP: Duration = Duration::from_secs(10);
-/// One part in this many of the moving average comes from the newest duration.
+/// The newest duration has the weight 1/`WEIGHT` in the moving average.
 const WEIGHT: u32 = 8;
 /// A host may exceed its rate by the requests of this time.
 const BURST: Duration = Duration::from_millis(100);
@@ -103,7 +105,7 @@ pub(crate) enum Permission {
     Go(Pass),
     /// The breaker is open; return after this time.
     Open(Duration),
-    /// The host has enough requests in flight or in this second; return after this time.
+    /// The host has reached its limit of concurrent requests or its rate; return after this time.
     Full(Duration),
 }
 
@@ -121,7 +123,7 @@ impl Breakers {
         })
     }
 
-    /// Requests to send a request to `host`.
+    /// Decides whether a request to `host` may be sent, and reserves its place.
     pub(crate) fn ask(self: &Arc<Self>, host: &str, port: u16, now: Instant) -> Permission {
         let key = (host.to_owned(), port);
         let mut hosts = self.lock();
@@ -172,7 +174,7 @@ impl Breakers {
         }
     }
 
-    /// When to return, if the breaker of the host is open. Does not reserve anything.
+    /// The time until a request may return, if the breaker of the host is open. Reserves nothing.
     pub(crate) fn shut(&self, host: &str, port: u16, now: Instant) -> Option<Duration> {
         let mut hosts = self.lock();
         let gate = hosts.get_mut(&(host.to_owned(), port))?;
@@ -184,7 +186,7 @@ impl Breakers {
         }
     }
 
-    /// When a refused request may return, spread by the speed of the host.
+    /// The time until a refused request may return, spread by the speed of the host.
     fn turn_away(&self, gate: &mut HostBreaker, after: Instant, now: Instant) -> Duration {
         let step = gate.average / u32::try_from(self.max).unwrap_or(u32::MAX).max(1);
         let step = step.max(self.interval);
@@ -255,7 +257,8 @@ impl Breakers {
             return;
         }
         gate.failures += 1;
-        // A failure of a request that started before the breaker opened is not new information.
+        // The failure of a request that started before the breaker opened does not prolong the open
+        // time.
         let is_open = gate.open_until.is_some_and(|until| now < until);
         if gate.failures >= FAILURES && !is_open {
             gate.open_for = (gate.open_for * 2).clamp(OPEN_FIRST, OPEN_MAX);
@@ -270,8 +273,8 @@ fn label((host, port): &Host) -> String {
     format!("{host}:{port}")
 }
 
-/// A request that may be sent. Dropping it without a report, as after a cancellation, says nothing
-/// about the host.
+/// A request that may be sent. If it is dropped without a report, for example after a cancellation,
+/// it counts neither as a success nor as a failure.
 #[derive(Debug)]
 pub(crate) struct Pass {
     breakers: Arc<Breakers>,
@@ -282,7 +285,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Reports whether the host works: it answered, and not with a failure of its own.
+    /// Reports the result. `answered` is true if the host answered, and not with a server error.
     pub(crate) fn say(mut self, answered: bool, now: Instant) {
         self.said = true;
         self.breakers.said(&self, now, Some(answered));
@@ -297,7 +300,8 @@ impl Drop for Pass {
     }
 }
 
-/// So many breakers of a host, or of the hosts without a name of their own, are open.
+/// Sets the number of open breakers of `host`. The host `other` stands for all hosts without their
+/// own series.
 #[expect(clippy::cast_precision_loss, reason = "a count of hosts")]
 pub(crate) fn breaker_open(host: &str, open: usize) {
     gauge!(BREAKER_OPEN, "host" => host.to_owned()).set(open as f64);

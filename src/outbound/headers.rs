@@ -1,8 +1,8 @@
-//! Additional headers for targets, such as access tokens: sets of headers, each in a file that the
+//! Additional headers for targets, such as access tokens. They form sets, each in a file that the
 //! configuration names. Callers name a set and never see its values.
 //!
 //! A set is restricted to some bots and some hosts, so a tenant cannot have it sent elsewhere. The
-//! values are only sent: no log, page, answer or store ever contains one.
+//! values go only to these hosts: no log, page, answer or store ever contains one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use super::CheckedUrl;
 use crate::expression::Glob;
 use crate::id::BotId;
 
-/// Longest name of a set, in bytes.
+/// Maximum length of a set's name, in bytes.
 pub(crate) const NAME_MAX_BYTES: usize = 64;
 
 /// Headers that some hosts receive with calls of some bots. Their values exist only in their file.

@@ -43,7 +43,7 @@ impl Hosts {
             let new = || Arc::new(Semaphore::new(self.max));
             Arc::clone(called.entry(key.clone()).or_insert_with(new))
         };
-        // From here on the entry is removed on every path.
+        // From here on, dropping `place` removes an entry that is no longer used.
         let mut place = HostPermit { hosts: Arc::clone(self), key, places, permit: None };
         let waiting = Arc::clone(&place.places).acquire_owned();
         // The semaphore is never closed.
@@ -70,9 +70,10 @@ pub(super) struct HostPermit {
 impl Drop for HostPermit {
     fn drop(&mut self) {
         let mut called = self.hosts.called.lock().unwrap_or_else(PoisonError::into_inner);
-        // The permit holds the semaphore too; all other clones are made under this lock.
+        // The permit also holds a clone of the semaphore. All other clones are made under this
+        // lock.
         self.permit = None;
-        // The reference in the map, and this one.
+        // No other request: only the map and this permit refer to the semaphore.
         if Arc::strong_count(&self.places) == 2 {
             called.remove(&self.key);
         }

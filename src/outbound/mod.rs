@@ -28,11 +28,11 @@ pub use self::address::{AddressRefused, CheckedUrl, Policy, URL_MAX_BYTES, UrlEr
 use self::hosts::Hosts;
 use self::resolve::{Judging, System};
 
-/// Maximum number of bytes that are read of an answer's body.
+/// Maximum number of bytes that the client reads of an answer's body.
 pub const ANSWER_MAX_BYTES: usize = 64 * 1024;
 /// Maximum time to connect, including name resolution and TLS.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// An idle connection is closed after this time: before common servers close it.
+/// An idle connection is closed after this time, before common servers close it.
 const IDLE: Duration = Duration::from_secs(30);
 const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
 const USER_AGENT: &str = concat!("fairlane/", env!("CARGO_PKG_VERSION"));
@@ -67,7 +67,7 @@ pub struct Request<'a> {
     pub body: Vec<u8>,
     /// The deadline of the whole call.
     pub deadline: Instant,
-    /// Maximum time to wait for a place at the host.
+    /// The deadline of waiting for a place at the host.
     pub place_by: Instant,
     /// Whether the header `x-deadline-ms` reports the remaining time when the request is sent.
     pub tell_deadline: bool,
@@ -172,7 +172,7 @@ impl Outbound {
         Self::with_resolver(settings, &system)
     }
 
-    /// A client that uses `resolver`. The resolved addresses are checked all the same.
+    /// A client that uses `resolver`. The resolved addresses are still checked.
     ///
     /// # Errors
     /// If the client cannot be created.

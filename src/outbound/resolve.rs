@@ -8,8 +8,8 @@ use tokio::sync::Semaphore;
 
 use super::address::{AddressRefused, Policy};
 
-/// Maximum number of concurrent lookups: each may block a thread for as long as a name server is
-/// silent.
+/// Maximum number of concurrent lookups. Each may block a thread while a name server does not
+/// answer.
 const LOOKUPS: usize = 32;
 
 /// Uses the resolver of the operating system, `/etc/hosts` included.
@@ -29,7 +29,7 @@ impl Resolve for System {
         let lookups = Arc::clone(&self.lookups);
         Box::pin(async move {
             let _place = lookups.acquire().await?;
-            // The port is replaced by that of the URL.
+            // The client replaces the port by that of the URL.
             let addresses = tokio::net::lookup_host((name.as_str(), 0)).await?;
             Ok(Box::new(addresses.collect::<Vec<_>>().into_iter()) as Addrs)
         })

@@ -115,13 +115,14 @@ pub fn sign(keys: &[Secret], id: &str, timestamp: u64, body: &[u8]) -> String {
 pub enum Unsigned {
     /// One of the three headers is missing.
     None,
-    /// Its time differs from ours by more than five minutes.
+    /// Its time differs from the receiver's clock by more than five minutes.
     Old,
     /// No signature matches one of the keys.
     Wrong,
 }
 
-/// Maximum difference between the time of a request and ours, as the specification advises.
+/// Maximum difference between the time of a request and the receiver's clock, as the specification
+/// advises.
 const TOLERANCE: Duration = Duration::from_secs(300);
 
 /// Verifies that one of `keys` signed a request, at `now` since 1970. For receivers.
@@ -154,8 +155,8 @@ pub fn check(
     if found.into() { Ok(()) } else { Err(Unsigned::Wrong) }
 }
 
-/// The headers of a signed request for `bot`, at `now` since 1970. Without secrets there are no
-/// signature headers. An empty `media` is left out.
+/// The headers of a signed request for `bot`, at `now` since 1970. Without secrets there is no
+/// signature header. An empty `media` adds no header.
 #[must_use]
 pub fn headers(
     secrets: &[Secret],
@@ -190,7 +191,7 @@ mod tests {
 
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-    /// The vector that the libraries of the specification test themselves with.
+    /// The test vector of the libraries of the specification.
     #[test]
     fn a_signature_is_that_of_the_specification() {
         let key = Secret::parse(SECRET).unwrap();

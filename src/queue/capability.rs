@@ -1,7 +1,7 @@
 //! The capability of a lease for a receiver: `{lease}` in `/v1/leases/{lease}/…`.
 //!
-//! It is a signed token ([`crate::signed_token`]) that contains a `MessagePack` array. It only permits
-//! to end or extend this lease, and nothing after the lease has ended.
+//! It is a signed token ([`crate::signed_token`]) that contains a `MessagePack` array. It permits
+//! only ending or extending this lease, and nothing after the lease has ended.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub(crate) struct Capability {
 }
 
 impl Capability {
-    /// The token. Safe in a path.
+    /// The token, safe in a URL path.
     pub(crate) fn issue(&self, key: &SigningKey) -> String {
         let bytes = rmp_serde::to_vec(self)
             .expect("writing to a Vec cannot fail, and strings and numbers always serialise");

@@ -19,14 +19,15 @@ use crate::redis::scripts::{DropLetters, Dropping, Recount, Redrive};
 use crate::redis::{RedisError, Reply, ReplyError};
 use crate::telemetry::OncePerMinute;
 
-/// Maximum number of dead letters per write.
+/// Maximum number of dead letters per page and per write.
 const PAGE: usize = 100;
 
-/// Maximum number of dead letters searched for those of one bot: the newest of its shard.
+/// Maximum number of dead letters that a search for those of one bot reads: the newest of its
+/// shard.
 const LOOKED_AT: usize = 1_000;
 /// Maximum bytes of that search, approximately.
 const LOOKED_AT_BYTES: usize = 8 << 20;
-/// Letters per page of that search: events may be large.
+/// Number of letters per page of that search. It is small because events may be large.
 const LOOK: usize = 50;
 /// Maximum number of a bot's dead letters in the result.
 const NEWEST: usize = 3;
@@ -78,8 +79,9 @@ pub struct DeadLetter {
 }
 
 impl Queue {
-    /// The newest dead letters of one bot, or of all bots that are `wanted`: at most `limit`, older
-    /// than `before` (the id of the last one of the previous page).
+    /// The newest dead letters of one bot, or of all bots, at most `limit`. Only bots that are
+    /// `wanted` are included, and only letters older than `before`, the last id of the previous
+    /// page.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -129,8 +131,8 @@ impl Queue {
         self.list_dead_letters(bot, &|_| true, None, limit).await
     }
 
-    /// The number and the newest of the dead letters of `bot`, by a search in the newest letters of
-    /// its shard. The cost is bounded, however many other letters there are.
+    /// The number of dead letters of `bot`, and the newest of them. Only the newest letters of its
+    /// shard are searched, so the cost is bounded.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -169,7 +171,7 @@ impl Queue {
     }
 
     /// The number of dead letters of `bot`, or of all bots. For a bot, this reads all letters of
-    /// its shard.
+    /// its shard up to `until`.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -204,8 +206,8 @@ impl Queue {
         Ok(self.dead_from(id.shard, &entry, &entry).await?.pop())
     }
 
-    /// Redrives a dead letter of `bot`, in order; in a queue with a ledger, at the tail. Returns
-    /// whether the letter existed.
+    /// Redrives a dead letter of `bot`, in order. If the queue has a ledger or renews sequences,
+    /// the event goes to the tail. Returns whether the letter existed.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -221,8 +223,8 @@ impl Queue {
         self.link().call(&Redrive { keys, id: id.entry, bot, slice_us, renews }).await
     }
 
-    /// Redrives a dead letter at the tail, and posts its entry. With its old sequence, it would be
-    /// below the sequence that the durable store has of its account.
+    /// Redrives a dead letter at the tail with a new sequence, and posts its entry. The durable
+    /// store would ignore the old sequence if it has later records of the account.
     async fn recount(
         &self,
         ledger: &dyn Ledger,
@@ -259,11 +261,12 @@ impl Queue {
     }
 
     /// Redrives the dead letters of `bot`, or of all bots, whose time is at most `until` on the
-    /// server's clock: events that fail again meanwhile stay dead letters. Oldest first, so that a
-    /// bot whose events are handled meanwhile gets them in order. Returns their number.
+    /// server's clock. Events that fail again meanwhile stay dead letters. The oldest letters go
+    /// first, so that a bot gets them in order even if it is handled meanwhile. Returns their
+    /// number.
     ///
     /// # Errors
-    /// If Redis is unavailable or refuses. Letters already redriven stay so; the call can be
+    /// If Redis is unavailable or refuses. Redriven letters stay redriven; the call can be
     /// repeated.
     pub async fn redrive_all(
         &self,
@@ -299,8 +302,7 @@ impl Queue {
     /// server's clock. Returns their number.
     ///
     /// # Errors
-    /// If Redis is unavailable or refuses. Letters already deleted stay so; the call can be
-    /// repeated.
+    /// If Redis is unavailable or refuses. Deleted letters stay deleted; the call can be repeated.
     pub async fn drop_dead_letters(
         &self,
         bot: Option<&BotId>,

@@ -24,14 +24,14 @@ pub enum Depth {
         /// Number of events in the queues.
         depth: u64,
     },
-    /// Not compared: the shard has too many bots with events, or new ones all the time.
+    /// Not compared: the shard has too many bots with events, or new ones in every attempt.
     NotCompared,
 }
 
 impl Queue {
-    /// Compares the depth of a shard with its queues, and corrects it, during any traffic. This
-    /// blocks Redis for about 20 ms per 10,000 bots with events. A shard with more than 20,000 is
-    /// skipped.
+    /// Compares the depth of a shard with its queues, and corrects it. Works during any traffic.
+    /// This blocks Redis for about 20 ms per 10,000 bots with events. A shard with more than 20,000
+    /// such bots is skipped.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.

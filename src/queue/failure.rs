@@ -1,9 +1,9 @@
-//! Why a bot is retried: the last reason of its handler, and since when it fails. This is
-//! information for operators, and nothing depends on it: it is written beside the completion and
-//! expires later.
+//! Notes why a bot is retried: the last reason of its handler, and the start of its failures. The
+//! notes inform operators, and no component depends on them. They are written separately from the
+//! completion and expire later.
 //!
 //! A bot counts as failing while the event that was at the head of its queue after the last failure
-//! is still there. Once that event is settled, the note is outdated.
+//! is still at the head. Once that event is settled, the note is outdated.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Time that a note is kept beyond the pause before the next attempt.
 const KEPT: Duration = Duration::from_secs(3_600);
-/// Number of leased and parked bots with the earliest deadlines that are checked for failures, per
-/// shard.
+/// Number of bots per shard that are checked for failures: leased and parked ones with the earliest
+/// deadlines.
 const FIRST: i64 = 64;
-/// The same for the latest deadlines, that is the longest backoff.
+/// The same for those with the latest deadlines, that is, in the longest backoff.
 const LAST: i64 = 32;
 /// The same for ready bots.
 const READY: i64 = 32;
@@ -35,7 +35,7 @@ pub struct LastFailure {
     pub reason: String,
     /// The time, ms since 1970.
     pub time_ms: u64,
-    /// Since when every call for the bot has failed, ms since 1970.
+    /// The start of the uninterrupted failures of the bot, ms since 1970.
     pub since_ms: u64,
 }
 
@@ -48,7 +48,7 @@ pub struct Failing {
     pub reason: String,
     /// The time of the last failure, ms since 1970.
     pub time_ms: u64,
-    /// Since when they have failed, ms since 1970.
+    /// The start of the failures of the first bot, ms since 1970.
     pub since_ms: u64,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Noted<'a> {
     pub(crate) now: Duration,
 }
 
-/// Since when the calls for a bot fail, and the event that is retried next.
+/// The start of the failures of a bot, and the event that is retried next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Streak {
     since_ms: u64,
@@ -103,7 +103,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether the event that failed last is still queued. Unknown in notes of earlier versions.
+    /// Whether the event that failed last is still queued; `None` for notes of earlier versions.
     fn still_fails(&self) -> Option<bool> {
         self.streak.map(|streak| self.head == Some(streak.head))
     }
@@ -132,8 +132,8 @@ impl Queue {
         self.link().run_checked("SET", &pipe).await.map(drop)
     }
 
-    /// Why a bot is retried. `None` if it is not, if a lease was lost without a reason, and if the
-    /// failure was long ago.
+    /// The failure because of which a bot is retried. `None` if the bot is not retried, if a lease
+    /// was lost without a reason, or if the note has expired.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -188,7 +188,7 @@ impl Queue {
         Ok(Some(Failing { bots, reason, time_ms, since_ms }))
     }
 
-    /// The bots with a recent note. Usually there are few, and the others need no further look.
+    /// The bots with a note. Usually there are few, so the other bots cost only this command.
     async fn noted(&self, bots: BTreeSet<BotId>) -> Result<Vec<BotId>, RedisError> {
         let mut pipe = Pipeline::with_capacity(bots.len());
         for bot in &bots {

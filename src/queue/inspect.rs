@@ -1,7 +1,7 @@
 //! Read-only views of queues: for operators, metrics and pages.
 //!
-//! A view reads with several commands, so it is not one consistent snapshot: counts may differ by
-//! what happened in between.
+//! A view needs several commands, so it is not a consistent snapshot: the queues may change between
+//! two commands.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::redis::keys::ShardKeys;
 use crate::redis::{RedisError, Reply, ReplyError, parse_score};
 use crate::telemetry::OncePerMinute;
 
-/// Number of bots per shard and kind whose ages are sampled.
+/// Number of bots per shard whose ages are sampled.
 const SAMPLE: i64 = 64;
 
 /// Number of commands of [`Queue::view`] per shard.
@@ -56,7 +56,7 @@ pub struct PipelineView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BotState {
-    /// In the control set.
+    /// Waiting for a worker, in the control set.
     Ready,
     /// Leased by a worker or a receiver.
     Leased,
@@ -113,8 +113,8 @@ impl Queue {
             pipe.cmd("SCARD").arg(keys.paused());
             pipe.cmd("ZCARD").arg(&keys.due);
             pipe.cmd("XLEN").arg(&keys.dlq);
-            // The busiest bots wait at the end of the control set, parked ones at both ends of the
-            // busy set.
+            // The busiest bots wait at the end of the control set, so both of its ends are sampled.
+            // Parked bots are at both ends of the busy set, so one end suffices.
             pipe.cmd("ZRANGE").arg(keys.ready()).arg(0).arg(SAMPLE / 2 - 1);
             pipe.cmd("ZRANGE").arg(keys.ready()).arg(-SAMPLE / 4).arg(-1);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(SAMPLE / 4 - 1);

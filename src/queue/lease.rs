@@ -9,21 +9,23 @@ use crate::id::{BotId, Fence, Shard};
 use crate::redis::scripts::{Attempts, Completion, Exception, Grant, Mode};
 
 /// Maximum duration of a lease before its holder confirms it, regardless of `lease_ttl`. It is
-/// short because a claim whose reply was lost blocks its bots for this long. A slice that takes
-/// longer than a third of it is renewed for `lease_ttl`. A process that stalls before that loses
-/// the lease after nine tenths of it, and its events are handled again.
+/// short because a claim whose reply was lost blocks its bots for this long. If a slice takes
+/// longer than a third of this time, its lease is renewed for `lease_ttl`. A process that stalls
+/// before the renewal loses the lease after nine tenths of this time, and its events are handled
+/// again.
 pub const CLAIM_TTL: Duration = Duration::from_millis(1_800);
 
 /// A lease granted or confirmed longer ago than this is confirmed again before a handler starts.
 /// Redis may have restarted since, which revokes every lease, and another process may have started
-/// its handler. The value is above the usual time from a claim to its handler, and below the time
-/// of a restart.
+/// its handler. The value is above the usual time from a claim to its handler, and below the
+/// duration of a restart.
 const FRESH: Duration = Duration::from_millis(50);
 
-/// The holder stops this share of the ttl before the deadline, at most one second before.
+/// The holder stops this part of the ttl (a tenth) before the lease ends, at most one second
+/// before.
 pub const MARGIN: u32 = 10;
 
-/// A call that grants or renews leases, at the time of sending.
+/// When, and over which connection, a call that grants or renews leases was sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
     /// When it was sent.
@@ -32,7 +34,7 @@ pub struct Sent {
     pub connection: Option<u64>,
 }
 
-/// The TTL lock on one bot.
+/// The lock on one bot, with a time to live.
 #[derive(Debug, Clone)]
 pub struct Lease {
     /// The bot.
@@ -58,7 +60,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The lease that the call `sent` requested, with `ttl`.
+    /// The lease that the call `sent` requested for `ttl`.
     #[must_use]
     pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Sent, ttl: Duration) -> Self {
         let Grant { bot, fence, attempts, weight, .. } = grant;
@@ -87,8 +89,8 @@ impl Lease {
     }
 
     /// Whether a handler may start without confirming the lease: it was granted or confirmed a
-    /// moment ago, over the connection in use now. Behind another connection Redis may have
-    /// restarted and revoked the lease.
+    /// moment ago, over the connection in use now. Before a reconnection, Redis may have restarted
+    /// and revoked the lease.
     #[must_use]
     pub fn is_fresh(&self, connection: Option<u64>) -> bool {
         let Sent { at, connection: over } = self.confirmed;
@@ -120,7 +122,7 @@ impl Lease {
         Instant::now() < self.deadline
     }
 
-    /// Notes that `n` events were removed under it.
+    /// Notes that `n` events were removed under this lease.
     pub fn removed(&mut self, n: usize) {
         self.removed += n;
     }

@@ -2,7 +2,7 @@
 //!
 //! 1. Every bot with queued events is in the control set, in the busy set, or paused. The list
 //!    reads these ids and scans nothing.
-//! 2. A script returns the length and the first sequence of their queues, 500 per call, all shards
+//! 2. A script returns the length and the first sequence of their queues, 500 per call, four shards
 //!    concurrently. It does not read the events.
 //! 3. Only the bots of the page are read completely.
 
@@ -19,20 +19,20 @@ use crate::id::{BotId, Shard};
 use crate::redis::scripts::{Head, Heads};
 use crate::redis::{RedisError, Reply};
 
-/// Maximum number of bots read per shard and kind. Beyond it, the list covers only the first ones
-/// found.
+/// Maximum number of bots read from the control set and from the busy set of a shard. Beyond it,
+/// the list covers only the first ones.
 const SHARD_MAX: usize = 100_000;
-/// Number of shards that are queried concurrently. Each takes a connection, and half of a pool is
-/// left for others.
+/// Number of shards that are queried concurrently. Each takes a connection, and half of a pool
+/// stays free for other callers.
 const CONCURRENT: usize = 4;
 
 /// The order of a list.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum BotOrder {
-    /// Longest queues first.
+    /// Bots with the longest queues first.
     #[default]
     Depth,
-    /// Oldest first events first.
+    /// Bots with the oldest events first.
     Age,
 }
 

@@ -3,10 +3,10 @@
 //! 1. Per bot and pipeline, events are *first* handled in the order in which they were queued. For
 //!    events of one bus stream that is the order of the stream. Across streams and other sources it
 //!    is the order in which Redis received them.
-//! 2. An event is handled at least once. It leaves its queue only by a fenced completion after its
+//! 2. An event is handled at least once. It leaves its queue only by a fenced completion: after its
 //!    effect, or into the dead letters or the delayed events in the same script.
-//! 3. A bot has at most one current lease. A worker frozen past its lease may still run its
-//!    handler, but it cannot commit: completions carry the fence.
+//! 3. A bot has at most one current lease. A worker that is suspended past its lease may still run
+//!    its handler. It cannot commit, because completions carry the fence.
 //! 4. A retry blocks the queue of that bot, and of no other bot.
 //! 5. There is no order across bots.
 //!
@@ -51,7 +51,7 @@ use crate::redis::{Link, RedisError, Reply};
 
 /// One slice in virtual time while bots compete. A bot whose last finish is at most this far ahead
 /// of the clock counts as quiet. Slices shrink to this length while more bots are ready than there
-/// are workers. It is short enough that eight workers free one about every millisecond.
+/// are workers. It is short enough that one of eight workers becomes free about every millisecond.
 pub const FAIR_SLICE: Duration = Duration::from_millis(10);
 
 /// [`FAIR_SLICE`] in the unit of the scripts.
@@ -72,7 +72,7 @@ pub struct Queue {
     link: Arc<Link>,
 }
 
-/// What happens to an event beyond the maximum length of its bot's queue.
+/// The treatment of an event beyond the maximum length of its bot's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnOverflow {
     /// The event becomes a dead letter.
@@ -84,7 +84,7 @@ pub enum OnOverflow {
 /// Maximum number of leases of a pipeline that receivers may hold.
 pub const OPEN_MAX: u64 = 10_000;
 
-/// The part of [`OPEN_MAX`] that each shard keeps.
+/// The share of [`OPEN_MAX`] for each shard.
 #[must_use]
 pub(crate) fn open_max(shards: ShardCount) -> u64 {
     OPEN_MAX.div_ceil(u64::from(shards.get()))
@@ -133,7 +133,7 @@ impl Queue {
         self.kind.ledger.as_deref()
     }
 
-    /// Why events must not be deleted, if they must not.
+    /// The reason why events must not be deleted; `None`: they may be deleted.
     #[must_use]
     pub fn protected(&self) -> Option<Protected> {
         self.kind.protected
@@ -163,7 +163,7 @@ impl Queue {
         bot.shard(self.count)
     }
 
-    /// How many shards there are.
+    /// The number of shards.
     #[must_use]
     pub fn shard_count(&self) -> ShardCount {
         self.count
@@ -197,7 +197,7 @@ impl Queue {
         self.keys(self.shard_of(bot))
     }
 
-    /// Queues events of one bot, in order, also events that do not come from a bus.
+    /// Queues events of one bot, in order. They need not come from a bus.
     ///
     /// # Errors
     /// After [`RedisError::Unknown`] the events may or may not be queued: push again with the same
@@ -222,8 +222,8 @@ impl Queue {
         self.link.call(&push).await
     }
 
-    /// Stops handing out a bot, or every bot for `None`. Running slices end normally. Returns
-    /// whether that changed something.
+    /// Pauses a bot, or every bot for `None`: no worker gets a new lease. Running slices end
+    /// normally. Returns whether the call changed anything.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -248,8 +248,8 @@ impl Queue {
         any(self.link.call_all(&calls).await?)
     }
 
-    /// Deletes the queue of a bot, revokes its lease, and returns the number of deleted events. Not
-    /// allowed for all pipelines: [`Self::protected`].
+    /// Deletes the queue of a bot, revokes its lease, and returns the number of deleted events.
+    /// Some pipelines do not allow it: see [`Self::protected`].
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -311,7 +311,7 @@ impl Queue {
         let mut events = Vec::with_capacity(ids.len());
         for id in ids {
             let entry = stored.bytes().map_err(misread)?;
-            // Missing: another scheduler moved it meanwhile.
+            // If the entry is missing, another scheduler moved the event meanwhile.
             if let Some(bot) = entry.as_deref().and_then(delayed_bot) {
                 events.push((id, bot));
             }

@@ -27,7 +27,7 @@ use crate::trend::{self, Point, Sample};
 
 const ACTIVE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
-/// Interval of samples of empty queues without any wake message.
+/// Sampling interval of empty queues while no wake message arrives.
 const QUIET: Duration = Duration::from_secs(300);
 /// Interval of removing old dead letters.
 const EXPIRE: Duration = Duration::from_secs(60);
@@ -135,7 +135,7 @@ struct Sampler {
     clock: SharedClock,
     /// The id of this process for the lock.
     token: String,
-    /// Until when empty queues need no sample, if all were found empty.
+    /// Set if all queues were found empty: until then they need no sample.
     quiet_until: Option<Instant>,
     /// When old dead letters are removed next.
     expire: Instant,
@@ -146,14 +146,14 @@ struct Sampler {
 }
 
 impl Sampler {
-    /// Samples everything; `None` if another process does. Returns how long no sample is needed
-    /// without a wake message. Reads before it writes, because a full server refuses writes.
+    /// Samples everything. Returns how long no sample is needed if no wake message arrives; `None`:
+    /// another process samples. Reads before it writes, because a full server refuses writes.
     async fn round(&mut self, now: Instant) -> Result<Option<Duration>, RedisError> {
         let link = Arc::clone(&self.link);
         let ttl_ms = millis(ACTIVE * 3);
         let lock = keys::sampler(link.prefix());
         if !link.call(&Hold { key: &lock, token: &self.token, ttl_ms }).await? {
-            // At this point one primary has answered.
+            // So far only one primary has answered. This command asks all of them.
             if link.target().is_cluster() {
                 link.command("PING", redis::cmd("PING")).await?;
             }
@@ -221,13 +221,13 @@ impl Sampler {
 struct Found {
     /// All queues are empty.
     quiet: bool,
-    /// How long that can last at most.
+    /// Maximum time that the queues stay empty without a wake message.
     rest: Duration,
     samples: BTreeMap<PipelineName, Sample>,
 }
 
 impl Sampled {
-    /// Samples this pipeline, and deletes old dead letters if it `expires`.
+    /// Samples this pipeline, and deletes old dead letters if `expires` is set.
     async fn look(
         &self,
         clock: &SharedClock,

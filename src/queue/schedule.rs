@@ -25,7 +25,8 @@ const SKEW_MS: u64 = 5;
 /// Pause after an error.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// The log state of due events that cannot be moved, shared by all pipelines and shards.
+/// Limits the log lines about due events that cannot be moved, for all pipelines and shards
+/// together.
 static PROMOTIONS: Outage = Outage::shared();
 
 /// When to scan each shard, ms since 1970.
@@ -91,13 +92,13 @@ pub(crate) async fn run(
         let now = clock.now();
         let scan = SCAN.mul_f64(rand::rng().random_range(0.8..1.2));
         let (due, next_ms) = board.take(&queue, millis(now), millis(scan));
-        // Concurrently: a server that does not answer delays the other shards at most by its
-        // timeout.
+        // Shards are handled concurrently. So a server that does not answer delays other shards at
+        // most by its timeout.
         let moving = join_all(due.iter().map(|shard| promote(&queue, &board, &clock, *shard, now)));
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,
-            // If this is dropped midway, the script may or may not have run: due events stay due,
+            // If this future is dropped, the script may or may not have run: due events stay due,
             // or are moved.
             _ = moving => {}
         }
@@ -128,8 +129,8 @@ async fn promote(
                 info!(?lasted, failures, "delayed events move again");
             }
             if let Some(next_ms) = promoted.next_ms {
-                // Due by our clock but not by the server's: wait a moment. Otherwise another batch
-                // is already due.
+                // If no event moved, the events are due by our clock but not by the server's: wait
+                // a moment. Otherwise another batch is already due.
                 let floor = if promoted.moved == 0 { millis(clock.now()) + SKEW_MS } else { 0 };
                 board.lower(shard, next_ms.max(floor));
             }

@@ -1,6 +1,6 @@
 //! Listens to the wake channels of every pipeline and shard.
 //!
-//! After each (re)connection everything is scanned, because messages may have been missed.
+//! After each connection, listeners scan everything, because they may have missed messages.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const RECONNECT: Duration = Duration::from_millis(100);
 const ALIVE: Duration = Duration::from_secs(2);
 /// Timeout of a ping.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
-/// The same after another connection timed out.
+/// Timeout of a ping after another connection timed out.
 const DOUBTED_WITHIN: Duration = Duration::from_millis(250);
 
 /// A message from a shard.
@@ -33,7 +33,7 @@ pub enum Wake {
     Deadline(u64),
     /// Its next delayed event is due at this time, ms since 1970.
     Due(u64),
-    /// A message of a product about a bot: the product's word for it, and the bot.
+    /// A message of a product about a bot: the product's name for the message, and the bot.
     Told(Box<str>, BotId),
 }
 

@@ -1,5 +1,5 @@
 //! Servers and instances that the demo and the load tools start for themselves, in a directory that
-//! is removed at the end.
+//! they remove at the end.
 
 mod server;
 
@@ -26,7 +26,7 @@ use crate::queue::FAIR_SLICE_US;
 use crate::redis::private::{PrivateRedis, PrivateRedisError};
 use crate::redis::{Link, RedisError, Target};
 
-/// The stream that events are published to.
+/// The stream to which events are published.
 pub const STREAM: &str = "fairlane:events";
 /// Number of entries per write when publishing.
 const PUBLISH_BATCH: usize = 500;
@@ -101,7 +101,7 @@ impl Rig {
         &self.url
     }
 
-    /// The same in the form of the client.
+    /// The address of the server, in the form of the Redis client.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
@@ -132,7 +132,7 @@ impl Rig {
         self.app_as(&pipeline_name(), roles, nowhere, workers, change, handler).await
     }
 
-    /// The same with another pipeline name, these roles, and its pages at `http`.
+    /// As [`Self::app`], with another pipeline name, these roles, and the web pages at `http`.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -157,10 +157,10 @@ impl Rig {
         Ok(App::builder(config).handler(name.as_str(), handler).roles(roles).build().await?)
     }
 
-    /// Starts an instance; stop it through the returned value.
+    /// Starts an instance. Stop it through the returned value.
     pub fn spawn(app: App) -> Running {
         let shutdown = Shutdown::new();
-        // Tracked by the instance's own shutdown, awaited by `Running::stop`.
+        // `Running::stop` awaits this task. The instance's own shutdown tracks the others.
         let mut task = tokio::task::JoinSet::new();
         task.spawn(app.run(shutdown.clone()));
         Running { shutdown, task }
@@ -202,14 +202,14 @@ impl Rig {
         Producer(Link::new(self.target.clone(), Vec::new(), FAIR_SLICE_US, PATIENCE))
     }
 
-    /// The start of every key of an instance, without the colon.
+    /// The prefix of every key of an instance, without the colon.
     #[must_use]
     pub fn key_prefix(&self) -> String {
         self.link.prefix().to_string()
     }
 
-    /// Runs `work` on a fresh server, which is stopped and removed in any case, also at Ctrl-C and
-    /// SIGTERM.
+    /// Runs `work` on a new server. Then stops and removes the server, also after an error, Ctrl-C
+    /// or SIGTERM.
     ///
     /// # Errors
     /// Those of `work`, [`SandboxError::Interrupted`], or the error of starting or removing the
@@ -240,7 +240,8 @@ impl Rig {
     }
 }
 
-/// Ctrl-C and SIGTERM, which end the work but not the process: the servers are removed first.
+/// Makes Ctrl-C and SIGTERM end the work instead of the process, so that the servers are removed
+/// first.
 #[derive(Debug)]
 pub struct Interrupt(Signal);
 
@@ -292,7 +293,8 @@ pub struct Running {
 }
 
 impl Drop for Rig {
-    /// Runs only after a panic: the server and its directory must not remain.
+    /// Acts only if [`Rig::remove`] was not called, such as after a panic: the server and its
+    /// directory must not remain.
     fn drop(&mut self) {
         if let Some(redis) = self.redis.take() {
             let _ = std::process::Command::new("kill").arg(redis.pid().to_string()).status();
@@ -302,7 +304,7 @@ impl Drop for Rig {
 }
 
 impl Drop for Running {
-    /// An instance that was not stopped in order is stopped immediately.
+    /// Immediately stops an instance that was not stopped in order.
     fn drop(&mut self) {
         self.shutdown.hard.cancel();
     }
@@ -365,7 +367,7 @@ pub fn event(bot: &BotId, id: &str, source: &str, bytes: usize) -> Result<Vec<u8
     make(&"x".repeat(bytes - bare.len()))
 }
 
-/// Waits until `total` are done. Fails after a minute without progress.
+/// Waits until `total` events are done. Fails after a minute without progress.
 pub async fn drained(
     done: impl Fn() -> u64,
     total: u64,
@@ -421,7 +423,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A count for `bots` bots.
+    /// A meter for `bots` bots.
     #[must_use]
     pub fn new(bots: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -456,7 +458,7 @@ impl Meter {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Number of first handlings before an earlier event.
+    /// Number of events that were first handled before an earlier one.
     #[must_use]
     pub fn reordered(&self) -> u64 {
         self.reordered.load(Ordering::Relaxed)

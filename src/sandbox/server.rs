@@ -13,8 +13,9 @@ use crate::app::files;
 pub use crate::http::Row;
 use crate::http::{self, AdmissionGate, Limits, Proxies, QuotaSettings};
 
-/// The maximum number of connections, and of those that wait to be accepted.
+/// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 8_192;
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: u32 = 4_096;
 
 /// Listens on a free port of the loopback.
@@ -26,22 +27,22 @@ pub fn listen() -> io::Result<TcpListener> {
     http::bind("the bench", any, BACKLOG).map_err(io::Error::other)
 }
 
-/// Serves `routes` with the limits of connections that Fairlane has, until `stop`.
+/// Serves `routes` with Fairlane's own listener until `stop`.
 pub async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) {
     let limits =
         Limits { name: "bench", connections: CONNECTIONS_MAX, per_address: CONNECTIONS_MAX };
     http::serve(listener, routes, limits, Proxies::default(), stop.into()).await;
 }
 
-/// The same routes behind the default admission control; `rows` has the class of each.
+/// Puts `routes` behind the default admission control. `rows` holds the class of each route.
 pub fn admitted(routes: Router, rows: &'static [Row]) -> Router {
     let admission = Admission::new(Settings::default(), system_ticks());
     let gate = AdmissionGate::new(admission, QuotaSettings::default(), rows);
     http::admitted(routes, Arc::new(gate))
 }
 
-/// Raises the limit of open files of this process, if it is below `needed`. `false`: the limit
-/// cannot be as high.
+/// Raises the limit of open files of this process if it is below `needed`. Returns `false` if the
+/// limit cannot be raised that far.
 #[must_use]
 pub fn raise_open_files(needed: u64) -> bool {
     files::raise(needed)

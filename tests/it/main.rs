@@ -1,5 +1,5 @@
-//! The integration tests, against real servers. Each folder has the promises of one part, each file
-//! one promise; `support` has the servers, networks and processes that they use.
+//! The integration tests, against real servers. Each folder tests one part, and each file one
+//! promise of that part. `support` has the servers, networks and processes that the tests use.
 
 mod automations;
 mod core;

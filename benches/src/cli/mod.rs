@@ -156,7 +156,7 @@ pub(crate) enum Scenario {
         /// The resource that requests need.
         #[arg(long, value_enum)]
         workload: Workload,
-        /// What protects the workload from overload.
+        /// The protection of the workload against overload.
         #[arg(long, value_enum)]
         protection: Protection,
         /// Rounds of the loop that a request needs the processor for.
@@ -252,7 +252,7 @@ pub(crate) enum Scenario {
     /// `fairlane serve`, with the same arguments. `overload` starts it itself.
     #[command(hide = true)]
     Serve {
-        /// Those of `fairlane serve`.
+        /// The arguments of `fairlane serve`.
         #[arg(last = true)]
         arguments: Vec<OsString>,
     },

@@ -16,8 +16,7 @@ use crate::error::CommandError;
 use crate::overload::{self, Protection, Workload, deployment};
 use crate::{automations, counters, fairness, http, latency, notifications, pipeline};
 
-/// Milliseconds. Clients that send later than planned by more than this are too slow to measure
-/// with.
+/// In ms. Clients that send later than planned by more than this are too slow for a measurement.
 const LATE_MS: f64 = 2.0;
 
 impl Cli {
@@ -191,7 +190,8 @@ fn faultless(verify: bool, lost: u64, reordered: u64) -> Result<(), CommandError
     Ok(())
 }
 
-/// Warns if the clients were too slow to measure with.
+/// Warns if the clients were too slow for a measurement. With `--verify`, wrong totals fail the
+/// command.
 fn judge(counters: &CountersArgs, report: &counters::Report) -> Result<(), CommandError> {
     let late = report.answered.late_p99_ms;
     if late > LATE_MS {

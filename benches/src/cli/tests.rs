@@ -73,8 +73,8 @@ fn accepted(place: &str, words: &[String]) {
     }
 }
 
-/// The arguments of every command in a text: on separate lines, which may continue after a `\`, and
-/// between backticks.
+/// The arguments of every command in a text. A command is on a separate line, which may continue
+/// after a `\`, or between backticks.
 fn commands(text: &str) -> Vec<Vec<String>> {
     let text = text.replace("\\\n", " ");
     let mut commands = Vec::new();

@@ -77,12 +77,12 @@ impl Tally {
     ) {
         self.last = self.last.max(now);
         if !answer.starts_with(b"HTTP/1.1 200 ") {
-            // A refused view was not counted; a failed one may have been.
+            // A refused view was not counted. A failed one may have been counted.
             let refused = answer.starts_with(b"HTTP/1.1 4");
             let said = unexpected("answered", answer).to_string();
             return if refused { self.blame(&said) } else { self.lose(asked, views, &said) };
         }
-        // No id contains that word.
+        // No id contains `null`.
         let unknown = answer.windows(4).any(|window| window == b"null");
         self.nulls += u64::from(unknown);
         let waits = match asked.what {

@@ -1,4 +1,4 @@
-//! The documents in MongoDB: written before the service runs, read afterwards.
+//! The documents in MongoDB. They are written before the service runs, and read afterwards.
 
 use fairlane::counters::store::{DAILY, TOTALS};
 use futures_util::TryStreamExt as _;

@@ -1,4 +1,5 @@
-//! Checks that totals over HTTP, stored totals and the sums of days equal the acknowledged views.
+//! Checks that the totals over HTTP, the stored totals and the sums of days all equal the
+//! acknowledged views.
 
 use std::io;
 use std::net::SocketAddr;
@@ -94,7 +95,7 @@ pub(super) struct Verdict {
     pub(super) first: Option<String>,
 }
 
-/// Compares, ad by ad.
+/// Compares the expected and the found figures of each ad.
 pub(super) fn judge(ledger: &Ledger, found: &[Found]) -> Verdict {
     let none = Found { told: Some(0), ..Found::default() };
     let mut verdict = Verdict { differ: 0, first: None };

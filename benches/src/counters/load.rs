@@ -1,7 +1,7 @@
 //! Sends requests at their due times, regardless of earlier answers, and measures from the due
-//! time: a service that stalls shows as latency of all delayed requests.
+//! time. So if the service stalls, all delayed requests show this as latency.
 //!
-//! One thread sends, one receives, and each connection has at most one request in flight. When all
+//! One thread sends and one receives. Each connection has at most one request in flight. When all
 //! connections are busy, due requests wait, which counts as latency too.
 
 use std::collections::VecDeque;
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) address: SocketAddr,
-    /// Number of connections: at most the number of requests per second, because the server closes
+    /// Number of connections. At most the number of requests per second, because the server closes
     /// idle ones.
     pub(super) connections: usize,
     pub(super) reads: Arc<Requests>,
@@ -53,13 +53,13 @@ pub(super) struct Load {
 pub(super) struct Outcome {
     /// From the due time to the answer of reads, µs.
     pub(super) reads: Histogram<u64>,
-    /// The same of views.
+    /// The same for views.
     pub(super) views: Histogram<u64>,
     /// From the due time to sending, µs, as far as the sender itself was the cause.
     pub(super) late: Histogram<u64>,
     /// From the end of the warm-up to the last answer.
     pub(super) measured: Duration,
-    /// Everything.
+    /// Duration of the whole run.
     pub(super) took: Duration,
     /// Processor time of the sending and of the receiving thread.
     pub(super) cpu: Option<Duration>,
@@ -136,7 +136,7 @@ impl Load {
 
     fn send(&self, hall: &Hall, lines: &[Arc<Line>], stop: &CancellationToken) -> io::Result<Sent> {
         let mut sent = Sent { late: waits(), waited: 0, views: 0 };
-        // When a connection was last waited for: delays until then are not the sender's fault.
+        // When the sender last waited for a connection. It did not cause the delays until then.
         let mut released = Duration::ZERO;
         for ticket in self.schedule.clone() {
             if stop.is_cancelled() {
@@ -255,7 +255,7 @@ impl Hall {
 
     fn wait_for_one(&self, stop: &CancellationToken) -> io::Result<usize> {
         let since = Instant::now();
-        // Set before checking, so that a connection that is returned meanwhile wakes us.
+        // Set before the check, so that a connection that is returned meanwhile wakes the sender.
         self.starved.store(true, Ordering::SeqCst);
         loop {
             if let Some(number) = self.next() {
@@ -368,7 +368,7 @@ async fn listen(
 mod tests {
     use super::*;
 
-    /// Answers the requests of each connection, every one after a while.
+    /// Answers the requests of each connection, each after the time `after`.
     fn serve(listener: &std::net::TcpListener, after: Duration, answers: &'static [&'static str]) {
         use std::io::{Read as _, Write as _};
         for stream in listener.incoming() {

@@ -1,5 +1,5 @@
 //! `fairlane-bench counters`: reads totals and counts views over HTTP at steady rates, regardless
-//! of how fast the service answers; then checks every figure.
+//! of how fast the service answers. Then checks every figure.
 //!
 //! Before that, each ad that should be cached is viewed once, and half of the others are stored in
 //! MongoDB. The whole service, both stores and the clients share the machine.
@@ -87,7 +87,7 @@ pub(crate) struct Report {
     pub(crate) cached: f64,
     pub(crate) connections: usize,
     pub(crate) seconds: u64,
-    /// The planned number of requests.
+    /// The planned rates of reads and of views, per second.
     pub(crate) rate: u64,
     pub(crate) rate_views: u64,
     #[serde(flatten)]
@@ -299,7 +299,8 @@ impl<'a> Bench<'a> {
         Ok((outcome, answered))
     }
 
-    /// Raises the rate in steps while the goal is met; otherwise lowers it.
+    /// Raises the rate in steps while the goal is met. If the first rate missed the goal, lowers it
+    /// until the goal is met.
     async fn search(
         &mut self,
         first: &Answered,
@@ -324,7 +325,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The number of ads that differ, and the first of them.
+    /// The number of ads with wrong figures, and the first of them.
     async fn check(&self) -> Result<(u64, Option<String>), BenchError> {
         let mut found = vec![Found::default(); self.ledger.ads().max(self.views.ads_end())];
         exact::ask(self.address, self.ads, &mut found).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rand::Rng;
 
-/// The ads: which are cached before the run, and which are not. Ad `n` belongs to bot `n % bots`.
+/// The ads, of which some are cached before the run. Ad `n` belongs to bot `n % bots`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ads {
     /// Number of ads.
@@ -61,7 +61,8 @@ impl Ads {
         (first, count)
     }
 
-    /// A random ad of the bot, cached or not; one of the other kind if there is none.
+    /// A random ad of the bot, cached or not. If the bot has none of that kind, an ad of the other
+    /// kind.
     fn any(self, bot: usize, cached: bool, random: &mut impl Rng) -> usize {
         let kinds = [0..self.cached, self.cached..self.count];
         let [yes, no] = kinds.map(|range| self.of_bot(bot, range));
@@ -113,7 +114,7 @@ impl Requests {
         requests
     }
 
-    /// Random views: a `share` of them of cached ads, each other one of a new ad.
+    /// Random views: a `share` of them are of cached ads, and each of the others is of a new ad.
     pub(super) fn views(
         ads: Ads,
         host: &str,
@@ -155,7 +156,7 @@ impl Requests {
         self.ends.len()
     }
 
-    /// The bytes of a request; the requests are sent in turn.
+    /// The bytes of a request. The requests are sent in turn.
     pub(super) fn get(&self, number: usize) -> &[u8] {
         let at = number % self.ends.len();
         let begin = at.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -195,7 +196,7 @@ pub(super) struct Schedule {
     views: Pace,
 }
 
-/// `count` times, `rate` per second; without a rate, all immediately.
+/// Due times at `rate` per second. Without a rate, all are due immediately.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     rate: Option<u64>,
@@ -205,7 +206,7 @@ struct Pace {
 }
 
 impl Schedule {
-    /// This many reads and views per second for `seconds`. Views start at the number `first_view`.
+    /// This many reads and views per second for `seconds`.
     pub(super) fn steady(reads: u64, views: u64, seconds: u64) -> Self {
         let pace = |rate: u64| Pace { rate: Some(rate), next: 0, end: rate * seconds };
         Self { reads: pace(reads), views: pace(views) }
@@ -225,8 +226,7 @@ impl Pace {
         }
         let second = u64::try_from(Duration::from_secs(1).as_nanos()).unwrap_or(u64::MAX);
         let due = self.rate.map_or(0, |rate| {
-            // In this order, so that fractions are not lost, and nothing overflows within
-            // centuries.
+            // This order keeps the fractions, and does not overflow within centuries.
             self.next / rate * second + self.next % rate * second / rate
         });
         Some(Duration::from_nanos(due))

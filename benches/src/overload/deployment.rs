@@ -1,8 +1,8 @@
-//! Measures a deployment of the user's own: sends requests at fixed rates to the routes of its
-//! callers, in their classes. The server keeps its own configuration.
+//! Measures the user's own deployment: sends requests at fixed rates to given routes, each in its
+//! class. The server keeps its own configuration.
 //!
-//! 1. Each route is requested once. An answer other than success is an error of the user, and the
-//!    bench would only measure refusals.
+//! 1. Each route is requested once. The bench stops unless the answer is a success or a refusal
+//!    under load (429, 503, 504).
 //! 2. Each rate runs for some seconds, open loop: slow answers do not delay later requests.
 //! 3. The first rate runs again, to show the recovery.
 //!
@@ -25,8 +25,8 @@ use crate::error::BenchError;
 pub(crate) const RATE_MAX: u32 = 20_000;
 /// Maximum duration of a bench, s.
 pub(crate) const SECONDS_MAX: u64 = 3_600;
-/// A placeholder in a path or a body for a number from 0 to 99, so that requests are of several
-/// bots.
+/// A placeholder in a path or a body. A number from 0 to 99 replaces it, so that the requests
+/// concern several bots.
 const NUMBER: &str = "{n}";
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 
@@ -92,7 +92,7 @@ impl Route {
             self.method,
             deadline.as_millis()
         );
-        // The client of a route may lower its class, but not raise it.
+        // A client may lower the class of a route, but not raise it.
         if self.class > 0 {
             text.extend(["x-priority: p", &self.class.to_string(), "\r\n"]);
         }
@@ -147,7 +147,7 @@ pub(crate) struct Report {
     pub(crate) seconds: u64,
     /// The routes.
     pub(crate) routes: Vec<Route>,
-    /// In the order of the runs; the last one is the first rate again.
+    /// In the order of the runs. The last one is the first rate again.
     pub(crate) steps: Vec<Step>,
 }
 
@@ -158,7 +158,7 @@ pub(crate) struct Step {
     pub(crate) rate: u32,
     /// Whether this is the first rate again, after all others.
     pub(crate) again: bool,
-    /// The delay of the generator for 99 % of the requests; above 5 the figures are not valid.
+    /// The 99th percentile of the generator's delay, ms. Above 5 the figures are not valid.
     pub(crate) lag_p99_ms: f64,
     /// The classes of the routes.
     pub(crate) classes: Vec<OfClass>,
@@ -171,7 +171,7 @@ pub(crate) struct OfClass {
     pub(crate) offered: u64,
     /// Answered with success before the deadline.
     pub(crate) in_time: u64,
-    /// The share of those.
+    /// The share of the requests that were answered in time.
     pub(crate) success: f64,
     pub(crate) in_time_per_second: f64,
     pub(crate) p50_ms: f64,
@@ -211,7 +211,7 @@ async fn addresses(url: &Url) -> Result<Vec<SocketAddr>, BenchError> {
 /// Runs the bench.
 ///
 /// # Errors
-/// If the target does not answer, or not with success.
+/// If the target does not answer, or answers a route with an unexpected status.
 pub(crate) async fn run(
     options: Options,
     mut watch: impl FnMut(&'static str, u64),
@@ -252,7 +252,7 @@ pub(crate) async fn run(
 
 /// Checks each route before the measurement.
 async fn try_once(url: &Url, target: &Target, route: &Route) -> Result<(), BenchError> {
-    // Without the deadline, so that a cold server is not an error.
+    // A longer timeout than the deadline, so that a cold server is not an error.
     let patience = target.deadline.max(Duration::from_secs(10));
     let request = route.request(&Target { deadline: patience, ..target.same() }, 0);
     let asked = tokio::time::timeout(patience, load::answer_once(target.address, &request)).await;
@@ -289,7 +289,7 @@ fn requests(routes: &[Route], target: &Target) -> [Vec<Vec<u8>>; 4] {
     })
 }
 
-/// The share of a class: every route has the same share.
+/// The rate of each class: every route has the same share.
 fn shares(routes: &[Route], rate: u32) -> [f64; 4] {
     #[expect(clippy::cast_precision_loss, reason = "a few routes")]
     let share = |class| {
@@ -299,8 +299,8 @@ fn shares(routes: &[Route], rate: u32) -> [f64; 4] {
     std::array::from_fn(share)
 }
 
-/// The connections of each class: the same number for each, so that a slow class takes none from
-/// another.
+/// The number of connections of each class. It is the same for all, so that a slow class takes no
+/// connection from another.
 fn places(routes: &[Route], connections: usize) -> [usize; 4] {
     let is_asked = |class| routes.iter().any(|route| route.class == class);
     let classes = (0..4).filter(|class| is_asked(*class)).count().max(1);

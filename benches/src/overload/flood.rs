@@ -1,5 +1,5 @@
-//! Connections that try to exhaust the server: 2,000 that send a head slowly or nothing at all,
-//! from several addresses, beside requests of the critical classes.
+//! Connections that try to exhaust the server, beside requests of the critical classes. 2,000
+//! connections from several addresses send a head slowly, or nothing at all.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::error::BenchError;
 
 /// Number of connections of the flood.
 const CONNECTIONS: usize = 2_000;
-/// Including those of the generator.
+/// Number of open files that the process needs, including those of the generator.
 const FILES: u64 = 4_096;
 /// Number of source addresses on the loopback.
 const ADDRESSES: usize = 4;
@@ -81,7 +81,7 @@ async fn slowly(address: SocketAddr, number: usize) -> std::io::Result<()> {
     socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)))?;
     let mut stream = socket.connect(address).await?;
     if number.is_multiple_of(2) {
-        // Sends nothing; the read ends when the server closes the connection.
+        // This one sends nothing. The read ends when the server closes the connection.
         stream.readable().await?;
         return Ok(());
     }

@@ -1,9 +1,9 @@
 //! The load generator: sends at the times of a schedule, regardless of the answers.
 //!
-//! Open loop: requests arrive as a Poisson process, and each uses its own connection while it
-//! lasts, like independent clients. Latency counts from the scheduled time. A client gives up at
-//! its deadline and closes the connection; a client without a free connection fails immediately.
-//! One thread, pinned to its own processor.
+//! Open loop: requests arrive as a Poisson process. Each uses its own connection while it lasts,
+//! like independent clients. Latency counts from the scheduled time. A client gives up at its
+//! deadline and closes the connection. A client without a free connection fails immediately. One
+//! thread sends everything; beside a server of the bench, it is pinned to its own processor.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -91,8 +91,8 @@ pub(super) async fn send_unpinned(load: Load) -> Result<Outcome, BenchError> {
     on_thread(None, async move || drive(load).await).await
 }
 
-/// Checks every millisecond whether the processor is available and how fast it is, with priority
-/// over other threads on it: what it misses is caused by the machine, not by the server.
+/// Checks every millisecond whether the server's processor is available and how fast it is. Has
+/// priority over other threads on that processor, so the machine causes its delays, not the server.
 struct Lookout {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Processor>,
@@ -103,14 +103,14 @@ impl Lookout {
         const LOOK: Duration = Duration::from_millis(1);
         /// The longest wait that a busy server can cause.
         const USUAL: Duration = Duration::from_millis(5);
-        /// Duration of the work, which takes one or two hundredths of the processor.
+        /// Loop rounds of the measured work, which takes one or two hundredths of the processor.
         const ROUNDS: u64 = 500;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let look = move || {
             pin(core);
-            // The priority of this thread. If it is not permitted, the measurement is slightly less
-            // accurate.
+            // Raises the priority of this thread. If that is not permitted, the measurement is
+            // slightly less accurate.
             let _ = rustix::process::setpriority_process(None, -20);
             let (mut away, mut work, begun) = (Duration::ZERO, histogram(), Instant::now());
             while !stopped.load(Ordering::Relaxed) {
@@ -139,8 +139,8 @@ impl Lookout {
     }
 }
 
-/// Measures the number of answers per second for this many clients that send one request after the
-/// other; and the state of the processor.
+/// Measures the number of answers per second, and the state of the processor. Each of the clients
+/// sends one request after the other.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 pub(super) async fn saturate(
     core: usize,
@@ -245,7 +245,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
-/// Weights: tenant 0 has `heavy`, all others 1.
+/// A random tenant: tenant 0 has the weight `heavy`, all others 1.
 fn tenant(random: &mut SmallRng, heavy: f64) -> usize {
     #[expect(clippy::cast_precision_loss, reason = "a hundred")]
     let others = (TENANTS - 1) as f64;
@@ -306,7 +306,7 @@ impl Sender {
         }
     }
 
-    /// The index of a moment in the timeline.
+    /// The entry of a moment in the timeline.
     fn tick(&self, at: Instant) -> std::cell::RefMut<'_, (u64, u64)> {
         let tick = (at - self.begun).as_millis() / TICK.as_millis();
         let tick = usize::try_from(tick).unwrap_or(usize::MAX).min(100_000);

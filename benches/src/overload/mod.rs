@@ -1,13 +1,14 @@
 //! `fairlane-bench overload`: goodput and latency when the load far exceeds the capacity.
 //!
-//! A server runs in its own process, pinned to one processor; the generator (`load`) is pinned to
-//! another. The capacity is measured first. Then the load goes from half of it to ten times of it,
-//! with the critical classes held at half. Each round compares Fairlane's admission control, no
-//! protection, and `tower`'s concurrency limit with load shedding, one after the other.
+//! A server runs in its own process, pinned to one processor. The generator (`load`) is pinned to
+//! another. The capacity is measured first. Then the load goes from half of the capacity to ten
+//! times the capacity, while the critical classes stay at half. Each round compares three
+//! protections, one after the other: Fairlane's admission control, none, and `tower`'s concurrency
+//! limit with load shedding.
 //!
 //! Workloads: requests that need the processor for 2 ms; requests that wait for a dependency with 8
-//! slots of 4 ms; and totals of the real service, up to three times its capacity, where a refusal
-//! costs nearly as much as an answer.
+//! slots of 4 ms; and totals of the real service. The load of the last goes up to three times its
+//! capacity, where a refusal costs nearly as much as an answer.
 
 pub(crate) mod chart;
 pub(crate) mod deployment;
@@ -40,7 +41,7 @@ pub(crate) enum Workload {
     Reads,
 }
 
-/// What protects the server.
+/// The protection of the server against overload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protection {
@@ -48,7 +49,7 @@ pub(crate) enum Protection {
     Admission,
     /// No protection.
     None,
-    /// `tower`: 64 concurrent requests, refusing the others.
+    /// `tower`: at most 64 concurrent requests; the others are refused.
     Tower,
 }
 
@@ -57,7 +58,7 @@ pub(crate) enum Protection {
 pub(crate) struct Options {
     /// The workloads.
     pub(crate) workloads: Vec<Workload>,
-    /// Multiples of the capacity, in this order; none: 0.5 to 10.
+    /// Multiples of the capacity, in this order. Empty: 0.5 to 10.
     pub(crate) loads: Vec<f64>,
     /// Duration of each load.
     pub(crate) seconds: u64,
@@ -90,17 +91,17 @@ pub(crate) struct Flood {
     pub(crate) p1_p99_ms: f64,
 }
 
-/// The results for one workload; medians of the rounds.
+/// The results for one workload: medians of the rounds.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figures {
     /// The workload.
     pub(crate) workload: Workload,
-    /// The capacity in requests per second; measured before every load, because the machine is not
-    /// always equally fast.
+    /// The capacity in requests per second. Measured before every load, because the speed of the
+    /// machine varies.
     pub(crate) capacity_per_second: f64,
     /// The highest load, as a multiple of the capacity.
     pub(crate) highest_load: f64,
-    /// Goodput at that load, divided by the best at any load.
+    /// Goodput at the highest load, divided by the best goodput at any load.
     pub(crate) goodput_at_10x_ratio: f64,
     /// The lowest of the rounds, at the highest load.
     pub(crate) p0_success: f64,
@@ -114,15 +115,15 @@ pub(crate) struct Figures {
     pub(crate) deadline_ms: u64,
     /// Refusals at 0.8 times the capacity and below, in all rounds.
     pub(crate) shed_below_capacity: u64,
-    /// From the end of ten times the capacity, with clients that retry three times, to the last
-    /// refusal.
+    /// Time from the end of ten times the capacity to the last refusal. The clients retry three
+    /// times.
     pub(crate) recovery_ms: Option<f64>,
     /// The share of good answers after that.
     pub(crate) recovered_success: Option<f64>,
-    /// With one tenant of 100 at ten times its share: the p99 of the others, divided by theirs
-    /// without it.
+    /// With one tenant of 100 at ten times its share: the p99 of the other tenants, divided by
+    /// their p99 without that load.
     pub(crate) others_p99_ratio: Option<f64>,
-    /// The share of good answers to the others in that case.
+    /// The share of good answers to the other tenants in that case.
     pub(crate) others_success: Option<f64>,
     /// When the dependency becomes ten times slower: goodput divided by its new capacity.
     pub(crate) slow_goodput_ratio: Option<f64>,
@@ -130,17 +131,17 @@ pub(crate) struct Figures {
     pub(crate) slow_recovery_ms: Option<f64>,
     /// Memory of the server at the highest load divided by that at its capacity.
     pub(crate) memory_ratio: f64,
-    /// Number of repeated runs, because the generator was late, or because the machine withheld the
-    /// server's processor or changed its speed after the capacity was measured.
+    /// Number of repeated runs. A run is repeated if the generator was late, or if the machine
+    /// withheld the server's processor or changed its speed after the capacity was measured.
     pub(crate) void_runs: u64,
-    /// The delay of the generator for 99 % of the requests, in the worst valid run; above 5, none
-    /// of five tries was better, and the figures are not valid.
+    /// The 99th percentile of the generator's delay in the worst run, ms. Above 5, five tries of
+    /// that run were too late, and the figures are not valid.
     pub(crate) lag_p99_ms: f64,
     /// The share of the time in which the machine withheld the server's processor, in the worst
-    /// valid run; above 0.01 the figures are not valid.
+    /// run. Above 0.01 the figures are not valid.
     pub(crate) away: f64,
     /// The relative difference between the speed of the server's processor and its speed while the
-    /// capacity was measured, in the worst valid run; above 0.1 the figures are not valid.
+    /// capacity was measured, in the worst run. Above 0.1 the figures are not valid.
     pub(crate) speed: f64,
     /// All loads.
     pub(crate) curve: Vec<Point>,
@@ -152,7 +153,7 @@ pub(crate) struct Point {
     pub(crate) protection: Protection,
     /// The multiple of the capacity.
     pub(crate) load: f64,
-    /// Goodput as a share of the capacity at that time, multiplied by the capacity.
+    /// Goodput as a share of the capacity at that time, multiplied by the median capacity.
     pub(crate) goodput_per_second: f64,
     pub(crate) p99_ms: f64,
     pub(crate) p0_success: f64,
@@ -190,7 +191,7 @@ pub(crate) async fn run(
     Ok(Report { seconds, rounds, workloads, flood })
 }
 
-/// The path of the chart, and its content.
+/// Writes the chart to `path`.
 pub(crate) fn draw(report: &Report, path: &PathBuf) -> std::io::Result<()> {
     std::fs::write(path, chart::svg(report))
 }

@@ -22,13 +22,15 @@ pub(super) struct Tally {
 #[derive(Debug, Clone)]
 pub(super) struct Outcome {
     pub(super) classes: [Tally; 4],
-    /// Good answers of all tenants except 0, µs; and the number of their requests.
+    /// Latencies of the good answers to all tenants except 0, µs.
     pub(super) others: Histogram<u64>,
+    /// The number of their requests.
     pub(super) others_offered: u64,
-    /// Per [`TICK`](super::load::TICK): the number of answered requests, and of refusals sent.
+    /// Per [`TICK`](super::load::TICK): the number of good answers to requests due then, and of
+    /// refusals.
     pub(super) timeline: Vec<(u64, u64)>,
     pub(super) seconds: f64,
-    /// The delay of the generator for 99 % of the requests, ms.
+    /// The 99th percentile of the generator's delay, ms.
     pub(super) lag_p99_ms: f64,
     /// The state of the server's processor meanwhile.
     pub(super) processor: Processor,
@@ -41,8 +43,8 @@ pub(super) struct Outcome {
 pub(super) struct Processor {
     /// The share of the time in which the machine withheld the processor.
     pub(super) away: f64,
-    /// The median duration of the same small amount of work, µs: shared machines are not always
-    /// equally fast.
+    /// The median duration of a fixed small amount of work, µs. The speed of shared machines
+    /// varies.
     pub(super) work_us: f64,
 }
 
@@ -88,7 +90,7 @@ impl Outcome {
         if offered == 0 { 1.0 } else { good as f64 / offered as f64 }
     }
 
-    /// The latency of all good answers, ms.
+    /// The 99th percentile of the latency of all good answers, ms.
     pub(super) fn p99_ms(&self) -> f64 {
         let mut all = histogram();
         for class in &self.classes {

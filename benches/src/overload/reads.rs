@@ -1,5 +1,5 @@
-//! Totals of the real service: `fairlane serve` with its counters, in its own process, which runs
-//! this program too.
+//! Totals of the real service: this program runs `fairlane serve` with its counters in a separate
+//! process.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
@@ -27,7 +27,7 @@ pub(super) async fn measure(
 ) -> Result<Figures, BenchError> {
     mongo::with_database(&options.mongo, async |rig, database| {
         let mongodb = (database.url.expose().to_owned(), database.name.clone());
-        // The generator's processor is reserved for it.
+        // The stores run on processor 0, because the generator needs the other one alone.
         let redis = probe::info(rig, "server").await?;
         let redis = redis.lines().find_map(|line| line.strip_prefix("process_id:"));
         let redis = redis.and_then(|pid| pid.trim().parse().ok());
@@ -73,7 +73,7 @@ fn requests() -> [Vec<Vec<u8>>; 4] {
     })
 }
 
-/// The service, on the same processor as its Redis.
+/// Starts the service on the same processor as its Redis.
 fn start(
     rig: &Rig,
     (url, database): &(String, String),
@@ -105,7 +105,7 @@ fn start(
     }
 }
 
-/// Waits until the counted views are in MongoDB, which writes them on the same processor.
+/// Waits until the counted views are in MongoDB, because writing them needs the same processor.
 async fn settled(address: SocketAddr) -> Result<(), BenchError> {
     const PATIENCE: Duration = Duration::from_secs(60);
     let request = b"GET /v1/pipelines/counters HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
@@ -113,7 +113,7 @@ async fn settled(address: SocketAddr) -> Result<(), BenchError> {
     while begun.elapsed() < PATIENCE {
         let answer = load::read_once(address, request).await.unwrap_or_default();
         if answer.contains("\"depth\":0,") {
-            // Also the work after its answer.
+            // Also wait for the work that follows the write.
             tokio::time::sleep(Duration::from_secs(3)).await;
             return Ok(());
         }

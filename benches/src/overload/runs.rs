@@ -27,7 +27,7 @@ pub(super) struct Bench {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plain {
     pub(super) address: SocketAddr,
-    /// Number of concurrent clients for that.
+    /// Number of concurrent clients that measure the capacity.
     pub(super) clients: usize,
 }
 
@@ -77,8 +77,8 @@ impl Bench {
         self.capacity
     }
 
-    /// The critical classes at half of the capacity, or less if the load is lower; 70 % of the rest
-    /// is P2.
+    /// The rate of each class. The critical classes get half of the capacity, or less if the load
+    /// is lower. 70 % of the rest is P2.
     pub(super) fn rates(&self, load: f64) -> [f64; 4] {
         let p1 = (self.capacity * load.min(0.5) - P0_RATE).max(0.0);
         let rest = self.capacity * (load - 0.5).max(0.0);
@@ -114,8 +114,8 @@ impl Bench {
         self.valid(async |seed| load::send(1, Load { seed, ..load.clone() }).await).await
     }
 
-    /// Repeats the run until neither the generator nor the server was disturbed, and returns its
-    /// results; or the results of the least disturbed run.
+    /// Repeats the run until neither the generator nor the server was disturbed, at most five
+    /// times. Returns the results of the least disturbed run.
     pub(super) async fn valid(
         &mut self,
         mut run: impl AsyncFnMut(u64) -> Result<Outcome, BenchError>,
@@ -141,7 +141,7 @@ impl Bench {
         Ok(Outcome { capacity: self.capacity, ..best })
     }
 
-    /// How much a run was disturbed; above 1 it is not valid.
+    /// How much a run was disturbed. Above 1 it is not valid.
     fn disturbed(&self, outcome: &Outcome) -> f64 {
         let lag = outcome.lag_p99_ms / LAG_MAX_MS;
         let away = outcome.processor.away / AWAY_MAX;
@@ -160,12 +160,12 @@ impl Bench {
 #[derive(Default)]
 pub(super) struct Curve {
     runs: Vec<(Protection, f64, Outcome)>,
-    /// At the capacity, and at the highest load, of each round.
+    /// Memory of the server in each round: at the capacity, and at the highest load.
     memory: Vec<(u64, u64)>,
 }
 
 impl Curve {
-    /// All loads on all servers, one after the other.
+    /// Runs all loads on all servers, one after the other.
     pub(super) async fn sweep(
         &mut self,
         bench: &mut Bench,
@@ -239,7 +239,7 @@ impl Curve {
         points
     }
 
-    /// The figures from the curve; `more` are added later.
+    /// The figures from the curve. The caller adds those of the other runs.
     pub(super) fn figures(&self, workload: Workload, bench: &Bench, loads: &[f64]) -> Figures {
         let highest = loads.last().copied().unwrap_or(1.0);
         let curve = self.points(loads);

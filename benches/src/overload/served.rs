@@ -1,4 +1,4 @@
-//! Servers in their own processes, and the processors they run on.
+//! Servers in their own processes, and the processors on which they run.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ impl Served {
                 format!("the server printed {line:?} instead of its address"),
             )
         });
-        // If this fails, the server is dropped, and so ended.
+        // If this fails, the server is dropped, which ends it.
         let mut served = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
         served.address = address?;
         Ok(served)
@@ -71,7 +71,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // The server stops when its input ends.
         drop(self.child.stdin.take());
         std::thread::sleep(Duration::from_millis(50));
         let _ = self.child.kill();

@@ -1,5 +1,5 @@
-//! The overloaded server: its own process, pinned to one processor, with work that needs the
-//! processor or waits for a dependency, behind one of three protections.
+//! The overloaded server: its own process, pinned to one processor, behind one of three
+//! protections. Its work needs the processor, or waits for a dependency.
 
 use std::io::{BufRead as _, Write as _};
 use std::sync::Arc;
@@ -24,8 +24,9 @@ use crate::error::BenchError;
 
 /// The processor time of one request.
 const CPU: Duration = Duration::from_millis(2);
-/// The concurrency of the dependency, and the duration of a call, ms.
+/// The concurrency of the dependency.
 const SLOTS: usize = 8;
+/// The duration of a call to the dependency, ms.
 const SERVICE_MS: u64 = 4;
 /// The concurrency limit of `tower`: a plausible choice without knowledge of the service.
 const TOWER_LIMIT: usize = 64;
@@ -54,7 +55,7 @@ pub(crate) fn serve(
     protection: Protection,
     rounds: u64,
 ) -> Result<(), BenchError> {
-    // The threads of the runtime inherit it.
+    // The threads of the runtime inherit the processor.
     pin(0);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;

@@ -82,8 +82,8 @@ pub(super) async fn measure(
     })
 }
 
-/// The time from the end of `from` to the last refusal, ms; and the share of good answers after
-/// that, without the first second.
+/// The time from `from` to the last refusal, ms. Also the share of good answers after `from`,
+/// without the first second.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 fn recovery(outcome: &Outcome, from: Duration, rate: f64) -> (f64, f64) {
     let from = usize::try_from(from.as_millis() / TICK.as_millis()).unwrap_or(usize::MAX);
@@ -95,11 +95,12 @@ fn recovery(outcome: &Outcome, from: Duration, rate: f64) -> (f64, f64) {
     (last as f64 * TICK.as_secs_f64() * 1_000.0, (good as f64 / expected.max(1.0)).min(1.0))
 }
 
-/// Half of the capacity, ten times of it, and half again, with clients that retry three times.
+/// Runs half of the capacity, ten times the capacity, and half again, with clients that retry three
+/// times.
 async fn step(bench: &mut Bench, address: SocketAddr) -> Result<(f64, f64), BenchError> {
     let phase =
         |seconds, load| Phase { lasts: Duration::from_secs(seconds), rates: bench.rates(load) };
-    // All of the low load may be refused here: half of it belongs to the lower classes.
+    // Half of this low load belongs to the lower classes, which the server may refuse.
     let [p0, p1, ..] = bench.rates(0.5);
     let low = [p0, p1 / 2.0, p1 * 0.35, p1 * 0.15];
     let low = |seconds| Phase { lasts: Duration::from_secs(seconds), rates: low };
@@ -110,15 +111,15 @@ async fn step(bench: &mut Bench, address: SocketAddr) -> Result<(f64, f64), Benc
     Ok(recovery(&outcome, Duration::from_secs(6), rate))
 }
 
-/// One tenant of 100 at ten times its share: the others' p99 divided by theirs without it, and
-/// their share of good answers.
+/// Runs one tenant of 100 at ten times its share. Returns the others' p99 divided by their p99
+/// without it, and their share of good answers.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn heavy(
     bench: &mut Bench,
     address: SocketAddr,
     seconds: u64,
 ) -> Result<(f64, f64), BenchError> {
-    // 99 tenants at 0.9 times the capacity, all of the class that is shed.
+    // 99 tenants send 0.9 times the capacity, all in the class that is shed.
     let others = bench.capacity() * 0.9;
     let load = |heavy: f64| {
         let rate = others * (1.0 + heavy / (TENANTS - 1) as f64);
@@ -134,8 +135,8 @@ async fn heavy(
     Ok((p99(&beside) / p99(&alone).max(0.001), success))
 }
 
-/// The dependency becomes ten times slower for a while: goodput then divided by its capacity, and
-/// the time until no request is refused any more.
+/// Makes the dependency ten times slower for a while. Returns the goodput during that time divided
+/// by the capacity of the dependency, and the time until no request is refused any more.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
 async fn slower(bench: &mut Bench, server: &mut Served) -> Result<(f64, f64), BenchError> {
     let rate = bench.capacity() * 0.7;
@@ -153,7 +154,7 @@ async fn slower(bench: &mut Bench, server: &mut Served) -> Result<(f64, f64), Be
         slowed.and(outcome)
     };
     let outcome = bench.valid(run).await?;
-    // Only the last four seconds of it; before that the limit adapts.
+    // Counts only the last four seconds of it. Before that the limit adapts.
     let within = outcome.timeline.get(70..110).unwrap_or_default();
     let good: u64 = within.iter().map(|(good, _)| *good).sum();
     let could = bench.capacity() / 10.0 * 4.0 + P0_RATE * 4.0;

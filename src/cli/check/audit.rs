@@ -1,5 +1,5 @@
-//! The audits. Is each notification either scheduled or queued? Does the depth of each shard equal
-//! the length of its queues? Is what bots hold counted correctly?
+//! The audits: is each notification either scheduled or queued, does the depth of each shard equal
+//! the length of its queues, and is what bots hold counted correctly?
 
 use std::sync::Arc;
 
@@ -26,9 +26,9 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
 #[derive(Debug, Default)]
 struct Depths {
     compared: u64,
-    /// `orders:3 was -1, is 0`.
+    /// Corrected shards, such as `orders:3 was -1, is 0`.
     set_right: Vec<String>,
-    /// `orders:3`.
+    /// Shards that were not compared, such as `orders:3`.
     left_out: Vec<String>,
 }
 

@@ -1,10 +1,12 @@
-//! The bus streams: do they exist, can they be trimmed, is each one read, which group holds it up?
+//! The bus streams: do they exist, can they be trimmed, does a process read each one, and which
+//! group delays trimming?
 
 use super::{Finding, redis};
 use crate::cli::output::{count, number};
 use crate::redis::{Server, StreamKind, StreamView};
 
-/// Entries. A group with a larger lag keeps a stream from being trimmed.
+/// In entries. A group with a larger lag is reported, because it keeps the stream from being
+/// trimmed.
 const LAG_MAX: u64 = 100_000;
 
 pub(super) async fn check(server: &Server, stream: &str, trim: bool) -> Finding {

@@ -1,4 +1,4 @@
-//! This machine: can the listeners be opened, are there enough file descriptors?
+//! This machine: can the listeners be opened, and are there enough file descriptors?
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -119,7 +119,7 @@ fn check_files(config: &Config) -> Finding {
     judge_files(files::allowed(), files::needed(config, Roles::ALL))
 }
 
-/// The soft limit is raised at start, so the hard limit counts.
+/// Compares with the hard limit, because the start raises the soft limit up to it.
 fn judge_files(limit: Option<u64>, needed: u64) -> Finding {
     let check = "open files";
     let Some(limit) = limit else {

@@ -1,8 +1,8 @@
 //! `fairlane check`: probes everything that Fairlane needs, and explains each result.
 //!
 //! Every probe runs, even if others fail. Independent probes run concurrently, and each has a
-//! timeout of seconds, except the audit. Only the audit changes data; keys and documents written to
-//! test rights are removed again.
+//! timeout of seconds, except the audit. Only the audit changes data. The other probes remove the
+//! keys and documents that they write to test rights.
 
 mod audit;
 mod bus;
@@ -28,9 +28,9 @@ use crate::config::{Config, ConfigError};
 
 /// Timeout of one answer to a probe.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Maximum difference between two clocks.
+/// Maximum difference between two clocks without a warning.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(1);
-/// Interval of the progress line.
+/// Update interval of the progress line.
 const TICK: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
@@ -216,7 +216,7 @@ fn look(state: State) -> (Tone, &'static str) {
     }
 }
 
-/// Judges a clock that differs from ours by `difference`.
+/// Judges a clock that differs from the local one by `difference`.
 fn clock(check: impl Into<String>, difference: Duration, whose: impl fmt::Display) -> Finding {
     let found = format!("differs from ours by {}", duration(millis(difference)));
     if difference <= CLOCK_TOLERANCE {

@@ -1,4 +1,4 @@
-//! MongoDB: is it reachable, is it suitable, may we write, and does a write survive a failover?
+//! MongoDB: is it available and suitable, may Fairlane write, and does a write survive a failover?
 
 use std::path::Path;
 use std::process::Stdio;
@@ -41,7 +41,7 @@ async fn private(config: &Config) -> String {
     let program = program.display();
     match asked.kill_on_drop(true).spawn() {
         Ok(mut child) => {
-            // The program starts; its answer is irrelevant.
+            // The program can be started. Its answer is irrelevant.
             let _ = tokio::time::timeout(ANSWER, child.wait()).await;
             format!("a private one beside the private Redis: {program}")
         }
@@ -68,8 +68,8 @@ async fn ask(mongo: &Mongo, database: &str) -> Vec<Finding> {
         judge_concern(&mongo.acknowledged()),
     ];
     if let Some(time) = info.time {
-        // Measured in between, so that the latency of the answer does not count as clock
-        // difference.
+        // MongoDB read its clock between these two times, so the latency of the answer does not
+        // count as a difference.
         let (before, after) = (asked, SystemClock.now());
         let off = before.saturating_sub(time).max(time.saturating_sub(after));
         findings.push(clock("mongodb clock", off, "MongoDB"));

@@ -76,7 +76,7 @@ async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
     }
 }
 
-/// The name and its addresses; an address that equals its name is shown once.
+/// The name and its addresses. A name that is itself an address is shown once.
 fn show(host: &str, addresses: &[SocketAddr]) -> String {
     let mut texts: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
     texts.dedup();
@@ -98,7 +98,7 @@ async fn connect(url: &Url) -> Result<(), String> {
         .connector_layer(MapResultLayer::new(stop))
         .build()
         .map_err(|error| innermost(&error))?;
-    // Twice the time: one for the lookup, one for the connection.
+    // Twice the timeout, because the lookup and the connection may each take one.
     let trying = client.get(url.clone()).timeout(CONNECT_TIMEOUT * 2).send();
     match trying.await {
         Ok(_) => Ok(()),

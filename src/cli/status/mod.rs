@@ -66,7 +66,7 @@ pub(super) struct PipelineStatus {
     pub(super) state: PipelineState,
     #[serde(flatten)]
     pub(super) view: PipelineView,
-    /// Bots for which every call fails, and the reason.
+    /// Bots whose calls all fail, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) failing: Option<Failing>,
     /// Workers of all processes.

@@ -10,9 +10,9 @@ use crate::redis::StreamKind;
 
 /// Milliseconds. An oldest event above this age is reported as a problem.
 const OLD_MS: u64 = 60_000;
-/// Milliseconds. Views reach MongoDB within 3 s, so an older one is reported as a problem.
+/// Milliseconds. Views reach MongoDB within 3 s; a view above this age is reported as a problem.
 const OLD_VIEWS_MS: u64 = 10_000;
-/// Percent of the maximum memory above which memory in use is reported as a problem.
+/// Percent of the maximum memory from which memory in use is reported as a problem.
 const MEMORY_PERCENT: u64 = 90;
 /// Maximum number of bots that a problem names.
 const NAMED: usize = 3;
@@ -102,7 +102,7 @@ fn redis_cli(target: &str) -> String {
     }
 }
 
-/// Describes bots of a pipeline for which every call fails: since when, and why.
+/// Describes the bots of a pipeline whose calls all fail: since when, and why.
 pub(super) fn fails(name: &PipelineName, failing: &Failing, now_ms: u64) -> String {
     let Failing { bots, reason, time_ms, since_ms } = failing;
     let mut who: Vec<String> = bots.iter().take(NAMED).map(ToString::to_string).collect();
@@ -169,7 +169,7 @@ fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMu
             "nothing is lost; see whether MongoDB answers: fairlane check".to_owned(),
         );
     } else if waits && view.oldest_age_ms > OLD_MS {
-        // Idle workers mean that more workers would not help.
+        // More workers do not help if no bot is ready.
         let remedy = if failing.is_some() {
             "its bots are in backoff after failures;"
         } else if view.ready == 0 && view.parked > 0 {

@@ -49,7 +49,7 @@ fn process_table(processes: &[Process], now_ms: u64) -> Table {
     table
 }
 
-/// Whole numbers above ten, where fractions are noise.
+/// A rate as text; a whole number from 10 on, because fractions are then noise.
 fn rate(per_second: f64) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, rounded")]
     if per_second >= 10.0 { number(per_second.round() as u64) } else { format!("{per_second:.1}") }

@@ -1,4 +1,4 @@
-//! Problems and their remedies.
+//! Tests of the problems and their remedies.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 //! The counters in MongoDB: totals, and days grouped by month. Changes may be applied repeatedly
-//! and by several processes: every document contains the sequence of the last record applied to it,
+//! and by several processes. Every document contains the sequence of the last record applied to it,
 //! and an update adds only later records.
 //!
 //! | collection | document |
@@ -46,14 +46,16 @@ pub const TOTALS: &str = "counters_totals";
 /// The collection of days.
 pub const DAILY: &str = "counters_daily";
 
-/// A write that is later than this may bring back views of a forgotten ad.
+/// How long the documents of a forgotten ad are kept. A later write may bring back its views.
 const FORGOTTEN_FOR: Duration = Duration::from_secs(7 * 24 * 3_600);
 /// Maximum number of totals per query.
 const FIND_MAX: usize = 1_000;
-/// Timeout of reading totals. It is short because a request waits for it.
+/// Limits of reading totals. After a failure, reads fail immediately for a while, because requests
+/// wait for them.
 const READS: BatchLimits =
     BatchLimits { items_max: FIND_MAX, in_flight: 4, pause: Duration::from_secs(1) };
-/// Concurrent writes to one collection: two, so that a long slice does not hold up short ones.
+/// Limits of writes to one collection. Two run concurrently, so that a long slice does not block
+/// short ones.
 const WRITES: BatchLimits =
     BatchLimits { items_max: write::STATEMENTS_MAX, in_flight: 2, pause: Duration::ZERO };
 
@@ -114,8 +116,8 @@ impl CounterStore {
         Self::writing_within(mongo, ANSWER_TIMEOUT)
     }
 
-    /// The same with a time limit: the server works on a write for at most `within`, or 5 s if that
-    /// is less.
+    /// Like [`Self::new`], with a time limit: the server works on a write for at most `within`, and
+    /// at most 5 s.
     #[must_use]
     pub fn writing_within(mongo: Mongo, within: Duration) -> Self {
         let within = within.min(ANSWER_TIMEOUT);
@@ -130,7 +132,7 @@ impl CounterStore {
         Self { mongo, reads, totals, daily, turns, prepared }
     }
 
-    /// Creates the indexes. May be repeated. Takes at most 15 s; with much data the server
+    /// Creates the indexes. May be repeated. Takes at most 15 s. With much data the server
     /// continues afterwards.
     ///
     /// # Errors
@@ -146,12 +148,13 @@ impl CounterStore {
         }
         let options = IndexOptions::builder().name("export".to_owned()).build();
         self.mongo.index(DAILY, doc! { "bot": 1, "month": 1, "_id": 1 }, options).await?;
-        // Refused while the first write creates the same collection.
+        // Fails while the first write prepares the collections itself.
         let _ = self.prepared.set(());
         Ok(())
     }
 
-    /// Creates the indexes of a collection before its documents, unless the indexes are refused.
+    /// Creates the indexes before the first documents. Continues without them if MongoDB refuses
+    /// them.
     async fn prepared(&self) -> Result<(), MongoError> {
         let first = async || match self.prepare().await {
             Err(away @ (MongoError::Away { .. } | MongoError::Lookup { .. })) => Err(away),
@@ -201,7 +204,7 @@ impl CounterStore {
     /// applying them again has no effect.
     ///
     /// # Cancel safety
-    /// As after an error.
+    /// The same as after an error.
     pub async fn apply(&self, bot: &BotId, changes: Vec<Change>) -> Result<(), MongoError> {
         let turn = self.turn(bot).await;
         self.apply_in(&turn, bot, changes).await
@@ -213,7 +216,7 @@ impl CounterStore {
         self.turns.of(bot).await
     }
 
-    /// [`Self::apply`], when it is the bot's turn.
+    /// Like [`Self::apply`], for a caller that has the bot's turn.
     pub(crate) async fn apply_in(
         &self,
         turn: &Turn,
@@ -251,7 +254,8 @@ impl CounterStore {
     /// included.
     ///
     /// # Errors
-    /// If the first page cannot be read; an item of the stream, if a later one cannot.
+    /// If the first page cannot be read. If a later page cannot be read, an item of the stream is
+    /// the error.
     ///
     /// # Cancel safety
     /// Nothing is lost.

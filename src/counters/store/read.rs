@@ -1,4 +1,4 @@
-//! Reading the stored counters.
+//! Reads the stored counters.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::id::{BotId, Sequence};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::request_deadline;
 
-/// Time limit of reading totals in the server.
+/// Time limit of reading totals in the server. It is short because requests wait for it.
 const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of documents per page of an export.
 const PAGE: u32 = 1_000;
@@ -43,8 +43,8 @@ pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, M
     Ok(found.iter().filter_map(|document| Some((id(document)?, stored(document)))).collect())
 }
 
-/// The views of ads, by their indexes, on all days in the months from that of `from` to that of
-/// `to`, as far as documents exist.
+/// The views of ads on all days of the months from `from` to `to`, by the index of the ad and the
+/// day. Months without a document are missing.
 pub(super) async fn months(
     mongo: &Mongo,
     bot: &BotId,
@@ -80,7 +80,7 @@ pub(super) async fn months(
     Ok(views)
 }
 
-/// From `from` to `to`.
+/// The days from `from` to `to`.
 pub(super) fn days(from: Date, to: Date) -> impl Iterator<Item = Date> {
     from.series(1.day()).take_while(move |day| *day <= to)
 }
@@ -90,7 +90,7 @@ pub(super) struct Pages {
     mongo: Mongo,
     bot: BotId,
     day: Date,
-    /// The remaining pages contain ids above the first and below the second.
+    /// The ids of the remaining pages are above the first and below the second id.
     left: Option<(String, String)>,
 }
 
@@ -100,7 +100,7 @@ impl Pages {
     }
 
     /// The ads of the next page that have views; `None` after the last page. Every page costs the
-    /// same, however few of its ads have views.
+    /// same, even if few of its ads have views.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<(AdId, u64)>>, MongoError> {
         let Some((after, before)) = self.left.take() else { return Ok(None) };
         let slot = i32::try_from(statement::slot(self.day)).unwrap_or(i32::MAX);
@@ -138,12 +138,13 @@ impl Pages {
     }
 }
 
-/// Reads its own writes: from the primary.
+/// Reads from the primary, so that a process reads its own writes.
 fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
-/// All documents come in the first batch, and the server knows that there is no further one.
+/// The batch size for a number of documents. One more, so that all come in the first batch and the
+/// server knows that there is no other.
 fn batch(documents: usize) -> u32 {
     u32::try_from(documents + 1).unwrap_or(u32::MAX)
 }

@@ -1,5 +1,5 @@
-//! Executes statements on one collection: in bounded commands, the fast form first, and again after
-//! a write conflict.
+//! Executes statements on one collection in bounded commands. Sends the fast form first, and
+//! repeats statements after a write conflict.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -53,18 +53,18 @@ pub(super) struct Item {
     pub(super) turn: Turn,
 }
 
-/// Values that a command keeps until it has ended in the server.
+/// Values that a command holds until it has ended in the server.
 struct Keep {
     _place: Slot,
     _turns: Vec<Turn>,
 }
 
 impl Writer {
-    /// Executes the statements; in order if they contain a replacement, and then not beyond a
-    /// refused one. Returns once a majority has all changes.
+    /// Executes the statements. If they contain a replacement, they run in order and stop at the
+    /// first refused one. Returns once a majority has all changes.
     ///
     /// # Errors
-    /// If a command failed as a whole: then it is unknown which statements ran.
+    /// If a command failed as a whole. Then it is unknown which statements ran.
     ///
     /// # Cancel safety
     /// The current command continues, and keeps its place and the turns of its bots; no other

@@ -30,8 +30,8 @@ struct Row {
     days: BTreeMap<Day, u64>,
 }
 
-/// Parses the lines of an import, the first of which has this number. Each is empty or like `{"ad":
-/// "x", "total": 9, "days": {"2026-11-01": 3}}`.
+/// Parses the lines of an import. The first line has the number `first`. Each line is empty or like
+/// `{"ad": "x", "total": 9, "days": {"2026-11-01": 3}}`.
 ///
 /// # Errors
 /// The numbers of the invalid lines, and their problems.
@@ -56,7 +56,7 @@ pub fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
 
 fn row(text: &[u8]) -> Result<(AdId, Replacement), String> {
     let row: Row = serde_json::from_slice(text)
-        // The parser gets one line and calls it the first.
+        // The parser gets a single line, so its line number says nothing.
         .map_err(|error| error.to_string().replace(" at line 1 column ", " at column "))?;
     let with = Replacement::checked(row.total, row.days);
     Ok((row.ad, with.map_err(|(field, detail)| format!("{field}: {detail}"))?))

@@ -1,15 +1,15 @@
 //! Views of ads: the ids, and the meaning of the records of the counters pipeline.
 //!
-//! A record of that pipeline is an event like any other. Its effect on the counters is decided
-//! where it enters, and stored in the extension attribute `counter`: a stamp that no producer can
-//! set, since every entrance overwrites it.
+//! A record of that pipeline is an event like any other. Its effect on the counters is decided when
+//! it enters, and stored in the extension attribute `counter`. No producer can set this stamp,
+//! because every entry point overwrites it.
 //!
 //! | stamp | effect of the record |
 //! |---|---|
 //! | `2026-11-20` | adds its `n` views to its ad on that day |
 //! | `replace` | replaces everything counted before by its total and days |
 //! | `forget` | replaces everything by zeros, and deletes the documents |
-//! | none | none: it was not a valid view when it arrived, and becomes a dead letter |
+//! | none | no effect: it was not a valid view when it arrived, and becomes a dead letter |
 
 mod import;
 
@@ -32,7 +32,7 @@ use crate::ledger::{Account, Change};
 pub const AD_ID_MAX_BYTES: usize = 128;
 /// Maximum number of views in one record.
 pub const VIEWS_MAX: u64 = 1_000;
-/// The largest total that can be set: far below the numbers that a double cannot represent exactly.
+/// The largest total that can be set. It is far below 2^53, so a double represents it exactly.
 pub const TOTAL_MAX: u64 = 1_000_000_000_000_000;
 /// Maximum number of days in one replacement: 24 months.
 pub const DAYS_MAX: usize = 24 * 31;
@@ -48,7 +48,7 @@ const FORGET: &str = "forget";
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdId(Arc<str>);
 
-/// Why an event is not a view, or not a record of one.
+/// Why an event is not a view, or not a record of the counters pipeline.
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
     /// The id of the ad is empty.
@@ -192,7 +192,7 @@ pub struct Replacement {
     pub total: u64,
     /// The days that are not 0, at most [`DAYS_MAX`]; their sum is not above the total.
     pub days: BTreeMap<Date, u64>,
-    /// Deletes the documents; total and days are 0 then.
+    /// Deletes the documents. Then total and days are 0.
     pub forget: bool,
 }
 
@@ -286,8 +286,8 @@ pub fn views(n: i64) -> Result<u64, ViewError> {
     u64::try_from(n).ok().filter(|n| (1..=VIEWS_MAX).contains(n)).ok_or(ViewError::Views { n })
 }
 
-/// The viewed ad and the number of views in an event: `{"ad": "x", "n": 2}`, where `n` is 1 if
-/// absent.
+/// The viewed ad and the number of views in an event: `{"ad": "x", "n": 2}`. Without `n`, the
+/// number is 1.
 ///
 /// # Errors
 /// If its data has another structure.
@@ -296,11 +296,11 @@ pub fn viewed(event: &Event) -> Result<(AdId, u64), ViewError> {
     Ok((ad, views(n)?))
 }
 
-/// The event for `n` views that came without one.
+/// The event for `n` views that were reported without an event.
 #[must_use]
 pub fn view(bot: &BotId, ad: &AdId, n: u64) -> Event {
-    // Views wait in memory while MongoDB is unavailable, so the id is short: unique only within its
-    // bot.
+    // Views wait in the memory of Redis while MongoDB is unavailable. So the id is short, and
+    // unique only within its bot.
     let id = base36(rand::random());
     let data = if n == 1 {
         serde_json::json!({ "ad": ad })
@@ -355,8 +355,8 @@ impl fmt::Debug for Calendar {
     }
 }
 
-/// The record of an incoming event, and its views. `None` if it is not a view, or if it expired
-/// before it was counted.
+/// The record of an incoming event, and its views; `None`: it is not a view, or it expired before
+/// it was counted.
 #[must_use]
 pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)>) {
     let expired = event.expirytime().is_some_and(|at| at.as_duration() <= calendar.now());
@@ -383,7 +383,8 @@ fn stamped(event: Event, stamp: Option<&str>) -> Event {
 /// The effect of a record of the counters pipeline.
 ///
 /// # Errors
-/// If it was not counted on arrival: [`ViewError::Stamp`], or why it could not be counted.
+/// If the event was not counted on arrival: [`ViewError::Stamp`], or the reason why it could not be
+/// counted.
 pub fn read(event: &Event) -> Result<Record, ViewError> {
     match event.extension(STAMP).and_then(serde_json::Value::as_str) {
         None => {

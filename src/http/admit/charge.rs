@@ -23,7 +23,7 @@ pub(super) struct UsedQuotas {
     pub(super) settings: RwLock<QuotaSettings>,
     pub(super) bots: Arc<Quotas>,
     pub(super) tokens: Arc<Quotas>,
-    /// Of public tokens, and of their client addresses.
+    /// The quotas of public tokens, and of the client addresses of each.
     pub(super) public: Arc<Quotas>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct QuotaSettings {
 }
 
 impl AdmissionGate {
-    /// Charges the token of a request, and its bot if the path names one.
+    /// Charges the token of a request, and its bot if the path or query names one.
     pub(in super::super) fn charge(
         &self,
         token: Option<&str>,
@@ -85,8 +85,8 @@ impl AdmissionGate {
         self.charge_bot(bot, 1, parts)
     }
 
-    /// Charges a public token: per address, and as a whole. These bounds apply even while there is
-    /// spare capacity.
+    /// Charges a public token: for the client address, and in total. These bounds apply even while
+    /// there is spare capacity.
     pub(in super::super) fn charge_public(
         &self,
         token: &str,
@@ -124,7 +124,7 @@ impl AdmissionGate {
         }
     }
 
-    /// Counts a refusal, and returns it with the time of the next retry.
+    /// Counts a refusal, and returns it with the time until a retry.
     fn over_quota(
         &self,
         what: &str,

@@ -1,7 +1,7 @@
 //! Admission control for HTTP: decides before anything is read or looked up.
 //!
-//! 1. Class: that of the route ([`routes`](super::routes)). `x-priority` may lower it, never raise
-//!    it.
+//! 1. Class: that of the route ([`routes`](super::routes)). `x-priority` and the token may lower
+//!    it, never raise it.
 //! 2. Deadline: `x-deadline-ms`, in milliseconds from now. A request does not start if the deadline
 //!    has passed, or if the remaining time is shorter than the route usually takes. A request that
 //!    misses its deadline is cancelled: 504. Without the header, the default of the class only
@@ -14,7 +14,8 @@
 //!    senders delay no other request.
 //!
 //! Refusals keep the connection open. When there are many, each is delayed a little. The delay
-//! costs almost nothing here, and keeps callers that retry immediately from using up the processor.
+//! costs almost nothing here, and keeps callers that retry immediately from using up the processor
+//! time.
 //!
 //! Once the token is known, quotas are charged ([`AdmissionGate::charge`]).
 
@@ -61,7 +62,7 @@ use crate::admission::{
 };
 use crate::request_deadline;
 
-/// Why a request was refused.
+/// The header with the reason of a refusal.
 pub(super) const SHED_REASON: HeaderName = HeaderName::from_static("x-shed-reason");
 /// A request gives its place back if its body takes longer than this.
 const BODY_AT_ONCE: Duration = Duration::from_millis(20);
@@ -79,17 +80,17 @@ pub(crate) struct AdmissionGate {
     pace: Pace,
     slow_bodies: Semaphore,
     turns: Arc<Turns>,
-    /// Per reason, the encoded document.
+    /// The encoded document of each reason.
     refusals: [Bytes; Reason::ALL.len()],
     shed_seconds: Histogram,
-    /// Per class, the deadline of requests that bring none, µs; 0: no limit.
+    /// The deadline of requests without one, per class, in µs; 0: no limit.
     deadlines: [AtomicU64; 4],
     /// The tokens, to attribute refusals to them.
     access: OnceLock<Arc<Access>>,
 }
 
 impl AdmissionGate {
-    /// For the routes of `table`; unknown routes are of the second class.
+    /// Decides about the routes of `table`. Requests that match no route have the class p2.
     pub(crate) fn new(admission: Arc<Admission>, quotas: QuotaSettings, table: &[Row]) -> Self {
         let quotas = UsedQuotas {
             settings: RwLock::new(quotas),
@@ -122,7 +123,7 @@ impl AdmissionGate {
         *self.quotas.settings.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the deadlines of requests that bring none, per class.
+    /// Changes the deadlines of requests without one, per class.
     pub(crate) fn set_deadlines(&self, deadlines: [Option<Duration>; 4]) {
         for (deadline, new) in self.deadlines.iter().zip(deadlines) {
             let micros = new.map_or(0, |new| u64::try_from(new.as_micros()).unwrap_or(u64::MAX));
@@ -130,7 +131,7 @@ impl AdmissionGate {
         }
     }
 
-    /// The deadline of requests of a class that bring none.
+    /// The deadline of requests of a class without one.
     pub(super) fn deadline(&self, class: Class) -> Option<Duration> {
         let micros = self.deadlines[class as usize].load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
@@ -141,11 +142,11 @@ impl AdmissionGate {
         *self.quotas.settings.write().unwrap_or_else(PoisonError::into_inner) = quotas;
     }
 
-    /// Starts an admitted request. Under load, as many requests start concurrently as there are
-    /// processors, each up to its first wait; before each start, the runtime looks for new
-    /// arrivals. So a request that needs much processor time delays the decisions about others only
-    /// by itself, not together with all requests admitted before it. And a higher class does not
-    /// wait for lower classes that were admitted before it.
+    /// Starts an admitted request. Under load, only as many requests start concurrently as there
+    /// are processors, each up to its first wait. Before each start, the runtime looks for new
+    /// arrivals. So the decision about a new arrival waits only for requests that are just
+    /// starting, not for all requests admitted before it. A higher class also does not wait for
+    /// lower classes that were admitted before it.
     ///
     /// `waited`: how long the request waited for its place.
     async fn begin<T>(
@@ -168,11 +169,11 @@ impl AdmissionGate {
     }
 }
 
-/// The properties of a request that remain when its memory is freed.
+/// The properties of a request that are still needed after its memory is freed.
 struct Seen<'a> {
     watch: Option<Stopwatch>,
     waited: Duration,
-    /// The owner of its token, before the token is checked.
+    /// The probable owner of its token, which is not checked yet.
     claimed: Option<&'a Caller>,
     address: Option<IpAddr>,
     uri: Uri,
@@ -237,12 +238,12 @@ pub(super) async fn admit(
         deadline: deadline.map(|within| gate.admission.now() + within),
         places: places(extract::announced(request.headers()).unwrap_or_default()),
     };
-    // A default deadline is no wish of the caller: it cuts long requests, but refuses none.
+    // A default deadline does not come from the caller: it cancels long requests, but refuses none.
     let within = deadline.or_else(|| gate.deadline(class));
     let permit = match let_in(&gate, &ask, &mut seen.waited).await {
         Ok(permit) => permit,
         Err(reason) => {
-            // The refusal may be delayed; the memory of the request is freed before.
+            // The refusal may be delayed, so the memory of the request is freed first.
             drop((request, next));
             return gate.refuse(route, &ask, &seen, reason).await;
         }
@@ -323,7 +324,7 @@ async fn with_body(
         let bytes = read.map_err(away)?;
         http_body(route.template).record(since.elapsed().as_secs_f64());
         drop(reading);
-        // Its size may not have been announced.
+        // The request may not have announced the size of its body.
         permit.grow(places(bytes.len() as u64));
         return Ok((permit.restarted(), Request::from_parts(parts, Body::from(bytes))));
     }
@@ -340,7 +341,8 @@ async fn with_body(
     }
 }
 
-/// Counts the duration when the head is ready; a streamed body holds the place until it ends.
+/// Frees the place and counts the duration once the head is ready. A streamed body holds the place
+/// until it ends, and its duration does not count.
 fn hold(permit: Permit, response: Response) -> Response {
     let unhurried = response.extensions().get::<Unhurried>().is_some();
     if unhurried || response.body().size_hint().exact().is_some() {

@@ -41,8 +41,7 @@ impl AdmissionGate {
         }
         let now = self.admission.now();
         if let Some(pause) = self.pace.pause(now) {
-            // A refusal after the deadline is useless: the caller would have given up, and would
-            // retry.
+            // A refusal after the deadline is useless: by then the caller has given up and retries.
             let left = ask.deadline.map(|deadline| deadline.saturating_sub(now) * 2 / 3);
             let pause = left.map_or(pause, |left| left.min(pause));
             let held = Held::new(&self.pace.held);
@@ -120,7 +119,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// 429: the tenant's limit; 503: this server; 504: the deadline.
+/// The status of a refusal. 429: a limit of the caller; 503: overload of this server; 504: the
+/// deadline.
 fn status(reason: Reason) -> StatusCode {
     match reason {
         Reason::Share | Reason::Quota => StatusCode::TOO_MANY_REQUESTS,
@@ -149,7 +149,7 @@ pub(super) fn refusal(reason: Reason) -> Bytes {
         }
     };
     let problem = Problem::new(kind, detail);
-    // Texts and numbers always encode.
+    // Strings and numbers always serialise.
     Bytes::from(serde_json::to_vec(&problem).unwrap_or_default())
 }
 

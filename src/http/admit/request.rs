@@ -21,10 +21,10 @@ const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
 const PRIORITY: HeaderName = HeaderName::from_static("x-priority");
 /// Maximum deadline.
 const DEADLINE_MAX_MS: u64 = 3_600_000;
-/// A request counts as one place per started unit of this size of its body: about sixty events.
+/// A request takes one place per started unit of this many bytes of its body: about sixty events.
 const BYTES_OF_A_PLACE: u64 = 16 << 10;
 
-/// The number of requests that one with such a body counts as.
+/// The number of places that a request with a body of this size takes.
 pub(super) fn places(bytes: u64) -> usize {
     usize::try_from(bytes.div_ceil(BYTES_OF_A_PLACE)).unwrap_or(usize::MAX).max(1)
 }
@@ -66,7 +66,7 @@ pub(super) fn decoded(bot: &str) -> Cow<'_, str> {
 }
 
 /// The caller as a number, from its token or its address, and the bot. No caller can use up the
-/// share of another without its token. A public token is no caller: each of its addresses is one.
+/// share of another one without its token. With a public token, each address is its own caller.
 pub(super) fn caller(request: &Request, claimed: Option<&Caller>) -> u64 {
     let mut hasher = FxHasher::default();
     let token = request.headers().get(header::AUTHORIZATION);

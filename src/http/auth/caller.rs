@@ -1,4 +1,4 @@
-//! The sender of a request, and what its token lets it do.
+//! The caller of a request, and its rights.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use crate::counters::view::AdId;
 use crate::expression::Glob;
 use crate::id::{BotId, PipelineName, RuleId};
 
-/// What the log calls a caller without a token.
+/// The name of a caller without a token, in the log.
 pub(super) const ANONYMOUS: &str = "anonymous";
 
-/// Who sent a request, and what they may do.
+/// The caller of a request, and its rights.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(super) rights: Arc<Rights>,
-    /// Where the request comes from; `None` where nobody told.
+    /// The address of the client; `None` if it is unknown.
     pub(super) address: Option<IpAddr>,
 }
 
 #[derive(Debug)]
 pub(super) struct Rights {
     pub(super) name: String,
-    /// Of a token with the scope `count`, which everybody may know.
+    /// The bounds of a public token: one with the scope `count`, which is not secret.
     pub(super) public: Option<Public>,
     pub(super) class: Option<Class>,
     pub(super) scopes: Vec<Scope>,
@@ -53,7 +53,7 @@ impl Caller {
         Self { rights: Arc::new(rights), address: None }
     }
 
-    /// The one of a token.
+    /// The caller with this token.
     pub(super) fn of(token: &TokenConfig, cors_origins: &[String]) -> Self {
         let Self { rights, address } = Self::new(&token.name, token.scopes.clone(), &token.bots);
         let rights = Arc::try_unwrap(rights).unwrap_or_else(|_| unreachable!("it is new"));
@@ -69,12 +69,13 @@ impl Caller {
         Self { rights: Arc::new(Rights { class: token.class, public, ..rights }), address }
     }
 
-    /// Whether everybody may know its token.
+    /// Whether its token is public.
     pub(in super::super) fn is_public(&self) -> bool {
         self.rights.public.is_some()
     }
 
-    /// The class of a request of the caller that is of the class of its route.
+    /// The class of a request by this caller, from the class of the route. The token may lower it,
+    /// but not that of critical requests (p0).
     pub(in super::super) fn class(&self, of_route: Class) -> Class {
         match self.rights.class {
             Some(class) if of_route != Class::P0 => class.max(of_route),
@@ -82,7 +83,7 @@ impl Caller {
         }
     }
 
-    /// One who may do everything.
+    /// A caller with all rights.
     #[cfg(test)]
     pub(in super::super) fn of_tests() -> Self {
         let all = vec![Scope::Publish, Scope::Read, Scope::Operate];
@@ -94,7 +95,7 @@ impl Caller {
         &self.rights.name
     }
 
-    /// Whether a token was asked for.
+    /// Whether the caller has a token.
     pub(in super::super) fn has_token(&self) -> bool {
         self.rights.name != ANONYMOUS
     }
@@ -107,17 +108,17 @@ impl Caller {
         Err(Problem::new(Kind::Forbidden, detail))
     }
 
-    /// Whether the caller is for all bots.
+    /// Whether the caller has access to all bots.
     pub(in super::super) fn covers_all(&self) -> bool {
         self.rights.all_bots
     }
 
-    /// Whether the caller may have to do with a bot.
+    /// Whether the caller has access to a bot.
     pub(crate) fn covers(&self, bot: &BotId) -> bool {
         self.covers_all() || self.rights.bots.iter().any(|glob| glob.matches(bot.as_str()))
     }
 
-    /// Refuses a bot that is not the caller's.
+    /// Refuses callers without access to a bot.
     pub(crate) fn check_bot(&self, bot: &BotId) -> Result<(), Problem> {
         if self.covers(bot) {
             return Ok(());
@@ -126,7 +127,7 @@ impl Caller {
         Err(Problem::new(Kind::Forbidden, detail))
     }
 
-    /// Refuses callers that are not for all bots.
+    /// Refuses callers without access to all bots.
     pub(crate) fn check_all_bots(&self) -> Result<(), Problem> {
         if self.covers_all() {
             return Ok(());
@@ -138,25 +139,25 @@ impl Caller {
         Err(Problem::new(Kind::Forbidden, detail))
     }
 
-    /// Where the request comes from, for the log.
+    /// The address of the client, for the log.
     fn address(&self) -> Option<DisplayValue<IpAddr>> {
         self.address.map(tracing::field::display)
     }
 
-    /// Writes down what an operator did.
+    /// Logs an operator's action.
     pub(crate) fn did(&self, action: &'static str, pipeline: &PipelineName, bot: Option<&BotId>) {
         let (token, bot) = (&self.rights.name, bot.map(BotId::as_str));
         info!(token, address = self.address(), action, %pipeline, bot, "an operator acted");
     }
 
-    /// Writes down what an operator did to a rule.
+    /// Logs an operator's action on a rule.
     pub(crate) fn did_to_rule(&self, action: &'static str, bot: &BotId, rule: &RuleId) {
         let (token, bot) = (&self.rights.name, bot.as_str());
         let (address, pipeline) = (self.address(), crate::automations::PIPELINE);
         info!(token, address, action, pipeline, bot, %rule, "an operator acted");
     }
 
-    /// Writes down that lines of an import were taken.
+    /// Logs the number of imported lines.
     pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
         let (token, bot) = (&self.rights.name, bot.as_str());
         let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
@@ -171,7 +172,7 @@ impl Caller {
         );
     }
 
-    /// Writes down what an operator did to the counter of an ad.
+    /// Logs an operator's action on the counter of an ad.
     pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
         let (token, bot) = (&self.rights.name, bot.as_str());
         let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
@@ -179,7 +180,7 @@ impl Caller {
     }
 }
 
-/// The caller whom [`guard`](super::guard) found; a route outside its reach answers 500.
+/// The caller that [`guard`](super::guard) identified. A route without a guard answers 500.
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Problem;
 
@@ -189,18 +190,18 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The bounds of a token that everybody may know.
+/// The bounds of a public token.
 #[derive(Debug)]
 pub(super) struct Public {
     origins: Vec<String>,
-    /// Of all requests with it.
+    /// The rate of all its requests.
     pub(super) rate: Quota,
-    /// Of those of one address.
+    /// The rate of its requests from one address.
     pub(super) address_rate: Quota,
 }
 
 impl Public {
-    /// Refuses requests that no page of its sites sends.
+    /// Refuses requests that do not come from a page of its sites.
     pub(super) fn check_origin(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let origin = text(headers, &header::ORIGIN).unwrap_or("(none)");
         if self.origins.iter().any(|known| known == origin) {

@@ -1,15 +1,16 @@
-//! Who may do what.
+//! Authentication and authorisation: the caller of a request, and its rights.
 //!
-//! With `auth.tokens`, every route but the open ones asks for a bearer token with the scope of its
-//! class. Without, everybody who reaches the listener may do everything, and what a web page of
-//! another site could make a browser send is refused: a foreign `Host` (DNS rebinding), a foreign
-//! `Origin` (CSRF).
+//! With `auth.tokens`, every route except the open ones requires a bearer token with its scope.
+//! Without `auth.tokens`, every client that reaches the listener may do everything. Requests that a
+//! page of another site can make a browser send are then refused: those with a foreign `Host` (DNS
+//! rebinding) or a foreign `Origin` (CSRF).
 //!
-//! A browser sends its token in a cookie ([`Access::COOKIE`]). It counts for the pages and for reading
-//! alone, and not if a page of another site sent the request.
+//! A browser sends its token in a cookie ([`Access::COOKIE`]). The cookie is accepted only for the
+//! pages and for `GET` requests with the scope `read`, and only if no page of another site sent the
+//! request.
 //!
-//! Tokens are kept as SHA-256 only and compared with all of them in constant time. They and what
-//! was sent in their place are never logged.
+//! Fairlane keeps only hashes of the tokens. A sent token is compared with all of them by SHA-256,
+//! in constant time. Neither the tokens nor the texts that clients send as tokens are ever logged.
 
 mod caller;
 mod site;
@@ -45,10 +46,10 @@ use crate::id::BotId;
 const TOKEN_MIN_BYTES: usize = 16;
 /// Longest token, in bytes.
 const TOKEN_MAX_BYTES: usize = 4_096;
-/// So long a browser keeps a token.
+/// Time that a browser keeps a token, in hours.
 pub(super) const COOKIE_HOURS: u32 = 12;
 
-/// Why the tokens cannot be used.
+/// The reason why the configured tokens cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
     /// A file cannot be read.
@@ -58,11 +59,11 @@ pub enum AuthError {
         name: String,
         /// Its file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A token is too short to be one, or too long, or holds what no header can carry.
+    /// A token is too short or too long, or contains characters that a header cannot carry.
     #[error(
         "auth.tokens: the file {} of token {name:?} holds {problem}; put 16 to 4096 letters and digits there, such as `openssl rand -hex 32` makes",
         path.display()
@@ -72,10 +73,10 @@ pub enum AuthError {
         name: String,
         /// Its file.
         path: PathBuf,
-        /// What is wrong, without the content.
+        /// The problem, without the content of the file.
         problem: &'static str,
     },
-    /// Two files hold the same token, so that it is undecided what it may do.
+    /// Two files contain the same token, so its rights are ambiguous.
     #[error("auth.tokens: tokens {first:?} and {second:?} are the same; make another for one")]
     Twice {
         /// One token.
@@ -85,15 +86,15 @@ pub enum AuthError {
     },
 }
 
-/// Who may do what.
+/// The tokens and their rights.
 pub(crate) struct Access {
     /// Sites whose pages may count views and read totals.
     cors_origins: Vec<String>,
     tokens: Vec<([u8; 32], Caller)>,
-    /// Places of tokens by a keyed hash of their text.
+    /// The index in `tokens` by a keyed hash of the token's text.
     claims: HashMap<u64, usize>,
     seed: RandomState,
-    /// Names under which the server may be called without tokens, in lower case.
+    /// The host names that requests may use while there are no tokens, in lower case.
     hosts: Vec<String>,
     anonymous: Caller,
 }
@@ -105,7 +106,7 @@ impl fmt::Debug for Access {
 }
 
 impl Access {
-    /// The cookie that has a browser's token.
+    /// The cookie that contains a browser's token.
     pub(super) const COOKIE: &str = "fairlane-token";
 
     /// Reads the files of the tokens.
@@ -138,12 +139,13 @@ impl Access {
         &self.cors_origins
     }
 
-    /// Whether anybody is asked for one.
+    /// Whether requests need a token.
     pub(super) fn has_tokens(&self) -> bool {
         !self.tokens.is_empty()
     }
 
-    /// The caller of a request, if it has the scope. `browses`: what a browser keeps counts too.
+    /// The caller of a request, if it has one of the scopes. `browses`: a token in a cookie is
+    /// accepted too.
     pub(super) fn admit(
         &self,
         request: &Request,
@@ -161,13 +163,13 @@ impl Access {
         Ok(Caller { address, ..caller.clone() })
     }
 
-    /// What a browser is given for a token that is known: the name and value of a cookie.
+    /// The name and value of the cookie for a known token.
     pub(super) fn cookie(&self, token: &str) -> Option<String> {
         self.known(token.as_bytes())?;
         Some(format!("{}={}", Self::COOKIE, BASE64_URL_SAFE_NO_PAD.encode(token)))
     }
 
-    /// Who sent a request.
+    /// The caller of a request, identified by its token.
     fn caller(&self, uri: &Uri, headers: &HeaderMap, browses: bool) -> Result<&Caller, Problem> {
         if self.tokens.is_empty() {
             return Ok(&self.anonymous);
@@ -190,17 +192,17 @@ impl Access {
         })
     }
 
-    /// Whose token a request seems to have: quick, and no proof. Good enough to tell operators who was
-    /// refused, and to rank a request lower.
+    /// The probable owner of a request's token, found by a quick lookup that proves nothing. It
+    /// serves to attribute refusals and to lower the class of a request, never to grant access.
     pub(super) fn claimed(&self, headers: &HeaderMap) -> Option<&Caller> {
         let place = self.claims.get(&self.seed.hash_one(bearer(headers)?))?;
         self.tokens.get(*place).map(|(_, caller)| caller)
     }
 
-    /// Whose token it is.
+    /// The owner of a token.
     fn known(&self, token: &[u8]) -> Option<&Caller> {
         let digest: [u8; 32] = Sha256::digest(token).into();
-        // All are compared, so that the time says nothing about which was nearly met.
+        // Compares with every token, so that the duration does not reveal which one nearly matched.
         let (mut found, mut place) = (Choice::from(0), 0_u64);
         for (at, (known, _)) in (0_u64..).zip(&self.tokens) {
             let equal = known.ct_eq(&digest);
@@ -212,15 +214,15 @@ impl Access {
     }
 }
 
-/// The token in the header.
+/// The bearer token in the header.
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION)?;
     let (scheme, token) = value.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
 
-/// The token that a browser keeps. Other sites' pages may make it send what it keeps, if it is
-/// an old one: then it is not listened to.
+/// The token in the cookie. Old browsers send the cookie with requests from pages of other sites
+/// too, so such requests are refused.
 fn kept(uri: &Uri, headers: &HeaderMap) -> Result<Option<Vec<u8>>, Problem> {
     let mut cookies = headers.get_all(header::COOKIE).iter();
     let cookie = cookies.find_map(|value| {
@@ -265,8 +267,8 @@ fn read_token(token: &TokenConfig) -> Result<Vec<u8>, AuthError> {
     Ok(text.to_vec())
 }
 
-/// Refuses callers that are not for the bot of the path. Where the path names none, they must be for
-/// all bots.
+/// Refuses callers without access to the bot in the path. If the path names no bot, the caller
+/// needs access to all bots.
 pub(super) async fn cover(
     caller: Caller,
     path: RawPathParams,
@@ -284,19 +286,19 @@ pub(super) async fn cover(
     Ok(next.run(request).await)
 }
 
-/// What a guarded route asks for.
+/// The requirements of a guarded route.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) access: Arc<Access>,
     pub(super) gate: Arc<AdmissionGate>,
     pub(super) scope: Scope,
-    /// Another scope that is as good.
+    /// Another scope that suffices too.
     pub(super) or: Option<Scope>,
 }
 
 impl Guard {
-    /// The caller of a request that has the scope, and whose quota is not used up. `browses`: what a
-    /// browser keeps counts too.
+    /// The caller of a request, if it has one of the scopes and its quota is not used up.
+    /// `browses`: a token in a cookie is accepted too.
     pub(super) fn admit(
         &self,
         request: &Request,
@@ -313,13 +315,14 @@ impl Guard {
     }
 }
 
-/// Lets requests through whose token has the scope.
+/// Admits requests whose token has the scope.
 pub(super) async fn guard(
     State(guard): State<Guard>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    // To read is all that a link or an image of somebody else's may make a browser do.
+    // The cookie suffices only for reading, because a link or an image of another site can make a
+    // browser send it.
     let browses = guard.scope == Scope::Read && request.method() == Method::GET;
     match guard.admit(&request, browses) {
         Ok((caller, _taken)) => {

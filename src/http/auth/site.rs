@@ -1,4 +1,4 @@
-//! Requests that a page of another site can make a browser send.
+//! The check of the site that a request comes from.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::super::problem::{Kind, Problem};
 use super::Access;
 
 impl Access {
-    /// Refuses what a page of another site can make a browser send.
-    /// `is_allowed`: the page is of a site that may call this route.
+    /// While there are no tokens, refuses requests that a page of another site can make a browser
+    /// send. `is_allowed`: the page belongs to a site that may call this route.
     fn check_site(&self, uri: &Uri, headers: &HeaderMap, is_allowed: bool) -> Result<(), Problem> {
         if !self.tokens.is_empty() {
             return Ok(());
@@ -45,7 +45,7 @@ impl Access {
     }
 }
 
-/// Refuses what a page that is not of this server sent.
+/// Refuses requests from pages of other servers.
 pub(in super::super) fn refuse_foreign(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
     let ours = ["same-origin", "none"];
     let elsewhere = text(headers, &FETCH_SITE).is_some_and(|site| !ours.contains(&site));
@@ -60,13 +60,13 @@ pub(super) fn text<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Opt
     headers.get(name).map(|value| value.to_str().unwrap_or("(not text)"))
 }
 
-/// The name that the server was called by.
+/// The host name and port in the request.
 fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
     let authority = uri.authority().map(axum::http::uri::Authority::as_str);
     authority.or(text(headers, &header::HOST)).unwrap_or_default()
 }
 
-/// Whether the page that sent it is of another server than `host`.
+/// Whether the page that sent the request belongs to another server than `host`.
 fn is_foreign(host: &str, headers: &HeaderMap) -> bool {
     text(headers, &header::ORIGIN).is_some_and(|origin| {
         let rest = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
@@ -76,7 +76,7 @@ fn is_foreign(host: &str, headers: &HeaderMap) -> bool {
 
 const FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 
-/// `localhost` of `localhost:80`, `[::1]` of `[::1]:80`.
+/// Removes the port: `localhost:80` becomes `localhost`, `[::1]:80` becomes `[::1]`.
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -84,7 +84,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Lets requests through that no other site's page can have sent.
+/// Refuses requests that a page of another site can have sent, unless the site may call the route.
 pub(in super::super) async fn check_site(
     State(access): State<Arc<Access>>,
     request: Request,

@@ -127,7 +127,7 @@ struct Written {
     filter: Option<String>,
     actions: Vec<Action>,
     enabled: Option<bool>,
-    /// The read-only fields, as the caller read them.
+    /// Read-only fields, which the answer of `GET` contains.
     id: Option<RuleId>,
     #[serde(rename = "stats", default)]
     _stats: IgnoredAny,
@@ -313,8 +313,8 @@ fn none(bot: &BotId, rule: &RuleId) -> Problem {
 
 /// Write a rule
 ///
-/// Takes effect within a second, in every process. With `If-Match` only the version that the caller
-/// knows is replaced; with `If-None-Match: *` only a new rule is created.
+/// Takes effect within a second, in every process. With `If-Match`, the rule is replaced only if it
+/// has this version. With `If-None-Match: *`, a rule is only created, never replaced.
 #[utoipa::path(
     put, path = "/v1/bots/{bot}/automations/{rule}", tag = "automations",
     operation_id = "putAutomation",

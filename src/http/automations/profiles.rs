@@ -50,7 +50,7 @@ pub(super) struct Known {
     /// Its tags and fields.
     #[serde(flatten)]
     profile: Profile,
-    /// When the last event arrived that changed the profile or on which a rule acted.
+    /// When the last event arrived that changed the profile or made a rule act.
     #[schema(format = DateTime)]
     changed: String,
 }

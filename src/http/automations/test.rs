@@ -48,7 +48,7 @@ pub(super) struct Outcome {
     effects: Vec<Done>,
     /// The subscriber after the event.
     subscriber: Profile,
-    /// Why the event would become a dead letter.
+    /// The reason why the event would become a dead letter.
     #[serde(skip_serializing_if = "Option::is_none")]
     dead: Option<String>,
 }
@@ -67,7 +67,7 @@ struct Match {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationFault)]
 struct Fault {
-    /// The rule that failed; none: the event cannot be applied to the subscriber.
+    /// The rule that failed; absent if the event cannot be applied to the subscriber.
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<RuleId>,
     /// The reason.
@@ -127,7 +127,7 @@ pub(super) async fn test(
         (None, Some(subject)) => editor.subscriber(&bot, subject).await?.profile,
         (None, None) => Profile::default(),
     };
-    // A thousand rules take a while.
+    // A thousand rules take long to evaluate, and must not block the runtime.
     let tried = tokio::task::spawn_blocking(move || {
         let compile = |text: &str| Filter::compile(text, Sees::Subscriber).map(Arc::new);
         let ready = rules.into_iter();
@@ -157,7 +157,7 @@ pub(super) async fn test(
     Ok(Json(Outcome { matched, errors, effects, subscriber, dead }))
 }
 
-/// The notation of a rule.
+/// An effect in the notation of a rule's action.
 fn shown(deed: &Deed) -> Value {
     match deed {
         Deed::Emit { kind, data, delay, .. } => {

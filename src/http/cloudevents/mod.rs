@@ -61,8 +61,8 @@ impl<'a> Events<'a> {
 }
 
 impl Mode {
-    /// Determines the encoding from the content type. Another media type is the data of an event in
-    /// binary mode, if headers carry attributes.
+    /// Determines the encoding from the content type. A body of another media type is the data of
+    /// an event in binary mode, if headers carry attributes.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Problem> {
         let media = media_type(headers);
         let attributes = headers.keys().any(|name| name.as_str().starts_with(PREFIX));

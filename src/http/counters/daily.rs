@@ -49,7 +49,7 @@ impl DailyQuery {
             };
             return Err(Problem::field("from", detail));
         }
-        // The calendar ends some time after its last years.
+        // The sum fails only at the end of the calendar, where no period can be too long.
         let end = from.checked_add(Span::new().months(MONTHS_MAX));
         if end.is_ok_and(|end| to >= end) {
             let detail = format!(

@@ -76,18 +76,18 @@ pub(super) async fn export(
     Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response())
 }
 
-/// Why an export stops early.
+/// The reason why an export stops early.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     /// A store failed.
     #[error(transparent)]
     Counters(#[from] CountersError),
-    /// Its client read nothing, and another export started.
+    /// The client read nothing, and another export started.
     #[error(transparent)]
     Overtaken(#[from] Overtaken),
 }
 
-/// The lines, grouped into the chunks that are available. An error ends the answer without the last
+/// Groups the lines that are available into chunks. An error ends the answer without the last
 /// chunk.
 fn chunks(
     views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
@@ -154,7 +154,7 @@ mod tests {
         assert!(matches!(chunks.next().await, Some(Err(Broken::Counters(_)))));
     }
 
-    /// All that a client gets of these views.
+    /// The whole answer that a client receives for these views.
     async fn answered(
         views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
     ) -> String {
@@ -186,7 +186,7 @@ mod tests {
         let whole = answered(stream::iter([Ok(ad(1))])).await;
         assert!(whole.ends_with("}\n\r\n0\r\n\r\n"), "{whole}");
         let later = async {
-            // Until what is before it was sent.
+            // Lets the server send the first chunk before the error.
             for _ in 0..10 {
                 tokio::task::yield_now().await;
             }

@@ -21,7 +21,7 @@ use super::{BotPath, IdempotencyKey};
 use crate::counters::import::ImportError;
 use crate::counters::view;
 
-/// Maximum line number: JSON numbers are exact up to it.
+/// Maximum line number. JSON numbers of this size are still exact.
 const LINE_MAX: u64 = 1_000_000_000_000;
 /// Maximum number of bad lines in an answer.
 const TOLD: usize = 100;
@@ -69,10 +69,10 @@ pub(super) struct ImportProgress {
 /// Import history
 ///
 /// Each line, like `{"ad":"x","total":9,"days":{"2026-11-01":3}}`, replaces all views counted for
-/// its ad, as `PUT` does. `Idempotency-Key` names the import: over all requests with this key for
-/// this bot, each line is imported once, in the order of the line numbers, for 7 days after the
-/// last request. Repeating a request, as a whole or in part, imports nothing twice. If a line is
-/// bad, the whole request is refused, and `errors` names every bad line.
+/// its ad, as `PUT` does. `Idempotency-Key` names the import. Over all requests with this key for
+/// this bot, each line is imported once, in the order of the line numbers. This holds for 7 days
+/// after the last request. Repeating a request, as a whole or in part, imports nothing twice. If a
+/// line is bad, the whole request is refused, and `errors` names the bad lines, at most 100.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/import", tag = "counters",
     operation_id = "importCounters",

@@ -139,7 +139,7 @@ struct Total {
 
 /// Count a view
 ///
-/// Or up to 1,000 views, on the day of their arrival. A repeated request with the same
+/// Counts 1 to 1,000 views, on the day of their arrival. A repeated request with the same
 /// `Idempotency-Key` within an hour counts nothing, and gets the answer of the first one.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/{ad}/views", tag = "counters", operation_id = "countView",
@@ -165,7 +165,7 @@ async fn view(
     let n = view::views(n).map_err(|_| {
         Problem::field("n", format!("it is {n}; write a whole number from 1 to {VIEWS_MAX}"))
     })?;
-    // The rate limits requests, so each request may count only one view.
+    // The rate of a public token limits requests, so each request may count only one view.
     if caller.is_public() && n > 1 {
         let detail = "it is above 1, which a token with the scope \"count\" cannot send";
         return Err(Problem::field("n", detail));

@@ -35,8 +35,8 @@ const DAYS_MAX: usize = 31_000;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct IdsQuery {
-    /// Up to 1,000 ads, separated by commas, each percent-encoded and of at most 128 bytes, as far
-    /// as they fit into a request head of 32 KiB.
+    /// Up to 1,000 ads, separated by commas, each percent-encoded and of at most 128 bytes. They
+    /// must fit into a request head of 32 KiB.
     #[param(example = "a,b,c")]
     ids: String,
 }
@@ -120,8 +120,8 @@ impl Serialize for ByAd<'_> {
 
 /// Totals of ads
 ///
-/// For up to 1,000 ads, as many as fit into the URL. An ad whose id contains a comma needs POST, at
-/// `/v1/bots/{bot}/counters/query`.
+/// For up to 1,000 ads, if they fit into the URL. An ad whose id contains a comma needs the POST
+/// route `/v1/bots/{bot}/counters/query`.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/counters", tag = "counters", operation_id = "listTotals",
     params(BotPath, IdsQuery),
@@ -209,7 +209,7 @@ fn written(ads: &[AdId], totals: &Totals, days: Option<&Days>) -> Vec<u8> {
     text
 }
 
-/// Keys of a JSON object must be unique.
+/// Removes repeated ads, because the keys of a JSON object must be unique.
 fn without_repetitions(mut ids: Vec<AdId>) -> Vec<AdId> {
     let mut seen = HashSet::with_capacity(ids.len());
     ids.retain(|id| seen.insert(id.clone()));

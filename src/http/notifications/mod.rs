@@ -150,7 +150,7 @@ impl From<Kept> for Notification {
 
 /// Look up a notification
 ///
-/// Up to 7 days after its end.
+/// A notification is kept for 7 days after its end.
 #[utoipa::path(
     get, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "showNotification", params(NotificationPath),
@@ -166,7 +166,7 @@ async fn show(
 
 /// Cancel a notification
 ///
-/// Unless it is in flight or has ended in another way. Cancelling it again changes nothing.
+/// Fails if it is in flight or has ended in another way. Cancelling it again changes nothing.
 #[utoipa::path(
     delete, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "cancelNotification", params(NotificationPath),
@@ -186,7 +186,7 @@ async fn cancel(
     }
 }
 
-/// The new due time of a notification: exactly one of the two.
+/// The new due time of a notification: exactly one of `delay` and `at`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Change {
@@ -211,7 +211,7 @@ impl Change {
     }
 }
 
-/// The due time of a notification: from its delay or its time, not both.
+/// The due time of a notification: from either its delay or its time.
 fn either(delay: Option<Duration>, at: Option<Duration>) -> Result<Option<When>, Problem> {
     if delay.is_some() && at.is_some() {
         return Err(Problem::field("at", "delay is present too; send one of them"));
@@ -221,7 +221,7 @@ fn either(delay: Option<Duration>, at: Option<Duration>) -> Result<Option<When>,
 
 /// Reschedule a notification
 ///
-/// Moves its expiry by the same time. Not while it is in flight, nor after its end.
+/// Moves its expiry by the same time. Fails while it is in flight, and after its end.
 #[utoipa::path(
     patch, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "changeNotification", params(NotificationPath), request_body(content = Change),

@@ -236,9 +236,9 @@ pub(super) struct Queued {
 
 /// Report a user as online
 ///
-/// Releases the notification that has waited longest for the user (`send_than_online`), if it is
-/// due and the last one was sent at least `notifications.online_threshold` ago. Further ones wait
-/// for the next call.
+/// Releases the notification that has waited longest for the user (`send_than_online`). It must be
+/// due, and the last one must have been sent at least `notifications.online_threshold` ago. Further
+/// ones wait for the next call.
 #[utoipa::path(
     get, path = "/user_online", tag = "notifications", operation_id = "userOnline",
     params(UserOnline),

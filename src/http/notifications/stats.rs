@@ -41,7 +41,7 @@ impl By {
         }
     }
 
-    /// The default number and the kept number.
+    /// The default and the maximum number of days or hours.
     fn bounds(self) -> (u64, u64) {
         match self {
             Self::Day => (14, 400),
@@ -68,7 +68,7 @@ pub(super) struct StatsQuery {
 pub(super) struct Statistics {
     /// The unit.
     by: By,
-    /// Newest first; without types and times that have no notifications.
+    /// Newest first. Types and times without notifications are left out.
     stats: Vec<Row>,
 }
 
@@ -98,8 +98,8 @@ pub(in super::super) struct Row {
     pub(in super::super) dead: u64,
     /// Cancelled or replaced notifications.
     pub(in super::super) cancelled: u64,
-    /// The median delay of the first attempts, in ms. Rounded up: by at most half below a minute,
-    /// to at most the double below two hours.
+    /// The median delay of the first attempts, in ms, rounded up to the next step. The result is
+    /// at most twice the exact value up to two hours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in super::super) late_p50_ms: Option<u64>,
     /// The 99th percentile of the same delay.

@@ -312,7 +312,7 @@ struct Question {
     action: String,
     back: String,
     bot: String,
-    /// Letters that died later are not included.
+    /// Dead letters that are newer, in ms since 1970, are not included.
     until_ms: u64,
 }
 
@@ -334,7 +334,8 @@ impl Question {
     }
 }
 
-/// The time limit of the question. Without one, the question is asked first.
+/// The time limit that the form of the question sends. Without it, the page asks the question
+/// first.
 fn confirmed(fields: &mut Parameters) -> Result<Option<Duration>, Problem> {
     let until = fields.read("until", |text| {
         text.parse()

@@ -7,7 +7,7 @@ use crate::clock::millis;
 use crate::id::PipelineName;
 use crate::trend::{EVERY, Point, SPAN, Sample};
 
-/// A gap longer than this, in ms, is drawn as a gap: no process took samples.
+/// A longer time without samples, in ms, is drawn as a gap.
 const GAP_MS: u64 = 4_000 * EVERY.as_secs();
 
 /// Size of a small chart, in its own units.
@@ -18,9 +18,9 @@ const LEFT: f64 = 72.0;
 const BELOW: f64 = 22.0;
 const ABOVE: f64 = 10.0;
 
-/// A value over time; `None`: unknown from there on.
+/// A value over time.
 pub(super) struct Line {
-    /// Age in ms, and the value then.
+    /// The age in ms, and the value then; `None`: unknown from then on.
     points: Vec<(u64, Option<f64>)>,
 }
 
@@ -91,8 +91,8 @@ impl Line {
     }
 }
 
-/// What follows a sample, up to the next one `ago` ms before now. An empty pipeline is not sampled,
-/// so its value stays; otherwise the value is unknown.
+/// Fills a long time without samples, from `last` to `ago` ms before now. An empty pipeline is not
+/// sampled, so its value stays 0. Otherwise the value is unknown.
 fn rest(points: &mut Vec<(u64, Option<f64>)>, last: Option<(u64, &Sample)>, ago: u64) {
     let Some((then, sample)) = last else { return };
     if then.saturating_sub(ago) <= GAP_MS {

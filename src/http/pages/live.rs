@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
@@ -27,6 +27,9 @@ const EVERY: Duration = Duration::from_secs(2);
 const LIFE: Duration = Duration::from_secs(600);
 /// Maximum number of streams per process.
 const STREAMS: usize = 64;
+
+/// Tells proxies to pass on each event immediately.
+const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// State that the live pages of a process share.
 pub(crate) struct Live {
@@ -94,6 +97,8 @@ impl Live {
         });
         let mut response = Sse::new(events).into_response();
         response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        // A proxy such as nginx otherwise collects events until its buffer is full.
+        response.headers_mut().insert(UNBUFFERED, HeaderValue::from_static("no"));
         response.extensions_mut().insert(Unhurried);
         Ok(response)
     }

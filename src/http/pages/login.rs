@@ -39,7 +39,8 @@ struct To {
 }
 
 impl To {
-    /// The requested page, if it is a page of this server: other routes may change data.
+    /// The requested page, if it is a page of this server; otherwise the first page. Other routes
+    /// may change data.
     fn path(&self) -> &str {
         let is_ours =
             ["/notifications", "/bots", "/pipelines", "/counters", "/"].iter().any(|page| {

@@ -114,7 +114,7 @@ impl Api {
     }
 }
 
-/// In a cluster: the primary with the highest share of its memory in use.
+/// The state of Redis; in a cluster, of the primary with the highest share of its memory in use.
 async fn fullest(link: &crate::redis::Link) -> Result<ServerInfo, RedisError> {
     let answers = link.ask_every("INFO", &redis::cmd("INFO")).await?;
     let infos = answers.into_iter().map(|value| {

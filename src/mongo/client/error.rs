@@ -19,7 +19,7 @@ pub(super) const WRITE_CONFLICT: i32 = 112;
 /// The server's codes for temporary errors: of connections, timeouts, roles and shutdown.
 const PASSING: [i32; 13] = [6, 7, 50, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
 
-/// The codes among them for timeouts.
+/// The server's codes for timeouts.
 const TOO_LONG: [i32; 4] = [50, 64, 89, 262];
 
 /// Why a MongoDB command failed. No text contains a credential.
@@ -46,7 +46,7 @@ pub enum MongoError {
         #[source]
         source: Box<Error>,
     },
-    /// No server is usable; nothing was sent.
+    /// No server is usable. Nothing was sent.
     #[error(
         "no MongoDB at {url} can be used within {} s: {reason}; start it, or correct mongodb.url (FAIRLANE__MONGODB__URL)",
         SELECTION_TIMEOUT.as_secs()

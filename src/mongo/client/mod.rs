@@ -26,13 +26,14 @@ use crate::pressure::Pressure;
 pub const OLDEST_VERSION: (u32, u32) = (6, 0);
 /// Timeout of finding a usable server, and of connecting to one.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
-/// A latency up to this is never slow, because a write waits for a majority.
+/// A latency up to this never counts as slow, because a write waits for a majority.
 const NEVER_SLOW: Duration = Duration::from_millis(100);
 /// Timeout of a command, including finding a server.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The server ends a write at its deadline. This is the extra time for its answer to arrive.
 const ANSWER_GRACE: Duration = Duration::from_millis(250);
-/// Maximum wait for a write that timed out: its bytes may still be in transit.
+/// Maximum wait for the answer of a write whose caller has given up. The write may still be in
+/// transit.
 const ABANDONED_MAX: Duration = Duration::from_secs(20);
 /// Time limit for a write to reach a majority of the servers.
 const MAJORITY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -106,7 +107,7 @@ impl MongoInfo {
     }
 }
 
-/// When a write counts as done, unless an operation sets it.
+/// When a write counts as done, unless an operation overrides it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acknowledged {
     /// A majority of the servers has it: it survives a failover.
@@ -161,7 +162,7 @@ impl Mongo {
         Ok(Self { client, url: url.clone(), database: database.to_owned(), met, pressure })
     }
 
-    /// Checks that a server answers and accepts our user. Takes at most 5 s.
+    /// Checks that a server answers and accepts the user of the URL. Takes at most 5 s.
     ///
     /// # Errors
     /// If no server is usable, or the user is refused.
@@ -220,7 +221,7 @@ impl Mongo {
         let name = format!("check-{}", uuid::Uuid::now_v7().simple());
         let collection = self.client.database(&self.database).collection::<Document>(&name);
         let tried = self.try_in(&collection).await;
-        // Also after a failure, because the first step may have succeeded.
+        // Drop it also after a failure, because the first step may have succeeded.
         let dropped = self.answer("drop", async { collection.drop().await }).await;
         tried.and(dropped)
     }
@@ -267,7 +268,7 @@ impl Mongo {
         self.answer("createIndexes", async { create.await }).await.map(drop)
     }
 
-    /// The error for an answer that is not what was `expected`.
+    /// The error for an answer without the `expected` content.
     pub(crate) fn not_understood(
         &self,
         command: &'static str,

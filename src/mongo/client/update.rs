@@ -2,8 +2,8 @@
 //! needs a server of version 8, and its raw command API does not check the reply.
 //!
 //! Commands that continue after their callers have given up make a slow server slower. So each
-//! command carries its deadline. It runs in its own task, which keeps the places of the command
-//! until the server has answered, for at most 20 s.
+//! command carries its deadline. It runs in its own task, which keeps the slots and turns of the
+//! command until the server has answered, for at most 20 s.
 
 use std::io;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) struct Updated {
     pub(crate) modified: usize,
     /// The indexes of the statements that created a document.
     pub(crate) upserted: Vec<usize>,
-    /// The failed statements. An ordered command has at most one; the statements after it were not
+    /// The failed statements. An ordered command has at most one. The statements after it were not
     /// tried.
     pub(crate) refused: Vec<Refused>,
 }
@@ -55,20 +55,21 @@ struct Reply {
 enum Bad {
     /// The write did not reach a majority.
     Server(Error),
-    /// The reply has another structure; this was expected.
+    /// The reply lacks this expected content.
     Shape(&'static str),
 }
 
 impl Mongo {
     /// Sends the statements as one command and returns once a majority has applied all changes. The
-    /// URL cannot weaken this; with `journal=true`, the majority has them in its journals. The
-    /// server works on it for at most `within`. `keep` is dropped once the command has ended there.
+    /// URL cannot weaken this. With `journal=true` in the URL, the majority has them in its
+    /// journals. The server works on the command for at most `within`. `keep` is dropped once the
+    /// command has ended there.
     ///
     /// # Errors
-    /// If there is no answer in time or no majority; the statements may have been carried out.
+    /// If there is no answer in time, or no majority. The statements may have run.
     ///
     /// # Cancel safety
-    /// As after an error.
+    /// As after an error: the statements may have run.
     pub(crate) async fn update(
         &self,
         collection: &str,
@@ -173,7 +174,7 @@ fn index(item: &Document) -> Option<usize> {
     count(item, "index")
 }
 
-/// Servers and proxies differ in the type of a number.
+/// Reads a count. Servers and proxies use different number types.
 fn count(document: &Document, key: &str) -> Option<usize> {
     let value = document.get(key)?;
     let number = value.as_i64().or_else(|| value.as_i32().map(i64::from));
@@ -224,7 +225,7 @@ mod tests {
                 if error.message == "waiting for replication timed out"),
             "{error:?}"
         );
-        // Also one that this version cannot read.
+        // A write concern error that this version cannot read is an error too.
         for unknown in [doc! {}.into(), mongodb::bson::Bson::from("no majority")] {
             let reply = doc! { "ok": 1, "nModified": 1, "writeConcernError": unknown };
             assert!(matches!(read(&reply), Err(Bad::Shape(_))), "{reply}");

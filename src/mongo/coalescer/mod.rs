@@ -2,9 +2,9 @@
 //! calls collect in the next group. So groups grow with the load, and an idle system has no added
 //! latency.
 //!
-//! There is no background task. A group is a future that all its members share: each poll of a
-//! member drives it, and it ends with its last member. Members must be polled until they end, or be
-//! dropped.
+//! There is no background task. A group is a future that all its members share. Each poll of a
+//! member drives the group, and the group is dropped with its last member. A member must be polled
+//! until it ends, or be dropped.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,8 +23,8 @@ type Group<O> = Shared<BoxFuture<'static, Ended<O>>>;
 /// A group that only its members keep alive.
 type WeakGroup<O> = WeakShared<BoxFuture<'static, Ended<O>>>;
 type Run<I, O> = dyn Fn(Vec<I>, Slot) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync;
-/// The place of a group in flight. It is free once the last clone is dropped: a command that still
-/// runs in the server after all members have left keeps a clone.
+/// The slot of a group in flight. It becomes free when its last clone is dropped. A command that
+/// still runs in the server after all members have left keeps a clone.
 pub(crate) type Slot = Arc<Option<OwnedSemaphorePermit>>;
 /// The items of a group; `None` once it is in flight.
 type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
@@ -36,12 +36,13 @@ pub(crate) struct BatchLimits {
     pub(crate) items_max: usize,
     /// Maximum number of groups in flight.
     pub(crate) in_flight: usize,
-    /// After a failure, all calls fail immediately for this time, and then until a probing call
-    /// succeeds. Zero: only the calls that are already waiting fail with it.
+    /// After a failure, all calls fail immediately for this time. Then one probing call is let
+    /// through, and the others fail until it succeeds. Zero: only the calls that are already
+    /// waiting fail with it.
     pub(crate) pause: Duration,
 }
 
-/// Processes items of type `I` in groups, with one result per group. Clones share.
+/// Processes items of type `I` in groups, with one result per group. Clones share the groups.
 pub(crate) struct Coalescer<I, O>(Arc<Inner<I, O>>);
 
 struct Inner<I, O> {
@@ -51,17 +52,17 @@ struct Inner<I, O> {
     state: Mutex<State<I, O>>,
 }
 
-/// Must not keep a group alive.
+/// Holds groups weakly, because only their members may keep them alive.
 struct State<I, O> {
     gathering: Option<(Items<I>, WeakGroup<O>)>,
     failure: Option<Failure<O>>,
 }
 
-/// The state after the last group: it failed.
+/// The failure of the last group.
 struct Failure<O> {
     at: Instant,
     error: MongoError,
-    /// Whether a probing call is due.
+    /// The group of the probing call, if one is in flight.
     probe: Option<WeakGroup<O>>,
 }
 
@@ -82,7 +83,7 @@ where
     I: Send + 'static,
     O: Send + Sync + 'static,
 {
-    /// Coalescer that `run` processes. `run` must have a time limit.
+    /// A coalescer whose groups `run` processes. `run` must have a time limit.
     pub(crate) fn new<F>(rules: BatchLimits, run: F) -> Self
     where
         F: Fn(Vec<I>, Slot) -> BoxFuture<'static, Result<O, MongoError>> + Send + Sync + 'static,
@@ -99,7 +100,7 @@ where
     /// the position of the items in it.
     ///
     /// # Errors
-    /// The failure of the group, or of an earlier group by the rules above.
+    /// The failure of the group, or of an earlier group as [`BatchLimits::pause`] says.
     ///
     /// # Cancel safety
     /// The items may or may not be processed, because other members continue the group.
@@ -157,8 +158,7 @@ where
 impl<I, O> Inner<I, O> {
     async fn drive(self: Arc<Self>, items: Items<I>) -> Ended<O> {
         let begun = Instant::now();
-        // The semaphore is never closed; without a permit there would only be more concurrent
-        // groups.
+        // The semaphore is never closed. Without a permit, groups would only exceed the limit.
         let place: Slot = Arc::new(Arc::clone(&self.permits).acquire_owned().await.ok());
         let items = lock(&items).take().unwrap_or_default();
         if let Some(failure) = &self.state().failure

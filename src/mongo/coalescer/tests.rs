@@ -10,8 +10,8 @@ use crate::config::MongoUrl;
 const PAUSE: Duration = Duration::from_secs(1);
 const RULES: BatchLimits = BatchLimits { items_max: 500, in_flight: 1, pause: Duration::ZERO };
 
-/// The groups under test, and what is asked of the server behind them. Each group waits for a
-/// permit of the server: what it answers is what was asked.
+/// The groups under test, and the server behind them. Each group waits for a permit of the server,
+/// which answers with the items of the request.
 struct Server {
     groups: Coalescer<u32, Vec<u32>>,
     answers: Arc<Semaphore>,
@@ -92,13 +92,14 @@ async fn a_caller_that_leaves_cancels_no_other() {
     let (mut second, mut third) = (groups.join(vec![2]).boxed(), groups.join(vec![3]).boxed());
     assert!(poll!(&mut second).is_pending());
     assert!(poll!(&mut third).is_pending());
-    // The first was under way all by itself; the second drives the group of the third.
+    // The first call was in flight in a group of its own. The second call drives the group that it
+    // shares with the third.
     drop(leaver);
     assert!(poll!(&mut third).is_pending());
     drop(second);
     server.answers.add_permits(1);
     assert_eq!(*third.await.unwrap().0, [2, 3]);
-    // A group that everyone has left is not joined any more.
+    // A call does not join a group without members.
     let mut fourth = groups.join(vec![4]).boxed();
     assert!(poll!(&mut fourth).is_pending());
     let mut fifth = groups.join(vec![5]).boxed();

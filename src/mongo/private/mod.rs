@@ -1,10 +1,10 @@
 //! The embedded default: a private MongoDB server under the data directory.
 //!
 //! It listens only on 127.0.0.1 and has no passwords, so every program on this machine can reach
-//! it. Writes are acknowledged from the journal. The first process starts it, other processes adopt
-//! it, and the last process stops it. A killed process leaves it running for the next one. Each
-//! process shows its presence by a shared lock on a file, which the operating system releases when
-//! the process ends.
+//! it. It acknowledges writes once they are in the journal. The first process starts it, other
+//! processes adopt it, and the last process stops it. A killed process leaves it running for the
+//! next one. Each process shows its presence by a shared lock on a file. The operating system
+//! releases the lock when the process ends.
 //!
 //! | file | content |
 //! |---|---|
@@ -34,23 +34,23 @@ use super::MongoUrl;
 use super::client::{Mongo, MongoError};
 use crate::private::{Home, POLL, Unusable, open_to_lock, outliving};
 
-/// Ports that operating systems do not assign to outgoing connections, which could otherwise take
-/// the port while the server is down.
+/// Operating systems do not assign these ports to outgoing connections. So no connection takes the
+/// port while the server is down.
 const PORTS: std::ops::RangeInclusive<u16> = 20_000..=31_999;
 /// Number of ports to try if another program takes one first.
 const TRIES: usize = 5;
-/// How long a terminated user may still hold the lock: a process that is just being started
-/// inherits all files for a moment.
+/// How long the lock of a terminated process may remain: a child process inherits all open files
+/// for a moment while it starts.
 const LINGERING: Duration = Duration::from_millis(100);
-/// How long a killed server may still hold its port: the system shows it as ended while some of its
-/// threads are not, and they close the port.
+/// How long a killed server may still hold its port. The system reports it as ended while some of
+/// its threads still run, and the last of them closes the port.
 const PORT_HELD: Duration = Duration::from_secs(2);
 
 /// Options for starting and stopping the server. A running server is adopted unchanged.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The program; looked up in `PATH` unless it is a path. One whose name contains `secantus` is
-    /// started with that server's arguments, any other with those of `mongod`.
+    /// The program: a path, or a name that is looked up in `PATH`. If its name contains `secantus`,
+    /// it gets the arguments of that server; otherwise it gets those of `mongod`.
     pub program: PathBuf,
     /// Further arguments, after all others.
     pub arguments: Vec<OsString>,
@@ -73,7 +73,7 @@ impl Default for Options {
 
 /// A running private server.
 ///
-/// Dropping it leaves the server running: use [`Self::stop`] for an orderly end.
+/// Dropping it leaves the server running. Use [`Self::stop`] for an orderly end.
 #[derive(Debug)]
 pub struct PrivateMongo {
     place: Files,
@@ -82,7 +82,7 @@ pub struct PrivateMongo {
     stop_within: Duration,
     /// Holds the shared lock.
     users: File,
-    /// `None`: adopted. The runtime reaps a dropped child too.
+    /// `None`: this process adopted the server. The runtime reaps a dropped child too.
     child: Option<Child>,
 }
 
@@ -123,7 +123,8 @@ impl PrivateMongo {
         let place = Files::create(data_dir)?;
         let _lock = place.home.lock().await?;
         let users = place.users()?;
-        // Only a process that stops the server holds this lock exclusively, under the other lock.
+        // This does not wait: only a process that stops the server holds this lock exclusively, and
+        // it then also holds the other lock.
         users.lock_shared().map_err(Unusable::at(&place.users_path()))?;
         let (server, child) = match place.adopt(&options).await? {
             Some(server) => (server, None),
@@ -166,7 +167,7 @@ impl PrivateMongo {
     /// Returns whether no server runs any more.
     ///
     /// # Errors
-    /// If the files are not usable, or the server cannot be stopped. It keeps running then.
+    /// If the files are not usable, or the server cannot be stopped. It then keeps running.
     ///
     /// # Cancel safety
     /// The server may keep running, or end on its own.
@@ -174,7 +175,7 @@ impl PrivateMongo {
         let Self { place, server, users, stop_within, child, .. } = self;
         let _lock = place.home.lock().await?;
         drop(users);
-        // Held until the end, although no process can share it while the other lock is held.
+        // Kept until the end, although no process can take it while the other lock is held.
         let Some(_alone) = place.last_one().await? else { return Ok(false) };
         // Another process may have replaced the server meanwhile, and may have ended since.
         for server in place.recorded().into_iter().chain([server]) {
@@ -196,8 +197,8 @@ struct Server {
 }
 
 impl Server {
-    /// A direct connection, regardless of any replica set configuration. A standalone server
-    /// acknowledges writes before they are in its journal, unless `journal` is set.
+    /// A direct connection, regardless of any replica set configuration. Without `journal`, a
+    /// standalone server acknowledges writes before they are in its journal.
     fn url(self) -> MongoUrl {
         let port = self.port;
         let text =
@@ -239,7 +240,8 @@ impl Files {
         open_to_lock(&self.users_path())
     }
 
-    /// The exclusive lock; `None` if another process shares it. Called under the other lock.
+    /// The exclusive lock on `users`; `None` if another process uses the server. The caller must
+    /// hold the file `lock`.
     async fn last_one(&self) -> Result<Option<File>, PrivateMongoError> {
         let users = self.users()?;
         let started = Instant::now();
@@ -274,7 +276,7 @@ impl Files {
         has_argument(server.pid, self.data.as_os_str()).await
     }
 
-    /// Waits until a running server answers; `None` if none runs.
+    /// Waits until a running server answers. `None` if no server runs.
     async fn adopt(&self, options: &Options) -> Result<Option<Server>, PrivateMongoError> {
         let Some(server) = self.recorded() else { return Ok(None) };
         let started = Instant::now();
@@ -291,7 +293,7 @@ impl Files {
         Ok(None)
     }
 
-    /// Starts a server and waits until it answers. Called under the lock.
+    /// Starts a server and waits until it answers. The caller must hold the file `lock`.
     async fn spawn_until_ready(
         &self,
         options: &Options,
@@ -326,7 +328,7 @@ impl Files {
                     Ok(Probe::Starting(error)) => last = Some(error),
                     Ok(Probe::Absent) => {}
                     Err(error) => {
-                        // Too old, so no process can use it.
+                        // It is too old, so no process can use it.
                         self.end(server, options.stop_within).await?;
                         return Err(error);
                     }
@@ -343,7 +345,7 @@ impl Files {
         let errors = log.try_clone().map_err(Unusable::at(&self.home.log))?;
         let failed =
             |source| PrivateMongoError::Program { program: options.program.clone(), source };
-        // A path is relative to this directory; a name is looked up in `PATH`.
+        // A path is relative to this process's directory; a name is looked up in `PATH`.
         let program = match options.program.components().count() {
             0 | 1 => options.program.clone(),
             _ => std::path::absolute(&options.program).map_err(failed)?,
@@ -354,12 +356,13 @@ impl Files {
             command.args(["--host", "127.0.0.1", "--port", &port, "--sync-on-commit"]);
             command.arg("--storage-path");
         } else {
-            // Otherwise it would also create a socket in /tmp.
+            // Without `--nounixsocket` it would also create a socket in /tmp.
             command.args(["--bind_ip", "127.0.0.1", "--port", &port, "--nounixsocket"]);
             command.arg("--dbpath");
         }
         outliving(command.arg(&self.data).args(&options.arguments))
-            // Programs search there for configuration files that are not ours.
+            // Programs may read configuration files of their working directory. This directory has
+            // no foreign ones.
             .current_dir(&self.home.dir)
             .stdout(log)
             .stderr(errors)

@@ -1,5 +1,5 @@
-//! Inspects and signals processes that are not our children, with tools that every system has:
-//! `sh`, and `ps` if there is no `/proc`.
+//! Inspects and signals processes that are not children of this one, with tools that every system
+//! has: `sh`, and `ps` if there is no `/proc`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -21,7 +21,7 @@ pub(super) async fn has_argument(pid: u32, argument: &OsStr) -> bool {
 
 /// Sends the signal with that name. A missing process is not an error.
 pub(super) async fn signal(pid: u32, name: &str) -> io::Result<()> {
-    // A builtin of the shell; small systems have no such program.
+    // `kill` is a builtin of the shell. Small systems have no program of that name.
     let status = Command::new("sh")
         .args(["-c", "kill -s \"$0\" \"$1\" || ! kill -0 \"$1\"", name, &pid.to_string()])
         .stdin(Stdio::null())
@@ -41,7 +41,7 @@ mod tests {
         let argument = OsStr::new("600.0625");
         let mut child = Command::new("sleep").arg(argument).kill_on_drop(true).spawn().unwrap();
         let pid = child.id().unwrap();
-        // The system shows no arguments while it is still taking the program up.
+        // The system shows no arguments while it still loads the program.
         let shown = async { while !has_argument(pid, argument).await {} };
         tokio::time::timeout(std::time::Duration::from_secs(10), shown).await.unwrap();
         assert!(!has_argument(pid, OsStr::new("601")).await);

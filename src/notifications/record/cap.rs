@@ -8,7 +8,7 @@ pub use crate::config::{Cap, CapError};
 /// The maximum number of notifications per user.
 ///
 /// The caps of a bot count all types together. The caps of a type count this type alone, in
-/// addition to those of the bot. A type without caps is not counted.
+/// addition to those of the bot. A type with an empty list of caps is not counted.
 #[derive(Debug, Clone, Default)]
 pub struct Caps {
     /// The caps of every bot.
@@ -27,7 +27,7 @@ impl Caps {
         named.map_or(&self.all, |(_, caps)| caps)
     }
 
-    /// The caps of a type, in addition to those of its bot; `None` if it has none.
+    /// The caps of a type, in addition to those of its bot; `None` if none are configured.
     #[must_use]
     pub fn of_kind(&self, kind: &str) -> Option<&[Cap]> {
         self.by_kind.iter().find(|(name, _)| name == kind).map(|(_, caps)| &**caps)

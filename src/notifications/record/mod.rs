@@ -1,6 +1,7 @@
 //! Delayed notifications: their ids and their content.
 //!
-//! A notification calls a URL at its time. It belongs to a bot and, usually, to a user of that bot.
+//! A notification calls a URL at its due time. It belongs to a bot and, usually, to a user of that
+//! bot.
 
 mod cap;
 mod id;
@@ -44,7 +45,7 @@ impl When {
     /// Checks that the time is at most [`DELAY_MAX`] ahead of `now` since 1970.
     ///
     /// # Errors
-    /// Names the parameter with the error.
+    /// Names the invalid parameter.
     pub fn check(self, now: Duration) -> Result<(), Unusable> {
         let (parameter, ahead) = match self {
             Self::After(delay) => ("delay", delay),
@@ -57,7 +58,8 @@ impl When {
         Ok(())
     }
 
-    /// The time in ms since 1970 or 0, and the delay in ms. Rounded up: never early.
+    /// The due time in ms since 1970 (0: by the delay), and the delay in ms. Both are rounded up,
+    /// so that no notification is early.
     pub(crate) fn parts(self) -> (u64, u64) {
         let up = |time: Duration| {
             crate::clock::millis(time) + u64::from(!time.subsec_nanos().is_multiple_of(1_000_000))
@@ -73,19 +75,19 @@ fn days(time: Duration) -> u64 {
     time.as_secs() / 86_400
 }
 
-/// What happens if another notification of the bot has the same key.
+/// The behaviour if another notification of the bot has the same key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Duplicates {
-    /// The old one stays, and the new one is not accepted. This also holds for five minutes after
-    /// the old one was accepted if it has ended, unless it was cancelled, because a request may be
-    /// repeated.
+    /// The old one stays, and the new one is not accepted. An old one that has ended counts for
+    /// five minutes after its acceptance, because a request may be repeated. A cancelled one does
+    /// not count.
     #[default]
     Ignore,
-    /// The old one is cancelled.
+    /// The new one is accepted. The old one is cancelled, unless it has ended or is in flight.
     Replace,
-    /// The old one stays, and the new one is not accepted while the old one is known: until a week
-    /// after its end.
+    /// The old one stays. The new one is not accepted while the record of the old one exists: until
+    /// a week after its end.
     #[serde(skip)]
     Once,
 }
@@ -101,7 +103,7 @@ pub struct NewNotification {
     pub kind: String,
     /// When it is due.
     pub when: When,
-    /// It expires this long after that.
+    /// The time from its due time to its expiry.
     pub expires_in: Duration,
     /// Whether it waits after the due time until its user is online.
     pub waits: bool,
@@ -115,7 +117,7 @@ pub struct NewNotification {
     pub recheck: String,
     /// The name of the set in `callbacks.headers` that is sent with it; empty for none.
     pub headers: String,
-    /// The caller's key for it, and what happens if the key is in use.
+    /// The caller's key for it, and the behaviour if the key is in use.
     pub key: Option<(String, Duplicates)>,
 }
 
@@ -130,7 +132,8 @@ pub struct Unusable {
 }
 
 impl NewNotification {
-    /// Checks the bounds at `now` since 1970; not the URLs, whose rules depend on the caller.
+    /// Checks the bounds at `now` since 1970. Does not check the URLs, because their rules depend
+    /// on the caller.
     ///
     /// # Errors
     /// The first setting that exceeds its bound.
@@ -182,31 +185,31 @@ impl NewNotification {
     }
 }
 
-/// The counted events of notifications: received, tried again, and each way to end.
+/// The outcomes that the statistics count: received, retried, and each way to end.
 pub const OUTCOMES: [&str; 8] =
     ["received", "sent", "refused", "throttled", "expired", "retried", "dead", "cancelled"];
 
-/// How a notification is.
+/// The state of a notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// It falls due, or is due.
+    /// It is not due yet, or it is due and not sent yet.
     Scheduled,
     /// It waits until its user is online.
     Waiting,
     /// It is being sent.
     Sending,
-    /// The receiver has it.
+    /// The receiver accepted it.
     Sent,
-    /// The recheck did not want it sent.
+    /// The recheck did not approve the send.
     Refused,
-    /// The user had got another one shortly before, or as many as the caps allow.
+    /// It was dropped: the user had got another one shortly before, or as many as the caps allow.
     Throttled,
-    /// Its time passed before it could be sent.
+    /// It expired before it could be sent.
     Expired,
-    /// It was given up after attempts.
+    /// It failed permanently and became a dead letter.
     Dead,
-    /// Somebody cancelled or replaced it.
+    /// It was cancelled or replaced.
     Cancelled,
 }
 
@@ -224,7 +227,7 @@ impl FromStr for State {
     }
 }
 
-/// A stored notification, times in ms since 1970.
+/// A stored notification. Times are in ms since 1970.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     /// Its id.
@@ -292,18 +295,18 @@ pub struct Begun {
     pub expires_ms: u64,
     /// Number of this attempt, from 1.
     pub attempts: u32,
-    /// When it could be sent: its due time, or when the caps of its user allowed another one; ms
-    /// since 1970.
+    /// When it could be sent, ms since 1970: its due time, or the later time at which the limits of
+    /// its user allowed it.
     pub ready_ms: u64,
-    /// Whether its lateness was not recorded yet. A notification that waited for its user is not
-    /// late.
+    /// Whether to record its lateness: it was not recorded yet, and the notification did not wait
+    /// for its user.
     pub counts_late: bool,
 }
 
 /// The result of a send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// The receiver has it.
+    /// The receiver accepted it.
     Sent,
     /// The recheck did not approve the send.
     Refused(String),
@@ -341,7 +344,7 @@ pub struct Ended {
     pub begun: Begun,
     /// Its result.
     pub ending: Ending,
-    /// The time from the due time to this send, if it was the first one.
+    /// The time from [`Begun::ready_ms`] to this send, if it was the first one.
     pub late: Option<Duration>,
 }
 
@@ -353,7 +356,7 @@ pub const LATE_STEPS: [u64; 42] = [
     86_400_000,
 ];
 
-/// The bucket of a lateness; the last one also takes higher values.
+/// The bucket of a lateness. The last bucket also takes higher values.
 #[must_use]
 pub fn late_step(late: Duration) -> u64 {
     let millis =

@@ -6,10 +6,11 @@
 //! | no port that browsers refuse (mail, shells and similar services) | yes | yes |
 //! | every address public, or in `callbacks.allow_nets` | yes | – |
 //!
-//! Literal addresses are checked after the URL is parsed by the WHATWG rules, so decimal,
+//! Literal addresses are checked after the URL is parsed by the WHATWG rules. So decimal,
 //! hexadecimal, octal, short, percent-encoded and full-width notations are all the same address.
-//! Names are checked when they are resolved ([`super::resolve`]), on exactly the addresses that are
-//! then connected to. So changing the DNS record meanwhile (DNS rebinding) has no effect.
+//! Names are checked when they are resolved ([`super::resolve`]), and the client connects to
+//! exactly the checked addresses. So changing the DNS record meanwhile (DNS rebinding) has no
+//! effect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,8 +23,8 @@ use url::{Host, Url};
 /// Maximum length of a URL, in bytes.
 pub const URL_MAX_BYTES: usize = 2_048;
 
-/// The ports that the fetch standard refuses (<https://fetch.spec.whatwg.org/#port-blocking>):
-/// services that an HTTP request could trick into an action.
+/// The ports that the fetch standard refuses (<https://fetch.spec.whatwg.org/#port-blocking>). An
+/// HTTP request could trick the services behind them into an action.
 const BAD_PORTS: &[u16] = &[
     0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101,
     102, 103, 104, 109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427,
@@ -32,7 +33,7 @@ const BAD_PORTS: &[u16] = &[
     6668, 6669, 6679, 6697, 10080,
 ];
 
-/// The origin of a URL, which decides which addresses it may reach.
+/// The origin of a URL. It decides which addresses the URL may reach.
 #[derive(Debug, Clone)]
 pub enum Policy {
     /// From a request or a rule: it may reach public addresses, and these networks.
@@ -101,7 +102,7 @@ pub enum UrlError {
 pub struct AddressRefused {
     /// The host in the URL.
     pub host: String,
-    /// The address it stands for.
+    /// The address of the host.
     pub address: IpAddr,
 }
 
@@ -115,7 +116,7 @@ pub struct CheckedUrl {
 }
 
 impl AddressRefused {
-    /// The host is a name: its address is known only after resolution.
+    /// The host and its address. A name is shown with the address that it was resolved to.
     fn place(&self) -> String {
         let Self { host, address } = self;
         let plain = host.trim_start_matches('[').trim_end_matches(']');
@@ -128,7 +129,7 @@ impl AddressRefused {
 }
 
 impl CheckedUrl {
-    /// Checks a URL. A literal address is checked immediately, a name when it is connected to.
+    /// Checks a URL. A literal address is checked immediately, a name when the client connects.
     ///
     /// # Errors
     /// Names the violated rule.
@@ -233,7 +234,7 @@ impl fmt::Debug for CheckedUrl {
     }
 }
 
-/// Whether an address belongs to the public Internet: no special purpose in the registries of IANA.
+/// Whether an address is public: the registries of IANA name no special purpose for it.
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -267,12 +268,13 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         [0x2001, ..=0x01ff | 0x0db8, ..] | [0x3fff, ..=0x0fff, ..] => false,
         // 6to4: packets go to the embedded IPv4 address.
         [0x2002, high, low, ..] => is_public_v4(join(high, low)),
-        // The only range that was ever allocated.
+        // The only range that IANA has allocated to public addresses.
         [first, ..] => (0x2000..0x4000).contains(&first),
     }
 }
 
-/// The IPv4 address that a connection to this IPv6 address ends at: mapped, or behind a NAT64.
+/// The IPv4 address that a connection to this IPv6 address reaches, if it is mapped or behind a
+/// NAT64.
 fn translated(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(_) => None,

@@ -118,7 +118,8 @@ fn networks_of_the_operator_are_allowed_however_an_address_in_them_is_written() 
     for text in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd00:1::7"] {
         assert!(policy.allows(text.parse().unwrap()), "{text}");
     }
-    // A 6to4 address is no address in the network inside: its packets go to a relay.
+    // A 6to4 address does not belong to the network of the embedded address, because its packets go
+    // to a relay.
     for text in ["10.2.0.1", "127.0.0.1", "fd00:2::1", "2002:a01:203::1"] {
         assert!(!policy.allows(text.parse().unwrap()), "{text}");
     }

@@ -27,7 +27,7 @@ async fn every_action_is_done_once_and_the_profile_shows_it() {
     let cheap = event("shop", "u1", "s2", "sale.made", json!({ "price": 1 }));
     let begun = Instant::now();
     rig.publish(&[tag("shop", "u1", "t", "lead"), sale.clone(), cheap]).await;
-    // Applied, removed, changed, seen, later.
+    // Five events of the rules: tag applied, tag removed, field changed, seen, later.
     rig.settles(3 + 5).await;
     assert!(begun.elapsed() >= Duration::from_secs(1), "never early");
     let kinds: Vec<String> = on_the_bus(&rig.stores).await[3..]
@@ -78,7 +78,7 @@ async fn a_rule_sends_the_headers_that_it_names_for_their_bots_only() {
     let rig = Rig::start(&[("callbacks.headers", &sets)]).await;
     let rule = |path: &str, set: Option<&str>| {
         let url = format!("{}/{path}", receiver.url());
-        // Users of their own: one user gets one in half an hour.
+        // Each rule has a separate user, because a user gets one notification in half an hour.
         let mut notify = json!({ "url": url, "method": "POST", "uid": path });
         if let Some(set) = set {
             notify["headers_from"] = set.into();

@@ -1,5 +1,5 @@
-//! Rules evaluated by processes that are killed, frozen and cut off at every step of a slice: each
-//! action once, in MongoDB and on the bus, for exactly the right subscribers.
+//! Rules evaluated by processes that are killed, frozen and cut off at every step of a slice. Each
+//! action happens once, in MongoDB and on the bus, for exactly the right subscribers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ const SUBJECTS: u64 = 20;
 /// Kills of each of three processes.
 const KILLS: usize = 14;
 
-/// The name by which `emit` is called.
+/// The name by which the script `emit` is called.
 fn emit() -> Vec<u8> {
     let prefix = fairlane::id::Prefix::default();
     let command = Emit { prefix: &prefix, stream: "s", window_ms: 1, events: &[] }.command();
@@ -41,7 +41,7 @@ fn emit() -> Vec<u8> {
     arguments.nth(1).unwrap()
 }
 
-/// The moments of a slice.
+/// The steps of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     BeforeTheRead,
@@ -89,8 +89,8 @@ impl Step {
     }
 }
 
-/// What should be known of a subscriber and have happened to it, told by other words than the
-/// product's.
+/// The expected profile of a subscriber and the expected events. It is computed without the code of
+/// the product.
 #[derive(Debug, Default)]
 struct Expected {
     gender: Option<&'static str>,
@@ -121,7 +121,7 @@ impl Expected {
             _ => {
                 let age = random.random_range(28..36);
                 self.age = Some(age);
-                // Those who turn 30 get a tag, and those who are no longer lose it.
+                // A subscriber with the age of 30 gets a tag, and loses it at any other age.
                 if age == 30 && self.tags.insert("thirty") {
                     self.emitted.push("tag.applied");
                 }
@@ -166,7 +166,7 @@ fn rules() -> [(&'static str, Value); 3] {
     ]
 }
 
-/// Kills a process at every step in turn. Answers how often each was met.
+/// Kills a process at every step in turn. Returns how often each step was met.
 async fn kill(
     place: usize,
     mut node: Node,
@@ -178,7 +178,7 @@ async fn kill(
         let interceptor = step.interceptor(&node);
         let caught = interceptor.catches(Duration::from_secs(3)).await;
         node.served.kill9();
-        // What it sent last arrives after its death, or never.
+        // The last command that the process sent arrives after its death, or never.
         if round % 2 == 0 {
             interceptor.release();
         }
@@ -189,8 +189,8 @@ async fn kill(
     (node, met)
 }
 
-/// Publishes until nobody is killed any more. Answers what should have come of it, and how many
-/// events those are.
+/// Publishes until all kills are over. Returns the expected state of each subscriber, and the
+/// number of published events.
 async fn tell(
     stores: &Stores,
     over: &watch::Sender<u32>,
@@ -265,7 +265,7 @@ async fn three_processes_killed_at_every_step_of_a_slice_do_each_action_once() {
     }
 }
 
-/// A process that dies with a decision kept and its action undone.
+/// Kills a process after it has stored a decision and before it acts on it.
 async fn dies_before_the_action(stores: &Stores, rule: &Value) -> Client {
     let mut first = Node::start(stores, RULES).await;
     let client = first.client();
@@ -286,15 +286,15 @@ async fn a_stored_decision_is_carried_out_although_rule_and_profile_changed() {
     ] });
     dies_before_the_action(&stores, &rule).await;
     assert_eq!(on_the_bus(&stores).await.len(), 1, "nothing was done");
-    // Nobody works while the rule is changed: it would do something else now, and its filter does
-    // not match what it did to the profile itself.
+    // No process works while the rule is changed. The new rule would act differently, and its
+    // filter no longer matches the profile that the old rule changed.
     let config = stores.direct(RULES);
     let editor = Served::start_as(&config, "http").await;
     let changed =
         json!({ "on": ["go"], "filter": "false", "actions": [{ "emit": { "type": "other" } }] });
     assert_eq!(put(&Client::new(&editor.http()), "b", "r", &changed).await.code, 200);
     let second = Served::start(&config).await;
-    // One event, its tag, its emit.
+    // One event, the tag that it applied, and the emit.
     settles(&stores, 3).await;
     let kinds: Vec<Value> =
         on_the_bus(&stores).await[1..].iter().map(|event| event["type"].clone()).collect();
@@ -333,7 +333,7 @@ async fn a_process_frozen_before_its_write_writes_nothing_once_others_went_on() 
     assert!(interceptor.catches(LONG).await);
     frozen.served.sigstop();
     let other = Node::start(&stores, RULES).await;
-    // Its event, the change, its emit; then the subscriber goes on.
+    // The event, the change of the profile, and the emit. Then the subscriber continues.
     settles(&stores, 3).await;
     publish(&stores, &[field("b", "u", "2", "last", json!("later"))]).await;
     settles(&stores, 4).await;
@@ -420,7 +420,7 @@ async fn redis_restarts_and_each_action_is_done_once() {
 async fn profiles_behind_a_slow_line_are_kept_in_portions_that_go_through_and_nothing_gives_up() {
     const SUBJECTS: usize = 1_500;
     let stores = Stores::start(Persistence::Always);
-    // A slice has ten times what the line carries within the time of a handler.
+    // A slice has ten times what the line carries within the handler timeout.
     let settings = [
         ("pipelines.automations.handler_timeout", "\"1s\""),
         ("pipelines.automations.batch", "1000"),

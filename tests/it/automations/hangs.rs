@@ -9,8 +9,8 @@ use crate::support::automation_rig::{LONG, Rig, put, tag};
 use crate::support::http::{Client, Response};
 use crate::support::wait::eventually;
 
-/// For a timeout of a quarter of a second, on a machine with other things to do. Without it, readers
-/// waited for 5 s.
+/// Time for a read whose timeout is a quarter of a second, on a busy machine. Without that timeout,
+/// readers waited for 5 s.
 const SOON: Duration = Duration::from_millis(1_500);
 const RULE: &str = "/v1/bots/shop/automations/r";
 const TRY: &str = "/v1/bots/shop/automations/test";
@@ -26,7 +26,7 @@ async fn read(client: &Client, path: &str) -> Response {
     client.send("POST", path, &[JSON], trial.to_string().as_bytes()).await
 }
 
-/// Waits until every reader is told what is known.
+/// Waits until every read is answered with 200.
 async fn reads_are_answered(client: &Client) {
     for path in READS {
         eventually(LONG, path, async || read(client, path).await.code == 200).await;
@@ -53,13 +53,13 @@ async fn while_mongodb_hangs_readers_of_rules_and_profiles_are_503_soon_and_writ
             assert_eq!(answer.header("retry-after"), Some("1"), "{path}");
         }
     }
-    // The page of the bot tells it too.
+    // The page of the bot reports it too.
     let started = Instant::now();
     let page = client.get("/bots/shop").await;
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     let page = String::from_utf8(page.body).unwrap();
     assert!(page.contains("MongoDB does not answer in time"), "{page}");
-    // A change is not refused because readers are.
+    // A change waits longer for MongoDB than a read does.
     let started = Instant::now();
     let written = client.send("PUT", RULE, &[JSON], rule.to_string().as_bytes()).await;
     let took = started.elapsed();

@@ -43,7 +43,7 @@ async fn a_rule_is_made_read_changed_and_deleted_by_its_version() {
     let (code, now, body) = send(client, "PUT", &[("if-match", &first)], &rule()).await;
     assert_eq!((code, &now), (412, &second), "{body}");
     assert!(body.contains("urn:fairlane:problem:rule-changed"), "{body}");
-    // What was read is taken back.
+    // The rule is accepted in the form in which it was read.
     let (code, etag, body) = send(client, "GET", &[], &Value::Null).await;
     assert_eq!((code, &etag), (200, &second));
     let read: Value = serde_json::from_str(&body).unwrap();
@@ -60,7 +60,7 @@ async fn a_rule_is_made_read_changed_and_deleted_by_its_version() {
     assert_eq!(send(client, "PUT", &[("if-none-match", "*")], &rule()).await.0, 201);
     let (code, _, body) = send(client, "PUT", &[("if-match", "unquoted")], &rule()).await;
     assert_eq!(code, 400, "{body}");
-    // The document tells of these answers, and not of others that are called alike.
+    // The OpenAPI document uses these schemas, and not others with similar names.
     let document = client.get("/openapi.json").await.json();
     for (path, method, code, name) in [
         ("/v1/bots/{bot}/automations/{rule}", "get", "200", "Automation"),

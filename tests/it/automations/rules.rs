@@ -101,7 +101,7 @@ async fn a_bot_has_a_thousand_rules_and_no_more() {
     assert_eq!(all["automations"].as_array().unwrap().len(), 1_000);
 }
 
-/// The rule at its `version`, two actions that must agree.
+/// The rule at the given version. Its emits must agree.
 fn versioned(version: u64) -> Value {
     json!({ "on": ["tick"], "filter": format!("{version} == {version}"), "actions": [
         { "emit": { "type": "first", "data": { "v": version } } },
@@ -142,7 +142,7 @@ async fn a_rule_changed_under_load_decides_within_a_second_everywhere_and_never_
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-    // Per event two emits, and whenever the version changes one more.
+    // Each event makes two emits, and each change of the version one more event.
     eventually(LONG, "all is decided", async || {
         emitted(&rig.stores, "second").await.len() == published && depth(&rig.stores).await == 0
     })
@@ -156,7 +156,8 @@ async fn a_rule_changed_under_load_decides_within_a_second_everywhere_and_never_
     first.sort_by_key(|(bot, _)| bot.to_string());
     second.sort_by_key(|(bot, _)| bot.to_string());
     assert_eq!(first, second, "both actions of an event are of one version");
-    // The n-th tick of a bot made its n-th emit: those that came late saw the new version.
+    // The n-th tick of a bot made its n-th emit. Ticks published a second after a change saw the
+    // new version.
     let mut of_bot: std::collections::BTreeMap<String, Vec<u64>> =
         std::collections::BTreeMap::new();
     for (bot, version) in &second {
@@ -170,7 +171,7 @@ async fn a_rule_changed_under_load_decides_within_a_second_everywhere_and_never_
         let version = of_bot[&bot][*place];
         *place += 1;
         if let Some((_, expected)) = late.iter().find(|(id, _)| tick["id"] == **id) {
-            // What waited a little may have seen the next one.
+            // A tick that waited a little may have seen the next version.
             assert!(version >= *expected, "a second after the change: {version}, {tick}");
             checked += 1;
         }
@@ -187,7 +188,7 @@ async fn an_unannounced_change_is_found_within_a_second() {
     let url = MongoUrl::parse(&rig.stores.mongo.url()).unwrap();
     let store = RuleStore::new(Mongo::open(&url, "fairlane").await.unwrap());
     let (bot, id) = (BotId::parse("shop").unwrap(), RuleId::parse("r").unwrap());
-    // As by a process that died before it could tell.
+    // Writes the rule like a process that died before it could announce the change.
     for version in 1..=3 {
         let rule = serde_json::from_value(versioned(version)).unwrap();
         store.put(&bot, &id, &rule, &Expected::Anything).await.unwrap();
@@ -202,7 +203,7 @@ async fn an_unannounced_change_is_found_within_a_second() {
     store.delete(&bot, &id, &Expected::Anything).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     rig.publish(&[event("shop", "u", "4", "tick", json!({}))]).await;
-    // Three ticks with two emits and a change each, and one more that means nothing.
+    // Three ticks with two emits and one change each, and one more tick without effect.
     rig.settles(3 * 4 + 1).await;
     rig.instance.stop().await;
 }
@@ -222,12 +223,13 @@ async fn only_events_that_a_bot_has_rules_for_are_copied_and_in_doubt_all() {
     let off =
         json!({ "on": ["cart.*"], "enabled": false, "actions": [{ "set_tag": { "tag": "x" } }] });
     put(&client, "off", "r", &off).await;
-    // While it is not known for sure who has rules, everything is copied.
+    // While the index of rules may be stale, everything is copied.
     let read = async |instance: &Instance| {
         let text = get(&instance.address.to_string(), "/metrics").await.1;
         metric(&text, "fairlane_bus_events_total", &[]).unwrap_or(0.0)
     };
-    // `has` gets two, `off` the one that changes a profile; what a rule changed is no news.
+    // `has` gets two events. `off` gets the event that changes a profile. Events that a rule
+    // emitted for a change of a profile are not copied.
     let mut round = 0;
     eventually(LONG, "three of nine are copied", async || {
         let (before, seen) = (copies(&instance).await, read(&instance).await);
@@ -254,7 +256,7 @@ async fn only_events_that_a_bot_has_rules_for_are_copied_and_in_doubt_all() {
     assert_eq!(profile(&client, "none", "u").await, Value::Null);
     instance.stop().await;
 
-    // MongoDB is unavailable from the start: nobody knows who has rules.
+    // MongoDB is unavailable from the start, so the process cannot know which bots have rules.
     stores.mongo.kill9();
     let blind = Instance::start(&config, Log::default().content()).await;
     let before = copies(&blind).await;
@@ -335,7 +337,7 @@ async fn a_redriven_event_is_decided_on_anew_at_the_end_of_its_queue() {
     rig.put("shop", "loop", &rule).await;
     rig.publish(&[event("shop", "u", "first", "ping", json!({}))]).await;
     rig.settles(1 + 16).await;
-    // The subscriber goes on, and the rule is mended.
+    // The subscriber's events continue, and the rule is mended.
     let mended =
         json!({ "on": ["ping"], "actions": [{ "set_field": { "field": "end", "value": true } }] });
     rig.put("shop", "loop", &mended).await;

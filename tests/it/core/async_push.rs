@@ -10,14 +10,14 @@ use crate::support::receiver::{Call, Reply};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
 
-/// A short lease: `slice_time` may be a third of it.
+/// A short lease. `slice_time` may be at most a third of it.
 const SECOND: (&str, &str) = ("pipelines.test.lease_ttl", "\"1s\"");
 
 async fn accepting(settings: &[(&str, &str)]) -> Push {
     Push::new(settings, |_| async { Reply::new(202, "") }).await
 }
 
-/// `complete`, `fail` or `extend` at a process.
+/// Sends `complete`, `fail` or `extend` for the lease of a call to a process.
 async fn say(served: &Served, call: &Call, what: &str, body: Value) -> Said {
     post(&served.http(), &format!("/v1/leases/{}/{what}", call.text("lease")), body).await
 }
@@ -39,7 +39,7 @@ fn texts(ids: impl IntoIterator<Item = u32>) -> Vec<String> {
     ids.into_iter().map(|id| id.to_string()).collect()
 }
 
-/// Waits until as many leases are handed over.
+/// Waits until `count` leases are handed over.
 async fn handed_over(push: &Push, count: u64) {
     eventually(LONG, "the leases are handed over", async || push.open().await == count).await;
 }
@@ -49,7 +49,7 @@ async fn a_lease_is_completed_at_another_process_and_only_then_the_bot_goes_on()
     let push = accepting(&[]).await;
     push.publish("b", 0..3).await;
     let served = push.serve().await;
-    // It neither reads the bus nor handles anything.
+    // This process neither reads the bus nor handles events.
     let other = Served::start_as(&push.config, "http").await;
     let first = push.calls(1).await[0].clone();
     assert_eq!(first.ids(), texts(0..3));
@@ -133,7 +133,7 @@ async fn an_extended_lease_lasts_and_keeps_the_acknowledged_events() {
         assert_eq!(said.body, json!({"expires_in_ms": 1_000, "acked": acked.min(3)}));
         assert_eq!(push.depth().await, 5 - acked.min(3));
         acked += 1;
-        // As a receiver does.
+        // A receiver waits like this between its calls.
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     assert_eq!(push.receiver.called(), 1, "nobody else got it meanwhile");
@@ -142,7 +142,7 @@ async fn an_extended_lease_lasts_and_keeps_the_acknowledged_events() {
     let beyond = say(&served, &call, "complete", json!({"ack": 6})).await;
     assert_eq!((beyond.status, problem(&beyond)), (422, "ack-too-high"));
     assert_eq!(beyond.body["errors"][0]["field"], "ack");
-    // Counted from the start of the slice.
+    // `ack` counts from the start of the slice.
     assert_eq!(say(&served, &call, "complete", json!({"ack": 4})).await.status, 204);
     let rest = push.calls(2).await[1].clone();
     assert_eq!((rest.ids(), attempt(&rest)), (texts([4]), 2), "as after a 200 with ack");
@@ -176,7 +176,7 @@ async fn a_failed_lease_is_retried_in_order_after_the_pause_and_gives_up_at_last
     assert_eq!((count("done").await, count("retried").await, count("dead").await), (3, 2, 1));
 }
 
-/// Which event it was is not said, so none is given up for the others.
+/// The failure does not say which event caused it, so no event is given up in place of another.
 #[tokio::test]
 async fn a_failure_of_an_unknown_event_hands_them_out_one_by_one() {
     let push = accepting(&[("pipelines.test.max_attempts", "1")]).await;
@@ -196,11 +196,12 @@ async fn a_failure_of_an_unknown_event_hands_them_out_one_by_one() {
     assert_eq!(push.dead().await, [("1".to_owned(), reason, 1)]);
 }
 
-/// With all places taken a worker stays with its lease: that holds the receiver's next slices back.
+/// When all places are taken, a worker keeps its lease and waits. That holds back the receiver's
+/// next slices.
 #[tokio::test]
 async fn open_leases_are_bounded_and_workers_wait_for_a_place() {
     let push = accepting(&[("pipelines.test.workers.max", "1")]).await;
-    // 10,000 over eight shards.
+    // 10,000 leases over eight shards.
     push.pretend_open(1_250).await;
     push.publish("a", 0..1).await;
     push.publish("b", 1..2).await;
@@ -216,7 +217,7 @@ async fn open_leases_are_bounded_and_workers_wait_for_a_place() {
     })
     .await;
     assert_eq!((push.receiver.called(), push.open().await), (1, 8 * 1_250));
-    // Room for two, should both be of one shard.
+    // There are places for two leases, also if both belong to one shard.
     push.pretend_open(1_248).await;
     let calls = push.calls(2).await;
     eventually(LONG, "both are out", async || {
@@ -231,8 +232,8 @@ async fn open_leases_are_bounded_and_workers_wait_for_a_place() {
     assert_eq!(push.open().await, 8 * 1_248);
 }
 
-/// Who finds no place until the ttl is over loses the lease as if nobody had answered, but what
-/// its receiver says until then counts.
+/// A worker that finds no place before the lease's TTL ends loses the lease, as if the receiver had
+/// not answered. Everything that the receiver completes before then still counts.
 #[tokio::test]
 async fn a_receiver_without_a_place_can_complete_all_the_same() {
     let push = accepting(&[("pipelines.test.workers.max", "1")]).await;
@@ -255,7 +256,7 @@ async fn a_receiver_without_a_place_can_complete_all_the_same() {
     assert_eq!((push.open().await, losses(&served).await), (8 * 1_250, 0));
 }
 
-/// The receiver says that it is done, then answers the push: with 202, or with 200 after all.
+/// The receiver completes the lease first and answers the push afterwards, with 202 or 200.
 #[tokio::test]
 async fn a_receiver_that_is_faster_than_its_own_answer_loses_nothing() {
     let (released, _) = tokio::sync::broadcast::channel::<()>(1);

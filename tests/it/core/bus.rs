@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::AsyncCommands as _;
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config, configs};
 use crate::support::fleet::Fleet;
 use crate::support::http::metric;
@@ -15,7 +15,7 @@ use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
-/// The least retention; trimming happens every five seconds.
+/// The minimum retention. Trimming happens every five seconds.
 const SHORT: (&str, &str) = ("bus.retention", "\"1s\"");
 
 fn events(ids: std::ops::Range<u32>) -> Vec<String> {
@@ -47,20 +47,21 @@ async fn all_streams_are_read_and_a_new_pipeline_starts_at_its_configured_positi
     eventually(LONG, "what came is done twice", async || log.len() == 60).await;
     assert_eq!(sorted(log.ids("bus-old")), ids((0..20).chain(100..120)));
     assert_eq!(sorted(log.ids("bus-new")), ids((10..20).chain(110..120)));
-    // Within a stream in order.
+    // Events of one stream stay in order.
     let of_one: Vec<_> =
         log.ids("bus-old").into_iter().filter(|id| id.parse::<u32>().unwrap() < 100).collect();
     assert_eq!(of_one, ids(0..20));
     instance.stop().await;
 
-    // It began once: after a restart it goes on, and misses nothing that came meanwhile.
+    // The pipeline got its start position once: after a restart it continues from its own position
+    // and misses no event that was published meanwhile.
     add(&server, "one", &events(20..25)).await;
     let _instance = Instance::start(&config, log.content()).await;
     eventually(LONG, "it goes on", async || log.len() == 70).await;
     assert_eq!(log.ids("bus-new")[20..], ids(20..25));
 }
 
-/// Field, value, the label of the metric and a part of the reason.
+/// For each unreadable entry: field, value, the label of the metric and a part of the reason.
 fn unreadable() -> Vec<(&'static str, Vec<u8>, &'static str, &'static str)> {
     let long = "x".repeat(257);
     let json = |text: &str| text.as_bytes().to_vec();
@@ -114,7 +115,7 @@ fn unreadable() -> Vec<(&'static str, Vec<u8>, &'static str, &'static str)> {
 async fn an_unreadable_entry_is_put_aside_with_the_reason_and_the_rest_continues() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
     fleet.start(1).await;
-    let mut connection = patient(&fleet.server).await;
+    let mut connection = fleet.server.connection().await;
     let cases = unreadable();
     for (field, value, ..) in &cases {
         let () = redis::cmd("XADD")
@@ -155,7 +156,7 @@ async fn both_wire_forms_are_read() {
     let _instance = Instance::start(&config(&server, "bus-forms", &[]), log.content()).await;
     let text = event("b", "test", 1);
     let value: serde_json::Value = serde_json::from_str(&event("b", "test", 2)).unwrap();
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let packed = rmp_serde::to_vec_named(&value).unwrap();
     let () = redis::pipe()
         .cmd("XADD")
@@ -182,7 +183,7 @@ async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
     let log = Log::default();
     let settings = [SHORT, ("bus.streams", "[\"plain\", \"grouped\"]")];
     let config = config(&server, "bus-trim", &settings);
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     for stream in ["plain", "grouped"] {
         add(&server, stream, &events(0..20)).await;
     }
@@ -194,15 +195,15 @@ async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
     assert_eq!(connection.xack::<_, _, _, u32>("grouped", "others", &entries[..3]).await, Ok(3));
 
     let _instance = Instance::start(&config, log.content()).await;
-    let length = async |stream| patient(&server).await.xlen::<_, u32>(stream).await.unwrap();
-    // The entry at which the slowest shard stands stays.
+    let length = async |stream| server.connection().await.xlen::<_, u32>(stream).await.unwrap();
+    // The entry at the position of the slowest shard stays.
     eventually(LONG, "one is trimmed", async || length("plain").await <= 1).await;
     eventually(LONG, "what is acknowledged is trimmed", async || length("grouped").await <= 17)
         .await;
     assert_eq!(length("grouped").await, 17, "the group has not acknowledged the rest");
     assert_eq!(log.len(), 40);
 
-    // Once the group is through, so is the stream.
+    // When the group has acknowledged everything, the stream is trimmed too.
     let rest: redis::streams::StreamReadReply =
         connection.xread_options(&["grouped"], &[">"], &reading.count(100)).await.unwrap();
     let ids: Vec<&str> = entries[3..]
@@ -229,13 +230,14 @@ async fn a_disabled_pipeline_holds_nothing_back() {
     let instance = Instance::start(&one, log.content()).await;
     add(&server, STREAM, &events(5..10)).await;
     eventually(LONG, "it is done and trimmed", async || {
-        log.len() == 15 && patient(&server).await.xlen::<_, u32>(STREAM).await.unwrap() <= 1
+        log.len() == 15 && server.connection().await.xlen::<_, u32>(STREAM).await.unwrap() <= 1
     })
     .await;
     assert_eq!(log.ids("bus-off"), ids(0..5));
     instance.stop().await;
 
-    // Enabled again, it goes on with what is left, and somebody is told about the rest.
+    // Enabled again, the pipeline continues with the remaining entries, and the log reports the
+    // trimmed ones.
     let instance = Instance::start(&both, log.content()).await;
     add(&server, STREAM, &events(10..12)).await;
     let has = |pipeline, id: &str| log.ids(pipeline).iter().any(|handled| handled == id);
@@ -250,7 +252,7 @@ async fn a_stream_trimmed_beyond_the_read_position_is_an_error_and_reading_conti
     fleet.start(1).await;
     fleet.publish(5).await;
     fleet.drains(LONG).await;
-    let mut connection = patient(&fleet.server).await;
+    let mut connection = fleet.server.connection().await;
     let noted = format!("fl:{{{STREAM}}}:read");
     eventually(LONG, "the position is noted", async || {
         connection.clone().hget::<_, _, Option<u32>>(&noted, "entries").await.unwrap() == Some(5)
@@ -283,7 +285,8 @@ async fn another_process_reads_on_when_the_reader_is_killed_or_stopped() {
         fleet.workers[place].lines().iter().any(|line| line.contains("reading the bus"))
     };
     let mut left = vec![0, 1, 2];
-    // The lock lasts 4 s and is asked for every second; one that was given back is free at once.
+    // The lock lasts 4 s, and each process tries to take it every second. A released lock is free
+    // immediately.
     for (kill, within) in [(true, Duration::from_secs(8)), (false, Duration::from_secs(4))] {
         fleet.publish(10).await;
         fleet.drains(LONG).await;

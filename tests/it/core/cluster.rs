@@ -9,7 +9,7 @@ use fairlane::redis::{Server, Target};
 use super::fairness::{undisturbed, weighed};
 use super::faults::{FEW, durable, forgotten, interrupted, killed};
 use super::order::in_order;
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::cli::run_in;
 use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
@@ -21,7 +21,7 @@ use crate::support::redis::{Options, RedisBackend as _, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
-/// The primary of the bus stream; those before and after it have shards too.
+/// The primary of the bus stream. The primaries before and after it have shards too.
 const BUS: usize = 1;
 
 fn now() -> u64 {
@@ -54,7 +54,7 @@ async fn on_a_cluster_service_follows_weight_and_the_quiet_do_not_wait() {
     undisturbed(three(Options::default()).await).await;
 }
 
-/// Its shards rest; those of the others are filled and handled as if nothing had happened.
+/// The shards of the unavailable primary wait. Those of the others are filled and handled as usual.
 #[tokio::test]
 async fn while_a_primary_is_unavailable_the_shards_of_the_others_continue() {
     let cluster = three(durable()).await;
@@ -72,7 +72,7 @@ async fn while_a_primary_is_unavailable_the_shards_of_the_others_continue() {
     assert!(meanwhile > 1_000, "only {meanwhile} events were done while it was away");
 }
 
-/// It answers nobody and refuses nobody, so everything sent there waits for its timeout.
+/// A frozen primary neither answers nor refuses, so every call to it waits for its timeout.
 #[tokio::test]
 async fn a_frozen_primary_holds_up_its_own_shards_only() {
     let mut fleet = Fleet::on(three(Options::default()).await, 40, FEW);
@@ -84,7 +84,7 @@ async fn a_frozen_primary_holds_up_its_own_shards_only() {
     let (frozen, before) = (now(), fleet.settled());
     let until = frozen + micros(Duration::from_secs(4));
     eventually(LONG, "it was frozen for long", async || now() > until).await;
-    // However fast the machine is: held up, they would stay where they are.
+    // This holds on a machine of any speed: shards that are held up would not progress.
     eventually(LONG, "the shards of the others go on", async || fleet.settled() > before + 3_000)
         .await;
     fleet.server.nodes[0].sigcont();
@@ -94,13 +94,13 @@ async fn a_frozen_primary_holds_up_its_own_shards_only() {
     assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
 }
 
-/// As after a failover of its primary, to a replica whose clock is behind: what the stream has is
-/// older than what the shards have of it.
+/// A failover of the stream's primary to a replica whose clock is behind leaves this state: the
+/// entries of the stream are older than the events that the shards copied from it.
 #[tokio::test]
 async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
     let server = RedisServer::start(Options::default());
     let config = config(&server, "test", &[]);
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let mut put = async |id: String, name: &str| {
         let mut command = redis::cmd("XADD");
         command.arg(STREAM).arg(id).arg("event").arg(event("bot", "test", name));
@@ -113,7 +113,7 @@ async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
     eventually(LONG, "it is handled", async || log.len() == 1).await;
     instance.stop().await;
 
-    let mut admin = patient(&server).await;
+    let mut admin = server.connection().await;
     redis::cmd("DEL").arg(STREAM).exec_async(&mut admin).await.unwrap();
     put("*".to_owned(), "older").await;
     let instance = Instance::start(&config, log.content()).await;
@@ -121,7 +121,7 @@ async fn a_stream_that_lost_its_tail_continues_after_the_copied_events() {
         let mut info = redis::cmd("XINFO");
         info.arg("STREAM").arg(STREAM);
         let facts: HashMap<String, redis::Value> =
-            info.query_async(&mut patient(&server).await).await.unwrap();
+            info.query_async(&mut server.connection().await).await.unwrap();
         redis::from_redis_value_ref::<String>(&facts["last-generated-id"]).unwrap()
     };
     eventually(LONG, "its end is raised", async || last().await == format!("{ahead}-0")).await;
@@ -177,7 +177,7 @@ async fn an_operator_sees_every_primary_and_drops_a_pipeline_on_all_of_them() {
     assert_eq!(names, expected);
 }
 
-/// What the replica had not received is filled again from the bus, whose primary lived on.
+/// Events that the replica had not received are copied again from the bus, whose primary survived.
 #[tokio::test]
 async fn a_primary_is_killed_under_load_and_its_replica_takes_over() {
     let cluster = Cluster::start(Options::default(), 3, true).await;
@@ -196,7 +196,7 @@ async fn a_primary_is_killed_under_load_and_its_replica_takes_over() {
     assert_eq!((report.sent, report.stale_commits, report.given_up), (20_000, 0, 0), "{report}");
 }
 
-/// Slots of the queues and that of the bus move to other primaries and back.
+/// Slots of the queues and the slot of the bus move to other primaries and back.
 #[tokio::test]
 async fn slots_move_under_load_and_nothing_is_lost_or_reordered() {
     let mut fleet = Fleet::on(three(Options::default()).await, 40, FEW);
@@ -216,7 +216,7 @@ async fn slots_move_under_load_and_nothing_is_lost_or_reordered() {
     let report = fleet.report();
     assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
     assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
-    // Leases of where a shard was are worth nothing where it is.
+    // After a move, leases from the shard's former primary are invalid.
     for (shard, place) in [("fl:{test:3}:meta", 0), ("fl:{test:0}:meta", BUS)] {
         let known = fleet.server.ask(place, &["HGET", shard, "run"]).await;
         let server = fleet.server.ask(place, &["INFO", "server"]).await;

@@ -1,4 +1,4 @@
-//! Damage in one place of Redis, or a refusal by a full one, hides nothing else.
+//! Damage in one place of Redis, or a full Redis that refuses writes, hides no other information.
 
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ async fn a_wrong_depth_hides_no_pipeline_and_the_audit_sets_it_right() {
             push(instance.queue(name), &format!("b-{bot}")).await;
         }
     }
-    // One event fewer than none, one too many, no number, and another kind of key.
+    // Three bad depths: -1, one too high, and not a number. The dead letters have the wrong key
+    // type.
     let meta = |shard: u16| format!("fl:{{bad-depth:{shard}}}:meta");
     let () = connection.hset(meta(0), "depth", -1).await.unwrap();
     let () = connection.hincr(meta(1), "depth", 1).await.unwrap();
@@ -102,7 +103,7 @@ async fn a_depth_is_set_right_beside_traffic() {
         add(&server, STREAM, &events).await;
         for shard in queue.shard_count().shards() {
             let () = connection.hincr(queue.keys(shard).meta(), "depth", 7).await.unwrap();
-            // New bots may join all the time; then it is to be repeated.
+            // New bots may join at any time. Then the comparison must be repeated.
             eventually(LONG, "it is compared", async || {
                 match queue.reconcile_depth(shard).await.unwrap() {
                     Depth::SetRight { before, depth } => {
@@ -131,7 +132,7 @@ async fn a_depth_is_set_right_beside_traffic() {
 
 type Redis = redis::aio::MultiplexedConnection;
 
-/// The depth of a pipeline of one shard as Redis has it, and how many events its queues have.
+/// The depth of a one-shard pipeline as Redis stores it, and the number of events in its queues.
 async fn counted(redis: &mut Redis, name: &str) -> (i64, i64) {
     let depth: Option<i64> = redis.hget(format!("fl:{{{name}:0}}:meta"), "depth").await.unwrap();
     let queues: Vec<String> = redis.keys(format!("fl:{{{name}:0}}:q:*")).await.unwrap();
@@ -142,8 +143,9 @@ async fn counted(redis: &mut Redis, name: &str) -> (i64, i64) {
     (depth.unwrap_or_default(), events)
 }
 
-/// Queues the events of four bots, while Redis loses power within a transaction, and is restarted
-/// twice. Between the two, the file is `rewritten` or not. Answers what is [`counted`] then.
+/// Queues the events of four bots, while Redis loses power within a transaction and is restarted
+/// twice. `rewritten` says whether the append-only file is rewritten between the two restarts.
+/// Returns what [`counted`] returns at the end.
 async fn lose_power(
     server: &mut RedisServer,
     config: &str,
@@ -177,7 +179,7 @@ async fn lose_power(
         })
         .await;
     }
-    // Whoever had no answer tries again.
+    // A client that got no answer tries again.
     push(&queue(config, name).await, "late").await;
     assert_eq!(counted(&mut redis, name).await, (4, 4));
     server.restart();
@@ -252,7 +254,7 @@ async fn a_file_that_is_rewritten_after_the_cut_leaves_the_depth_right() {
     }
 }
 
-/// Writes until Redis refuses.
+/// Writes until Redis refuses a write.
 async fn fill(connection: &mut redis::aio::MultiplexedConnection, round: u32) {
     for bytes in [64 << 10, 1 << 10, 16] {
         for number in 0.. {
@@ -272,7 +274,7 @@ async fn a_full_redis_is_up_and_its_memory_is_told() {
     let server = RedisServer::start(Options { max_memory: MAX, ..Options::default() });
     let text = configs(&server, &["full-memory"], &[]);
     let instance = Instance::start(&text, Log::default().content()).await;
-    // Something waits, so it is looked at every two seconds.
+    // An event waits, so the instance looks at Redis every two seconds.
     instance.queue("full-memory").pause(None).await.unwrap();
     push(instance.queue("full-memory"), "b").await;
     let share = async || {
@@ -285,17 +287,17 @@ async fn a_full_redis_is_up_and_its_memory_is_told() {
     })
     .await;
     let mut connection = server.connection().await;
-    // As the alerts see it: not down, and full.
+    // The alerts see that Redis is up and full.
     let mut round = 0;
     eventually(LONG, "it is seen to be full", async || {
-        // Redis frees some memory of its own later, such as large read buffers of clients.
+        // Redis frees some of its own memory later, such as large read buffers of clients.
         fill(&mut connection, round).await;
         round += 1;
         share().await.is_some_and(|share| share > 0.99)
             && gauge(&instance, "redis_up", &[]).await == Some(1.0)
     })
     .await;
-    // And room is seen too.
+    // The gauge also shows when there is space again.
     let () = redis::cmd("CONFIG")
         .arg(&["SET", "maxmemory", &(4 * MAX).to_string()])
         .query_async(&mut connection)

@@ -1,5 +1,5 @@
-//! Each bot gets the service of its weight. `fairlane-bench fairness` shows the exact shares; these
-//! tests show that the parts work together.
+//! Each bot gets service in proportion to its weight. `fairlane-bench fairness` shows the exact
+//! shares. These tests show that the parts work together.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn slow(
 ) -> Noting<impl Fn(Slice) -> futures_util::future::BoxFuture<'static, HandlerResult> + use<>> {
     log.handler(|slice: Slice| -> futures_util::future::BoxFuture<'static, HandlerResult> {
         Box::pin(async move {
-            // What this simulates is work.
+            // The sleep simulates work.
             tokio::time::sleep(HANDLING * u32::try_from(slice.events.len()).unwrap()).await;
             Ok(Outcomes::done())
         })
@@ -53,7 +53,7 @@ pub(crate) async fn weighed(server: impl RedisBackend) {
     })
     .await;
     queue.resume(None).await.unwrap();
-    // While every bot still has a backlog.
+    // Stops while every bot still has a backlog.
     eventually(LONG, "half is done", async || log.len() >= 1_200).await;
     let mut shares: HashMap<String, f64> = HashMap::new();
     for seen in log.all() {

@@ -1,4 +1,4 @@
-//! Which events a pipeline gets: by type, and by filter. Each gets a copy of its own.
+//! Which events a pipeline gets: by type, and by filter. Each pipeline gets its own copy.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ async fn every_matching_pipeline_gets_a_copy_and_a_filter_that_fails_is_no_match
         let copies = ids.len() as f64;
         assert!((counted("fairlane_fanout_copies_total", pipeline) - copies).abs() < 0.1);
     }
-    // Two events without the field, one with a number in its place.
+    // Two events lack the field, and one has a number in its place.
     assert!((counted("fairlane_fanout_filter_errors_total", "fan-vips") - 3.0).abs() < 0.1);
     assert!(counted("fairlane_fanout_filter_errors_total", "fan-tags") < 0.1);
 }

@@ -1,5 +1,5 @@
-//! Several processes under load, with faults: nothing is lost, nothing overtakes, and no confirmed
-//! event is handled again.
+//! Several processes under load, with faults: no event is lost, no event overtakes another, and no
+//! confirmed event is handled again.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::id::BotId;
 
-use crate::support::bus::{bot, patient};
+use crate::support::bus::bot;
 use crate::support::config::STREAM;
 use crate::support::fleet::Fleet;
 use crate::support::history::{Outcome, Record};
@@ -22,18 +22,17 @@ pub(crate) const FEW: &[(&str, &str)] = &[("pipelines.test.workers.max", "8")];
 const LONG: Duration = Duration::from_secs(60);
 /// `lease_ttl` of the tests.
 const TTL: Duration = Duration::from_secs(3);
-/// A busy machine may be this late.
+/// A busy machine may add this delay.
 const NOISE: Duration = Duration::from_secs(4);
-/// How long Redis is unavailable. The issue asks for 20 s; the length changes nothing but the time the
-/// test takes.
+/// How long Redis is unavailable. A longer outage would only make the test slower.
 const OUTAGE: Duration = Duration::from_secs(5);
 
 fn now() -> u64 {
     micros(SystemClock.now())
 }
 
-/// Nothing that was answered is lost with a server that is killed. Written every second, it may be:
-/// while the disk is busy, Redis answers up to two seconds before it writes.
+/// A server that syncs every write loses no answered write when it is killed. A sync every second
+/// can lose some: while the disk is busy, Redis answers up to two seconds before it writes.
 pub(crate) fn durable() -> Options {
     Options { persistence: Persistence::Always, ..Options::default() }
 }
@@ -43,7 +42,7 @@ async fn after_a_kill_in_mid_slice_others_go_on_within_the_ttl_and_a_second() {
     killed(Fleet::new(Options::default(), 40, FEW), 1_000).await;
 }
 
-/// Six times one of three processes is killed, over `each` events for every of 40 bots.
+/// Kills one of three processes six times, over `each` events for each of 40 bots.
 pub(crate) async fn killed(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     let sent = 40 * usize::try_from(each).unwrap();
     fleet.behaviour.delay = Duration::from_millis(3);
@@ -77,7 +76,8 @@ async fn a_consumer_frozen_past_its_leases_commits_nothing_when_it_wakes() {
         fleet.settles(round * 4_000, LONG).await;
         let frozen = now();
         fleet.workers[0].sigstop();
-        // Far beyond the ttl: what it held is in other hands, and was handled there.
+        // The process is frozen beyond the TTL, so other workers take over its leases and handle
+        // its events.
         let until = frozen + micros(TTL);
         eventually(LONG, "the leases are gone", async || now() > until).await;
         naps.push((frozen, now()));
@@ -87,7 +87,7 @@ async fn a_consumer_frozen_past_its_leases_commits_nothing_when_it_wakes() {
     let report = fleet.report();
     assert!(report.is_clean(), "{report}");
     assert_eq!((report.sent, report.given_up), (40_000, 0), "{report}");
-    // Counted by whoever finds them run out.
+    // The process that finds an expired lease counts it.
     let mut lost = 0.0;
     for process in 0..2 {
         let metrics = fleet.metrics(process).await;
@@ -95,20 +95,22 @@ async fn a_consumer_frozen_past_its_leases_commits_nothing_when_it_wakes() {
     }
     assert!(lost >= 3.0, "it was frozen with leases in its hands: {lost:?}");
 
-    // A commit of the frozen process under a fence from before the nap must also be from before.
+    // A commit of the frozen process under a fence from before the freeze must itself be from
+    // before it.
     fleet.records(|record| {
         let Record::Committed { process: 1, fence, at, ref events, .. } = *record else { return };
         for &(frozen, woken) in &naps {
             let late = fence < frozen && at >= woken && !events.is_empty();
-            // One that was accepted before the nap and only read after it is none of ours.
+            // A commit that was accepted before the freeze, and whose reply was read after it, is
+            // correct.
             let accepted = late && accepted_before(&fleet, record, frozen);
             assert!(!late || accepted, "committed after the nap ({frozen} to {woken}): {record}");
         }
     });
 }
 
-/// Whether nobody handled these events after `frozen` under a later lease: then the queue had
-/// them removed before that, and only the reply was read late.
+/// Whether no worker handled these events after `frozen` under a later lease. Then the queue
+/// removed them before the freeze, and only the reply was read late.
 fn accepted_before(fleet: &Fleet, commit: &Record<'_>, frozen: u64) -> bool {
     let Record::Committed { bot: of, events, fence: with, .. } = commit else { return false };
     let mut again = false;
@@ -120,7 +122,8 @@ fn accepted_before(fleet: &Fleet, commit: &Record<'_>, frozen: u64) -> bool {
     !again
 }
 
-/// The holder does not know: only its fence stands between it and the next one.
+/// The holder does not learn of the break: only its fence keeps it from committing beside the next
+/// holder.
 #[tokio::test]
 async fn a_consumer_whose_lease_was_broken_by_an_operator_commits_nothing() {
     let mut fleet = Fleet::new(Options::default(), 20, &[("pipelines.test.workers.max", "8")]);
@@ -142,7 +145,8 @@ async fn a_consumer_whose_lease_was_broken_by_an_operator_commits_nothing() {
         stale += metric(&text, "fairlane_stale_completions_total", &[]).unwrap();
     }
     assert!(stale > 0.0, "nobody tried");
-    // It goes on with its slice until it hears of it; what it does counts for nothing.
+    // The old holder continues its slice until it learns of the break. Nothing that it does then is
+    // committed.
     let report = fleet.report();
     assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
     assert_eq!((report.sent, report.stale_commits, report.given_up), (10_000, 0, 0), "{report}");
@@ -167,8 +171,8 @@ async fn work_resumes_soon_after_an_unavailable_redis_is_back() {
     interrupted(fleet, 1_000, |server| server).await;
 }
 
-/// One server is killed and restarted under `each` events for every of 40 bots. Answers the fleet
-/// and from when to when it was away.
+/// Kills and restarts one server under `each` events for each of 40 bots. Returns the fleet, and
+/// from when to when the server was unavailable.
 pub(crate) async fn interrupted<S: RedisBackend>(
     mut fleet: Fleet<S>,
     each: u32,
@@ -210,12 +214,12 @@ async fn a_redis_that_lost_its_scripts_disturbs_no_process() {
     forgotten(Fleet::new(Options::default(), 40, &[]), |server| server).await;
 }
 
-/// A server forgets its scripts eight times.
+/// Makes a server forget its scripts eight times.
 pub(crate) async fn forgotten<S: RedisBackend>(mut fleet: Fleet<S>, which: fn(&S) -> &RedisServer) {
     fleet.behaviour.delay = Duration::from_millis(1);
     fleet.start(2).await;
     fleet.publish(250).await;
-    let mut connection = patient(which(&fleet.server)).await;
+    let mut connection = which(&fleet.server).connection().await;
     for round in 1..=8 {
         fleet.settles(round * 1_000, LONG).await;
         let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut connection).await.unwrap();
@@ -231,7 +235,7 @@ pub(crate) async fn forgotten<S: RedisBackend>(mut fleet: Fleet<S>, which: fn(&S
 async fn two_readers_of_one_stream_copy_nothing_twice() {
     let mut fleet = Fleet::new(Options::default(), 50, &[]);
     fleet.start(3).await;
-    let mut connection = patient(&fleet.server).await;
+    let mut connection = fleet.server.connection().await;
     let readers = |fleet: &Fleet| {
         let reads = |line: &String| line.contains("reading the bus");
         fleet.workers.iter().filter(|worker| worker.lines().iter().any(reads)).count()
@@ -240,7 +244,8 @@ async fn two_readers_of_one_stream_copy_nothing_twice() {
     while rounds < 40 || readers(&fleet) < 2 {
         rounds += 1;
         assert!(rounds < 1_000, "only one process ever read");
-        // Whoever asks next becomes a reader too, while the other still believes to be it.
+        // The next process to ask becomes a reader too, while the old reader still takes itself for
+        // the reader.
         let lock = format!("fl:{{{STREAM}}}:reader");
         let () = redis::cmd("DEL").arg(lock).query_async(&mut connection).await.unwrap();
         fleet.publish(10).await;
@@ -254,8 +259,8 @@ async fn two_readers_of_one_stream_copy_nothing_twice() {
     assert_eq!((report.overlaps, report.duplicates_explained), (0, 0), "{report}");
 }
 
-/// Redis rolls back to an earlier moment while the workers run on. What was confirmed before that
-/// moment stays done; the rest is copied from the bus again.
+/// Redis rolls back to an earlier moment while the workers run. Events confirmed before that moment
+/// stay done, and the rest is copied from the bus again.
 #[tokio::test]
 async fn a_redis_that_lost_its_tail_is_filled_again_from_the_bus() {
     let mut fleet = Fleet::new(durable(), 40, &[("pipelines.test.workers.max", "8")]);
@@ -266,14 +271,14 @@ async fn a_redis_that_lost_its_tail_is_filled_again_from_the_bus() {
     assert!(fleet.workers[0].wait_exit(LONG).unwrap().success());
     fleet.workers.clear();
 
-    // The second half is on the bus, and nobody has copied it when the tail begins.
+    // The second half is on the bus, and no process has copied it when the tail starts.
     fleet.publish(250).await;
     let mut tail = 0;
     eventually(LONG, "the file is written", async || {
         std::mem::replace(&mut tail, fleet.server.aof_bytes()) == tail && tail > 0
     })
     .await;
-    // Slow enough that the tail is cut in the middle of the work, also on a busy machine.
+    // Slow enough that the cut falls in the middle of the work, also on a busy machine.
     fleet.behaviour.delay = Duration::from_millis(4);
     fleet.start(3).await;
     fleet.settles(14_000, LONG).await;
@@ -289,12 +294,13 @@ async fn a_redis_that_lost_its_tail_is_filled_again_from_the_bus() {
 
     let report = fleet.report();
     assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
-    // Who held a lease of the older run learns that it is revoked when it next speaks to Redis. Until
-    // then it may begin or go on with a handling beside the new holder, but it commits nothing.
+    // A holder of a lease of the older run learns of the revocation at its next call to Redis.
+    // Until then it may start or continue a handling beside the new holder, but it commits nothing.
     assert_eq!(report.stale_commits, 0, "{report}");
     assert_eq!((report.sent, report.given_up), (20_000, 0), "{report}");
     assert!(report.duplicates_unexplained > 0, "no commit was rolled back\n{report}");
-    // Fences are times: among leases of one run, holders follow each other and never overlap.
+    // Fences are times. Among leases of one run, handlings of one bot follow each other and never
+    // overlap.
     let mut handlings = Vec::new();
     fleet.records(|record| {
         if let Record::Handled { bot, fence, started, ended, .. } = *record {
@@ -318,7 +324,8 @@ async fn a_redis_that_lost_its_tail_is_filled_again_from_the_bus() {
     });
 }
 
-/// The command was executed and nobody knows: of claims, completions and copies from the bus.
+/// The server executed the command, but the client got no reply. This happens to claims,
+/// completions and copies from the bus.
 #[tokio::test]
 async fn lost_replies_lose_and_repeat_nothing() {
     let tcp = Options { tcp: true, ..Options::default() };
@@ -327,7 +334,7 @@ async fn lost_replies_lose_and_repeat_nothing() {
     let direct = fleet.server.url();
     fleet.config = fleet.config.replace(&direct, &proxy.url());
     fleet.behaviour.delay = Duration::from_millis(1);
-    // Each by the key that no other command has beside it.
+    // Each command is found by a key that no other command uses.
     for (needle, nth) in [
         ("}:weight", 3),
         ("}:weight", 20),

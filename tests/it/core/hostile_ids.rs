@@ -1,4 +1,4 @@
-//! A bot id is never a pattern, a key or a separator: events of every bot id go through.
+//! A bot id is never a pattern, a key or a separator: events of every bot id are handled.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -53,7 +53,8 @@ async fn hostile_bot_ids_go_through_everything() {
     ];
     let server = RedisServer::start(Options::default());
     let log = Log::default();
-    // Each event fails once, so that leases, parks and attempts see the ids too.
+    // One event of each bot fails once and one is given up, so that leases, parks and attempts see
+    // the ids too.
     let handler = log.handler(|slice| async move {
         match slice.attempt {
             1 if slice.events[0].event.id() == "3" => Err(Failure::transient(0, "once")),
@@ -84,7 +85,7 @@ async fn hostile_bot_ids_go_through_everything() {
         assert!(ids.contains(&&*bot), "{bot:?}");
         assert_eq!(positions, (0..EACH).collect::<Vec<_>>(), "{bot:?}");
     }
-    // The operators' commands too.
+    // The operators' commands accept the ids too.
     for id in ids {
         let bot = BotId::parse(id).unwrap();
         let letters = queue.dead_letters(Some(&bot), 10).await.unwrap();

@@ -1,4 +1,4 @@
-//! Bounds: of a bot's queue, and of the time for which an event is worth handling.
+//! Bounds: the length of a bot's queue, and the time for which an event is worth handling.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn has(queue: &Queue, count: usize) {
     .await;
 }
 
-/// A bot that has five events and room for no more is sent fifteen more; then it goes on.
+/// Fills the queue of a bot with five events and sends fifteen more, then lets the bot continue.
 async fn overflow(pipeline: &'static str, on_overflow: &str) -> (Instance, RedisServer, Log) {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
@@ -50,7 +50,7 @@ async fn overflow(pipeline: &'static str, on_overflow: &str) -> (Instance, Redis
     let queue = instance.queue(pipeline);
     queue.pause(Some(&bot())).await.unwrap();
     add(&server, STREAM, &events(0..20)).await;
-    // Another bot's event behind them: once it is done, all were copied.
+    // An event of another bot follows them. Once it is done, all events were copied.
     add(&server, STREAM, &[event("other", "test", "last")]).await;
     eventually(LONG, "all are copied", async || log.ids(pipeline) == ["last"]).await;
     has(queue, 5).await;

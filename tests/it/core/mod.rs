@@ -1,6 +1,5 @@
-//! The pipeline from the bus to the handler: order, fairness, leases and bounds; the promises of
-//! each script; and that no fault of a process, a network or a store loses, repeats or reorders an
-//! event.
+//! The pipeline from the bus to the handler: order, fairness, leases and bounds, and the promises
+//! of each script. No fault of a process, a network or a store loses, repeats or reorders an event.
 
 mod async_push;
 mod bus;

@@ -1,18 +1,19 @@
-//! Per bot and pipeline, events are first handled in the order of the bus, each is done, and a
-//! bot has one holder at a time.
+//! Per bot and pipeline, events are first handled in the order of the bus and each event is done. A
+//! bot has one lease holder at a time.
 
 use std::time::Duration;
 
 use crate::support::fleet::Fleet;
 use crate::support::redis::{Options, RedisBackend};
 
-/// The sizes are those that issue 2 names.
+/// 200 bots with 1,000 events each.
 #[tokio::test]
 async fn three_processes_handle_every_bots_events_in_order_whatever_fails() {
     in_order(Fleet::new(Options::default(), 200, &[]), 1_000).await;
 }
 
-/// Three processes, `each` events for every of 200 bots, five of a hundred handlings fail.
+/// Starts three processes and publishes `each` events for each of 200 bots. 5% of the handlings
+/// fail.
 pub(crate) async fn in_order(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     let sent = 200 * usize::try_from(each).unwrap();
     fleet.behaviour.fail_percent = 5;
@@ -22,7 +23,7 @@ pub(crate) async fn in_order(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     let report = fleet.report();
     assert!(report.is_clean(), "{report}");
     assert_eq!((report.bots, report.sent, report.overlaps), (200, sent, 0), "{report}");
-    // Nobody was killed or lost a lease, so nothing is done twice.
+    // No process was killed and no lease was lost, so no event is done twice.
     assert_eq!(report.duplicates_explained, 0, "{report}");
     assert_eq!((report.committed, report.given_up), (sent, 0), "{report}");
     assert!(report.handled > sent + sent / 40, "five of a hundred handlings failed\n{report}");

@@ -1,6 +1,6 @@
-//! Calls to servers of others: the addresses that they never reach, and their bounds. The log of a
-//! listener shows that no connection was made, and a call that reaches the listener shows that it
-//! works.
+//! Calls to servers of others: the addresses that they must never reach, and the bounds of a call.
+//! The log of a listener shows that no connection was made. A call that reaches the listener shows
+//! that the listener works.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,8 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Answers what it is told for every name, one answer after the other, the last one for ever.
+/// Answers the lookup of every name with the given answers, one after the other, and repeats the
+/// last one.
 #[derive(Debug, Default)]
 struct Names {
     answers: Vec<Vec<IpAddr>>,
@@ -91,7 +92,7 @@ async fn no_spelling_of_an_internal_address_is_connected_to() {
     let receiver = Receiver::content().await;
     let port = receiver.address.port();
     let closed = outbound(&[]);
-    // Accepted under another policy, as if the setting had been changed since.
+    // The URL was accepted under another policy, as if the setting had changed since then.
     let open: Policy = Policy::Tenant(Arc::new(["0.0.0.0/0".parse().unwrap()]));
     let open_v6 = Policy::Tenant(Arc::new(["::/0".parse().unwrap()]));
     for host in [
@@ -121,7 +122,7 @@ async fn no_spelling_of_an_internal_address_is_connected_to() {
     }
     assert_eq!(receiver.connections(), 0);
 
-    // The listener works: the same address is reached where its network is allowed.
+    // A control: the same address is reached where its network is allowed.
     let allowing = outbound(&["127.0.0.0/8"]);
     for host in ["127.0.0.1", "0x7f.1", "[::ffff:127.0.0.1]"] {
         let url = tenants(&allowing, &format!("http://{host}:{port}/")).unwrap();
@@ -149,22 +150,22 @@ async fn a_name_with_any_internal_address_is_not_connected_to() {
         let refused = get(&outbound, &tenants(&outbound, &url).unwrap()).await.unwrap_err();
         assert!(matches!(refused, OutboundError::Refused(_)), "{addresses:?}: {refused}");
     }
-    // This machine by its own name is refused at once.
+    // The name of this machine is refused immediately.
     let outbound = outbound(&[]);
     let url = format!("http://localhost:{}/", receiver.address.port());
     let refused = tenants(&outbound, &url).unwrap_err();
     assert!(refused.to_string().contains("localhost is at"), "{refused}");
     assert_eq!(receiver.connections(), 0);
-    // The listener works: the operator's own URL reaches it by that name.
+    // A control: the operator's own URL reaches the listener by that name.
     assert_eq!(get(&outbound, &operators(&url)).await.unwrap().status, 200);
     assert_eq!(receiver.connections(), 1);
 }
 
-/// The name is public when the URL is accepted and when it is first called, and internal later.
+/// The name is public when the URL is accepted and first called, and internal at the next call.
 #[tokio::test]
 async fn a_name_that_is_rebound_to_an_internal_address_is_not_connected_to() {
     let receiver = Receiver::content().await;
-    // 127.0.0.2 plays the public address: it is the one that is allowed.
+    // 127.0.0.2 plays the public address, because it is the allowed one.
     let names = Names::new(&[&["127.0.0.2"], &["127.0.0.1"]]);
     let resolver = Arc::clone(&names) as Arc<dyn Resolve>;
     let outbound = Outbound::with_resolver(&settings(&["127.0.0.2/32"]), &resolver).unwrap();
@@ -198,7 +199,7 @@ async fn redirects_are_answers_and_are_not_followed() {
     assert!(receiver.calls().iter().all(|call| !call.headers.contains_key("referer")));
 }
 
-/// Tenants' calls never travel over a connection that the operator's URL opened.
+/// Tenants' calls never reuse a connection that a call to the operator's URL opened.
 #[tokio::test]
 async fn a_tenant_gets_no_connection_of_the_operators() {
     let receiver = Receiver::content().await;
@@ -212,7 +213,7 @@ async fn a_tenant_gets_no_connection_of_the_operators() {
     assert_eq!((receiver.connections(), receiver.called()), (1, 1));
 }
 
-/// The variables are read once in a process, so this takes one of its own.
+/// A process reads the variables once, so this test needs a separate process.
 #[tokio::test]
 async fn proxies_of_the_environment_are_ignored() {
     let (proxy, receiver) = (Receiver::content().await, Receiver::content().await);
@@ -251,7 +252,7 @@ async fn an_oversized_answer_is_cut_and_its_connection_closed() {
         match call.number {
             0 => Reply::new(500, vec![b'x'; 64 * 1024]),
             1 => Reply::new(500, vec![b'x'; 4 << 20]),
-            // Chunked, without an end.
+            // A chunked body without an end.
             _ => Reply::Drip(
                 b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec(),
                 [&b"4000\r\n"[..], &[b'y'; 0x4000], b"\r\n"].concat(),
@@ -315,7 +316,7 @@ async fn an_unsent_request_is_told_from_one_that_broke() {
         assert!(matches!(broken, OutboundError::Broken(_)), "{broken}");
     }
     let port = receiver.address.port();
-    // A name that does not exist, a port where nobody is, TLS where there is none.
+    // A name that does not exist, a port without a listener, and TLS against a server without TLS.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for url in [
         "http://nobody.invalid/x?token=secret".to_owned(),
@@ -329,7 +330,7 @@ async fn an_unsent_request_is_told_from_one_that_broke() {
     assert_eq!(receiver.called(), 2);
 }
 
-/// A server that takes connections and never speaks TLS.
+/// The server accepts connections and never answers the TLS handshake.
 #[tokio::test]
 async fn a_connection_that_is_not_made_in_time_was_not_reached() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -361,7 +362,7 @@ async fn each_host_has_its_own_limit_of_concurrent_requests() {
     assert_eq!((receiver.called(), receiver.max_concurrent()), (3, 3));
     calls.abort_all();
     while calls.join_next().await.is_some() {}
-    // Their places are free again.
+    // The places of the aborted calls are free again.
     let late = within(&outbound, &url, Duration::from_millis(200)).await.unwrap_err();
     assert!(matches!(late, OutboundError::TimedOut), "{late}");
     assert_eq!(receiver.called(), 4);

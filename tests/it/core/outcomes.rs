@@ -1,4 +1,4 @@
-//! The outcomes that a handler answers, and their effect on its events.
+//! The outcomes that a handler can return, and their effect on its events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,11 +19,12 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// What an event with this id gets at the given coming, counted from 1 over all comings.
+/// The answer to an event when it is handed out for the given time. `coming` counts from 1 over all
+/// attempts.
 type ScriptedHandler = fn(coming: u32, slice: &Slice) -> Result<Outcomes, Failure>;
 
-/// An instance with one bot `b` and events `0`, `1`, `2`, of which `1` gets `answer` and the
-/// others are done. One event at a time.
+/// An instance with one bot `b` and events `0`, `1` and `2`, handled one at a time. Event `1` gets
+/// the scripted answer and the others are done.
 struct Three {
     server: RedisServer,
     instance: Instance,
@@ -62,7 +63,8 @@ impl Three {
         add(&self.server, STREAM, &["0", "1", "2"].map(|id| event("b", "test", id))).await;
     }
 
-    /// Waits until so many events were handed out, and answers their ids and attempts.
+    /// Waits until `count` events were handed out and the queue is empty. Returns their ids and
+    /// attempts.
     async fn handed_out(&self, count: usize) -> Vec<(String, u32)> {
         eventually(LONG, "they are handed out", async || self.log.len() >= count).await;
         let drained = async || {
@@ -73,7 +75,7 @@ impl Three {
         self.log.all().into_iter().map(|Seen { id, attempt, .. }| (id, attempt)).collect()
     }
 
-    /// The times between two handings out of `1`.
+    /// The times between successive handlings of event `1`.
     fn pauses(&self) -> Vec<Duration> {
         pauses(&self.log.all().into_iter().filter(|seen| seen.id == "1").collect::<Vec<_>>())
     }
@@ -89,7 +91,7 @@ impl Three {
         eventually(LONG, &what, async || self.counted(outcome).await == Some(count)).await;
     }
 
-    /// Reason and attempts of every dead letter.
+    /// The reason and the attempts of every dead letter.
     async fn letters(&self) -> Vec<(String, u32)> {
         let queue = self.instance.queue(self.pipeline);
         let found = queue.dead_letters(None, 10).await.unwrap().into_iter();
@@ -118,9 +120,9 @@ async fn a_failure_is_retried_in_order_and_counts_as_an_attempt() {
     three.counts("done", 3.0).await;
 }
 
-/// Panics without a word. What `panic!` prints includes, where `RUST_BACKTRACE` is set, the names of
-/// all callers; finding them in the tables of a debug build blocks the thread, on a busy machine for
-/// longer than the lease lasts, and then it is lost, as it should be.
+/// Panics without output. With `RUST_BACKTRACE` set, `panic!` prints the names of all callers, and
+/// finding them in the tables of a debug build blocks the thread. On a busy machine this takes
+/// longer than the lease lasts, so the lease would be lost.
 fn panics(text: &'static str) -> ! {
     std::panic::resume_unwind(Box::new(text))
 }
@@ -213,7 +215,7 @@ async fn an_event_for_later_comes_again_at_its_time_and_not_before() {
         _ => Ok(Outcomes::done()),
     })
     .await;
-    // It holds nobody up: what came after it goes on.
+    // The delayed event holds up no other: the events after it continue.
     let expected = handed_out(&[("0", 1), ("1", 1), ("2", 1), ("1", 1)]);
     assert_eq!(three.handed_out(4).await, expected);
     let after = three.pauses()[0];
@@ -232,7 +234,7 @@ async fn a_handler_that_takes_too_long_is_cut_off_and_tried_again() {
         let guard = Arc::clone(&guard);
         async move {
             if slice.attempt < 3 {
-                /// Tells that the future was dropped.
+                /// Reports that the future was dropped.
                 struct Dropped(Arc<Semaphore>);
                 impl Drop for Dropped {
                     fn drop(&mut self) {
@@ -279,8 +281,8 @@ async fn a_paused_bot_rests_and_the_others_go_on() {
     assert_eq!(log.ids("paused"), ["2", "1", "3"]);
 }
 
-/// As after a SIGCONT: what is woken runs before its timers do. Fences are no younger than the
-/// time at which they were given, in µs.
+/// After a SIGCONT, a task may run before its timers do. A fence is never earlier than the time at
+/// which it was given, in µs.
 #[tokio::test]
 async fn a_process_that_was_frozen_starts_nothing_under_expired_leases() {
     let server = RedisServer::start(Options::default());
@@ -291,7 +293,8 @@ async fn a_process_that_was_frozen_starts_nothing_under_expired_leases() {
         let until = Arc::clone(&until);
         async move {
             if slice.events[0].event.kind() == "freeze" && until.load(Ordering::Relaxed) == 0 {
-                // Not waiting: the fault itself, on the only thread of the runtime.
+                // This blocks on purpose: it is the fault itself, on the only thread of the
+                // runtime.
                 std::thread::sleep(Duration::from_millis(1_500));
                 until.store(micros(SystemClock.now()), Ordering::Relaxed);
             }
@@ -301,7 +304,7 @@ async fn a_process_that_was_frozen_starts_nothing_under_expired_leases() {
     let settings =
         [("pipelines.frozen.lease_ttl", "\"1s\""), ("pipelines.frozen.workers.max", "1")];
     let instance = Instance::start(&config(&server, "frozen", &settings), handler).await;
-    // Handlers that take next to no time let the pool lease ahead of its one worker.
+    // Handlers that take almost no time let the pool lease ahead for its single worker.
     let calm: Vec<String> = (0..200).map(|id| event("calm", "test", id)).collect();
     add(&server, STREAM, &calm).await;
     eventually(LONG, "it is warm", async || log.len() == 200).await;

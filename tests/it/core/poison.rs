@@ -23,7 +23,7 @@ fn id(number: usize) -> BotId {
     BotId::parse(&bot(number)).unwrap()
 }
 
-/// The events that were done for a bot, in order of time, repetitions included.
+/// The events that were done for a bot, ordered by time, including repetitions.
 fn done(fleet: &Fleet, number: usize) -> Vec<u32> {
     let (name, mut done) = (bot(number), Vec::new());
     fleet.records(|record| {
@@ -71,7 +71,7 @@ async fn poison_becomes_a_dead_letter_with_its_reason_and_redrive_puts_it_throug
         let mut others = done(&fleet, number);
         others.dedup();
         assert!(others.iter().all(missing), "{others:?}");
-        // Where a panic hid which event it was, those before it were handled again.
+        // A panic hides which event caused it, so the events before it were handled again.
         others.sort_unstable();
         others.dedup();
         assert_eq!(others, (0..50).filter(missing).collect::<Vec<_>>());
@@ -79,11 +79,12 @@ async fn poison_becomes_a_dead_letter_with_its_reason_and_redrive_puts_it_throug
     let report = fleet.report();
     assert!(report.is_clean() && report.given_up == 3, "{report}");
 
-    // Back in order, before everything that came later and still waits, whatever the order in
-    // which they are asked for.
+    // A redrive restores the order of the bus, before every later event that still waits. The order
+    // of the redrive calls does not matter.
     queue.pause(Some(&id(0))).await.unwrap();
     fleet.publish(50).await;
-    // Everybody else at rest: a redrive revokes a running lease, and its slice is repeated.
+    // All other bots must be idle: a redrive revokes a running lease, and its slice is then
+    // repeated.
     eventually(LONG, "only the events of the paused bot wait", async || {
         let view = queue.view(Duration::ZERO).await.unwrap();
         view.depth == 50 && view.leased == 0 && fleet.settled() >= 4 * 50 - 3 + 3 * 50
@@ -122,7 +123,7 @@ async fn an_event_that_kills_its_process_is_given_up_after_so_many_processes() {
     assert_eq!((found.len(), found[0].attempts), (1, 2), "{found:?}");
     assert!(found[0].reason.starts_with("2 consumers vanished"), "{found:?}");
     assert_eq!(found[0].event.as_ref().unwrap().id(), "5");
-    // The bot goes on, and the event itself once it is mended.
+    // The bot continues, and the event itself is handled once its cause is mended.
     eventually(LONG, "all others are done", async || fleet.settled() == 39).await;
     fleet.cure();
     redrive(&queue, &found[0]).await;

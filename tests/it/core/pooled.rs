@@ -1,4 +1,4 @@
-//! Pooled connections: a large answer delays no small one, and no call is lost for lack of a
+//! Pooled connections: a large answer delays no small answer, and no call is lost for lack of a
 //! connection.
 
 use std::collections::BTreeSet;
@@ -24,10 +24,10 @@ use crate::support::redis::{Options, RedisServer};
 use crate::support::served::{PROGRAM, Served};
 
 const LONG: Duration = Duration::from_secs(20);
-/// As an instance has it.
+/// The timeout of an instance.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const SLICE_US: u64 = 10_000;
-/// Dead letters of [`fill`], and the bytes of each: 4 MiB together.
+/// The number of dead letters that [`fill`] makes, and the bytes of each: 4 MiB together.
 const LETTERS: usize = 16;
 const LETTER_BYTES: usize = 256 << 10;
 
@@ -35,15 +35,15 @@ fn bot(name: &str) -> BotId {
     BotId::parse(name).unwrap()
 }
 
-/// A bot whose dead letters are in another shard than those of `large`: a look at it reads none of
-/// them.
+/// A bot whose dead letters are in another shard than those of `large`, so that a look at it reads
+/// none of them.
 fn quiet() -> BotId {
     let shards = ShardCount::new(SHARDS).unwrap();
     let mut names = (0..).map(|number| bot(&format!("quiet-{number}")));
     names.find(|name| name.shard(shards) != bot("large").shard(shards)).unwrap()
 }
 
-/// 4 MiB of dead letters of the bot `large`, all in one page of one shard.
+/// Creates 4 MiB of dead letters of the bot `large`, all in one page of one shard.
 async fn fill(queue: &Queue) {
     let large = bot("large");
     queue.pause(Some(&large)).await.unwrap();
@@ -83,7 +83,7 @@ fn command(words: &[&str]) -> Pipeline {
     pipe
 }
 
-/// Ids of the connections that the server has.
+/// The ids of the connections that the server has.
 async fn connections(server: &RedisServer) -> BTreeSet<String> {
     let mut connection = server.connection().await;
     let list: String = redis::cmd("CLIENT").arg("LIST").query_async(&mut connection).await.unwrap();
@@ -91,13 +91,13 @@ async fn connections(server: &RedisServer) -> BTreeSet<String> {
     list.lines().filter(|line| !line.contains("cmd=client")).map(id).collect()
 }
 
-/// The program under test, or that of `FAIRLANE_PROGRAM`, to be compared with it.
+/// The program under test. `FAIRLANE_PROGRAM` names another one to compare it with.
 #[expect(clippy::disallowed_methods, reason = "it says which program is measured")]
 fn program() -> String {
     std::env::var("FAIRLANE_PROGRAM").unwrap_or_else(|_| PROGRAM.to_owned())
 }
 
-/// Before a server that [`fill`] has filled.
+/// An instance on a server that [`fill`] has filled.
 async fn before_filled(server: &RedisServer, url: &str) -> Served {
     let config = overflowing(server, url).replace("\"recorder\"", "\"log\"");
     Served::start_of(&program(), &config).await
@@ -113,7 +113,7 @@ async fn a_large_listing_delays_no_small_read() {
     let small = format!("/v1/pipelines/test/bots/{}", quiet());
     assert_eq!(client.get(&small).await.code, 200);
 
-    // The page with the 4 MiB: it asks for 100 letters, a look at a bot for 50.
+    // The page with the 4 MiB asks for 100 letters, a look at a bot for 50.
     proxy.set(ProxyMode::RateEach(2 << 20));
     let letters = &queue.keys(queue.shard_of(&bot("large"))).dlq;
     let page = proxy.intercept(
@@ -126,11 +126,12 @@ async fn a_large_listing_delays_no_small_read() {
     listing.spawn(async move { lister.get("/v1/pipelines/test/dead?limit=100").await });
     assert!(page.catches(LONG).await, "the listing is under way");
 
-    // Nothing of the page arrives before it is answered.
+    // At this point no byte of the page has arrived, and the small answer comes.
     let answer = client.get(&small).await;
     assert_eq!(answer.code, 200, "{answer:?}");
     page.release();
-    // Nor is it delayed while the page arrives, for two seconds at least.
+    // The small answer is not delayed while the page arrives either, which takes two seconds or
+    // more.
     let answer = client.get(&small).await;
     assert_eq!(answer.code, 200, "{answer:?}");
     assert!(listing.try_join_next().is_none(), "the listing goes on");
@@ -174,7 +175,7 @@ async fn one_that_gets_no_connection_did_not_run() {
     };
     running.spawn(call("held"));
     assert!(held.catches(LONG).await);
-    // All others are taken by calls that wait for ever.
+    // Calls that wait forever take all other connections.
     proxy.set(ProxyMode::Hold);
     for _ in 0..2 * POOLED_MAX {
         running.spawn(call("others"));
@@ -225,7 +226,7 @@ async fn a_server_that_cannot_be_reached_is_told_as_soon_as_it_is_known() {
     drop(server);
 }
 
-/// Fills the pool of an instance with connections that rest.
+/// Fills the pool of an instance with idle connections.
 async fn rested(client: &Client, path: &str) {
     let mut reading = JoinSet::new();
     for _ in 0..2 * POOLED_MAX {
@@ -278,7 +279,7 @@ async fn scripts_that_redis_forgot_are_loaded_again_on_every_connection() {
     }
 }
 
-/// How long `times` looks at a bot take: the median, p99, and the longest.
+/// How long `times` looks at a bot take: the median, the 99th percentile and the maximum.
 async fn looks(client: &Client, times: usize) -> [Duration; 3] {
     let path = format!("/v1/pipelines/test/bots/{}", quiet());
     let mut took = Vec::with_capacity(times);
@@ -292,8 +293,8 @@ async fn looks(client: &Client, times: usize) -> [Duration; 3] {
 }
 
 /// Prints how long a look at a bot takes, alone and beside clients that list 4 MiB of dead letters
-/// in a loop: with Redis on the same machine, and behind a line that carries 32 MiB a second for
-/// each connection.
+/// in a loop. It measures with Redis on the same machine, and behind a line that carries 32 MiB a
+/// second for each connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures"]
 async fn p99_of_a_look_at_a_bot_beside_large_listings() {

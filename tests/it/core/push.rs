@@ -16,7 +16,7 @@ use crate::support::wait::eventually;
 
 const CONTENT: fn(Call) -> std::future::Ready<Reply> = |_| std::future::ready(Reply::new(200, ""));
 
-/// The ids of all calls, one after the other.
+/// The ids of all calls in order.
 fn ids(calls: &[Call]) -> Vec<String> {
     calls.iter().flat_map(Call::ids).collect()
 }
@@ -25,7 +25,7 @@ fn texts(ids: impl IntoIterator<Item = u32>) -> Vec<String> {
     ids.into_iter().map(|id| id.to_string()).collect()
 }
 
-/// Keys that `fairlane secret` prints for a bot.
+/// The secrets that `fairlane secret` prints for a bot.
 fn printed(config: &str, bot: &str) -> Vec<Secret> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("f.toml");
@@ -119,7 +119,7 @@ async fn errors_are_retried_in_order_until_the_culprit_is_a_dead_letter() {
     let calls = push.receiver.calls();
     assert_eq!(calls[0].ids(), texts(0..5));
     let alone: Vec<_> = calls[1..].iter().map(Call::ids).collect();
-    // The failure of the five said nothing about the first of them.
+    // The failure of the slice of five does not count as an attempt of its first event.
     assert_eq!(alone, [["0"], ["1"], ["2"], ["2"], ["2"], ["3"], ["4"]]);
     let attempts: Vec<_> = calls[3..6].iter().map(|call| call.json()["attempt"].clone()).collect();
     assert_eq!(attempts, [1, 2, 3]);
@@ -222,7 +222,7 @@ async fn silence_ends_with_the_handlers_time_and_is_retried() {
     assert_eq!(losses(&process).await, 0);
 }
 
-/// `ack` counts events, so none that the receiver never saw may lie between.
+/// `ack` counts events, so an event that the receiver never saw must not lie among them.
 #[tokio::test]
 async fn events_that_expired_are_no_gap_in_a_slice() {
     let push = Push::new(&[], |call| async move {

@@ -1,12 +1,12 @@
-//! Events of bots through a receiver in another language, with faults: in order, none lost, never
-//! two concurrent calls for one bot.
+//! Events of bots through a receiver in another language, with faults: in order, none lost, and
+//! never two concurrent calls for one bot.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
 
-use crate::support::bus::{Publisher, patient};
+use crate::support::bus::Publisher;
 use crate::support::config::{SHARDS, STREAM};
 use crate::support::history::{Checker, Outcome, Record};
 use crate::support::push::pushing;
@@ -16,16 +16,16 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const BOTS: usize = 120;
-/// 20,040 events: the sizes that issue 3 names.
+/// 120 × 167 = 20,040 events in all.
 const EACH: u32 = 167;
 const LONG: Duration = Duration::from_secs(90);
-/// What was answered may still be on its way to be committed when a process is killed; and this
-/// machine may be busy.
+/// A process can be killed while an answered slice is still on its way to the commit. A busy
+/// machine makes this time longer.
 const UNCOMMITTED_US: u64 = 3_000_000;
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 async fn depth(server: &RedisServer) -> u64 {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let mut pipe = redis::Pipeline::new();
     for shard in 0..SHARDS {
         pipe.hget(format!("fl:{{test:{shard}}}:meta"), "depth");
@@ -34,13 +34,13 @@ async fn depth(server: &RedisServer) -> u64 {
     depths.into_iter().flatten().sum()
 }
 
-/// Events that were done, each once.
+/// The number of events that were done.
 fn done(pushes: &[Pushed]) -> usize {
     let done = |push: &Pushed| push.events.iter().filter(|e| e.outcome == "done").count();
     pushes.iter().map(done).sum()
 }
 
-/// When each event was done, and when it came again.
+/// For each event that came again: when it was done, and when it came again.
 fn repeats(pushes: &[Pushed]) -> Vec<(u64, u64)> {
     let mut first: HashMap<(&str, &str), u64> = HashMap::new();
     let mut again = Vec::new();
@@ -66,7 +66,7 @@ fn judge(sent: &std::path::Path, pushes: &[Pushed]) {
             checker.add(&Record::Handled {
                 bot: &push.bot,
                 event,
-                // A receiver is not told the sequence; what the position says is as good.
+                // A receiver does not see the sequence. The position of the event serves as well.
                 sequence: event.into(),
                 fence: push.fence,
                 started: push.started,
@@ -117,7 +117,7 @@ async fn three_processes_push_every_bots_events_in_order_though_calls_fail_and_o
     judge(&sent, &pushes);
     let failed = pushes.iter().filter(|push| push.events.iter().any(|e| e.outcome == "failed"));
     assert!(failed.count() > 10, "three of a hundred calls failed");
-    // An event comes again only because what was answered could not be committed any more.
+    // An event comes again only when the kill prevented the commit of its answer.
     for (done, again) in repeats(&pushes) {
         assert!(done.abs_diff(killed) <= UNCOMMITTED_US, "done at {done}, killed at {killed}");
         assert!(again > killed);

@@ -1,4 +1,5 @@
-//! How long a fault in one place may delay the rest, and the effects that it may never have.
+//! The maximum delay that a fault in one place may cause elsewhere, and the effects that it must
+//! never have.
 
 use std::time::{Duration, Instant};
 
@@ -24,13 +25,13 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(20);
 const WORK: Roles = Roles { ingest: false, work: true, http: false, schedule: false };
 
-/// A slow machine may need more than one try: a lease that ran out meanwhile shows nothing.
+/// A slow machine may need several tries: a try whose lease ran out meanwhile shows nothing.
 const TRIES: usize = 10;
 
 #[tokio::test]
 async fn after_a_redis_restart_no_handler_starts_under_a_lease_that_was_revoked() {
-    // The answer to the claim, and the events themselves, reach the process when Redis has
-    // restarted and another process has the bot.
+    // The answer to the claim, or the events themselves, reach the process after Redis has
+    // restarted and another process holds the bot.
     for needle in ["}:weight", "}:q:"] {
         let mut shown = false;
         for _ in 0..TRIES {
@@ -83,7 +84,7 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     });
     let other = Instance::start_as(WORK, &direct, holding).await;
     eventually(LONG, "another process has the bot", async || log.len() == 1).await;
-    // Longer than a lease is believed without asking again.
+    // Longer than a worker trusts a lease without asking again.
     eventually(LONG, "it is late", async || held.elapsed() > Duration::from_millis(100)).await;
     let in_time = started.elapsed() < CLAIM_TTL.mul_f64(0.8);
     interceptor.release();
@@ -103,8 +104,8 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     in_time
 }
 
-/// How long these took before they were looked into; how long they should take is less than two
-/// seconds, which a busy machine may exceed.
+/// Recovery once took at least this long. It should take less than two seconds, but a busy machine
+/// may take longer.
 const TOO_LONG: Duration = Duration::from_millis(4_900);
 
 #[tokio::test]
@@ -153,7 +154,7 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
     let mut worst = Duration::ZERO;
     for id in 1..=3 {
         let next = Served::start(&config).await;
-        // Its workers are there, and it waits for the lock.
+        // The new process has its workers and waits for the lock.
         add(&server, STREAM, &[event("b", "test", format!("before-{id}"))]).await;
         let handled = |served: &Served, what: &str| served.log().contains(what);
         let before = format!("\"before-{id}\"");

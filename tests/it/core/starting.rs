@@ -1,4 +1,5 @@
-//! From when on a pipeline takes events, and the start while a store is slow, unavailable or full.
+//! The position from which a pipeline takes events, and the start while a store is slow,
+//! unavailable or full.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,7 @@ use fairlane::app::Roles;
 use futures_util::future::join_all;
 use redis::AsyncCommands as _;
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config, configs};
 use crate::support::http::{Client, metric};
 use crate::support::instance::Instance;
@@ -19,7 +20,7 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
-/// The least retention; trimming happens at the start of a reader and every five seconds.
+/// The minimum retention. Trimming happens when a reader starts and every five seconds.
 const SHORT: (&str, &str) = ("bus.retention", "\"1s\"");
 const NEW: &str = "\"new\"";
 const JSON_BATCH: &str = "application/cloudevents-batch+json";
@@ -32,8 +33,8 @@ fn ids(ids: std::ops::Range<u32>) -> Vec<String> {
     ids.map(|id| id.to_string()).collect()
 }
 
-/// Asks without a pause until the answer is 200: what is published next comes at the earliest
-/// possible moment.
+/// Asks without a pause until the answer is 200, so that the next event is published at the
+/// earliest possible moment.
 async fn is_ready(client: &Client) {
     let begun = Instant::now();
     while client.get("/readyz").await.code != 200 {
@@ -43,7 +44,7 @@ async fn is_ready(client: &Client) {
 
 /// Publishes ten events as soon as the process is ready.
 async fn publish_at_once(server: &RedisServer, stream: &str, client: &Client, over_http: bool) {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let (texts, mut pipe) = (events(10..20), redis::pipe());
     for text in &texts {
         pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(text).ignore();
@@ -57,7 +58,7 @@ async fn publish_at_once(server: &RedisServer, stream: &str, client: &Client, ov
     }
 }
 
-/// One start of a pipeline that is new, on a stream that is not empty.
+/// Starts a new pipeline on a stream that is not empty.
 async fn first_start(server: &RedisServer, name: String, mongo: &str, over_http: bool) {
     let (stream, start) = (format!("s-{name}"), format!("pipelines.{name}.start"));
     let (streams, url) = (format!("[{stream:?}]"), format!("{mongo:?}"));
@@ -76,7 +77,7 @@ async fn first_start(server: &RedisServer, name: String, mongo: &str, over_http:
     instance.stop().await;
 }
 
-/// 97 starts within this process, and three of the program.
+/// 97 starts within this process, and three starts of the program itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_hundred_starts_nothing_published_after_ready_is_skipped() {
     let server = RedisServer::start(Options::default());
@@ -91,7 +92,7 @@ async fn in_a_hundred_starts_nothing_published_after_ready_is_skipped() {
             first_start(&server, format!("start-{state}-{number}"), url, number % 2 == 1)
         });
         join_all(starts).await;
-        // The program itself.
+        // The program itself starts here.
         let name = format!("start-{state}");
         let settings = [
             ("mongodb.url", &*format!("{url:?}")),
@@ -127,9 +128,9 @@ async fn a_pipeline_added_to_a_running_fleet_takes_events_once_its_first_process
     let new = configs(&server, &["fleet-old", "fleet-new"], &settings);
     let new = Instance::start(&new, new_log.content()).await;
     publish_at_once(&server, STREAM, &new.client(), false).await;
-    // The old process reads on, and trims what it has: of a stream that the new one does not
-    // read, all, twice; of the other one, what the new pipeline needs stays.
-    let length = async |stream| patient(&server).await.xlen::<_, usize>(stream).await.unwrap();
+    // The old process still reads, and trims what it has handled. It empties the stream that the
+    // new process does not read, twice. In the other stream it keeps what the new pipeline needs.
+    let length = async |stream| server.connection().await.xlen::<_, usize>(stream).await.unwrap();
     for round in 1..=2 {
         add(&server, "control", &events(0..5)).await;
         eventually(LONG, "the old process trims", async || length("control").await <= 1).await;
@@ -141,7 +142,7 @@ async fn a_pipeline_added_to_a_running_fleet_takes_events_once_its_first_process
     old.stop().await;
     eventually(LONG, "the new process reads", async || new_log.ids("fleet-new").len() >= 10).await;
     assert_eq!(new_log.ids("fleet-new"), ids(10..20));
-    // Nothing holds the bus any more.
+    // No pipeline holds back the trimming of the bus any more.
     add(&server, STREAM, &events(20..21)).await;
     eventually(LONG, "it is trimmed", async || length(STREAM).await <= 1).await;
     new.stop().await;
@@ -172,8 +173,8 @@ async fn a_shard_that_could_not_be_placed_starts_where_its_pipeline_does() {
     let instance = Instance::start(&config, log.content()).await;
     is_ready(&instance.client()).await;
     instance.stop().await;
-    // As if the server of every shard had been unavailable at that start.
-    let mut connection = patient(&server).await;
+    // The state after a start at which the server of every shard was unavailable.
+    let mut connection = server.connection().await;
     for shard in 0..8 {
         let key = format!("fl:{{placed:{shard}}}:hwm");
         let removed: u32 = connection.hdel(key, STREAM).await.unwrap();
@@ -186,18 +187,18 @@ async fn a_shard_that_could_not_be_placed_starts_where_its_pipeline_does() {
 }
 
 async fn limit_memory(server: &RedisServer, bytes: i64) {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let mut command = redis::cmd("CONFIG");
     command.arg("SET").arg("maxmemory").arg(bytes);
     let () = command.query_async(&mut connection).await.unwrap();
 }
 
-/// So little that every server is full.
+/// So small that every server is full with it.
 const FULL: i64 = 1 << 20;
 
-/// Makes it full, with a million bytes that one command removes.
+/// Makes the server full, with a million bytes that one command can remove.
 async fn fill(server: &RedisServer) {
-    let () = patient(server).await.set("ballast", vec![b'x'; 1 << 20]).await.unwrap();
+    let () = server.connection().await.set("ballast", vec![b'x'; 1 << 20]).await.unwrap();
     limit_memory(server, FULL).await;
 }
 
@@ -207,7 +208,7 @@ async fn a_process_starts_on_a_full_redis_and_drains_it() {
     let log = Log::default();
     let text = configs(&server, &["full-old"], &[]);
     add(&server, STREAM, &events(0..50)).await;
-    // Copied, and not handled.
+    // The events are copied and not handled.
     let ingest = Roles { ingest: true, work: false, http: false, schedule: false };
     let instance = Instance::start_as(ingest, &text, log.content()).await;
     let queue = instance.queue("full-old").clone();
@@ -280,8 +281,8 @@ async fn a_first_start_on_a_full_redis_says_so() {
     assert!(log.contains("Redis is full") && log.contains("raise its maxmemory"), "{log}");
 }
 
-/// A bus that fills Redis, all of it copied but the last entry, and old enough to be trimmed.
-/// `lost`: before the idle shards were moved forward, the process was killed.
+/// A bus fills Redis. All its entries but the last are copied, and they are old enough to be
+/// trimmed. `lost` means that the process was killed before it moved the idle shards forward.
 async fn a_full_bus_makes_room(pipeline: &str, lost: bool) {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
@@ -300,11 +301,11 @@ async fn a_full_bus_makes_room(pipeline: &str, lost: bool) {
     add(&server, STREAM, &large).await;
     eventually(LONG, "it is handled", async || log.len() == 200).await;
     instance.stop().await;
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     if lost {
         let keys: Vec<String> = (0..8).map(|n| format!("fl:{{{pipeline}:{n}}}:hwm")).collect();
         let at = async |key: &str| -> String {
-            patient(&server).await.hget(key, STREAM).await.unwrap_or_default()
+            server.connection().await.hget(key, STREAM).await.unwrap_or_default()
         };
         let mut places = Vec::new();
         for key in &keys {
@@ -320,7 +321,7 @@ async fn a_full_bus_makes_room(pipeline: &str, lost: bool) {
     add(&server, STREAM, &events(200..201)).await;
     let info: String = redis::cmd("INFO").arg("memory").query_async(&mut connection).await.unwrap();
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
-    // Without the bus there is room.
+    // Without the bus, Redis has free memory.
     limit_memory(&server, used.trim().parse::<i64>().unwrap() - (4 << 20)).await;
     let full = redis::cmd("SET").arg("a").arg("b").query_async::<()>(&mut connection).await;
     assert!(full.unwrap_err().to_string().contains("OOM"), "it is full");

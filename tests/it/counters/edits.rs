@@ -1,5 +1,5 @@
-//! Edits of counters while views are queued and a flush is in flight: totals and days agree at the
-//! end, and each answer is right at its moment.
+//! Edits of counters while views are queued and a flush is in flight. Totals and days agree at the
+//! end, and each answer is right when it is given.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const TOTALS: &str = "counters_totals";
 const DAILY: &str = "counters_daily";
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// What replaces the views of an ad.
+/// An edit that replaces the views of an ad.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Edit {
     Reset,
@@ -36,7 +36,7 @@ pub(crate) enum Edit {
 }
 
 impl Edit {
-    /// The total after it.
+    /// The total after the edit.
     pub(crate) fn total(self) -> u64 {
         match self {
             Self::Put(total) => total,
@@ -44,13 +44,13 @@ impl Edit {
         }
     }
 
-    /// Makes it, once.
+    /// Sends the edit once.
     pub(crate) async fn send(self, client: &Client, ad: &Ad) -> Response {
         match self {
             Self::Reset => client.post(&path(ad, "/reset")).await,
             Self::Delete => client.send("DELETE", &path(ad, ""), &[], b"").await,
             Self::Put(total) => {
-                // Over two months, none of which needs to be this one.
+                // The total is spread over two months. Neither needs to be the current one.
                 let first = total / 3;
                 let days = json!({ "2026-10-31": first, "2026-11-02": total - first });
                 let body = json!({ "total": total, "days": days }).to_string();
@@ -86,7 +86,7 @@ async fn an_edit_amid_queued_views_and_a_flush_in_flight_leaves_exactly_the_newe
         eventually(LONG, "they are counted", async || total(&node.client(), &ad).await == Some(50))
             .await;
         eventually(LONG, "they are flushed", async || stores.depth().await == 0).await;
-        // More than one each: a flush that is tried again is held as well.
+        // Several interceptors for each process, so that a repeated flush is held too.
         let held = || {
             [&node, &other]
                 .map(|n| n.mongo.intercept(on("update", held), 1, Interception::HoldCommand))
@@ -109,7 +109,7 @@ async fn an_edit_amid_queued_views_and_a_flush_in_flight_leaves_exactly_the_newe
         assert_eq!(told, Some(after + 7), "a view after {edit:?}");
         assert_eq!(total(&node.client(), &ad).await, Some(after + 7));
         for interceptor in interceptors {
-            // The others are taken away.
+            // The others are removed.
             if interceptor.has_caught() {
                 interceptor.release();
             }
@@ -175,7 +175,7 @@ async fn a_frozen_consumer_does_not_restore_an_ad_forgotten_meanwhile() {
     frozen.served.sigcont();
     let wrong = judge(&expected, &stores.said(&other.client(), &expected).await);
     assert!(wrong.is_empty(), "{wrong:?}");
-    // They count from 0 again.
+    // The ads count from 0 again.
     for ad in &ads {
         stores.publish(&views(ad, 3)).await;
         expected.insert(ad.clone(), 3);
@@ -183,7 +183,7 @@ async fn a_frozen_consumer_does_not_restore_an_ad_forgotten_meanwhile() {
     stores.settles(&frozen.client(), &expected, LONG).await;
 }
 
-/// MongoDB has some of what is queued then: a sum of the two would be too much.
+/// MongoDB then already has some of the queued views, so adding the two would count them twice.
 #[tokio::test]
 async fn no_view_is_told_twice_while_a_flush_is_between_the_collections() {
     let stores = Stores::start(Persistence::Always);
@@ -196,12 +196,13 @@ async fn no_view_is_told_twice_while_a_flush_is_between_the_collections() {
     ];
     for (round, (collection, interception)) in (1..=6).zip(holds.into_iter().cycle()) {
         let interceptor = node.mongo.intercept(on("update", collection), 1, interception);
-        // By the bus, which fills no cache.
+        // These views arrive over the bus, which fills no cache.
         stores.publish(&views(&ad, 10)).await;
         assert!(interceptor.catches(LONG).await);
         eventually(LONG, "all are queued", async || stores.depth().await == 10).await;
         for _ in 0..20 {
-            // Which of the views were written is not known: those before were, none is there twice.
+            // It is unknown which of the ten views are written. All earlier views count, and no
+            // view counts twice.
             let told = total(&node.client(), &ad).await;
             let right = told.is_none_or(|told| (10 * (round - 1)..=10 * round).contains(&told));
             assert!(right, "told {told:?} in round {round}");
@@ -209,7 +210,7 @@ async fn no_view_is_told_twice_while_a_flush_is_between_the_collections() {
         interceptor.release();
         stores.settles(&node.client(), &Sums::from([(ad.clone(), 10 * round)]), LONG).await;
     }
-    // A view beside a flush: its total is right or null, and it counts.
+    // A view during a flush: its total is right or null, and the view counts.
     let mut sum = 60;
     for round in 1..=6 {
         let interceptor = node.mongo.intercept(on("update", TOTALS), 1, Interception::HoldReply);
@@ -241,13 +242,13 @@ async fn views_with_one_idempotency_key_count_once_at_any_process() {
             for answer in join_all(calls).await {
                 assert_eq!((answer.code, answer.json()["total"].as_u64()), (200, Some(sum)));
             }
-            // Later, and with another n: the first call counts.
+            // A later call with the same key and another `n`: the first call counts.
             let again = View { n: 1, ..view.clone() };
             assert_eq!(again.count(|| clients[1].clone()).await, Some(sum));
         }
         stores.settles(&clients[0], &expected, LONG).await;
     }
-    // The reply of Redis is lost, and the call repeated elsewhere.
+    // The reply of Redis is lost, and the call is repeated at another process.
     for known in [true, false] {
         let view = View::new("bot", if known { "x-0" } else { "new" }, 2);
         node.redis.swallow(view.key.clone(), if known { 1 } else { 2 });
@@ -276,7 +277,7 @@ async fn an_event_that_is_no_view_becomes_a_dead_letter_and_harms_no_other() {
         json!({}),
         json!(null),
         json!("x"),
-        // This one has expired.
+        // This event has expired.
         json!({ "ad": "x", "n": 7 }),
     ];
     let mut expected = Sums::new();
@@ -284,7 +285,7 @@ async fn an_event_that_is_no_view_becomes_a_dead_letter_and_harms_no_other() {
         let mut event = json!({
             "specversion": "1.0", "id": at.to_string(), "source": "test", "type": "ad.viewed",
             "botid": "bot", "data": data,
-            // Stamped by a producer: that says nothing.
+            // A producer set this attribute, which must have no effect.
             "counter": "2026-11-20",
         });
         if data["n"] == 7 {
@@ -297,7 +298,7 @@ async fn an_event_that_is_no_view_becomes_a_dead_letter_and_harms_no_other() {
     stores.settles(&client, &expected, LONG).await;
     let dead = letters(&client).await;
     assert_eq!(dead.len(), bad.len(), "{dead:?}");
-    // Put back, they are as bad as before.
+    // After a redrive they fail in the same way.
     let answer = client.post("/v1/pipelines/counters/dead/redrive").await;
     assert_eq!(answer.json()["redriven"], bad.len(), "{answer:?}");
     eventually(LONG, "they are dead again", async || {
@@ -325,7 +326,7 @@ async fn a_dead_letter_that_can_be_counted_by_now_counts_behind_newer_views() {
     stores.settles(&client, &expected, LONG).await;
     let dead = letters(&client).await;
     assert_eq!(dead.len(), 1, "{dead:?}");
-    // The clock was wrong.
+    // The clock was wrong and is now set right.
     clock.set("2026-11-20T10:00:00Z");
     let id = dead[0]["id"].as_str().unwrap();
     let answer = client.post(&format!("/v1/pipelines/counters/dead/{id}/redrive")).await;

@@ -1,5 +1,5 @@
-//! Views of ads, counted by processes that are killed, frozen and cut off at every step of a flush:
-//! each counts once, in the total and in its day.
+//! Views of ads, counted by processes that are killed, frozen and cut off at every step of a flush.
+//! Each view counts once, in the total and in its day.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -23,12 +23,13 @@ const LONG: Duration = Duration::from_secs(60);
 const TOTALS: &str = "counters_totals";
 const DAILY: &str = "counters_daily";
 
-/// Means a completion that takes views of these ads out of a queue; `mode`: how.
+/// Matches a completion that takes views of these ads out of a queue. `mode` says how it ends the
+/// lease.
 fn completion(ads: &'static str, mode: &'static str) -> Matcher {
     holds(["}:later\r\n", "}:acked:", ads, mode])
 }
 
-/// The moments of a flush.
+/// The steps of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     BeforeTheWrite,
@@ -49,13 +50,13 @@ const STEPS: [Step; 6] = [
 ];
 
 impl Step {
-    /// How long a process may take to come to it: only one that has a slice of more than 250 views
-    /// completes it in parts.
+    /// How long a process may take to reach this step. Only a process with a slice of more than 250
+    /// views completes it in parts.
     fn patience(self) -> Duration {
         Duration::from_secs(if self == Self::InTheCompletion { 20 } else { 5 })
     }
 
-    /// Sets the interceptors that a process is in at this moment.
+    /// Sets interceptors that all catch something when the process is at this step.
     fn interceptors(self, node: &Node) -> Vec<Interceptor> {
         let mongo = |collection, interception| {
             node.mongo.intercept(on("update", collection), 1, interception)
@@ -85,29 +86,29 @@ impl Step {
 /// 2,000 ads of 24 bots.
 const BOTS: u64 = 24;
 const ADS: u64 = 2_000;
-/// Of each of three processes.
+/// Kills of each of three processes.
 const KILLS: u32 = 34;
-/// Most views that are acknowledged and not stored yet: a machine that is slow gets no more to do.
-/// Enough for slices that are completed in parts, which is one of the steps.
+/// Maximum of views that are acknowledged and not stored yet. It keeps a slow machine from falling
+/// behind, and is enough for slices that are completed in parts.
 const OUTSTANDING_MAX: u64 = 20_000;
 
 fn ad(number: u64) -> Ad {
     (format!("bot-{}", number % BOTS), format!("ad-{number}"))
 }
 
-/// What the writers share.
+/// State that the writers share.
 struct Site<'a> {
     stores: &'a Stores,
-    /// Where the processes answer now.
+    /// Clients of the current addresses of the processes.
     clients: RefCell<Vec<Client>>,
     kills: watch::Sender<u32>,
     acknowledged: RefCell<Sums>,
-    /// Processes that are to be killed in the middle of a completion.
+    /// How many processes wait to be killed in the middle of a completion.
     need_long_slices: Cell<u32>,
 }
 
 impl Site<'_> {
-    /// Waits for the next kill, a while; whether there is work to do.
+    /// Waits up to 300 ms for the next kill. Returns whether the writers should continue.
     async fn goes_on(&self) -> bool {
         let mut kills = self.kills.subscribe();
         let next = tokio::time::timeout(Duration::from_millis(300), kills.changed());
@@ -115,7 +116,7 @@ impl Site<'_> {
         *self.kills.borrow() < 3 * KILLS
     }
 
-    /// Whether there is enough to do.
+    /// Whether there is enough work queued.
     async fn is_busy(&self) -> bool {
         let acknowledged: u64 = self.acknowledged.borrow().values().sum();
         acknowledged.saturating_sub(self.stores.stored_views().await) > OUTSTANDING_MAX
@@ -128,13 +129,15 @@ impl Site<'_> {
         *sum
     }
 
-    /// Counts by HTTP, some ads alone: of those every total answered must be right.
+    /// Counts views over HTTP. Some ads belong to this caller alone, and every total of those must
+    /// be right.
     async fn call(&self, writer: u64) {
         let mut random = StdRng::seed_from_u64(writer);
         while self.goes_on().await {
             for _ in 0..15 {
                 let number = random.random_range(0..ADS);
-                // A quarter of the ads is each caller's own, half are everybody's.
+                // Each caller has a quarter of the ads to itself, and all writers share half of
+                // them.
                 let number = if number % 4 < 2 { number / 4 * 4 + writer } else { number };
                 let (bot, id) = ad(number);
                 let view = View::new(&bot, &id, random.random_range(1..=3));
@@ -144,14 +147,14 @@ impl Site<'_> {
                 };
                 let told = view.count(pick).await;
                 let sum = self.acknowledge(&view);
-                // Those of others may be on the bus yet.
+                // Views of shared ads may still be on the bus.
                 let right = told == Some(sum) || number % 4 >= 2;
                 assert!(told.is_none() || right, "{view:?}: told {told:?}, {sum} acknowledged");
             }
         }
     }
 
-    /// Puts bursts on the bus, each of views of few ads of one bot.
+    /// Publishes bursts on the bus. Each burst has views of a few ads of one bot.
     async fn publish(&self, writer: u64) {
         let mut random = StdRng::seed_from_u64(100 + writer);
         while self.goes_on().await {
@@ -159,12 +162,12 @@ impl Site<'_> {
                 continue;
             }
             let bot = random.random_range(0..BOTS);
-            // While the first of them are being written, the others become one long slice.
+            // While the first views of the burst are written, the others become one long slice.
             let views = if self.need_long_slices.get() > 0 { 2_000 } else { 400 };
             let burst: Vec<View> = (0..views)
                 .map(|_| {
                     let number = bot + BOTS * random.random_range(0..ADS / BOTS / 4);
-                    // Only ads that are everybody's.
+                    // Only shared ads.
                     let number = if number % 4 < 2 { (number + 2) % ADS } else { number };
                     let (bot, id) = ad(number);
                     View::new(&bot, &id, 1)
@@ -177,7 +180,7 @@ impl Site<'_> {
         }
     }
 
-    /// Kills a process at every step in turn. Answers how often each was met.
+    /// Kills a process at every step in turn. Returns how often each step was met.
     async fn kill(&self, place: usize, mut node: Node) -> (Node, BTreeMap<Step, u32>) {
         let mut met = BTreeMap::new();
         for round in 0..KILLS {
@@ -192,7 +195,7 @@ impl Site<'_> {
             self.need_long_slices.update(|all| all - needs_long);
             *met.entry(step).or_default() += u32::from(caught);
             node.served.kill9();
-            // What it sent last arrives after its death, or never.
+            // The last command that the process sent arrives after its death, or never.
             if round % 2 == 0 {
                 for interceptor in &interceptors {
                     interceptor.release();
@@ -231,7 +234,7 @@ async fn three_processes_killed_a_hundred_times_at_every_step_of_the_flush_count
     let views: u64 = expected.values().sum();
     println!("{views} views of {} ads, {:?}, {met:?}", expected.len(), started.elapsed());
     stores.settles(&killed[0].0.client(), &expected, LONG).await;
-    // A slow machine views fewer ads, and writes them in smaller portions.
+    // A slow machine views fewer ads and writes them in smaller portions.
     assert!(expected.len() as u64 > ADS / 2, "only {} ads were viewed", expected.len());
     for step in STEPS {
         assert!(
@@ -263,7 +266,8 @@ async fn a_consumer_frozen_past_its_lease_with_its_writes_under_way_changes_noth
             frozen.mongo.intercept(on("update", name), 1, Interception::HoldCommand)
         };
         let interceptors: Vec<Interceptor> = holds.iter().map(set).collect();
-        // It is one of two: sooner or later it has some of them.
+        // It is one of two processes, so it may take several rounds until it flushes some of these
+        // views.
         let mut sums = Sums::new();
         eventually(LONG, "its flush is held", async || {
             sums = publish(2).await;
@@ -297,7 +301,7 @@ async fn a_write_whose_reply_was_lost_is_repeated_and_counts_once() {
     let mut expected = Sums::new();
     let mut lost = 0;
     for collection in [TOTALS, DAILY, "counters_"] {
-        // Several in a row, while more arrives.
+        // Several interceptors, while more views arrive.
         let set =
             |_| node.mongo.intercept(on_any("update", collection), 1, Interception::LoseReply);
         let interceptors: Vec<Interceptor> = (0..4).map(set).collect();
@@ -307,8 +311,8 @@ async fn a_write_whose_reply_was_lost_is_repeated_and_counts_once() {
             *expected.entry(view.ad).or_default() += view.n;
         }
         if collection.ends_with('_') {
-            // Of two commands at once, the second is given up with the first: its reply may find
-            // nobody to be lost to.
+            // The two commands run concurrently, and the second is abandoned with the first. Its
+            // connection may then be closed, so that its reply cannot be lost.
             stores.settles(&node.client(), &expected, LONG).await;
             let mut caught = 0;
             for interceptor in &interceptors {
@@ -332,7 +336,8 @@ async fn a_redis_that_lost_its_tail_counts_nothing_twice_and_loses_no_more_than_
     let node = Node::start(&stores, &[]).await;
     let (mut before, mut after) = (Sums::new(), Sums::new());
     for round in 0..3 {
-        // A tail of less than the second that Redis may lose, in the middle of flushes.
+        // The tail is shorter than the second that Redis may lose, and falls in the middle of
+        // flushes.
         let began = Instant::now();
         let mut tail = None;
         while tail.is_none_or(|(at, _): (Instant, u64)| at.elapsed() < Duration::from_millis(700)) {
@@ -352,7 +357,7 @@ async fn a_redis_that_lost_its_tail_counts_nothing_twice_and_loses_no_more_than_
         stores.redis.truncate_aof(cut);
         stores.redis.restart();
         eventually(LONG, "everything is flushed", async || stores.depth().await == 0).await;
-        // What is there now is what counts from here on.
+        // From here on, the totals that survived count.
         let (totals, _) = stores.stored().await;
         stores.settles(&node.client(), &totals, LONG).await;
         let mut lost = 0;

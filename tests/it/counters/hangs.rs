@@ -13,8 +13,8 @@ use crate::support::redis::{Persistence, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
-/// For a timeout of a quarter of a second, on a machine with other things to do. Without it, readers
-/// waited for 2 to 7 s.
+/// Time for a read whose timeout is a quarter of a second, on a busy machine. Without that timeout,
+/// readers waited 2 to 7 s.
 const SOON: Duration = Duration::from_millis(1_500);
 const TOTALS: &str = "/v1/bots/bot/counters?ids=cached,stored";
 
@@ -33,7 +33,7 @@ fn daily() -> String {
     path(&ad("stored"), "/daily?from=2026-01-01&to=2026-12-31")
 }
 
-/// How a request that reads is answered, soon.
+/// Reads a path and checks that the answer comes soon.
 async fn read(client: &Client, path: &str) -> Response {
     let started = Instant::now();
     let answer = client.get(path).await;
@@ -43,7 +43,8 @@ async fn read(client: &Client, path: &str) -> Response {
 }
 
 impl Rig {
-    /// With two views of an ad whose total is cached, and three of one that MongoDB alone knows.
+    /// Starts with two views of an ad whose total is cached, and three of an ad that only MongoDB
+    /// knows.
     async fn start() -> Self {
         let stores = Stores::start(Persistence::Always);
         let settings = [
@@ -59,7 +60,7 @@ impl Rig {
         stores.publish(&[View::new("bot", "stored", 3)]).await;
         let expected = Sums::from([(ad("cached"), 2), (ad("stored"), 3)]);
         stores.settles(&client, &expected, LONG).await;
-        // A machine that is busy may have let the first view wait for its total.
+        // On a busy machine, the first view may still have to wait for its total.
         eventually(LONG, "the total is cached", async || {
             total(&client, &ad("cached")).await == Some(2)
         })
@@ -67,7 +68,7 @@ impl Rig {
         Self { stores, node, client, expected }
     }
 
-    /// Reads totals until they are what was told: a probe may be under way.
+    /// Reads totals until the answer is the expected one: a probe of the store may still run.
     async fn totals(&self, code: u16, body: serde_json::Value) {
         eventually(LONG, "totals are told", async || {
             let answer = read(&self.client, TOTALS).await;
@@ -76,7 +77,7 @@ impl Rig {
         .await;
     }
 
-    /// Others' work goes on, and the process says that it lives.
+    /// The other pipeline continues, and the process reports that it is alive and ready.
     async fn others_go_on(&self, id: &str) {
         let health = Client::new(&self.node.served.metrics());
         for probe in ["/healthz", "/readyz"] {
@@ -96,7 +97,7 @@ impl Rig {
         .await;
     }
 
-    /// With both stores back, everything that was counted is there.
+    /// With both stores back, every counted view is there.
     async fn settles(mut self, views: &[View]) {
         for view in views {
             *self.expected.entry(view.ad.clone()).or_default() += view.n;
@@ -107,7 +108,7 @@ impl Rig {
     }
 }
 
-/// Stopped while it lives.
+/// Stores that are frozen until this is dropped.
 struct Hanging<'a>(Option<&'a RedisServer>, Option<&'a MongoServer>);
 
 impl<'a> Hanging<'a> {
@@ -142,7 +143,7 @@ async fn while_redis_hangs_readers_get_stale_totals_soon_and_days_as_ever() {
         let days = acknowledged(async || read(&rig.client, &daily()).await).await;
         assert_eq!(days.code, 200);
     }
-    // A view that Redis cannot take is refused without waiting once it is known to hang.
+    // Once Redis is known to hang, views that it cannot take are refused immediately.
     let view = View::new("bot", "cached", 1);
     eventually(LONG, "views are refused soon", async || {
         let started = Instant::now();
@@ -153,7 +154,7 @@ async fn while_redis_hangs_readers_get_stale_totals_soon_and_days_as_ever() {
     })
     .await;
     drop(hanging);
-    // Of one that was under way it is unknown; repeated, it counts once.
+    // The fate of the view that was in flight is unknown. Repeated, it counts once.
     view.count(|| rig.client.clone()).await;
     rig.totals(200, json!({ "totals": { "cached": 3, "stored": 3 } })).await;
     rig.others_go_on("after").await;

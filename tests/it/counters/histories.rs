@@ -1,5 +1,5 @@
-//! Random histories of views, edits and faults, the same for the same seed as far as real servers
-//! allow: at the end every total is the sum of its days and of the acknowledged views.
+//! Random histories of views, edits and faults. A seed repeats a history as far as real servers
+//! allow. At the end, every total is the sum of its days and of the acknowledged views.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -21,16 +21,16 @@ use crate::support::redis::Persistence;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
-/// Repeats one history.
+/// Names the variable that repeats one history.
 const SEED: &str = "FAIRLANE_TEST_SEED";
 const HISTORIES: u32 = 3;
 const FAULTS: u32 = 14;
 const WRITERS: u64 = 3;
-/// Of each writer.
+/// Ads of each writer.
 const ADS: u64 = 12;
 
 struct History {
-    /// Read by who speaks to Redis itself.
+    /// Tasks that use Redis directly hold the read lock, so that a restart waits for them.
     stores: RwLock<Stores>,
     clients: RefCell<Vec<Client>>,
     over: Cell<bool>,
@@ -42,7 +42,8 @@ impl History {
         clients[random.random_range(0..clients.len())].clone()
     }
 
-    /// Views and edits ads of its own, one request after the other: what must come out is known.
+    /// Views and edits the writer's own ads, one request after the other, so that the result is
+    /// known.
     async fn write(&self, writer: u64, mut random: StdRng) -> Sums {
         let mut expected = Sums::new();
         while !self.over.get() {
@@ -50,7 +51,8 @@ impl History {
             let bot = format!("bot-{}", number % 4);
             let ad: Ad = (bot.clone(), format!("ad-{writer}-{number}"));
             let before = expected.get(&ad).copied().unwrap_or(0);
-            // Ads of the bus are never edited: when it is read does not depend on us.
+            // Ads that are viewed over the bus are never edited: the time at which the bus is read
+            // is unknown.
             let now = match random.random_range(0..100) {
                 0..12 if number % 3 == 0 => {
                     let burst = random.random_range(1..300);
@@ -79,7 +81,7 @@ impl History {
         expected
     }
 
-    /// One thing after the other goes wrong.
+    /// Causes one fault after another.
     async fn harm(&self, mut nodes: Vec<Node>, mut random: StdRng) -> Vec<Node> {
         let mut late: Vec<Interceptor> = Vec::new();
         for _ in 0..FAULTS {
@@ -91,7 +93,8 @@ impl History {
             match fault {
                 0 => node.restart().await,
                 1 => {
-                    // In the middle of a flush, what it sent arriving after its death.
+                    // Killed in the middle of a flush. The command that it sent arrives after its
+                    // death.
                     let interceptor = flush(node, nth, Interception::HoldCommand).await;
                     node.restart().await;
                     interceptor.release();
@@ -104,7 +107,7 @@ impl History {
                     node.restart().await;
                 }
                 3 => {
-                    // Frozen past its lease in the middle of a flush.
+                    // Frozen beyond its lease in the middle of a flush.
                     let interceptor = flush(node, 1, Interception::HoldCommand).await;
                     node.served.sigstop();
                     rest(Duration::from_millis(1_300)).await;
@@ -140,14 +143,14 @@ fn completion() -> crate::support::interceptor::Matcher {
     holds(["}:later\r\n", "}:acked:", "ad-"])
 }
 
-/// Waits a while for a process to be in a flush.
+/// Waits up to a second until a process is in a flush.
 async fn flush(node: &Node, nth: u32, interception: Interception) -> Interceptor {
     let interceptor = node.mongo.intercept(on_any("update", "counters_"), nth, interception);
     interceptor.catches(Duration::from_secs(1)).await;
     interceptor
 }
 
-/// Part of the fault.
+/// Waits for the length of a fault.
 async fn rest(time: Duration) {
     let until = Instant::now() + time;
     eventually(LONG, "the fault is over", async || Instant::now() > until).await;

@@ -1,5 +1,5 @@
 //! Imports of history, over HTTP and by the command: each line counts once, in order, in spite of
-//! repetitions; and totals and days of many ads in one call.
+//! repetitions. Also the totals and days of many ads in one call.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 const ADS: &str = "/v1/bots/shop/counters";
 const DAY: &str = "2026-11-01";
 
-/// Ads `from..to`, each with its number of views, all but one of them on a day that is known.
+/// The ads `from..to`. Ad `n` has `n` views, all but one of them on a known day.
 fn rows(from: u64, to: u64) -> String {
     (from..to).fold(String::new(), |mut text, n| {
         let days = if n > 1 { json!({ DAY: n - 1 }) } else { json!({}) };
@@ -33,7 +33,8 @@ async fn send(client: &Client, key: &str, line: u64, body: &str) -> Response {
     client.send("POST", &path, &headers, body.as_bytes()).await
 }
 
-/// Imports lines that there is room for; how many were taken and skipped, and the next line.
+/// Imports lines for which there is space. Returns the numbers of imported and skipped lines, and
+/// the next line.
 async fn import(client: &Client, key: &str, line: u64, body: &str) -> [u64; 3] {
     let answer = acknowledged(async || send(client, key, line, body).await).await.json();
     ["imported", "skipped", "next"].map(|name| answer[name].as_u64().unwrap())
@@ -45,7 +46,7 @@ async fn query(client: &Client, body: &Value) -> Response {
     client.send("POST", &path, &headers, body.to_string().as_bytes()).await
 }
 
-/// The totals of ads, and their views on the day that is known.
+/// The totals of ads, and their views on the known day.
 async fn told(client: &Client, ids: &[&str]) -> Vec<(u64, u64)> {
     let body = json!({ "ids": ids, "from": DAY, "to": DAY });
     let answer = acknowledged(async || query(client, &body).await).await.json();
@@ -98,7 +99,7 @@ async fn lines_are_imported_once_however_requests_are_repeated_and_cut() {
     let rows = |from, to| rows(from, to);
     assert_eq!(import(client, "k", 1, &rows(1, 11)).await, [10, 0, 11]);
     rig.is(&["ad-1", "ad-10", "ad-11"], &[(1, 0), (10, 9), (0, 0)]).await;
-    // Views that are counted meanwhile are not undone by a repetition.
+    // A repetition does not undo views that were counted meanwhile.
     rig.view("ad-10").await;
     assert_eq!(import(client, "k", 1, &rows(1, 11)).await, [0, 10, 11]);
     assert_eq!(import(client, "k", 8, &format!("{}\n", rows(8, 14))).await, [3, 3, 15]);
@@ -110,7 +111,7 @@ async fn lines_are_imported_once_however_requests_are_repeated_and_cut() {
         "{behind:?}"
     );
     rig.is(&["ad-10", "ad-13", "ad-15", "ad-18"], &[(11, 9), (13, 12), (15, 14), (0, 0)]).await;
-    // Another import, and another bot's of the same name, are other ones.
+    // Another import, and an import of another bot with the same name, are independent.
     assert_eq!(import(client, "other", 1, &rows(10, 11)).await, [1, 0, 2]);
     rig.is(&["ad-10"], &[(10, 9)]).await;
     let path = "/v1/bots/another/counters/import";
@@ -228,12 +229,12 @@ async fn the_command_imports_a_file_goes_on_where_it_ended_and_refuses_one_with_
     let half = run(&["half.ndjson", "--key", "history"]).await;
     assert_eq!((half.code, half.out.trim()), (0, "imported 150 lines"), "{half:?}");
     rig.view("ad-7").await;
-    // The rest, under the same name: as if the first call had been stopped in the middle.
+    // The rest of the file under the same name, as if the first call had stopped in the middle.
     let all = run(&["all.ndjson", "--key", "history", "--json"]).await;
     let shown: Value = serde_json::from_str(&all.out).unwrap();
     assert_eq!(shown, json!({ "key": "history", "imported": 150, "skipped": 150 }), "{all:?}");
     rig.is(&["ad-7", "ad-300"], &[(8, 6), (300, 299)]).await;
-    // Without a name it is what the file holds.
+    // Without a name, the content of the file identifies the import.
     write("few.ndjson", &rows(7, 9));
     assert_eq!(run(&["few.ndjson"]).await.out.trim(), "imported 2 lines");
     rig.view("ad-7").await;

@@ -1,5 +1,5 @@
-//! Views of ads while a store is unavailable: they are accepted as long as Redis is available,
-//! nothing is lost, and everything recovers by itself.
+//! Views of ads while a store is unavailable. They are accepted as long as Redis is available, none
+//! is lost, and everything recovers without help.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn ad(id: &str) -> Ad {
     ("bot".to_owned(), id.to_owned())
 }
 
-/// The days of an ad that are not 0, as a process tells them.
+/// The days of an ad that are not 0, as a process reports them.
 async fn days(client: &Client, ad: &Ad) -> BTreeMap<String, u64> {
     let query = "/daily?from=2026-10-01&to=2026-12-31";
     let answer = acknowledged(async || client.get(&path(ad, query)).await).await.json();
@@ -43,7 +43,7 @@ async fn days(client: &Client, ad: &Ad) -> BTreeMap<String, u64> {
 async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_their_days() {
     let mut stores = Stores::start(Persistence::Always);
     let clock = Arc::new(ManualClock::at("2026-11-30T22:30:00Z"));
-    // Midnight there is at 23:00 UTC.
+    // Midnight in Berlin is at 23:00 UTC.
     let config = stores.direct(&[("counters.time_zone", "\"Europe/Berlin\"")]);
     let log = Log::default();
     let instance =
@@ -51,7 +51,7 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
     let client = instance.client();
     let (cached, known) = (ad("cached"), ad("known"));
     assert_eq!(View::new("bot", "cached", 2).count(|| client.clone()).await, Some(2));
-    // By the bus, which fills no cache.
+    // These views arrive over the bus, which fills no cache.
     stores.publish(&[View::new("bot", "known", 5)]).await;
     let mut expected = Sums::from([(cached.clone(), 2), (known.clone(), 5)]);
     stores.settles(&client, &expected, LONG).await;
@@ -98,8 +98,8 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
     instance.stop().await;
 }
 
-/// Views of so many records of 200 ads arrive while MongoDB is unavailable, and are written while new ones
-/// are answered.
+/// While MongoDB is unavailable, `records` views of 200 ads arrive. They are written while new
+/// views are answered.
 async fn drains(records: usize) {
     let stores = Stores::start(Persistence::EverySecond);
     let node = Node::start(&stores, &[("pipelines.counters.linger", "\"2s\"")]).await;
@@ -123,7 +123,7 @@ async fn drains(records: usize) {
     node.mongo.set(ProxyMode::Pass);
     let began = Instant::now();
     let mut waited = Vec::new();
-    // Slowly enough that those which are not old enough to be written stay below the bound.
+    // The pace keeps the new views, which are too young to be written, below the bound.
     let mut pace = tokio::time::interval(Duration::from_millis(10));
     while stores.depth().await > 2_000 {
         pace.tick().await;
@@ -202,7 +202,7 @@ async fn without_redis_totals_are_stale_and_views_refused_and_without_both_nothi
     }
     assert!(node.served.is_running(), "{}", node.served.log());
 
-    // Redis first: cached totals of the run before are not trusted any more.
+    // Redis comes back first: cached totals of its previous run are not trusted.
     stores.redis.restart();
     assert_eq!(
         acknowledged(async || refused.post(&client).await).await.json()["total"],

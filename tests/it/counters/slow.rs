@@ -1,4 +1,4 @@
-//! Views of ads while MongoDB is slow: each write becomes smaller until it is taken, and abandoned
+//! Views of ads while MongoDB is slow: each write shrinks until MongoDB accepts it, and abandoned
 //! writes do not pile up in the server.
 
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Publishes so many views in a row of each of so many ads of each bot, and waits until all are
-/// queued.
+/// Publishes `views` views in a row for each of `ads` ads of each of `bots` bots, and waits until
+/// all are queued.
 async fn queue(stores: &Stores, bots: u64, ads: u64, views: u64) -> Sums {
     let mut expected = Sums::new();
     for bot in 0..bots {
@@ -35,7 +35,7 @@ async fn queue(stores: &Stores, bots: u64, ads: u64, views: u64) -> Sums {
 #[tokio::test]
 async fn a_backlog_behind_a_slow_line_is_written_in_portions_that_go_through() {
     let stores = Stores::start(Persistence::Always);
-    // A slice has 185 ads, which is twice of what the line carries within the time of a handler.
+    // A slice has 185 ads, twice what the line carries within the handler timeout.
     let settings = [("pipelines.counters.handler_timeout", "\"3s\"")];
     let node = Node::start(&stores, &settings).await;
     stores.mongo.is_prepared().await;
@@ -57,7 +57,7 @@ async fn the_views_of_five_bots_are_written_after_an_outage_within_handlers_of_t
     stores.mongo.is_prepared().await;
     stores.mongo.sigstop();
     let expected = queue(&stores, 5, 3_000, 1).await;
-    // The fault itself.
+    // The sleep is the fault itself.
     tokio::time::sleep(Duration::from_secs(2)).await;
     stores.mongo.sigcont();
     let (mut least, mut moved) = (u64::MAX, Instant::now());
@@ -91,7 +91,7 @@ async fn a_write_that_is_given_up_on_is_waited_for_before_its_bot_writes_again()
         *expected.entry(view.ad).or_default() += n;
     }
     assert!(held.catches(LONG).await);
-    // Several handlers come and go.
+    // Several handlers start and end.
     let failure = "/v1/pipelines/counters/bots/bot";
     eventually(LONG, "it is tried again", async || {
         let answer = node.client().get(failure).await;

@@ -1,5 +1,5 @@
-//! The counters in MongoDB: a record that is applied twice, late, in pieces or by two processes
-//! counts once.
+//! The counters in MongoDB. A record counts once, even if it is applied twice, late, in parts or by
+//! two processes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ struct Rig {
     server: MongoServer,
     mongo: Mongo,
     store: CounterStore,
-    /// A client of its own.
+    /// A separate client.
     database: Database,
 }
 
@@ -45,7 +45,7 @@ impl Rig {
         self.database.collection(collection)
     }
 
-    /// How many commands the server has had, heartbeats among them.
+    /// The number of commands that the server received, including heartbeats.
     async fn commands(&self) -> i64 {
         let status = self.database.run_command(doc! { "serverStatus": 1 }).await.unwrap();
         let network = status.get_document("network").unwrap();
@@ -107,7 +107,7 @@ async fn records_applied_twice_or_in_other_portions_count_once() {
     let records = [(1, october, 1), (2, october, 10), (3, november, 100), (4, november, 1_000)];
     let slice = |range: Range<usize>| vec![add(a.as_str(), &records[range])];
 
-    // Slices, and what is stored after each.
+    // Each row has a slice, and the stored total and sequence after it.
     for (range, total, last) in [
         (0..2, 11, 2),
         (0..2, 11, 2),
@@ -129,7 +129,7 @@ async fn records_applied_twice_or_in_other_portions_count_once() {
     assert_eq!(rig.days(&bot, &unknown).await, BTreeMap::new());
     rig.store.apply(&bot, Vec::new()).await.unwrap();
 
-    // The documents are what others read.
+    // Other clients read these documents, so their format is fixed.
     let total = rig.documents(TOTALS).find_one(doc! {}).await.unwrap().unwrap();
     let id = format!("{bot}\u{1f}{a}");
     let (bot_text, ad_text) = (bot.as_str(), a.as_str());
@@ -156,7 +156,7 @@ async fn a_replacement_wipes_all_months_and_no_late_write_restores_them() {
         days: BTreeMap::from([(days[0], 20), (days[1], 30)]),
         forget: false,
     };
-    // The first views of December are replaced in the slice that they come in.
+    // The first views of December are replaced in the slice that contains them.
     let december = add("a", &[(4, date(2026, 12, 1), 4)]);
     let slice = vec![december.clone(), replace("a", 5, with.clone()), add("a", &[(6, days[1], 6)])];
     rig.store.apply(&bot, slice.clone()).await.unwrap();
@@ -169,7 +169,7 @@ async fn a_replacement_wipes_all_months_and_no_late_write_restores_them() {
     assert_eq!(rig.days(&bot, &a).await, expected);
     assert_eq!(rig.days(&bot, &ad("a b")).await, BTreeMap::from([(days[0], 7)]));
 
-    // An ad that is forgotten leaves its sequences behind, with a date, until it is seen again.
+    // A forgotten ad leaves a dated sequence behind until it is seen again.
     rig.store.apply(&bot, vec![replace("a", 7, forget())]).await.unwrap();
     rig.store.apply(&bot, vec![first, add("a", &[(6, days[1], 6)])]).await.unwrap();
     assert_eq!(rig.total(&bot, &a).await, Some(stored(0, 7)));
@@ -189,12 +189,12 @@ async fn a_replacement_wipes_all_months_and_no_late_write_restores_them() {
     rig.stop().await;
 }
 
-/// All that was ever queued of one bot, and how far the queue has come.
+/// All records that were ever queued for one bot, and the progress of the queue.
 struct History {
     bot: BotId,
     records: Vec<(u64, Record)>,
     done: usize,
-    /// Slices that somebody was given, all of them begun at the head of the queue of their time.
+    /// Slices that were handed out. Each starts at the head that the queue had then.
     held: Vec<Range<usize>>,
     random: SmallRng,
 }
@@ -227,7 +227,7 @@ impl History {
         store.apply(&self.bot, self.changes(slice)).await.unwrap();
     }
 
-    /// Lets holders of slices, of which one is the current one, do what they might.
+    /// Plays the current holder and late holders of slices, in random order.
     async fn play(mut self, store: &CounterStore) -> Self {
         while self.done < self.records.len() {
             let end = self.done + self.random.random_range(1..=10);
@@ -235,7 +235,7 @@ impl History {
             self.held.push(own.clone());
             let late = self.held.choose(&mut self.random).cloned().unwrap();
             match self.random.random_range(0..10) {
-                // It ends somewhere, the server does not hear of it.
+                // The call is aborted at a random point, and the server does not learn of it.
                 0..3 => {
                     let within = Duration::from_millis(self.random.random_range(0..10));
                     let _ = tokio::time::timeout(within, self.apply(store, own)).await;
@@ -262,7 +262,7 @@ impl History {
         self
     }
 
-    /// What a list of all records comes to.
+    /// The totals and days that follow from the list of all records.
     fn expected(&self) -> BTreeMap<AdId, (Stored, BTreeMap<Date, u64>)> {
         let mut ads: BTreeMap<AdId, (Stored, BTreeMap<Date, u64>)> = BTreeMap::new();
         for (sequence, record) in &self.records {
@@ -369,7 +369,7 @@ async fn a_slice_of_more_ads_than_a_command_holds_is_applied_once_too() {
     let name = |n: u64| format!("ad {n}");
     let slice = |ads: Range<u64>| ads.map(|n| add(&name(n), &[(n + 1, day, 1)])).collect();
     let apply = async |changes: Vec<Change>| {
-        // The server ends what takes it too long on a busy machine.
+        // On a busy machine the server may abort a command that takes too long.
         eventually(Duration::from_secs(60), "the slice is applied", async || {
             match rig.store.apply(&bot, changes.clone()).await {
                 Ok(()) => true,
@@ -380,7 +380,7 @@ async fn a_slice_of_more_ads_than_a_command_holds_is_applied_once_too() {
         .await;
     };
     apply(slice(0..510)).await;
-    // Again, and a record more for those in the last command.
+    // The same slice again, with one more record for the ads of the last command.
     let more: Vec<_> = (505..510).map(|n| add(&name(n), &[(n + 1_000, day, 10)])).collect();
     let again: Vec<Change> = slice(0..510);
     apply(again.into_iter().chain(more).collect()).await;
@@ -454,7 +454,7 @@ async fn while_mongodb_hangs_only_the_first_reader_waits_for_totals() {
     let started = Instant::now();
     let error = rig.store.totals(&bot, &a).await.unwrap_err();
     assert!(error.is_passing() && started.elapsed() < Duration::from_millis(500), "{error:?}");
-    // Writing waits for an answer, and not for ever.
+    // A write waits for an answer, but not forever.
     let started = Instant::now();
     let slice = vec![add("a", &[(2, date(2026, 11, 1), 1)])];
     let error = rig.store.apply(&bot, slice.clone()).await.unwrap_err();

@@ -23,8 +23,8 @@ const LONG: Duration = Duration::from_secs(20);
 const STRUCTURED: &str = "application/cloudevents+json";
 const BATCH: &str = "application/cloudevents-batch+json";
 
-/// Everything else asks for a token. A route is added here only if it gives away nothing and
-/// changes nothing.
+/// All other routes require a token. Add a route here only if it reveals nothing and changes
+/// nothing.
 const OPEN: [&str; 5] = [
     "GET /healthz",
     "GET /readyz",
@@ -33,10 +33,10 @@ const OPEN: [&str; 5] = [
     "POST /v1/leases/{lease}/extend",
     "POST /v1/leases/{lease}/fail",
 ];
-/// Open as well, but not in the document.
+/// Open pages that are not in the document.
 const OPEN_PAGES: [&str; 3] = ["/login", "/docs/", "/openapi.json"];
 
-/// The tokens of the tests: name, scopes, bots. The text of each is its name, made longer.
+/// The tokens of the tests: name, scopes, bots. The text of each is its name with a suffix.
 const TOKENS: [(&str, &str, &str); 5] = [
     ("shop", r#"["publish"]"#, r#"["shop-*", "exact"]"#),
     ("reader", r#"["read"]"#, r#"["shop-*"]"#),
@@ -98,7 +98,7 @@ async fn every_route_but_the_open_ones_asks_for_a_token_with_its_scope() {
             assert!(matches!(ask(&guarded.client).await.code, 200 | 404), "{name}");
             continue;
         };
-        // One that is as good may stand behind the one that is asked for.
+        // The first scope is required. Scopes after it are accepted in its place.
         let scope = scopes.first().unwrap_or_else(|| panic!("{name} asks for nothing"));
         for wrong in [
             guarded.client.clone(),
@@ -124,7 +124,7 @@ async fn every_route_but_the_open_ones_asks_for_a_token_with_its_scope() {
     for page in OPEN_PAGES {
         assert!(guarded.client.get(page).await.code < 400, "{page}");
     }
-    // Other ways to send a token are none.
+    // A token is not accepted in any other form.
     let basic = [("authorization", "Basic cm9vdC0wMTIzNDU2Nzg5YWJjZGVm")];
     assert_eq!(guarded.client.send("GET", "/v1/pipelines", &basic, b"").await.code, 401);
     let query = format!("/v1/pipelines?access_token={}", text("root"));
@@ -279,7 +279,7 @@ async fn without_tokens_only_local_names_are_answered_and_no_page_of_another_sit
         let expected = if allowed { good.clone() } else { (403, "cross-site".to_owned()) };
         assert_eq!(ask("/v1/pipelines", &[("sec-fetch-site", site)]).await, expected, "{site}");
     }
-    // Nothing is stored of what a foreign page sends.
+    // Nothing from the request of a foreign page is stored.
     let foreign = [("origin", "http://evil.example"), ("content-type", STRUCTURED)];
     let body = event("b", "t", 1);
     assert_eq!(client.send("POST", "/v1/events", &foreign, body.as_bytes()).await.code, 403);
@@ -298,7 +298,7 @@ async fn with_tokens_any_name_is_answered() {
     guarded.instance.stop().await;
 }
 
-/// Why an instance with these settings does not start.
+/// The reason why an instance with these settings does not start.
 async fn refused(server: &RedisServer, settings: &[(&str, &str)]) -> String {
     let config = config(server, "test", settings);
     match Config::from_toml(&config, "the test") {
@@ -337,12 +337,12 @@ async fn tokens_that_cannot_be_used_are_refused_at_start_without_showing_them() 
     }
 }
 
-/// Killed when dropped.
+/// Kills the process when it is dropped.
 struct Serving(Child);
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // Both fail harmlessly if it ended and was waited for before.
+        // Both calls fail harmlessly if the process ended and was waited for before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

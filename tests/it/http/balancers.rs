@@ -18,7 +18,7 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
-/// Maximum wait for more of a stream. A balancer that holds it back does so forever.
+/// Maximum wait for more of a stream. A balancer that holds the stream back does so forever.
 const HELD_BACK: Duration = Duration::from_secs(60);
 
 /// The addresses of two callers. The balancers call from 127.0.0.1.
@@ -45,7 +45,7 @@ async fn start(server: &RedisServer, more: &[(&str, &str)]) -> Served {
         &[
             ("pipelines.test.handler", "\"log\""),
             ("http.trusted_proxies", "[\"127.0.0.1\"]"),
-            // A listing is refused, and counts for the address of its caller.
+            // A listing is refused, and the refusal counts for the address of its caller.
             ("admission.p3", "\"refuse\""),
         ],
         more,
@@ -59,7 +59,7 @@ async fn nginx(process: &Served) -> Balancer {
     Balancer::nginx(&replaced(&http, "127.0.0.1:8080", &process.http())).await
 }
 
-/// `by`: how HAProxy names the caller.
+/// `by` is the way in which HAProxy passes on the caller's address.
 async fn haproxy(by: &str, process: &Served) -> Balancer {
     let configuration = recipe(&format!("HAProxy: callers by {by}"));
     Balancer::haproxy(&replaced(&configuration, "10.0.0.5:8080", &process.http())).await
@@ -78,7 +78,7 @@ async fn each_caller_has_its_own_address(process: &Served, balancer: &Balancer) 
     assert_eq!(refused, BTreeSet::from([ANN.1, BOB.1]));
 }
 
-/// Neither through the balancer, nor past it from an address that is not trusted.
+/// A forged header wins neither through the balancer nor directly from an untrusted address.
 async fn no_forged_header_wins(process: &Served, balancer: &Balancer) {
     let direct = Client::new(&process.http());
     for headers in FORGED {
@@ -133,7 +133,7 @@ async fn a_forged_header_behind_the_proxy_protocol_does_not_win() {
     no_forged_header_wins(&process, &haproxy("the PROXY protocol", &process).await).await;
 }
 
-/// Opens a live page, which keeps its connection.
+/// Opens a live page, which keeps its connection open.
 async fn live_page(client: &Client) -> TcpStream {
     let mut stream = client.connect().await.unwrap();
     let head = client.head("GET", "/", &[("accept", "text/event-stream")]);
@@ -171,7 +171,7 @@ async fn each_event_of_a_live_page_arrives_whole(process: &Served, balancer: &Ba
     let begins = b"\ndata: ";
     read_until(&mut stream, &mut bytes, |bytes| bytes.windows(begins.len()).any(|w| w == begins))
         .await;
-    // From now on no further event pushes the end of this one out of a buffer.
+    // From now on, no further event can push the end of this event out of a buffer.
     process.sigstop();
     read_until(&mut stream, &mut bytes, |bytes| bytes.ends_with(b"\n\n\r\n")).await;
 }
@@ -190,7 +190,7 @@ async fn behind_haproxy_each_event_of_a_live_page_arrives_whole() {
     each_event_of_a_live_page_arrives_whole(&process, &haproxy("HTTP", &process).await).await;
 }
 
-/// The refusal of Fairlane itself shows that it arrived.
+/// The body arrived, because Fairlane itself refuses it.
 async fn the_largest_body_arrives(balancer: &Balancer) {
     let body = vec![0_u8; 1 << 20];
     let answer = balancer.client().publish("application/cloudevents+json", body).await;
@@ -211,14 +211,15 @@ async fn behind_haproxy_the_largest_body_arrives() {
     the_largest_body_arrives(&haproxy("HTTP", &process).await).await;
 }
 
-/// HAProxy sends requests to a process that is ready, and none to one that is stopping, although
-/// that one still answers.
+/// HAProxy sends requests to a ready process. It sends none to a process that is stopping, although
+/// that process still answers.
 async fn haproxy_follows_the_readiness(by: &str, more: &[(&str, &str)]) {
     let server = RedisServer::start(Options::default());
     let settings = [&[("shutdown_delay", "\"10m\"")], more].concat();
     let process = start(&server, &settings).await;
     let haproxy = haproxy(by, &process).await;
-    // One is the test's own. Two failed checks would make the process unavailable; these passed.
+    // One of the requests is the test's own. Two failed checks would make the process unavailable,
+    // but these passed.
     eventually(LONG, "HAProxy has checked the process", async || {
         let (_, text) = get(&process.metrics(), "/metrics").await;
         let checks = [("route", "/readyz"), ("code", "200")];
@@ -260,7 +261,7 @@ struct Site {
 }
 
 impl Site {
-    /// `rate`: of the requests of one address.
+    /// `rate` limits the requests of one address.
     async fn start(rate: &str) -> Self {
         let stores = Stores::start(Persistence::None);
         let directory = tempfile::tempdir().unwrap();
@@ -288,7 +289,7 @@ async fn the_relay_counts_one_view_for_each_request_of_the_sites_own_pages() {
     for (total, headers, body) in [
         (1, &[("origin", "https://shop.example"), ("sec-fetch-site", "same-origin")][..], &b""[..]),
         (2, &[], b""),
-        // Neither a token nor a cookie of the caller takes the place of the site's token.
+        // The site's token is used, never a token or a cookie of the caller.
         (3, &[("authorization", "Bearer of-the-caller"), ("cookie", "session=1")], b""),
         (4, &[("content-type", "application/json")], b"{\"n\":1000}"),
     ] {
@@ -306,14 +307,14 @@ async fn the_relay_counts_one_view_for_each_request_of_the_sites_own_pages() {
 
 #[tokio::test]
 async fn the_relay_limits_the_rate_of_each_address() {
-    // So slow that a busy machine exceeds it too.
+    // The rate is so low that a busy machine exceeds it too.
     let site = Site::start("rate=1r/m").await;
     let ann = site.nginx.client().calling_from(ANN.0);
     let mut codes = Vec::new();
     for _ in 0..30 {
         codes.push(ann.post(VIEWS).await.code);
     }
-    // The first request, and the burst.
+    // The first request and the burst are accepted.
     assert_eq!(codes[..21], [200_u16; 21]);
     assert!(codes[21..].contains(&429), "{codes:?}");
     let bob = site.nginx.client().calling_from(BOB.0);

@@ -14,10 +14,10 @@ use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
 
-/// What would run if it were not shown as text.
+/// Text that would run as script if a page did not escape it.
 const HOSTILE: &str = "<script>alert('x')</script><img src=x onerror=\"alert(1)\">";
 
-/// Accepts a notification that dies: nobody is to get it at `url`.
+/// Accepts a notification that is dead-lettered, because `url` refuses it for good.
 async fn dies(client: &Client, bot: &str, kind: &str, url: &str) {
     let before = dead(client).await.len();
     let body = json!({ "delay": 0, "url": url, "bot": bot, "type": kind }).to_string();
@@ -34,7 +34,7 @@ async fn dead(client: &Client) -> Vec<String> {
     all.iter().map(|letter| letter["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Has had enough of the first `refused` calls.
+/// Refuses the first `refused` calls with 410 and accepts the others.
 async fn receiver(refused: usize) -> Receiver {
     let answer = move |call: crate::support::receiver::Call| async move {
         if call.number < refused { Reply::new(410, "") } else { Reply::new(200, "") }
@@ -42,7 +42,7 @@ async fn receiver(refused: usize) -> Receiver {
     Receiver::start(answer).await
 }
 
-/// The setting `auth.tokens` with a token that may do all, and its text.
+/// The setting `auth.tokens` with a token that has every scope, and the text of the token.
 fn token(directory: &std::path::Path) -> (String, &'static str) {
     let (file, text) = (directory.join("token"), "operator-0123456789;=\"abcdef");
     std::fs::write(&file, text).unwrap();
@@ -71,7 +71,7 @@ async fn one_dead_letter_is_redriven_with_the_mouse_and_all_with_the_keyboard() 
     assert_eq!(page.count("#dead tbody tr").await, 2);
     eventually(LONG, "it is sent", async || receiver.called() == 4).await;
 
-    // All of them: only after a question, which is answered with the keyboard too.
+    // All of them are redriven only after a question. The keyboard can answer it too.
     for named in ["button \"Redrive all…\"", "button \"Redrive them\""] {
         let mut keys = 0;
         while page.focused().await != named {
@@ -132,7 +132,7 @@ async fn text_of_strangers_is_shown_as_text_and_runs_nothing() {
     page.sees(&format!("Nothing is known of {HOSTILE}")).await;
     page.fill(css("#subscriber input"), "anna").await;
     page.follow(css("#subscriber button")).await;
-    // As JSON writes it.
+    // The page shows it as JSON.
     page.sees(&json!(HOSTILE).to_string()).await;
     let nothing = "document.querySelectorAll('main script, main img').length";
     assert_eq!(page.eval::<usize>(nothing).await, 0);
@@ -160,7 +160,7 @@ async fn the_page_of_a_bot_is_found_whatever_it_is_called() {
     assert_eq!(page.text(css("h1")).await, format!("Bot {bot}"));
     assert_eq!(page.text(css(".panel h3")).await, "test");
     page.sees("waits for a worker").await;
-    // And back from there.
+    // The form leads back to the bot.
     assert_eq!(page.text(field("Bot")).await, bot);
     assert_eq!(page.follow(button("Show")).await, 200);
     assert_eq!(page.text(css("h1")).await, format!("Bot {bot}"));

@@ -18,11 +18,11 @@ use crate::support::http::{Client, Response};
 /// Requests per operation without tokens, and with each of the tokens.
 const CASES: usize = 10;
 const CASES_WITH_TOKENS: usize = 2;
-/// The least operations of which a request succeeded: else only refusals were looked at.
+/// Minimum number of operations with a successful request. Otherwise the test saw mostly refusals.
 const SUCCEED: usize = 32;
 const SEED: [u8; 32] = *b"the document of the requests ...";
 
-/// One request as the document allows it.
+/// One request that the document allows.
 #[derive(Debug)]
 struct Request {
     operation: String,
@@ -32,11 +32,11 @@ struct Request {
     body: Vec<u8>,
 }
 
-/// The document, and what makes requests from it.
+/// The document, and the runner that makes requests from it.
 struct Contract {
     document: Value,
     runner: TestRunner,
-    /// Values of parameters that lead to something.
+    /// Values of parameters that exist in this instance.
     known: BTreeMap<&'static str, Vec<String>>,
 }
 
@@ -47,7 +47,7 @@ impl Contract {
         Self { document, runner: TestRunner::new_with_rng(Config::default(), random), known }
     }
 
-    /// Path, method, and what is said of it.
+    /// The path, the method and the description of each operation.
     fn operations(&self) -> Vec<(String, String, Value)> {
         let mut all = Vec::new();
         for (path, item) in self.document["paths"].as_object().unwrap() {
@@ -134,7 +134,7 @@ impl Contract {
         jsonschema::options().with_draft(jsonschema::Draft::Draft202012).build(&whole).unwrap()
     }
 
-    /// What an answer has that the document does not say.
+    /// The first difference between an answer and its description.
     fn fault(&self, operation: &Value, answer: &Response) -> Option<String> {
         let code = answer.code.to_string();
         let Some(said) = operation["responses"].get(&code) else {
@@ -189,7 +189,7 @@ async fn send(client: &Client, request: &Request) -> Response {
     client.send(method, path, &headers, body).await
 }
 
-/// Everything that may mean something else in a URL is percent-encoded.
+/// Percent-encodes every character that may have a meaning in a URL.
 fn encoded(text: &str) -> String {
     text.bytes().fold(String::new(), |mut all, byte| {
         if byte.is_ascii_alphanumeric() {
@@ -294,7 +294,7 @@ fn texts(schema: &Value) -> BoxedStrategy<String> {
                 format!("2026-{:02}-{:02}T{hour:02}:{minute:02}:00Z", day / 28 + 1, day % 28 + 1)
             })
             .boxed(),
-        // Nobody listens there.
+        // No server listens there.
         (Some("uri"), _) => {
             "[a-z0-9]{0,12}".prop_map(|path| format!("http://127.1.2.3:4099/{path}")).boxed()
         }
@@ -303,7 +303,7 @@ fn texts(schema: &Value) -> BoxedStrategy<String> {
             let made = string_regex(inner.unwrap_or(pattern)).unwrap();
             let fits = move |text: &String| (least..=most).contains(&text.chars().count());
             let short = made.prop_filter("as long as it may be", fits);
-            // As many characters as there may be, of more than one byte.
+            // The maximum number of characters, each of more than one byte.
             let longest = "\u{e9}".repeat(most.min(2_000));
             let regex = regex::Regex::new(pattern).unwrap();
             if most < usize::MAX && regex.is_match(&longest) {

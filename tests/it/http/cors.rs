@@ -42,7 +42,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// With these settings for the public key, or without any tokens.
+    /// Starts with these settings for the public key, or without any tokens.
     async fn start(token: Option<&str>) -> Self {
         let stores = Stores::start(Persistence::None);
         let directory = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ async fn a_public_key_counts_views_and_reads_totals_of_its_bots_from_its_sites_a
     let page_in_browser = page.send("GET", "/counters", &[SITE], b"").await;
     assert_eq!(page_in_browser.code, 403);
 
-    // What is refused can be read by the page.
+    // The page can read why it was refused.
     let unknown = Client::new(&shop.process.http()).send("POST", VIEWS, &[SITE], b"").await;
     assert_eq!((unknown.code, allowed(&unknown)), (401, Some(SITE.1)));
     let own = shop.by("root").send("POST", VIEWS, &[JSON], b"{\"n\":5}").await;
@@ -160,7 +160,7 @@ async fn a_public_key_has_a_rate_and_each_address_its_own() {
     };
     let mut served = 0;
     let mut refused = None;
-    // In no more than some seconds there is not enough for a hundred.
+    // The quota cannot grow to a hundred requests within a few seconds.
     for _ in 0..100 {
         let answer = view([127, 0, 0, 1]).await;
         match answer.code {

@@ -1,4 +1,4 @@
-//! `POST /v1/events`: accepted events are on the bus, all or nothing.
+//! `POST /v1/events`: accepted events are on the bus, all or none.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(20);
 const STRUCTURED: &str = "application/cloudevents+json";
 const BATCH: &str = "application/cloudevents-batch+json";
 
-/// Serves HTTP only, so that what is on the bus stays there.
+/// Serves HTTP only, so that events on the bus stay there.
 const DOOR: Roles = Roles { ingest: false, work: false, http: true, schedule: false };
 
 async fn door(server: &RedisServer) -> (Instance, Client) {
@@ -146,7 +146,7 @@ async fn while_redis_is_unavailable_nothing_is_accepted_and_afterwards_everythin
     }
     server.restart();
     assert_eq!(client.publish(STRUCTURED, event("b", "t", 3)).await.code, 202);
-    // One that does not answer leaves it open whether it has the event.
+    // A frozen Redis gives no answer, so it is unknown whether it has the event.
     server.sigstop();
     let answer = client.publish(STRUCTURED, event("b", "t", 4)).await;
     server.sigcont();
@@ -189,10 +189,10 @@ async fn a_type_that_no_pipeline_takes_is_named_counted_and_logged_once_a_minute
     let answer = client.publish(BATCH, format!("[{}]", batch.join(","))).await;
     let expected = json!({ "accepted": 4, "unmatched": ["order.piad", "tga.applied"] });
     assert_eq!((answer.code, answer.json()), (202, expected));
-    // Taken, though the filter does not let it through.
+    // The event is accepted, although the filter does not match it.
     let answer = client.publish(STRUCTURED, event("a", "tag.applied", 9)).await;
     assert_eq!((answer.code, answer.json()), (202, json!({ "accepted": 1 })));
-    // The other way onto the bus.
+    // These events arrive directly on the bus.
     add(&server, STREAM, &[event("c", "tga.applied", 5), event("c", "tag.removed", 6)]).await;
     let counted = async |kind| {
         let (_, text) = get(&process.metrics(), "/metrics").await;
@@ -206,7 +206,7 @@ async fn a_type_that_no_pipeline_takes_is_named_counted_and_logged_once_a_minute
     assert!(lines.len() == 1 && lines[0].contains("WARN"), "{lines:?}");
     assert!(lines[0].contains("tga.applied") || lines[0].contains("order.piad"), "{lines:?}");
 
-    // A process that only answers HTTP knows the pipelines too.
+    // A process with the role `http` only knows the pipelines too.
     let front = Served::start_as(&config(&server, "test", &settings), "http").await;
     let answer = Client::new(&front.http()).publish(STRUCTURED, event("a", "tga.applied", 7)).await;
     assert_eq!(answer.json(), json!({ "accepted": 1, "unmatched": ["tga.applied"] }));

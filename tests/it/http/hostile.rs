@@ -1,5 +1,5 @@
-//! Hostile requests to every route: the right refusal, as the document describes it, and nothing
-//! stored.
+//! Hostile requests to every route: each gets the right refusal, as the document describes it, and
+//! nothing is stored.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ async fn start(server: &RedisServer) -> (Instance, Client) {
     (instance, client)
 }
 
-/// What Redis holds of pipelines and events, but for what the instance notes of itself.
+/// The content of Redis about pipelines and events, without the records of the instance itself.
 async fn stored(connection: &mut MultiplexedConnection) -> BTreeMap<String, String> {
     let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(connection).await.unwrap();
     let mut stored = BTreeMap::new();
@@ -41,7 +41,7 @@ async fn stored(connection: &mut MultiplexedConnection) -> BTreeMap<String, Stri
             _ => continue,
         };
         let length: u64 = redis::cmd(command).arg(&key).query_async(connection).await.unwrap();
-        // Written by the instance whatever is sent: its own presence, clocks and offsets.
+        // The instance writes these on its own: its presence, clocks and offsets.
         let own = ["fl:pipelines", "fl:shards", "fl:processes", "fl:trend"].contains(&key.as_str());
         if !own && !key.ends_with(":meta") && !key.ends_with(":read") && !key.ends_with(":hwm") {
             stored.insert(key, format!("{kind} {length}"));
@@ -107,7 +107,7 @@ async fn no_body_that_cannot_be_used_does_anything_on_any_route() {
             continue;
         }
         let empty = client.send(&operation.method, &path, &[], b"").await;
-        // The parameters of these may be in the query instead, so it is they that are missing.
+        // These routes also read parameters from the query, so the error is a missing parameter.
         let expected = match operation.template.as_str() {
             "/send_delayed" | "/user_online" => (400, "invalid-request"),
             _ => (415, "media-type"),
@@ -154,7 +154,7 @@ async fn no_parameter_that_cannot_be_used_does_anything_on_any_route() {
             let answer = client.send(&operation.method, &path, &json, body).await;
             let about = format!("{} {path}: {answer:?}", operation.method);
             assert!(operation.codes.contains(&answer.code), "not documented: {about}");
-            // A shard that does not exist is only known as such by the data.
+            // Only the data shows that this shard does not exist.
             assert!(answer.code == 400 || path.contains("99999.1-1"), "{about}");
             if answer.code == 400 {
                 let flaws = answer.json()["errors"].clone();
@@ -238,7 +238,7 @@ async fn every_route_of_the_document_is_served_and_no_other_method_and_path() {
     for part in ["swagger-initializer.js", "swagger-ui.css", "swagger-ui-bundle.js", "index.css"] {
         let answer = client.get(&format!("/docs/{part}")).await;
         assert_eq!(answer.code, 200, "{part}");
-        // Works offline: no other server is asked.
+        // The pages work offline: they ask no other server.
         let text = String::from_utf8_lossy(&answer.body);
         let initial = part == "swagger-initializer.js";
         assert!(
@@ -256,7 +256,7 @@ async fn an_oversized_body_is_refused_before_it_is_sent_and_while_it_is() {
     for operation in Operation::all(&client).await {
         let headers = [("content-length", "1048577"), ("content-type", STRUCTURED)];
         let head = client.head(&operation.method, &operation.path(&[]), &headers);
-        // The body is never sent.
+        // The test never sends the body.
         let (answer, _) = Response::parse(&client.raw(head.as_bytes()).await).map_or_else(
             || panic!("no answer on {}", operation.name()),
             |(answer, rest)| (answer, rest.len()),
@@ -274,7 +274,7 @@ async fn an_oversized_body_is_refused_before_it_is_sent_and_while_it_is() {
     let (answer, _) = Response::parse(&bytes).expect("an answer");
     assert_eq!((answer.code, answer.problem().as_str()), (413, "body-too-large"));
 
-    // Exactly as much as is allowed.
+    // A body of exactly the maximum size.
     let mut body = event("b", "t", 1).into_bytes();
     body.resize(1 << 20, b' ');
     assert_eq!(client.publish(STRUCTURED, &body).await.code, 202);
@@ -286,7 +286,7 @@ async fn slow_heads_and_slow_bodies_are_cut_and_do_not_hold_up_others() {
     let server = RedisServer::start(Options::default());
     let (instance, client) = start(&server).await;
     let begun = Instant::now();
-    // One byte a second keeps a connection busy, but not for ever.
+    // One byte a second keeps a connection busy, but not forever.
     let trickle = async |start: String| {
         let mut stream = TcpStream::connect(&client.address).await.unwrap();
         stream.write_all(start.as_bytes()).await.unwrap();
@@ -375,14 +375,14 @@ async fn bytes_that_are_no_http_are_answered_or_closed_and_the_server_continues(
     ] {
         let bytes = client.raw(request.as_bytes()).await;
         let code = Response::parse(&bytes).map(|(answer, _)| answer.code);
-        // A head that is too large may be cut off without a word.
+        // The server may close the connection without an answer when a head is too large.
         assert!(
             code.is_none_or(|code| codes.contains(&code)),
             "{code:?}: {:?}",
             &request[..40.min(request.len())]
         );
     }
-    // A client that goes away in the middle of its body.
+    // A client that disconnects in the middle of its body.
     let headers = [("content-type", STRUCTURED), ("content-length", "1000")];
     let mut stream = TcpStream::connect(host).await.unwrap();
     let head = client.head("POST", "/v1/events", &headers);

@@ -1,4 +1,4 @@
-//! What operators see and do over HTTP, on a pool that runs.
+//! The views and commands of operators over HTTP, on a running pool.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A pool whose handler is content, or gives up at once while `poison` is set.
+/// A pool whose handler accepts every event, or dead-letters it immediately while `poison` is set.
 struct Pool {
     server: RedisServer,
     instance: Instance,
@@ -43,7 +43,7 @@ impl Pool {
         Self { server, instance, client, log, poison }
     }
 
-    /// Publishes one event for each bot; the id is the number.
+    /// Publishes one event for each bot. The id is the index of the bot.
     async fn publish(&self, bots: &[&str]) {
         let events: Vec<_> = bots.iter().enumerate().map(|(id, bot)| event(bot, "t", id)).collect();
         add(&self.server, STREAM, &events).await;
@@ -188,7 +188,7 @@ async fn dead_letters_are_listed_shown_put_back_and_dropped() {
     eventually(LONG, "all are dead", async || pool.pipeline().await["dead"] == 6).await;
     pool.poison.store(false, Ordering::Relaxed);
 
-    // They are told with their bot, also where nothing of it is queued.
+    // Dead letters are shown with their bot, also when the bot has no queued events.
     let of_a = pool.bot("a").await["dead_letters"].clone();
     assert_eq!((&of_a["count"], &of_a["at_least"]), (&json!(3), &json!(false)), "{of_a}");
     let newest = &of_a["newest"][0];
@@ -200,7 +200,7 @@ async fn dead_letters_are_listed_shown_put_back_and_dropped() {
     assert!(page.contains("3 dead letters") && page.contains("poison"), "{page}");
     assert!(page.contains("/pipelines/test/dead?bot=a"), "{page}");
 
-    // Pages hold each once, the newest first.
+    // The pages list each dead letter once, the newest first.
     let (mut ids, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = pool.dead(&format!("?limit=4{cursor}")).await;
@@ -210,7 +210,8 @@ async fn dead_letters_are_listed_shown_put_back_and_dropped() {
     }
     let distinct: BTreeSet<_> = ids.iter().map(|letter| letter["id"].to_string()).collect();
     assert_eq!((ids.len(), distinct.len()), (6, 6), "{ids:?}");
-    // By the clock of the ids. That of `time_ms` may be a millisecond behind it.
+    // The order follows the clock of the ids. The clock of `time_ms` may be a millisecond behind
+    // it.
     let time_of = |letter: &Value| -> u64 {
         let (_, entry) = letter["id"].as_str().unwrap().split_once('.').unwrap();
         entry.split_once('-').unwrap().0.parse().unwrap()

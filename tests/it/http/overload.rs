@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(20);
 const STRUCTURED: &str = "application/cloudevents+json";
 
 fn settings(server: &RedisServer, more: &[(&str, &str)]) -> String {
-    // The program has no recorder.
+    // The program has no handler `recorder`.
     let mut all = vec![("pipelines.test.handler", "\"log\"")];
     all.extend(more);
     config(server, "test", &all)
@@ -45,7 +45,7 @@ async fn publish(client: &Client, headers: &[(&str, &str)]) -> Response {
     client.send("POST", "/v1/events", &all, event("bot-1", "e", 0).as_bytes()).await
 }
 
-/// Requests that hang until Redis goes on.
+/// Sends requests that hang until Redis continues.
 async fn hang(client: &Client, count: usize) -> JoinSet<Response> {
     let mut hanging = JoinSet::new();
     for _ in 0..count {
@@ -108,7 +108,7 @@ async fn a_deadline_that_is_over_or_missed_is_answered_in_time_with_504() {
     let missed = ask("300").await;
     server.sigcont();
     assert_eq!((missed.code, missed.problem().as_str()), (504, "deadline"));
-    // A store's own patience is 5 s.
+    // Without the deadline, the process would wait 5 s for Redis.
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
 }
 
@@ -131,7 +131,7 @@ async fn mongodb_gets_the_time_limit_of_the_waiting_client() {
     assert_eq!(asked.code, 200);
     assert!(hurried.has_caught(), "3 s at most");
 
-    // One search for totals serves many callers, who may have more time than the first of them.
+    // One search for totals serves many callers, and some may have more time than the first.
     let shared = node.mongo.intercept(
         finds_within("counters_totals", Duration::from_secs(1)),
         1,
@@ -156,7 +156,7 @@ async fn without_room_the_lower_classes_are_refused_and_health_and_operators_are
     assert!(refused.header("retry-after").is_some());
     assert_eq!(client.get("/healthz").await.code, 200);
     assert_eq!(get(&process.metrics(), "/healthz").await.0, 200);
-    // The highest class has the last tenth of the limit, which nothing else uses.
+    // The last tenth of the limit is reserved for the highest class.
     let state = client.get("/v1/admission").await.json();
     assert_eq!((&state["limit"], &state["in_flight"]), (&json!(8), &json!(8)), "{state}");
     assert_eq!(state["shed"][0], json!({ "class": "p2", "reason": reason, "requests": 1 }));
@@ -187,7 +187,8 @@ async fn over_its_quota_a_bot_is_served_while_there_is_room_and_told_429_when_th
     }
     server.sigstop();
     let hanging = hang(&client, 6).await;
-    // A machine that stalls for a second has earned the bot one more: that one waits for Redis.
+    // If the machine stalls for a second, the quota of the bot gains one request, which then waits
+    // for Redis.
     let refused = match tokio::time::timeout(Duration::from_secs(1), show("busy")).await {
         Ok(refused) => refused,
         Err(_) => show("busy").await,
@@ -224,8 +225,8 @@ async fn a_slow_body_delays_no_other_client() {
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     for _ in 0..20 {
-        // On a machine that stalls, one may have waited too long. Bodies that held places would hold
-        // them for all.
+        // On a machine that stalls, one request may wait too long. If slow bodies held places, all
+        // would fail.
         eventually(LONG, "it is published", async || publish(&client, &[]).await.code == 202).await;
     }
     let state = client.get("/v1/admission").await.json();
@@ -291,7 +292,7 @@ async fn no_huge_pages_are_cleared_while_somebody_waits() {
     let server = RedisServer::start(Options::default());
     let (process, _client) = start(&server, &[]).await;
     let enabled = process.status_of_kernel("THP_enabled");
-    // Kernels before 5.0 do not tell.
+    // Kernels before 5.0 do not report this.
     assert!(enabled.is_none_or(|enabled| enabled == "0"), "they are given to it");
 }
 
@@ -312,7 +313,7 @@ async fn more_connections_than_files_are_refused_at_start_with_the_remedy() {
     }
 }
 
-/// Takes 2 ms an event, gives up on some, and counts those that come when their time is over.
+/// Takes 2 ms for each event, dead-letters some, and counts events that arrive after their expiry.
 struct Slow {
     late: Arc<AtomicU64>,
 }
@@ -323,7 +324,8 @@ impl Handler for Slow {
         let mut outcomes = Outcomes::done();
         for (index, delivery) in slice.events.iter().enumerate() {
             let ms: u128 = delivery.event.source().parse().unwrap();
-            // What was not over when the slice was taken; the clock is read a little later here.
+            // An event must not have expired when the slice was taken. This clock is read a little
+            // later.
             if ms > 0 && now.as_millis() > ms + 20 {
                 self.late.fetch_add(1, Ordering::Relaxed);
             }
@@ -346,7 +348,8 @@ async fn of_more_events_than_can_be_handled_in_time_each_is_done_dead_expired_or
     let begin = SystemClock.now();
     let events: Vec<String> = (0..EVENTS)
         .map(|n| {
-            // A third ends within the first seconds, one in twenty is given up on.
+            // A third of the events expire within the first seconds, and one in twenty is
+            // dead-lettered.
             let ends = if n % 3 == 0 { begin + Duration::from_millis(200 + n / 3) } else { Duration::ZERO };
             let mut event = json!({
                 "specversion": "1.0", "id": n.to_string(), "source": ends.as_millis().to_string(),

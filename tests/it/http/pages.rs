@@ -1,5 +1,5 @@
-//! The pages of pipelines, bots, dead letters and counters: up to date by themselves, and operated with
-//! the mouse.
+//! The pages of pipelines, bots, dead letters and counters. They keep themselves up to date and are
+//! operated with the mouse.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(60);
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 
-/// A handler that can do nothing with events of the type `broken` until `mended`.
+/// Starts with a handler that fails for good on events of the type `broken`.
 async fn start(server: &RedisServer, settings: &[(&str, &str)]) -> (Instance, Log) {
     let log = Log::default();
     let handler = log.handler(|slice| async move {
@@ -41,7 +41,7 @@ async fn publish(client: &Client, bot: &str, kind: &str, ids: std::ops::Range<u3
     assert_eq!(answer.code, 202, "{}", answer.problem());
 }
 
-/// Waits until an element reads so, without loading the page anew.
+/// Waits until an element shows this text, without a reload of the page.
 async fn reads(page: &Page, selector: &str, text: &str) {
     eventually(LONG, &format!("{selector} reads {text:?}"), async || {
         page.count(selector).await == 1 && page.text(css(selector)).await == text
@@ -70,7 +70,7 @@ async fn the_overview_shows_by_itself_how_the_depth_rises_and_falls() {
     publish(&client, "shop", "a", 0..30).await;
     reads(&page, depth, "30").await;
     page.sees("paused").await;
-    // The sum is known at once, the course of it after the next look of the sampler.
+    // The sum is known immediately, and the chart after the next look of the sampler.
     eventually(LONG, "the chart shows it", async || {
         let about = "document.querySelector('tr[data-key=test] svg').getAttribute('aria-label')";
         page.eval::<String>(about).await == "Events queued in test, last 15 minutes: at most 30"
@@ -102,10 +102,10 @@ async fn a_bot_is_paused_looked_into_purged_and_resumed_with_the_mouse() {
     page.sees("paused").await;
     reads(&page, ".panel tbody tr:first-of-type td:nth-of-type(2)", "a").await;
     assert_eq!(page.count(".panel tbody tr").await, 5, "its next events");
-    // What is deleted for good is asked for first.
+    // A permanent deletion needs a confirmation.
     page.click(css("summary")).await;
     page.sees("Its 7 queued events are deleted for good.").await;
-    // It stays open while the page is kept up to date, and so does what has the focus.
+    // The confirmation stays open while the page is kept up to date, and the focus stays too.
     publish(&client, "shop", "a", 7..8).await;
     page.sees("Its 8 queued events are deleted for good.").await;
     assert_eq!(page.count("details[open]").await, 1);
@@ -147,7 +147,7 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
     page.fill(field("Only of bot"), "one").await;
     page.follow(button("Show")).await;
     assert_eq!(page.count("tbody tr").await, 3);
-    // Look into the newest, and drop it.
+    // Shows the newest dead letter and drops it.
     page.follow(css("tbody tr:first-of-type td:nth-of-type(2) a")).await;
     page.sees("it is broken").await;
     assert!(page.text(css("pre")).await.contains("\"type\": \"broken\""));
@@ -156,7 +156,7 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
     assert_eq!(page.path().await, "/pipelines/test/dead?bot=one", "still those of the bot");
     assert_eq!(letters().await, 3);
     assert_eq!(page.count("tbody tr").await, 2);
-    // Put back, the handler gives it up once more: as a new letter.
+    // After a redrive the handler gives the event up once more, as a new dead letter.
     let first = "tbody tr:last-of-type";
     let before =
         page.eval::<String>(&format!("document.querySelector('{first}').dataset.key")).await;
@@ -184,7 +184,7 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
         letters().await == 3 && !page.eval::<bool>(&found).await
     })
     .await;
-    // All of them: only after a question that says so.
+    // All of them are redriven only after a question that says so.
     page.goto("/pipelines/test/dead").await;
     page.follow(button("Redrive all…")).await;
     page.sees("Redrive 3 dead letters of all bots in pipeline test?").await;
@@ -207,7 +207,7 @@ async fn typed_text_and_the_focus_stay_while_a_page_is_kept_up_to_date() {
     page.sees("it is broken").await;
     assert_eq!(page.text(field("Only of bot")).await, "half of a na");
     assert!(page.focused().await.contains("Only of bot"), "{}", page.focused().await);
-    // A server that is gone is told of, and one that is back is believed again.
+    // The page reports that its server is unavailable.
     instance.stop().await;
     page.sees("not up to date").await;
 }
@@ -318,13 +318,28 @@ async fn pages_obey_the_scopes_of_the_token_and_refuse_requests_of_other_sites()
     instance.stop().await;
 }
 
-/// Sends a request; answers the connection and how the answer begins.
+/// Sends a request. Returns the connection and the start of the answer.
 async fn begin(client: &Client, head: &str) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(&client.address).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut begun = vec![0; "HTTP/1.1 200".len()];
     stream.read_exact(&mut begun).await.unwrap();
     (stream, String::from_utf8(begun).unwrap())
+}
+
+#[tokio::test]
+async fn a_live_page_asks_proxies_to_pass_on_each_event_immediately() {
+    let server = RedisServer::start(Options::default());
+    let (instance, _) = start(&server, &[]).await;
+    let client = instance.client();
+    let head = client.head("GET", "/", &[("accept", "text/event-stream")]);
+    let (mut stream, mut headers) = begin(&client, &head).await;
+    while !headers.contains("\r\n\r\n") {
+        headers.push(char::from(stream.read_u8().await.unwrap()));
+    }
+    assert!(headers.to_lowercase().contains("\r\nx-accel-buffering: no\r\n"), "{headers}");
+    drop(stream);
+    instance.stop().await;
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
-/// Where the trusted proxy connects from, and somebody else.
+/// The address of the trusted proxy, and another address.
 const PROXY: [u8; 4] = [127, 0, 0, 2];
 const OTHER: [u8; 4] = [127, 0, 0, 1];
 const TRUSTED: (&str, &str) = ("http.trusted_proxies", "[\"127.0.0.2\"]");
@@ -30,10 +30,10 @@ async fn connect(client: &Client, from: [u8; 4]) -> TcpStream {
     socket.connect(client.address.parse().unwrap()).await.unwrap()
 }
 
-/// Sends bytes and reads to the end of the connection; `None`: no answer.
+/// Sends bytes and reads to the end of the connection. `None` means that no answer came.
 async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<Response> {
     let mut answer = Vec::new();
-    // It may be closed before all is sent, or with some of it unread.
+    // The server may close the connection before all bytes are sent or read.
     let _ = stream.write_all(bytes).await;
     let read = tokio::time::timeout(LONG, stream.read_to_end(&mut answer)).await;
     assert!(read.is_ok(), "it is not closed");
@@ -79,10 +79,10 @@ async fn behind_a_proxy_a_foreign_host_or_page_is_refused_as_without_one() {
     let post = ("POST", "/v1/pipelines/test/pause");
     for (headers, code) in [
         (&[ours][..], 204),
-        // The page was loaded by TLS, which ends at the proxy.
+        // The page was loaded over TLS, which ends at the proxy.
         (&[ours, ("origin", "https://fairlane.example"), ("x-forwarded-proto", "https")], 204),
         (&[ours, ("origin", "https://evil.example")], 403),
-        // What any page can send says nothing about who was called.
+        // Any page can send this header, so it proves nothing about the called host.
         (&[ours, ("origin", "https://evil.example"), ("x-forwarded-host", "evil.example")], 403),
         (&[("host", "evil.example"), ("x-forwarded-host", "fairlane.example")], 421),
         (&[("host", "evil.example"), ("forwarded", "host=fairlane.example;for=203.0.113.7")], 421),
@@ -141,7 +141,7 @@ async fn the_proxy_protocol_tells_the_caller_and_each_has_its_share_of_connectio
     assert_eq!(process.operator(), "203.0.113.9");
     assert_eq!(through(&version_2(0, caller)).await.expect("an answer").code, 204);
     assert_eq!(process.operator(), "127.0.0.2", "a connection of its own");
-    // Others send none, and cannot.
+    // Other addresses send no header and may not send one.
     assert_eq!(ask(&client, OTHER, ("GET", "/healthz"), &[]).await.code, 200);
     let spoofed = [&version_2(1, caller)[..], head.as_bytes()].concat();
     let spoofed = exchange(connect(&client, OTHER).await, &spoofed).await;
@@ -182,7 +182,7 @@ async fn a_connection_without_a_usable_header_is_closed_and_counted_by_its_reaso
         let labels = [("listener", "http"), ("reason", reason)];
         assert_eq!(metric(&text, "fairlane_http_proxy_errors_total", &labels), Some(1.0));
     }
-    // A balancer that only looks whether somebody listens is no error.
+    // A balancer that only checks whether the port is open causes no error.
     drop(connect(&client, PROXY).await);
     let silent = connect(&client, PROXY).await;
     eventually(LONG, "silence ends too", async || {

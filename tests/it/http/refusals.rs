@@ -1,4 +1,4 @@
-//! `/v1/admission` lists the callers that were refused, and shows each token only itself.
+//! `/v1/admission` lists the refused callers. Each token sees only its own refusals.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -94,7 +94,7 @@ async fn a_refused_request_is_told_by_token_address_and_bot_and_each_token_sees_
     let path = "/user_online?uid=ann&bot=shop%2D2";
     let lowered = guarded.by("shop").send("POST", path, &[("x-priority", "p2")], b"").await;
     assert_eq!(lowered.code, 503);
-    // A token that nobody has is nobody's.
+    // An unknown token is counted for no token.
     let wrong = Client::new(&guarded.process.http()).with_token("wrong-0123456789abcdef");
     assert_eq!(publish(&wrong, "shop-1", &[]).await, 503);
 
@@ -102,7 +102,7 @@ async fn a_refused_request_is_told_by_token_address_and_bot_and_each_token_sees_
     let tokens = [refused("token", "shop", "switch", 4), refused("token", "other", "switch", 1)];
     assert_eq!(all["top_tokens"], json!(tokens));
     assert_eq!(all["top_addresses"], json!([refused("address", "127.0.0.1", "switch", 6)]));
-    // Of what is refused before its body is read, nobody knows the body.
+    // These requests are refused before their body is read, so their bot is unknown.
     assert_eq!(all["top_bots"], json!([refused("bot", "shop-2", "switch", 1)]));
     assert_eq!(all["shed"], json!([{ "class": "p2", "reason": "switch", "requests": 6 }]));
     assert_eq!(all["quotas"]["bot"], json!({ "rate": 0, "in_flight": 0 }));
@@ -123,7 +123,7 @@ async fn a_refused_request_is_told_by_token_address_and_bot_and_each_token_sees_
 async fn a_missed_deadline_is_told_with_the_bots_of_the_body() {
     let guarded = Guarded::start(&[]).await;
     guarded.server.sigstop();
-    // Less than the 3 s after which a connection that is being made counts as refused: 503.
+    // A connection that cannot be made within 3 s counts as refused: 503. The deadline is shorter.
     let late = publish(&guarded.by("shop"), "shop-7", &[("x-deadline-ms", "1500")]).await;
     guarded.server.sigcont();
     assert_eq!(late, 504);
@@ -138,7 +138,8 @@ async fn a_quota_that_is_used_up_is_told_with_the_bots_of_the_body() {
     let quota = [("admission.bot_rate", "1"), ("admission.limit_max", "8")];
     let guarded = Guarded::start(&quota).await;
     let client = guarded.by("shop");
-    // The first second's worth is a bot's for sure, however many events it has, and paid for after.
+    // The first batch is within the guaranteed rate, however many events it has. They are charged
+    // afterwards.
     let events: Vec<_> = (0..60).map(|n| event("shop-9", "e", n)).collect();
     let batch = format!("[{}]", events.join(","));
     assert_eq!(client.publish(BATCH, &batch).await.code, 202);
@@ -191,7 +192,7 @@ async fn a_bot_in_the_body_of_a_notification_is_charged_and_told_and_no_other_bo
     };
     let over_quota =
         |answer: &Response| (answer.code, answer.header("x-shed-reason")) == (429, Some("quota"));
-    // Requests that hang end after 5 s, so a slow machine may need more than one try.
+    // Hanging requests end after 5 s, so a slow machine may need several tries.
     let mut refused = false;
     for _ in 0..10 {
         guarded.server.sigstop();
@@ -200,13 +201,13 @@ async fn a_bot_in_the_body_of_a_notification_is_charged_and_told_and_no_other_bo
             eventually(LONG, "requests hang", async || {
                 let all = guarded.seen_by("root").await;
                 let number = |name: &str| all[name].as_i64().unwrap();
-                // The question itself is one.
+                // The request for this state counts as one.
                 number("in_flight") > least(number("limit"))
                     || stopped.elapsed() > Duration::from_secs(4)
             })
             .await;
         };
-        // One request of the bot is in flight, and others take the room.
+        // One request of the bot is in flight, and other requests take the rest of the limit.
         let mut hanging = JoinSet::new();
         hanging.spawn(post(guarded.by("shop"), delayed("shop-9")));
         in_flight(&|_| 1).await;
@@ -217,7 +218,7 @@ async fn a_bot_in_the_body_of_a_notification_is_charged_and_told_and_no_other_bo
         in_flight(&|limit| limit - limit / 4).await;
         let first = post(guarded.by("shop"), delayed("shop-9")).await;
         let second = post(guarded.by("shop"), online("shop-9")).await;
-        // Another bot is let in.
+        // A request of another bot is accepted.
         hanging.spawn(post(guarded.by("shop"), online("shop-8")));
         in_flight(&|limit| limit - limit / 4 + 1).await;
         guarded.server.sigcont();
@@ -239,7 +240,7 @@ async fn a_bot_in_the_body_of_a_notification_is_charged_and_told_and_no_other_bo
         })
     };
     assert!(told("shop-9") && !told("shop-8"), "{all}");
-    // While there is room, it is served, over its quota or not.
+    // While the limit is not reached, the bot is served even over its quota.
     eventually(LONG, "it is served", async || {
         post(guarded.by("shop"), delayed("shop-9")).await.code == 200
     })
@@ -268,7 +269,7 @@ async fn without_a_deadline_of_its_own_a_request_has_that_of_its_class() {
     let expected = [("p1", 400), ("p2", 30_000), ("p3", 300_000)];
     assert_eq!(shown, json!(expected.map(|(class, ms)| json!({ "class": class, "ms": ms }))));
 
-    // A page that keeps itself up to date goes on beyond it.
+    // A live page continues beyond the deadline.
     let mut live = TcpStream::connect(guarded.process.http()).await.unwrap();
     let head = root.head("GET", "/", &[("accept", "text/event-stream")]);
     live.write_all(head.as_bytes()).await.unwrap();
@@ -284,7 +285,7 @@ async fn without_a_deadline_of_its_own_a_request_has_that_of_its_class() {
     let cut = root.get("/v1/pipelines/test").await;
     let took = begun.elapsed();
     assert_eq!((cut.code, cut.problem().as_str()), (504, "deadline"));
-    // Redis itself is waited for 5 s.
+    // Without the deadline, the process would wait 5 s for Redis.
     assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
     let own = [("x-deadline-ms", "1200")];
     let begun = Instant::now();
@@ -316,7 +317,7 @@ async fn a_batch_takes_places_by_its_size() {
     assert_eq!(publishing.join_all().await, [202]);
     assert_eq!(in_flight().await, 1);
 
-    // One that does not announce its size too.
+    // A batch without an announced size takes places too.
     guarded.server.sigstop();
     let chunk = format!("{:x}\r\n{batch}\r\n0\r\n\r\n", batch.len());
     let headers =

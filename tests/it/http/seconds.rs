@@ -1,4 +1,5 @@
-//! `fairlane_http_seconds` is the time that the client perceives, and its parts say where it went.
+//! `fairlane_http_seconds` is the time that the client perceives. Its parts show where the time
+//! went.
 
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
-/// What each test makes the client wait.
+/// The pause that each test makes the client wait.
 const PAUSE: Duration = Duration::from_millis(400);
-/// What of it must be seen at least.
+/// The minimum of that pause that the metric must show, in seconds.
 const SEEN: f64 = 0.3;
 
 async fn start(server: &RedisServer, more: &[(&str, &str)]) -> (Served, Client) {
@@ -26,14 +27,14 @@ async fn start(server: &RedisServer, more: &[(&str, &str)]) -> (Served, Client) 
     (process, client)
 }
 
-/// The sum and the count of a histogram; zeros where it has no series.
+/// The sum and the count of a histogram, or zeros if it has no such series.
 async fn seconds(process: &Served, name: &str, label: (&str, &str)) -> (f64, f64) {
     let (_, text) = get(&process.metrics(), "/metrics").await;
     let of = |part: &str| metric(&text, &format!("fairlane_{name}_{part}"), &[label]);
     (of("sum").unwrap_or(0.0), of("count").unwrap_or(0.0))
 }
 
-/// The time is noted when the last byte has left, which the client may know first.
+/// The process records the time after the last byte has left, so the client may be ahead of it.
 async fn counted(process: &Served, name: &str, label: (&str, &str), count: f64) -> f64 {
     let mut sum = 0.0;
     eventually(LONG, "the request is counted", async || {
@@ -75,7 +76,7 @@ async fn a_slow_head_and_a_slow_body_count() {
     let slow_head = counted(&process, "http_seconds", route, 1.0).await;
     assert!(slow_head >= SEEN, "{slow_head}");
 
-    // On the same connection, which rests before. Nothing is read then, so nothing begins.
+    // The same connection is idle first. Nothing is read then, so no request starts.
     tokio::time::sleep(PAUSE).await;
     exchange(whole.split_at(head.len() + 5).into()).await;
     let both = counted(&process, "http_seconds", route, 2.0).await;
@@ -93,7 +94,7 @@ async fn a_slow_reader_counts_until_it_has_taken_the_last_byte() {
     let (process, client) = start(&server, &[]).await;
     let (path, route) = ("/docs/swagger-ui-bundle.js", ("route", "/docs/{*rest}"));
     let size = client.get(path).await.body.len();
-    // More than the buffers of both sides hold.
+    // The answers are larger than the buffers of both sides.
     let requests = (24 << 20) / size;
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(16 << 10).unwrap();
@@ -167,7 +168,7 @@ async fn a_wait_for_admission_counts_for_refused_and_for_served_requests() {
     let (_, answered) = seconds(&process, "http_seconds", route).await;
     assert!(answered < 0.5, "it was not served: {answered}");
 
-    // One that waits is served once the others are answered.
+    // A waiting request is served once the others are answered.
     let mut waiting = JoinSet::new();
     let again = client.clone();
     waiting.spawn(async move { while again.get(path).await.code != 200 {} });

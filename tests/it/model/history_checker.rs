@@ -1,5 +1,5 @@
-//! The judge is judged: clean histories, with every accident the promise allows, pass; a fault
-//! put into one is found.
+//! Tests of the checker itself. Clean histories pass, with every accident that the promise allows,
+//! and a fault put into one is found.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -43,10 +43,10 @@ fn committed(
     Record::Committed { bot, events: Cow::Owned(events.to_vec()), fence, asked, at, process: 1 }
 }
 
-/// Random slices, failures with retries, dead letters and crashes between handling and commit.
+/// Random slices, failures with retries, dead letters, and crashes between handling and commit.
 struct Clean {
     records: Vec<Record<'static>>,
-    /// Events that a crash made be done twice.
+    /// Events that were done twice because of a crash.
     repeated: usize,
     given_up: usize,
 }
@@ -113,7 +113,8 @@ fn a_redriven_dead_letter_is_no_fault() {
     assert!(report.is_clean() && report.given_up == 0, "{report}");
 }
 
-/// The same fault put into many clean histories. `None`: there is no place for it in this one.
+/// Puts the same fault into many clean histories. `None` means that this history has no place for
+/// it.
 fn every_time(
     fault: impl Fn(&mut Vec<Record<'static>>, &mut StdRng) -> Option<()>,
     found: impl Fn(&Report) -> usize,
@@ -163,7 +164,7 @@ fn the_order_in_which_logs_are_read_does_not_matter() {
     let mut history = clean(1).records;
     let before = judge(&history);
     history.reverse();
-    // Within one log the order counts, but here no two handlings begin at once.
+    // Within one log the order counts, but no two handlings start at the same time here.
     let after = judge(&history);
     assert_eq!(
         (before.handled, before.duplicates_explained),
@@ -296,7 +297,7 @@ fn an_old_holder_that_commits_what_a_newer_one_committed_is_found_by_the_event()
         handled("b", 0, 1, (10, 11), Outcome::Done),
         handled("b", 0, 2, (20, 21), Outcome::Done),
         committed("b", &[0], 2, (22, 23)),
-        // Asked for in time, but accepted after the other.
+        // Requested in time, but accepted after the other commit.
         committed("b", &[0], 1, (12, 30)),
     ]);
     assert_eq!(report.stale_commits, 1, "{report}");
@@ -319,7 +320,7 @@ fn a_confirmation_read_late_is_no_fault() {
 fn a_handling_that_begins_under_an_older_fence_is_found() {
     every_time(
         |history, random| {
-            // The first handling of a bot has none before it.
+            // The first handling of a bot follows no other.
             let later = (0..history.len()).find(|&i| has_earlier_handling(history, i))?;
             let index = random.random_range(later..history.len());
             let index = if has_earlier_handling(history, index) { index } else { later };
@@ -376,7 +377,7 @@ fn the_log_of_a_killed_process_is_read_up_to_its_torn_line() {
     let path = directory.path().join("history");
     HistoryLog::append(&path).unwrap().write(clean(3).records).unwrap();
     let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-    // Cut in the middle of a character, and of what would be a whole record of another bot.
+    // The line is cut in the middle of a character, and would otherwise be a record of another bot.
     file.write_all(b"S\t7\t\xe6\x97").unwrap();
     let mut checker = Checker::new();
     checker.read_file(&path).unwrap();

@@ -1,5 +1,6 @@
-//! The queue protocol as a model: every interleaving of a small system, and random operations on the
-//! model and on the real scripts side by side; and the checker that judges recorded runs.
+//! The queue protocol as a model. One test explores every interleaving of a small system. Another
+//! runs random operations on the model and on the real scripts side by side. A third tests the
+//! checker that judges recorded runs.
 
 mod exhaustive;
 mod history_checker;

@@ -1,4 +1,4 @@
-//! Delayed notifications: sent when due, never early, once for each user, by any process that runs.
+//! Delayed notifications: sent when due, never early, once for each user, by any running process.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -60,7 +60,7 @@ async fn a_notification_is_received_rechecked_and_sent_signed_when_it_is_due() {
         (name.parse::<HeaderName>().unwrap(), HeaderValue::try_from(value).unwrap())
     });
     let headers = headers.collect();
-    // While one secret takes the place of the other, receivers may know either.
+    // During a rotation of secrets, a receiver may know either of the two.
     for (secret, of, good) in
         [(SECRET, "shop", true), (NEXT, "shop", true), (SECRET, "other", false)]
     {
@@ -266,7 +266,7 @@ async fn a_failed_send_is_tried_again_under_the_same_id_until_it_is_gone() {
     let queue = instance.queue("notifications");
     let dead = queue.list_dead_letters(None, &|_| true, None, 10).await.unwrap();
     assert_eq!(dead.len(), 1);
-    // Redriven, it is sent anew.
+    // After a redrive it is sent anew.
     assert!(queue.redrive(&dead[0].bot, dead[0].id).await.unwrap());
     eventually(LONG, "it is tried once more", async || receiver.called() == 4).await;
     let all = counted(&[("received", 2), ("sent", 1), ("retried", 1), ("dead", 2)]);
@@ -311,7 +311,7 @@ async fn destinations_that_hang_or_are_dead_delay_no_other_of_the_same_bot() {
     for _ in 0..3 {
         hanging.push(Receiver::start(async |_| std::future::pending().await).await);
     }
-    // Nobody listens there.
+    // No server listens on this port.
     let dead = format!("http://127.0.0.1:{}/", crate::support::redis::free_port());
     let blocked = hanging.iter().map(Receiver::url).chain([dead.clone()]);
     let blocked: Vec<NewNotification> =
@@ -327,7 +327,7 @@ async fn destinations_that_hang_or_are_dead_delay_no_other_of_the_same_bot() {
     let ids = join_all(others.iter().map(|new| accept(&instance, new))).await;
     eventually(LONG, "the others are sent", async || quick.called() == 100).await;
     let last = quick.calls().iter().map(|call| call.at).max().unwrap();
-    // Timeouts are 15 s: who waited for one would be later.
+    // Timeouts are 15 s, so a send that waited for one would be later than this.
     let took = last.saturating_sub(begun);
     assert!(took < Duration::from_secs(10), "{took:?}");
     for id in ids {

@@ -1,4 +1,4 @@
-//! The notifications: each is sent when it is due, once, within its caps, and survives every crash.
+//! The notifications: each is sent once when it is due, within its caps, and survives every crash.
 
 mod delivery;
 mod faults;

@@ -1,4 +1,4 @@
-//! The page of the notifications: for browsers with a token in a cookie only.
+//! The page of the notifications: only for browsers with a token in a cookie.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ async fn the_page_shows_sent_and_dead_notifications_and_paused_hosts_and_redrive
     let gone = format!("http://{}/gone?<script>", receiver.address);
     let dead = send(&client, json!({"delay": 0, "url": gone, "bot": "a&b"})).await;
     ends(&instance, dead, State::Dead).await;
-    // Nobody listens there.
+    // No server listens on this port.
     let away = format!("http://127.0.0.1:{}/", crate::support::redis::free_port());
     for _ in 0..8 {
         send(&client, json!({"delay": 0, "url": away})).await;
@@ -77,16 +77,16 @@ async fn the_page_shows_sent_and_dead_notifications_and_paused_hosts_and_redrive
     let letter = letters["dead_letters"][0]["id"].as_str().unwrap().to_owned();
     let redrive = format!("/notifications/dead/{letter}/redrive");
     assert!(shown.contains(&format!("action=\"{redrive}\"")), "{shown}");
-    // By another site's page.
+    // Sent by the page of another site.
     let foreign = [("origin", "http://evil.example"), FORM];
     assert_eq!(client.send("POST", &redrive, &foreign, b"").await.code, 403);
     assert_eq!(client.get("/notifications").await.header("referrer-policy"), Some("same-origin"));
-    // As browsers send the forms of a page that lets them tell where it is from.
+    // Sent as a browser sends a form of our own page.
     let own = format!("http://{}", client.address);
     let own = [("origin", &*own), ("sec-fetch-site", "same-origin"), FORM];
     let answer = client.send("POST", &redrive, &own, b"").await;
     assert_eq!((answer.code, answer.header("location")), (303, Some("/notifications#dead")));
-    // It dies once more, and is sent when all are redriven.
+    // The notification is dead-lettered once more. It is sent when all are redriven.
     eventually(LONG, "it is dead again", async || {
         !client.get("/v1/pipelines/notifications/dead").await.json()["dead_letters"]
             .as_array()
@@ -97,7 +97,7 @@ async fn the_page_shows_sent_and_dead_notifications_and_paused_hosts_and_redrive
     let again = client.send("POST", &redrive, &[FORM], b"").await;
     assert_eq!(again.code, 404, "that one is gone");
     assert!(String::from_utf8(again.body).unwrap().contains("No such dead letter"));
-    // Who was not asked is asked first.
+    // Without the `until` of the question, the server asks first.
     let asked = client.send("POST", "/notifications/dead/redrive", &[FORM], b"").await;
     let question = "/notifications/dead/redrive";
     assert_eq!((asked.code, asked.header("location")), (303, Some(question)));
@@ -170,7 +170,8 @@ async fn without_a_token_the_page_asks_for_one_and_keeps_it_where_no_other_site_
         assert_eq!(with("GET", path, &publisher, &[]).await.code, 401, "a link is enough for that");
     }
     assert_eq!(with("POST", "/v1/pipelines/notifications/pause", &operator, &[]).await.code, 401);
-    // A cookie reads by the routes too, but not where another site's page may have sent it.
+    // The routes accept the cookie for reads too, but not where the page of another site may have
+    // sent it.
     assert_eq!(with("GET", "/v1/pipelines", &reader, &[]).await.code, 200);
     for foreign in [
         ("origin", "http://evil.example"),

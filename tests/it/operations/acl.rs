@@ -1,4 +1,4 @@
-//! A user with exactly the rights that docs/redis.md lists can do everything.
+//! A user with exactly the rights that docs/redis.md lists can use every part of Fairlane.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use fairlane::notifications::queue::Span;
 use fairlane::notifications::record::{NewNotification, State, When};
 use fairlane::queue::{PushOptions, Queue};
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::cli::run_in;
 use crate::support::config::{STREAM, config};
 use crate::support::http;
@@ -39,10 +39,10 @@ fn commands() -> BTreeSet<String> {
     rule().iter().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect()
 }
 
-/// A server that takes the user `fairlane` by the rule of docs/redis.md and nobody else over TCP.
+/// A server that accepts only the user `fairlane` over TCP, with the rule of docs/redis.md.
 async fn guarded() -> (RedisServer, String) {
     let server = RedisServer::start(Options { tcp: true, ..Options::default() });
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let mut command = redis::cmd("ACL");
     command.arg("SETUSER").arg("fairlane").arg(rule());
     let () = command.query_async(&mut connection).await.unwrap();
@@ -50,7 +50,7 @@ async fn guarded() -> (RedisServer, String) {
     (server, url)
 }
 
-/// Retries, gives up, delays once and goes on, by the type of the event.
+/// By the type of the event: retries once, fails for good, delays once, or succeeds.
 fn answer(slice: &Slice, delayed: &AtomicBool) -> Result<Outcomes, Failure> {
     match slice.events[0].event.kind() {
         "test.retry" if slice.attempt == 1 => Err(Failure::transient(0, "not yet")),
@@ -66,7 +66,7 @@ fn bot(name: &str) -> BotId {
     BotId::parse(name).unwrap()
 }
 
-/// The bus, retries, dead letters, delays, and every command that an operator has.
+/// Uses the bus, retries, dead letters, delays, and every command of an operator.
 #[tokio::test]
 async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
     let (server, url) = guarded().await;
@@ -119,7 +119,7 @@ async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
     nothing_was_denied_or_idle(&server).await;
 }
 
-/// One command of `fairlane`, as the user that `config` names; it goes well.
+/// Runs one command of `fairlane` as the user of `config`. The command must succeed.
 fn run(config: &str, arguments: &[&str], input: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("fairlane.toml"), config).unwrap();
@@ -129,7 +129,7 @@ fn run(config: &str, arguments: &[&str], input: &str) -> String {
     ran.out
 }
 
-/// An ad that is not cached, then is, is set back, and written to MongoDB.
+/// Counts views of an ad that is not cached at first, resets it, and waits for MongoDB.
 async fn count_views(instance: &Instance) {
     let client = instance.client();
     let counters = "/v1/bots/shop/counters";
@@ -146,7 +146,7 @@ async fn count_views(instance: &Instance) {
     .await;
 }
 
-/// A notification that is sent, looked up and counted.
+/// Sends a notification, looks it up and counts it.
 async fn notify(instance: &Instance) {
     let receiver = Receiver::content().await;
     let notifications = instance.notifications();
@@ -170,7 +170,7 @@ async fn notify(instance: &Instance) {
     })
     .await;
     assert_eq!(notifications.online(&bot("shop"), "user").await.unwrap(), 0);
-    // One that dies at once, redriven.
+    // A notification that is dead-lettered immediately, and redriven.
     let refused =
         NewNotification { url: "http://127.0.0.9/".to_owned(), uid: String::new(), ..new };
     let id = notifications.accept(&refused).await.unwrap().id;
@@ -218,13 +218,14 @@ async fn operate(config: &str, queue: &Queue) {
     run(&["dead", "drop", "--all", "--yes"]);
 }
 
-/// For another database, a cluster, others' consumer groups, a stream that lost its tail, and what
-/// more than a few bots bring about.
+/// Commands that this test does not use. They serve another database, a cluster, consumer groups of
+/// others, a stream that lost its tail, and large numbers of bots.
 const ELSEWHERE: [&str; 5] = ["select", "cluster|slots", "xpending", "xsetid", "zremrangebyrank"];
 
-/// Redis refused no command for lack of rights, and every command that the rule names was used.
+/// Checks that Redis refused no command for lack of rights, and that every command of the rule was
+/// used.
 async fn nothing_was_denied_or_idle(server: &RedisServer) {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     let mut log = redis::cmd("ACL");
     let denied: Vec<redis::Value> = log.arg("LOG").query_async(&mut connection).await.unwrap();
     assert_eq!(denied, []);

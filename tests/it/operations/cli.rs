@@ -1,4 +1,4 @@
-//! The command line: the real binary against a private Redis of its own.
+//! The command line: the real binary against a private Redis.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use fairlane::redis::{Link, Target};
 use serde_json::Value;
 
 use crate::support::cli::{Ran, run_in};
+use crate::support::redis::connect;
 
 const SHARDS: u16 = 4;
 const CONFIG: &str = r#"
@@ -50,11 +51,12 @@ impl Installation {
 
     async fn redis(&self, command: &[&str]) -> redis::Value {
         let target = Target::new(self.redis.url().expose()).unwrap();
-        let mut connection = target.client().get_multiplexed_async_connection().await.unwrap();
+        let mut connection = connect(target.client()).await;
         redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connection).await.unwrap()
     }
 
-    /// The queues of a pipeline; at most `max_queue` events a bot, the others die.
+    /// The queues of a pipeline. A bot has at most `max_queue` queued events, and further events
+    /// are dead-lettered.
     fn queue(&self, name: &str, max_queue: u64) -> Queue {
         let (name, count) = (PipelineName::parse(name).unwrap(), ShardCount::new(SHARDS).unwrap());
         let shards =
@@ -220,7 +222,7 @@ async fn a_key_that_is_no_stream_takes_no_events_and_fails_the_check() {
     place.stop().await;
 }
 
-/// Without a configuration, a command would show an empty Redis that it has just started.
+/// Without this note, a command would silently show an empty Redis that it has just started.
 #[test]
 fn a_command_in_a_directory_without_configuration_says_so_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -352,7 +354,7 @@ async fn dead_letters_are_put_back_in_order_or_dropped() {
         queued.iter().map(|e| e.event.as_ref().unwrap().id().to_owned()).collect();
     assert_eq!(handled_in, (0..151).map(|id| id.to_string()).collect::<Vec<_>>());
 
-    // A bot has room for one event here: what comes beyond it dies.
+    // A bot may queue one event here, and further events are dead-lettered.
     log.push(&b, &events(&b, 3..6), PushOptions::default()).await.unwrap();
     log.push(&a, &events(&a, 200..201), PushOptions::default()).await.unwrap();
     let shown = place.run(&["bots", "show", "b"]).out;
@@ -391,7 +393,7 @@ async fn a_dropped_pipeline_leaves_nothing_and_takes_nothing_else() {
         queue.push(&bot("a"), &events(&bot("a"), 0..5), PushOptions::default()).await.unwrap();
     }
     place.redis(&["HSET", &keys::pipelines(&Prefix::default()), "old", "1", "log", "1"]).await;
-    // Keys of a bus stream that is named like the pipeline.
+    // A key of a bus stream whose name starts like the pipeline.
     place.redis(&["HSET", &keys::read(&Prefix::default(), "old:events"), "entries", "1"]).await;
 
     let ran = place.run(&["pipelines", "drop", "log", "--yes"]);

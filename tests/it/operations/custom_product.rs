@@ -1,4 +1,4 @@
-//! A product from outside the crate is served as the built-in ones are: `examples/custom_product.rs`.
+//! A product from outside the crate is served like the built-in ones: `examples/custom_product.rs`.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn with_section(server: &RedisServer, section: &str, more: &[(&str, &str)]) -> C
     Config::from_toml(&format!("{text}\n{section}\n"), "the test").unwrap()
 }
 
-/// What starts it says, which it must not do.
+/// The error of a start that must fail.
 async fn refused(config: Config, product: impl Product) -> String {
     let built = App::builder(config).product(product).build().await;
     let error: AppError = built.expect_err("it does not start");
@@ -122,7 +122,7 @@ async fn check_warns_of_a_section_whose_product_this_program_does_not_have() {
     assert!(said.contains("products.activity") && said.contains("no product"), "{said}");
 }
 
-/// Serves a route that is not its own.
+/// A product that serves a route that belongs to another one.
 struct Greedy(&'static str);
 
 struct GreedyPart(&'static str);

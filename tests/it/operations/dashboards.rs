@@ -1,5 +1,5 @@
-//! Dashboards and alerts: every panel and every alert asks for series that exist, and the runbook
-//! has an answer to each.
+//! Dashboards and alerts: every panel and every alert queries series that exist, and the runbook
+//! has an answer to each alert.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::support::automation_rig::{RULES, put, tag};
-use crate::support::bus::{add, patient};
+use crate::support::bus::add;
 use crate::support::config::STREAM;
 use crate::support::counter_fleet::Stores;
 use crate::support::http::{Client, get};
@@ -23,10 +23,11 @@ use crate::support::redis::Persistence;
 use crate::support::served::{PROGRAM, Served};
 use crate::support::wait::eventually;
 
-/// How long everything may take to show on a busy machine.
+/// Maximum time until all series show, on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
 
-/// What all processes share through Redis: the one that samples it shows it, the others show zero.
+/// State that all processes share through Redis. The process that samples it shows it, and the
+/// others show zero.
 const SHARED: &[&str] = &[
     "fairlane_async_leases",
     "fairlane_bus_lag_events",
@@ -85,17 +86,17 @@ fn is_row(panel: &Value) -> bool {
     panel["type"] == "row"
 }
 
-/// Something that is asked of Prometheus.
+/// A query to Prometheus.
 #[derive(Debug, Clone)]
 struct Question {
     dashboard: String,
     panel: String,
-    /// As it stands in the file.
+    /// The expression as it is written in the file.
     expression: String,
 }
 
 impl Question {
-    /// What every panel asks.
+    /// The queries of every panel.
     fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for (dashboard, content) in dashboards() {
@@ -117,7 +118,7 @@ impl Question {
     }
 }
 
-/// As Grafana sends it, for all processes and pipelines.
+/// The expression as Grafana sends it, for all processes and pipelines.
 fn filled_in(expression: &str) -> String {
     let values = [
         ("$__rate_interval", "20s"),
@@ -132,7 +133,7 @@ fn filled_in(expression: &str) -> String {
     filled
 }
 
-/// A series as an expression names it.
+/// A series in an expression.
 struct Selector<'a> {
     name: &'a str,
     labels: Vec<&'a str>,
@@ -166,7 +167,7 @@ fn known(series: &str) -> Option<(&'static str, Kind, bool)> {
     Some((whole.name, whole.kind, true))
 }
 
-/// What is wrong with the names of an expression.
+/// The mistakes in the names of an expression.
 fn wrong_names(expression: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     let all = selectors(expression);
@@ -268,7 +269,7 @@ fn every_panel_is_laid_out_explained_and_has_a_unit() {
     assert!(uids.len() >= 5, "{uids:?}");
 }
 
-/// How pages that show Markdown name a heading in an address.
+/// The anchor that Markdown renderers give to a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
@@ -347,7 +348,7 @@ fn promtool_accepts_the_configuration_the_alerts_and_their_tests() {
     promtool(&directory(), &["test", "rules", "alerts.test.yml"]);
 }
 
-/// The commands of the runbook, in its words.
+/// Checks the commands as the runbook writes them.
 #[test]
 fn every_command_of_the_runbook_exists() {
     let runbook = read("docs/runbook.md");
@@ -386,7 +387,7 @@ fn labels(scraped: &str) -> BTreeMap<String, BTreeSet<String>> {
     all
 }
 
-/// Labels that an expression names and that its metrics do not have.
+/// Labels in an expression that its metrics do not have.
 fn wrong_labels(expression: &str, shown: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let (mut wrong, mut any) = (Vec::new(), BTreeSet::from(["job", "instance"]));
     for Selector { name, labels, .. } in selectors(expression) {
@@ -405,7 +406,7 @@ fn wrong_labels(expression: &str, shown: &BTreeMap<String, BTreeSet<String>>) ->
     wrong
 }
 
-/// Something of everything: events, rules, views, notifications, a refusal.
+/// Creates traffic for every metric: events, rules, views, notifications, a refusal.
 async fn traffic(client: &Client, stores: &Stores, receiver: &Receiver, round: u32) {
     let bot = format!("shop-{}", round % 8);
     let id = format!("event-{round}");
@@ -426,7 +427,7 @@ async fn traffic(client: &Client, stores: &Stores, receiver: &Receiver, round: u
 #[tokio::test]
 async fn every_panel_shows_something_of_a_process_at_work() {
     let stores = Stores::start(Persistence::Always);
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let bound = ["SET", "maxmemory", "1gb"];
     let () = redis::cmd("CONFIG").arg(&bound).query_async(&mut connection).await.unwrap();
     let receiver = Receiver::start(async |_| Reply::new(200, "ok")).await;
@@ -435,7 +436,7 @@ async fn every_panel_shows_something_of_a_process_at_work() {
         ("pipelines.tags.events", "[\"tag.*\"]"),
         ("pipelines.tags.start", "\"earliest\""),
         ("pipelines.tags.handler_timeout", "\"5s\""),
-        // So that there are refusals to show.
+        // This setting makes refusals for the dashboards.
         ("admission.p3", "\"refuse\""),
     ];
     let served = Served::start(&stores.direct(&[RULES, &settings].concat())).await;

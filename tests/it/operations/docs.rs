@@ -1,7 +1,7 @@
-//! The documentation tells the truth: its shell blocks run, its links lead somewhere, the tests
-//! that it names exist.
+//! The documentation is true: its shell blocks run, its links lead to a target, and the tests that
+//! it names exist.
 //!
-//! The shell blocks of a page are one script, which `bash -eu` runs in a directory of its own.
+//! The shell blocks of a page are one script, which `bash -eu` runs in a temporary directory.
 //! Blocks that no test can run are marked as `bash` instead of `sh`.
 
 use std::collections::BTreeSet;
@@ -16,16 +16,16 @@ use crate::support::receivers::is_there;
 use crate::support::redis::free_port;
 use crate::support::wait::holds_within;
 
-/// A page that takes longer waits for something that does not come.
+/// A page that takes longer waits for output that never comes.
 const LIMIT: Duration = Duration::from_secs(300);
-/// What a page says when it needs MongoDB.
+/// The text of a page that needs MongoDB.
 const NEEDS_MONGODB: &str = r#""mongodb":"up""#;
-/// The README stays a front door.
+/// The README stays a short introduction.
 const README_LINES: usize = 250;
-/// A longer cell of a table is a paragraph.
+/// A longer table cell is a paragraph.
 const CELL_WORDS: usize = 40;
 
-/// A test per page, with texts that the output of its blocks must contain.
+/// Makes a test for each page, with texts that the output of its blocks must contain.
 macro_rules! pages {
     ($($test:ident: $page:literal => [$($expected:expr),+ $(,)?];)+) => {
         /// The pages whose shell blocks are run.
@@ -186,7 +186,7 @@ fn blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-/// The lines of a page that stand in no block.
+/// The lines of a page outside its code blocks.
 fn prose(text: &str) -> Vec<&str> {
     let mut in_block = false;
     let mut prose = Vec::new();
@@ -212,7 +212,8 @@ fn follow(page: &str, expected: &[&str]) {
     let directory = tempfile::tempdir().expect("a directory");
     std::os::unix::fs::symlink(root().join("examples"), directory.path().join("examples"))
         .expect("a link");
-    // The ports of the page may be in use on this machine; everything else runs as it is printed.
+    // The ports of the page may be in use on this machine, so they are replaced. Everything else
+    // runs as it is printed.
     let (metrics, http) = (free_port(), free_port());
     let script = script.replace("9000", &free_port().to_string());
     let script = script.replace("localhost:9464", &format!("localhost:{metrics}"));
@@ -237,7 +238,7 @@ fn follow(page: &str, expected: &[&str]) {
     let mut child = bash.spawn().expect("bash runs");
     let ended = holds_within(LIMIT, || child.try_wait().expect("a child").is_some());
     if !ended {
-        // It stops what it started.
+        // The script stops the processes that it started.
         signal(child.id(), "TERM");
     }
     let status = child.wait().expect("a child");

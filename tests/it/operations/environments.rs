@@ -1,4 +1,4 @@
-//! Two environments in one Redis: nothing of one is seen, handled or removed by the other.
+//! Two environments share one Redis. Neither sees, handles or removes data of the other.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use redis::AsyncCommands as _;
 use serde_json::json;
 
 use crate::support::automation_rig::put;
-use crate::support::bus::{event, patient};
+use crate::support::bus::event;
 use crate::support::cli::{Ran, run_in};
 use crate::support::config::config;
 use crate::support::http::Client;
@@ -43,8 +43,8 @@ impl Environment {
         Self { config, process, client }
     }
 
-    /// Everything that makes keys: events of both ways in and one that is none, a rule that puts
-    /// another on the bus, a view, a notification.
+    /// Creates every kind of key: a valid event in both ways, an invalid one, a rule that emits
+    /// another event, a view, and a notification.
     async fn work(&self, server: &RedisServer, stream: &str) {
         let rule =
             json!({ "on": ["order.paid"], "actions": [{ "emit": { "type": "order.echo" } }] });
@@ -53,7 +53,7 @@ impl Environment {
         assert!(published.contains(&format!("to {stream}")), "{published}");
         let answer = self.client.publish(STRUCTURED, event("b", "order.paid", 2)).await;
         assert_eq!(answer.code, 202, "{answer:?}");
-        let mut connection = patient(server).await;
+        let mut connection = server.connection().await;
         let () = connection.xadd(stream, "*", &[("event", "none")]).await.unwrap();
         eventually(LONG, "a view is counted", async || {
             self.client.post("/v1/bots/b/counters/ad/views").await.code == 200
@@ -68,7 +68,7 @@ impl Environment {
         .await;
     }
 
-    /// Events that the pipeline has done.
+    /// The number of events that the pipeline has done.
     async fn done(&self) -> Option<u64> {
         let text = Client::new(&self.process.metrics()).get("/metrics").await.body;
         let labels = [("pipeline", "shop"), ("outcome", "done")];
@@ -84,7 +84,7 @@ fn ran(config: &str, arguments: &[&str], input: &str) -> Ran {
     run_in(directory.path(), arguments, input)
 }
 
-/// A command that goes well; answers what it prints.
+/// Runs a command that must succeed, and returns its output.
 fn run(config: &str, arguments: &[&str], input: &str) -> String {
     let ran = ran(config, arguments, input);
     assert_eq!(ran.code, 0, "{arguments:?}: {ran:?}");
@@ -92,12 +92,12 @@ fn run(config: &str, arguments: &[&str], input: &str) -> String {
 }
 
 async fn keys(server: &RedisServer) -> BTreeSet<String> {
-    patient(server).await.keys::<_, Vec<String>>("*").await.unwrap().into_iter().collect()
+    server.connection().await.keys::<_, Vec<String>>("*").await.unwrap().into_iter().collect()
 }
 
 async fn channels(server: &RedisServer) -> Vec<String> {
     let mut command = redis::cmd("PUBSUB");
-    command.arg("CHANNELS").query_async(&mut patient(server).await).await.unwrap()
+    command.arg("CHANNELS").query_async(&mut server.connection().await).await.unwrap()
 }
 
 #[tokio::test]
@@ -107,10 +107,10 @@ async fn two_environments_share_a_redis_and_nothing_in_it() {
         MongoServer::start(mongo::Options::default()),
         MongoServer::start(mongo::Options::default()),
     );
-    // The user of one may touch what its prefix names and nothing else.
+    // The user of the first environment may touch only keys with its prefix.
     let mut acl = redis::cmd("ACL");
     acl.arg(&["SETUSER", "staging", "on", ">secret", "~staging:*", "&staging:*", "+@all"]);
-    let () = acl.query_async(&mut patient(&server).await).await.unwrap();
+    let () = acl.query_async(&mut server.connection().await).await.unwrap();
     let url = format!("\"redis://staging:secret@{}\"", server.tcp_addr());
     let settings = [("redis.url", &*url), ("redis.prefix", "\"staging\""), ("redis.shards", "4")];
     let staging = Environment::start(&server, &mongo, &settings).await;
@@ -124,7 +124,7 @@ async fn two_environments_share_a_redis_and_nothing_in_it() {
     let heard = channels(&server).await;
     assert!(!heard.is_empty() && heard.iter().all(is_staging), "{heard:?}");
 
-    // Beside it the environment that has no prefix of its own, with another number of shards.
+    // The second environment has no prefix of its own, and another number of shards.
     let usual = Environment::start(&server, &other_mongo, &[]).await;
     usual.work(&server, "fairlane:events").await;
     let usual_key = |key: &String| key.starts_with("fl:") || key.starts_with("fairlane:");
@@ -146,7 +146,8 @@ async fn two_environments_share_a_redis_and_nothing_in_it() {
         assert_eq!(processes, Some(1), "{status}");
     }
 
-    // A third one is refused where it would read along, and told of where it finds nothing.
+    // A third environment is refused if it would read the bus of another. It is told when its
+    // prefix has no data.
     let third = [
         ("redis.prefix", "\"third\""),
         ("bus.streams", "[\"staging:events\"]"),
@@ -160,7 +161,7 @@ async fn two_environments_share_a_redis_and_nothing_in_it() {
     let told = run(&empty, &["pipelines", "list"], "");
     assert!(told.contains("there is no data yet under redis.prefix = \"third\""), "{told}");
 
-    // What is dropped in one stays in the other.
+    // A drop in one environment leaves the data of the other.
     drop(staging.process);
     let before = keys(&server).await.into_iter().filter(usual_key).collect::<BTreeSet<_>>();
     let disabled = format!("{}pipelines.shop.enabled = false\n", staging.config);

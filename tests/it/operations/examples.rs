@@ -1,4 +1,4 @@
-//! The worked examples work as they promise, each where its interpreter is present.
+//! The examples work as they promise. Each is tested where its interpreter is installed.
 
 use std::process::{Command, Output};
 
@@ -20,7 +20,7 @@ const SECRETS: (&str, &str) = ("callbacks.secrets", "[\"whsec_MfKQ9r8GKYqrTwjUPD
 
 const NEXT: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
-/// What `fairlane secret` prints.
+/// The output of `fairlane secret`.
 fn secret_of(bot: &str) -> String {
     let output = Command::new(PROGRAM)
         .args(["secret", "--bot", bot])
@@ -42,7 +42,7 @@ fn publish(server: &RedisServer, process: &Served, bot: &str) -> Output {
         .unwrap()
 }
 
-/// Publishes for the bot `shop` and waits until the receiver had both events.
+/// Publishes for the bot `shop` and waits until the receiver has both events.
 async fn both_arrive(server: &RedisServer, process: &Served, receiver: &ExampleReceiver) {
     let published = publish(server, process, "shop");
     assert!(published.status.success(), "{published:?}");
@@ -65,7 +65,7 @@ async fn events_published_by_redis_and_by_curl_reach_the_receiver_in_python() {
     let receiver = ExampleReceiver::python(&["--secret", &secret_of("shop")]);
     let process = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
     both_arrive(&server, &process, &receiver).await;
-    // The key of another bot: that one's pushes are not believed.
+    // Pushes of another bot are signed with another secret, so the receiver rejects them.
     assert!(publish(&server, &process, "other").status.success());
     eventually(LONG, "it is refused again and again", async || {
         crate::support::push::metric(&process, "events_total", &[("outcome", "retried")]).await >= 2
@@ -80,7 +80,7 @@ async fn the_receiver_in_python_can_answer_first_and_complete_later() {
         return println!("not shown: there is no python3 or no curl");
     }
     let server = RedisServer::start(Options::default());
-    // It completes at a process that does nothing but listen, which has no receiver to know of.
+    // The receiver completes at a process that only listens and has no push target of its own.
     let listening = Served::start_as(&pushing(&server, "http://127.0.0.1:8/", &[]), "http").await;
     let fairlane = format!("http://{}", listening.http());
     let receiver = ExampleReceiver::python(&["--async", &fairlane, "--secret", &secret_of("shop")]);
@@ -102,7 +102,7 @@ async fn events_published_by_redis_and_by_curl_reach_the_receiver_in_node() {
     let receiver = ExampleReceiver::node(&["--secret", &secret_of("shop")]);
     let process = Served::start(&pushing(&server, &receiver.url, &[SECRETS])).await;
     both_arrive(&server, &process, &receiver).await;
-    // The key of another bot: that one's pushes are refused.
+    // Pushes of another bot are signed with another secret, so the receiver rejects them.
     assert!(publish(&server, &process, "other").status.success());
     eventually(LONG, "it is refused again and again", async || {
         crate::support::push::metric(&process, "events_total", &[("outcome", "retried")]).await >= 2
@@ -227,7 +227,7 @@ async fn a_notification_reaches_receivers_in_three_languages_that_believe_its_si
             println!("not shown: there is no {interpreter}");
             continue;
         }
-        // While one secret takes the place of the other, a receiver knows one of them.
+        // During a rotation of secrets, a receiver knows only one of the two.
         let receiver = ExampleReceiver::notified(interpreter, &secret_of("shop"));
         let send = async |bot: &str, url: &str| {
             let path = format!(
@@ -239,7 +239,7 @@ async fn a_notification_reaches_receivers_in_three_languages_that_believe_its_si
         let id = send("shop", &format!("{}/remind", receiver.url)).await;
         ends(&instance, id, State::Sent).await;
         assert!(receiver.log().contains(&format!("{id} POST /remind Grüße")), "{}", receiver.log());
-        // Signed with the key of another bot.
+        // This notification is signed with the secret of another bot.
         let other = send("other", &format!("{}/other", receiver.url)).await;
         eventually(LONG, "it is refused", async || {
             kept(&instance, other).await.reason.contains("answered 401")
@@ -260,7 +260,7 @@ async fn the_welcome_flow_reminds_a_user_without_a_reply() {
     let mut script = Command::new("bash");
     script.arg(example("welcome.sh")).args(["shop", &receiver.url(), "try"]);
     script.env("FAIRLANE", format!("http://{}", rig.client.address)).env("DELAY", "1s");
-    // The instance answers on this thread.
+    // The instance runs on this thread, so the script must not block it.
     let output = tokio::task::spawn_blocking(move || script.output().unwrap()).await.unwrap();
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -271,7 +271,7 @@ async fn the_welcome_flow_reminds_a_user_without_a_reply() {
         tag("shop", "quick", "3", "replied"),
     ])
     .await;
-    // Two checks, and the tag of who was reminded.
+    // Two checks, and the tag of the reminded subscriber.
     rig.settles(3 + 3).await;
     eventually(LONG, "the reminder", async || receiver.called() == 1).await;
     assert_eq!(receiver.calls()[0].json()["subject"], "silent");

@@ -12,7 +12,7 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// The series that dashboards rely on before anything has happened, each with labels.
+/// The series that dashboards need before the first event, each with labels.
 const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("bus_events_total", &[("stream", "fairlane:events")]),
     ("bus_lag_events", &[("stream", "fairlane:events")]),
@@ -71,7 +71,7 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
 
 #[tokio::test]
 async fn every_metric_is_there_and_counters_start_at_zero() {
-    // Where nobody listens: the series is there only where a MongoDB is configured.
+    // No server listens here. The series exists only where a MongoDB is configured.
     let away = format!("\"mongodb://127.0.0.1:{}\"", free_port());
     let settings = [
         ("mongodb.url", &*away),
@@ -87,7 +87,7 @@ async fn every_metric_is_there_and_counters_start_at_zero() {
         };
         FROM_THE_START.iter().filter(here).collect()
     };
-    // The first sample of what is shared through Redis takes two seconds.
+    // The first sample of the state in Redis takes two seconds.
     eventually(LONG, "the first sample is taken", async || {
         text = fleet.metrics(0).await;
         metric(&text, "fairlane_redis_up", &[]) == Some(1.0)
@@ -143,7 +143,7 @@ async fn a_process_without_redis_is_alive_but_not_ready() {
 
     fleet.server.restart();
     eventually(LONG, "it is ready again", async || ready().await.0 == 200).await;
-    // A Redis that answers nothing is as good as none.
+    // A Redis that does not answer counts as unavailable.
     fleet.server.sigstop();
     assert_eq!(ready().await.0, 503);
     fleet.server.sigcont();
@@ -170,13 +170,13 @@ async fn a_process_without_mongodb_is_degraded_and_says_so() {
     mongo.kill9();
     eventually(LONG, "degraded", async || said(&ready().await, "degraded", "down")).await;
     assert_eq!(up().await, Some(0.0));
-    // Only the counters need it: events go on.
+    // Only the counters need MongoDB, so events continue.
     fleet.publish(20).await;
     fleet.drains(LONG).await;
 
     mongo.restart(mongo::Options::default());
     eventually(LONG, "it is ready again", async || said(&ready().await, "ready", "up")).await;
-    // One that answers nothing is as good as none, and no health check waits for it.
+    // A MongoDB that does not answer counts as unavailable, and no health check waits for it.
     mongo.sigstop();
     eventually(LONG, "degraded", async || said(&ready().await, "degraded", "down")).await;
     mongo.sigcont();

@@ -36,7 +36,7 @@ async fn sigterm_under_load_repeats_nothing_and_delays_no_other_process() {
     let report = fleet.report();
     assert!(report.is_clean(), "{report}");
     assert_eq!((report.sent, report.handled, report.overlaps), (18_000, 18_000, 0), "{report}");
-    // A renewed lease that was not given back would block its bot for 30 s.
+    // A renewed lease that is not released would block its bot for 30 s.
     let (rest, stall) = (fleet.longest_rest(), stalls.longest());
     assert!(
         rest < Duration::from_secs(2) + stall,
@@ -44,7 +44,7 @@ async fn sigterm_under_load_repeats_nothing_and_delays_no_other_process() {
     );
 }
 
-/// Behind a slow network, so that claims are under way whenever the signal comes.
+/// A slow network keeps claims in flight at the time of the signal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_process_that_stopped_leaves_no_lease_behind() {
     let options = Options { tcp: true, ..Options::default() };
@@ -117,7 +117,7 @@ async fn during_the_shutdown_delay_it_is_not_ready_but_accepts_answers_and_handl
         async |n| client.publish("application/cloudevents+json", event("bot-1", "e", n)).await.code;
     assert_eq!(publish(0).await, 202);
     assert_eq!(client.get("/readyz").await.code, 200);
-    // Opened before the signal, as a balancer keeps connections.
+    // Opened before the signal, as a balancer keeps its connections open.
     let mut kept = TcpStream::connect(&http).await.unwrap();
 
     let signalled = Instant::now();
@@ -142,7 +142,7 @@ async fn during_the_shutdown_delay_it_is_not_ready_but_accepts_answers_and_handl
     })
     .await;
 
-    // The connection that was kept is answered, and given up in good order.
+    // The kept connection gets an answer and is then closed properly.
     kept.write_all(client.head("GET", "/healthz", &[]).as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     kept.read_to_end(&mut answer).await.unwrap();
@@ -166,7 +166,7 @@ async fn a_second_signal_ends_the_shutdown_delay() {
     assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());
 }
 
-/// Whatever the stop waits for, a probe hears of it while it can still connect.
+/// However long the stop waits, a probe learns of it while it can still connect.
 #[tokio::test]
 async fn without_a_shutdown_delay_it_is_not_ready_before_connections_are_refused() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
@@ -189,7 +189,7 @@ async fn without_a_shutdown_delay_it_is_not_ready_before_connections_are_refused
         code == 0
     })
     .await;
-    // It may have answered once before it saw the signal.
+    // The process may have answered once before it saw the signal.
     codes.retain(|code| *code != 200);
     assert_eq!(codes, [503, 0]);
 }

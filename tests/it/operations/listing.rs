@@ -16,7 +16,7 @@ fn bot(number: usize) -> BotId {
     BotId::parse(&format!("bot-{number:02}")).unwrap()
 }
 
-/// Bot `n` has `n % 7 + 1` events; the one of the highest number has the oldest.
+/// Bot `n` gets `n % 7 + 1` events. The bot with the highest number has the oldest.
 async fn filled(server: &RedisServer) -> Queue {
     let queue = queue(&config(server, "list", &[("pipelines.list.max_queue", "5")]), "list").await;
     for number in (0..BOTS).rev() {

@@ -1,4 +1,4 @@
-//! An outage does not flood the log: each part tells it once, then once a minute, and when it is
+//! An outage does not flood the log. Each part reports it once, then once a minute, and when it is
 //! over.
 
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
-/// How long the outages last.
+/// The duration of the outages.
 const OUTAGE: Duration = Duration::from_secs(10);
-/// Lines of a process about one outage, at most.
+/// Maximum number of lines of a process about one outage.
 const LINES: usize = 20;
 
 fn settings(server: &RedisServer) -> String {
@@ -32,7 +32,7 @@ fn settings(server: &RedisServer) -> String {
     configs(server, &["lines", "more"], &settings)
 }
 
-/// The lines of the log that are new since there were `before`, once the outage has lasted.
+/// The lines of the log after the first `before` ones, once the outage has lasted `OUTAGE`.
 async fn lines_of_outage(process: &Served, before: usize) -> Vec<String> {
     let began = Instant::now();
     eventually(OUTAGE * 2, "the outage lasts", async || began.elapsed() > OUTAGE).await;
@@ -61,7 +61,7 @@ async fn while_redis_refuses_connections_a_process_logs_a_few_lines() {
     }
 }
 
-/// Takes all memory there is, but for some bytes.
+/// Fills all memory but for a few bytes.
 async fn fill(connection: &mut MultiplexedConnection) {
     for bytes in [64 << 10, 1 << 10, 16] {
         for number in 0.. {
@@ -82,7 +82,8 @@ async fn while_redis_is_full_a_process_logs_a_few_lines() {
     let process = Served::start(&config).await;
     says(&process, "reading the bus").await;
     let (lines_queue, mut connection) = (queue(&config, "lines").await, server.connection().await);
-    // It finds all this when it wakes: events to copy, delayed ones in many shards, and no memory.
+    // When the process wakes, it finds events to copy, delayed events in many shards, and no
+    // memory.
     process.sigstop();
     let due = SystemClock.now() + Duration::from_secs(1);
     for bot in 0..64 {
@@ -97,7 +98,7 @@ async fn while_redis_is_full_a_process_logs_a_few_lines() {
     let before = process.log().lines().count();
     process.sigcont();
     let lines = lines_of_outage(&process, before).await;
-    // What the pipelines' own handler writes.
+    // Lines of the pipelines' own handler.
     let handled = |line: &String| line.contains("\"message\":\"event\"");
     let told: Vec<&String> = lines.iter().filter(|line| !handled(line)).collect();
     println!("{} lines in {OUTAGE:?} of a full Redis", told.len());

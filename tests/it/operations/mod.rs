@@ -1,5 +1,6 @@
-//! The daily work of an operator: commands, checks, status, dashboards, access rights, the start and
-//! the stop of a process; and that documentation, examples and files for deployment are true.
+//! The daily work of an operator: commands, checks, status, dashboards, access rights, the start
+//! and the stop of a process. Other tests here keep the documentation, the examples and the
+//! deployment files true.
 
 mod acl;
 mod check;

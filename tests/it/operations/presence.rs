@@ -1,4 +1,4 @@
-//! Operators see which processes run and how fast they go.
+//! Operators see which processes run, and their rates.
 
 use std::time::Duration;
 

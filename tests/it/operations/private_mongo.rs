@@ -1,4 +1,4 @@
-//! The private MongoDB server: one per directory, shared, adopted, and stopped by the last one.
+//! The private MongoDB server: one per directory, shared, adopted, and stopped by its last user.
 
 use std::fs;
 use std::net::TcpListener;
@@ -17,7 +17,7 @@ use crate::support::mongo::program;
 use crate::support::process::signal;
 use crate::support::wait::holds_within;
 
-/// Kills what a failed test leaves running.
+/// Kills a server that a failed test leaves running.
 struct Guard(u32);
 
 impl Drop for Guard {
@@ -28,7 +28,7 @@ impl Drop for Guard {
     }
 }
 
-/// Whether it runs; one that has ended and was not waited for does not.
+/// Whether the process runs. A process that has ended and was not waited for does not count.
 fn alive(pid: u32) -> bool {
     let stat = ["-o", "stat=", "-p", &pid.to_string()].map(str::to_owned);
     let output = std::process::Command::new("ps").args(stat).output().unwrap();
@@ -47,7 +47,7 @@ async fn start(dir: &TempDir) -> (PrivateMongo, Guard) {
     (mongo, guard)
 }
 
-/// Another user of the server: whoever started it guards it.
+/// Another user of the server. The test that started the server holds its guard.
 async fn adopt(dir: &TempDir) -> PrivateMongo {
     PrivateMongo::start_with(dir.path(), options()).await.unwrap()
 }

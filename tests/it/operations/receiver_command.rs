@@ -17,7 +17,7 @@ use crate::support::wait::{eventually, holds_within};
 
 const SECRETS: &str = "[\"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"]";
 
-/// Killed when dropped.
+/// Kills the process when it is dropped.
 struct Running {
     child: Child,
     address: String,
@@ -25,7 +25,7 @@ struct Running {
 }
 
 impl Running {
-    /// On a free port. Its configuration has secrets, or none.
+    /// Starts on a free port, with or without secrets in the configuration.
     fn start(secrets: &str, arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("fairlane.toml");
@@ -44,7 +44,7 @@ impl Running {
             first.split("http://").nth(1).unwrap().trim_end_matches(['"', '}']).to_owned();
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
         let read = Arc::clone(&lines);
-        // Ends with the process.
+        // The thread ends with the process.
         std::thread::spawn(move || {
             from.map_while(Result::ok).for_each(|line| read.lock().unwrap().push(line));
         });

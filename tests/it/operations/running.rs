@@ -1,4 +1,4 @@
-//! `fairlane serve` and `fairlane demo` as they are started by hand.
+//! `fairlane serve` and `fairlane demo`, started as a user starts them.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use crate::support::wait::holds_within;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlane");
 
-/// Serves in a fresh directory until it runs, asks it to stop, and answers all it logged.
+/// Starts a server in a fresh directory, asks it to stop once it runs, and returns its log.
 fn serve_and_stop(arguments: &[&str]) -> String {
     let directory = tempfile::tempdir().expect("a directory");
     let mut server = Command::new(PROGRAM)

@@ -1,4 +1,4 @@
-//! What `fairlane status` says while something goes wrong, on a pool that runs.
+//! The reports of `fairlane status` during faults, on a running pool.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::redis::{Server, StreamView, Target};
 use serde_json::Value;
 
-use crate::support::bus::{add, event, patient};
+use crate::support::bus::{add, event};
 use crate::support::cli::{Ran, run_in};
 use crate::support::config::{STREAM, config};
 use crate::support::http::{get, metric};
@@ -17,7 +17,7 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A running pool, and the directory from which an operator asks.
+/// A running pool, and the directory in which an operator runs commands.
 struct Asked {
     server: RedisServer,
     instance: Instance,
@@ -67,7 +67,7 @@ impl Asked {
         serde_json::from_str(&self.run(&["status", "--json"]).await.out).unwrap()
     }
 
-    /// The problem of the pipeline that fails, if it is told.
+    /// The problem of the failing pipeline, if the status reports it.
     async fn failing(&self) -> Option<(String, String)> {
         let status = self.status().await;
         let text = |problem: &Value, name: &str| problem[name].as_str().unwrap().to_owned();
@@ -102,7 +102,7 @@ async fn status_tells_which_bots_a_pipeline_fails_for_since_when_and_why() {
     assert!(problem.ends_with("ago: HTTP 500 <oops>") && !problem.contains("fine"), "{problem}");
     assert!(remedy.contains("fairlane bots show --pipeline said broken-1 shows"), "{remedy}");
 
-    // Since when stays, whereas the last failure moves on.
+    // The start of the failures stays, and the time of the last failure moves.
     let failing = async || asked.status().await["pipelines"][0]["failing"].clone();
     let first = failing().await;
     eventually(LONG, "it fails again", async || {
@@ -115,7 +115,8 @@ async fn status_tells_which_bots_a_pipeline_fails_for_since_when_and_why() {
         assert!(shown.contains(said), "{said}: {shown}");
     }
 
-    // Once the events are gone, it fails no more, although that was noted a moment ago.
+    // Once the events are gone the pipeline is not failing any more, although the last failure is
+    // recent.
     for bot in ["broken-1", "broken-2"] {
         asked.run(&["bots", "pause", "--pipeline", "said", bot]).await;
         let bot = fairlane::id::BotId::parse(bot).unwrap();
@@ -158,7 +159,7 @@ async fn copied_events_do_not_show_as_unread_before_the_reader_noted_them() {
 async fn entries_that_were_deleted_are_not_unread_and_those_that_wait_are_counted() {
     let server = RedisServer::start(Options::default());
     let config = config(&server, "deleted", &[]);
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     add(&server, STREAM, &(0..10).map(|id| event("b", "t", id)).collect::<Vec<_>>()).await;
     let entries: Vec<(String, redis::Value)> = redis::cmd("XRANGE")
         .arg(STREAM)

@@ -1,11 +1,11 @@
-//! The structure of the sources: the core names no product, no imports form a circle, and no file is
+//! The structure of the sources: the core names no product, imports form no circle, and no file is
 //! too long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The core, below `src/`.
+/// The modules of the core, below `src/`.
 const CORE: &[&str] = &[
     "admission",
     "bus",
@@ -20,7 +20,7 @@ const CORE: &[&str] = &[
     "queue",
     "redis",
 ];
-/// What a core that knows a product would say.
+/// Words that would show that the core knows a product.
 const WORDS: &[&str] =
     &["counters", "notification", "automation", "counts_views", "notifies", "automates"];
 
@@ -53,7 +53,7 @@ fn the_core_names_no_product() {
     assert!(found.is_empty(), "the core names products:\n{}", found.join("\n"));
 }
 
-/// The modules of the crate that a file imports from, without those of its tests.
+/// The modules of the crate that a file imports from, without the imports of its tests.
 fn imports(text: &str) -> BTreeSet<String> {
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code: Vec<&str> =
@@ -94,7 +94,8 @@ fn no_imports_between_modules_form_a_circle() {
     }
     assert!(modules.len() > 30, "only {} modules were looked at", modules.len());
     assert!(modules["http"].contains("queue") && modules["queue"].contains("redis"));
-    // Without those that import nothing that is left, again and again: a circle is left.
+    // Removes modules that import no remaining module, until none is left to remove. A circle
+    // remains.
     loop {
         let left: BTreeSet<String> = modules.keys().cloned().collect();
         let imports_of_left = |(module, imports): (&String, &BTreeSet<String>)| {
@@ -109,7 +110,7 @@ fn no_imports_between_modules_form_a_circle() {
     assert!(modules.is_empty(), "these modules import each other: {modules:#?}");
 }
 
-/// Maximum number of lines of a source file: a longer one has more than one concern.
+/// Maximum number of lines of a source file. A longer file has several concerns.
 const LINES_MAX: usize = 500;
 /// Files that may be longer, each with a comment that gives the reason.
 const LONGER: &[&str] = &[];

@@ -18,7 +18,7 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// An authority, and a certificate of this machine that it signed.
+/// A certificate authority, and a certificate of this machine that it signed.
 struct Papers {
     directory: TempDir,
 }
@@ -46,7 +46,7 @@ impl Papers {
         self.directory.path().join(format!("{name}.pem"))
     }
 
-    /// What makes a server speak TLS on its other port.
+    /// The arguments with which a server speaks TLS on its second port.
     fn arguments(&self, clients: &str) -> Vec<String> {
         let [ca, cert, key] =
             ["ca", "cert", "key"].map(|name| self.path(name).display().to_string());
@@ -78,7 +78,7 @@ fn encrypted(server: &RedisServer) -> String {
     format!("\"rediss://127.0.0.1:{}\"", server.tls_port())
 }
 
-/// Why no instance can be made of this.
+/// The error of a start with this configuration.
 async fn refusal(config: &str) -> String {
     let config = Config::from_toml(config, "the test").unwrap();
     let app = App::builder(config).handler("recorder", Log::default().content());

@@ -1,4 +1,4 @@
-//! Processes that evaluate rules, and the effects that they leave behind.
+//! Processes that evaluate rules, and the effects of these rules.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use fairlane::app::Roles;
 use serde_json::{Value, json};
 
-use super::bus::{add, patient};
+use super::bus::add;
 use super::config::STREAM;
 use super::counter_fleet::Stores;
 use super::http::{Client, Response};
@@ -17,7 +17,7 @@ use super::wait::eventually;
 
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Settings of processes that evaluate rules and take over soon from one that was killed.
+/// Settings of processes that evaluate rules and soon take over from a killed process.
 pub(crate) const RULES: &[(&str, &str)] = &[
     ("bus.trim", "false"),
     ("pipelines.automations.enabled", "true"),
@@ -30,7 +30,7 @@ pub(crate) const RULES: &[(&str, &str)] = &[
     ("callbacks.allow_nets", "[\"127.0.0.1\"]"),
 ];
 
-/// Redis, MongoDB, and a process in this one.
+/// Redis, MongoDB, and an instance inside the test process.
 pub(crate) struct Rig {
     pub(crate) stores: Stores,
     pub(crate) config: String,
@@ -47,7 +47,7 @@ impl Rig {
         Self { stores, config, instance, client }
     }
 
-    /// Another process of the same.
+    /// Another instance with the same configuration.
     pub(crate) async fn another(&self) -> Instance {
         Instance::start_as(Roles::ALL, &self.config, Log::default().content()).await
     }
@@ -56,7 +56,7 @@ impl Rig {
         publish(&self.stores, events).await;
     }
 
-    /// Waits until so many events are on the bus and nothing of them waits.
+    /// Waits until `entries` events are on the bus and all are handled.
     pub(crate) async fn settles(&self, entries: usize) {
         settles(&self.stores, entries).await;
     }
@@ -77,7 +77,7 @@ pub(crate) async fn put(client: &Client, bot: &str, rule: &str, body: &Value) ->
     let path = format!("/v1/bots/{bot}/automations/{rule}");
     let headers = [("content-type", "application/json")];
     let mut answer = Response::default();
-    // 503 says to come again: on a busy machine MongoDB may not answer in time.
+    // 503 asks the client to try again: on a busy machine MongoDB may not answer in time.
     eventually(LONG, "the rule is answered for", async || {
         answer = client.send("PUT", &path, &headers, body.to_string().as_bytes()).await;
         answer.code != 503
@@ -111,7 +111,7 @@ pub(crate) async fn publish(stores: &Stores, events: &[Value]) {
 
 /// The events on the bus, in order.
 pub(crate) async fn on_the_bus(stores: &Stores) -> Vec<Value> {
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let entries: Vec<(String, BTreeMap<String, String>)> = redis::cmd("XRANGE")
         .arg(STREAM)
         .arg("-")
@@ -122,7 +122,7 @@ pub(crate) async fn on_the_bus(stores: &Stores) -> Vec<Value> {
     entries.iter().map(|(_, fields)| serde_json::from_str(&fields["event"]).unwrap()).collect()
 }
 
-/// The events that rules put on the bus, of this type.
+/// The events of this type that rules put on the bus.
 pub(crate) async fn emitted(stores: &Stores, kind: &str) -> Vec<Value> {
     let all = on_the_bus(stores).await;
     all.into_iter()
@@ -130,9 +130,9 @@ pub(crate) async fn emitted(stores: &Stores, kind: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Events that wait in the queues of the rules, or are leased.
+/// The number of events that are queued for the rules or leased.
 pub(crate) async fn depth(stores: &Stores) -> u64 {
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let mut pipe = redis::pipe();
     for shard in 0..super::config::SHARDS {
         pipe.hget(format!("fl:{{automations:{shard}}}:meta"), "depth");
@@ -141,10 +141,10 @@ pub(crate) async fn depth(stores: &Stores) -> u64 {
     depths.into_iter().flatten().sum()
 }
 
-/// Waits until so many events are on the bus, all were read, and nothing of them waits.
+/// Waits until `entries` events are on the bus, all are read, and none is queued.
 pub(crate) async fn settles(stores: &Stores, entries: usize) {
     let count = async || {
-        let mut connection = patient(&stores.redis).await;
+        let mut connection = stores.redis.connection().await;
         let count: usize =
             redis::cmd("XLEN").arg(STREAM).query_async(&mut connection).await.unwrap();
         count
@@ -153,16 +153,16 @@ pub(crate) async fn settles(stores: &Stores, entries: usize) {
         .await;
     eventually(LONG, "all is read", async || is_read(stores).await && depth(stores).await == 0)
         .await;
-    // What should not come would come now.
+    // Unwanted further events would arrive now.
     tokio::time::sleep(Duration::from_millis(300)).await;
     eventually(LONG, "all is read", async || is_read(stores).await && depth(stores).await == 0)
         .await;
-    assert_eq!(count().await, entries, "no more on the bus");
+    assert_eq!(count().await, entries, "the number of events on the bus");
 }
 
-/// Whether every shard has the last entry of the bus.
+/// Whether every shard has copied the last entry of the bus.
 async fn is_read(stores: &Stores) -> bool {
-    let mut connection = patient(&stores.redis).await;
+    let mut connection = stores.redis.connection().await;
     let last: Vec<(String, BTreeMap<String, String>)> = redis::cmd("XREVRANGE")
         .arg(STREAM)
         .arg("+")
@@ -181,7 +181,7 @@ async fn is_read(stores: &Stores) -> bool {
     read.iter().all(|read| read.as_ref() == Some(last))
 }
 
-/// What is known of a subscriber; `null`: nothing.
+/// The profile of a subscriber, or `null` if there is none.
 pub(crate) async fn profile(client: &Client, bot: &str, subscriber: &str) -> Value {
     let answer = client.get(&format!("/v1/bots/{bot}/subscribers/{subscriber}")).await;
     match answer.code {

@@ -1,4 +1,4 @@
-//! A real nginx or HAProxy of a test's own, with the recipes of `docs/edge.md`. `.ci/setup test`
+//! A real nginx or HAProxy for one test, with the recipes of `docs/edge.md`. `.ci/setup test`
 //! installs both.
 
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use super::wait::eventually;
 const START: Duration = Duration::from_secs(20);
 const MISSING: &str = "run `bash .ci/setup test`, or `make test`, which does";
 
-/// The rest of a configuration of nginx. It is one process, because a killed master leaves its
+/// The rest of an nginx configuration. It runs as one process, because a killed master leaves its
 /// workers behind. It writes into its own directory.
 const NGINX: &str = "\
 daemon off;
@@ -32,7 +32,7 @@ uwsgi_temp_path uwsgi;
 scgi_temp_path scgi;
 ";
 
-/// A block of `docs/edge.md`, by its first line.
+/// A block of `docs/edge.md`, found by its first line.
 pub(crate) fn recipe(title: &str) -> String {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/edge.md");
     let page = fs::read_to_string(page).unwrap();
@@ -42,13 +42,13 @@ pub(crate) fn recipe(title: &str) -> String {
     block.to_owned()
 }
 
-/// A text with another in place of a part, which must be there once.
+/// Replaces a part of a text. The part must occur exactly once.
 pub(crate) fn replaced(text: &str, part: &str, other: &str) -> String {
-    assert_eq!(text.matches(part).count(), 1, "{part:?} in\n{text}");
+    assert_eq!(text.matches(part).count(), 1, "{part:?} must occur once in\n{text}");
     text.replace(part, other)
 }
 
-/// Runs until dropped; then nothing of it is left, neither process nor file.
+/// Runs until it is dropped, and then leaves neither process nor file behind.
 #[derive(Debug)]
 pub(crate) struct Balancer {
     child: Child,
@@ -57,7 +57,8 @@ pub(crate) struct Balancer {
 }
 
 impl Balancer {
-    /// nginx with this text in its `http` block. It listens on a free port instead of port 80.
+    /// Starts nginx with this text in its `http` block. It listens on a free port instead of port
+    /// 80.
     pub(crate) async fn nginx(http: &str) -> Self {
         let arguments = ["-e", "stderr", "-p", ".", "-c", "configuration"];
         let configuration = |address: &str| {
@@ -67,7 +68,7 @@ impl Balancer {
         Self::start("nginx", &arguments, configuration).await
     }
 
-    /// HAProxy with this configuration. It listens on a free port instead of port 80.
+    /// Starts HAProxy with this configuration. It listens on a free port instead of port 80.
     pub(crate) async fn haproxy(configuration: &str) -> Self {
         let configuration =
             |address: &str| replaced(configuration, "bind :80", &format!("bind {address}"));
@@ -112,7 +113,7 @@ impl Balancer {
 
 impl Drop for Balancer {
     fn drop(&mut self) {
-        // Both fail harmlessly if it ended and was waited for before.
+        // Both calls fail harmlessly if the process ended and was waited for before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -120,7 +121,7 @@ impl Drop for Balancer {
 
 fn spawn(program: &str, arguments: &[&str], directory: &Path) -> Child {
     let log = File::create(directory.join("log")).unwrap();
-    // Debian installs both where only the administrator's shell looks for programs.
+    // Debian installs both in a directory that only the shell of the administrator searches.
     let places = [program.to_owned(), format!("/usr/sbin/{program}")];
     let child = places.iter().find_map(|place| {
         let mut command = Command::new(place);

@@ -6,28 +6,19 @@ use std::time::Duration;
 use fairlane::redis::{Link, Target};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use redis::AsyncConnectionConfig;
-use redis::aio::MultiplexedConnection;
 
 use super::history::{HistoryLog, Record};
-use super::redis::{RedisBackend, RedisServer};
+use super::redis::RedisBackend;
 
-/// Events of one write.
+/// Maximum number of events of one write.
 const CHUNK: usize = 1_000;
 
-/// A patient connection: the machine may be busy with the test.
-pub(crate) async fn patient(server: &RedisServer) -> MultiplexedConnection {
-    let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
-    let client = redis::Client::open(server.url()).unwrap();
-    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
-}
-
-/// Commands for a server or cluster that find their way by their keys.
+/// Sends commands to a server or a cluster, which routes them by their keys.
 pub(crate) fn wire(server: &impl RedisBackend) -> Link {
     Link::new(Target::new(&server.url()).unwrap(), Vec::new(), 0, Duration::from_secs(60))
 }
 
-/// An event as it stands on the bus.
+/// An event in the format of the bus.
 #[expect(clippy::needless_pass_by_value, reason = "callers write a number or a text")]
 pub(crate) fn event(bot: &str, kind: &str, id: impl ToString) -> String {
     serde_json::json!({
@@ -36,7 +27,7 @@ pub(crate) fn event(bot: &str, kind: &str, id: impl ToString) -> String {
     .to_string()
 }
 
-/// Puts texts on a bus stream, one after the other.
+/// Puts texts on a bus stream in order.
 pub(crate) async fn add<T: AsRef<str>>(server: &impl RedisBackend, stream: &str, events: &[T]) {
     let link = wire(server);
     for chunk in events.chunks(CHUNK) {
@@ -50,8 +41,8 @@ pub(crate) async fn add<T: AsRef<str>>(server: &impl RedisBackend, stream: &str,
     }
 }
 
-/// Publishes events of several bots in mixed order, the same at every run, and writes down what
-/// was sent. The id of an event is its position among those of its bot.
+/// Publishes events of several bots in mixed order, the same in every run, and logs the sent
+/// events. The id of an event is its position among the events of its bot.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     log: HistoryLog,
@@ -60,7 +51,7 @@ pub(crate) struct Publisher {
     next: Vec<u32>,
 }
 
-/// What the bots of a [`Publisher`] are called.
+/// The name of a bot of a [`Publisher`].
 pub(crate) fn bot(number: usize) -> String {
     format!("bot-{number}")
 }
@@ -71,7 +62,7 @@ impl Publisher {
         Self { log, random: StdRng::seed_from_u64(7), next: vec![0; bots] }
     }
 
-    /// Publishes so many more events for every bot.
+    /// Publishes `each` more events for every bot.
     pub(crate) async fn publish(&mut self, server: &impl RedisBackend, stream: &str, each: u32) {
         let until: Vec<u32> = self.next.iter().map(|next| next + each).collect();
         let mut open: Vec<usize> = (0..self.next.len()).collect();
@@ -94,7 +85,7 @@ impl Publisher {
         }
     }
 
-    /// Events published so far.
+    /// The number of events published so far.
     pub(crate) fn total(&self) -> usize {
         self.next.iter().map(|&next| next as usize).sum()
     }

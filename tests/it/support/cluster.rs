@@ -1,25 +1,25 @@
-//! A Redis Cluster of a test's own, of real `redis-server` processes.
+//! A Redis Cluster for one test, of real `redis-server` processes.
 
 use std::time::Duration;
 
 use redis::Value;
 
-use super::bus::patient;
 use super::redis::{Options, RedisBackend, RedisServer};
 use super::wait::eventually;
 
-/// Nodes that are silent so long are failed over.
+/// A node that is silent for this long is failed over.
 const NODE_TIMEOUT_MS: u32 = 1_500;
 const START: Duration = Duration::from_secs(30);
 const SLOTS: usize = 16_384;
 
-/// Runs until dropped; then nothing of it is left. With three primaries, the bus stream of the tests
-/// lives on the second, and each has a part of the shards of the pipeline `test`.
+/// Runs until it is dropped, and then leaves neither process nor file behind. With three primaries,
+/// the second one has the bus stream of the tests, and each has a part of the shards of the
+/// pipeline `test`.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    /// The primaries as it begins, then their replicas in the same order.
+    /// The initial primaries, then their replicas in the same order.
     pub(crate) nodes: Vec<RedisServer>,
-    /// What the cluster calls them.
+    /// The ids of the nodes in the cluster.
     ids: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ impl RedisBackend for Cluster {
 }
 
 impl Cluster {
-    /// Starts one and returns once every node sees it whole.
+    /// Starts a cluster and returns once every node sees all of it.
     pub(crate) async fn start(options: Options, primaries: usize, replicas: bool) -> Self {
         Self::start_with(options, primaries, replicas, &[]).await
     }
@@ -78,29 +78,32 @@ impl Cluster {
         cluster
     }
 
-    /// One whose three nodes speak TLS to clients too, given the arguments that name certificates.
+    /// A cluster of three nodes that also serve clients over TLS. The arguments name the
+    /// certificates.
     pub(crate) async fn encrypted(certificates: &[String]) -> Self {
         let mut arguments = certificates.to_vec();
-        // Redis 7.0 tells clients the ports of TLS only when its nodes use it among themselves.
+        // Redis 7.0 announces the TLS ports to clients only if the nodes also use TLS between each
+        // other.
         let tls = ["--tls-port", "{tls}", "--tls-cluster", "yes", "--tls-replication", "yes"];
         arguments.extend(tls.map(str::to_owned));
         Self::start_with(Options::default(), 3, false, &arguments).await
     }
 
-    /// By the ports on which the nodes speak TLS.
+    /// The URL with the TLS ports of the nodes.
     pub(crate) fn encrypted_url(&self) -> String {
         let node = |node: &RedisServer| format!("127.0.0.1:{}", node.tls_port());
         let nodes: Vec<_> = self.nodes.iter().map(node).collect();
         format!("rediss+cluster://{}", nodes.join(","))
     }
 
-    /// Waits until every running node sees every slot served, and so many nodes.
+    /// Waits until every running node knows `count` nodes and sees every slot served.
     async fn agrees(&self, count: usize) {
         let known = format!("cluster_known_nodes:{count}\r");
         for place in 0..self.nodes.len() {
             eventually(START, "the nodes agree", async || {
                 let info = self.ask(place, &["CLUSTER", "INFO"]).await;
-                // Without full coverage the state is `ok` before a node has heard of every slot.
+                // Without full coverage, the state is `ok` before a node knows the owner of every
+                // slot.
                 ["cluster_state:ok\r", "cluster_slots_ok:16384\r", &known]
                     .iter()
                     .all(|part| info.contains(part))
@@ -117,14 +120,14 @@ impl Cluster {
         .await;
     }
 
-    /// Moves a slot with everything in it to another primary, as `redis-cli --cluster reshard` does.
+    /// Moves a slot with all its keys to another primary, as `redis-cli --cluster reshard` does.
     pub(crate) async fn move_slot(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let port = self.nodes[to].tcp_addr().port().to_string();
         let (source, target) = (&self.ids[from], &self.ids[to]);
         self.tell(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", source]).await;
         self.tell(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", target]).await;
-        let mut connection = patient(&self.nodes[from]).await;
+        let mut connection = self.nodes[from].connection().await;
         loop {
             let mut list = redis::cmd("CLUSTER");
             list.arg("GETKEYSINSLOT").arg(&slot).arg(10);
@@ -141,19 +144,19 @@ impl Cluster {
         }
     }
 
-    /// The slot of a key, as the cluster counts.
+    /// The slot of a key in the cluster.
     pub(crate) async fn slot_of(&self, key: &str) -> u16 {
         self.ask(0, &["CLUSTER", "KEYSLOT", key]).await.parse().unwrap()
     }
 
-    /// A command to one node.
+    /// Sends a command to one node.
     pub(crate) async fn tell(&self, place: usize, command: &[&str]) {
         drop(self.ask(place, command).await);
     }
 
-    /// A command to one node and its answer, lists as their first element.
+    /// Sends a command to one node. Returns its answer, and of a list the first element.
     pub(crate) async fn ask(&self, place: usize, command: &[&str]) -> String {
-        let mut connection = patient(&self.nodes[place]).await;
+        let mut connection = self.nodes[place].connection().await;
         let mut cmd = redis::cmd(command[0]);
         cmd.arg(&command[1..]);
         let value: Value = cmd.query_async(&mut connection).await.unwrap();
@@ -172,7 +175,7 @@ fn node(options: Options, more: &[String]) -> RedisServer {
         ["--cluster-enabled", "yes"],
         ["--cluster-config-file", "nodes.conf"],
         ["--cluster-node-timeout", &timeout],
-        // One that is down takes nobody else along.
+        // An unavailable node does not stop the others.
         ["--cluster-require-full-coverage", "no"],
         ["--cluster-port", "{port}"],
         ["--repl-diskless-sync-delay", "0"],

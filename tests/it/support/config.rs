@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use super::redis::RedisBackend;
 
-/// The bus stream, unless a test says otherwise.
+/// The bus stream, unless a test names another one.
 pub(crate) const STREAM: &str = "fairlane:events";
-/// How many shards the data has.
+/// The number of shards.
 pub(crate) const SHARDS: u16 = 8;
 
 const DEFAULTS: &[(&str, &str)] = &[
@@ -15,9 +15,9 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("redis.shards", "8"),
     ("http.listen", "\"127.0.0.1:0\""),
     ("metrics.listen", "\"127.0.0.1:0\""),
-    // A machine that is busy with other tests answers readers all the same.
+    // Readers still get an answer on a machine that is busy with other tests.
     ("counters.read_timeout", "\"5s\""),
-    // Those that are about notifications or rules switch them on.
+    // Tests of notifications or rules enable these pipelines.
     ("pipelines.automations.enabled", "false"),
     ("pipelines.notifications.enabled", "false"),
 ];
@@ -32,9 +32,9 @@ const PIPELINE: &[(&str, &str)] = &[
     ("backoff", "{ initial = \"5ms\", max = \"50ms\", jitter = 0.2 }"),
 ];
 
-/// TOML: one pipeline for everything on the bus, changed by `settings`, whose values are TOML too.
-/// Metrics are shared by all instances of a process: a test that looks at them from within needs
-/// a pipeline name of its own.
+/// A configuration in TOML: one pipeline for all events on the bus, changed by `settings`, whose
+/// values are TOML too. All instances of a process share its metrics. A test that reads them needs
+/// a pipeline name that no other test uses.
 pub(crate) fn config(
     server: &impl RedisBackend,
     pipeline: &str,
@@ -43,7 +43,7 @@ pub(crate) fn config(
     configs(server, &[pipeline], settings)
 }
 
-/// The same for several pipelines.
+/// The same with several pipelines.
 pub(crate) fn configs(
     server: &impl RedisBackend,
     pipelines: &[&str],

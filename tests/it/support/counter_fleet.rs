@@ -1,5 +1,5 @@
-//! A fleet of processes that count views, each behind a bad network of its own, and the check of the
-//! sums that they counted.
+//! Processes that count views, each behind its own bad network, and the check of the resulting
+//! sums.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use mongodb::{Collection, Database};
 use serde_json::json;
 use tokio::sync::OnceCell;
 
-use super::bus::{add, patient};
+use super::bus::add;
 use super::config::{SHARDS, STREAM, configs};
 use super::http::{Client, Response};
 use super::mongo::{self, MongoServer};
@@ -20,10 +20,10 @@ use super::redis::{Options, Persistence, RedisServer};
 use super::served::Served;
 use super::wait::eventually;
 
-/// Of one question.
+/// Maximum number of ads in one request.
 const IDS_MAX: usize = 1_000;
 
-/// Settings of processes that go on soon after another one was killed.
+/// Settings of processes that soon take over from a killed process.
 const SETTINGS: &[(&str, &str)] = &[
     ("pipelines.counters.start", "\"earliest\""),
     ("pipelines.counters.linger", "\"0s\""),
@@ -33,23 +33,24 @@ const SETTINGS: &[(&str, &str)] = &[
     ("pipelines.counters.backoff", "{ initial = \"20ms\", max = \"200ms\", jitter = 0.2 }"),
 ];
 
-/// What all processes share.
+/// The stores that all processes share.
 pub(crate) struct Stores {
     pub(crate) redis: RedisServer,
     pub(crate) mongo: MongoServer,
-    /// The test's own, without anything in between.
+    /// The test's own client, without a proxy.
     database: OnceCell<Database>,
 }
 
 impl Stores {
-    /// With [`Persistence::Always`] views are written to MongoDB at once, else when they are 2 s old.
+    /// With [`Persistence::Always`], views are written to MongoDB immediately. Otherwise they are
+    /// written when they are 2 s old.
     pub(crate) fn start(persistence: Persistence) -> Self {
         let redis = RedisServer::start(Options { persistence, tcp: true, ..Options::default() });
         let mongo = MongoServer::start(mongo::Options::default());
         Self { redis, mongo, database: OnceCell::new() }
     }
 
-    /// Configuration of a process that reaches them by these URLs.
+    /// The configuration of a process that reaches the stores by these URLs.
     pub(crate) fn config(&self, redis: &str, mongo: &str, settings: &[(&str, &str)]) -> String {
         let (redis, mongo) = (format!("{redis:?}"), format!("{mongo:?}"));
         let mut all = vec![("redis.url", &*redis), ("mongodb.url", &*mongo)];
@@ -58,14 +59,14 @@ impl Stores {
         configs(&self.redis, &[], &all)
     }
 
-    /// Without anything in between.
+    /// The configuration without proxies.
     pub(crate) fn direct(&self, settings: &[(&str, &str)]) -> String {
         self.config(&self.redis.url(), &self.mongo.url(), settings)
     }
 
-    /// Records that wait in the queues.
+    /// The number of queued records.
     pub(crate) async fn depth(&self) -> u64 {
-        let mut connection = patient(&self.redis).await;
+        let mut connection = self.redis.connection().await;
         let mut pipe = redis::pipe();
         for shard in 0..SHARDS {
             pipe.hget(format!("fl:{{counters:{shard}}}:meta"), "depth");
@@ -74,7 +75,7 @@ impl Stores {
         depths.into_iter().flatten().sum()
     }
 
-    /// Puts views on the bus: they are acknowledged then.
+    /// Puts views on the bus, which acknowledges them.
     pub(crate) async fn publish(&self, views: &[View]) {
         let texts: Vec<String> = views.iter().map(View::event).collect();
         add(&self.redis, STREAM, &texts).await;
@@ -93,13 +94,13 @@ impl Stores {
         self.collection(collection).await.list_index_names().await.unwrap()
     }
 
-    /// Changes what is stored behind everybody's back.
+    /// Changes stored data without Fairlane.
     pub(crate) async fn tamper(&self, collection: &str, filter: Document, update: Document) {
         let tampered = self.collection(collection).await.update_one(filter, update).await.unwrap();
         assert_eq!(tampered.modified_count, 1);
     }
 
-    /// What MongoDB has: per ad the total and the sum of its days.
+    /// The content of MongoDB: for each ad the total and the sum of its days.
     pub(crate) async fn stored(&self) -> (Sums, Sums) {
         let (mut totals, mut days) = (Sums::new(), Sums::new());
         let mut found = self.collection("counters_totals").await.find(doc! {}).await.unwrap();
@@ -115,14 +116,14 @@ impl Stores {
         (totals, days)
     }
 
-    /// Everything that is said of the ads, where a process answers questions.
+    /// All reported sums of the ads. `client` asks the process that reports them over HTTP.
     pub(crate) async fn said(&self, client: &Client, expected: &Sums) -> Said {
         let (totals, days) = self.stored().await;
         let ads: BTreeSet<Ad> = expected.keys().chain(totals.keys()).cloned().collect();
         Said { http: told(client, &ads).await, totals, days }
     }
 
-    /// The views that MongoDB has.
+    /// The number of views that MongoDB has stored.
     pub(crate) async fn stored_views(&self) -> u64 {
         let totals = self.collection("counters_totals").await;
         let mut found = totals.find(doc! {}).projection(doc! { "total": 1 }).await.unwrap();
@@ -133,9 +134,9 @@ impl Stores {
         views
     }
 
-    /// Waits until nothing is queued and everybody says what is expected, as long as something
-    /// moves within the timeout: the queues grow shorter, or more is stored. How much there is to
-    /// write, and how fast, depends on the machine.
+    /// Waits until no record is queued and all sums are as expected. It fails only if nothing
+    /// changes within the timeout: the queues do not shrink, and MongoDB does not store more. The
+    /// total time depends on the machine.
     pub(crate) async fn settles(&self, client: &Client, expected: &Sums, timeout: Duration) {
         let (mut moved, mut least) = (Instant::now(), u64::MAX);
         let (mut looked, mut most) = (Instant::now(), 0);
@@ -157,7 +158,7 @@ impl Stores {
             };
             let shown = wrong.iter().take(20).map(String::as_str).collect::<Vec<_>>().join("\n");
             let late = moved.elapsed() > timeout;
-            assert!(!late, "{} wrong, nothing moved for {timeout:?}:\n{shown}", wrong.len());
+            assert!(!late, "{} faults, no progress for {timeout:?}:\n{shown}", wrong.len());
             wrong.is_empty()
         })
         .await;
@@ -170,7 +171,7 @@ pub(crate) async fn letters(client: &Client) -> Vec<serde_json::Value> {
     answer["dead_letters"].as_array().unwrap().clone()
 }
 
-/// A process behind proxies of its own.
+/// A process behind its own proxies.
 pub(crate) struct Node {
     pub(crate) redis: Proxy,
     pub(crate) mongo: MongoProxy,
@@ -187,7 +188,7 @@ impl Node {
         Self { redis, mongo, served, config }
     }
 
-    /// Starts it anew; kills it first if it still runs.
+    /// Restarts the process, and kills it first if it still runs.
     pub(crate) async fn restart(&mut self) {
         self.served.kill9();
         self.served = Served::start(&self.config).await;
@@ -203,12 +204,12 @@ pub(crate) type Ad = (String, String);
 /// Views per ad.
 pub(crate) type Sums = BTreeMap<Ad, u64>;
 
-/// Views of an ad at once.
+/// Several views of an ad in one call.
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     pub(crate) ad: Ad,
     pub(crate) n: u64,
-    /// Every view has its own.
+    /// Every view has a different key.
     pub(crate) key: String,
 }
 
@@ -218,14 +219,15 @@ impl View {
         Self { ad: (bot.to_owned(), ad.to_owned()), n, key }
     }
 
-    /// By HTTP, once. A second call with the same view counts nothing.
+    /// Counts the views over HTTP, in one call. A second call with the same view counts nothing.
     pub(crate) async fn post(&self, client: &Client) -> Response {
         let body = json!({ "n": self.n }).to_string();
         let headers = [("content-type", "application/json"), ("idempotency-key", &*self.key)];
         client.send("POST", &path(&self.ad, "/views"), &headers, body.as_bytes()).await
     }
 
-    /// By HTTP, until it is acknowledged by one of the clients, which may change. Answers the total.
+    /// Counts over HTTP until one of the clients, which may change, gets an acknowledgement.
+    /// Returns the total.
     pub(crate) async fn count(&self, mut pick: impl FnMut() -> Client) -> Option<u64> {
         let answer = acknowledged(async || self.post(&pick()).await).await;
         answer.json()["total"].as_u64()
@@ -241,15 +243,15 @@ impl View {
     }
 }
 
-/// The path of an ad's counter, and what follows it.
+/// The path of an ad's counter, followed by `behind`.
 pub(crate) fn path((bot, ad): &Ad, behind: &str) -> String {
     format!("/v1/bots/{bot}/counters/{ad}{behind}")
 }
 
-/// Repeats a request until it is answered with success.
+/// Repeats a request until it succeeds.
 ///
 /// # Panics
-/// When it is refused for a reason that does not pass.
+/// If it is refused for a permanent reason.
 pub(crate) async fn acknowledged(mut request: impl AsyncFnMut() -> Response) -> Response {
     let mut last = Response::default();
     eventually(Duration::from_secs(60), "a request is acknowledged", async || {
@@ -261,7 +263,7 @@ pub(crate) async fn acknowledged(mut request: impl AsyncFnMut() -> Response) -> 
     last
 }
 
-/// The totals that a process tells.
+/// The totals that a process reports.
 pub(crate) async fn told(client: &Client, ads: &BTreeSet<Ad>) -> BTreeMap<Ad, Option<u64>> {
     let mut bots: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (bot, ad) in ads {
@@ -287,12 +289,12 @@ async fn query(client: &Client, bot: &str, ids: &[&str]) -> serde_json::Value {
     if answer.code == 200 { answer.json()["totals"].clone() } else { json!({}) }
 }
 
-/// The total of one ad; `None` where nobody can tell it.
+/// The total of one ad, or `None` if it is unknown now.
 pub(crate) async fn total(client: &Client, ad: &Ad) -> Option<u64> {
     query(client, &ad.0, &[&*ad.1]).await[&*ad.1].as_u64()
 }
 
-/// What everybody says.
+/// The sums as the process and both collections report them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Said {
     pub(crate) http: BTreeMap<Ad, Option<u64>>,
@@ -300,7 +302,7 @@ pub(crate) struct Said {
     pub(crate) days: Sums,
 }
 
-/// Where what is said differs from what is expected, or the stores differ from each other.
+/// The differences between the reported and the expected sums, and between the stores.
 pub(crate) fn judge(expected: &Sums, said: &Said) -> Vec<String> {
     let ads = expected.keys().chain(said.totals.keys()).chain(said.days.keys());
     let ads: BTreeSet<&Ad> = ads.collect();

@@ -23,18 +23,18 @@ const START: Duration = Duration::from_secs(20);
 pub(crate) struct Fleet<S = RedisServer> {
     pub(crate) server: S,
     pub(crate) publisher: Publisher,
-    /// TOML of every worker started from now on.
+    /// The configuration, in TOML, of every worker that is started from now on.
     pub(crate) config: String,
     pub(crate) behaviour: Behaviour,
     pub(crate) workers: Vec<WorkerProcess>,
-    /// The test's own.
+    /// The test's own connection.
     link: Link,
     directory: TempDir,
     started: u32,
     seen: Seen,
 }
 
-/// What the logs said so far.
+/// The content of the logs that was read so far.
 #[derive(Default)]
 struct Seen {
     read: FxHashMap<PathBuf, u64>,
@@ -43,14 +43,14 @@ struct Seen {
 }
 
 impl Fleet {
-    /// A Redis and no worker yet. `bots` is how many bots the publisher has.
+    /// Starts a Redis without a worker. The publisher has `bots` bots.
     pub(crate) fn new(options: Options, bots: usize, settings: &[(&str, &str)]) -> Self {
         Self::on(RedisServer::start(options), bots, settings)
     }
 }
 
 impl<S: RedisBackend> Fleet<S> {
-    /// The same on what is there.
+    /// The same on an existing server or cluster.
     pub(crate) fn on(server: S, bots: usize, settings: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = config(&server, "test", settings);
@@ -69,7 +69,7 @@ impl<S: RedisBackend> Fleet<S> {
         }
     }
 
-    /// Starts so many workers and waits until they run. Their places are those in `workers`.
+    /// Starts `count` workers and waits until they run. Their places are those in `workers`.
     pub(crate) async fn start(&mut self, count: usize) {
         for _ in 0..count {
             let worker = self.spawn();
@@ -80,7 +80,7 @@ impl<S: RedisBackend> Fleet<S> {
         }
     }
 
-    /// Starts a worker anew in the place of one that ended.
+    /// Starts a worker in the place of one that ended.
     pub(crate) async fn restart(&mut self, place: usize) {
         self.workers[place] = self.spawn();
         self.ready(&self.workers[place]).await;
@@ -102,12 +102,12 @@ impl<S: RedisBackend> Fleet<S> {
         self.publisher.publish(&self.server, STREAM, each).await;
     }
 
-    /// Lets every handling of poison succeed from now on.
+    /// Lets every handling of a poison event succeed from now on.
     pub(crate) fn cure(&self) {
         File::create(&self.behaviour.antidote).unwrap();
     }
 
-    /// Events that were done, or left their queue in another way that a handler saw.
+    /// The number of events that were done, or left their queue in another way that a handler saw.
     pub(crate) fn settled(&mut self) -> usize {
         for path in self.logs() {
             self.seen.read(&path);
@@ -115,13 +115,13 @@ impl<S: RedisBackend> Fleet<S> {
         self.seen.settled.len()
     }
 
-    /// Waits until so many events are settled.
+    /// Waits until `count` events are settled.
     pub(crate) async fn settles(&mut self, count: usize, timeout: Duration) {
         let what = format!("{count} events settled");
         eventually(timeout, &what, async || self.settled() >= count).await;
     }
 
-    /// Waits until every event published is settled and no queue holds anything.
+    /// Waits until every published event is settled and every queue is empty.
     pub(crate) async fn drains(&mut self, timeout: Duration) {
         self.settles(self.publisher.total(), timeout).await;
         eventually(timeout, "the queues are empty", async || {
@@ -131,12 +131,12 @@ impl<S: RedisBackend> Fleet<S> {
         .await;
     }
 
-    /// Leases that are held now.
+    /// The number of leases that are held now.
     pub(crate) async fn leases(&self) -> u64 {
         self.sum("HLEN", "own", None).await.unwrap()
     }
 
-    /// Asks every shard for a number; `None` when one does not answer.
+    /// Asks every shard for a number and returns the sum, or `None` if a shard does not answer.
     async fn sum(&self, command: &str, key: &str, argument: Option<&str>) -> Option<u64> {
         let mut pipe = redis::Pipeline::new();
         for shard in 0..SHARDS {
@@ -147,7 +147,7 @@ impl<S: RedisBackend> Fleet<S> {
         Some(numbers.into_iter().flatten().sum())
     }
 
-    /// The judgement over everything written so far.
+    /// The result of the check of everything written so far.
     pub(crate) fn report(&self) -> Report {
         let mut checker = Checker::new();
         checker.read_file(&self.directory.path().join("sent.log")).unwrap();
@@ -157,7 +157,7 @@ impl<S: RedisBackend> Fleet<S> {
         checker.report()
     }
 
-    /// Every record that the workers wrote, a torn one at the end of a log left out.
+    /// Every record that the workers wrote, without an incomplete one at the end of a log.
     pub(crate) fn records(&self, mut each: impl FnMut(&Record<'_>)) {
         for path in self.logs() {
             let text = std::fs::read_to_string(&path).unwrap();
@@ -166,7 +166,7 @@ impl<S: RedisBackend> Fleet<S> {
         }
     }
 
-    /// The longest time for which a bot that was not done yet was handled by nobody.
+    /// The longest time for which no process handled a bot that was not done yet.
     pub(crate) fn longest_rest(&self) -> Duration {
         let mut bots: FxHashMap<String, Vec<(u64, u64)>> = FxHashMap::default();
         self.records(|record| {
@@ -198,7 +198,7 @@ impl<S: RedisBackend> Fleet<S> {
     }
 }
 
-/// Where a worker answers HTTP.
+/// The address of a worker's metrics.
 pub(crate) fn metrics_address(worker: &WorkerProcess) -> Option<String> {
     worker.lines().iter().find_map(|line| line.strip_prefix(READY).map(str::to_owned))
 }

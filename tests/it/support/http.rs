@@ -1,4 +1,4 @@
-//! The least HTTP client, and readers of metrics and of the OpenAPI document.
+//! A minimal HTTP client, and readers of metrics and of the OpenAPI document.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,14 +9,14 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// An answer takes at most this long.
+/// Maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A start takes some milliseconds, and longer beside other work.
+/// Time for a start, which takes some milliseconds, or longer beside other work.
 const READY: Duration = Duration::from_secs(2);
 
-/// Waits until the process at `address` has fixed where its pipelines start. Some tests start one
-/// that cannot become ready: after a while they look for themselves.
+/// Waits until the process at `address` has fixed where its pipelines start. Some tests start a
+/// process that cannot become ready. For those, this returns after [`READY`].
 pub(crate) async fn until_ready(address: &str) {
     let client = Client::new(address);
     let ready = async {
@@ -27,13 +27,13 @@ pub(crate) async fn until_ready(address: &str) {
     let _ = tokio::time::timeout(READY, ready).await;
 }
 
-/// Asks for a path; answers the code and the body. Code 0: no answer.
+/// Requests a path. Returns the code and the body. Code 0 means no answer.
 pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
     let answer = Client::new(address).send("GET", path, &[], b"").await;
     (answer.code, String::from_utf8_lossy(&answer.body).into_owned())
 }
 
-/// What came back. Code 0: nothing.
+/// An answer. Code 0 means that none came.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Response {
     pub(crate) code: u16,
@@ -42,7 +42,7 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    /// The first answer in `bytes` and what is behind it.
+    /// The first answer in `bytes`, and the bytes after it.
     pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
         let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
@@ -76,7 +76,7 @@ impl Response {
     }
 }
 
-/// Sends each request over a connection of its own.
+/// Sends each request over a separate connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) address: String,
@@ -93,7 +93,7 @@ impl Client {
         Self { token: Some(token.to_owned()), ..self.clone() }
     }
 
-    /// The same from another address of this machine.
+    /// The same client, calling from another address of this machine.
     pub(crate) fn calling_from(&self, source: [u8; 4]) -> Self {
         Self { source: Some(source), ..self.clone() }
     }
@@ -113,12 +113,12 @@ impl Client {
         self.send("POST", path, &[], b"").await
     }
 
-    /// Publishes what `body` holds.
+    /// Publishes the events in `body`.
     pub(crate) async fn publish(&self, kind: &str, body: impl AsRef<[u8]>) -> Response {
         self.send("POST", "/v1/events", &[("content-type", kind)], body.as_ref()).await
     }
 
-    /// The head of a request, `host` unless it is among the headers.
+    /// The head of a request. `host` is added unless it is among the headers.
     pub(crate) fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> String {
         let mut head = format!("{method} {path} HTTP/1.1\r\n");
         let token = self.token.as_ref().map(|token| format!("Bearer {token}"));
@@ -149,12 +149,12 @@ impl Client {
         Response::parse(&bytes).map(|(answer, _)| answer).unwrap_or_default()
     }
 
-    /// Sends bytes and answers all that comes until the server closes the connection.
+    /// Sends bytes, and returns everything that arrives until the server closes the connection.
     pub(crate) async fn raw(&self, bytes: &[u8]) -> Vec<u8> {
         let mut answer = Vec::new();
         let exchange = async {
             let Ok(mut stream) = self.connect().await else { return };
-            // The server may have answered and closed before it was all sent.
+            // The server may have answered and closed before all bytes were sent.
             let _ = stream.write_all(bytes).await;
             let _ = stream.read_to_end(&mut answer).await;
         };
@@ -176,22 +176,22 @@ impl std::fmt::Debug for Shown<'_> {
 #[derive(Debug, Clone)]
 pub(crate) struct Operation {
     pub(crate) method: String,
-    /// With parameters in braces.
+    /// The path with parameters in braces.
     pub(crate) template: String,
-    /// The codes it says it may answer.
+    /// The documented codes.
     pub(crate) codes: BTreeSet<u16>,
-    /// The scopes it asks for; `None`: it is open.
+    /// The scopes that it requires. `None` means that it is open.
     pub(crate) scopes: Option<Vec<String>>,
     /// The content types of its body.
     pub(crate) takes: Vec<String>,
-    /// Whether there must be a body.
+    /// Whether the body is required.
     pub(crate) needs_body: bool,
-    /// The parameters that must be behind the `?`.
+    /// The required query parameters.
     query: Vec<String>,
 }
 
 impl Operation {
-    /// Every operation that the server at `client` describes.
+    /// Every operation that the server of `client` describes.
     pub(crate) async fn all(client: &Client) -> Vec<Self> {
         let document = client.get("/openapi.json").await.json();
         let mut all = Vec::new();
@@ -228,7 +228,7 @@ impl Operation {
         }
     }
 
-    /// Its path for these values of its parameters, others being as good as they can.
+    /// The path for these values of its parameters. Other parameters get valid default values.
     pub(crate) fn path(&self, values: &[(&str, &str)]) -> String {
         let defaults = [
             ("pipeline", "test"),
@@ -261,7 +261,7 @@ impl Operation {
     }
 }
 
-/// The value of the series with this name and all of these labels, others aside.
+/// The value of the series that has this name and all of these labels, and possibly others.
 pub(crate) fn metric(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     text.lines().find_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;

@@ -1,4 +1,4 @@
-//! A whole instance inside the test, where a test wants to look into the handler.
+//! A whole instance inside the test process, for tests that look into the handler.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tokio::task::JoinSet;
 use super::http::{Client, until_ready};
 use super::recorder::Log;
 
-/// Runs until stopped or dropped.
+/// Runs until it is stopped or dropped.
 pub(crate) struct Instance {
     pub(crate) address: SocketAddr,
-    /// Where it serves HTTP, if that is among its roles.
+    /// The address of its HTTP interface, if it has the role `http`.
     http: Option<SocketAddr>,
     queues: Vec<Queue>,
     notifications: Option<Notifications>,
@@ -29,7 +29,7 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// Starts one from a configuration in TOML, with `handler` as the handler `recorder`.
+    /// Starts an instance from a configuration in TOML, with `handler` as the handler `recorder`.
     pub(crate) async fn start(config: &str, handler: impl Handler) -> Self {
         Self::start_as(Roles::ALL, config, handler).await
     }
@@ -67,22 +67,22 @@ impl Instance {
     }
 
     pub(crate) fn notifications(&self) -> &Notifications {
-        self.notifications.as_ref().expect("their pipeline is enabled")
+        self.notifications.as_ref().expect("the pipeline of the notifications is enabled")
     }
 
-    /// Speaks to its HTTP interface.
+    /// A client of its HTTP interface.
     pub(crate) fn client(&self) -> Client {
-        Client::new(&self.http.expect("it plays the role http").to_string())
+        Client::new(&self.http.expect("it has the role http").to_string())
     }
 
     pub(crate) async fn stop(mut self) {
         self.shutdown.soft.cancel();
         let ended = tokio::time::timeout(Duration::from_secs(20), self.running.join_next()).await;
-        ended.expect("it stops").unwrap().unwrap().unwrap();
+        ended.expect("the instance did not stop in time").unwrap().unwrap().unwrap();
     }
 }
 
-/// The queues of a pipeline as an operator's command reaches them, without running anything.
+/// The queues of a pipeline as an operator's command uses them, without a running instance.
 pub(crate) async fn queue(config: &str, pipeline: &str) -> Queue {
     let config = Config::from_toml(config, "the test").unwrap();
     let app =

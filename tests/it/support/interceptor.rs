@@ -1,4 +1,4 @@
-//! Interceptors of single commands on their way through a proxy: each waits for one command, and
+//! Interceptors of single commands on their way through a proxy. Each waits for one command, and
 //! tells the test when it has caught it.
 
 use std::sync::{Arc, Mutex};
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// The effect on the command that is caught.
+/// The effect on a caught command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interception {
-    /// It does not reach the server until it is released, also when its client has died by then.
+    /// The command reaches the server only after its release, also if its client has ended by then.
     HoldCommand,
-    /// The server has executed it, and its reply does not reach the client until it is released.
+    /// The server has executed the command. Its reply reaches the client only after its release.
     HoldReply,
-    /// The server has executed it, and its reply is lost: the connection ends.
+    /// The server has executed the command. Its reply is lost, because the connection ends.
     LoseReply,
-    /// None; the interceptor tells the test when the reply was handed on.
+    /// No effect. The interceptor tells the test when the reply was handed on.
     Watch,
 }
 
@@ -24,7 +24,7 @@ enum Stage {
     Set,
     Caught,
     Released,
-    /// The held command was executed and answered.
+    /// The server executed and answered the held command.
     Answered,
     /// The connection ends.
     Cut,
@@ -36,7 +36,7 @@ enum Stage {
 pub(crate) struct Interceptor(Arc<watch::Sender<Stage>>);
 
 impl Interceptor {
-    /// Whether it caught a command within the time.
+    /// Waits for a command. Returns whether it was caught within the time.
     pub(crate) async fn catches(&self, within: Duration) -> bool {
         self.reaches(Stage::Caught, within).await
     }
@@ -45,12 +45,12 @@ impl Interceptor {
         *self.0.borrow() >= Stage::Caught
     }
 
-    /// Releases the held command, now or later.
+    /// Releases the command, which may also be caught later.
     pub(crate) fn release(&self) {
         self.advance(Stage::Released);
     }
 
-    /// Releases a held command and waits for the server's answer. Answers whether it came in time.
+    /// Releases a held command and waits for the server's answer. Returns whether it came in time.
     pub(crate) async fn completes(&self, within: Duration) -> bool {
         self.release();
         self.reaches(Stage::Answered, within).await && *self.0.borrow() == Stage::Answered
@@ -79,7 +79,7 @@ impl Drop for Interceptor {
     }
 }
 
-/// A command that an interceptor caught, as the proxy sees it.
+/// A caught command as the proxy sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Intercepted {
     pub(crate) interception: Interception,
@@ -87,7 +87,7 @@ pub(crate) struct Intercepted {
 }
 
 impl Intercepted {
-    /// Tells the test.
+    /// Tells the test that the command was caught.
     pub(crate) fn report(&self) {
         self.stage.send_if_modified(|stage| {
             let was_set = *stage == Stage::Set;
@@ -98,7 +98,7 @@ impl Intercepted {
         });
     }
 
-    /// Tells the test and waits for it. Answers whether the connection continues.
+    /// Tells the test, and waits for the release. Returns whether the connection continues.
     pub(crate) async fn held(&self) -> bool {
         self.report();
         // The sender lives in `self`.
@@ -107,7 +107,7 @@ impl Intercepted {
         then.is_ok_and(|stage| *stage != Stage::Cut)
     }
 
-    /// The server answered the held command.
+    /// Records that the server answered the held command.
     pub(crate) fn answered(&self) {
         self.stage.send_if_modified(|stage| {
             let was_released = *stage == Stage::Released;
@@ -118,7 +118,7 @@ impl Intercepted {
         });
     }
 
-    /// Waits for that.
+    /// Waits for the answer of the server.
     pub(crate) async fn is_answered(&self) {
         let mut stages = self.stage.subscribe();
         let _ = stages.wait_for(|stage| *stage >= Stage::Answered).await;
@@ -134,7 +134,7 @@ pub(crate) struct Interceptors(Mutex<Vec<Waiting>>);
 
 struct Waiting {
     matches: Matcher,
-    /// How many matching commands are still to be let through.
+    /// How many matching commands still pass before one is caught.
     after: u32,
     caught: Intercepted,
 }
@@ -159,7 +159,7 @@ impl Interceptors {
         Interceptor(stage)
     }
 
-    /// The first interceptor that matches this command. The others do not count it then.
+    /// The first interceptor that matches this command. The others do not count the command.
     pub(crate) fn catch(&self, command: &[u8]) -> Option<Intercepted> {
         let mut waiting = self.0.lock().unwrap();
         waiting.retain(|interceptor| *interceptor.caught.stage.borrow() != Stage::Cut);

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use fairlane::clock::Clock;
 
-/// Stands still until the test moves it. In seconds since 1970.
+/// A clock that stands still until the test moves it. It holds seconds since 1970.
 #[derive(Debug)]
 pub(crate) struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// It stands at a moment, written as in `2026-11-20T12:00:00Z`.
+    /// Starts at a time, written as in `2026-11-20T12:00:00Z`.
     pub(crate) fn at(time: &str) -> Self {
         Self(AtomicU64::new(seconds(time)))
     }
 
-    /// Moves it.
+    /// Moves the clock to another time.
     pub(crate) fn set(&self, time: &str) {
         self.0.store(seconds(time), Ordering::Relaxed);
     }

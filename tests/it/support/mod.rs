@@ -1,4 +1,4 @@
-//! Private servers, broken networks and further processes for the tests.
+//! Private servers, faulty networks and further processes for the tests.
 
 pub(crate) mod automation_rig;
 pub(crate) mod balancer;

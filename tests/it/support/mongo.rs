@@ -1,4 +1,4 @@
-//! A real server on the MongoDB wire protocol of a test's own. `.ci/setup test` installs it.
+//! A real server of the MongoDB wire protocol for one test. `.ci/setup test` installs it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -21,16 +21,16 @@ use super::wait::{eventually, holds_within};
 
 const START_WITHIN: Duration = Duration::from_secs(30);
 
-/// How a [`MongoServer`] is started.
+/// The options of a [`MongoServer`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Options {
-    /// Only known users are served.
+    /// Accepts only known users.
     pub(crate) auth: bool,
-    /// Calls itself a single server instead of a replica set of one.
+    /// Describes itself as a single server instead of a replica set of one.
     pub(crate) standalone: bool,
 }
 
-/// Runs until dropped; then nothing of it is left, neither process nor file.
+/// Runs until it is dropped, and then leaves neither process nor file behind.
 #[derive(Debug)]
 pub(crate) struct MongoServer {
     directory: TempDir,
@@ -44,7 +44,7 @@ impl MongoServer {
     pub(crate) fn start(options: Options) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut server = Self { directory, options, port: 0, child: None };
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             server.port = free_port();
             if server.launch() {
@@ -57,7 +57,7 @@ impl MongoServer {
         panic!("no MongoDB server started in five tries:\n{}", server.output());
     }
 
-    /// Without credentials.
+    /// The URL without credentials.
     pub(crate) fn url(&self) -> String {
         format!("mongodb://{}", self.address())
     }
@@ -66,8 +66,8 @@ impl MongoServer {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Waits until the collections of the counters have their indexes: killed while it makes them,
-    /// this server does not start again.
+    /// Waits until the collections of the counters have their indexes. This server does not start
+    /// again if it is killed while it creates them.
     pub(crate) async fn is_prepared(&self) {
         let client = mongodb::Client::with_uri_str(self.url()).await.unwrap();
         let database = client.database("fairlane");
@@ -81,7 +81,7 @@ impl MongoServer {
         client.shutdown().await;
     }
 
-    /// What there is of Fairlane's.
+    /// The names of Fairlane's collections.
     pub(crate) async fn collections(&self) -> BTreeSet<String> {
         let client = mongodb::Client::with_uri_str(self.url()).await.unwrap();
         let names = client.database("fairlane").list_collection_names().await.unwrap();
@@ -89,7 +89,7 @@ impl MongoServer {
         names.into_iter().collect()
     }
 
-    /// The power cord.
+    /// Kills the process, so that it cannot clean up.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");
         child.kill().unwrap();
@@ -104,16 +104,16 @@ impl MongoServer {
         signal(self.child.as_ref().expect("the server runs").id(), "CONT");
     }
 
-    /// Starts again on the same data and port; kills first if it still runs.
+    /// Restarts on the same data and port, and kills the server first if it still runs.
     pub(crate) fn restart(&mut self, options: Options) {
         if self.child.is_some() {
             self.kill9();
         }
         self.options = options;
-        assert!(self.launch(), "no restart:\n{}", self.output());
+        assert!(self.launch(), "MongoDB did not restart:\n{}", self.output());
     }
 
-    /// Whether it came to listen.
+    /// Starts the process. Returns whether it listens.
     fn launch(&mut self) -> bool {
         let program = program();
         let log = File::create(self.directory.path().join("log")).unwrap();
@@ -150,17 +150,17 @@ impl MongoServer {
         true
     }
 
-    /// One after the other: in one of ten servers, first commands on several collections that are
-    /// not there yet wait for each other for ever, and so does whatever comes after them.
+    /// Creates the collections one after the other. In one of ten servers, concurrent first
+    /// commands on several new collections wait for each other forever, and so do all later
+    /// commands.
     ///
-    /// Whether it could be done: what listens may be another server that took the port, and ours has
-    /// ended then.
+    /// Returns whether it succeeded. If another server took the port, this server has ended.
     fn create_collections(&mut self) -> bool {
         if self.options.auth {
-            return true; // Nobody may, yet.
+            return true; // No user has rights yet.
         }
-        // A server that has just begun to listen may close its first connections. What is there
-        // already is refused, which is as good.
+        // A server that has just started to listen may close its first connections. A collection
+        // that already exists is refused, which is fine.
         let mut created = false;
         let done = holds_within(START_WITHIN, || {
             let ended = |child: &mut Child| child.try_wait().unwrap().is_some();
@@ -201,7 +201,8 @@ impl Drop for MongoServer {
     }
 }
 
-/// Where `.ci/setup test` puts it: in the target directory, beside the one cargo gives to tests.
+/// The path at which `.ci/setup test` installs it: in the target directory, beside the directory
+/// that cargo gives to tests.
 pub(crate) fn program() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target directory");
     let program = target.join("mongodb/bin/secantusd-py");

@@ -1,4 +1,4 @@
-//! A bad network in front of MongoDB.
+//! A faulty network in front of MongoDB.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use mongodb::bson::{Document, RawBsonRef, RawDocument};
 use super::interceptor::Matcher;
 use super::proxy::{Protocol, Proxy};
 
-/// What MongoDB speaks: each reply names its command.
+/// The protocol of MongoDB: each reply names its command.
 #[derive(Debug)]
 pub(crate) struct OpMsg;
 
-/// Runs until dropped.
+/// Runs until it is dropped.
 pub(crate) type MongoProxy = Proxy<OpMsg>;
 
 const HEADER: usize = 16;
@@ -21,7 +21,7 @@ const OP_MSG: u32 = 2013;
 impl Protocol for OpMsg {
     fn frame(bytes: &[u8]) -> Option<usize> {
         let length = word(bytes, 0)? as usize;
-        assert!(length >= HEADER, "a message of {length} bytes");
+        assert!(length >= HEADER, "a message of {length} bytes is shorter than its header");
         (length <= bytes.len()).then_some(length)
     }
 
@@ -39,14 +39,14 @@ impl MongoProxy {
         Self::before(upstream).await
     }
 
-    /// The server names itself to its clients, who would go there without the proxy: told to
-    /// connect directly, they do not.
+    /// The server names itself to its clients, and they would connect to it without the proxy. A
+    /// direct connection prevents that.
     pub(crate) fn mongo_url(&self) -> String {
         format!("mongodb://{}/?directConnection=true", self.address)
     }
 }
 
-/// A command as it goes over the wire.
+/// A command in its wire format.
 pub(crate) fn message(number: u32, command: &Document) -> Vec<u8> {
     let body = command.to_vec().unwrap();
     let length = u32::try_from(HEADER + 5 + body.len()).unwrap();
@@ -54,19 +54,19 @@ pub(crate) fn message(number: u32, command: &Document) -> Vec<u8> {
     [header.as_flattened(), &[0], &body].concat()
 }
 
-/// Means a command on a collection.
+/// Matches a command on a collection.
 pub(crate) fn on(command: &'static str, collection: &'static str) -> Matcher {
     Box::new(move |message| name(message).is_some_and(|found| found == (command, collection)))
 }
 
-/// Means a command on any of the collections whose names begin like this.
+/// Matches a command on any collection whose name starts with `beginning`.
 pub(crate) fn on_any(command: &'static str, beginning: &'static str) -> Matcher {
     Box::new(move |message| {
         name(message).is_some_and(|found| found.0 == command && found.1.starts_with(beginning))
     })
 }
 
-/// Means a search in a collection that the server may work on for so long at most.
+/// Matches a search in a collection with a time limit of at most `most`.
 pub(crate) fn finds_within(collection: &'static str, most: Duration) -> Matcher {
     let is_find = on("find", collection);
     Box::new(move |message| {
@@ -75,7 +75,7 @@ pub(crate) fn finds_within(collection: &'static str, most: Duration) -> Matcher 
     })
 }
 
-/// The first key of the command and what it says: for most, the collection.
+/// The first key of the command and its value, which usually is the collection.
 fn name(message: &[u8]) -> Option<(&str, &str)> {
     let (key, value) = body(message)?.iter().next()?.ok()?;
     match value {
@@ -85,7 +85,7 @@ fn name(message: &[u8]) -> Option<(&str, &str)> {
 }
 
 fn body(message: &[u8]) -> Option<&RawDocument> {
-    // Only old greetings are anything else.
+    // Only the greetings of old clients have another format.
     if word(message, 12)? != OP_MSG || message.get(HEADER + 4) != Some(&0) {
         return None;
     }
@@ -130,7 +130,7 @@ mod tests {
             insert(&self.client, collection).await
         }
 
-        /// Without the proxy.
+        /// Counts without the proxy.
         async fn count(&self, collection: &str) -> u64 {
             let client = Client::with_uri_str(self.server.url()).await.unwrap();
             let collection = client.database("test").collection::<Document>(collection);
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// A raw command: the driver repeats others by itself.
+    /// A raw command, because the driver repeats other commands on its own.
     async fn insert(client: &Client, collection: &str) -> bool {
         let command = doc! { "insert": collection, "documents": [{ "x": 1 }] };
         client.database("test").run_command(command).await.is_ok()

@@ -20,7 +20,7 @@ use super::wait::eventually;
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Where processes send notifications, to the loopback too.
+/// Processes that may send notifications to the loopback too.
 pub(crate) struct Rig {
     pub(crate) redis: RedisServer,
     pub(crate) config: String,
@@ -31,7 +31,7 @@ impl Rig {
         Self::on(Options::default(), settings)
     }
 
-    /// On a Redis of the test's choice.
+    /// Starts with a Redis of these options.
     pub(crate) fn on(options: Options, settings: &[(&str, &str)]) -> Self {
         let redis = RedisServer::start(options);
         let mut all = vec![
@@ -93,7 +93,7 @@ pub(crate) async fn accept(at: &Instance, new: &NewNotification) -> Notification
 }
 
 pub(crate) async fn kept(at: &Instance, id: NotificationId) -> Kept {
-    at.notifications().find(id).await.unwrap().expect("it is kept")
+    at.notifications().find(id).await.unwrap().expect("the notification exists")
 }
 
 pub(crate) async fn ends(at: &Instance, id: NotificationId, state: State) -> Kept {
@@ -103,7 +103,7 @@ pub(crate) async fn ends(at: &Instance, id: NotificationId, state: State) -> Kep
     kept
 }
 
-/// Per outcome how many, of all types, today and yesterday.
+/// The number of notifications for each outcome, of all types, today and yesterday.
 pub(crate) async fn stats(at: &Instance) -> BTreeMap<String, u64> {
     let today = SystemClock.now().as_secs() / 86_400;
     let days = [Span::Day(today - 1), Span::Day(today)];

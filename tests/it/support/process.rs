@@ -1,4 +1,4 @@
-//! Further processes, to be killed and frozen: this test binary again, in another role.
+//! Additional processes, to be killed and frozen. Each runs this test binary in another role.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,8 +11,8 @@ use super::wait::holds_within;
 
 const ROLE: &str = "FAIRLANE_TEST_ROLE";
 
-/// A process that plays a role of [`roles`](super::roles). Killed when dropped; ends by itself when the test
-/// that started it is killed.
+/// A process that plays a role of [`roles`](super::roles). It is killed when it is dropped, and
+/// ends on its own when its test is killed.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
     child: Child,
@@ -27,7 +27,7 @@ impl WorkerProcess {
             .args(["--exact", "support::process::entry", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .envs(env.iter().map(|(name, value)| (name, value)))
-            // Never written to: its end tells the worker that the test is gone.
+            // The test never writes to this pipe. Its end tells the worker that the test is gone.
             .stdin(Stdio::piped())
             .stdout(output)
             .spawn()
@@ -39,7 +39,7 @@ impl WorkerProcess {
         self.child.id()
     }
 
-    /// The complete lines printed so far, with a few of the test harness among them.
+    /// The complete lines printed so far, including a few of the test harness.
     pub(crate) fn lines(&self) -> Vec<String> {
         let output = fs::read(self.directory.path().join("stdout")).unwrap();
         let complete = output.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
@@ -63,7 +63,7 @@ impl WorkerProcess {
         signal(self.id(), "TERM");
     }
 
-    /// `None` if it still runs after the timeout.
+    /// Returns `None` if it still runs after the timeout.
     pub(crate) fn wait_exit(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let mut status = None;
         holds_within(timeout, || {
@@ -76,25 +76,28 @@ impl WorkerProcess {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        // Both fail harmlessly if it ended and was waited for before.
+        // Both calls fail harmlessly if the process ended and was waited for before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Sends a signal to a child that was not waited for yet, so the id is still its own.
+/// Sends a signal to a child that was not waited for yet, so the id still belongs to it.
 pub(crate) fn signal(id: u32, name: &str) {
     let status = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status();
     assert!(status.unwrap().success(), "kill -{name} {id}");
     if name == "STOP" {
-        // One of its threads has to take the signal before all of them stop, and on a busy machine
-        // that one waits for its turn.
+        // One of its threads must take the signal before all of them stop, and on a busy machine
+        // that thread waits for its turn.
         let state = ["-o", "stat=", "-p", &id.to_string()].map(str::to_owned);
         let stopped = || {
             let output = Command::new("ps").args(&state).output().unwrap().stdout;
             output.trim_ascii_start().first().is_none_or(|state| b"Tt".contains(state))
         };
-        assert!(holds_within(Duration::from_secs(10), stopped), "{id} goes on after SIGSTOP");
+        assert!(
+            holds_within(Duration::from_secs(10), stopped),
+            "process {id} still runs after SIGSTOP"
+        );
     }
 }
 
@@ -104,7 +107,7 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Where a worker process begins. In the test run itself, nothing.
+/// The start of a worker process. In the test run itself, it does nothing.
 #[test]
 fn entry() {
     let Some(name) = variable(ROLE) else { return };
@@ -113,7 +116,7 @@ fn entry() {
         std::process::exit(1);
     });
     let role = super::roles::role(&name).unwrap_or_else(|| panic!("no role {name:?}"));
-    // The harness has begun a line.
+    // The harness has already started a line.
     println!();
     role();
 }

@@ -1,4 +1,4 @@
-//! A real Prometheus of a test's own that scrapes one process. `.ci/setup test` installs it.
+//! A real Prometheus for one test that scrapes one process. `.ci/setup test` installs it.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::wait::eventually;
 const START: Duration = Duration::from_secs(60);
 const MISSING: &str = "run `bash .ci/setup test`, or `make test`, which does";
 
-/// Runs until dropped; then nothing of it is left, neither process nor file.
+/// Runs until it is dropped, and then leaves neither process nor file behind.
 #[derive(Debug)]
 pub(crate) struct Prometheus {
     child: Child,
@@ -25,7 +25,7 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one with this configuration and these rules, and waits until it answers.
+    /// Starts it with this configuration and these rules, and waits until it answers.
     pub(crate) async fn start(config: &str, rules: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("prometheus.yml"), config).unwrap();
@@ -51,7 +51,7 @@ impl Prometheus {
         started
     }
 
-    /// The series that an expression has now, each with its value, or why it has none.
+    /// The current series of an expression, each with its value, or the error.
     pub(crate) async fn query(&self, expression: &str) -> Result<Vec<(Value, f64)>, String> {
         let query: String = byte_serialize(expression.as_bytes()).collect();
         let answer = self.api(&format!("query?query={query}")).await;
@@ -63,7 +63,7 @@ impl Prometheus {
         Ok(series.map(|one| (one["metric"].clone(), value(one))).collect())
     }
 
-    /// Every alert that it evaluates.
+    /// Every alert that Prometheus evaluates.
     pub(crate) async fn alerts(&self) -> Vec<Value> {
         let answer = self.api("rules?type=alert").await;
         let groups = answer["data"]["groups"].as_array().expect("groups").clone();
@@ -71,7 +71,7 @@ impl Prometheus {
         groups.iter().flat_map(rules).collect()
     }
 
-    /// Asked in HTTP/1.0, because long answers to newer clients come in chunks.
+    /// The request uses HTTP/1.0, because longer answers to newer clients are chunked.
     async fn api(&self, path: &str) -> Value {
         let head = format!("GET /api/v1/{path} HTTP/1.0\r\n\r\n");
         let answer = self.client.raw(head.as_bytes()).await;
@@ -89,7 +89,7 @@ impl Prometheus {
 
 impl Drop for Prometheus {
     fn drop(&mut self) {
-        // Both fail harmlessly if it ended and was waited for before.
+        // Both calls fail harmlessly if the process ended and was waited for before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -98,7 +98,7 @@ impl Drop for Prometheus {
 /// Runs `promtool` in a directory.
 ///
 /// # Panics
-/// With what it says, unless it is content.
+/// With the output of `promtool`, if it fails.
 pub(crate) fn promtool(directory: &Path, arguments: &[&str]) {
     let output = Command::new("promtool").current_dir(directory).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("promtool: {error}; {MISSING}"));

@@ -9,7 +9,7 @@ use fairlane::outbound::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::bus::{add, event, patient};
+use super::bus::{add, event};
 use super::config::{SHARDS, STREAM, config};
 use super::http;
 use super::receiver::{Call, Receiver, Reply};
@@ -19,7 +19,7 @@ use super::wait::eventually;
 
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// One pipeline, `test`, whose events go to the receiver.
+/// The pipeline `test`, whose events go to the receiver.
 pub(crate) struct Push {
     pub(crate) server: RedisServer,
     pub(crate) receiver: Receiver,
@@ -28,7 +28,7 @@ pub(crate) struct Push {
 }
 
 impl Push {
-    /// Nothing pushes yet. `settings` as in [`config`].
+    /// Prepares the pipeline without a process that pushes. `settings` are as in [`config`].
     pub(crate) async fn new<F, R>(settings: &[(&str, &str)], answer: F) -> Self
     where
         F: Fn(Call) -> R + Send + Sync + 'static,
@@ -44,7 +44,7 @@ impl Push {
         Served::start(&self.config).await
     }
 
-    /// Publishes one event per id, all of `bot`.
+    /// Publishes one event for each id, all of `bot`.
     pub(crate) async fn publish(&self, bot: &str, ids: impl IntoIterator<Item = u32>) {
         let events = ids.into_iter().map(|id| event(bot, "test.event", id));
         self.publish_events(&events.collect::<Vec<_>>()).await;
@@ -56,15 +56,14 @@ impl Push {
         self.published.fetch_add(events.len() as u64, Ordering::Relaxed);
     }
 
-    /// Waits for so many calls and answers them.
+    /// Waits for `count` calls and returns all calls.
     pub(crate) async fn calls(&self, count: usize) -> Vec<Call> {
         let what = format!("{count} calls");
         eventually(LONG, &what, async || self.receiver.called() >= count).await;
         self.receiver.calls()
     }
 
-    /// Waits until everything published was copied by this process, and nothing is queued or
-    /// leased.
+    /// Waits until this process has copied every published event, and no event is queued or leased.
     pub(crate) async fn drains(&self, served: &Served) {
         let published = self.published.load(Ordering::Relaxed);
         eventually(LONG, "everything is copied", async || {
@@ -79,19 +78,19 @@ impl Push {
         .await;
     }
 
-    /// Events queued.
+    /// The number of queued events.
     pub(crate) async fn depth(&self) -> u64 {
         self.sum("HGET", "meta", Some("depth")).await
     }
 
-    /// Leases handed over.
+    /// The number of leases that are handed over.
     pub(crate) async fn open(&self) -> u64 {
         self.sum("HGET", "meta", Some("open")).await
     }
 
-    /// Asks every shard for a number.
+    /// Asks every shard for a number and returns the sum.
     async fn sum(&self, command: &str, key: &str, argument: Option<&str>) -> u64 {
-        let mut connection = patient(&self.server).await;
+        let mut connection = self.server.connection().await;
         let mut pipe = redis::Pipeline::new();
         for shard in 0..SHARDS {
             pipe.cmd(command).arg(format!("fl:{{test:{shard}}}:{key}")).arg(argument);
@@ -100,9 +99,9 @@ impl Push {
         numbers.into_iter().flatten().sum()
     }
 
-    /// Says that every shard has so many leases handed over.
+    /// Sets the number of open leases of every shard, without such leases.
     pub(crate) async fn pretend_open(&self, count: i64) {
-        let mut connection = patient(&self.server).await;
+        let mut connection = self.server.connection().await;
         let mut pipe = redis::Pipeline::new();
         for shard in 0..SHARDS {
             pipe.hset(format!("fl:{{test:{shard}}}:meta"), "open", count).ignore();
@@ -110,7 +109,7 @@ impl Push {
         let () = pipe.query_async(&mut connection).await.unwrap();
     }
 
-    /// Dead letters as `(id of the event, reason, attempts)`, in the order in which they died.
+    /// Dead letters as `(id of the event, reason, attempts)`, in the order of their arrival.
     pub(crate) async fn dead(&self) -> Vec<(String, String, u32)> {
         let mut letters = super::instance::queue(&recording(&self.config), "test")
             .await
@@ -132,7 +131,7 @@ pub(crate) fn pushing(server: &RedisServer, url: &str, settings: &[(&str, &str)]
     config(server, "test", &[&push[..], settings].concat())
 }
 
-/// The same without a receiver, to look at queues.
+/// The same without a receiver, for reading the queues.
 fn recording(config: &str) -> String {
     let lines = config.lines().filter(|line| !line.starts_with("pipelines.test.url"));
     let lines: Vec<_> = lines.map(|line| line.replace("\"push\"", "\"recorder\"")).collect();
@@ -144,15 +143,15 @@ pub(crate) async fn publish(server: &RedisServer, bot: &str, ids: impl IntoItera
     add(server, STREAM, &events).await;
 }
 
-/// What a server answered.
+/// The answer of a server.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) status: u16,
-    /// `null` where there is no body.
+    /// `null` if there is no body.
     pub(crate) body: Value,
 }
 
-/// Posts to `path` of a server; no body for `null`.
+/// Posts to `path` of a server. `null` sends no body.
 pub(crate) async fn post(address: &str, path: &str, body: Value) -> Said {
     let outbound = Outbound::new(&Settings::default()).unwrap();
     let url = CheckedUrl::parse(&format!("http://{address}{path}"), &Policy::Operator).unwrap();
@@ -168,7 +167,7 @@ pub(crate) async fn post(address: &str, path: &str, body: Value) -> Said {
     Said { status: answer.status.as_u16(), body }
 }
 
-/// A count or level among the metrics of a process, 0 where it is not there.
+/// A counter or gauge of a process, or 0 if it is absent.
 pub(crate) async fn metric(process: &Served, name: &str, labels: &[(&str, &str)]) -> u64 {
     let (_, text) = http::get(&process.metrics(), "/metrics").await;
     let labels = [&[("pipeline", "test")], labels].concat();
@@ -180,7 +179,7 @@ fn whole(number: Option<f64>) -> u64 {
     number.unwrap_or_default() as u64
 }
 
-/// Counters that only grow when something was lost.
+/// Counters that only grow when a lease or a completion was lost.
 pub(crate) async fn losses(served: &Served) -> u64 {
     metric(served, "leases_lost_total", &[]).await
         + metric(served, "stale_completions_total", &[]).await

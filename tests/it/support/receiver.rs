@@ -1,4 +1,4 @@
-//! An HTTP server that records its requests and answers as the test says.
+//! An HTTP server that records its requests and gives the answers of the test.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,13 +14,13 @@ use tokio::task::JoinSet;
 /// One request.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    /// How many came before it.
+    /// The number of earlier requests.
     pub(crate) number: usize,
     pub(crate) line: String,
     /// By lower-case name.
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
-    /// Since 1970.
+    /// The time since 1970.
     pub(crate) at: Duration,
 }
 
@@ -29,7 +29,7 @@ impl Call {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    /// How long after another one it came.
+    /// How long after another request this one came.
     pub(crate) fn after(&self, other: &Self) -> Duration {
         self.at.saturating_sub(other.at)
     }
@@ -46,7 +46,7 @@ impl Call {
     }
 }
 
-/// What is done with a request.
+/// The answer to a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     Answer {
@@ -54,9 +54,9 @@ pub(crate) enum Reply {
         headers: Vec<(String, String)>,
         body: Vec<u8>,
     },
-    /// The connection is closed.
+    /// The connection is closed without an answer.
     Nothing,
-    /// Bytes as they are, then, every few milliseconds, some more, for ever.
+    /// The first bytes, and then the second ones every few milliseconds, forever.
     Drip(Vec<u8>, Vec<u8>),
 }
 
@@ -81,7 +81,7 @@ struct ReceiverState {
     most: AtomicUsize,
 }
 
-/// Runs until dropped.
+/// Runs until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) address: SocketAddr,
@@ -98,7 +98,7 @@ impl Receiver {
         Self::start_at((Ipv4Addr::LOCALHOST, 0).into(), answer).await
     }
 
-    /// At an address of the test's choice.
+    /// Starts at an address that the test chooses.
     pub(crate) async fn start_at<F, R>(address: SocketAddr, answer: F) -> Self
     where
         F: Fn(Call) -> R + Send + Sync + 'static,
@@ -116,7 +116,7 @@ impl Receiver {
                 shared.connections.fetch_add(1, Ordering::SeqCst);
                 let (shared, answer) = (Arc::clone(&shared), Arc::clone(&answer));
                 open.spawn(async move {
-                    // The client may go at any time.
+                    // The client may disconnect at any time.
                     let _ = serve(stream, &shared, &*answer).await;
                 });
                 while open.try_join_next().is_some() {}
@@ -125,7 +125,7 @@ impl Receiver {
         Self { address, state, _running: running }
     }
 
-    /// Answers everything with 200 and nothing.
+    /// Answers every request with 200 and an empty body.
     pub(crate) async fn content() -> Self {
         Self::start(|_| async { Reply::new(200, "") }).await
     }
@@ -138,28 +138,28 @@ impl Receiver {
         self.state.calls.lock().unwrap().clone()
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub(crate) fn called(&self) -> usize {
         self.state.calls.lock().unwrap().len()
     }
 
-    /// Connections that were ever made.
+    /// The number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.state.connections.load(Ordering::SeqCst)
     }
 
-    /// The most calls that were answered at once.
+    /// The maximum number of calls that were answered concurrently.
     pub(crate) fn max_concurrent(&self) -> usize {
         self.state.most.load(Ordering::SeqCst)
     }
 
-    /// Calls that are being answered.
+    /// The number of calls that are being answered.
     pub(crate) fn now(&self) -> usize {
         self.state.now.load(Ordering::SeqCst)
     }
 }
 
-/// One connection.
+/// Serves one connection.
 async fn serve<F, R>(stream: TcpStream, state: &ReceiverState, answer: &F) -> std::io::Result<()>
 where
     F: Fn(Call) -> R,
@@ -189,7 +189,7 @@ where
             Reply::Drip(first, more) => {
                 stream.write_all(&first).await?;
                 loop {
-                    // Slowness is what this shows.
+                    // The sleep is the purpose: it makes the answer slow.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     stream.write_all(&more).await?;
                 }

@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-/// One push, as the receiver in Python wrote it down.
+/// One push, as the Python receiver logged it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Pushed {
     pub(crate) bot: String,
     pub(crate) fence: u64,
-    /// In µs since 1970, as `ended`.
+    /// In µs since 1970, like `ended`.
     #[serde(default)]
     pub(crate) started: u64,
     #[serde(default)]
@@ -28,7 +28,7 @@ pub(crate) struct Handled {
     pub(crate) outcome: String,
 }
 
-/// Killed when dropped.
+/// Killed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct ExampleReceiver {
     child: Child,
@@ -40,7 +40,7 @@ pub(crate) fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
 }
 
-/// Whether the program is on this machine.
+/// Whether the program is installed on this machine.
 pub(crate) fn is_there(program: &str) -> bool {
     Command::new(program)
         .arg("--version")
@@ -51,14 +51,14 @@ pub(crate) fn is_there(program: &str) -> bool {
 }
 
 impl ExampleReceiver {
-    /// The one in Python, on a free port.
+    /// The receiver in Python, on a free port.
     pub(crate) fn python(arguments: &[&str]) -> Self {
         let mut python = Command::new("python3");
         python.arg("-B").arg(example("push_receiver.py"));
         Self::by_options(&mut python, arguments)
     }
 
-    /// The one in Node.js, which has the options of the one in Python.
+    /// The receiver in Node.js, which has the same options as the one in Python.
     pub(crate) fn node(arguments: &[&str]) -> Self {
         let mut node = Command::new("node");
         node.arg(example("push_receiver.mjs"));
@@ -78,12 +78,12 @@ impl ExampleReceiver {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         let url = first.strip_prefix("listening on ").unwrap().to_owned();
-        // A full pipe would block it. The thread ends with it.
+        // A full pipe would block the receiver. The thread ends with it.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
         Self { child, directory, url }
     }
 
-    /// One of those that take notifications, by its interpreter, on a port that is free just now.
+    /// A receiver of notifications, by its interpreter, on a port that is free now.
     pub(crate) fn notified(interpreter: &str, secret: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -105,26 +105,29 @@ impl ExampleReceiver {
             .unwrap();
         let url = format!("http://{address}");
         let listens = || std::net::TcpStream::connect(address).is_ok();
-        assert!(super::wait::holds_within(super::push::LONG, listens), "{interpreter} listens");
+        assert!(
+            super::wait::holds_within(super::push::LONG, listens),
+            "no receiver in {interpreter} listens"
+        );
         Self { child, directory, url }
     }
 
-    /// What it wrote.
+    /// The log of the receiver.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
-    /// The one in PHP, on a port that is free just now.
+    /// The receiver in PHP, on a port that is free now.
     pub(crate) fn php(secret: &str) -> Self {
         Self::php_with(secret, |php, address| {
             php.args(["-S", address]).arg(example("push_receiver.php"));
         })
     }
 
-    /// The same, which answers first and completes at this Fairlane.
+    /// The same receiver, which answers first and completes at this Fairlane later.
     pub(crate) fn php_async(secret: &str, fairlane: &str) -> Self {
-        // By its option it takes the place of the process that was started, if PHP can; else it would
-        // outlive that one.
+        // With this option the receiver replaces the started process, if PHP can do that. Otherwise
+        // it would outlive that process.
         let takes_place = Command::new("php")
             .args(["-r", "exit(function_exists('pcntl_exec') ? 0 : 1);"])
             .status()
@@ -158,7 +161,7 @@ impl ExampleReceiver {
         Self { child, directory, url: format!("http://{address}/") }
     }
 
-    /// Every push so far, a line that is being written left out.
+    /// Every push so far, without an incomplete line at the end.
     pub(crate) fn pushes(&self) -> Vec<Pushed> {
         let text = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
         let complete = text.rfind('\n').map_or(0, |end| end + 1);

@@ -1,4 +1,4 @@
-//! A handler inside the test that records its slices and answers as the test says.
+//! A handler inside the test that records its slices and gives the answers of the test.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 
-/// One event handed to the handler.
+/// One event that the handler got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) pipeline: String,
     pub(crate) bot: String,
     pub(crate) id: String,
-    /// Of the slice that it was in.
+    /// The attempt of its slice.
     pub(crate) attempt: u32,
     pub(crate) fence: u64,
-    /// Since 1970.
+    /// The time since 1970.
     pub(crate) at: Duration,
 }
 
-/// What every clone of a recorder has seen.
+/// The events that all clones of a recorder have seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<Seen>>>);
 
@@ -32,21 +32,21 @@ impl Log {
         self.0.lock().unwrap().len()
     }
 
-    /// The ids that a pipeline got, in order.
+    /// The ids of a pipeline's events, in order.
     pub(crate) fn ids(&self, pipeline: &str) -> Vec<String> {
         let seen = self.0.lock().unwrap();
         seen.iter().filter(|seen| seen.pipeline == pipeline).map(|seen| seen.id.clone()).collect()
     }
 }
 
-/// Notes a slice and then does what `answer` says.
+/// Records a slice and then calls `answer`.
 pub(crate) struct Noting<F> {
     log: Log,
     answer: F,
 }
 
 impl Log {
-    /// A handler that notes here.
+    /// A handler that records here.
     pub(crate) fn handler<F, R>(&self, answer: F) -> Noting<F>
     where
         F: Fn(Slice) -> R + Send + Sync + 'static,
@@ -55,7 +55,7 @@ impl Log {
         Noting { log: self.clone(), answer }
     }
 
-    /// A handler that notes here and is always content.
+    /// A handler that records here and always succeeds.
     pub(crate) fn content(&self) -> impl Handler + use<> {
         self.handler(|_| async { Ok(Outcomes::done()) })
     }

@@ -1,4 +1,5 @@
-//! A real `redis-server` of a test's own that can be killed, frozen and robbed of its tail.
+//! A real `redis-server` for one test. It can be killed, frozen, and deprived of the tail of its
+//! file.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -7,17 +8,19 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
+use std::time::Duration;
 
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 
 use super::process::signal;
 
-/// How a [`RedisServer`] is started.
+/// The options of a [`RedisServer`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Options {
     pub(crate) persistence: Persistence,
-    /// In bytes; 0 means no bound. Nothing is ever evicted.
+    /// In bytes. Zero means no bound. Redis never evicts keys.
     pub(crate) max_memory: u64,
     /// Also listens on a free port of the loopback, for a proxy in between.
     pub(crate) tcp: bool,
@@ -31,9 +34,9 @@ pub(crate) enum Persistence {
     Always,
 }
 
-/// What an instance can run against: a server, or a cluster.
+/// A server or a cluster for an instance.
 pub(crate) trait RedisBackend {
-    /// What `redis.url` is to be.
+    /// The value of `redis.url`.
     fn url(&self) -> String;
 }
 
@@ -43,15 +46,15 @@ impl RedisBackend for RedisServer {
     }
 }
 
-/// Runs until dropped; then nothing of it is left, neither process nor file.
+/// Runs until it is dropped, and then leaves neither process nor file behind.
 #[derive(Debug)]
 pub(crate) struct RedisServer {
     directory: TempDir,
     options: Options,
-    /// Further ones, after all others.
+    /// Additional arguments, after all others.
     arguments: Vec<String>,
     port: u16,
-    /// Further free ports, for what stands as `{port}` and `{tls}` in the arguments.
+    /// More free ports, for `{port}` and `{tls}` in the arguments.
     other_port: u16,
     tls_port: u16,
     child: Option<Child>,
@@ -63,8 +66,8 @@ impl RedisServer {
         Self::start_with(options, &[])
     }
 
-    /// The same with further arguments for `redis-server`, in which `{port}` and `{tls}` stand for
-    /// free ports.
+    /// The same with additional arguments for `redis-server`. `{port}` and `{tls}` in them stand
+    /// for free ports.
     pub(crate) fn start_with(options: Options, arguments: &[String]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = if options.tcp { free_port() } else { 0 };
@@ -72,7 +75,7 @@ impl RedisServer {
         let mut server =
             Self { directory, options, arguments, port, other_port: 0, tls_port: 0, child: None };
         (server.other_port, server.tls_port) = (free_port(), free_port());
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..10 {
             match server.launch() {
                 Ok(child) => {
@@ -89,35 +92,35 @@ impl RedisServer {
         panic!("no free port in ten tries");
     }
 
-    /// Through the unix socket.
+    /// The URL of the unix socket.
     pub(crate) fn url(&self) -> String {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// Where it listens if [`Options::tcp`] was asked for. The same after a restart.
+    /// The TCP address, if [`Options::tcp`] is set. It stays the same after a restart.
     pub(crate) fn tcp_addr(&self) -> SocketAddr {
         assert!(self.options.tcp, "started without TCP");
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
+    /// A connection with long timeouts, because the test may keep the machine busy.
     pub(crate) async fn connection(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(self.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        connect(&redis::Client::open(self.url()).unwrap()).await
     }
 
-    /// The power cord.
+    /// Kills the process, so that it cannot clean up.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    /// What `{tls}` stands for in the further arguments.
+    /// The port of `{tls}` in the additional arguments.
     pub(crate) fn tls_port(&self) -> u16 {
         self.tls_port
     }
 
-    /// What `{port}` stands for in the further arguments. The same after a restart.
+    /// The port of `{port}` in the additional arguments. It stays the same after a restart.
     pub(crate) fn other_port(&self) -> u16 {
         self.other_port
     }
@@ -130,21 +133,24 @@ impl RedisServer {
         signal(self.child.as_ref().expect("the server runs").id(), "CONT");
     }
 
-    /// Starts again on the same directory; kills first if it still runs.
+    /// Restarts on the same directory, and kills the server first if it still runs.
     pub(crate) fn restart(&mut self) {
         if self.child.is_some() {
             self.kill9();
         }
-        self.child = Some(self.launch().unwrap_or_else(|output| panic!("no restart:\n{output}")));
+        self.child = Some(
+            self.launch()
+                .unwrap_or_else(|output| panic!("redis-server did not restart:\n{output}")),
+        );
     }
 
-    /// How long the append-only file is.
+    /// The length of the append-only file.
     pub(crate) fn aof_bytes(&self) -> u64 {
         fs::metadata(self.aof()).unwrap().len()
     }
 
-    /// Cuts bytes off the end of the append-only file while the server is down, as a machine
-    /// does that lost power before they reached the disk. Not more than there are.
+    /// Cuts bytes off the end of the append-only file while the server is down. A machine that
+    /// loses power before they reach the disk does the same. It cuts at most the whole file.
     pub(crate) fn truncate_aof(&self, bytes: u64) {
         assert!(self.child.is_none(), "kill the server first");
         let file = OpenOptions::new().write(true).open(self.aof()).unwrap();
@@ -152,8 +158,8 @@ impl RedisServer {
         file.set_len(length.saturating_sub(bytes)).unwrap();
     }
 
-    /// Cuts the append-only file within its last transaction while the server is down: that keeps its
-    /// commands up to the first of this name, and the beginning of the next one.
+    /// Cuts the append-only file within its last transaction while the server is down. The commands
+    /// up to the first one of this name stay, and the start of the next one.
     pub(crate) fn cut_transaction_after(&self, command: &str) {
         let bytes = fs::read(self.aof()).unwrap();
         let find = |from: usize, part: &[u8]| {
@@ -180,7 +186,7 @@ impl RedisServer {
         self.directory.path().join("redis.sock")
     }
 
-    /// The running server, or what it said before it gave up.
+    /// The running server, or its output if it ended.
     fn launch(&self) -> Result<Child, String> {
         let (appendonly, appendfsync) = match self.options.persistence {
             Persistence::None => ("no", "no"),
@@ -205,7 +211,7 @@ impl RedisServer {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut output = String::new();
         for line in lines.by_ref().map_while(Result::ok) {
-            // Said after the data is loaded, for the last of the listeners.
+            // Redis prints this for its last listener, after the data is loaded.
             if line.contains("eady to accept connections at") {
                 // A full pipe would block the server. The thread ends with it.
                 std::thread::spawn(move || lines.for_each(drop));
@@ -227,7 +233,7 @@ impl Drop for RedisServer {
     }
 }
 
-/// A port that nobody has, and that no other test of this process was told before.
+/// A free port that this process has not returned before.
 pub(crate) fn free_port() -> u16 {
     static TOLD: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
@@ -239,6 +245,14 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
+/// Connects with long timeouts: those of the client are 1 s to connect and 500 ms for an answer.
+pub(crate) async fn connect(client: &redis::Client) -> MultiplexedConnection {
+    let long = Some(Duration::from_secs(60));
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(long).set_response_timeout(long);
+    client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -248,7 +262,7 @@ mod tests {
     use super::*;
     use crate::support::wait::eventually;
 
-    /// Also when the file is synced only every second: a kill does not lose what was written.
+    /// A kill loses no written data, even if the file is synced only every second.
     #[tokio::test]
     async fn a_killed_server_comes_back_with_its_data() {
         let options =
@@ -259,7 +273,7 @@ mod tests {
         server.restart();
         assert_eq!(server.connection().await.get::<_, i32>("a").await.unwrap(), 1);
         let client = redis::Client::open(format!("redis://{}", server.tcp_addr())).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = connect(&client).await;
         assert_eq!(connection.get::<_, i32>("a").await.unwrap(), 1);
     }
 

@@ -1,5 +1,5 @@
-//! The real scripts on a clock that the test sets: they read `TIME` from a key, and a list keeps what
-//! they publish. The rest of the scripts, and how they are called, is the product's.
+//! The real scripts on a clock that the test sets. They read `TIME` from a key, and a list keeps
+//! their publications. Everything else of the scripts and their calls is the product's.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use redis::{Arg, Cmd, Connection, FromRedisValue, Pipeline, Value};
 
 use super::redis::RedisServer;
 
-/// Seconds and microseconds, as `TIME` answers them.
+/// Seconds and microseconds, as `TIME` returns them.
 const CLOCK: &str = "test:clock";
 const PUBLISHED: &str = "test:published";
 
-/// What the test itself keeps in the server.
+/// Keys of the test itself.
 pub(crate) const OWN_KEYS: [&str; 2] = [CLOCK, PUBLISHED];
 
 macro_rules! sources {
@@ -21,7 +21,7 @@ macro_rules! sources {
     };
 }
 
-/// A connection on which scripts run at the times that the test names.
+/// A connection on which scripts run at the times that the test sets.
 pub(crate) struct ScriptHarness {
     connection: Connection,
     hashes: BTreeMap<&'static str, String>,
@@ -70,7 +70,10 @@ impl ScriptHarness {
             "restore"
         );
         let hashes = sources.map(|(name, file)| {
-            assert!(!file.contains("'TIME'") && !file.contains("'PUBLISH'"), "{name}: in shared");
+            assert!(
+                !file.contains("'TIME'") && !file.contains("'PUBLISH'"),
+                "{name}: TIME and PUBLISH belong in shared.lua"
+            );
             let (first, body) = file.split_once('\n').unwrap();
             let code = format!("{first}\n{shared}\n{body}");
             let hash = redis::cmd("SCRIPT").arg("LOAD").arg(code).query(&mut connection);
@@ -79,7 +82,7 @@ impl ScriptHarness {
         Self { connection, hashes: hashes.into() }
     }
 
-    /// The call as it would be sent, but for the script.
+    /// The call as the product would send it, except for the hash of the script.
     pub(crate) fn command<C: Call>(&self, call: &C) -> Cmd {
         let command = call.command();
         let mut ours = Cmd::new();
@@ -93,8 +96,8 @@ impl ScriptHarness {
         ours
     }
 
-    /// Runs one command at this time and then others for a look, all in one write. Answers its
-    /// reply, what was published, and the replies of the others.
+    /// Runs one command at this time, and then the commands of `look`, all in one write. Returns
+    /// the reply, the publications, and the replies of `look`.
     pub(crate) fn run(
         &mut self,
         now_us: i64,
@@ -110,12 +113,12 @@ impl ScriptHarness {
             pipe.add_command(command.clone());
         }
         let mut replies = pipe.query::<Vec<Value>>(&mut self.connection)?.into_iter();
-        let reply = replies.next().expect("one reply a command");
-        let published = Vec::from_redis_value(replies.next().expect("one reply a command"))?;
+        let reply = replies.next().expect("a reply for each command");
+        let published = Vec::from_redis_value(replies.next().expect("a reply for each command"))?;
         Ok((reply, published, replies.collect()))
     }
 
-    /// Runs one script at this time. Answers its reply and what it published.
+    /// Runs one script at this time. Returns its reply and its publications.
     pub(crate) fn call<C: Call>(&mut self, now_us: i64, call: &C) -> (C::Reply, Vec<String>) {
         let command = self.command(call);
         let (reply, published, _) = self.run(now_us, command, &redis::pipe()).unwrap();

@@ -1,4 +1,4 @@
-//! `fairlane serve` as a process of its own, to be called and killed.
+//! `fairlane serve` as a separate process, to be called and killed.
 
 use std::fs::{self, File};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,7 +13,7 @@ use super::wait::{eventually, holds_within};
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlane");
 const START: Duration = Duration::from_secs(20);
 
-/// Killed when dropped.
+/// Killed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Served {
     child: Child,
@@ -21,7 +21,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Starts one with all roles and waits until it runs. `config` is TOML.
+    /// Starts a process with all roles and waits until it runs. `config` is TOML.
     pub(crate) async fn start(config: &str) -> Self {
         Self::start_as(config, "ingest,work,http,schedule").await
     }
@@ -33,7 +33,7 @@ impl Served {
     async fn running(mut self) -> Self {
         eventually(START, "fairlane runs", async || {
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none(), "it ended: {}", self.log());
+            assert!(ended.is_none(), "fairlane ended before it was running:\n{}", self.log());
             self.log().contains("fairlane is running")
         })
         .await;
@@ -45,7 +45,7 @@ impl Served {
         Self::spawn_of(PROGRAM, config, roles)
     }
 
-    /// The same of another build, to compare it with this one.
+    /// Starts another build, to compare it with this one.
     pub(crate) async fn start_of(program: &str, config: &str) -> Self {
         Self::spawn_of(program, config, "ingest,work,http,schedule").running().await
     }
@@ -71,15 +71,18 @@ impl Served {
         fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
-    /// The address in the last line about an operator.
+    /// The address in the last log line about an operator.
     pub(crate) fn operator(&self) -> String {
         let log = self.log();
-        let line = log.lines().rfind(|line| line.contains("an operator acted")).expect("a line");
+        let line = log
+            .lines()
+            .rfind(|line| line.contains("an operator acted"))
+            .expect("no operator acted");
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         line["fields"]["address"].as_str().unwrap_or_else(|| panic!("{line}")).to_owned()
     }
 
-    /// An address that it said at the start: `http` or `metrics`.
+    /// The address of `http` or `metrics` in the log line of the start.
     fn address(&self, name: &str) -> String {
         let log = self.log();
         let line = log.lines().find(|line| line.contains("fairlane is running")).unwrap();
@@ -96,13 +99,13 @@ impl Served {
         self.address("metrics")
     }
 
-    /// Writes another configuration and tells it so.
+    /// Writes another configuration and sends SIGHUP.
     pub(crate) fn reload(&self, config: &str) {
         fs::write(self.directory.path().join("fairlane.toml"), config).unwrap();
         signal(self.child.id(), "HUP");
     }
 
-    /// What the kernel says of the process.
+    /// A value that the kernel reports about the process.
     pub(crate) fn status_of_kernel(&self, name: &str) -> Option<String> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let mut fields = status.lines().filter_map(|line| line.split_once(':'));
@@ -130,7 +133,7 @@ impl Served {
         self.child.wait().unwrap();
     }
 
-    /// `None` if it still runs after the timeout.
+    /// Returns `None` if it still runs after the timeout.
     pub(crate) fn wait_exit(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let mut status = None;
         holds_within(timeout, || {
@@ -143,7 +146,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Both fail harmlessly if it ended and was waited for before.
+        // Both calls fail harmlessly if the process ended and was waited for before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,20 +1,20 @@
-//! Waiting for a condition. The only place in the tests that sleeps.
+//! Waiting for a condition, instead of sleeping for a fixed time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(5);
-/// Timeouts are meant for a machine that has nothing else to do. Waiting longer costs a test that
-/// passes nothing; what is promised within a time is asserted by the tests that promise it.
+/// Multiplies every timeout. Timeouts are chosen for an idle machine, and a longer wait costs
+/// nothing when a test passes. Tests of a promised time measure that time themselves.
 const PATIENCE: u32 = 3;
-/// A question that takes so much longer than the wait is never answered.
+/// A condition that takes this much longer than the timeout counts as hanging.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// Returns once the condition holds.
 ///
 /// # Panics
-/// When it does not within the timeout, or when nobody knows half a minute after it.
+/// If it does not hold within the timeout, or if it gives no answer half a minute after it.
 pub(crate) async fn eventually(
     timeout: Duration,
     description: &str,
@@ -34,7 +34,7 @@ pub(crate) async fn eventually(
     }
 }
 
-/// Measures how long the machine stood still, for promises of time that it cannot break.
+/// Measures the longest pause of the machine, for tests of times that such a pause would exceed.
 #[derive(Debug)]
 pub(crate) struct Stalls {
     longest_ms: Arc<AtomicU64>,
@@ -60,13 +60,13 @@ impl Stalls {
         Self { longest_ms, _running: running }
     }
 
-    /// The longest time so far.
+    /// The longest pause so far.
     pub(crate) fn longest(&self) -> Duration {
         Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
     }
 }
 
-/// [`eventually`] for code without a runtime: whether the condition came to hold.
+/// [`eventually`] for code without a runtime. Returns whether the condition held in time.
 pub(crate) fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! Redis: is it suitable, does it keep its data, do we have the necessary rights?
+//! Redis: is it suitable, does it keep its data, and has Fairlane the necessary rights?
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ use crate::redis::{POOLED_MAX, Primary, RedisError, Server, ServerInfo};
 
 /// The oldest Redis that has the commands of the scripts.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
-/// Connections that one process keeps to a server, besides those to its bus streams: pool, fan-out,
-/// views, small calls, wake-ups, published events with the health of HTTP, the health of
-/// `metrics.listen`. The pool that operators' calls share adds its own.
+/// Connections that one process keeps to a server, in addition to those to its bus streams: pool,
+/// fan-out, views, small calls, wake-ups, published events with the health of HTTP, and the health
+/// of `metrics.listen`. The pool that operators' calls share adds its own.
 const CONNECTIONS: u64 = 7;
 /// Number of cluster nodes that are probed concurrently.
 const NODES_AT_ONCE: usize = 8;
-/// Percent of the maximum above which memory in use is a warning. The same for clients.
+/// Percent of the maximum from which memory in use is a warning. The same for clients.
 const NEARLY_FULL_PERCENT: u64 = 90;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
@@ -130,7 +130,7 @@ async fn check_environments(
     }
 }
 
-/// Checks one server; `at` names it among the nodes of a cluster. Returns a single finding if it
+/// Checks one server. `at` names it among the nodes of a cluster. Returns a single finding if it
 /// does not answer.
 async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
     let name = |check: &str| format!("{check}{at}");

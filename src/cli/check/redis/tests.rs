@@ -1,4 +1,4 @@
-//! What a server says of itself, judged.
+//! Tests of the judgements about a Redis server.
 
 use super::super::State;
 use super::*;

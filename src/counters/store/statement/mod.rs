@@ -2,16 +2,16 @@
 //!
 //! The records of an ad are a list, and a document is the result of the records up to its `s`. A
 //! statement brings the document from any earlier state to a later one, and does not change it if
-//! it is already there. This makes repeated, overlapping and late slices harmless. The
-//! precondition: the process that applies a slice knows that all earlier records were applied, to
-//! all documents of the ad.
+//! it is already there. This makes repeated, overlapping and late slices harmless. Precondition:
+//! the process that applies a slice knows that all earlier records were applied to all documents of
+//! the ad.
 //!
 //! An addition has two forms. The fast form adds a sum if the document contains none of its
 //! records. The long form is correct for any document, and contains every record.
 //!
 //! The first record of a month creates its document. A replacement clears the existing months. So
-//! every month of an earlier record must exist by then, even if it is cleared immediately:
-//! otherwise a late write would create it with replaced views.
+//! every month of an earlier record must exist before a replacement, even if it is cleared
+//! immediately. Otherwise a late write would create it with replaced views.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -109,9 +109,10 @@ enum Does {
 /// The statements of a slice for one collection.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Statements {
-    /// Additions, at most one per document: in any order, concurrently with those of other slices.
+    /// Additions, at most one per document. They may run in any order, concurrently with those of
+    /// other slices.
     pub(super) free: Vec<Statement>,
-    /// The statements of ads with a replacement: in this order.
+    /// The statements of ads with a replacement. They must run in this order.
     pub(super) ordered: Vec<Statement>,
 }
 
@@ -159,7 +160,7 @@ impl Plan {
     }
 }
 
-/// For the total and for the days.
+/// The statements for the total, and those for the days.
 fn additions(records: Vec<Added>) -> (Vec<Does>, Vec<Does>) {
     let mut months: BTreeMap<Month, Vec<_>> = BTreeMap::new();
     for record in &records {
@@ -169,7 +170,7 @@ fn additions(records: Vec<Added>) -> (Vec<Does>, Vec<Does>) {
     (vec![Does::AddTotal(records)], months.collect())
 }
 
-/// For the total and for the days.
+/// The statements for the total, and those for the days.
 fn replacements(sequence: Sequence, with: &Replacement) -> (Vec<Does>, Vec<Does>) {
     let &Replacement { total, forget, .. } = with;
     let mut months: BTreeMap<Month, BTreeMap<_, _>> = BTreeMap::new();
@@ -210,14 +211,15 @@ impl Statement {
             Does::SetDays { month, sequence, days } => {
                 let days = (0..DAYS).map(|slot| int(days.get(&slot).copied().unwrap_or(0)));
                 let days = RawBson::Array(days.collect());
-                // Also over the zeros of the clearing, and over itself.
+                // Also overwrites the zeros of the clearing, and its own earlier result.
                 self.put_days(*month, Sequence::new(sequence.get() + 1), *sequence, days)
             }
             Does::WipeDays { sequence, forget } => self.wipe_days(*sequence, *forget),
         }
     }
 
-    /// Its long form, which is correct for any document; `None` if the fast form is.
+    /// Its long form, which is correct for any document; `None`: the fast form is correct for any
+    /// document.
     pub(super) fn long(&self) -> Option<RawDocumentBuf> {
         match &self.does {
             Does::AddTotal(records) if records.len() > 1 => {
@@ -340,7 +342,7 @@ impl Statement {
     }
 }
 
-/// An expression: `then` if the document contains no record from `below` on, otherwise the
+/// An expression: `then` if the document contains no record from `below` on; otherwise the
 /// unchanged field.
 fn when_below(below: Sequence, then: RawBson, field: &str) -> RawBson {
     rawdoc! {

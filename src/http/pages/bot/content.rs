@@ -116,7 +116,7 @@ fn held(bytes: u64, quota: u64) -> String {
     }
 }
 
-/// What gave up, and where the rest of it is.
+/// The number of dead letters, and the newest ones.
 fn dead(view: &View, OfBot { pipeline, dead, .. }: &OfBot) -> Markup {
     html! {
         @if dead.count > 0 {
@@ -140,7 +140,7 @@ fn dead(view: &View, OfBot { pipeline, dead, .. }: &OfBot) -> Markup {
     }
 }
 
-/// The beginning of a long text.
+/// The start of a long text.
 fn short(text: &str) -> String {
     const CHARACTERS: usize = 120;
     let mut shown: String = text.chars().take(CHARACTERS).collect();
@@ -237,7 +237,7 @@ fn row(Shown { id, rule, stats }: &Shown) -> Markup {
     }
 }
 
-/// An action as a rule writes it, without what is noise to the eye.
+/// An action in a short notation: its name and its parameters.
 fn spoken_action(action: &crate::automations::rule::Action) -> String {
     let Ok(serde_json::Value::Object(map)) = serde_json::to_value(action) else {
         return action.name().to_owned();
@@ -251,7 +251,7 @@ fn spoken_action(action: &crate::automations::rule::Action) -> String {
     format!("{} {}", action.name(), parts.join(" "))
 }
 
-/// In words.
+/// The state in words.
 pub(in super::super) fn state(state: BotState) -> &'static str {
     match state {
         BotState::Ready => "waits for a worker",

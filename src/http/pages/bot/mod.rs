@@ -1,4 +1,4 @@
-//! The page of a bot: its queues and who holds them, its rules and what happened to them, one of its
+//! The page of a bot: its queues with their leases, its rules with their statistics, and one of its
 //! subscribers.
 
 mod content;
@@ -28,13 +28,13 @@ use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
 use crate::queue::{BotState, BotView, DeadOfBot, Holdings, LastFailure, QueuedEvent};
 
-/// Next events that are shown of each queue.
+/// Number of next events shown per queue.
 const NEXT: usize = 5;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Asked {
-    /// A form sends an empty one.
+    /// The bot. A form may send an empty text.
     #[serde(default)]
     bot: String,
 }
@@ -51,20 +51,20 @@ pub(super) struct BotPath {
     bot: BotId,
 }
 
-/// What is shown.
+/// The content of the page.
 struct View {
     bot: BotId,
-    /// Or why none is evaluated.
+    /// The rules, or the reason why they cannot be shown.
     rules: Result<Vec<Shown>, String>,
-    /// Those that are not idle, or have dead letters.
+    /// The queues with events, a state other than idle, or dead letters.
     queues: Vec<OfBot>,
     now_ms: u64,
     may_operate: bool,
-    /// Who was asked for, and what is known.
+    /// The requested subscriber, and its profile.
     subscriber: Option<(String, Option<Kept>)>,
 }
 
-/// Its queue in one pipeline.
+/// The queue of the bot in one pipeline.
 struct OfBot {
     pipeline: PipelineName,
     look: BotView,
@@ -76,7 +76,7 @@ struct OfBot {
     kept: Option<Protected>,
 }
 
-/// Asks for a bot, and lists those with the longest queues.
+/// Asks for a bot, and lists the bots with the longest queues.
 pub(super) async fn ask(
     State(api): State<Arc<Api>>,
     caller: Caller,
@@ -106,12 +106,12 @@ pub(super) async fn ask(
     api.live.show(&headers, "Bots", looked_at, content).await
 }
 
-/// Where the page of a bot is.
+/// The path of the page of a bot.
 pub(super) fn path(bot: &BotId) -> String {
     format!("/bots/{}", encoded(bot.as_str()))
 }
 
-/// A text as a part of a path or query.
+/// Encodes a text for a path or query.
 pub(super) fn encoded(text: &str) -> String {
     let mut url = Url::parse("http://fairlane/").ok();
     if let Some(mut segments) = url.as_mut().and_then(|url| url.path_segments_mut().ok()) {

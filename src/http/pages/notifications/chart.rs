@@ -69,7 +69,7 @@ fn heights(named: &[&str], stats: &Stats) -> Vec<u64> {
     heights
 }
 
-/// The smallest of 4, 8, 20, 40, 80, 200 … that is not below, so that its quarters are whole
+/// The smallest of 4, 8, 20, 40, 80, 200 … that is not below `most`. Its quarters are whole
 /// numbers.
 fn ceiling(most: u64) -> u64 {
     let mut unit = 1_u64;
@@ -125,7 +125,7 @@ fn column(column: &Column<'_>) -> Markup {
         }
     });
     let parts: Vec<Markup> = parts.collect();
-    // Only every other label if they would touch.
+    // Labels of more than 14 bars would touch, so only every third one is shown.
     let named_here = of <= 14 || (of - 1 - at).is_multiple_of(3);
     html! {
         @for part in &parts { (part) }

@@ -173,7 +173,7 @@ fn card(name: &str, value: &str, about: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) } dd.about { (about) } } }
 }
 
-/// The types, those with the largest counts first.
+/// The types, ordered by the number of received notifications, largest first.
 fn rows(types: Stats) -> Vec<Row> {
     let mut types: Vec<(String, Tally)> = types.into_iter().collect();
     types.sort_by_key(|(kind, tally)| (std::cmp::Reverse(tally.count("received")), kind.clone()));

@@ -1,4 +1,4 @@
-//! Bounds, and numbers at their ends.
+//! Bounds, and numbers at the ends of their ranges.
 
 use fairlane::id::Offset;
 use fairlane::redis::scripts::{
@@ -14,7 +14,7 @@ const LAST: u64 = u64::MAX;
 fn stream_offsets_compare_as_pairs_of_64_bit_numbers() {
     let mut shard = Shard::new();
     let at = |ms, seq| Offset { ms, seq };
-    // Each is the next above the one before, and none of them fits into a Lua number.
+    // Each offset is the next one above its predecessor, and none fits exactly into a Lua number.
     let chain = [
         at(0, 0),
         at(9, LAST),
@@ -49,7 +49,7 @@ fn numbers_keep_all_their_digits() {
     assert_eq!(pushed.sequence.get(), now + 1);
     let sequences: Vec<u64> = shard.queue("a").into_iter().map(|(sequence, _)| sequence).collect();
     assert_eq!(sequences, [now, now + 1]);
-    // The highest clock that still is exact together with everything added to it.
+    // The highest clock that stays exact with everything that is added to it.
     let seen = (1 << 52) + 1;
     let keys = shard.keys.clone();
     let claimed = shard.call(NOW, &Claim { seen, ..claim_all(&keys) });
@@ -97,7 +97,7 @@ fn letters_put_back_in_any_order_are_in_their_old_order() {
     for order in permutations {
         shard.push(NOW, "a", &all, LIMITS);
         shard.kill(NOW, 4, 100);
-        // What comes meanwhile stays behind.
+        // Events that arrive meanwhile stay behind.
         shard.push(NOW, "a", &["new"], LIMITS);
         let ids = shard.letters();
         for n in order {
@@ -184,7 +184,7 @@ fn a_claim_reaps_up_to_64_leases_and_forgets_up_to_1000_finishes() {
     assert_eq!(shard.claim(expired).ready, 36);
 }
 
-/// `(open leases, what a bot's lease says last)`.
+/// Returns `(open leases, the last field of a bot's lease)`.
 fn open(shard: &mut Shard, of: &str) -> (u64, String) {
     let (meta, own) = (shard.keys.meta().to_owned(), shard.keys.owners().to_owned());
     let open: Option<u64> = shard.harness.plain().hget(meta, "open").unwrap();
@@ -207,7 +207,7 @@ fn so_many_leases_are_handed_over_and_every_end_of_one_is_counted() {
     assert_eq!(verdicts, [Verdict::Ok, Verdict::Ok, Verdict::Ok, Verdict::Ok, Verdict::Full]);
     assert_eq!(open(&mut shard, "a"), (4, "2".into()));
     assert_eq!(open(&mut shard, "e"), (4, "1".into()));
-    // Renewed by whoever completes it, it stays handed over.
+    // A lease that the receiver renews stays handed over.
     let keep = completion(&claimed, 0, 1, Mode::Keep { ttl_ms: TTL_MS });
     shard.complete(NOW, 9, std::slice::from_ref(&keep));
     assert_eq!(open(&mut shard, "a"), (4, "2".into()));
@@ -219,7 +219,7 @@ fn so_many_leases_are_handed_over_and_every_end_of_one_is_counted() {
     assert_eq!(open(&mut shard, "b"), (2, String::new()));
     assert_eq!(shard.call(NOW, &Purge { keys, bot: &bot("c") }), 2);
     assert_eq!(open(&mut shard, "c").0, 1);
-    // There is room again.
+    // There is a free place again.
     let again = shard.complete(NOW, 9, &[completion(&claimed, 4, 0, hand)]);
     assert_eq!((again.verdicts, open(&mut shard, "e").0), (vec![Verdict::Ok], 2));
     shard.call(NOW, &Recover { keys, run: "another run", slice_us });

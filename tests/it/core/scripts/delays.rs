@@ -1,4 +1,4 @@
-//! Events that wait, and the processes that are told of them.
+//! Delayed events, and the wake-ups that processes get for them.
 
 use fairlane::redis::scripts::{
     Completion, Exception, Fate, Limits, Mode, Pause, Promote, Promoted, Push, Resume,
@@ -19,7 +19,8 @@ fn a_delayed_event_comes_back_whole_on_time_and_with_a_new_sequence() {
     let mut shard = Shard::new();
     let (keys, a) = (&shard.keys.clone(), &bot("a"));
     let due_ms = NOW_MS + 1_000;
-    // One was delayed from the start, one by its handler; both are one kind of thing.
+    // One event is delayed from the start, the other by its handler. Both are stored in the same
+    // way.
     let events = [b"pushed".to_vec()];
     let push = Push { keys, limits: LIMITS, bot: a, events: &events, due_ms, idempotency: None };
     let (pushed, heard) = shard.harness.call(NOW, &push);
@@ -95,7 +96,7 @@ fn the_lowest_score_is_announced_only_when_it_falls() {
     assert_eq!(shard.push_heard(NOW, "d", &["1"], LIMITS).1, [ready(NOW + 1)], "nothing was left");
 }
 
-/// Else a claimer that is refused would ask again at once, and again.
+/// Otherwise a refused claimer would ask again immediately, and again.
 #[test]
 fn a_paused_shard_offers_no_score_until_it_is_resumed() {
     let mut shard = Shard::new();
@@ -112,8 +113,8 @@ fn a_paused_shard_offers_no_score_until_it_is_resumed() {
 }
 
 /// A bot whose lease ran out after all its events were removed is ready with an empty queue. Its
-/// next event finds it in its place: none is announced that it does not get, and it is in no
-/// second place when events linger.
+/// next event finds it there: the script announces no new score and adds the bot no second time,
+/// also when events linger.
 #[test]
 fn a_bot_put_back_with_an_empty_queue_keeps_its_place() {
     for linger_ms in [0, 20] {
@@ -127,7 +128,7 @@ fn a_bot_put_back_with_an_empty_queue_keeps_its_place() {
         let reaped = shard.call(expired, &super::Claim { max: 0, ..claim_all(keys) });
         assert_eq!((reaped.vanished, reaped.ready), (1, 1));
         let limits = Limits { linger_ms, ..LIMITS };
-        // The clock was set back: what it would get now is below what it has.
+        // The clock was set back: a new score would be below the current one.
         let (_, heard) = shard.push_heard(NOW, "a", &["2"], limits);
         assert_eq!(heard, [""; 0]);
         let claimed = shard.claim(expired);
@@ -136,8 +137,8 @@ fn a_bot_put_back_with_an_empty_queue_keeps_its_place() {
     }
 }
 
-/// The bot was served for longer than a slice. However its lease ends and whatever stops the bot,
-/// it comes back where it left.
+/// The bot was served for longer than a slice. However its lease ends and whatever stops it, it
+/// returns with the score that it had.
 #[test]
 fn neither_a_lost_lease_nor_a_pause_nor_a_purge_gains_a_turn() {
     type Interruption = fn(&mut Shard);

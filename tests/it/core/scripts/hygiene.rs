@@ -24,7 +24,7 @@ use super::{
 };
 use crate::support::redis::{Options, RedisServer};
 
-/// Ids that would be patterns, hash tags, numbers, separated parts, keys or code elsewhere.
+/// Ids that would be patterns, hash tags, numbers, separators, keys or code elsewhere.
 fn hostile() -> Vec<BotId> {
     let long = "x".repeat(256);
     let wide = "日".repeat(85);
@@ -63,8 +63,9 @@ fn hostile() -> Vec<BotId> {
     texts.into_iter().map(bot).collect()
 }
 
-/// Every script, on bots of which none disturbs another: copied, claimed, half of each queue made
-/// dead and delayed and brought back, paused, revoked, drained.
+/// Runs every script on bots that do not disturb each other. The first event of each queue is
+/// dead-lettered and redriven, and the second is delayed and promoted. Then each bot is revoked,
+/// paused, purged, resumed and drained.
 fn live(shard: &mut Shard, bots: &[BotId]) {
     let keys = &shard.keys.clone();
     let slice_us = SLICE_US;
@@ -151,7 +152,7 @@ fn hostile_bot_ids_go_through_every_script_unharmed() {
 fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
     let mut shard = Shard::new();
     live(&mut shard, &hostile());
-    // What a drained shard has not.
+    // These keys are absent in a drained shard.
     shard.push(NOW, "a", &["1", "2"], LIMITS);
     shard.push(NOW, "{b}", &["1"], LIMITS);
     let claimed = shard.claim(NOW);
@@ -191,7 +192,7 @@ fn an_idle_bot_leaves_nothing_behind() {
     assert_eq!(depth, "0");
 }
 
-/// Every script's name and its shortest right call.
+/// The name of every script, and its shortest valid call.
 fn calls() -> Vec<(&'static str, Cmd)> {
     fn named<C: Call>(call: &C) -> (&'static str, Cmd) {
         (C::NAME, call.command())
@@ -333,8 +334,9 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     }
 }
 
-/// Those that a full Redis runs: they give something back, or write next to nothing. Each says in its
-/// header, or its contract shows, why it cannot fill Redis. All others are refused there whole.
+/// The scripts that a full Redis runs: they free memory, or write almost nothing. The header or the
+/// contract of each says why it cannot fill Redis. A full Redis refuses all other scripts as a
+/// whole.
 const RUN_WHEN_FULL: [&str; 20] = [
     "advance",
     "amend",

@@ -1,4 +1,4 @@
-//! The promises of the scripts one by one, on real servers.
+//! The promises of each script, on real servers.
 
 mod bounds;
 mod delays;
@@ -21,7 +21,7 @@ use redis::Commands;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::script_harness::ScriptHarness;
 
-/// A time as servers have it: more than 2^50 µs, with digits to lose.
+/// A time as servers have it: more than 2^50 µs, so that a float would lose digits.
 const NOW: i64 = 1_760_000_000_000_001;
 const TTL_MS: u64 = 30_000;
 const SLICE_US: u64 = 10_000;
@@ -44,7 +44,7 @@ fn bot(text: &str) -> BotId {
     BotId::parse(text).unwrap()
 }
 
-/// A claim of everything that is ready.
+/// A claim of every ready bot.
 fn claim_all(keys: &ShardKeys) -> Claim<'_> {
     Claim {
         keys,
@@ -58,7 +58,7 @@ fn claim_all(keys: &ShardKeys) -> Claim<'_> {
     }
 }
 
-/// The completion of a lease under which nothing was removed yet.
+/// The completion of a lease that has removed no event yet.
 fn completion(claimed: &Claimed, lease: usize, n: usize, mode: Mode) -> Completion {
     let grant = &claimed.leases[lease];
     let (bot, run, fence) = (grant.bot.clone(), Arc::clone(&claimed.run), grant.fence);
@@ -80,7 +80,7 @@ fn dead(index: usize) -> Exception {
     Exception { index, fate: Fate::Dead { reason: "refused".into(), attempts: 1 } }
 }
 
-/// One shard of a server of its own, on a clock of the test's own.
+/// One shard on a private server, with a clock that the test sets.
 struct Shard {
     harness: ScriptHarness,
     keys: ShardKeys,
@@ -108,7 +108,7 @@ impl Shard {
         self.push_heard(now_us, to, events, limits).0
     }
 
-    /// And what was published.
+    /// Like `push`, and also returns what the script published.
     fn push_heard(
         &mut self,
         now_us: i64,
@@ -150,7 +150,7 @@ impl Shard {
         self.call(now_us, &Complete { keys, dead_max, quotas, ledger, items })
     }
 
-    /// Makes these many first events of the only ready bot dead letters.
+    /// Dead-letters the first `n` events of the only ready bot.
     fn kill(&mut self, now_us: i64, n: usize, dead_max: u64) -> Completed {
         let claimed = self.claim(now_us);
         let item = completion(&claimed, 0, n, Mode::Release);
@@ -158,7 +158,7 @@ impl Shard {
         self.complete(now_us, dead_max, &[item])
     }
 
-    /// Sequences and events of a queue.
+    /// The sequences and the events of a queue.
     fn queue(&mut self, of: &str) -> Vec<(u64, String)> {
         let key = self.keys.queue(&bot(of));
         let records: Vec<Vec<u8>> = self.harness.plain().lrange(key, 0, -1).unwrap();

@@ -1,4 +1,4 @@
-//! Servers that are full, forget their scripts or are started again.
+//! Servers that are full, forget their scripts or are restarted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,7 +39,7 @@ async fn complete(link: &Link, item: Completion) -> Result<Verdict, RedisError> 
     Ok(link.call(&Complete { keys, dead_max: 9, quotas, ledger: false, items }).await?.verdicts[0])
 }
 
-/// Every key with everything it holds.
+/// Every key with its content.
 async fn everything(server: &RedisServer) -> BTreeMap<String, Vec<u8>> {
     let mut connection = server.connection().await;
     let mut found = BTreeMap::new();
@@ -112,7 +112,7 @@ async fn a_lease_of_an_older_run_commits_nothing() {
     push(&link, &["1", "2"]).await.unwrap();
     let old = claim(&link).await;
     server.restart();
-    // The broken connection is noticed by the first call.
+    // The first call notices the broken connection.
     let (none, patience) = (redis::pipe().cmd("PING").clone(), Duration::from_secs(10));
     eventually(patience, "a new connection", async || link.run(&none).await.is_ok()).await;
     let late = || completion(&old, 0, 1, Mode::Release);
@@ -121,7 +121,8 @@ async fn a_lease_of_an_older_run_commits_nothing() {
     assert_eq!(new.leases.len(), 1, "ready again at once");
     assert_ne!(new.run, old.run);
     assert_eq!(complete(&link, late()).await.unwrap(), Verdict::Stale);
-    // The fence alone does not name a lease: a server whose clock was set back gives it out twice.
+    // The fence alone does not identify a lease: a server whose clock was set back gives the same
+    // fence twice.
     let renamed = Completion { run: old.run.clone(), ..completion(&new, 0, 1, Mode::Release) };
     assert_eq!(complete(&link, renamed).await.unwrap(), Verdict::Stale);
     let mut connection = server.connection().await;

@@ -22,12 +22,12 @@ fn ad(id: &str) -> AdId {
     AdId::parse(id).unwrap()
 }
 
-/// The real time: keys of the cache run out by it.
+/// The real time, because keys of the cache expire by it.
 fn now() -> i64 {
     i64::try_from(SystemClock.now().as_micros()).unwrap()
 }
 
-/// A shard of the counters, with what a bot's book says.
+/// A shard of the counters, and the settings of a bot's calls.
 struct Counters {
     shard: Shard,
     now: i64,
@@ -44,7 +44,7 @@ impl Counters {
         counters
     }
 
-    /// The server is of this run now.
+    /// Gives the server this run id.
     fn run(&mut self, run: &str) {
         let keys = &self.shard.keys.clone();
         self.shard.call(self.now, &Recover { keys, run, slice_us: SLICE_US });
@@ -69,7 +69,7 @@ impl Counters {
         self.call(id, n, None)
     }
 
-    /// With the document's total and sequence, nothing having been completed yet.
+    /// Counts with the total and the sequence of the document, before any completion.
     fn upsert(&mut self, id: &str, n: u64, stored: Option<(u64, u64)>) -> Viewed {
         self.call(id, n, Some(("", stored)))
     }
@@ -81,7 +81,7 @@ impl Counters {
         self.shard.call(self.now, &Replace { counting, total, event: b"replace" });
     }
 
-    /// A line of an import, the line before it and the last empty one behind it.
+    /// A line of an import, with the line before it and the last empty line after it.
     fn import(&mut self, [before, line, upto]: [u64; 3], id: &str, total: u64) -> Taken {
         self.now += 10;
         let (keys, bot, ad) = (&self.shard.keys.clone(), &self.bot.clone(), &ad(id));
@@ -96,7 +96,7 @@ impl Counters {
         self.shard.harness.plain().hgetall(unflushed).unwrap()
     }
 
-    /// How many totals each generation caches.
+    /// The number of totals that each generation caches.
     fn generations(&mut self) -> [u64; 2] {
         let [_, first, second, _] = self.shard.keys.ledger(&self.bot);
         [first, second].map(|key| self.shard.harness.plain().hlen(key).unwrap())
@@ -110,7 +110,7 @@ impl Counters {
         self.shard.claim(self.now)
     }
 
-    /// Completes the first `n`, which count these.
+    /// Completes the first `n` events, which hold these counts.
     fn complete(&mut self, claimed: &Claimed, n: usize, mode: Mode, ads: &[(&str, u64, u64)]) {
         let last = Sequence::new(self.sequences()[n.max(1) - 1]);
         let accounts = ads.iter().map(|(id, views, replaced)| ((*id).into(), (*views, *replaced)));
@@ -166,7 +166,7 @@ fn a_document_that_a_flush_may_have_changed_is_refused() {
     let mut counters = Counters::new();
     assert_eq!(counters.upsert("x", 3, None), Viewed::Counted(None), "MongoDB is unavailable");
     let head = counters.sequences()[0];
-    // The flush has written the queued view but not completed it.
+    // The flush has written the queued view to MongoDB but not completed it.
     assert_eq!(counters.upsert("x", 1, Some((3, head))), Viewed::Ask(String::new()));
     assert_eq!(counters.sequences().len(), 1, "nothing was counted");
     assert_eq!(counters.upsert("x", 1, Some((0, head - 1))), total(4));
@@ -204,7 +204,7 @@ fn a_replacement_sets_the_total_immediately_and_no_total_is_told_without_it() {
     counters.replace("x", 30);
     assert_eq!(counters.view("x", 1), total(31));
     assert_eq!(counters.unflushed(), [("rx".to_owned(), 1), ("vx".to_owned(), 6)].into());
-    // Another run of the server: what was cached says nothing, and the document is the old one.
+    // In another run of the server the cache is void, and the document is the old one.
     counters.run("run-2");
     assert_eq!(counters.view("x", 1), Viewed::Ask(String::new()));
     assert_eq!(counters.upsert("x", 1, Some((100, 0))), Viewed::Counted(None));
@@ -263,7 +263,7 @@ fn a_cached_total_is_forgotten_after_two_days_unless_it_is_viewed_or_waits() {
     counters.now += DAY_US;
     assert_eq!(counters.view("hot", 1), total(12));
     assert_eq!(counters.generations(), [1, 1], "the hit moved forward, alone");
-    // While views wait, nothing that is cached runs out.
+    // While views wait, no cached total expires.
     let claimed = counters.claim();
     counters.complete(&claimed, 1, Mode::Park { ms: 10 }, &[("hot", 1, 0)]);
     assert!(ttl(&mut counters, &young) > two_days);

@@ -1,4 +1,4 @@
-//! View counters over HTTP: their answers and their refusals.
+//! View counters over HTTP: the answers and the refusals.
 
 mod refusals;
 
@@ -49,17 +49,17 @@ impl Counting {
     }
 }
 
-/// `rest` follows the counters of bot `shop-1`.
+/// The path of the counters of bot `shop-1`, followed by `rest`.
 fn path(rest: &str) -> String {
     format!("/v1/bots/shop-1/counters{rest}")
 }
 
-/// Sends JSON.
+/// Sends a JSON body.
 async fn send(client: &Client, method: &str, rest: &str, body: &Value) -> Response {
     client.send(method, &path(rest), &JSON, body.to_string().as_bytes()).await
 }
 
-/// Counts a view of an ad; answers its total.
+/// Counts a view of an ad and returns its total.
 async fn view(client: &Client, ad: &str) -> Value {
     let answer = client.post(&path(&format!("/{ad}/views"))).await;
     assert_eq!(answer.code, 200, "{answer:?}");
@@ -81,7 +81,7 @@ fn today() -> Date {
     now.to_zoned(jiff::tz::TimeZone::UTC).date()
 }
 
-/// The views of the last 30 days in all.
+/// The sum of the views of the last 30 days.
 async fn of_days(client: &Client, ad: &str) -> u64 {
     let answer = client.get(&path(&format!("/{ad}/daily"))).await;
     assert_eq!(answer.code, 200, "{answer:?}");
@@ -90,7 +90,7 @@ async fn of_days(client: &Client, ad: &str) -> u64 {
     days.iter().map(|day| day["views"].as_u64().unwrap()).sum()
 }
 
-/// The lines of a chunked answer and whether its last chunk came.
+/// The lines of a chunked answer, and whether its last chunk came.
 fn lines(bytes: &[u8]) -> (Vec<Value>, bool) {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
     let (mut rest, mut body) = (&bytes[end + 4..], Vec::new());
@@ -121,7 +121,7 @@ async fn a_view_is_counted_immediately_and_told_in_every_way() {
         send(client, "POST", "/x/views", &json!({ "n": 1000 })).await.json()["total"],
         1_005
     );
-    // Another bot's ad of the same name is another ad.
+    // An ad of the same name of another bot is another ad.
     assert_eq!(client.post("/v1/bots/shop-2/counters/x/views").await.json()["total"], 1);
 
     let asked = client.get(&path("?ids=y,x,never")).await;
@@ -143,7 +143,7 @@ async fn a_view_is_counted_immediately_and_told_in_every_way() {
 
 #[tokio::test]
 async fn an_event_on_the_bus_counts_as_well() {
-    // Also what was there before the instance.
+    // Views that were published before the instance started count too.
     let start = [("pipelines.counters.start", "\"earliest\"")];
     let counting = Counting::start_with(&start).await;
     let client = &counting.client;
@@ -170,7 +170,8 @@ async fn an_ad_may_have_any_name_and_is_told_in_the_order_that_was_asked() {
         ("%E2%82%AC%20%25", "€ %"),
         ("%7Ba%7D%3A*%3F", "{a}:*?"),
         ("views", "views"),
-        // Routes win over ads of their name, which are reached with a letter encoded.
+        // Routes take precedence over ads with the same name. Such an ad is reached with one letter
+        // encoded.
         ("%65xport", "export"),
         ("%69mport", "import"),
         ("%71uery", "query"),
@@ -193,7 +194,7 @@ async fn an_ad_may_have_any_name_and_is_told_in_the_order_that_was_asked() {
         let deleted = client.send("DELETE", &path(&format!("/{encoded}")), &[], b"").await;
         assert_eq!(deleted.code, 204, "{ad}");
     }
-    // What has a further part is no route of that name.
+    // With a further path segment, the name is an ad and not a route.
     assert_eq!(view(client, "export").await, 1);
     assert_eq!(view(client, "query").await, 1);
     for plain in ["export", "import", "query"] {
@@ -267,13 +268,13 @@ async fn an_ad_is_immediately_reset_set_and_forgotten_and_counts_from_there() {
 async fn a_day_is_exported_whole_line_by_line() {
     let counting = Counting::start().await;
     let client = &counting.client;
-    // More than one page of the store.
+    // These fill more than one page of the store.
     let before = today();
     for ad in 0..1_100 {
         let views = send(client, "POST", &format!("/ad-{ad}/views"), &json!({ "n": 2 })).await;
         assert_eq!(views.code, 200, "{views:?}");
     }
-    // Of nobody knows which day.
+    // These views have an unknown day.
     assert_eq!(send(client, "PUT", "/other", &json!({ "total": 2 })).await.code, 204);
     let mut days = vec![before, today()];
     days.dedup();
@@ -304,7 +305,7 @@ async fn a_day_is_exported_whole_line_by_line() {
     assert_eq!(ads.len(), 1_100);
     assert_eq!(export(before.yesterday().unwrap()).await, [Value::Null; 0]);
 
-    // One at a time: the store is silent, so the first one does not end.
+    // Only one export runs at a time. MongoDB is frozen, so the first one does not end.
     counting.mongo.sigstop();
     let day = path(&format!("/export?day={before}"));
     let (first, second) = tokio::join!(client.get(&day), client.get(&day));
@@ -318,7 +319,7 @@ async fn a_day_is_exported_whole_line_by_line() {
     counting.stop().await;
 }
 
-/// The tokens of the tests; the text of each is its name, made longer.
+/// The tokens of the tests. The text of each is its name with a suffix.
 fn tokens(directory: &std::path::Path) -> String {
     let table = |(name, scope): (&str, &str)| {
         let file = directory.join(name);

@@ -12,7 +12,8 @@ use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
 
-/// Requests that no counter can use: method, what follows the counters, body, field.
+/// Requests that no counter can use: method, the path after `counters`, body, and the field in
+/// error.
 fn unusable() -> Vec<(&'static str, String, Option<Value>, &'static str)> {
     let long = "x".repeat(10_000);
     let ids = |count: usize| vec!["a"; count];

@@ -1,6 +1,7 @@
-//! Every interleaving of a small system: two consumers, two bots, three or four events, and every
-//! accident the protocol has to bear, each a bounded number of times. The invariants of the
-//! protocol hold in every state, or the checker prints the shortest way to the one where not.
+//! Every interleaving of a small system: two consumers, two bots, and up to four events. Every
+//! accident that the protocol must survive happens a limited number of times. The invariants of the
+//! protocol hold in every state. Otherwise the checker prints the shortest path to the state that
+//! breaks one.
 
 mod system;
 
@@ -43,14 +44,14 @@ impl Model for System {
             held.superseded |=
                 held.run != state.run || lease.is_none_or(|lease| lease.fence != held.fence);
         }
-        // The consumers are alike: half the states suffice.
+        // The consumers are alike, so half the states suffice.
         state.consumers.sort_unstable();
         Some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            // Else everything below would hold for want of anything happening.
+            // Without this, the promises below could hold because nothing happens.
             Property::sometimes(
                 "every event is handled and the shard is empty",
                 |system: &System, state: &SystemState| {
@@ -94,11 +95,12 @@ impl Model for System {
     }
 }
 
-/// One event of each of two bots, for what would be too much with more.
+/// One event of each of two bots, for budgets that would take too long with more events.
 const ONE_EACH: &[(Stream, Bot)] = &[(0, 0), (0, 1)];
 /// Two events of one bot and one of another, on one stream.
 const ONE_STREAM: &[(Stream, Bot)] = &[(0, 0), (0, 0), (0, 1)];
-/// One bot fed by two streams: after a lost tail its queue may be refilled in another order.
+/// One bot gets events from two streams. After a lost tail, its queue may be refilled in another
+/// order.
 const TWO_STREAMS: &[(Stream, Bot)] = &[(0, 0), (0, 0), (1, 0), (0, 1)];
 
 const NOTHING_WRONG: Budget = Budget {
@@ -111,7 +113,7 @@ const NOTHING_WRONG: Budget = Budget {
     pauses: 0,
 };
 
-/// Explores everything; every promise must hold in every state.
+/// Explores all states. Every promise must hold in each of them.
 fn every_promise_holds(events: &'static [(Stream, Bot)], budget: Budget) {
     let system = System { events, budget, without: None };
     let done = system.checker().threads(2).spawn_bfs().join();
@@ -119,8 +121,8 @@ fn every_promise_holds(events: &'static [(Stream, Bot)], budget: Budget) {
     done.assert_properties();
 }
 
-/// Without one rule of the protocol these promises must be found broken, so that what is found
-/// whole with it means something.
+/// Checks that these promises break without one rule of the protocol. This shows that the checker
+/// would find a fault.
 fn is_broken(
     promises: &[&'static str],
     events: &'static [(Stream, Bot)],
@@ -176,8 +178,8 @@ fn without_the_fence_check_a_frozen_holder_commits() {
     is_broken(&["a stale fence commits nothing"], ONE_STREAM, budget, Rule::FenceCheck);
 }
 
-/// A fence is the time so that it rises even if the last one is forgotten with the tail. A clock
-/// that was set back takes this away, hence the run in the name of a lease.
+/// A fence is a time, so that it rises even if a lost tail took the last one. A clock that was set
+/// back breaks this, so the name of a lease includes the run.
 #[test]
 fn without_the_run_in_its_name_a_lease_of_before_a_lost_tail_commits() {
     let budget = Budget { lost_tails: 1, crashes: 1, ..NOTHING_WRONG };

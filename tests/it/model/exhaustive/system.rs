@@ -1,4 +1,4 @@
-//! The system that is explored: its state, and what each step does to it.
+//! The explored system: its state, and the effect of each step.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::model::state_machine::{
 const BOTS: u8 = 2;
 const FAR_MS: i64 = 1 << 40;
 
-/// What the system is made of, how often what may go wrong, and which rule is left out.
+/// The parts of the system, how often each accident may happen, and the rule that is left out.
 #[derive(Debug, Clone)]
 pub(super) struct System {
-    /// Where each event comes from and whose it is. Its number is its place here.
+    /// The stream and the bot of each event. The number of an event is its index here.
     pub(super) events: &'static [(Stream, Bot)],
     pub(super) budget: Budget,
     pub(super) without: Option<Rule>,
@@ -22,7 +22,7 @@ pub(super) struct System {
 pub(super) enum Rule {
     Recover,
     FenceCheck,
-    /// A lease is named by the run that granted it, not by its fence alone.
+    /// A lease is named by its run and its fence, not by its fence alone.
     RunCheck,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Rule {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Budget {
     pub(super) crashes: u8,
-    /// Consumers frozen past their lease.
+    /// Consumers that are frozen beyond their lease.
     pub(super) freezes: u8,
     pub(super) lost_replies: u8,
     pub(super) lost_tails: u8,
@@ -42,16 +42,16 @@ pub(super) struct Budget {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct SystemState {
     pub(super) server: Server,
-    /// What a restart would find on disk.
+    /// The state that a restart would find on disk.
     pub(super) saved: Option<Arc<Server>>,
     pub(super) run: u32,
-    /// The offset of each stream up to which the fan-out believes to have copied.
+    /// The offset of each stream up to which the fan-out believes it has copied.
     pub(super) copied: [u8; 2],
     pub(super) consumers: [Option<Held>; 2],
     pub(super) budget: Budget,
-    /// Events some handler had, as bits.
+    /// Events that a handler has handled, as bits.
     pub(super) handled: u8,
-    /// Events an operator purged, as bits: neither lost nor out of order.
+    /// Events that an operator purged, as bits. They count neither as lost nor as out of order.
     pub(super) purged: u8,
     pub(super) broken: Option<&'static str>,
 }
@@ -66,9 +66,9 @@ pub(super) struct Held {
     limit: u8,
     slice: Option<Vec<Event>>,
     handled: u32,
-    /// A completion whose reply never came; it is repeated as it was.
+    /// A completion without a reply. It is repeated unchanged.
     unanswered: Option<(Ending, u32)>,
-    /// What the holder cannot know: the server ended this lease.
+    /// Hidden from the holder: the server has ended this lease.
     pub(super) superseded: bool,
 }
 
@@ -132,7 +132,7 @@ impl System {
             .map(|(number, event)| (event.1, number))
     }
 
-    /// What happens as long as nothing goes wrong and time passes.
+    /// The steps that are possible without a fault while time passes.
     pub(super) fn progress(&self, state: &SystemState, steps: &mut Vec<Step>) {
         for stream in 0..2 {
             let copied = state.copied[usize::from(stream)];
@@ -224,22 +224,24 @@ impl System {
         }
     }
 
-    /// First on every connection; a restart has cut them all, so each command does it.
+    /// The first command on every connection. A restart closes all connections, so here each
+    /// command starts with it.
     fn connect(&self, state: &mut SystemState) {
         if self.without != Some(Rule::Recover) {
             state.server.recover(Self::NOW_US, state.run);
         }
     }
 
-    /// The clock stands still, which keeps the states few and is the worst it can do: fences that
-    /// a lost tail took with it are granted again.
+    /// The clock stands still. That keeps the number of states small and is the worst case: fences
+    /// that were lost with a tail are granted again.
     const NOW_US: i64 = 0;
 
     fn enqueue(&self, state: &mut SystemState, stream: Stream, reply_lost: bool) {
         self.connect(state);
         let events: Vec<(Bot, Event)> = self.of_stream(stream).collect();
         let copied = &mut state.copied[usize::from(stream)];
-        // With nothing new, the last event is offered again: the answer tells what is missing.
+        // If nothing is new, the last event is offered again. The answer tells which events are
+        // missing.
         let next = usize::from(*copied).min(events.len() - 1);
         let chain = (next as u64, next as u64 + 1);
         let reply = state.server.enqueue(Self::NOW_US, stream, chain, &events[next..=next]);

@@ -1,5 +1,5 @@
-//! Every key of the shard, read back into the model's terms. Whatever is not as the key table says
-//! is a panic.
+//! Reads every key of the shard back into the terms of the model. It panics on content that differs
+//! from the key table.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,7 +12,7 @@ use super::real::REFUSED;
 use crate::model::state_machine::{Attempts, Bot, Event, Key, Lease, Letter, Reason, Server, size};
 use crate::support::script_harness::OWN_KEYS;
 
-/// Ids that would do harm if they were a pattern, a hash tag or joined with a separator. In the
+/// Ids that would do harm as a pattern, as a hash tag or joined with a separator. They are in the
 /// order in which Redis sorts them.
 pub(super) const NAMES: [&str; BOTS as usize] = ["*", "12:34", "{a} b", "|1|2|3|4"];
 pub(super) const STREAM_NAMES: [&str; STREAMS as usize] = ["events", "{more}:*"];
@@ -22,7 +22,7 @@ pub(super) struct Decoded {
     pub(super) letters: Vec<Offset>,
 }
 
-/// The commands that read everything.
+/// The commands that read all data of the shard.
 pub(super) fn look(keys: &ShardKeys, bots: &[BotId]) -> Pipeline {
     let mut pipe = redis::pipe();
     pipe.keys("*").hgetall(keys.meta());
@@ -112,7 +112,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
     Decoded { server, letters }
 }
 
-/// Nothing is written beside the keys that are read.
+/// Checks that no script writes other keys than those that are read here.
 fn check_keys(keys: &ShardKeys, found: Vec<String>) {
     let known: BTreeSet<String> =
         ["meta", "ctl", "busy", "own", "att", "fin", "paused", "weight", "held"]
@@ -159,7 +159,7 @@ pub(super) fn bot(name: &str) -> Bot {
     u8::try_from(at.unwrap_or_else(|| panic!("a bot {name:?}"))).unwrap()
 }
 
-/// Comparing them as texts, as floats or by the first part alone would all be wrong.
+/// These offsets sort wrongly as texts, as floats, or by the first part alone.
 pub(super) fn offset(number: u64) -> Offset {
     match number {
         0 => Offset::default(),
@@ -171,7 +171,7 @@ pub(super) fn key_name(key: Key) -> String {
     format!("key {key}")
 }
 
-/// Runs differ in their first eight characters.
+/// Run ids differ in their first eight characters.
 pub(super) fn run_id(run: u32) -> String {
     format!("{run:08x}{:0>32}", "")
 }
@@ -180,7 +180,7 @@ pub(super) fn run(id: &str) -> Option<u32> {
     (!id.is_empty()).then(|| u32::from_str_radix(&id[..8], 16).unwrap())
 }
 
-/// An event as `MessagePack`: a number of sixteen bits, then zeros up to its size.
+/// An event as `MessagePack`: a 16-bit number, then zeros up to its size.
 pub(super) fn encode(event: Event) -> Vec<u8> {
     let [high, low] = event.to_be_bytes();
     let mut bytes = vec![0xcd, high, low];

@@ -1,8 +1,8 @@
-//! Random operations on the model and on the real scripts, side by side: after every step the
-//! replies, the publications and all the data of the shard are the same, and the invariants of the
-//! protocol hold. The scripts are the product's, on a clock of the test's own.
+//! Random operations on the model and on the real scripts, side by side. After every step, the
+//! replies, the publications and all data of the shard agree, and the invariants of the protocol
+//! hold. The scripts are the product's, on a clock that the test sets.
 //!
-//! `PROPTEST_CASES` (256) makes it run longer.
+//! A higher `PROPTEST_CASES` than 256 makes it run longer.
 
 mod decode;
 mod operation;
@@ -20,7 +20,7 @@ use self::reference::Reference;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::script_harness::ScriptHarness;
 
-/// Most operations of one case.
+/// Maximum number of operations of one case.
 const STEPS: usize = 100;
 
 #[test]
@@ -28,14 +28,14 @@ fn the_scripts_behave_like_the_model() {
     let server = RedisServer::start(Options::default());
     let real = std::cell::RefCell::new(Real::new(ScriptHarness::new(&server)));
     let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
-    config.cases *= 4; // ten seconds
+    config.cases *= 4; // Runs for ten seconds.
     let mut runner = TestRunner::new(config);
     let strategy = Reference::sequential_strategy(1..=STEPS);
     let result = runner.run(&strategy, |(mut state, operations, seen)| {
         let mut real = real.borrow_mut();
         real.reset();
         for operation in operations {
-            // What was not reached is left out when a failure is shrunk.
+            // Operations that were not reached are left out when a failure is shrunk.
             if let Some(seen) = &seen {
                 seen.fetch_add(1, Ordering::SeqCst);
             }

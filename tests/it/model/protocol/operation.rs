@@ -1,6 +1,6 @@
-//! What may happen, as it is drawn at random. Nothing here names a fence, a sequence or a time:
-//! what is meant is found when the operation is applied, so that a failing sequence still means
-//! something when operations before it are left out.
+//! The operations, drawn at random. None of them names a fence, a sequence or a time. The test
+//! finds these when it applies the operation, so that a failing sequence stays meaningful when
+//! earlier operations are left out.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -19,7 +19,7 @@ pub(super) enum Operation {
     },
     /// The settings change.
     Limit(Limits),
-    /// A batch of the bus; without bots a checkpoint.
+    /// A batch of the bus. Without bots it is a checkpoint.
     Enqueue {
         stream: Stream,
         chain: Chain,
@@ -70,51 +70,51 @@ pub(super) enum Operation {
     },
 }
 
-/// Which part of a stream is copied.
+/// The part of a stream that is copied.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Chain {
-    /// The next so many offsets.
+    /// This many next offsets.
     Next(u64),
-    /// From before where the shard stands, up to so many offsets beyond.
+    /// From before the shard's offset to this many offsets beyond it.
     Again(u64),
-    /// Something before it was not copied.
+    /// A part before it was not copied.
     Ahead,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Bound {
     Any,
-    /// Only what was away.
+    /// Only bots of the quiet class.
     Quiet,
-    /// So far from the virtual clock, µs.
+    /// This far from the virtual clock, in µs.
     Clock(i64),
 }
 
-/// What is said of one lease.
+/// A completion of one lease.
 #[derive(Debug, Clone)]
 pub(super) struct Ending {
-    /// Which of all leases ever granted, the latest first.
+    /// The index among all leases ever granted, the latest first.
     pub(super) lease: usize,
     pub(super) counting: Counting,
     pub(super) n: u32,
     pub(super) cost: i64,
     pub(super) what: What,
     pub(super) exceptions: Vec<(u32, Exception)>,
-    /// The lease of another run with the same fence.
+    /// Uses the lease of another run with the same fence.
     pub(super) other_run: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Counting {
-    /// As many as there are, at most.
+    /// At most as many events as the queue has.
     Right,
-    /// More than there are, perhaps.
+    /// Possibly more events than the queue has.
     Beyond,
-    /// What was said of this lease before, word by word.
+    /// The last completion of this lease, unchanged.
     Repeated,
-    /// What was removed before, but with another ending.
+    /// The counts of the last completion, but with another ending.
     RepeatedOtherwise,
-    /// From another `before`.
+    /// A different `before`.
     Off,
 }
 
@@ -270,7 +270,7 @@ fn operator() -> impl Strategy<Value = Operation> {
 }
 
 pub(super) fn any_operation() -> BoxedStrategy<Operation> {
-    // Deadlines are met on the dot, missed by a microsecond, and passed by far.
+    // Deadlines are met exactly, missed by a microsecond, and exceeded by far.
     let us = prop_oneof![
         Just(1_i64),
         Just(999),

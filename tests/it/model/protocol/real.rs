@@ -1,5 +1,5 @@
-//! The real side: makes each call on a real server and reads everything the shard holds back into
-//! the model's terms.
+//! The real side: makes each call on a real server, and reads all data of the shard back into the
+//! terms of the model.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::model::state_machine::{
 };
 use crate::support::script_harness::ScriptHarness;
 
-/// Why handlers refuse events here.
+/// The reason with which handlers refuse events here.
 pub(super) const REFUSED: &str = "refused | by the handler";
 const IDEMPOTENCY_MS: u64 = 3_600_000;
 
-/// What one step did.
+/// The effect of one step.
 pub(super) struct Outcome {
     pub(super) answer: ScriptReply,
     pub(super) published: Vec<String>,
@@ -33,7 +33,7 @@ pub(super) struct Real {
     harness: ScriptHarness,
     keys: ShardKeys,
     bots: Vec<BotId>,
-    /// Only a claim's reply makes a fence.
+    /// Only the reply to a claim creates a fence.
     fences: BTreeMap<u64, Fence>,
     /// The ids of the dead letters.
     letters: Vec<Offset>,
@@ -50,7 +50,7 @@ impl Real {
         Self { harness, keys, bots, fences, letters: Vec::new(), queues }
     }
 
-    /// Forgets everything but the scripts.
+    /// Removes all data but the scripts.
     pub(super) fn reset(&mut self) {
         redis::cmd("FLUSHALL").exec(self.harness.plain()).unwrap();
         self.fences.clear();

@@ -1,5 +1,5 @@
-//! The model with what a caller knows: it turns an [`Operation`] into an exact call and the exact
-//! answer that the scripts have to give.
+//! The model with the knowledge of a caller. It turns an [`Operation`] into an exact call and the
+//! exact answer that the scripts must give.
 
 use std::collections::VecDeque;
 
@@ -38,11 +38,11 @@ pub(super) enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ScriptReply {
     Nothing,
-    /// And where the shard stands.
+    /// With the offset of the shard.
     Enqueued(Enqueued, u64),
     Pushed(Pushed),
     Refused(Refused),
-    /// And the run that granted the leases.
+    /// With the run that granted the leases.
     Claimed(Claimed, Option<u32>),
     Completed {
         verdicts: Vec<Verdict>,
@@ -65,14 +65,14 @@ pub(super) enum Verdict {
     Full,
 }
 
-/// One step: the call, and what it must do.
+/// One step: the call and its required effect.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) now_us: i64,
     pub(super) limits: Limits,
     pub(super) action: Action,
     pub(super) answer: ScriptReply,
-    /// What is published, in this order.
+    /// The publications, in this order.
     pub(super) published: Vec<String>,
 }
 
@@ -83,7 +83,7 @@ struct Held {
     fence: u64,
     run: Option<u32>,
     removed: u32,
-    /// What was said of it last, and when in ms.
+    /// The last completion of it, and its time in ms.
     last: Option<(i64, Completion)>,
 }
 
@@ -138,7 +138,7 @@ impl ReferenceState {
         (first..self.next_event).collect()
     }
 
-    /// What the operation means now.
+    /// The call that the operation means in the current state.
     fn action(&mut self, operation: &Operation) -> Action {
         match *operation {
             Operation::Pass { us } => {
@@ -205,7 +205,7 @@ impl ReferenceState {
         }
     }
 
-    /// Also what is not due yet, and what somebody else moved.
+    /// Includes events that are not due yet, and an event that another process has moved.
     fn promotion(&self, ahead_ms: i64, other_bot: bool) -> Action {
         let mut due: Vec<(i64, u64, Bot)> = self
             .server
@@ -352,7 +352,7 @@ fn other(bot: Bot, other: bool) -> Bot {
     if other { (bot + 1) % super::operation::BOTS } else { bot }
 }
 
-/// Whatever fell below what claimers and schedulers know.
+/// The publications: each value that fell below the last one that claimers and schedulers know.
 fn published(before: &Server, after: &Server, now_us: i64, action: &Action) -> Vec<String> {
     let fell = |what: &str, before: Option<i64>, after: Option<i64>| {
         let after = after.filter(|&after| before.is_none_or(|before| after < before));
@@ -362,7 +362,7 @@ fn published(before: &Server, after: &Server, now_us: i64, action: &Action) -> V
     let deadline = |server: &Server| server.busy.values().copied().min();
     let due = |server: &Server| server.later.values().map(|&(due_ms, ..)| due_ms).min();
     let said = match action {
-        // Between reaping and taking.
+        // The reaped bots are announced before the claim takes any.
         Action::Claim(claim) => {
             let mut reaped = before.clone();
             reaped.v = reaped.v.max(claim.seen);
@@ -373,7 +373,7 @@ fn published(before: &Server, after: &Server, now_us: i64, action: &Action) -> V
             fell("ready", ready(before), ready(after)),
             fell("deadline", deadline(before), deadline(after)),
         ],
-        // Everybody stopped looking.
+        // While the shard was paused, no claimer looked at it.
         Action::Resume(None) => [fell("ready", None, ready(after)), None],
         _ => [fell("ready", ready(before), ready(after)), fell("due", due(before), due(after))],
     };

@@ -1,4 +1,4 @@
-//! What operators, schedulers and connections ask of a shard.
+//! The commands of operators, schedulers and connections for a shard.
 
 use super::{Bot, Event, Key, Queued, Server, size, unsigned};
 
@@ -16,7 +16,7 @@ pub(crate) struct Pushed {
 pub(crate) struct Refused(pub(crate) &'static str, pub(crate) u64, pub(crate) u64);
 
 impl Server {
-    /// Events of one bot now, or one later; once per idempotency key.
+    /// Pushes events of one bot now, or one event later, once per idempotency key.
     pub(crate) fn push_once(
         &mut self,
         now_us: i64,
@@ -59,8 +59,8 @@ impl Server {
         (bytes > 0 && held_bytes + more > bytes).then_some(refused)
     }
 
-    /// Moves those of these delayed events that are due into the queues, as if they came now.
-    /// Answers how many, and the next due time.
+    /// Moves the due ones of these delayed events into the queues, as if they arrived now. Returns
+    /// their number, and the next due time.
     pub(crate) fn promote(&mut self, now_us: i64, events: &[(u64, Bot)]) -> (u64, Option<i64>) {
         let (mut moved, mut fresh) = (0, Vec::new());
         for &(id, bot) in events {
@@ -81,8 +81,8 @@ impl Server {
         (moved, self.later.values().map(|&(due_ms, ..)| due_ms).min())
     }
 
-    /// Puts a dead letter of the bot back in order of sequence. Revokes a lease, whose holder
-    /// counts from the old head.
+    /// Puts a dead letter of the bot back in order of sequence. Revokes the lease, because its
+    /// holder counts from the old head.
     pub(crate) fn redrive(&mut self, now_us: i64, place: Option<usize>, bot: Bot) -> bool {
         let letter = place.and_then(|place| self.dead.get(place).copied());
         let (Some(place), Some(letter)) = (place, letter) else { return false };
@@ -102,7 +102,7 @@ impl Server {
         true
     }
 
-    /// Breaks a lease or park. Answers whether there was one.
+    /// Breaks a lease or park. Returns whether there was one.
     pub(crate) fn revoke(&mut self, now_us: i64, bot: Bot) -> bool {
         if !self.busy.contains_key(&bot) {
             return false;
@@ -114,13 +114,13 @@ impl Server {
         true
     }
 
-    /// Stops or goes on with handing out anything. Answers whether that changed something.
+    /// Pauses or resumes the whole shard. Returns whether that changed something.
     pub(crate) fn pause_shard(&mut self, paused: bool) -> bool {
         std::mem::replace(&mut self.shard_paused, paused) != paused
     }
 
-    /// Sets the flag. A running lease or park ends normally, then the bot rests.
-    /// Answers whether that changed something.
+    /// Pauses a bot. A running lease or park ends normally before the bot rests. Returns whether
+    /// that changed something.
     pub(crate) fn pause(&mut self, bot: Bot) -> bool {
         if let Some(score) = self.ctl.remove(&bot) {
             self.finish(bot, score);
@@ -136,7 +136,7 @@ impl Server {
         changed
     }
 
-    /// Drops a bot's events and revokes its lease, whose holder counts from the old head.
+    /// Drops a bot's events and revokes its lease, because the holder counts from the old head.
     pub(crate) fn purge(&mut self, bot: Bot) -> Vec<Event> {
         let removed = self.remove_head(bot, u32::MAX);
         self.unlease(&[bot]);
@@ -147,10 +147,10 @@ impl Server {
         removed
     }
 
-    /// The first command on a new connection. After a restart, revokes every lease that an older
-    /// run granted: lists may have lost their tails, so nobody's count is right any more.
-    /// They are ready again in the order in which they were granted. Answers how many those were;
-    /// `None`: the run is known.
+    /// The first command on a new connection. After a restart it revokes every lease of an older
+    /// run: queues may have lost their tails, so no holder's count is reliable. The bots become
+    /// ready in the order in which their leases were granted. Returns the number of revoked leases,
+    /// or `None` if the run is known.
     pub(crate) fn recover(&mut self, now_us: i64, run: u32) -> Option<u64> {
         if self.run == Some(run) {
             return None;

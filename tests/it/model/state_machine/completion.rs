@@ -1,25 +1,26 @@
-//! How a lease goes on or ends.
+//! The continuation and the end of a lease.
 
 use super::{Attempts, Bot, Event, Lease, Letter, Reason, Server};
 
-/// What becomes of a lease when its slice is completed.
+/// The fate of a lease when its slice is completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
-    /// Goes on until this deadline; with n = 0 a renewal.
+    /// The lease continues until this deadline. With `n = 0` it is a renewal.
     Keep {
         until_ms: i64,
     },
-    /// As keep, never with an earlier deadline; handed over while fewer than this are.
+    /// Like `Keep`, but never with an earlier deadline. The lease is handed over if fewer than
+    /// `max` are.
     Hand {
         until_ms: i64,
         max: u64,
     },
     Release,
-    /// Rests until this time.
+    /// The bot rests until this time.
     Park {
         until_ms: i64,
     },
-    /// As park, and counts as a failed attempt.
+    /// Like `Park`, and counts as a failed attempt.
     Fail {
         until_ms: i64,
         isolate: u32,
@@ -27,7 +28,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// The same, said later.
+    /// The same mode, given `ms` later.
     pub(crate) fn put_off(self, ms: i64) -> Self {
         match self {
             Self::Keep { until_ms } => Self::Keep { until_ms: until_ms + ms },
@@ -39,7 +40,7 @@ impl Mode {
     }
 }
 
-/// Where an event goes that is not done but leaves the queue.
+/// The destination of an event that leaves the queue without being done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Dead { attempts: u32 },
@@ -50,29 +51,29 @@ pub(crate) enum Fate {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) bot: Bot,
-    /// The run whose lease it is.
+    /// The run that granted the lease.
     pub(crate) run: Option<u32>,
     pub(crate) fence: u64,
     pub(crate) before: u32,
     pub(crate) n: u32,
     pub(crate) cost: i64,
     pub(crate) mode: Mode,
-    /// Places among the `n` of those that are not done.
+    /// Indexes of the events among the `n` that are not done.
     pub(crate) exceptions: Vec<(u32, Fate)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Completed {
-    /// These were taken off the queue.
+    /// These events were removed from the queue.
     Removed(Vec<Event>),
-    /// The same call came before: nothing more was taken off. What becomes of the lease is done
-    /// again, so that a renewal that is repeated lasts from the repetition.
+    /// The same call came before, so no further event was removed. Its effect on the lease is
+    /// repeated, so that a repeated renewal lasts from the repetition.
     Replay,
-    /// The lease is another's, or nobody's.
+    /// The lease belongs to another holder or has ended.
     Stale,
-    /// The caller counts differently.
+    /// The caller has another count.
     Bad,
-    /// As removed or as replay, but too many leases are handed over already.
+    /// As `Removed` or `Replay`, but too many leases are handed over already.
     Full { replay: bool },
 }
 
@@ -86,7 +87,7 @@ impl Server {
         }
     }
 
-    /// A completion whose fence was found to be the current one.
+    /// A completion whose fence is the current one.
     pub(crate) fn complete_held(
         &mut self,
         now_us: i64,
@@ -190,7 +191,7 @@ impl Server {
 
     fn progress(&mut self, bot: Bot, n: u32) {
         if let Some(attempts) = self.att.get_mut(&bot) {
-            // With the queue empty, whatever failed before has gone through.
+            // With the queue empty, every event that failed before is done.
             let left = self.queues.contains_key(&bot);
             let isolate = if left { attempts.isolate.saturating_sub(n) } else { 0 };
             *attempts = Attempts { isolate, ..Attempts::default() };

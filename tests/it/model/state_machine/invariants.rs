@@ -1,11 +1,11 @@
-//! What holds in every state.
+//! The invariants that hold in every state.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::{Attempts, Event, Server};
 
 impl Server {
-    /// Which of the protocol's invariants does not hold.
+    /// The first invariant of the protocol that does not hold, if any.
     pub(crate) fn broken_invariant(&self) -> Option<&'static str> {
         let nobody_forgotten = self.queues.keys().all(|bot| {
             let (ready, busy) = (self.ctl.contains_key(bot), self.busy.contains_key(bot));

@@ -1,8 +1,8 @@
-//! The queue protocol of one shard as a pure state machine: the duties of the Lua scripts, without
-//! Redis. Time is a number passed in. `exhaustive` explores it; the random test runs it beside
-//! the real scripts and compares replies and state.
+//! The queue protocol of one shard as a pure state machine: the contracts of the Lua scripts,
+//! without Redis. The caller passes the time as a number. `exhaustive` explores it. The random test
+//! runs it beside the real scripts and compares replies and state.
 //!
-//! Bots are numbers; equal scores are ordered by them, as Redis orders members by name.
+//! Bots are numbers. They order equal scores, as Redis orders members by name.
 
 mod commands;
 mod completion;
@@ -17,56 +17,56 @@ pub(crate) use self::completion::{Completed, Completion, Fate, Mode};
 pub(crate) use self::holdings::{record_size, size};
 
 pub(crate) type Bot = u8;
-/// An event's identity. The model does not look inside.
+/// The identity of an event. The model does not look inside.
 pub(crate) type Event = u16;
 pub(crate) type Stream = u8;
 /// An idempotency key.
 pub(crate) type Key = u8;
 
-/// Scores of the quiet class lie this far below the time: all of them before any busy bot.
+/// Scores of the quiet class lie this far below the time, so they all sort before any busy bot.
 pub(crate) const QUIET: i64 = 1 << 52;
-/// A busy score further behind the clock than this is moved up to it, in µs.
+/// The maximum by which a busy score may stay behind the clock, in µs. The score is then moved up.
 pub(crate) const BEHIND_MAX_US: i64 = 50_000;
-/// Most expired entries one claim reaps.
+/// Maximum number of expired entries that one claim reaps.
 pub(crate) const REAP_MAX: usize = 64;
-/// Most `fin` entries one claim drops.
+/// Maximum number of `fin` entries that one claim drops.
 pub(crate) const FORGET_MAX: usize = 1_000;
 
 /// `own`: the current lease of a bot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Lease {
     pub(crate) fence: u64,
-    /// Events taken off the queue under this lease.
+    /// Events removed from the queue under this lease.
     pub(crate) acked: u32,
     /// Virtual start in µs.
     pub(crate) start: i64,
-    /// Whether the holder has shown that it had the claim's reply, by renewing.
+    /// Whether the holder has renewed, which shows that it received the reply to its claim.
     pub(crate) confirmed: bool,
-    /// Whether a receiver outside completes it.
+    /// Whether an external receiver completes it.
     pub(crate) handed: bool,
 }
 
-/// `att`: what went wrong with a bot since its last progress.
+/// `att`: the failures of a bot since its last progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Attempts {
-    /// Leases that expired unconfirmed: perhaps only the claim's reply was lost.
+    /// Leases that expired unconfirmed: perhaps only the reply to the claim was lost.
     pub(crate) suspect: u32,
     /// Confirmed leases that expired.
     pub(crate) lost: u32,
-    /// Failures the handler reported.
+    /// Failures that the handler reported.
     pub(crate) failed: u32,
-    /// How many further events are to be taken one at a time.
+    /// How many further events must be taken one at a time.
     pub(crate) isolate: u32,
 }
 
-/// Why an event became a dead letter.
+/// The reason why an event became a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {
-    /// The queue held this many already.
+    /// The queue already held this many events.
     Full(usize),
-    /// The bot would have held more than this many bytes.
+    /// The bot would have held more than this number of bytes.
     Quota(u64),
-    /// A handler said so.
+    /// A handler refused the event.
     Refused,
 }
 
@@ -80,24 +80,25 @@ pub(crate) struct Letter {
     pub(crate) time_ms: i64,
 }
 
-/// What bounds a queue and its dead letters. The default bounds no queue and keeps no letter.
+/// The bounds of a queue and its dead letters. The default bounds no queue and keeps no dead
+/// letter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
-    /// Most events of a bot; 0: no bound.
+    /// Maximum number of events of a bot. Zero means no maximum.
     pub(crate) max_queue: usize,
-    /// What is beyond it becomes a dead letter; else it is dropped.
+    /// Whether events above the maximum become dead letters. Otherwise they are dropped.
     pub(crate) overflow_dead: bool,
     pub(crate) dead_max: usize,
     pub(crate) linger_ms: i64,
-    /// Most queued bytes of a bot; 0: no quota, as in those below.
+    /// Maximum queued bytes of a bot; 0: no quota, as in those below.
     pub(crate) queued_bytes: u64,
-    /// Most delayed events of a bot, and their bytes.
+    /// Maximum number of delayed events of a bot, and their bytes.
     pub(crate) delayed: (u64, u64),
-    /// Most dead letters of a bot, and their bytes.
+    /// Maximum number of dead letters of a bot, and their bytes.
     pub(crate) letters: (u64, u64),
 }
 
-/// One shard of one pipeline. Field by field the keys of the protocol.
+/// One shard of one pipeline. Its fields are the keys of the protocol.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
     pub(crate) ctl: BTreeMap<Bot, i64>,
@@ -112,7 +113,7 @@ pub(crate) struct Server {
     pub(crate) offsets: BTreeMap<Stream, u64>,
     /// Dead letters, oldest first.
     pub(crate) dead: VecDeque<Letter>,
-    /// Delayed events: id, which is a sequence, to due time in ms, bot and event.
+    /// Delayed events: from the id, which is a sequence, to due time in ms, bot and event.
     pub(crate) later: BTreeMap<u64, (i64, Bot, Event)>,
     /// Idempotency keys to the sequence of the first push.
     pub(crate) keys: BTreeMap<Key, u64>,
@@ -122,17 +123,17 @@ pub(crate) struct Server {
     pub(crate) v: i64,
     pub(crate) f: u64,
     pub(crate) seq: u64,
-    /// Leases that were handed over.
+    /// The number of leases that are handed over.
     pub(crate) open: u64,
     pub(crate) run: Option<u32>,
-    /// The whole shard hands out nothing.
+    /// While this is set, the whole shard grants no lease.
     pub(crate) shard_paused: bool,
     /// The virtual length of one slice, a setting.
     pub(crate) slice_us: i64,
     pub(crate) limits: Limits,
 }
 
-/// What became of events that were to be queued.
+/// The result of queueing events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Queued {
     pub(crate) appended: u64,
@@ -148,7 +149,7 @@ pub(crate) enum Enqueued {
     Stored(Queued),
     /// Already copied.
     Dup,
-    /// Something before it is missing: go on from this offset.
+    /// An earlier event is missing: continue from this offset.
     Gap(u64),
 }
 
@@ -158,11 +159,11 @@ pub(crate) struct Claim {
     pub(crate) max: usize,
     pub(crate) bound: i64,
     pub(crate) ttl_ms: i64,
-    /// The highest virtual clock the claimer saw on any shard.
+    /// The highest virtual clock that the claimer saw on any shard.
     pub(crate) seen: i64,
-    /// Events of a full slice: what a lost lease may have stumbled over.
+    /// The number of events of a full slice: any of them may have caused the loss of a lease.
     pub(crate) batch: u32,
-    /// Nothing is ready or leased on any other shard.
+    /// No bot is ready or leased on any other shard.
     pub(crate) idle_elsewhere: bool,
 }
 
@@ -179,12 +180,13 @@ pub(crate) struct Granted {
 pub(crate) struct Claimed {
     pub(crate) granted: Vec<Granted>,
     pub(crate) v: i64,
-    /// What is left to be had; nothing while the shard is paused, or claimers would ask on and on.
+    /// The lowest remaining score. `None` while the shard is paused, or claimers would ask without
+    /// end.
     pub(crate) lowest: Option<i64>,
     pub(crate) deadline_ms: Option<i64>,
-    /// Bots left ready.
+    /// The number of bots that remain ready.
     pub(crate) ready: usize,
-    /// Leases that ran out and were reaped.
+    /// The number of leases that ran out and were reaped.
     pub(crate) vanished: u64,
 }
 
@@ -212,8 +214,8 @@ impl Server {
         Enqueued::Stored(queued)
     }
 
-    /// Events without an offset. Bots whose queue was empty join or linger, in the order in
-    /// which they first appear; the others are somewhere already.
+    /// Queues events without an offset. Bots whose queue was empty join or linger, in the order in
+    /// which they first appear. The others are already ready, busy or paused.
     pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
         let (limits, mut queued, mut fresh) = (self.limits, Queued::default(), Vec::new());
         let mut over = BTreeSet::new();
@@ -251,7 +253,7 @@ impl Server {
         }
         if limits.linger_ms > 0 {
             for bot in self.at_rest(&fresh) {
-                // One that a reaper put back with an empty queue keeps its place.
+                // A bot that a reaper put back with an empty queue keeps its place.
                 if !self.ctl.contains_key(&bot) {
                     self.busy.insert(bot, now_us / 1_000 + limits.linger_ms);
                 }
@@ -262,7 +264,7 @@ impl Server {
         queued
     }
 
-    /// How many letters had to go for this one, and whether it is itself the one.
+    /// Returns how many dead letters were removed for this one, and 1 if it is itself the removed one.
     fn bury(&mut self, letter: Letter) -> (u64, u64) {
         if !self.may_bury(letter) {
             return (1, 1);
@@ -317,7 +319,7 @@ impl Server {
     }
 
     fn grant(&mut self, now_us: i64, ttl_ms: i64, bot: Bot, start: i64) -> Granted {
-        // For the second of one call, `f + 1` is already at or above the time.
+        // For the second grant of one call, `f + 1` is already at or above the time.
         self.f = (self.f + 1).max(unsigned(now_us));
         self.ctl.remove(&bot);
         self.busy.insert(bot, now_us / 1_000 + ttl_ms);
@@ -328,8 +330,8 @@ impl Server {
         Granted { bot, fence: self.f, start, attempts, weight }
     }
 
-    /// Expired leases and parks join again. The only place where a lease is lost to time.
-    /// Answers how many leases those were.
+    /// Expired leases and parks join again. Only here does a lease end by time. Returns the number
+    /// of such leases.
     pub(crate) fn reap(&mut self, now_us: i64, batch: u32) -> u64 {
         let mut expired: Vec<(i64, Bot)> = self
             .busy
@@ -358,8 +360,8 @@ impl Server {
         vanished
     }
 
-    /// Ends leases and parks from outside: nothing a holder may still say counts any more. Where
-    /// the bots stood in virtual time is kept: being revoked gains nothing.
+    /// Ends leases and parks from outside: later calls of their holders have no effect. The bots
+    /// keep their virtual time, so a revoked bot gains nothing.
     fn unlease(&mut self, bots: &[Bot]) {
         for &bot in bots {
             self.busy.remove(&bot);
@@ -370,14 +372,15 @@ impl Server {
         }
     }
 
-    /// Of these bots, those that are neither busy nor paused.
+    /// The bots among these that are neither busy nor paused.
     fn at_rest(&self, bots: &[Bot]) -> Vec<Bot> {
         let rests = |bot: &&Bot| !self.busy.contains_key(bot) && !self.paused.contains(bot);
         bots.iter().filter(rests).copied().collect()
     }
 
-    /// The rule of fairness: who was away for at most one slice is quiet, everybody else comes
-    /// back where it left. Who is ready already keeps its place.
+    /// The rule of fairness. A bot whose last finish is at most one slice ahead of the virtual
+    /// clock is quiet. Any other bot returns with the score that it had. A ready bot keeps its
+    /// place.
     fn join(&mut self, now_us: i64, bots: &[Bot]) {
         for (index, bot) in (1..).zip(self.at_rest(bots)) {
             let finish = self.fin.get(&bot).copied().unwrap_or(0);

@@ -1,11 +1,11 @@
-//! The rules of the model one by one, each with its figures.
+//! Tests of the rules of the model, each with its own figures.
 
 use super::*;
 
 const NOW: i64 = 5_000_000;
 const SLICE: i64 = 1_000;
 const TTL_MS: i64 = 30;
-/// After every deadline of a lease taken at [`NOW`].
+/// After every deadline of a lease granted at [`NOW`].
 const LATER: i64 = NOW + TTL_MS * 1_000;
 
 const ALL: Claim =
@@ -129,7 +129,7 @@ fn so_many_leases_are_handed_over_and_each_is_counted_until_it_ends() {
     assert_eq!(complete(&mut server, third, 0, 0, hand), Completed::Full { replay: false });
     assert_eq!((server.open, server.own[&2].confirmed, server.own[&2].handed), (2, true, false));
     assert_eq!(server.busy, [(0, until_ms), (1, until_ms), (2, until_ms)].into());
-    // An earlier end is for a renewal alone.
+    // Only a renewal may set an earlier deadline.
     let early = Mode::Hand { until_ms: until_ms - 20, max: 9 };
     complete(&mut server, first, 0, 0, early);
     assert_eq!(server.busy[&0], until_ms);

@@ -1,4 +1,4 @@
-//! Notifications through crashes: none is lost, and none is repeated after its end was noted.
+//! Notifications through crashes: none is lost, and none is repeated after its end was recorded.
 
 mod outages;
 
@@ -35,10 +35,10 @@ use crate::support::wait::eventually;
 const LASTING: Options = Options { persistence: Persistence::Always, max_memory: 0, tcp: true };
 /// Kills of each process.
 const KILLS: u32 = 14;
-/// Processes.
+/// The number of processes.
 const NODES: usize = 3;
 
-/// Where a process is killed.
+/// The steps at which a process is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     BeforeItIsMoved,
@@ -60,7 +60,7 @@ const STEPS: [Step; 7] = [
     Step::Noted,
 ];
 
-/// The name by which a script is called.
+/// The SHA by which a script is called.
 fn sha(command: &redis::Cmd) -> Vec<u8> {
     let mut arguments = command.args_iter().filter_map(|argument| match argument {
         Arg::Simple(bytes) => Some(bytes.to_vec()),
@@ -95,7 +95,7 @@ impl Shas {
     }
 }
 
-/// A process behind a proxy of its own.
+/// A process behind its own proxy.
 struct Node {
     redis: Proxy,
     served: Served,
@@ -117,11 +117,11 @@ impl Node {
     }
 }
 
-/// All that the kill test has.
+/// The state of the kill test.
 struct Site {
     shas: Shas,
     receiver: Receiver,
-    /// Requests that the receiver does not answer until it is opened.
+    /// While a gate is set, the receiver answers only after the gate is closed.
     gate: Arc<std::sync::Mutex<Option<Arc<Semaphore>>>>,
     clients: RefCell<Vec<Client>>,
     ended: Cell<usize>,
@@ -144,7 +144,7 @@ impl Site {
         }
     }
 
-    /// Kills a process at every step in turn. Answers how often each was met.
+    /// Kills a process at every step in turn. Returns how often each step was met.
     async fn kill(&self, place: usize, mut node: Node) -> (Node, BTreeMap<Step, u32>) {
         let mut met = BTreeMap::new();
         for round in 0..KILLS {
@@ -152,7 +152,7 @@ impl Site {
             let caught = if let Some(interceptor) = self.interceptors(step, &node) {
                 let caught = interceptor.catches(Duration::from_secs(3)).await;
                 node.served.kill9();
-                // What it sent last arrives after its death, or never.
+                // The last command that the process sent arrives after its death, or never.
                 if round % 2 == 0 {
                     interceptor.release();
                 }
@@ -176,7 +176,7 @@ impl Site {
         (node, met)
     }
 
-    /// Schedules until nobody is killed any more.
+    /// Schedules until all kills are over.
     async fn schedule(&self, writer: usize) {
         let mut number = 0_u32;
         while self.ended.get() < NODES {
@@ -307,7 +307,7 @@ async fn after_a_crash_of_all_and_of_redis_everything_scheduled_is_still_sent() 
     for id in &ids {
         ends(&first, *id, State::Sent).await;
     }
-    // What was being sent at the crash may have arrived twice; after it, each once.
+    // A send in flight at the crash may have arrived twice, so the test counts distinct requests.
     let mut lines: BTreeMap<String, u32> = BTreeMap::new();
     for call in receiver.calls() {
         *lines.entry(call.line).or_default() += 1;
@@ -354,7 +354,7 @@ async fn lost_replies_lose_no_notification_and_repeat_none() {
     watching.stop().await;
 }
 
-/// Deletes what says when notifications are due.
+/// Deletes the due times of the notifications.
 async fn forget_when(rig: &Rig) {
     let mut connection = rig.redis.connection().await;
     for part in ["due", "later"] {
@@ -429,7 +429,7 @@ async fn the_audit_repeats_nothing_that_is_queued_or_being_sent() {
     assert_eq!(kept(&instance, ids[0]).await.next_ms, None);
     assert_eq!(instance.notifications().audit().await.unwrap().restored, 0);
     queue.resume(None).await.unwrap();
-    // While they leave the queue, are sent and end.
+    // Audits run while the notifications leave the queue, are sent and end.
     let mut audits = 0;
     while receiver.called() < 1_500 {
         assert_eq!(instance.notifications().audit().await.unwrap().restored, 0);

@@ -32,7 +32,7 @@ async fn redis_restarts_in_mid_send_and_nothing_is_lost() {
     instance.stop().await;
 }
 
-/// Has Redis hold no more than it does, or as much as it likes.
+/// Sets `maxmemory`. Zero means no limit.
 async fn set_max_memory(rig: &Rig, bytes: u64) {
     let mut connection = rig.redis.connection().await;
     let mut command = redis::cmd("CONFIG");
@@ -98,15 +98,16 @@ async fn a_full_redis_sends_due_notifications_once_and_accepts_no_more() {
     instance.stop().await;
 }
 
-/// How Redis is unavailable.
+/// The way in which Redis is unavailable.
 #[derive(Debug, Clone, Copy)]
 enum Outage {
     Killed,
     Frozen,
 }
 
-/// Has Redis unavailable for so long from when the target of some notifications was called, which
-/// then answers 200, beside a second process; each is called once.
+/// Makes Redis unavailable for `away`, from the calls of some notifications on. Meanwhile the
+/// target answers 200 to the first process. A second process runs beside it, and each notification
+/// is called once.
 async fn once_across(outage: Outage, away: Duration) {
     let mut rig = Rig::on(LASTING, &[]);
     let (first, second) = (rig.start().await, rig.start().await);

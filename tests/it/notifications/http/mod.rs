@@ -1,4 +1,4 @@
-//! Notifications over HTTP: with the parameters callers know, in every way they send them.
+//! Notifications over HTTP: with the parameters that callers know, in every way they send them.
 
 mod refusals;
 
@@ -18,7 +18,7 @@ use crate::support::wait::eventually;
 const FORM: &str = "application/x-www-form-urlencoded";
 const JSON: &str = "application/json";
 
-/// The id of what was accepted.
+/// The id of an accepted notification.
 fn accepted(answer: &Response) -> NotificationId {
     assert_eq!((answer.code, &*answer.body), (200, &b"ok"[..]), "{answer:?}");
     answer.header("x-event-id").expect("there is an id").parse().unwrap()
@@ -28,7 +28,7 @@ async fn post(client: &Client, kind: &str, body: impl AsRef<[u8]>) -> Response {
     client.send("POST", "/send_delayed", &[("content-type", kind)], body.as_ref()).await
 }
 
-/// Each thing that was counted of a type, by the route.
+/// The counters of a type, as the route reports them.
 async fn counted(client: &Client, query: &str, kind: &str) -> Value {
     let answer = client.get(&format!("/v1/notifications/stats{query}")).await;
     assert_eq!(answer.code, 200, "{answer:?}");
@@ -48,7 +48,7 @@ async fn the_sequence_of_old_is_kept_received_fetched_processed_sent() {
     let path = format!(
         "/send_delayed?delay=1&url=http://{host}/hook%3Fa=1&uid=42&type=welcome&recheck_url=http://{host}/recheck&send_than_online=false"
     );
-    // Received.
+    // The state after the request is accepted.
     let id = accepted(&client.get(&path).await);
     let told = client.get(&format!("/v1/notifications/{id}")).await.json();
     assert_eq!(
@@ -57,7 +57,7 @@ async fn the_sequence_of_old_is_kept_received_fetched_processed_sent() {
     );
     let row = counted(&client, "", "welcome").await;
     assert_eq!((&row["received"], &row["sent"]), (&1.into(), &0.into()), "{row}");
-    // Fetched and processed when due, sent once the recheck has said ok.
+    // When due, the notification is fetched and processed. It is sent once the recheck answers ok.
     ends(&instance, id, State::Sent).await;
     let calls = receiver.calls();
     let lines: Vec<&str> = calls.iter().map(|call| call.line.as_str()).collect();
@@ -69,7 +69,7 @@ async fn the_sequence_of_old_is_kept_received_fetched_processed_sent() {
         assert_eq!(counts, [Some(1), Some(1), Some(0), Some(0)], "{row}");
         assert!(row["late_p99_ms"].as_u64().unwrap() < 60_000, "{row}");
     }
-    // The user's time of the last one is set.
+    // The first send set the time of the user, so the next one is throttled.
     let again = accepted(&client.get(&path.replace("delay=1", "delay=0")).await);
     let ended = ends(&instance, again, State::Throttled).await;
     assert!(ended.reason.contains("1800 s"), "{ended:?}");
@@ -152,7 +152,7 @@ async fn a_notification_is_looked_up_moved_and_cancelled_by_its_id() {
     for answer in [cancel(moved).await, change(moved, json!({"delay": 1})).await] {
         assert_eq!((answer.code, answer.problem().as_str()), (409, "notification-over"));
     }
-    // The key is taken: the answer has the id of the one that has it.
+    // The key is taken: the answer has the id of its holder.
     assert_eq!(send("&key=k").await, cancelled);
     assert_eq!((cancel(cancelled).await.code, cancel(cancelled).await.code), (204, 204));
     assert_eq!(kept(&instance, cancelled).await.state, State::Cancelled);
@@ -337,7 +337,7 @@ async fn a_token_sends_sees_and_cancels_for_its_own_bots_only() {
     let one = format!("/v1/notifications/{id}");
     let codes = [
         shop.get(&format!("{path}other")).await.code,
-        // It names no bot, so it is for the bot `default`.
+        // This path names no bot, so it is for the bot `default`.
         shop.get(&path[..path.len() - 5]).await.code,
         reader.get(&format!("{path}shop")).await.code,
         shop.get(&one).await.code,

@@ -1,4 +1,4 @@
-//! `fairlane check`: its findings, on real servers with and without faults.
+//! `fairlane check`: its findings on real servers, with and without faults.
 
 mod database;
 mod targets;
@@ -20,7 +20,7 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Kept, like an installation that takes itself seriously.
+/// A server with persistence, like a production installation.
 fn redis() -> RedisServer {
     let persistence = Persistence::EverySecond;
     RedisServer::start(Options { persistence, tcp: true, ..Options::default() })
@@ -37,7 +37,7 @@ struct Ran {
 }
 
 impl Ran {
-    /// Whether the table has this line; between its words there may be any number of blanks.
+    /// Whether the table has this line. Any number of spaces may separate its words.
     fn says(&self, line: &str) -> bool {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         self.out.lines().any(|found| words(found).starts_with(&words(line)))
@@ -53,7 +53,7 @@ impl Ran {
 }
 
 impl ConfigDirectory {
-    /// One pipeline on a Redis; `settings` are further keys with their values in TOML.
+    /// One pipeline on a Redis. `settings` are further keys with their values in TOML.
     fn new(redis: &str, settings: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let redis = format!("{redis:?}");
@@ -264,11 +264,11 @@ async fn a_user_without_rights_learns_which_one_is_missing() {
     ran.expect(1, &["fail scripts Redis at", "ok keys", "Fairlane needs this right; give it"]);
     as_user("+@all ~fairlane:* &fl:*").await.expect(1, &["fail scripts", "fail keys"]);
     as_user("+@all ~fl:* ~fairlane:*").await.expect(1, &["ok scripts", "fail channels"]);
-    // The stream may be looked at, but not be trimmed.
+    // The user may read the stream but not trim it.
     let ran = as_user("+@all ~fl:* %R~fairlane:* &fl:*").await;
     ran.expect(1, &["ok channels", "fail bus fairlane:events Redis at"]);
     as_user("+@all ~fl:* &fl:*").await.expect(1, &["ok keys", "fail bus fairlane:events"]);
-    // INFO itself: then nothing more is asked.
+    // Without the right to call INFO, the check stops.
     as_user("+@all -info ~fl:* ~fairlane:* &fl:*").await.expect(1, &["fail redis Redis at"]);
     ask(&redis, &["ACL", "SETUSER", "u", "reset", "on", ">other", "+@all"]).await;
     let url = format!("redis://u:secret@{}", redis.tcp_addr());

@@ -7,7 +7,7 @@ use super::{Ran, check, redis};
 use crate::support::mongo::free_port;
 use crate::support::redis::RedisServer;
 
-/// The settings of a push pipeline beside the usual one.
+/// The settings of an additional push pipeline.
 fn push(url: &str) -> [(&'static str, String); 3] {
     [
         ("pipelines.shop.handler", "\"push\"".to_owned()),
@@ -67,7 +67,7 @@ async fn a_target_that_cannot_be_reached_is_explained() {
         &[&found, "the pipeline's bots wait until it can be reached; start the receiver"],
     );
 
-    // Speaks, but not TLS.
+    // This server answers, but without TLS.
     let plain = redis.tcp_addr();
     let no_tls = check_push(&redis, &format!("https://{plain}/"), "[]");
     let found = format!("fail target of shop {} port {}: ", plain.ip(), plain.port());

@@ -30,8 +30,8 @@ fn the_image_is_built_from_files_that_exist() {
         }
     }
     assert!(brought.is_superset(&BTreeSet::from(["Cargo.toml", "Cargo.lock", "lua", "src"])));
-    // Cargo refuses a manifest that names a target without a path and without a file, a package
-    // without a target, and a workspace without the manifest of a member.
+    // Cargo refuses three manifests: a target without a path and without a file, a package without
+    // a target, and a workspace without the manifest of a member.
     let manifest: toml::Table = text("Cargo.toml").parse().expect("TOML");
     let mut manifests = vec![("Cargo.toml".to_owned(), manifest.clone())];
     for member in manifest["workspace"]["members"].as_array().expect("members") {
@@ -92,8 +92,8 @@ fn the_health_check_of_the_image_tells_well_from_unwell() {
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a connection");
             let mut request = Vec::new();
-            // The shell writes each line by itself; what is unread when the server leaves would
-            // take the answer with it.
+            // The shell sends each line in a separate write. If the server closed with unread
+            // lines, the client would lose the answer.
             for line in BufReader::new(&stream).lines() {
                 match line.expect("a request") {
                     line if line.is_empty() => break,

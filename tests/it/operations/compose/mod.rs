@@ -1,5 +1,5 @@
-//! `docker compose up` finds its files, and Fairlane understands its settings, as far as files can
-//! show: there may be no Docker engine where tests run.
+//! `docker compose up` finds its files, and Fairlane understands its settings. The tests read the
+//! files only, because the test machine may have no Docker engine.
 
 mod image;
 
@@ -17,7 +17,7 @@ use regex::Regex;
 use serde_json::{Map, Value};
 
 const SCHEMA: &str = include_str!("../../fixtures/compose-spec.json");
-/// Where Fairlane looks for its configuration in the container.
+/// The path in the container at which Fairlane looks for its configuration.
 const CONFIGURATION: &str = "/etc/fairlane/fairlane.toml";
 
 fn root() -> &'static Path {
@@ -32,7 +32,7 @@ fn yaml(path: &str) -> Value {
     serde_saphyr::from_str(&text(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// What Compose makes of a text where no variable is set. Each must have a default.
+/// The text as Compose reads it when no variable is set. Each variable must have a default.
 fn interpolated(text: &str) -> String {
     let variable = Regex::new(r"\$(?:(\$)|\{\w+:-([^}$]*)\}|)").expect("a pattern");
     let replaced = variable.replace_all(text, |found: &regex::Captures<'_>| {
@@ -81,17 +81,18 @@ fn environment(service: &Value) -> BTreeMap<String, String> {
     variables.map(|(name, value)| (name.clone(), string(value).to_owned())).collect()
 }
 
-/// The image that is built here.
+/// The image that the repository builds.
 fn image() -> String {
     format!("fairlane:{}", env!("CARGO_PKG_VERSION"))
 }
 
-/// The services that run it.
+/// The services that run the image.
 fn fairlanes(compose: &Value) -> Vec<(&String, &Value)> {
     services(compose).iter().filter(|(_, service)| service["image"] == image()).collect()
 }
 
-/// The instructions of the Dockerfile: the name and the rest of the line, continued lines as one.
+/// The instructions of the Dockerfile: the name and the rest of the line, with continued lines
+/// joined.
 fn dockerfile() -> Vec<(String, String)> {
     let text = text("Dockerfile");
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
@@ -101,13 +102,13 @@ fn dockerfile() -> Vec<(String, String)> {
     split.map(|(name, rest)| (name.to_owned(), rest.trim().to_owned())).collect()
 }
 
-/// What follows each instruction of this name.
+/// The arguments of each instruction of this name.
 fn instructions(name: &str) -> Vec<String> {
     let named = dockerfile().into_iter().filter(|(instruction, _)| instruction == name);
     named.map(|(_, rest)| rest).collect()
 }
 
-/// The list in brackets that an instruction such as CMD has, the last of which holds.
+/// The list in brackets of an instruction such as CMD. The last instruction applies.
 fn command_of_image(name: &str) -> Vec<String> {
     let last = instructions(name).pop().unwrap_or_else(|| panic!("the image has no {name}"));
     serde_json::from_str(&last).unwrap_or_else(|error| panic!("{name} {last}: {error}"))
@@ -121,11 +122,11 @@ fn environment_of_image() -> BTreeMap<String, String> {
     pairs.collect()
 }
 
-/// The configuration that a service which runs Fairlane comes to have.
+/// The resulting configuration of a service that runs Fairlane.
 fn configuration(compose: &Value, service: &Value) -> Config {
     let mut variables = environment_of_image();
     variables.extend(environment(service));
-    // One that has another prefix would be passed over, and the mistake with it.
+    // Fairlane would ignore a variable with another prefix and so hide the mistake.
     for name in variables.keys() {
         assert!(name.starts_with("FAIRLANE__"), "{name} is no setting of Fairlane");
     }
@@ -157,7 +158,7 @@ fn published(service: &Value) -> Vec<(IpAddr, u16, u16)> {
     ports.collect()
 }
 
-/// What is mounted from the repository: the path there and the path in the container.
+/// The mounts from the repository: the path there and the path in the container.
 fn bound(service: &Value) -> Vec<(PathBuf, PathBuf)> {
     let volumes = list(service, "volumes").iter().filter(|volume| volume.is_object());
     let path = |volume: &Value, key: &str| PathBuf::from(string(&volume[key]));
@@ -192,7 +193,7 @@ fn the_file_follows_the_compose_specification() {
     };
     let mut compose = yaml("docker-compose.yml");
     assert_eq!(check(&compose), [""; 0]);
-    // The check sees a slip of the pen.
+    // A control: the check finds a typing error.
     compose["services"]["redis"]["restrat"] = "always".into();
     assert_eq!(check(&compose).len(), 1);
 }

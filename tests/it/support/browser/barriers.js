@@ -1,4 +1,4 @@
-// What keeps people from using the page, as far as the document and its style tell.
+// Problems that keep users from using the page, as far as the document and its style show them.
 (() => {
   const found = [];
   const all = (selector) => [...document.querySelectorAll(selector)];
@@ -29,7 +29,7 @@
   const over = document.documentElement.scrollWidth - document.documentElement.clientWidth;
   if (over > 0) found.push(`the page is ${over} px wider than the window`);
 
-  // Contrast as WCAG 2 counts it; any notation of a colour is read by painting with it.
+  // Contrast as WCAG 2 defines it. Painting with a colour reads any notation of it.
   const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const paint = (colours) => {
     brush.clearRect(0, 0, 1, 1);
@@ -64,7 +64,7 @@
     const least = size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5;
     const about = `${colour} on ${grounds.join()}`;
     if (ratio < least && !told.has(about)) {
-      told.add(about); // once for all that look alike
+      told.add(about); // one report for all elements that look alike
       found.push(`${named(element)} has a contrast of ${ratio.toFixed(1)} instead of ${least}`);
     }
   }

@@ -1,8 +1,8 @@
-//! A Chromium of the tests' own, and the `DevTools` protocol with it.
+//! A Chromium for the tests, and the `DevTools` protocol to it.
 //!
-//! Messages go through two pipes, each ended by a zero byte (`--remote-debugging-pipe`): no port
-//! that another program could take or use, and a Chromium that ends by itself when the tests are
-//! killed, because its pipe closes.
+//! Messages go through two pipes, and a zero byte ends each message (`--remote-debugging-pipe`). No
+//! other program can take or use a pipe as it could a port. If the tests are killed, the pipe
+//! closes and Chromium ends.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -18,10 +18,10 @@ use tokio::sync::oneshot;
 
 use crate::support::wait::holds_within;
 
-/// An answer takes at most this long, also the first, on a busy machine.
+/// Maximum time for an answer, including the first one, on a busy machine.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The first that is installed, with its pipes where it looks for them: 3 to read, 4 to write.
+/// Starts the first installed program, with its pipes on descriptors 3 to read and 4 to write.
 const LAUNCH: &str = r#"
 for program in chromium chromium-browser google-chrome-stable google-chrome \
   "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"; do
@@ -35,11 +35,11 @@ const ARGUMENTS: &[&str] = &[
     "--remote-debugging-pipe",
     "--no-startup-window",
     "--no-first-run",
-    // Drawn by the processor: the machine may have nothing else.
+    // The processor draws, because the machine may have no graphics card.
     "--disable-gpu",
-    // In a container it is small.
+    // In a container, shared memory is small.
     "--disable-dev-shm-usage",
-    // Nothing leaves the machine, and nothing outlives the test.
+    // Chromium sends nothing over the network, and keeps nothing after the test.
     "--disable-background-networking",
     "--disable-breakpad",
     "--disable-component-update",
@@ -49,7 +49,7 @@ const ARGUMENTS: &[&str] = &[
     "--metrics-recording-only",
     "--password-store=basic",
     "--use-mock-keychain",
-    // All pages are at work, whichever is in front.
+    // All pages run, also those in the background.
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
@@ -59,20 +59,20 @@ const ARGUMENTS: &[&str] = &[
     "--mute-audio",
 ];
 
-/// Runs until dropped; then nothing of it is left, neither process nor file.
+/// Runs until it is dropped, and then leaves neither process nor file behind.
 #[derive(Debug)]
 pub(super) struct Chromium {
     child: Child,
-    /// Its profile, its home, and what it complains about.
+    /// The profile, the home and the error output.
     directory: TempDir,
     wire: Arc<Wire>,
 }
 
 impl Chromium {
-    /// The one that other tests use at this moment, or a new one.
+    /// The Chromium that other tests use at this moment, or a new one.
     pub(super) fn shared() -> Arc<Self> {
         static RUNNING: Mutex<Weak<Chromium>> = Mutex::new(Weak::new());
-        // One that panicked did so before it changed anything.
+        // A holder that panicked had not changed anything yet.
         let mut running = RUNNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(chromium) = running.upgrade().filter(|chromium| !chromium.wire.has_ended()) {
             return chromium;
@@ -94,25 +94,25 @@ impl Chromium {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(home.join("log")).unwrap())
-            // With its helpers, so that they end together.
+            // Its helpers are in the same process group, so that they end together.
             .process_group(0);
         for name in ["HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"] {
             command.env(name, home);
         }
         if rustix::process::geteuid().is_root() {
-            // Its sandbox refuses root.
+            // The sandbox of Chromium refuses to run as root.
             command.arg("--no-sandbox");
         }
         let mut child = command.spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let wire = Arc::new(Wire { input: Mutex::new(input), state: Mutex::default() });
         let reading = Arc::clone(&wire);
-        // It ends with the pipe.
+        // The thread ends with the pipe.
         std::thread::spawn(move || reading.read(output));
         Self { child, directory, wire }
     }
 
-    /// Sends a command, to a page or to the browser itself, and awaits its answer.
+    /// Sends a command to a page or to the browser itself, and waits for its answer.
     pub(super) async fn call(
         &self,
         session: Option<&str>,
@@ -127,12 +127,12 @@ impl Chromium {
         }
     }
 
-    /// Sends a command whose answer nobody waits for.
+    /// Sends a command and ignores its answer.
     pub(super) fn tell(&self, method: &str, parameters: Value) {
         drop(self.wire.send(None, method, parameters));
     }
 
-    /// Notes from now on what happens in a page.
+    /// Starts to record the events of a page.
     pub(super) fn watch(&self, session: &str, frame: &str) {
         let seen = Seen { frame: frame.to_owned(), ..Seen::default() };
         self.wire.state.lock().unwrap().pages.insert(session.to_owned(), seen);
@@ -142,18 +142,18 @@ impl Chromium {
         self.wire.state.lock().unwrap().pages.remove(session);
     }
 
-    /// The document that was last loaded wholly.
+    /// The document that was last loaded completely.
     pub(super) fn loaded(&self, session: &str) -> String {
         self.seen(session, |seen| seen.loaded.clone())
     }
 
-    /// Takes what went wrong in a page.
+    /// Takes the recorded problems of a page.
     pub(super) fn take_problems(&self, session: &str) -> Vec<String> {
         self.seen(session, |seen| std::mem::take(&mut seen.problems))
     }
 
     fn seen<T>(&self, session: &str, look: impl FnOnce(&mut Seen) -> T) -> T {
-        look(self.wire.state.lock().unwrap().pages.get_mut(session).expect("it is watched"))
+        look(self.wire.state.lock().unwrap().pages.get_mut(session).expect("no watched page"))
     }
 
     fn log(&self) -> String {
@@ -163,13 +163,13 @@ impl Chromium {
 
 impl Drop for Chromium {
     fn drop(&mut self) {
-        // The whole group. It fails harmlessly if all have ended; the child was not waited for, so
-        // the id is still its own.
+        // Kills the whole group. This fails harmlessly if all have ended. The child was not waited
+        // for, so the id still belongs to it.
         let group = format!("-{}", self.child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // A helper may write a last file while it dies.
+        // A helper may write a last file while it ends.
         let directory = self.directory.path();
         holds_within(Duration::from_secs(10), || {
             fs::remove_dir_all(directory).is_ok() || !directory.exists()
@@ -189,17 +189,17 @@ struct Wire {
 struct WireState {
     /// The number of the last command.
     sent: u64,
-    /// By number.
+    /// By the number of the command.
     waiting: HashMap<u64, AnswerSender>,
     /// By session.
     pages: HashMap<String, Seen>,
     has_ended: bool,
 }
 
-/// What happened in a page.
+/// The recorded events of a page.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Its own one, the outermost.
+    /// The page's own frame, which is the outermost one.
     frame: String,
     loaded: String,
     problems: Vec<String>,
@@ -233,7 +233,7 @@ impl Wire {
         }
         let mut bytes = message.to_string().into_bytes();
         bytes.push(0);
-        // If it has ended, the reader says so to all who wait.
+        // If Chromium has ended, the reading thread reports this to all who wait.
         let _ = self.input.lock().unwrap().write_all(&bytes);
         answered
     }
@@ -263,7 +263,7 @@ impl Wire {
                 None => Ok(message["result"].take()),
             };
             if let Some(waiting) = state.waiting.remove(&id) {
-                // The test may have given up.
+                // The test may have stopped waiting.
                 let _ = waiting.send(answer);
             }
             return;
@@ -279,7 +279,7 @@ impl Wire {
             "Page.javascriptDialogOpening" => {
                 seen.problems.push(format!("dialog: {}", text(&event["message"])));
                 drop(state);
-                // The page stands still while it is open.
+                // An open dialog blocks the page.
                 let no = json!({ "accept": false });
                 drop(self.send(Some(session), "Page.handleJavaScriptDialog", no));
             }
@@ -288,7 +288,7 @@ impl Wire {
     }
 }
 
-/// What an event says that went wrong.
+/// The problem that an event reports, if any.
 fn problem(method: &str, event: &Value) -> Option<String> {
     match method {
         "Log.entryAdded" if event["entry"]["level"] == "error" => {
@@ -308,7 +308,7 @@ fn problem(method: &str, event: &Value) -> Option<String> {
     }
 }
 
-/// What was thrown, of an event or an answer.
+/// The exception of an event or an answer, as text.
 pub(super) fn exception(thrown: &Value) -> String {
     let details = &thrown["exceptionDetails"];
     let (what, description) =

@@ -1,4 +1,4 @@
-//! The web pages as people meet them: in a real Chromium, with keyboard and mouse.
+//! The web pages as users see them: in a real Chromium, with keyboard and mouse.
 //!
 //! ```ignore
 //! let page = Page::open(&instance.client().address).await;
@@ -10,10 +10,10 @@
 //! assert_eq!(page.problems(), NONE);
 //! ```
 //!
-//! Every page has cookies and a cache of its own, in one Chromium for all tests that run at the
-//! same time: it starts with the first and ends with the last of them. Up to two tests have pages;
-//! others wait. A page waits for each element that a test looks for, up to [`PATIENCE`]; if it is
-//! missing then, the failure shows the page.
+//! Every page has separate cookies and a separate cache, in one Chromium that all concurrent tests
+//! share. Chromium starts with the first of these tests and ends with the last. Up to two tests
+//! have pages at the same time, and others wait. A page waits up to [`PATIENCE`] for each element
+//! that a test looks for. If the element is still missing, the failure shows the page.
 
 mod chromium;
 mod tests;
@@ -31,19 +31,19 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use self::chromium::{Chromium, exception};
 use super::wait::eventually;
 
-/// How long something may take to appear.
+/// Maximum time until an element appears.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Tests with pages at once: so many processors has a small machine.
+/// Maximum number of tests that have pages concurrently: a small machine has two processors.
 static TURNS: Semaphore = Semaphore::const_new(2);
 
-/// What [`Page::problems`] and [`Page::barriers`] find on a good page.
+/// The expected result of [`Page::problems`] and [`Page::barriers`].
 pub(crate) const NONE: [&str; 0] = [];
 
-/// How an element is found; there must be exactly one.
+/// How to find an element. Exactly one must match.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Find<'a> {
     Css(&'a str),
-    /// By its role and by the name that a screen reader reads out.
+    /// By its role and by its name, as a screen reader reads it.
     Named(&'static [&'static str], &'a str),
 }
 
@@ -62,12 +62,12 @@ pub(crate) fn link(name: &str) -> Find<'_> {
     Find::Named(&["link"], name)
 }
 
-/// Something to fill in, by its label.
+/// An input field by its label.
 pub(crate) fn field(name: &str) -> Find<'_> {
     Find::Named(&["textbox", "searchbox", "spinbutton", "combobox", "checkbox", "radio"], name)
 }
 
-/// A window of its own: nothing that others do in theirs reaches it. Closed when dropped.
+/// A separate window, isolated from all others. It is closed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Page {
     /// `http://HOST:PORT`
@@ -75,18 +75,18 @@ pub(crate) struct Page {
     context: String,
     session: String,
     chromium: Arc<Chromium>,
-    // After the browser: whoever gets the turn finds it gone or in use.
+    // Dropped after the browser: the next test to get the turn finds the browser gone or in use.
     turn: Arc<SemaphorePermit<'static>>,
 }
 
 impl Page {
-    /// An empty one, 1280 x 800, light, for the pages at an address.
+    /// Opens an empty window for the pages at an address: 1280 x 800, light.
     pub(crate) async fn open(address: &str) -> Self {
-        let turn = TURNS.acquire().await.expect("it is never closed");
+        let turn = TURNS.acquire().await.expect("the semaphore stays open");
         Self::open_in(Arc::new(turn), format!("http://{address}")).await
     }
 
-    /// The window of another person, beside this one: it does not wait for a turn.
+    /// The window of another user, beside this one. It does not wait for a turn.
     pub(crate) async fn another(&self) -> Self {
         Self::open_in(Arc::clone(&self.turn), self.site.clone()).await
     }
@@ -109,19 +109,19 @@ impl Page {
             page.call(&format!("{domain}.enable"), json!({})).await.unwrap();
         }
         page.call("Page.setLifecycleEventsEnabled", json!({ "enabled": true })).await.unwrap();
-        // As if it had the keyboard, beside the others.
+        // Makes the page behave as if it had the focus, although other pages do too.
         page.call("Emulation.setFocusEmulationEnabled", json!({ "enabled": true })).await.unwrap();
         page.resize(1280, 800).await;
         page.colours("light").await;
         page
     }
 
-    /// Opens a path of the site; answers the status once all of it is loaded.
+    /// Opens a path of the site and waits until all of it is loaded. Returns the status.
     pub(crate) async fn goto(&self, path: &str) -> u16 {
         let url = format!("{}{path}", self.site);
         let answer = self.call("Page.navigate", json!({ "url": url })).await.unwrap();
         assert!(answer["errorText"].is_null(), "{url}: {answer}");
-        // Without one it went to another place of the same document.
+        // Without a loader id, the address is in the document that is already open.
         if let Some(document) = answer["loaderId"].as_str() {
             let loaded = async || self.chromium.loaded(&self.session) == document;
             eventually(PATIENCE, &format!("{url} is loaded"), loaded).await;
@@ -129,23 +129,24 @@ impl Page {
         self.status().await
     }
 
-    /// Loads the page once more; answers the status.
+    /// Loads the page once more. Returns the status.
     pub(crate) async fn reload(&self) -> u16 {
         let reload = async || drop(self.call("Page.reload", json!({})).await.unwrap());
         self.next(reload).await
     }
 
-    /// Clicks what opens another page, or sends a form; answers the status of what comes.
+    /// Clicks an element that opens another page or sends a form. Returns the status of that page.
     pub(crate) async fn follow(&self, what: Find<'_>) -> u16 {
         self.next(async || self.click(what).await).await
     }
 
-    /// Presses the key that does so.
+    /// Presses a key that opens another page. Returns the status of that page.
     pub(crate) async fn follow_key(&self, key: &str) -> u16 {
         self.next(async || self.press(key).await).await
     }
 
-    /// Clicks what changes this page, with the mouse: it must be in sight and not be covered.
+    /// Clicks an element that changes this page. It must be visible, and no other element may cover
+    /// it.
     pub(crate) async fn click(&self, what: Find<'_>) {
         let place: (f64, f64) = self.on(what, include_str!("place.js")).await;
         for (kind, buttons) in [("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 0)] {
@@ -158,7 +159,7 @@ impl Page {
         }
     }
 
-    /// Writes a text into a field, in place of what is in it.
+    /// Replaces the content of a field.
     pub(crate) async fn fill(&self, what: Find<'_>, text: &str) {
         let empty =
             "function() { this.focus(); this.select(); return document.execCommand('delete'); }";
@@ -166,7 +167,7 @@ impl Page {
         self.call("Input.insertText", json!({ "text": text })).await.unwrap();
     }
 
-    /// Presses a key on what has the focus: one of [`KEYS`], also as in `Shift+Tab`.
+    /// Presses a key on the focused element: one of [`KEYS`], also as in `Shift+Tab`.
     pub(crate) async fn press(&self, key: &str) {
         let shifted = key.strip_prefix("Shift+");
         let name = shifted.unwrap_or(key);
@@ -183,7 +184,7 @@ impl Page {
         }
     }
 
-    /// Waits until a text is on the page, as it is drawn.
+    /// Waits until the drawn page contains a text.
     pub(crate) async fn sees(&self, text: &str) {
         self.until(&format!("sees {text:?}"), async || {
             if self.drawn().await?.contains(text) { Ok(()) } else { Err(String::new()) }
@@ -191,7 +192,7 @@ impl Page {
         .await;
     }
 
-    /// Waits until a text is not on the page.
+    /// Waits until the drawn page does not contain a text.
     pub(crate) async fn sees_no(&self, text: &str) {
         self.until(&format!("sees no {text:?}"), async || {
             if self.drawn().await?.contains(text) { Err(String::new()) } else { Ok(()) }
@@ -204,22 +205,22 @@ impl Page {
         self.until(&format!("has {what:?}"), async || self.find(what).await.map(drop)).await;
     }
 
-    /// The text of an element, as it is drawn; of a field what is in it.
+    /// The text of an element as it is drawn, or the content of a field.
     pub(crate) async fn text(&self, what: Find<'_>) -> String {
         let text = "function() { return this.matches('input, textarea, select') ? this.value \
             : this.innerText ?? this.textContent; }";
         self.on(what, text).await
     }
 
-    /// How many elements a CSS selector finds now.
+    /// The number of elements that a CSS selector finds now.
     pub(crate) async fn count(&self, selector: &str) -> usize {
         self.eval(&format!("document.querySelectorAll({}).length", json!(selector))).await
     }
 
-    /// The value of an expression, also where the page may run no scripts. Promises are awaited.
+    /// The value of an expression, also where the page may not run scripts. Promises are awaited.
     ///
     /// # Panics
-    /// When it throws.
+    /// If it throws.
     pub(crate) async fn eval<T: DeserializeOwned>(&self, expression: &str) -> T {
         let value = self.until(expression, async || self.evaluate(expression, true).await).await;
         serde_json::from_value(value["value"].clone())
@@ -231,7 +232,7 @@ impl Page {
         self.eval("location.pathname + location.search + location.hash").await
     }
 
-    /// What has the focus: its role and name, as in `button "Log in"`.
+    /// The role and name of the focused element, as in `button "Log in"`.
     pub(crate) async fn focused(&self) -> String {
         let found = self.evaluate("document.activeElement", false).await.unwrap();
         let here = json!({ "objectId": found["objectId"], "fetchRelatives": false });
@@ -241,13 +242,13 @@ impl Page {
         format!("{} {:?}", part("role"), part("name"))
     }
 
-    /// Whether pages may run scripts, from the next one on.
+    /// Allows or forbids scripts, from the next page on.
     pub(crate) async fn scripts(&self, may_run: bool) {
         let value = json!({ "value": !may_run });
         self.call("Emulation.setScriptExecutionDisabled", value).await.unwrap();
     }
 
-    /// What the person prefers: `light` or `dark`.
+    /// The colour scheme that the user prefers: `light` or `dark`.
     pub(crate) async fn colours(&self, scheme: &str) {
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
         self.call("Emulation.setEmulatedMedia", json!({ "features": [feature] })).await.unwrap();
@@ -269,14 +270,15 @@ impl Page {
         std::fs::write(path, png).unwrap();
     }
 
-    /// What went wrong since the page was opened or asked last: errors on the console, exceptions,
-    /// answers from 400 on, what the content security policy forbade, dialogs (they are refused).
+    /// The problems since the page was opened or since the last call. These are errors on the
+    /// console, exceptions, answers from 400 on, violations of the content security policy, and
+    /// dialogs, which are refused.
     pub(crate) fn problems(&self) -> Vec<String> {
         self.chromium.take_problems(&self.session)
     }
 
-    /// What keeps people from using what is on the page now: things without a name, headings and
-    /// ids out of order, too little contrast, more than the width of the window.
+    /// Problems that keep users from using the current page: elements without a name, headings and
+    /// ids out of order, too little contrast, content wider than the window.
     pub(crate) async fn barriers(&self) -> Vec<String> {
         let mut found: Vec<String> = self.eval(include_str!("barriers.js")).await;
         let tree = self.call("Accessibility.getFullAXTree", json!({})).await.unwrap();
@@ -290,7 +292,7 @@ impl Page {
         found
     }
 
-    /// Does what opens another document, and waits for all of it.
+    /// Does an action that opens another document, and waits for all of it.
     async fn next(&self, act: impl AsyncFnOnce()) -> u16 {
         let before = self.chromium.loaded(&self.session);
         act().await;
@@ -308,8 +310,8 @@ impl Page {
         Ok(value["value"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Calls a function on an element once it is there. A text that the function throws is why it
-    /// cannot yet.
+    /// Calls a function on an element once it is there. If the function throws a text, the call is
+    /// repeated, and the text is the reason.
     async fn on<T: DeserializeOwned>(&self, what: Find<'_>, function: &str) -> T {
         let about = format!("{what:?}");
         let value = self.until(&about, async || {
@@ -327,7 +329,7 @@ impl Page {
         serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{error}: {value}"))
     }
 
-    /// The one element that is meant.
+    /// The one element that matches.
     async fn find(&self, what: Find<'_>) -> Result<Value, String> {
         let found = match what {
             Find::Css(selector) => {
@@ -370,7 +372,7 @@ impl Page {
         Ok(answer["result"].clone())
     }
 
-    /// Tries until it succeeds: while a page gives way to the next, nothing does.
+    /// Tries until it succeeds. While a page is replaced by the next, every attempt fails.
     async fn until<T>(&self, what: &str, mut attempt: impl AsyncFnMut() -> Result<T, String>) -> T {
         let begun = Instant::now();
         let mut last = Err(String::new());
@@ -402,7 +404,7 @@ impl Drop for Page {
     }
 }
 
-/// Roles of what is nothing without a name.
+/// Roles whose elements need a name.
 const NAMED: &[&str] = &[
     "button",
     "checkbox",
@@ -424,7 +426,7 @@ const NAMED: &[&str] = &[
     "textbox",
 ];
 
-/// Keys, what Windows calls them, and what they write.
+/// Keys, their codes on Windows, and the text that they write.
 const KEYS: &[(&str, u32, &str)] = &[
     ("Backspace", 8, ""),
     ("Tab", 9, ""),

@@ -1,4 +1,4 @@
-// Where a mouse would click on the element.
+// The point at which a mouse would click on the element.
 function () {
   this.scrollIntoView({ block: "center", inline: "center", behavior: "instant" });
   const [box] = this.getClientRects(); // a link may be drawn in several parts

@@ -1,9 +1,9 @@
-//! The browser of the tests finds what it is to find.
+//! Tests of the browser support: it finds the problems that it must find.
 
 use super::*;
 use crate::support::receiver::{Call, Receiver, Reply};
 
-/// A site whose pages are given by path.
+/// A site with one page for each path.
 async fn site(pages: &'static [(&'static str, &'static str)]) -> (Receiver, Page) {
     let answer = async move |call: Call| {
         let path = call.line.split(' ').nth(1).unwrap_or_default();
@@ -12,9 +12,9 @@ async fn site(pages: &'static [(&'static str, &'static str)]) -> (Receiver, Page
                 let body = format!("<!doctype html><html lang=en><title>T</title>{body}");
                 Reply::new(200, body).with("content-type", "text/html; charset=utf-8")
             }
-            // Chromium asks for it by itself.
+            // Chromium requests this on its own.
             None if path == "/favicon.ico" => Reply::new(200, ""),
-            // An empty one would be a failure of its own.
+            // An empty body would count as another problem.
             None => Reply::new(404, "nothing here"),
         }
     };
@@ -115,7 +115,7 @@ async fn only_visible_elements_are_clicked_and_keys_go_to_the_focus() {
     ])
     .await;
     page.goto("/").await;
-    // It is waited for until nothing covers it.
+    // The click waits until no element covers the button.
     page.eval::<Value>("void setTimeout(late, 200)").await;
     page.click(button("Far down")).await;
     page.sees("clicked;").await;

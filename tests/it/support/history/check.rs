@@ -15,7 +15,7 @@ const EXAMPLES_MAX: usize = 10;
 
 /// Collects records, in any order, and checks them.
 ///
-/// Needs about 70 bytes per event; half a million events of 50,000 bots are checked well within a
+/// Needs about 70 bytes per event. It checks half a million events of 50,000 bots in well under a
 /// second.
 #[derive(Debug, Default)]
 pub(crate) struct Checker {
@@ -167,7 +167,7 @@ fn small(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// The items from `from` on that belong together; moves `from` behind them.
+/// The items from `from` on that belong together. Moves `from` behind them.
 fn take<T>(items: &[T], from: &mut usize, belongs: impl Fn(&T) -> bool) -> Range<usize> {
     let start = *from;
     *from += items[start..].iter().take_while(|item| belongs(item)).count();
@@ -245,7 +245,8 @@ impl BotHistory<'_> {
                 match &mut fate.commits {
                     None => fate.commits = Some([this, this]),
                     Some([_, last]) => {
-                        // By `at`, the other one came first; so the newer fence must be this one.
+                        // By `at`, the other commit came first, so this one must have the newer
+                        // fence.
                         stale |= commit.fence < last.0;
                         *last = this;
                     }
@@ -328,7 +329,7 @@ impl BotHistory<'_> {
             }
         }
         let mut latest: Option<(u32, u64)> = None;
-        // Until when an earlier event waits for its retry, and since when.
+        // When an earlier event started to wait for its retry, and when it was settled.
         let mut retry: Option<(u64, u64)> = None;
         for &event in order.iter() {
             let fate = fates[&event];
@@ -404,8 +405,8 @@ pub(crate) struct Report {
     pub(crate) duplicates_unexplained: usize,
     /// Committed events that were never handled.
     pub(crate) unhandled: usize,
-    /// Handlings that started while one under another fence was still running. Not a fault if
-    /// workers are frozen past their lease; otherwise a fault, to be checked by the caller.
+    /// Handlings that started while one under another fence was still running. This is no fault if
+    /// workers are frozen past their lease. Otherwise it is one, which the caller must check.
     pub(crate) overlaps: usize,
     /// Events done again because an earlier holder never committed them. Not a fault: at least
     /// once.

@@ -9,7 +9,7 @@
 //! sent for that bot. Positions may have gaps. The sender puts the position into the event, the
 //! handler reads it back.
 //!
-//! Times are microseconds of the wall clock; several processes must share one machine's clock.
+//! Times are microseconds of the wall clock, so all processes must share the clock of one machine.
 
 mod check;
 
@@ -28,7 +28,7 @@ pub(crate) use self::check::{Checker, Report};
 pub(crate) enum Outcome {
     /// The effect happened.
     Done,
-    /// The handler failed; the event is due again, or becomes a dead letter.
+    /// The handler failed. The event is due again, or becomes a dead letter.
     Failed,
 }
 
@@ -42,8 +42,8 @@ pub(crate) enum Record<'a> {
         /// The event's position among those sent for this bot.
         event: u32,
     },
-    /// A handler finished an event. To be written *before* the slice is completed; a handling that
-    /// a kill interrupted leaves no record.
+    /// A handler finished an event. The record must be written *before* the slice is completed. A
+    /// handling that a kill interrupted leaves no record.
     Handled {
         /// The bot.
         bot: &'a str,
@@ -71,7 +71,7 @@ pub(crate) enum Record<'a> {
         /// The fence in the call.
         fence: u64,
         /// When the (first) call was sent, in µs. A reply may be read long after the next holder
-        /// started; a call sent after that must have been refused.
+        /// started. A call sent after that must have been refused.
         asked: u64,
         /// When the confirmation was read, in µs.
         at: u64,

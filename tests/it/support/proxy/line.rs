@@ -1,4 +1,4 @@
-//! A slow line.
+//! A line of limited speed.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use super::ProxyMode;
 /// One direction of a slow line.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// When all that was sent has arrived. Held in turns.
+    /// The time at which all sent bytes have arrived. The connections hold it in turns.
     free_at: tokio::sync::Mutex<Option<Instant>>,
 }
 
-/// A slow line carries so many bytes of a connection before the next one gets its turn.
+/// The number of bytes of a connection that a slow line carries before the next connection's turn.
 const PACKET: usize = 1_460;
 
-/// Timers know no less.
+/// The resolution of timers.
 const TICK: Duration = Duration::from_millis(1);
 
 impl Line {
@@ -35,7 +35,8 @@ impl Line {
             let now = *mode.borrow();
             let (rate, length) = match now {
                 ProxyMode::Rate(rate) => (rate, PACKET),
-                // No other connection waits for its turn, and timers are too coarse for less.
+                // No other connection waits for its turn, and timers are too coarse for smaller
+                // packets.
                 ProxyMode::RateEach(rate) => {
                     (rate, PACKET.max(usize::try_from(rate / 50).unwrap()))
                 }
@@ -48,7 +49,7 @@ impl Line {
             *free_at = Some(arrives);
             let coarse = if matches!(now, ProxyMode::RateEach(_)) { TICK } else { Duration::ZERO };
             if arrives.saturating_duration_since(Instant::now()) >= coarse {
-                // Not a test that waits: the fault itself.
+                // The sleep is the fault itself.
                 tokio::time::sleep_until(arrives).await;
             }
             to.write_all(packet).await?;

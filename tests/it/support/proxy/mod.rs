@@ -1,4 +1,5 @@
-//! A bad network in front of a server: cut, slow, silent, or holding and losing single messages.
+//! A faulty network in front of a server. It cuts or slows connections, stops all traffic, and
+//! holds or loses single messages.
 
 mod line;
 mod resp;
@@ -21,43 +22,43 @@ use self::line::Line;
 use self::resp::Resp;
 use super::interceptor::{Intercepted, Interception, Interceptor, Interceptors, Matcher};
 
-/// What becomes of bytes on their way, in both directions.
+/// The effect on the bytes in both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum ProxyMode {
     #[default]
     Pass,
     /// Each command and each reply waits this long.
     Delay(Duration),
-    /// Nothing moves, nothing is refused, until the mode changes.
+    /// No byte moves and no connection is refused until the mode changes.
     Hold,
-    /// All connections together get so many bytes a second through, in each direction. What was
-    /// sent occupies the line, also when its sender has left.
+    /// All connections together get this many bytes a second through, in each direction. Sent bytes
+    /// occupy the line, also after their sender has ended.
     Rate(u32),
-    /// The same, but each connection gets so many.
+    /// Like `Rate`, but for each connection separately.
     RateEach(u32),
-    /// New connections are closed at once.
+    /// New connections are closed immediately.
     Refuse,
 }
 
-/// How messages are told apart, and replies find their commands.
+/// How to separate messages, and to match replies with their commands.
 pub(crate) trait Protocol: Send + Sync + 'static {
-    /// The length of the first whole message.
+    /// The length of the first complete message.
     fn frame(bytes: &[u8]) -> Option<usize>;
 
-    /// A number of this command, the `nth` (from 0) of its connection.
+    /// A number for this command, which is the `nth` (from 0) of its connection.
     fn number(command: &[u8], nth: u64) -> u64;
 
-    /// The number of the command that this answers, being the `nth` (from 0) that answers one.
-    /// `None`: it answers none.
+    /// The number of the command that this reply answers. The reply is the `nth` (from 0) that
+    /// answers a command. `None` means that it answers no command.
     fn answers(reply: &[u8], nth: u64) -> Option<u64>;
 }
 
-/// Runs until dropped.
+/// Runs until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Proxy<P = Resp> {
     pub(super) address: SocketAddr,
     shared: Arc<Shared>,
-    /// Aborted, and with it every connection, when the proxy is dropped.
+    /// The accepting task. It is aborted when the proxy is dropped, and every connection with it.
     _accepting: JoinSet<()>,
     protocol: PhantomData<P>,
 }
@@ -66,9 +67,9 @@ pub(crate) struct Proxy<P = Resp> {
 struct Shared {
     upstream: SocketAddr,
     mode: watch::Sender<ProxyMode>,
-    /// Counts the cuts: a connection ends when the number moves.
+    /// The number of cuts. A connection ends when the number changes.
     cuts: watch::Sender<u64>,
-    /// Counts the losses: no reply of a connection arrives any more when the number moves.
+    /// The number of losses. When it changes, no further reply of an existing connection arrives.
     losses: watch::Sender<u64>,
     interceptors: Interceptors,
     swallows: Mutex<Vec<Interceptor>>,
@@ -88,7 +89,7 @@ impl Proxy {
     }
 
     /// Lets the `nth` command (from 1) that contains these bytes through, but not its reply: the
-    /// connection ends there. The command was executed and nobody knows.
+    /// connection ends there. The server executed the command, and the client does not learn of it.
     pub(crate) fn swallow(&self, needle: impl Into<Vec<u8>>, nth: u32) {
         let interceptor = self.intercept(holds([needle.into()]), nth, Interception::LoseReply);
         self.shared.swallows.lock().unwrap().push(interceptor);
@@ -119,18 +120,18 @@ impl<P: Protocol> Proxy<P> {
         self.shared.mode.send_replace(mode);
     }
 
-    /// Ends every connection. New ones are served.
+    /// Ends every connection. New connections are served.
     pub(crate) fn cut(&self) {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Loses every further reply of the connections there are; they stay open, and their commands
-    /// reach the server. New ones are served.
+    /// Loses every further reply of the existing connections. They stay open, and their commands
+    /// reach the server. New connections are served.
     pub(crate) fn lose_replies(&self) {
         self.shared.losses.send_modify(|losses| *losses += 1);
     }
 
-    /// Waits for the `nth` (from 1) command that `matches`.
+    /// Intercepts the `nth` (from 1) command that `matches`.
     pub(crate) fn intercept(
         &self,
         matches: Matcher,
@@ -140,37 +141,38 @@ impl<P: Protocol> Proxy<P> {
         self.shared.interceptors.set(matches, nth, interception)
     }
 
-    /// Replies handed to clients so far.
+    /// The number of replies handed to clients so far.
     pub(crate) fn replies(&self) -> u64 {
         self.shared.replies.load(Ordering::Relaxed)
     }
 
-    /// Replies lost on purpose so far.
+    /// The number of replies lost on purpose so far.
     pub(crate) fn swallowed(&self) -> u64 {
         self.shared.swallowed.load(Ordering::Relaxed)
     }
 }
 
-/// Means commands that contain all of these.
+/// Matches commands that contain all of these.
 pub(crate) fn holds<const N: usize>(needles: [impl Into<Vec<u8>>; N]) -> Matcher {
     let needles = needles.map(Into::into);
     Box::new(move |command| needles.iter().all(|needle| contains(command, needle)))
 }
 
 impl Shared {
-    /// The lines to the server and back that a connection uses, whose own ones are `own`.
+    /// The lines to the server and back that a connection uses. `own` are the lines of the
+    /// connection.
     fn lines<'a>(&'a self, own: &'a [Line; 2]) -> &'a [Line; 2] {
         let each = matches!(*self.mode.borrow(), ProxyMode::RateEach(_));
         if each { own } else { &self.lines }
     }
 
-    /// Waits as the mode says.
+    /// Waits as the mode requires.
     async fn pass(&self) {
         let mut mode = self.mode.subscribe();
         // The sender lives in `self`.
         let now = *mode.wait_for(|mode| *mode != ProxyMode::Hold).await.unwrap();
         if let ProxyMode::Delay(delay) = now {
-            // Not a test that waits: the fault itself.
+            // The sleep is the fault itself.
             tokio::time::sleep(delay).await;
         }
     }
@@ -190,7 +192,7 @@ async fn accept<P: Protocol>(listener: TcpListener, shared: Arc<Shared>) {
 /// Intercepted commands that were handed on, by their numbers.
 type UnderWay = Mutex<HashMap<u64, Intercepted>>;
 
-/// Ends when either side ends, the connection is cut, or a reply is lost.
+/// Ends when either side ends, when the connection is cut, or when a reply is lost.
 async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
     let (mut cuts, losses) = (shared.cuts.subscribe(), shared.losses.subscribe());
     let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
@@ -235,7 +237,8 @@ async fn commands<P: Protocol>(
                 return;
             }
             if let Some(held) = held {
-                // Its client may be gone: the end of the connection must not overtake it.
+                // The client may be gone, and the end of the connection must not overtake the
+                // command.
                 held.is_answered().await;
             }
             buffer.drain(..length);

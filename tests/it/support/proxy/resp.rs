@@ -2,7 +2,7 @@
 
 use super::Protocol;
 
-/// What Redis speaks: replies come in the order of the commands.
+/// The protocol of Redis: replies come in the order of the commands.
 #[derive(Debug)]
 pub(crate) struct Resp;
 
@@ -21,10 +21,10 @@ impl Protocol for Resp {
     }
 }
 
-/// The length of the first whole RESP value, RESP 2 or 3; an inline command counts as a line.
+/// The length of the first complete RESP value, RESP 2 or 3. An inline command counts as a line.
 fn frame(bytes: &[u8]) -> Option<usize> {
     let line = bytes.windows(2).position(|end| end == b"\r\n")? + 2;
-    // Null is written as a count of -1 and has nothing after its line.
+    // Null is written as a count of -1, and no value follows its line.
     let count = || std::str::from_utf8(&bytes[1..line - 2]).ok()?.parse().ok();
     let values: usize = match bytes[0] {
         b'$' | b'!' | b'=' => {
@@ -33,7 +33,7 @@ fn frame(bytes: &[u8]) -> Option<usize> {
         }
         b'*' | b'~' | b'>' => count().unwrap_or(0),
         b'%' => 2 * count().unwrap_or(0),
-        // An attribute precedes the value it describes.
+        // An attribute precedes the value that it describes.
         b'|' => 2 * count().unwrap_or(0) + 1,
         _ => 0,
     };

@@ -1,4 +1,4 @@
-//! What a [`WorkerProcess`](crate::support::process::WorkerProcess) can be.
+//! The roles of a [`WorkerProcess`](crate::support::process::WorkerProcess).
 
 pub(crate) mod worker;
 
@@ -51,7 +51,7 @@ fn echo() {
     });
 }
 
-/// A line on standard output, at once.
+/// Prints a line on standard output immediately.
 fn say(text: &str) {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{text}").unwrap();

@@ -1,4 +1,4 @@
-//! A whole instance whose handler writes down what it does, and misbehaves as it is told.
+//! A whole instance whose handler writes a history, and misbehaves as the test demands.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -24,22 +24,22 @@ use crate::support::process::variable;
 pub(crate) const CONFIG: &str = "FAIRLANE_TEST_CONFIG";
 /// A [`Behaviour`] as JSON.
 pub(crate) const BEHAVIOUR: &str = "FAIRLANE_TEST_BEHAVIOUR";
-/// What the worker prints before the address of its metrics once it runs.
+/// The text that the worker prints before the address of its metrics once it runs.
 pub(crate) const READY: &str = "ready ";
 
-/// What the handler `recorder` does beside writing the history.
+/// The behaviour of the handler `recorder`, apart from writing the history.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Behaviour {
-    /// Where the history goes.
+    /// The file of the history.
     pub(crate) history: PathBuf,
     /// The number of the process in the history.
     pub(crate) process: u32,
-    /// Of a hundred handlings, so many fail.
+    /// The percentage of handlings that fail.
     pub(crate) fail_percent: u32,
-    /// How long each event takes.
+    /// The duration of each event.
     pub(crate) delay: Duration,
     pub(crate) poison: Vec<Poison>,
-    /// Once this file exists, nothing is poison any more.
+    /// Once this file exists, no event is poison any more.
     pub(crate) antidote: PathBuf,
 }
 
@@ -55,11 +55,11 @@ pub(crate) struct Poison {
 pub(crate) enum Effect {
     Fails,
     Panics,
-    /// Takes the whole process down.
+    /// Ends the whole process.
     Aborts,
 }
 
-/// Runs until SIGTERM; ends with code 0 if it ended well.
+/// Runs until SIGTERM. Ends with code 0 if it stopped without an error.
 pub(super) fn run() {
     let config = Config::from_toml(&variable(CONFIG).unwrap(), "the test").unwrap();
     let behaviour: Behaviour = serde_json::from_str(&variable(BEHAVIOUR).unwrap()).unwrap();
@@ -83,7 +83,7 @@ pub(super) fn run() {
 struct Recorder {
     behaviour: Behaviour,
     log: HistoryLog,
-    /// When the handling under a fence ended: its completion was asked for after that.
+    /// When the handling under a fence ended. Its completion was requested after that.
     ended: Mutex<HashMap<(String, u64), u64>>,
 }
 
@@ -97,7 +97,7 @@ impl Recorder {
         Self { behaviour, log, ended: Mutex::default() }
     }
 
-    /// Why the event cannot be handled now.
+    /// The reason why the event cannot be handled now.
     fn refusal(&self, bot: &str, event: u32) -> Option<Effect> {
         let is_it = |poison: &&Poison| poison.bot == bot && poison.event == event;
         if let Some(poison) = self.behaviour.poison.iter().find(is_it)
@@ -110,7 +110,8 @@ impl Recorder {
         unlucky.then_some(Effect::Fails)
     }
 
-    /// Handles the events and writes them down; answers how many are done, or what stopped it.
+    /// Handles the events and records them. Returns how many are done, or the event and the effect
+    /// that stopped it.
     async fn work(&self, slice: &Slice) -> Result<usize, (usize, Effect)> {
         let bot = slice.bot.as_str();
         let mut lines = Vec::new();
@@ -121,7 +122,7 @@ impl Recorder {
             }
             let started = now();
             if !self.behaviour.delay.is_zero() {
-                // What this simulates is work.
+                // The sleep simulates work.
                 tokio::time::sleep(self.behaviour.delay).await;
             }
             let event = delivery.event.id().parse().unwrap();
@@ -156,7 +157,8 @@ impl Handler for Recorder {
         match ended {
             Ok(done) => Ok(Outcomes::first(done)),
             Err((index, Effect::Fails)) => Err(Failure::transient(index, "it always fails")),
-            // Prints nothing: finding the names of all callers would block it for too long.
+            // This prints nothing, because finding the names of all callers would block the process
+            // too long.
             Err((_, Effect::Panics)) => resume_unwind(Box::new("it always panics")),
             Err((_, Effect::Aborts)) => std::process::abort(),
         }
@@ -164,7 +166,7 @@ impl Handler for Recorder {
 
     fn committed(&self, slice: &Slice, settled: usize) {
         let lease = (slice.bot.as_str().to_owned(), slice.fence.get());
-        // Without an entry the handler had none of the events, or was cut off.
+        // Without an entry, the handler got none of the events or was aborted.
         let asked = self.ended.lock().unwrap().remove(&lease).unwrap_or_else(now);
         let ids = slice.events[..settled].iter().map(|delivery| delivery.event.id().parse());
         let events: Vec<u32> = ids.map(Result::unwrap).collect();

@@ -77,13 +77,14 @@ struct Notes {
     shard: Shard,
     now: i64,
     throttle: Throttle,
-    /// How late every send is said to be.
+    /// The delay that every send reports.
     late: Option<Duration>,
 }
 
 impl Notes {
     fn new() -> Self {
-        // What runs out does so by the real time; an hour into a day, so that no test passes midnight.
+        // Keys expire by the real time. The test time starts an hour into a day, so that no test
+        // passes midnight.
         let tomorrow = SystemClock.now().as_secs() / 86_400 + 1;
         let now = i64::try_from((tomorrow * 24 + 1) * 3_600).unwrap() * SECOND;
         let throttle = Throttle {
@@ -121,7 +122,7 @@ impl Notes {
         (id, self.call(&call))
     }
 
-    /// Queues what is due; answers how many that were.
+    /// Queues the notifications that are due, and returns their number.
     fn promote(&mut self) -> u64 {
         let keys = &self.shard.keys.clone();
         let due: Vec<String> = self.shard.harness.plain().zrange(&keys.due, 0, -1).unwrap();
@@ -144,7 +145,7 @@ impl Notes {
         records.iter().map(|record| Event::decode(record, of).unwrap()).collect()
     }
 
-    /// Handles what is queued, but the queue keeps it, as after a crash.
+    /// Handles the queued notifications. The queue keeps them, as after a crash.
     fn handle(&mut self, of: &str) -> Vec<Begun> {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot(of));
         let queued = self.queued(bot);
@@ -169,7 +170,7 @@ impl Notes {
         let () = self.shard.harness.plain().del(key).unwrap();
     }
 
-    /// Queues what is due and handles it.
+    /// Queues the notifications that are due, and handles them.
     fn step(&mut self, of: &str) -> Vec<Begun> {
         self.promote();
         let begun = self.handle(of);
@@ -206,7 +207,7 @@ impl Notes {
         self.shard.harness.plain().hget(key, "state").unwrap()
     }
 
-    /// Notifications that fall due some time.
+    /// The number of notifications that have a due time.
     fn armed(&mut self) -> usize {
         let (due, later) = (self.shard.keys.due.clone(), self.shard.keys.later.clone());
         let armed: usize = self.shard.harness.plain().zcard(due).unwrap();
@@ -293,7 +294,7 @@ fn a_send_whose_process_lives_is_ended_however_long_redis_was_unavailable() {
     let mut notes = Notes::new();
     let note = notes.schedule(&new("b", "u", 0));
     let sent = notes.step("b").remove(0);
-    // For an hour nobody reached Redis. Then the schedulers come first.
+    // No process reached Redis for an hour. After that, the schedulers come first.
     notes.pass(3_600);
     assert_eq!(notes.promote(), 1);
     assert_eq!(notes.handle("b"), [], "it is asked for first");
@@ -391,7 +392,7 @@ fn a_retry_counts_a_postponement_does_not_and_both_end_where_it_expires() {
     assert_eq!((notes.state(note), notes.armed()), ("dead".to_owned(), 0));
     assert_eq!(notes.stats(), counted(&[("received", 1), ("retried", 1), ("dead", 1)]));
 
-    // Redriven, it begins anew.
+    // After a redrive, its attempts start at one again.
     let (keys, letter) = (&notes.shard.keys.clone(), notes.shard.letters()[0]);
     let redrive = Redrive { keys, id: letter, bot: &bot("b"), slice_us: SLICE_US, renews: false };
     assert!(notes.shard.call(notes.now, &redrive));

@@ -17,7 +17,7 @@ fn a_user_gets_one_at_a_time_and_the_others_are_dropped_once_it_is_sent() {
     for _ in 0..50 {
         notes.schedule(&new("b", "u", 0));
     }
-    // Neither another user nor nobody is throttled by it.
+    // The threshold holds back neither another user nor notifications without a user.
     notes.schedule(&new("b", "v", 0));
     notes.schedule(&new("b", "", 0));
     notes.schedule(&new("b", "", 0));
@@ -80,7 +80,7 @@ fn cap(text: &str) -> Cap {
     text.parse().unwrap()
 }
 
-/// A shard where nothing but caps holds a user back.
+/// A shard where only caps hold a user back.
 fn capped(all: &[&str], by_kind: &[(&str, &[&str])]) -> Notes {
     let mut notes = Notes::new();
     let caps = |texts: &[&str]| texts.iter().map(|text| cap(text)).collect();
@@ -104,7 +104,7 @@ fn a_cap_drops_further_notifications_until_the_oldest_leaves_the_window() {
         notes.pass(30);
     }
     let dropped = notes.schedule(&new("b", "u", 0));
-    // Neither another user nor what has none is held back.
+    // The cap holds back neither another user nor notifications without a user.
     notes.schedule(&new("b", "v", 0));
     notes.schedule(&new("b", "", 0));
     assert_eq!(notes.step("b").len(), 2);
@@ -115,7 +115,7 @@ fn a_cap_drops_further_notifications_until_the_oldest_leaves_the_window() {
         ("throttled".to_owned(), "the user got 2 within 100 s")
     );
     assert_eq!(notes.stats()["none|throttled"], 1);
-    // 60 s passed since the first.
+    // 60 s have passed since the first send.
     notes.pass(39);
     let early = notes.schedule(&new("b", "u", 0));
     notes.step("b");
@@ -149,7 +149,7 @@ fn a_cap_defers_to_when_there_is_room_and_counts_a_retried_one_once() {
     let begun = notes.step("b").remove(0);
     assert_eq!(begun.id, third);
     assert!((100_000..101_000).contains(&(begun.ready_ms - begun.due_ms + 10_000)), "{begun:?}");
-    // One that cannot be sent before it expires is throttled.
+    // A notification that expires before it may be sent is throttled.
     notes.finish(&begun, Ending::Sent);
     let short = NewNotification { expires_in: Duration::from_secs(5), ..new("b", "u", 0) };
     let short = notes.schedule(&short);
@@ -198,7 +198,7 @@ fn a_user_is_not_free_before_it_can_be_told_how_the_last_one_ended() {
     notes.step("b");
     assert_eq!(notes.state(second), "throttled");
 
-    // The process of this one is gone.
+    // The process of this send was killed.
     let lost = notes.schedule(&new("b", "v", 0));
     assert_eq!(notes.step("b").remove(0).id, lost);
     notes.schedule(&new("b", "v", 0));
@@ -230,12 +230,12 @@ fn a_cap_applies_to_online_users_and_a_killed_process_does_not_count() {
     assert_eq!(notes.state(second), "throttled");
 }
 
-/// What a model of caps knows: when each user got which type.
+/// The model of the caps: when each user got which type.
 #[derive(Default)]
 struct Got(Vec<(i64, String, String)>);
 
 impl Got {
-    /// Whether the caps let another one through.
+    /// Whether the caps allow another send.
     fn has_room(&self, caps: &Caps, now: i64, uid: &str, kind: &str) -> bool {
         let within = |window: Duration, of: Option<&str>| {
             let after = now - i64::try_from(window.as_micros()).unwrap();
@@ -256,8 +256,9 @@ impl Got {
     }
 }
 
-/// Random notifications of three users and four types, whose sends end in every way or never, beside
-/// a model that counts what was sent: what is begun has room, what is throttled has none.
+/// Schedules random notifications of three users and four types, whose sends end in every way or
+/// never. A model counts the sends: each one that starts has room under its caps, and each
+/// throttled one has none.
 #[test]
 fn caps_agree_with_a_model_that_counts_every_window() {
     let mut all = (0, 0);
@@ -271,7 +272,7 @@ fn caps_agree_with_a_model_that_counts_every_window() {
         let caps = notes.throttle.caps.clone();
         let (mut got, mut open, mut known) = (Got::default(), Vec::new(), Vec::new());
         let (mut sent, mut throttled) = (0, 0);
-        // How a send ends, and what the model learns from it.
+        // Ends a send and tells the model.
         let mut end = |notes: &mut Notes, got: &mut Got, begun: &Begun, ending| {
             if notes.finish(begun, ending) == Some("sent".into()) {
                 let room = got.has_room(&caps, notes.now, &begun.uid, &begun.kind);
@@ -290,7 +291,7 @@ fn caps_agree_with_a_model_that_counts_every_window() {
                 }
                 8..11 => {
                     let until = notes.now + random.random_range(1..9_000_000);
-                    // A send is over within 20 s.
+                    // A send ends within 20 s.
                     open.retain(|(at, begun): &(i64, Begun)| {
                         let goes_on = at + 20 * SECOND > until;
                         if !goes_on {
@@ -310,9 +311,9 @@ fn caps_agree_with_a_model_that_counts_every_window() {
                     };
                     end(&mut notes, &mut got, &begun, ending);
                 }
-                // The process of one is killed.
+                // The process of one send is killed.
                 18 => drop(open.pop()),
-                // Redis is unavailable; when it is back, schedulers come before those who sent.
+                // Redis is unavailable. When it is back, schedulers come before the senders.
                 19 if random.random_bool(0.3) => {
                     notes.now += random.random_range(1..120_000_000);
                     looks = 2;
@@ -342,6 +343,6 @@ fn caps_agree_with_a_model_that_counts_every_window() {
         }
         all = (all.0 + sent, all.1 + throttled);
     }
-    // Else it looked at little but users who may get more.
+    // Otherwise the test looked almost only at users below their caps.
     assert!(all.0 > 200 && all.1 > 20, "{} sent, {} throttled", all.0, all.1);
 }

@@ -59,7 +59,8 @@ fn a_wait_for_a_user_or_a_threshold_or_a_delay_told_before_is_not_late() {
     notes.pass(1_800);
     let deferred = notes.step("b").remove(0);
     assert_eq!(deferred.ready_ms, deferred.due_ms + 1_800_000);
-    // What a killed process was sending is late: nothing of it was told.
+    // The repeated send of a killed process counts as late, because it never reported its own
+    // delay.
     notes.pass(21);
     assert_eq!(notes.step("b").len(), 0);
     notes.pass(6);
