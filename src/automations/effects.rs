@@ -180,7 +180,7 @@ impl Effects {
                     PushOptions { idempotency: Some((&id, WINDOW)), due: Some(now + delay) };
                 let event = event.with_extension(DUE, Some(json!(true)));
                 let pushed = self.queue.push(&bot, std::slice::from_ref(&event), options).await;
-                pushed.map_or_else(|error| undone(effect, error), |_| Ok(None))
+                pushed.map_or_else(|error| undone(effect, &error), |_| Ok(None))
             }
             Other::Effect(event, effect) => match &effect.deed {
                 Deed::Emit { .. } => Ok(None),
@@ -203,7 +203,7 @@ impl Effects {
                     let key = name(event.bot(), event, effect);
                     match counters.view(event.bot(), &ad, count.n, Some(&key)).await {
                         Ok(_) => Ok(None),
-                        Err(CountersError::Redis(error)) => undone(effect, error),
+                        Err(CountersError::Redis(error)) => undone(effect, &error),
                         Err(hangs) => Err((true, hangs.to_string())),
                     }
                 }
@@ -223,7 +223,7 @@ impl Effects {
         match notifications.accept(&new).await {
             Ok(_) => Ok(None),
             Err(AcceptError::Unusable(unusable)) => Ok(Some(failure(effect, &unusable))),
-            Err(AcceptError::Store(error)) => undone(effect, error),
+            Err(AcceptError::Store(error)) => undone(effect, &error),
         }
     }
 }
@@ -259,10 +259,10 @@ fn tried(error: &RedisError) -> (bool, String) {
 
 /// What an error means for an effect. An attempt later would delay all events of the bot, so what
 /// exceeds a quota is not done.
-fn undone(effect: &Effect, error: RedisError) -> Result<Option<Note>, (bool, String)> {
+fn undone(effect: &Effect, error: &RedisError) -> Result<Option<Note>, (bool, String)> {
     match error {
-        RedisError::Quota(exceeded) => Ok(Some(failure(effect, &exceeded))),
-        error => Err(tried(&error)),
+        RedisError::Quota(exceeded) => Ok(Some(failure(effect, exceeded))),
+        error => Err(tried(error)),
     }
 }
 

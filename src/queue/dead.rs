@@ -256,7 +256,8 @@ impl Queue {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(false);
         }
-        let (keys, letters) = (self.keys(id.shard), Dropping::Ids(&[id.entry]));
+        let (keys, ids) = (self.keys(id.shard), [id.entry]);
+        let letters = Dropping::Ids(&ids);
         Ok(self.link().call(&DropLetters { keys, letters }).await? == 1)
     }
 
@@ -348,7 +349,7 @@ impl Queue {
         let mut shards: Vec<&ShardKeys> = self.shards().iter().collect();
         let mut count = 0;
         while !shards.is_empty() {
-            let calls: Vec<_> = shards.iter().map(|keys| DropLetters { keys, letters }).collect();
+            let calls: Vec<_> = shards.iter().map(|&keys| DropLetters { keys, letters }).collect();
             let mut more = Vec::new();
             for (keys, deleted) in shards.iter().zip(self.link().call_all(&calls).await?) {
                 let deleted = deleted?;

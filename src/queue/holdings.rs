@@ -63,7 +63,8 @@ impl Queue {
         let value = self.link().command("HMGET", command).await?;
         let misread = |source| self.link().misread("HMGET", source);
         let mut reply = Reply::new(value).map_err(misread)?;
-        let mut next = || Ok(reply.optional().map_err(misread)?.unwrap_or(0));
+        let mut next =
+            || -> Result<u64, RedisError> { Ok(reply.optional().map_err(misread)?.unwrap_or(0)) };
         Ok(Holdings {
             queued_bytes: next()?,
             delayed_events: next()?,

@@ -31,7 +31,8 @@ pub struct QuotasConfig {
 pub struct BotQuotaConfig {
     /// The bot.
     pub bot: BotId,
-    pub(crate) quota: Quota,
+    /// Its quotas.
+    pub quota: Quota,
 }
 
 impl QuotasConfig {

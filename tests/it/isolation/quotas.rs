@@ -67,7 +67,7 @@ fn refusal(result: Result<Pushed, RedisError>) -> QuotaExceeded {
 const NOTIFIES: [(&str, &str); 1] = [("pipelines.notifications.enabled", "true")];
 
 async fn start(server: &RedisServer, settings: &[(&str, &str)]) -> Instance {
-    let settings = [&NOTIFIES, settings].concat();
+    let settings = [&NOTIFIES[..], settings].concat();
     Instance::start(&configs(server, &["p"], &settings), Log::default().content()).await
 }
 

@@ -238,9 +238,10 @@ impl Server {
                 }
             } else if limits.overflow_dead {
                 let (sequence, time_ms) = (self.seq, now_us / 1_000);
-                let reason = match over {
-                    true => Reason::Quota(limits.queued_bytes),
-                    false => Reason::Full(limits.max_queue),
+                let reason = if over {
+                    Reason::Quota(limits.queued_bytes)
+                } else {
+                    Reason::Full(limits.max_queue)
                 };
                 let letter = Letter { bot, sequence, event, reason, attempts: 0, time_ms };
                 let (removed, lost) = self.bury(letter);

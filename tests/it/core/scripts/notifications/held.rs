@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use fairlane::notifications::record::Duplicates::{Ignore, Replace};
 use fairlane::notifications::record::{Ending, NewNotification, NotificationId};
 use fairlane::notifications::scripts::Schedule;
 use fairlane::quotas::{Quota, QuotaExceeded};
@@ -121,7 +122,6 @@ fn a_repetition_and_a_replacement_are_accepted_at_the_quota() {
         let key = Some(("k".to_owned(), duplicates));
         NewNotification { key, ..new("b", "u", 60_000) }
     };
-    use fairlane::notifications::record::Duplicates::{Ignore, Replace};
     let one = Quota { pending: 1, ..Quota::NONE };
     let first = notes.try_schedule(&keyed(Ignore), one, None).unwrap();
     notes.try_schedule(&keyed(Ignore), one, Some(first)).expect("it is answered as before");

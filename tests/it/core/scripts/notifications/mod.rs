@@ -159,7 +159,7 @@ impl Notes {
         if events.is_empty() {
             return Vec::new();
         }
-        let throttle = &self.throttle;
+        let throttle = &self.throttle.clone();
         let (quota, events) = (Quota::NONE, &events);
         let call = Begin { keys, now, bot, hold: HOLD, throttle, dead_max: 100, quota, events };
         self.call(&call).begun
@@ -181,7 +181,7 @@ impl Notes {
     fn finish(&mut self, begun: &Begun, ending: Ending) -> Option<String> {
         let (keys, now) = (&self.shard.keys.clone(), self.time());
         let endings = &[Ended { begun: begun.clone(), ending, late: self.late }];
-        let (quotas, throttle) = (&NO_QUOTAS, &self.throttle);
+        let (quotas, throttle) = (&NO_QUOTAS, &self.throttle.clone());
         let call = Finish { keys, now, dead_max: 100, quotas, throttle, endings };
         self.call(&call).outcomes.pop().unwrap()
     }
