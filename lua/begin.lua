@@ -11,18 +11,18 @@
 --
 -- KEYS  the thirteen of notifications.lua, then per event: n:<id>, user:<bot> <uid>,
 --       online:<bot> <uid>
--- ARGV  hold ms, patience ms, max dead letters, throttled ones ('drop' | 'defer'), threshold ms,
+-- ARGV  hold ms, patience ms, max dead letters, quotas of the bot (see quota_of), throttled ones ('drop' | 'defer'), threshold ms,
 --       number of types with another, per such type: name, threshold ms; number of caps, per cap: n,
 --       window ms; number of caps of types, each: type, n, window ms (n = 0: the type has no cap, nor
 --       those of all types); then per event: id, sequence
--- Reply {dead letters removed, per event: 0, or the end: {outcome, label}, or the send:
+-- Reply {dead letters removed, those of them above a quota, per event: 0, or the end: {outcome, label}, or the send:
 --       {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
 --       attempts, when it could be sent, 1 if its lateness counts, headers}}
 -- Cost  3 commands + up to 9 an event
 assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
-local hold, patience, dead_max, defers =
-  tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'defer'
-local at, thresholds, caps, caps_of = 6, {}, {}, {}
+local pause, patience, dead_max, quota, defers =
+  tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), quota_of(ARGV[4]), ARGV[5] == 'defer'
+local at, thresholds, caps, caps_of = 7, {}, {}, {}
 
 -- Reads a list in ARGV: its length, then entries of `width` values each.
 local function each(width, take)
@@ -43,13 +43,13 @@ each(3, function(kind, n, window)
 end)
 local first = at
 assert(#ARGV == first - 1 + 2 * (#KEYS - 13) / 3, 'begin: wrong number of arguments')
-local reply = {0}
+local reply = {0, 0}
 
 -- When the user may get the notification, and why not earlier. `known` is the user's hash.
 local function room_for(note, known)
   local free, why = 0, nil
   if note.online ~= '1' and known[1] then
-    local threshold = thresholds[note.type] or tonumber(ARGV[5])
+    local threshold = thresholds[note.type] or tonumber(ARGV[6])
     free = tonumber(known[1]) + threshold
     why = 'the user got another one less than ' .. digits(threshold / 1000) .. ' s before'
   end
@@ -80,7 +80,8 @@ local function may_send(note, user, online, waits)
     if note.attempts > 0 or (note.reason or '') ~= '' then
       local reason = 'not sent before it expired'
       if (note.reason or '') ~= '' then reason = reason .. '; last: ' .. note.reason end
-      reply[1] = reply[1] + give_up(note, reason, dead_max)
+      local removed, lost = give_up(note, reason, dead_max, quota)
+      reply[1], reply[2] = reply[1] + removed, reply[2] + lost
       return false, 'dead'
     end
     finish(note, 'expired', 'its time passed before it could be sent')
@@ -122,13 +123,14 @@ end
 for i = 1, (#KEYS - 13) / 3 do
   local at, id, sequence = 11 + 3 * i, ARGV[first + 2 * i - 2], tonumber(ARGV[first + 2 * i - 1])
   local note, user = note_at(at, id), KEYS[at + 1]
-  reply[i + 1] = 0
+  reply[i + 2] = 0
   local is_new = note and sequence > math.max(note.s, note.asked)
   if is_new and note.state == 'sending' and note.asked <= note.s then
     call('HSET', note.key, 'asked', sequence) -- and it keeps the token
     arm(note, NOW_MS + patience)
   elseif is_new and (not ENDED[note.state] or note.state == 'dead') then
     if note.state == 'dead' then -- an operator redrove it
+      hold_note(note, 1)
       note.attempts, note.expires = 0, NOW_MS + math.max(0, note.expires - note.due)
       note.due, note.reason, note.ready, note.told = NOW_MS, nil, nil, nil
       call('HSET', note.key, 'attempts', 0, 'due', note.due, 'expires', note.expires)
@@ -139,16 +141,16 @@ for i = 1, (#KEYS - 13) / 3 do
     call('HSET', note.key, 's', sequence, 'state', waits and 'waiting' or 'scheduled')
     local may, outcome = may_send(note, user, KEYS[at + 2], waits)
     if outcome then
-      reply[i + 1] = {outcome, note.label}
+      reply[i + 2] = {outcome, note.label}
     elseif may then
-      arm(note, NOW_MS + hold)
+      arm(note, NOW_MS + pause)
       call('HSET', note.key, 'state', 'sending', 'attempts', note.attempts + 1)
       if note.uid ~= '' then
-        call('HSET', user, 'by', id, 'until', NOW_MS + hold + patience, 'late', '')
+        call('HSET', user, 'by', id, 'until', NOW_MS + pause + patience, 'late', '')
         if call('PTTL', user) < USER_KEPT_MS then call('PEXPIRE', user, USER_KEPT_MS) end
       end
       local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck', 'headers')
-      reply[i + 1] = {
+      reply[i + 2] = {
         id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '',
         what[2] or '', what[3] or '', what[4] or '', digits(note.due), digits(note.expires),
         digits(note.attempts + 1), note.ready or digits(note.due),

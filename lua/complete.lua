@@ -1,6 +1,8 @@
 #!lua flags=allow-oom
 -- complete: ends or continues the leases of several bots of one shard, and removes settled events.
 --
+-- `bytes` are those of the `n` events in the queue: their holder read them under its fence, and knows.
+--
 -- Per bot, `run` and `fence` name the lease (a server that lost its last writes and whose clock was
 -- set back may issue a fence twice, but never in the same run), `before` is the number of events
 -- that the caller knows to be removed under it, and `n` the number of further events to remove.
@@ -21,29 +23,29 @@
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item, each with
 --       books followed by the ledger of ledger.lua
--- ARGV  max dead letters, keys per item (1, with books 5), then per item: bot, run, fence, before, n,
---       mode, ms, cost µs, bound (fail: events to isolate; hand: maximum of open leases), number of
---       exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since
+-- ARGV  max dead letters, keys per item (1, with books 5), quotas of a bot (see quota_of), then per
+--       item: bot, run, fence, before, n, bytes, mode, ms, cost µs, bound (fail: events to isolate;
+--       hand: maximum of open leases), its own quotas or '', number of exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since
 --       1970) ''; with books also: last sequence that leaves or '', number of ads, per ad: id, views,
 --       replacements
--- Reply {clock, lowest score or '', next deadline or '', dead letters removed, then per item
---       'OK' | 'STALE' | 'BAD' | 'FULL'}
--- Cost  11 to 15 commands + 1 a bot (2 with events left or handed over), with books 5 + 2 an ad
-assert(#KEYS >= 12 and #ARGV >= 12, 'complete: wrong number of arguments')
+-- Reply {clock, lowest score or '', next deadline or '', dead letters removed, those of them above a
+--       quota, then per item 'OK' | 'STALE' | 'BAD' | 'FULL'}
+-- Cost  12 to 18 commands + 1 a bot (2 with events left or handed over), with books 5 + 2 an ad
+assert(#KEYS >= 12 and #ARGV >= 15, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
-local keys_each = tonumber(ARGV[2])
-local items, bots, at = {}, {}, 3
+local keys_each, quota = tonumber(ARGV[2]), quota_of(ARGV[3])
+local items, bots, at = {}, {}, 4
 while at <= #ARGV do
   local item = {
     bot = ARGV[at], run = ARGV[at + 1], fence = ARGV[at + 2], before = tonumber(ARGV[at + 3]),
-    n = tonumber(ARGV[at + 4]), mode = ARGV[at + 5], ms = tonumber(ARGV[at + 6]),
-    cost = tonumber(ARGV[at + 7]), bound = tonumber(ARGV[at + 8]), exceptions = {},
-    at = 12 + keys_each * #items,
+    n = tonumber(ARGV[at + 4]), bytes = tonumber(ARGV[at + 5]), mode = ARGV[at + 6],
+    ms = tonumber(ARGV[at + 7]), cost = tonumber(ARGV[at + 8]), bound = tonumber(ARGV[at + 9]),
+    own = ARGV[at + 10], exceptions = {}, at = 12 + keys_each * #items,
   }
   item.key = KEYS[item.at]
-  local count, last = tonumber(ARGV[at + 9]), -1
-  assert(item.key and count and at + 9 + 4 * count <= #ARGV, 'complete: wrong number of arguments')
-  at = at + 10
+  local count, last = tonumber(ARGV[at + 11]), -1
+  assert(item.key and count and at + 11 + 4 * count <= #ARGV, 'complete: wrong number of arguments')
+  at = at + 12
   for i = 1, count do
     item.exceptions[i] = {
       index = tonumber(ARGV[at]), kind = ARGV[at + 1], what = ARGV[at + 2], attempts = ARGV[at + 3],
@@ -88,8 +90,8 @@ local attempts = call('HMGET', ATT, unpack(bots))
 local stopped = call('SMISMEMBER', PAUSED, unpack(bots))
 local ready_before, due_before = lowest(CTL), lowest(DUE)
 local ready, busy, kept, ended, unparked, finished, empty = {}, {}, {}, {}, {}, {}, {}
-local removed_letters, removed_events, first_ready, first_due = 0, 0, nil, nil
-local reply = {0, '', '', 0}
+local removed_letters, lost_letters, removed_events, first_ready, first_due = 0, 0, 0, nil, nil
+local reply = {0, '', '', 0, 0}
 
 for i, item in ipairs(items) do
   local fence, acked, start, confirmed = string.match(owners[i] or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
@@ -114,19 +116,26 @@ for i, item in ipairs(items) do
         for _, exception in ipairs(item.exceptions) do
           local entry = call('LINDEX', item.key, exception.index)
           if exception.kind == 'dead' then
-            removed_letters = removed_letters
-              + bury(DLQ, dead_max, item.bot, entry, exception.what, exception.attempts)
+            local gone, own_gone = bury(DLQ, dead_max, item.bot, entry, exception.what,
+              exception.attempts, item.own == '' and quota or quota_of(item.own))
+            removed_letters, lost_letters = removed_letters + gone, lost_letters + own_gone
           else
             local id, time = digits((struct.unpack('>I8', entry, 4))), tonumber(exception.what)
+            local event = string.sub(entry, HEAD + 1)
             call('ZADD', DUE, time, id)
-            call('HSET', LATER, id, #item.bot .. ':' .. item.bot .. string.sub(entry, 12))
+            if call('HSET', LATER, id, #item.bot .. ':' .. item.bot .. event) == 1 then
+              hold('l' .. item.bot, 1)
+              hold('L' .. item.bot, #event)
+            end
             first_due = math.min(first_due or time, time)
           end
         end
         if n == length then
           empty[#empty + 1] = item.key
+          hold_nothing('q' .. item.bot)
         else
           call('LTRIM', item.key, n, -1)
+          hold('q' .. item.bot, -item.bytes)
         end
         removed_events = removed_events + n
       end
@@ -187,6 +196,7 @@ for i, item in ipairs(items) do
 end
 
 if #empty > 0 then call('DEL', unpack(empty)) end
+settle()
 if removed_events > 0 then call('HSET', META, 'depth', depth - removed_events) end
 if open ~= open_before then call('HSET', META, 'open', open) end
 if #kept > 0 then call('HSET', OWN, unpack(kept)) end
@@ -203,4 +213,5 @@ reply[1] = v
 reply[2] = call('ZRANGE', CTL, 0, 0, 'WITHSCORES')[2] or ''
 reply[3] = lowest(BUSY) or ''
 reply[4] = removed_letters
+reply[5] = lost_letters
 return reply

@@ -14,24 +14,24 @@
 -- Also runs on a full Redis: notifications.lua explains why it cannot fill it further.
 --
 -- KEYS  the thirteen of notifications.lua, then per send: n:<id>, user:<bot> <uid>
--- ARGV  max dead letters, then per send: id, token, outcome, ms, reason, its delay ('late<at
+-- ARGV  max dead letters, quotas of a bot (see quota_of), then per send: id, token, outcome, ms, reason, its delay ('late<at
 --       most so many ms>') or '', how long its user's hash is kept (ms), how many sends the user's log
---       holds, and the log of the type (0: there is none)
--- Reply {dead letters removed, per send: 'STALE', or its new state: 'sent', 'refused', 'retry',
+--       holds, and the log of the type (0: there is none), the quotas of its bot or ''
+-- Reply {dead letters removed, those of them above a quota, per send: 'STALE', or its new state: 'sent', 'refused', 'retry',
 --       'postpone', 'dead'}
 -- Cost  2 commands + up to 22 a send
-assert(#KEYS > 13 and (#KEYS - 13) % 2 == 0 and #ARGV == 1 + 9 * (#KEYS - 13) / 2,
+assert(#KEYS > 13 and (#KEYS - 13) % 2 == 0 and #ARGV == 2 + 10 * (#KEYS - 13) / 2,
   'finish: wrong number of arguments')
-local dead_max = tonumber(ARGV[1])
-local reply = {0}
+local dead_max, quota = tonumber(ARGV[1]), quota_of(ARGV[2])
+local reply = {0, 0}
 for i = 1, (#KEYS - 13) / 2 do
-  local at, arg = 12 + 2 * i, 9 * i - 7
+  local at, arg = 12 + 2 * i, 10 * i - 7
   local id, token, outcome, ms, reason =
     ARGV[arg], tonumber(ARGV[arg + 1]), ARGV[arg + 2], tonumber(ARGV[arg + 3]), ARGV[arg + 4]
   local note, user = note_at(at, id), KEYS[at + 1]
   local forgotten = note and note.s < token and not ENDED[note.state] and note.state ~= 'waiting'
   if not note or not forgotten and (note.state ~= 'sending' or note.s ~= token) then
-    reply[i + 1] = 'STALE'
+    reply[i + 2] = 'STALE'
   else
     if note.uid ~= '' then
       if call('HGET', user, 'by') == id then call('HDEL', user, 'by', 'until', 'late') end
@@ -47,7 +47,9 @@ for i = 1, (#KEYS - 13) / 2 do
       outcome, reason = 'dead', reason .. '; it would expire before the next attempt'
     end
     if outcome == 'dead' then
-      reply[1] = reply[1] + give_up(note, reason, dead_max)
+      local own = ARGV[arg + 9]
+      local removed, lost = give_up(note, reason, dead_max, own == '' and quota or quota_of(own))
+      reply[1], reply[2] = reply[1] + removed, reply[2] + lost
     elseif outcome == 'retry' or outcome == 'postpone' then
       if not call('ZSCORE', DUE, id) then
         call('HSET', note.key, 's', next_sequence()) -- it fell due: the event that is queued means nothing
@@ -66,7 +68,7 @@ for i = 1, (#KEYS - 13) / 2 do
       call('HSET', note.key, 'told', 1)
       tally(note, ARGV[arg + 5])
     end
-    reply[i + 1] = outcome
+    reply[i + 2] = outcome
   end
 end
 armed()

@@ -4,10 +4,11 @@
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<key> (only
 --       with an idempotency key)
 -- ARGV  ad, n, cached ads (maximum of a generation), slice µs, linger ms, idempotency window ms, bot,
---       1, event as MessagePack
--- Reply {'OK', new total} | {'MISS', acked or ''} | {'DUP', reply of the first call}
+--       its quotas (see quota_of), 1, event as MessagePack
+-- Reply {'OK', new total} | {'MISS', acked or ''} | {'DUP', reply of the first call} |
+--       {'QUOTA', name, held, limit}: nothing was changed
 -- Cost  about 12 commands, about 5 for a miss
-assert(#KEYS >= 13 and #ARGV == 9, 'increment_if_exists: wrong number of arguments')
+assert(#KEYS >= 13 and #ARGV == 10, 'increment_if_exists: wrong number of arguments')
 local idem, ad, n = KEYS[14], ARGV[1], tonumber(ARGV[2])
 local first = idem and call('GET', idem)
 if first then
@@ -18,7 +19,11 @@ local total, is_young = cached(book, ad)
 if not total then
   return {'MISS', call('GET', book.acked) or ''}
 end
-append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5]), max = 0})
+local refused = refusal(KEYS[9], 7)
+if refused then
+  return refused
+end
+append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5])})
 call('HINCRBY', book.unflushed, 'v' .. ad, n)
 cache(book, ad, total + n, is_young, tonumber(ARGV[3]))
 if idem then

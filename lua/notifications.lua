@@ -18,7 +18,8 @@
 --   asked     the sequence (above s) of the event that found a send without a result
 --   reason    why it ended, or why the last attempt failed or was postponed
 --   ready     when it could be sent, if later than due    told  its lateness is counted
---   key       the caller's key
+--   key       the caller's key    held  what its bot holds with it, in bytes, while it is pending, or
+--             dead and kept
 -- and, until it has ended, an entry in `due`, or an event in the queue of its bot, or both. The
 -- event contains only the id. An event whose sequence is not above `s` was handled before and is
 -- ignored. So events may be repeated, late, or concern a notification that has ended.
@@ -51,7 +52,7 @@ local due_before, due_first -- the lowest due time before, and the lowest one se
 local function note_at(at, id)
   local names = {
     'state', 'bot', 'uid', 'type', 'label', 'due', 'expires', 'created', 'online', 'attempts', 's',
-    'reason', 'ready', 'told', 'asked',
+    'reason', 'ready', 'told', 'asked', 'held',
   }
   local note = {key = KEYS[at], id = id}
   for i, value in ipairs(call('HMGET', KEYS[at], unpack(names))) do
@@ -99,12 +100,17 @@ end
 local function arm(note, time)
   if not due_first then due_before = lowest(DUE) end
   call('ZADD', DUE, time, note.id)
-  call('HSET', LATER, note.id, #note.bot .. ':' .. note.bot .. event_of(note))
+  local event = event_of(note)
+  if call('HSET', LATER, note.id, #note.bot .. ':' .. note.bot .. event) == 1 then
+    hold('l' .. note.bot, 1)
+    hold('L' .. note.bot, #event)
+  end
   due_first = math.min(due_first or time, time)
 end
 
--- Wakes the schedulers after due times changed. The last call of a script.
+-- Stores what bots hold, and wakes the schedulers after due times changed. The last call of a script.
 local function armed()
+  settle()
   wake('due', due_before, due_first)
 end
 
@@ -114,11 +120,23 @@ local function tally(note, outcome)
   if call('HINCRBY', HOUR, field, 1) == 1 then call('EXPIRE', HOUR, HOUR_SECONDS) end
 end
 
+-- Notes that its bot holds it (1), or does not hold it any more (-1). An older version did not count.
+local function hold_note(note, sign)
+  if note.held then
+    hold('n' .. note.bot, sign)
+    hold('N' .. note.bot, sign * tonumber(note.held))
+  end
+end
+
 -- Ends it. The record stays for a week, without the data of a send. A dead one can be redriven.
 local function finish(note, state, reason)
   call('ZREM', DUE, note.id)
-  call('HDEL', LATER, note.id)
-  if state ~= 'dead' then call('HDEL', note.key, 'body', 'recheck', 'method') end
+  if call('HDEL', LATER, note.id) == 1 then
+    hold('l' .. note.bot, -1)
+    hold('L' .. note.bot, -#event_of(note))
+  end
+  hold_note(note, -1)
+  if state ~= 'dead' then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
   call('HSET', note.key, 'state', state, 'ended', NOW_MS, 'reason', reason)
   call('PEXPIRE', note.key, KEPT_MS)
   tally(note, state)
@@ -131,12 +149,15 @@ local function next_sequence()
   return sequence
 end
 
--- Ends it as a dead letter; returns how many of the oldest letters were deleted. A redrive starts
--- it again. No event that is already queued does, and the record outlives the letter.
-local function give_up(note, reason, dead_max)
+-- Ends it as a dead letter; returns how many letters were deleted, and how many of them because of
+-- the quota of the bot. A redrive starts it again. No event that is already queued does, and the record outlives the letter.
+local function give_up(note, reason, dead_max, quota)
   local sequence = next_sequence()
   finish(note, 'dead', reason)
   call('HSET', note.key, 's', sequence - 1)
   call('PEXPIRE', note.key, KEPT_MS + 3600000)
-  return bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason, note.attempts)
+  local removed, lost = bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason,
+    note.attempts, quota, tonumber(note.held or 0))
+  if lost > 0 then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
+  return removed, lost
 end

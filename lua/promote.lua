@@ -11,7 +11,7 @@
 -- KEYS  the eight of shared.lua, [9] due, [10] later, [11..] q:<bot> per event
 -- ARGV  slice µs, then per event, oldest first: id, bot (at most 100 events a call)
 -- Reply {moved, next due time (ms) or ''}
--- Cost  about 13 commands + 1 an event
+-- Cost  about 15 commands + 1 an event
 assert(#KEYS >= 11 and #ARGV == 1 + 2 * (#KEYS - 10), 'promote: wrong number of arguments')
 local DUE, LATER = KEYS[9], KEYS[10]
 local ids = {}
@@ -28,15 +28,21 @@ for i, id in ipairs(ids) do
   local head = #bot .. ':' .. bot
   if times[i] and tonumber(times[i]) <= NOW_MS and stored[i] and string.sub(stored[i], 1, #head) == head then
     sequence = sequence + 1
-    if call('RPUSH', KEYS[10 + i], record(sequence, string.sub(stored[i], #head + 1))) == 1 then
+    local event = string.sub(stored[i], #head + 1)
+    if call('RPUSH', KEYS[10 + i], record(sequence, event)) == 1 then
       fresh[#fresh + 1] = bot
+      hold_nothing('q' .. bot)
     end
+    hold('q' .. bot, HEAD + #event)
+    hold('l' .. bot, -1)
+    hold('L' .. bot, -#event)
     moved[#moved + 1] = id
   end
 end
 if #moved > 0 then
   call('ZREM', DUE, unpack(moved))
   call('HDEL', LATER, unpack(moved))
+  settle()
   call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + #moved)
   join(at_rest(fresh), tonumber(meta[2] or 0), tonumber(ARGV[1]))
 end

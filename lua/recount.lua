@@ -4,14 +4,17 @@
 --
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] dlq
 -- ARGV  id of the dead letter, cached ads (maximum of a generation), slice µs, linger ms, ad or '', n,
---       bot, 1, event as MessagePack
+--       bot, '', 1, event as MessagePack
 -- Reply 1, or 0 if the dead letter does not exist
--- Cost  about 13 commands
-assert(#KEYS == 14 and #ARGV == 9, 'recount: wrong number of arguments')
-if call('XDEL', KEYS[14], ARGV[1]) == 0 then
+-- Cost  about 16 commands
+assert(#KEYS == 14 and #ARGV == 10, 'recount: wrong number of arguments')
+local letter = call('XRANGE', KEYS[14], ARGV[1], ARGV[1])
+if #letter == 0 then
   return 0
 end
-append(9, 7, {slice = tonumber(ARGV[3]), linger = tonumber(ARGV[4]), max = 0})
+call('XDEL', KEYS[14], ARGV[1])
+unbury(letter)
+append(9, 7, {slice = tonumber(ARGV[3]), linger = tonumber(ARGV[4])})
 if ARGV[5] ~= '' then
   count(book_at(10), ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[2]))
 end

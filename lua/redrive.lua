@@ -6,17 +6,14 @@
 -- KEYS  the eight of shared.lua, [9] dlq, [10] q:<bot>
 -- ARGV  id of the dead letter, bot, slice µs, renew (1 or 0)
 -- Reply 1, or 0 if this bot has no such dead letter
--- Cost  about 13 commands, more behind many events that were redriven before
+-- Cost  about 15 commands, more behind many events that were redriven before
 assert(#KEYS == 10 and #ARGV == 4, 'redrive: wrong number of arguments')
 local DLQ, QUEUE, id, bot = KEYS[9], KEYS[10], ARGV[1], ARGV[2]
 local letter = call('XRANGE', DLQ, id, id)[1]
 if not letter then
   return 0
 end
-local fields = {}
-for i = 1, #letter[2], 2 do
-  fields[letter[2][i]] = letter[2][i + 1]
-end
+local fields = fields_of(letter)
 if fields.bot ~= bot then
   return 0
 end
@@ -41,9 +38,14 @@ until before or #heads < 64
 if before then
   call('LINSERT', QUEUE, 'BEFORE', before, fields.record)
 else
-  call('RPUSH', QUEUE, fields.record)
+  if call('RPUSH', QUEUE, fields.record) == 1 then
+    hold_nothing('q' .. bot)
+  end
 end
 call('XDEL', DLQ, id)
+unbury({letter})
+hold('q' .. bot, #fields.record)
+settle()
 call('HDEL', ATT, bot)
 call('HINCRBY', META, 'depth', 1)
 local v = tonumber(call('HGET', META, 'v') or 0)

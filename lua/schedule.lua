@@ -13,28 +13,47 @@
 --       online:<bot> <uid> (or again KEYS[14] and KEYS[15])
 -- ARGV  id, bot, uid, type, label, due (ms since 1970, 0: by the delay), delay ms, expires after
 --       (ms from the due time), online (1 or 0), duplicates ('ignore' | 'replace' | 'once' | ''), the id that
---       has the key or '', then names and values of the other fields of the record
+--       has the key or '', quotas of pending notifications and of their bytes (0: none), then names
+--       and values of the other fields of the record
 -- Reply {'OK', due (ms), label of the replaced one or ''} | {'DUP', due of the one that has
---       the key} | {'AGAIN'}: another notification got the key meanwhile
--- Cost  11 commands, with a key up to 11 more
+--       the key} | {'AGAIN'}: another notification got the key meanwhile | {'QUOTA', name, held, limit}
+--       Except for the first, nothing was changed.
+-- Cost  13 commands, with a key up to 12 more
 local REPEAT_MS = 300000
-assert((#KEYS == 15 or #KEYS == 18) and #ARGV >= 11 and #ARGV % 2 == 1,
+assert((#KEYS == 15 or #KEYS == 18) and #ARGV >= 13 and #ARGV % 2 == 1,
   'schedule: wrong number of arguments')
 local note = {id = ARGV[1], bot = ARGV[2], uid = ARGV[3], type = ARGV[4], label = ARGV[5],
   key = KEYS[14], attempts = 0}
 local due, waits, other = due_at(tonumber(ARGV[6]), tonumber(ARGV[7])), ARGV[9] == '1', ARGV[11]
-local expires, replaced = due + tonumber(ARGV[8]), ''
+local expires, replaced, gives, freed = due + tonumber(ARGV[8]), '', false, 0
+local bytes = #note.uid + #note.type
+for i = 14, #ARGV do
+  bytes = bytes + #ARGV[i]
+end
+local known
 if KEYS[16] then
   if (call('GET', KEYS[16]) or '') ~= other then
     return {'AGAIN'}
   end
-  local known = other ~= '' and note_at(17, other)
+  known = other ~= '' and note_at(17, other)
   local repeated = known and NOW_MS - known.created < REPEAT_MS and known.state ~= 'cancelled'
   if known and (ARGV[10] == 'once'
       or ARGV[10] == 'ignore' and (repeated or not ENDED[known.state])) then
     return {'DUP', known.due}
   end
   if known and not ENDED[known.state] and known.state ~= 'sending' then
+    gives, freed = true, tonumber(known.held or 0)
+  end
+end
+local notes, note_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
+if notes > 0 and held('n' .. note.bot) - (freed > 0 and 1 or 0) >= notes then
+  return {'QUOTA', 'notifications', held('n' .. note.bot), notes}
+end
+if note_bytes > 0 and held('N' .. note.bot) - freed + bytes > note_bytes then
+  return {'QUOTA', 'notification_bytes', held('N' .. note.bot), note_bytes}
+end
+if KEYS[16] then
+  if gives then
     call('ZREM', KEYS[18], other)
     finish(known, 'cancelled', 'replaced by ' .. note.id)
     replaced = known.label
@@ -43,7 +62,9 @@ if KEYS[16] then
 end
 call('HSET', note.key, 'state', waits and 'waiting' or 'scheduled', 'bot', note.bot,
   'uid', note.uid, 'type', note.type, 'label', note.label, 'due', due, 'expires', expires,
-  'online', ARGV[9], 'created', NOW_MS, 'attempts', 0, 's', 0, unpack(ARGV, 12))
+  'online', ARGV[9], 'created', NOW_MS, 'attempts', 0, 's', 0, 'held', bytes, unpack(ARGV, 14))
+hold('n' .. note.bot, 1)
+hold('N' .. note.bot, bytes)
 if waits then
   call('ZADD', KEYS[15], due, note.id)
   arm(note, expires)

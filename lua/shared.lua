@@ -10,13 +10,17 @@
 --   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress
 --   KEYS[6] fin     sorted set bot -> last virtual finish (µs), only while ahead of the clock
 --   KEYS[7] paused  set        bots that an operator paused
---   KEYS[8] wake    channel    'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one becomes lower;
---                           'rules <bot>' when its rules change
+--   KEYS[8] held    hash       what bots hold: a letter and the bot -> a number. q: bytes queued; l, L:
+--                           delayed events, their bytes; d, D: dead letters, their bytes; n, N:
+--                           pending notifications, their bytes. No field: nothing
+-- The channel `wake` of the shard gets 'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one
+-- becomes lower, and 'rules <bot>' when the rules of a bot change.
 --
 -- Numbers: all values stay below 2^53. Numbers passed to redis.call keep all digits; numbers joined
 -- into a text do not, hence digits().
-local META, CTL, BUSY, OWN, ATT, FIN, PAUSED, WAKE =
+local META, CTL, BUSY, OWN, ATT, FIN, PAUSED, HELD =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local WAKE = string.sub(META or '', 1, -5) .. 'wake'
 local call = redis.call
 local QUIET = 4503599627370496 -- 2^52: puts the quiet class before every busy score
 local clock = call('TIME')
@@ -42,6 +46,75 @@ local function wake(what, before, now)
   if now and (not before or now < before) then
     call('PUBLISH', WAKE, what .. ' ' .. digits(now))
   end
+end
+
+-- What bots hold. Each script collects its changes and stores them once, with settle(). An empty
+-- queue holds nothing, so a wrong number (of an older version that did not count) ends with it.
+local known, changes, changed = {}, {}, {}
+
+-- Reads these fields, so that held() need not read each.
+local function learn(fields)
+  if #fields > 0 then
+    for i, value in ipairs(call('HMGET', HELD, unpack(fields))) do
+      known[fields[i]] = tonumber(value or 0)
+    end
+  end
+end
+
+-- The number in a field, with the changes of this call.
+local function held(field)
+  if not known[field] then
+    learn({field})
+  end
+  return math.max(0, known[field] + (changes[field] or 0))
+end
+
+-- Changes the number in a field.
+local function hold(field, by)
+  if not changes[field] then
+    changes[field] = 0
+    changed[#changed + 1] = field
+  end
+  changes[field] = changes[field] + by
+end
+
+-- Sets the number in a field to zero.
+local function hold_nothing(field)
+  known[field] = 0
+  hold(field, -(changes[field] or 0))
+end
+
+-- Stores the changes.
+local function settle()
+  local unknown, set, gone = {}, {}, {}
+  for _, field in ipairs(changed) do
+    if not known[field] then
+      unknown[#unknown + 1] = field
+    end
+  end
+  learn(unknown)
+  for _, field in ipairs(changed) do
+    local now = known[field] + changes[field]
+    if now > 0 then
+      set[#set + 1] = field
+      set[#set + 1] = now
+    else
+      gone[#gone + 1] = field
+    end
+  end
+  if #set > 0 then
+    call('HSET', HELD, unpack(set))
+  end
+  if #gone > 0 then
+    call('HDEL', HELD, unpack(gone))
+  end
+  known, changes, changed = {}, {}, {}
+end
+
+-- The quotas of a bot in the text 'queued bytes|dead letters|their bytes'; 0: none.
+local function quota_of(text)
+  local bytes, letters, letter_bytes = string.match(text, '^(%d+)|(%d+)|(%d+)$')
+  return {bytes = tonumber(bytes), letters = tonumber(letters), letter_bytes = tonumber(letter_bytes)}
 end
 
 -- Puts bots that are neither busy nor paused into the control set; a bot that is already in it
@@ -89,19 +162,56 @@ local function at_rest(bots)
   return rest
 end
 
--- A queue record: MessagePack [version 1, sequence, event].
+-- A queue record: MessagePack [version 1, sequence, event]; HEAD bytes precede the event.
+local HEAD = 11
 local function record(sequence, event)
   return '\147\1\207' .. struct.pack('>I8', sequence) .. event
 end
 
--- Moves an event to the dead letters; returns how many of the oldest were deleted for it.
-local function bury(dead, max, bot, entry, reason, attempts)
-  call('XADD', dead, '*', 'bot', bot, 'record', entry, 'reason', reason,
-    'attempts', attempts, 'time', digits(NOW_MS))
-  if call('XLEN', dead) > max then
-    return call('XTRIM', dead, 'MAXLEN', max)
+-- The fields of a dead letter.
+local function fields_of(letter)
+  local fields = {}
+  for i = 1, #letter[2], 2 do
+    fields[letter[2][i]] = letter[2][i + 1]
   end
-  return 0
+  return fields
+end
+
+-- Notes that dead letters are gone.
+local function unbury(letters)
+  for _, letter in ipairs(letters) do
+    local fields = fields_of(letter)
+    hold('d' .. fields.bot, -1)
+    hold('D' .. fields.bot, -#fields.record - tonumber(fields.more or 0))
+  end
+end
+
+-- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
+-- the shard, and 1 if it was deleted itself because its bot has as many as its quota permits: the
+-- first failures stay. At most 64 are deleted in one call. `more` are bytes that are kept elsewhere
+-- for the letter.
+local function bury(dead, max, bot, entry, reason, attempts, quota, more)
+  local count, bytes, size = 'd' .. bot, 'D' .. bot, #entry + (more or 0)
+  if quota.letters > 0 and held(count) >= quota.letters
+    or quota.letter_bytes > 0 and held(bytes) + size > quota.letter_bytes then
+    return 1, 1
+  end
+  local fields = {
+    'bot', bot, 'record', entry, 'reason', reason, 'attempts', attempts, 'time', digits(NOW_MS),
+  }
+  if more then
+    fields[#fields + 1], fields[#fields + 2] = 'more', more
+  end
+  call('XADD', dead, '*', unpack(fields))
+  hold(count, 1)
+  hold(bytes, size)
+  local length = call('XLEN', dead)
+  local excess = math.min(64, length - max)
+  if excess <= 0 then
+    return 0, 0
+  end
+  unbury(call('XRANGE', dead, '-', '+', 'COUNT', excess))
+  return call('XTRIM', dead, 'MAXLEN', length - excess), 0
 end
 
 -- The four parts of an `own` or `att` field, as numbers.
@@ -144,54 +254,110 @@ local function withdraw(bot)
   call('ZREM', CTL, bot)
 end
 
--- Whether ARGV[at..] is, `queues` times, a bot, a count and that many events.
+-- Whether ARGV[at..] is, `queues` times, a bot, its quotas, a count and that many events.
 local function counts(at, queues)
   for _ = 1, queues do
-    at = at + 2 + (tonumber(ARGV[at + 1]) or #ARGV)
+    at = at + 3 + (tonumber(ARGV[at + 2]) or #ARGV)
   end
   return at == #ARGV + 1
 end
 
+-- Whether a bot may hold that many queued bytes; its queue is a key. A number without a queue is
+-- wrong: another version emptied the queue.
+local function may_queue(bot, queue, bytes, limit)
+  local field = 'q' .. bot
+  if limit == 0 or held(field) + bytes <= limit then
+    return true
+  end
+  if held(field) > 0 and call('EXISTS', queue) == 0 then
+    hold_nothing(field)
+    return bytes <= limit
+  end
+  return false
+end
+
+-- The refusal of the events of the one bot at ARGV[at..], if they exceed its quota of queued bytes.
+-- To be asked before anything is changed.
+local function refusal(queue, at)
+  local bot, bytes = ARGV[at], 0
+  local limit = quota_of(ARGV[at + 1]).bytes
+  for i = at + 3, at + 2 + tonumber(ARGV[at + 2]) do
+    bytes = bytes + HEAD + #ARGV[i]
+  end
+  if not may_queue(bot, queue, bytes, limit) then
+    return {'QUOTA', 'queued_bytes', held('q' .. bot), limit}
+  end
+end
+
 -- Appends events with fresh sequences to queues; bots that had none become ready.
--- ARGV[at..last]: per bot its id, a count and that many events; KEYS[first..]: their queues.
--- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'), dead (key),
--- dead_max, linger (ms), slice (µs).
--- Returns the numbers of events appended, dead-lettered and dropped, and of old dead letters
--- deleted.
+-- ARGV[at..last]: per bot its id, its quotas (see quota_of; '': those of `limits`), a count and that
+-- many events; KEYS[first..]: their queues.
+-- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'; nil: neither max nor
+-- the quota of queued bytes applies), dead (key), dead_max, linger (ms), slice (µs), quota.
+-- Returns the numbers of events appended, dead-lettered and dropped, and of dead letters deleted,
+-- the last sequence, and how many events and letters exceeded a quota. Calls settle().
 local function append(first, at, limits, last)
   local meta = call('HMGET', META, 'seq', 'v', 'depth')
   local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
-  local appended, died, dropped, removed = 0, 0, 0, 0
-  local fresh, key = {}, first
-  while at <= (last or #ARGV) do
-    local bot, count = ARGV[at], tonumber(ARGV[at + 1])
-    local records = {}
+  local appended, died, dropped, removed, over, lost = 0, 0, 0, 0, 0, 0
+  local fresh, key, fields, from = {}, first, {}, at
+  last = last or #ARGV
+  while from <= last do
+    if not known['q' .. ARGV[from]] then
+      fields[#fields + 1] = 'q' .. ARGV[from]
+    end
+    from = from + 3 + tonumber(ARGV[from + 2])
+  end
+  learn(fields)
+  while at <= last do
+    local bot, own, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+    local records, room, bytes, within = {}, count, 0, count
     for i = 1, count do
       sequence = sequence + 1
-      records[i] = record(sequence, ARGV[at + 1 + i])
+      records[i] = record(sequence, ARGV[at + 2 + i])
     end
-    local room = count
-    if limits.max > 0 then
-      room = math.min(count, math.max(0, limits.max - call('LLEN', KEYS[key])))
+    if limits.overflow then
+      local quota = own == '' and limits.quota or quota_of(own)
+      if limits.max > 0 then
+        room = math.min(count, math.max(0, limits.max - call('LLEN', KEYS[key])))
+      end
+      for i = 1, room do
+        if not may_queue(bot, KEYS[key], bytes + #records[i], quota.bytes) then
+          room, within = i - 1, i - 1
+          break
+        end
+        bytes = bytes + #records[i]
+      end
+      over = over + count - within
       for i = room + 1, count do
         if limits.overflow == 'dead' then
-          removed = removed + bury(limits.dead, limits.dead_max, bot, records[i],
-            'the queue of the bot is full (max_queue = ' .. digits(limits.max) .. ')', 0)
-          died = died + 1
+          local reason = within < count
+            and 'the quota of the bot is full (quotas.queued_bytes, now ' .. digits(quota.bytes) .. ')'
+            or 'the queue of the bot is full (max_queue = ' .. digits(limits.max) .. ')'
+          local gone, own_gone =
+            bury(limits.dead, limits.dead_max, bot, records[i], reason, 0, quota)
+          removed, lost, died = removed + gone, lost + own_gone, died + 1
         else
           dropped = dropped + 1
         end
+      end
+    else
+      for i = 1, count do
+        bytes = bytes + #records[i]
       end
     end
     if room > 0 then
       if call('RPUSH', KEYS[key], unpack(records, 1, room)) == room then
         fresh[#fresh + 1] = bot
+        hold_nothing('q' .. bot)
       end
+      hold('q' .. bot, bytes)
       appended = appended + room
     end
-    at = at + 2 + count
+    at = at + 3 + count
     key = key + 1
   end
+  settle()
   call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + appended)
   fresh = at_rest(fresh)
   if limits.linger > 0 and #fresh > 0 then
@@ -210,5 +376,5 @@ local function append(first, at, limits, last)
   else
     join(fresh, tonumber(meta[2] or 0), limits.slice)
   end
-  return appended, died, dropped, removed, sequence
+  return appended, died, dropped, removed, sequence, over, lost
 end

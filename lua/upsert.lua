@@ -10,10 +10,11 @@
 -- KEYS  the eight of shared.lua, [9] q:<bot>, [10..13] the ledger of ledger.lua, [14] idem:<key> (only
 --       with an idempotency key)
 -- ARGV  ad, n, cached ads (maximum of a generation), slice µs, linger ms, idempotency window ms, bot,
---       1, event as MessagePack, acked as the miss answered it, stored total or '', stored sequence
--- Reply {'OK', new total or ''} | {'AGAIN', acked or ''} | {'DUP', reply of the first call}
+--       its quotas (see quota_of), 1, event as MessagePack, acked as the miss answered it, stored total or '', stored sequence
+-- Reply {'OK', new total or ''} | {'AGAIN', acked or ''} | {'DUP', reply of the first call} |
+--       {'QUOTA', name, held, limit}: nothing was changed
 -- Cost  about 17 commands
-assert(#KEYS >= 13 and #ARGV == 12, 'upsert: wrong number of arguments')
+assert(#KEYS >= 13 and #ARGV == 13, 'upsert: wrong number of arguments')
 local idem, ad, n, room = KEYS[14], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local first = idem and call('GET', idem)
 if first then
@@ -21,18 +22,22 @@ if first then
 end
 local book = book_at(10)
 local total, is_young = cached(book, ad)
-if not total and ARGV[11] ~= '' then
+if not total and ARGV[12] ~= '' then
   local queued = call('HMGET', book.unflushed, 'v' .. ad, 'r' .. ad)
   if not queued[2] then
     local acked = call('GET', book.acked) or ''
     local head = queued[1] and call('LINDEX', KEYS[9], 0)
-    if acked ~= ARGV[10] or (head and struct.unpack('>I8', head, 4) <= tonumber(ARGV[12])) then
+    if acked ~= ARGV[11] or (head and struct.unpack('>I8', head, 4) <= tonumber(ARGV[13])) then
       return {'AGAIN', acked}
     end
-    total = tonumber(ARGV[11]) + tonumber(queued[1] or 0)
+    total = tonumber(ARGV[12]) + tonumber(queued[1] or 0)
   end
 end
-append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5]), max = 0}, 9)
+local refused = refusal(KEYS[9], 7)
+if refused then
+  return refused
+end
+append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5])}, 10)
 call('HINCRBY', book.unflushed, 'v' .. ad, n)
 local answer = ''
 if total then

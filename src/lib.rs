@@ -17,7 +17,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`id`], [`event`], `expression`, [`clock`], [`ledger`], [`pipeline`] | the base: parsed ids, the event and its wire formats, globs and CEL, time, the ledger and the kind of a pipeline |
+//! | [`id`], [`event`], `expression`, [`clock`], [`ledger`], [`pipeline`], `quotas` | the base: parsed ids, the event and its wire formats, globs and CEL, time, the ledger and the kind of a pipeline, how much a bot may hold |
 //! | `redis` | Redis: connections, the key table, one typed call per script in `lua/` |
 //! | `bus` | `trait Source`, the bus on Redis Streams, the reader that drives the fan-out |
 //! | `admission` | admission control and quotas |
@@ -76,6 +76,7 @@
 //! 4. Events of one bot are handled in the order of the queue. A retry blocks that bot's queue, and
 //!    no other.
 //! 5. The depth of a shard is the sum of its queues' lengths.
+//! 6. What a bot holds is counted with each change: its queued, delayed and dead events.
 //!
 //! # Use as a library
 //!
@@ -152,6 +153,8 @@ mod private;
 pub mod product;
 mod products;
 pub mod queue;
+#[doc(hidden)]
+pub mod quotas;
 mod receiver;
 #[doc(hidden)]
 pub mod redis;

@@ -13,6 +13,7 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::id::PipelineName;
+use crate::quotas;
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +63,7 @@ table! {
     QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
     DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
     DEAD_LETTERS_REMOVED "dead_letters_removed_total" Counter "Dead letters removed because there were too many or they were too old";
+    QUOTA_REFUSED "quota_refused_total" Counter "What bots were not given because they hold as much as their quota, by quota: requests, copies of events, dead letters";
     EVENTS "events_total" Counter "Events by outcome: done, retried, dead, expired, later";
     HANDLE_SECONDS "handle_seconds" Seconds "Duration of a handler for a slice";
     DWELL_SECONDS "dwell_seconds" Seconds "Time from the arrival of an event in its queue to done";
@@ -153,6 +155,9 @@ pub fn install() -> &'static PrometheusHandle {
         let commit = option_env!("FAIRLANE_COMMIT").unwrap_or("unknown");
         gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "commit" => commit).set(1.0);
         gauge!(REDIS_UP).set(0.0);
+        for name in quotas::NAMES {
+            counter!(QUOTA_REFUSED, "quota" => name).absolute(0);
+        }
         handle
     })
 }
@@ -173,6 +178,13 @@ pub fn upkeep() {
 /// Round trip of a script.
 pub fn script_seconds(script: &'static str, took: Duration) {
     histogram!(SCRIPT_SECONDS, "script" => script).record(took.as_secs_f64());
+}
+
+/// What bots were not given because of the quota `name`.
+pub(crate) fn quota_refused(name: &'static str, count: u64) {
+    if count > 0 {
+        counter!(QUOTA_REFUSED, "quota" => name).increment(count);
+    }
 }
 
 /// Whether Redis answers.

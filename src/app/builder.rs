@@ -28,6 +28,7 @@ use crate::presence::Meter;
 use crate::product::{OpenError, Opening, Part, Product, Route, Seat, Services, SharedHandler};
 use crate::products::{Kinds, Products};
 use crate::queue::Queue;
+use crate::quotas::Quotas;
 use crate::redis::private::PrivateRedis;
 use crate::redis::{Link, Target};
 use crate::signed_token::SigningKey;
@@ -90,7 +91,8 @@ impl Builder {
         let (mongo, private_mongo) = self.mongo().await?;
         let outbound = self.outbound()?;
         let kinds = Kinds::new(&self.products, &self.config, &self.clock);
-        let needs = Needs { mongo, outbound, kinds };
+        let quotas = self.config.quotas.quotas();
+        let needs = Needs { mongo, outbound, kinds, quotas };
         let (mut plans, mut services) = (Vec::new(), Services::default());
         for (name, config) in &self.config.pipelines {
             if config.enabled {
@@ -268,6 +270,7 @@ impl Builder {
             part,
             filter,
             kind: needs.kinds.of(name),
+            quotas: needs.quotas.clone(),
             meter: Arc::new(Meter { max, ..Meter::default() }),
         }))
     }
@@ -294,6 +297,8 @@ pub(super) struct Needs {
     pub(super) mongo: Result<Mongo, String>,
     outbound: Option<Outbound>,
     pub(super) kinds: Kinds,
+    /// How much bots may hold.
+    pub(super) quotas: Quotas,
 }
 
 /// A pipeline without a product.
@@ -321,6 +326,7 @@ pub(super) struct Plan {
     pub(super) part: Arc<dyn Part>,
     pub(super) filter: Option<Filter>,
     pub(super) kind: Kind,
+    pub(super) quotas: Quotas,
     pub(super) meter: Arc<Meter>,
 }
 
@@ -339,7 +345,9 @@ impl Plan {
     pub(super) fn queue(&self, config: &Config, link: &Arc<Link>) -> Queue {
         let shards = config.redis.shards;
         let limits = self.config.limits(shards);
-        Queue::new(self.name.clone(), shards, limits, Arc::clone(link)).of_kind(self.kind.clone())
+        Queue::new(self.name.clone(), shards, limits, Arc::clone(link))
+            .of_kind(self.kind.clone())
+            .with_quotas(self.quotas.clone())
     }
 
     pub(super) fn route(self, queue: Queue) -> fanout::Route {

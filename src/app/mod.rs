@@ -25,6 +25,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 pub use self::builder::Builder;
 use self::builder::{Needs, Plan, Plans};
@@ -43,7 +44,7 @@ use crate::mongo::watch;
 use crate::notifications::Notifications;
 use crate::product::{Offering, Route, Services};
 use crate::products::Products;
-use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::queue::{FAIR_SLICE_US, Queue, memory};
 use crate::redis::keys::ShardKeys;
 use crate::redis::private::PrivateRedis;
 use crate::redis::{Link, Target};
@@ -152,6 +153,9 @@ impl App {
             )),
         };
         let signing_key = register(&links.admin, &config).await?;
+        if let Err(error) = memory::observe(&links.admin, &needs.quotas).await {
+            debug!(%error, "cannot ask Redis for its memory; asking again");
+        }
         files::make_room(&config, roles)?;
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
         let metrics_listener = http::bind("metrics.listen", listen, backlog)?;

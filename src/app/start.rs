@@ -21,6 +21,7 @@ use crate::pool::open::OpenLeases;
 use crate::presence;
 use crate::product::Seat;
 use crate::queue::FAIR_SLICE_US;
+use crate::queue::memory;
 use crate::queue::sample::{self, Activity, ActivityEar, Sampled};
 use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
@@ -82,7 +83,14 @@ impl Site {
         let (shards, kinds) = (config.redis.shards, self.needs.kinds.clone());
         let (pipelines, admin) = (config.pipelines.clone(), Arc::clone(&links.admin));
         Api {
-            queues: Queues::new(pipelines, shards, kinds, admin, RESPONSE_TIMEOUT),
+            queues: Queues::new(
+                pipelines,
+                shards,
+                kinds,
+                self.needs.quotas.clone(),
+                admin,
+                RESPONSE_TIMEOUT,
+            ),
             bus: Arc::clone(&health.link),
             stream: config.bus.streams.first().cloned().unwrap_or_default(),
             taken: Taken::new(config, &self.needs.kinds, self.interests()),
@@ -118,7 +126,7 @@ impl Site {
     /// Starts the parts of each pipeline, and the shared ones. Consumes the plans.
     pub(super) fn start_pipelines(&mut self, starts: Arc<Starts>, shutdown: &Shutdown) {
         let plans = std::mem::take(&mut self.plans);
-        let Self { config, roles, clock, target, links, signing_key, services, .. } = self;
+        let Self { config, roles, clock, target, links, signing_key, services, needs, .. } = self;
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -153,6 +161,8 @@ impl Site {
             listening.push((queue, ears));
         }
         shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
+        let quotas = needs.quotas.clone();
+        shutdown.spawn(memory::watch(Arc::clone(&links.admin), quotas, shutdown.clone()));
         let (link, clock) = (Arc::clone(&links.admin), Arc::clone(clock));
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
         if !routes.is_empty() {

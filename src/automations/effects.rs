@@ -115,7 +115,7 @@ impl Effects {
                         match emitted(event, effect, what, (*applied, *share), now + delay.0) {
                             Err(error) => refused.push((*at, failure(effect, &error))),
                             Ok(new) if delay.0.is_zero() => add(&mut batches, *at, &new),
-                            Ok(new) => others.push((*at, Other::Later(new, delay.0))),
+                            Ok(new) => others.push((*at, Other::Later(effect, new, delay.0))),
                         }
                     }
                     _ => others.push((*at, Other::Effect(event, effect))),
@@ -173,14 +173,14 @@ impl Effects {
     /// Carries out one effect; returns why it can never be done, if so.
     async fn carry(&self, other: Other<'_>, now: Duration) -> Result<Option<Note>, (bool, String)> {
         match other {
-            Other::Later(event, delay) => {
+            Other::Later(effect, event, delay) => {
                 let bot = event.bot().clone();
                 let id = event.id().to_owned();
                 let options =
                     PushOptions { idempotency: Some((&id, WINDOW)), due: Some(now + delay) };
                 let event = event.with_extension(DUE, Some(json!(true)));
                 let pushed = self.queue.push(&bot, std::slice::from_ref(&event), options).await;
-                pushed.map(|_| None).map_err(|error| tried(&error))
+                pushed.map_or_else(|error| undone(effect, &error), |_| Ok(None))
             }
             Other::Effect(event, effect) => match &effect.deed {
                 Deed::Emit { .. } => Ok(None),
@@ -203,7 +203,7 @@ impl Effects {
                     let key = name(event.bot(), event, effect);
                     match counters.view(event.bot(), &ad, count.n, Some(&key)).await {
                         Ok(_) => Ok(None),
-                        Err(CountersError::Redis(error)) => Err(tried(&error)),
+                        Err(CountersError::Redis(error)) => undone(effect, &error),
                         Err(hangs) => Err((true, hangs.to_string())),
                     }
                 }
@@ -223,14 +223,14 @@ impl Effects {
         match notifications.accept(&new).await {
             Ok(_) => Ok(None),
             Err(AcceptError::Unusable(unusable)) => Ok(Some(failure(effect, &unusable))),
-            Err(AcceptError::Store(error)) => Err(tried(&error)),
+            Err(AcceptError::Store(error)) => undone(effect, &error),
         }
     }
 }
 
 /// The effects other than immediate events for the bus.
 enum Other<'a> {
-    Later(Event, Duration),
+    Later(&'a Effect, Event, Duration),
     Effect(&'a Event, &'a Effect),
 }
 
@@ -255,6 +255,15 @@ fn due(event: &Event) -> Event {
 
 fn tried(error: &RedisError) -> (bool, String) {
     (error.is_passing(), error.to_string())
+}
+
+/// What an error means for an effect. An attempt later would delay all events of the bot, so what
+/// exceeds a quota is not done.
+fn undone(effect: &Effect, error: &RedisError) -> Result<Option<Note>, (bool, String)> {
+    match error {
+        RedisError::Quota(exceeded) => Ok(Some(failure(effect, exceeded))),
+        error => Err(tried(error)),
+    }
 }
 
 fn failure(effect: &Effect, why: &dyn std::fmt::Display) -> Note {

@@ -4,13 +4,15 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use super::error::CliError;
-use super::output::{Output, Table, Tone, age, argument, count, duration, number, plain};
+use super::output::{Output, Table, Tone, age, argument, bytes, count, duration, number, plain};
 use super::pipelines::confirm;
 use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, micros, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{BotOrder, BotState, BotView, DeadOfBot, LastFailure, QueuedEvent};
+use crate::queue::{
+    BotOrder, BotState, BotView, DeadOfBot, Holdings, LastFailure, QueuedEvent, memory,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -153,6 +155,8 @@ struct Shown {
     view: BotView,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<LastFailure>,
+    holds: Holdings,
+    quotas: Holdings,
     dead_letters: DeadOfBot,
     next: Vec<QueuedEvent>,
 }
@@ -231,8 +235,12 @@ async fn show(
     let next = queue.next_events(bot, limit as usize).await?;
     let last_failure = queue.last_failure(&view).await?;
     let dead_letters = queue.dead_of(bot).await?;
-    output.show(&Shown { pipeline, view, last_failure, dead_letters, next }, |shown| {
-        let Shown { pipeline, view, last_failure, dead_letters, next } = shown;
+    let holds = queue.holdings(bot).await?;
+    memory::observe(queue.link(), queue.quotas()).await?;
+    let quotas = queue.quotas().of(bot).into();
+    let shown = Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next };
+    output.show(&shown, |shown| {
+        let Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next } = shown;
         let until = view.until_ms.map_or_else(String::new, |until| {
             format!(", {} left", duration(until.saturating_sub(millis(now))))
         });
@@ -251,6 +259,7 @@ async fn show(
             text.extend(["\nfailed    ", &ago(*time_ms), " ago: ", &plain(reason)]);
             text.extend(["\nfailing   since ", &ago(*since_ms), " ago"]);
         }
+        text.push_str(&held_text(holds, quotas));
         text.push_str(&dead_text(dead_letters, pipeline, &view.bot, millis(now)));
         if !next.is_empty() {
             let mut table = Table::new(&["NEXT EVENT", "TYPE", ">AGE"]);
@@ -264,6 +273,32 @@ async fn show(
         }
         text
     })
+}
+
+/// What a bot holds, as lines, and its quotas.
+fn held_text(holds: &Holdings, quotas: &Holdings) -> String {
+    let of = |held: String, quota: u64, shown: fn(u64) -> String| match quota {
+        0 => held,
+        quota => format!("{held} of {}", shown(quota)),
+    };
+    let in_bytes = |held, quota| of(bytes(held), quota, bytes);
+    let mut text =
+        format!("\nholds     {} queued", in_bytes(holds.queued_bytes, quotas.queued_bytes));
+    for (what, (n, n_max), (size, size_max)) in [
+        (
+            "delayed",
+            (holds.delayed_events, quotas.delayed_events),
+            (holds.delayed_bytes, quotas.delayed_bytes),
+        ),
+        ("pending", (holds.pending, quotas.pending), (holds.pending_bytes, quotas.pending_bytes)),
+        ("dead", (holds.dead_letters, quotas.dead_letters), (holds.dead_bytes, quotas.dead_bytes)),
+    ] {
+        if n > 0 {
+            let (n, size) = (of(number(n), n_max, number), in_bytes(size, size_max));
+            text.extend(["\n          ", &n, " ", what, ", ", &size]);
+        }
+    }
+    text
 }
 
 /// The dead letters of a bot, as lines.

@@ -119,6 +119,7 @@ impl Session {
         let kind = Kinds::today(&self.config).of(name);
         Queue::new(name.clone(), self.shards, self.limits(name), Arc::clone(&self.looking))
             .of_kind(kind)
+            .with_quotas(self.config.quotas.quotas())
     }
 
     /// The queues of a pipeline, for changes.

@@ -13,7 +13,7 @@ use super::built_in::BUILT_IN;
 use super::duplicate::{self, Duplicate};
 use super::error::{ConfigError, Origin};
 use super::products::{PRODUCTS, ProductSection};
-use super::{DEFAULT_TOML, HEADERS_TOML, PIPELINE_TOML, TOKEN_TOML};
+use super::{DEFAULT_TOML, PIPELINE_TOML, TABLES};
 use crate::id::PipelineName;
 
 /// The prefix of environment variables that are settings.
@@ -22,10 +22,6 @@ const ENV_SEPARATOR: &str = "__";
 const PIPELINES: &str = "pipelines";
 /// The parser's text for a duplicate.
 const DUPLICATE: &str = "duplicate key";
-
-/// Lists of tables: the key of the list, and the keys of each table with their defaults.
-const TABLES: [(&str, &str); 2] =
-    [("auth.tokens", TOKEN_TOML), ("callbacks.headers", HEADERS_TOML)];
 
 /// A value of one of the types that settings have.
 #[derive(Debug, Clone)]

@@ -30,9 +30,10 @@ pub(crate) use load::mongod;
 pub use products::ProductSection;
 pub(crate) use sections::{ANONYMOUS, WEIGHT_MAX};
 pub use sections::{
-    AdmissionConfig, AuthConfig, BackoffConfig, BusConfig, BusSource, CallbacksConfig,
-    CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig, NotificationsConfig,
-    OnThrottle, PipelineConfig, RedisConfig, Scope, Start, TokenConfig, WorkersConfig,
+    AdmissionConfig, AuthConfig, BackoffConfig, BotQuotaConfig, BusConfig, BusSource,
+    CallbacksConfig, CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig,
+    NotificationsConfig, OnThrottle, PipelineConfig, QuotasConfig, RedisConfig, Scope, Start,
+    TokenConfig, WorkersConfig,
 };
 
 use built_in::BUILT_IN;
@@ -45,8 +46,12 @@ pub use crate::redis::{RedisUrl, RedisUrlError};
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
-const TOKEN_TOML: &str = include_str!("token.toml");
-const HEADERS_TOML: &str = include_str!("headers.toml");
+/// Lists of tables: the key of the list, and the keys of each table with their defaults.
+const TABLES: [(&str, &str); 3] = [
+    ("auth.tokens", include_str!("token.toml")),
+    ("callbacks.headers", include_str!("headers.toml")),
+    ("quotas.bots", include_str!("quota.toml")),
+];
 
 /// The complete configuration of a process.
 #[derive(Debug, Clone)]
@@ -78,6 +83,8 @@ pub struct Config {
     pub metrics: MetricsConfig,
     /// The section `[admission]`.
     pub admission: AdmissionConfig,
+    /// The section `[quotas]`.
+    pub quotas: QuotasConfig,
     /// The section `[auth]`.
     pub auth: AuthConfig,
     /// The built-in pipelines and the sections `[pipelines.NAME]`, including disabled ones.

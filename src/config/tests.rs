@@ -68,6 +68,12 @@ fn the_defaults_are_those_of_the_outside_contract() {
     assert_eq!(config.admission.deadlines[1..], deadlines);
     assert_eq!(config.admission.deadlines[0], None);
     assert!(config.http.trusted_proxies.is_empty() && !config.http.proxy_protocol);
+    let quotas = config.quotas.general();
+    let bytes = [quotas.queued_bytes, quotas.delayed_bytes, quotas.pending_bytes];
+    assert_eq!((bytes, quotas.dead_bytes), ([64 << 20; 3], 16 << 20));
+    let counts = (quotas.delayed_events, quotas.pending, quotas.dead_letters);
+    assert_eq!(counts, (100_000, 100_000, 1_000));
+    assert!(config.quotas.bots.is_empty());
     assert!(config.auth.tokens.is_empty() && !config.auth.allow_anonymous);
     assert_eq!(config.metrics.listen, SocketAddr::from(([127, 0, 0, 1], 9464)));
     assert_eq!(config.counters.time_zone, TimeZone::UTC);

@@ -61,6 +61,7 @@ impl ImportError {
     /// Whether the error is temporary.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
+            Self::Redis(RedisError::Quota(_)) => true,
             Self::Redis(error) => error.is_passing(),
             Self::Gap { .. } => false,
             Self::Waiting { .. } | Self::Full { .. } => true,
@@ -93,7 +94,11 @@ pub(crate) async fn import(
             return if progress.last > 0 { Ok(progress) } else { Err(refused) };
         }
         for (line, taken) in lines.iter().zip(queue.import_lines(bot, key, lines).await?) {
-            match taken? {
+            let taken = match taken {
+                Err(RedisError::Quota(_)) if progress.last > 0 => return Ok(progress),
+                taken => taken?,
+            };
+            match taken {
                 Taken::Now => progress.imported += 1,
                 Taken::Before => progress.skipped += 1,
                 Taken::Gap(last) => return Err(ImportError::Gap { line: line.number, last }),

@@ -251,7 +251,7 @@ impl Queue {
 
     fn counting<'a>(&'a self, bot: &'a BotId, ad: &'a AdId) -> Counting<'a> {
         let cached_ads = self.ledger().map_or(0, Ledger::cached_accounts);
-        let limits = self.limits();
+        let limits = self.limits_of(bot);
         Counting { keys: self.keys_of(bot), limits, cached_ads, bot, ad }
     }
 

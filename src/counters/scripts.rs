@@ -19,7 +19,7 @@ scripts! {
 pub struct Counting<'a> {
     /// The shard of `bot`.
     pub keys: &'a ShardKeys,
-    /// The limits of the queue.
+    /// The limits of the queue, with the quotas of the bot.
     pub limits: Limits,
     /// Maximum number of ads per bot whose totals one generation caches.
     pub cached_ads: u64,
@@ -40,7 +40,7 @@ impl Counting<'_> {
 
     /// Adds the event to queue, as the arguments that `append` in `lua/shared.lua` reads.
     fn event(&self, cmd: &mut Cmd, event: &[u8]) {
-        cmd.arg(self.bot.as_str()).arg(1).arg(event);
+        cmd.arg(self.bot.as_str()).arg(self.limits.quota.of_queue()).arg(1).arg(event);
     }
 }
 
@@ -165,7 +165,11 @@ impl Call for Replace<'_> {
     }
 
     fn reply(value: Value) -> Result<Sequence, ReplyError> {
-        Ok(Sequence::new(Reply::single(value)?.number()?))
+        let mut reply = Reply::new(value)?;
+        match &*reply.text()? {
+            "OK" => Ok(Sequence::new(reply.number()?)),
+            other => Err(ReplyError::unexpected("a status", other)),
+        }
     }
 }
 

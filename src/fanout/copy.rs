@@ -11,6 +11,8 @@ use crate::event::Event;
 use crate::expression::Facts;
 use crate::id::{BotId, Offset, Shard};
 use crate::ledger::{Account, Posting};
+use crate::metrics;
+use crate::quotas::QUEUED_BYTES;
 use crate::redis::RedisError;
 use crate::redis::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued};
 use crate::telemetry::{Outage, Recovered};
@@ -194,7 +196,7 @@ impl Route {
         shards: Vec<ShardBatch<'_>>,
         positions: &mut [Option<Offset>],
     ) -> Result<(), FanoutError> {
-        let limits = self.queue.limits();
+        let (limits, quotas) = (self.queue.limits(), self.queue.quotas());
         let mut calls = Vec::with_capacity(shards.len());
         for ShardBatch { shard, calls: batches } in shards {
             let Some(mut prev) = positions[shard.index()] else { continue };
@@ -207,7 +209,8 @@ impl Route {
                     cached_accounts: ledger.cached_accounts(),
                     bots: batch.postings,
                 });
-                calls.push((shard, Enqueue { keys, stream, prev, last, limits, bots, postings }));
+                let call = Enqueue { keys, stream, prev, last, limits, quotas, bots, postings };
+                calls.push((shard, call));
                 prev = last;
             }
         }
@@ -230,6 +233,8 @@ impl Route {
                     queued.dead += more.dead;
                     queued.dropped += more.dropped;
                     queued.letters_removed += more.letters_removed;
+                    queued.over_quota += more.over_quota;
+                    queued.letters_over_quota += more.letters_over_quota;
                     answered = true;
                 }
                 Ok(Enqueued::Duplicate(stands)) => {
@@ -252,11 +257,14 @@ impl Route {
         self.metrics.dead.increment(queued.dead);
         self.metrics.dropped.increment(queued.dropped);
         self.metrics.letters_removed.increment(queued.letters_removed);
+        metrics::quota_refused(QUEUED_BYTES, queued.over_quota);
+        self.queue.letters_over_quota(queued.letters_over_quota);
         if queued.dead + queued.dropped > 0
             && let Some(suppressed) = self.full.take()
         {
-            warn!(pipeline = %self.queue.name(), dead = queued.dead, dropped = queued.dropped, suppressed,
-                "queues of bots are full (max_queue)");
+            warn!(pipeline = %self.queue.name(), dead = queued.dead, dropped = queued.dropped,
+                over_quota = queued.over_quota, suppressed,
+                "queues of bots are full (max_queue, or quotas.queued_bytes)");
         }
         Ok(())
     }

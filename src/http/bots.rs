@@ -20,8 +20,8 @@ use super::problem::{Kind, Problem};
 use crate::config::WEIGHT_MAX;
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
-    BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, LastFailure, Mark, Queue,
-    QueuedEvent,
+    BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings, LastFailure, Mark,
+    Queue, QueuedEvent,
 };
 
 /// Maximum number of bots per page, and of events per bot.
@@ -216,6 +216,10 @@ struct Bot {
     /// The last failure, if the bot is retried and its handler gave a reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_failure: Option<LastFailure>,
+    /// What it holds.
+    holds: Holdings,
+    /// What it may hold at present; 0: no quota.
+    quotas: Holdings,
     /// Its dead letters.
     dead_letters: DeadOfBot,
     /// Its next events, oldest first.
@@ -251,7 +255,9 @@ async fn show(
     let cursor = more.filter(|_| limit > 0).map(|more| cursors.write(uri.path(), &more));
     let last_failure = queue.last_failure(&view).await?;
     let dead_letters = queue.dead_of(&path.bot).await?;
-    Ok(Json(Bot { view, last_failure, dead_letters, next, cursor }))
+    let holds = queue.holdings(&path.bot).await?;
+    let quotas = queue.quotas().of(&path.bot).into();
+    Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, cursor }))
 }
 
 /// The settings of a bot.

@@ -129,7 +129,7 @@ impl IntoResponses for GuardedProblems {
             (421, "Without tokens: the host name is not in http.hosts"),
             (
                 429,
-                "The token or bot exceeded its quota, or its fair share under overload; Retry-After says when to retry",
+                "The token or bot exceeded its quota, or its fair share under overload, or the bot holds as much as its quota; Retry-After says when to retry",
             ),
             (500, "An internal error; the log of the server has details"),
             (

@@ -6,11 +6,13 @@ use serde::Serialize;
 use tracing::{error, warn};
 use utoipa::ToSchema;
 
+use super::admit::SHED_REASON;
 use crate::breaker::Unanswered;
 use crate::counters::CountersError;
 use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
 use crate::pool::open::LeaseError;
+use crate::quotas::QuotaExceeded;
 use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
 
@@ -95,7 +97,7 @@ pub(crate) enum Kind {
     Busy,
     /// The request was shed because of overload.
     Overloaded,
-    /// The caller exceeded its fair share or its quota.
+    /// The caller exceeded its fair share or its quota, or the bot holds as much as its quota.
     Quota,
     /// The deadline passed, or is too short for the request.
     Deadline,
@@ -273,6 +275,9 @@ impl From<RedisError> for Problem {
         static FULL: OncePerMinute = OncePerMinute::new();
         static AWAY: OncePerMinute = OncePerMinute::new();
         static REFUSED: OncePerMinute = OncePerMinute::new();
+        if let RedisError::Quota(exceeded) = error {
+            return exceeded.into();
+        }
         if error.is_full() {
             if let Some(suppressed) = FULL.take() {
                 warn!(%error, suppressed, "an HTTP request failed: Redis is full");
@@ -297,6 +302,19 @@ impl From<RedisError> for Problem {
             _ => "nothing was done: Redis is unavailable; retry later",
         };
         Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
+    }
+}
+
+impl From<QuotaExceeded> for Problem {
+    fn from(exceeded: QuotaExceeded) -> Self {
+        let remedy = match exceeded.name {
+            "queued_bytes" => "retry once its queued events are handled",
+            "delayed_events" | "delayed_bytes" => "retry once some of its delayed events were due",
+            _ => "retry once some of its notifications have ended, or cancel some",
+        };
+        let detail = format!("nothing was done: {exceeded}; {remedy}, or raise the quota");
+        let reason = HeaderValue::from_static("quota");
+        Self::new(Kind::Quota, detail).header(SHED_REASON, reason).retry_after(FULL_SECONDS)
     }
 }
 

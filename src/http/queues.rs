@@ -11,6 +11,7 @@ use crate::config::{PipelineConfig, is_built_in};
 use crate::id::{PipelineName, ShardCount};
 use crate::products::Kinds;
 use crate::queue::{FAIR_SLICE_US, Queue};
+use crate::quotas::Quotas;
 use crate::redis::keys::{self, ShardKeys};
 use crate::redis::{Link, RedisError, Reply};
 
@@ -19,6 +20,7 @@ pub(crate) struct Queues {
     configured: BTreeMap<PipelineName, PipelineConfig>,
     shards: ShardCount,
     kinds: Kinds,
+    quotas: Quotas,
     /// Serves the shards of the enabled pipelines.
     link: Arc<Link>,
     /// Timeout of one call.
@@ -34,10 +36,11 @@ impl Queues {
         configured: BTreeMap<PipelineName, PipelineConfig>,
         shards: ShardCount,
         kinds: Kinds,
+        quotas: Quotas,
         link: Arc<Link>,
         timeout: Duration,
     ) -> Self {
-        Self { configured, shards, kinds, link, timeout, others: Mutex::default() }
+        Self { configured, shards, kinds, quotas, link, timeout, others: Mutex::default() }
     }
 
     /// Whether this process runs the pipeline.
@@ -121,6 +124,8 @@ impl Queues {
         let defaults = || PipelineConfig::new("", [""; 0]);
         let config = self.configured.get(name).cloned().unwrap_or_else(defaults);
         let limits = config.limits(self.shards);
-        Queue::new(name.clone(), self.shards, limits, Arc::clone(link)).of_kind(self.kinds.of(name))
+        Queue::new(name.clone(), self.shards, limits, Arc::clone(link))
+            .of_kind(self.kinds.of(name))
+            .with_quotas(self.quotas.clone())
     }
 }

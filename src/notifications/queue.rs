@@ -57,7 +57,8 @@ impl Queue {
                 None => None,
             };
             let id_of_known = known.as_ref().map(|(id, _)| *id);
-            let schedule = Schedule { keys, now, id, new, label, known };
+            let quota = self.limits_of(&new.bot).quota;
+            let schedule = Schedule { keys, now, id, new, label, quota, known };
             match self.link().call(&schedule).await? {
                 Scheduled::Ok { cancelled, .. } => {
                     return Ok(Accepted { id, is_new: true, cancelled });
@@ -110,8 +111,12 @@ impl Queue {
         hold: SendHold,
         now: Duration,
     ) -> Result<Judged, RedisError> {
-        let (keys, dead_max) = (self.keys_of(bot), self.limits().dead_max);
-        self.link().call(&Begin { keys, now, bot, hold, throttle, dead_max, events }).await
+        let Limits { dead_max, quota, .. } = self.limits_of(bot);
+        let keys = self.keys_of(bot);
+        let begin = Begin { keys, now, bot, hold, throttle, dead_max, quota, events };
+        let judged = self.link().call(&begin).await?;
+        self.letters_over_quota(judged.letters_over_quota);
+        Ok(judged)
     }
 
     /// Reports the results of sends, all of one shard.
@@ -127,7 +132,11 @@ impl Queue {
         now: Duration,
     ) -> Result<Finished, RedisError> {
         let (keys, dead_max) = (self.keys(shard), self.limits().dead_max);
-        self.link().call(&Finish { keys, now, dead_max, throttle, endings }).await
+        let quotas = self.quotas();
+        let finish = Finish { keys, now, dead_max, quotas, throttle, endings };
+        let finished = self.link().call(&finish).await?;
+        self.letters_over_quota(finished.letters_over_quota);
+        Ok(finished)
     }
 
     /// Cancels or reschedules a notification that was looked up.

@@ -9,6 +9,7 @@ use crate::id::{BotId, Sequence};
 use crate::notifications::record::{
     Begun, Cap, Caps, Duplicates, Ended, NewNotification, NotificationId, State, When, late_step,
 };
+use crate::quotas::{Quota, Quotas};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Call, QUEUES, scripts};
 use crate::redis::{Reply, ReplyError};
@@ -43,6 +44,8 @@ pub struct Schedule<'a> {
     pub new: &'a NewNotification,
     /// Its type in the statistics.
     pub label: &'a str,
+    /// The maximum that the bot may hold.
+    pub quota: Quota,
     /// The notification that has the key, and its user.
     pub known: Option<(NotificationId, String)>,
 }
@@ -89,6 +92,7 @@ impl Call for Schedule<'_> {
             Some((_, Duplicates::Once)) => "once",
         });
         cmd.arg(self.known.as_ref().map_or_else(String::new, |(known, _)| known.to_string()));
+        cmd.arg(self.quota.pending).arg(self.quota.pending_bytes);
         let key = new.key.as_ref().map_or("", |(key, _)| key);
         let more = [
             ("method", &*new.method),
@@ -179,6 +183,8 @@ pub struct Begin<'a> {
     pub throttle: &'a Throttle,
     /// Maximum number of dead letters of the shard.
     pub dead_max: u64,
+    /// The maximum that the bot may hold.
+    pub quota: Quota,
     /// The queued notifications: id, user, sequence of the event.
     pub events: &'a [(NotificationId, &'a str, Sequence)],
 }
@@ -186,8 +192,10 @@ pub struct Begin<'a> {
 /// The result of [`Begin`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judged {
-    /// Number of old dead letters that were deleted.
+    /// Number of dead letters that were deleted.
     pub letters_removed: u64,
+    /// Number of deleted dead letters that exceeded the quota of their bot.
+    pub letters_over_quota: u64,
     /// The notifications to send.
     pub begun: Vec<Begun>,
     /// The outcomes of the others, and their types in the statistics.
@@ -205,6 +213,7 @@ impl Call for Begin<'_> {
             cmd.arg(keys.notification(*id)).arg(keys.user(bot, uid)).arg(keys.online(bot, uid));
         }
         cmd.arg(millis(self.hold.send)).arg(millis(self.hold.patience)).arg(self.dead_max);
+        cmd.arg(self.quota.of_queue());
         cmd.arg(if throttle.defers { "defer" } else { "drop" }).arg(millis(throttle.threshold));
         cmd.arg(throttle.by_kind.len());
         for (kind, threshold) in &throttle.by_kind {
@@ -235,7 +244,7 @@ impl Call for Begin<'_> {
 
     fn reply(value: Value) -> Result<Judged, ReplyError> {
         let mut reply = Reply::new(value)?;
-        let letters_removed = reply.number()?;
+        let (letters_removed, letters_over_quota) = (reply.number()?, reply.number()?);
         let (mut begun, mut ended) = (Vec::new(), Vec::new());
         while let Some(event) = reply.next() {
             if let Value::Array(_) = event {
@@ -247,7 +256,7 @@ impl Call for Begin<'_> {
                 }
             }
         }
-        Ok(Judged { letters_removed, begun, ended })
+        Ok(Judged { letters_removed, letters_over_quota, begun, ended })
     }
 }
 
@@ -281,6 +290,8 @@ pub struct Finish<'a> {
     pub now: Duration,
     /// Maximum number of dead letters of the shard.
     pub dead_max: u64,
+    /// The maximum that bots may hold.
+    pub quotas: &'a Quotas,
     /// The limits per user. They determine how long the send times are kept.
     pub throttle: &'a Throttle,
     /// The sends and their results.
@@ -290,8 +301,10 @@ pub struct Finish<'a> {
 /// The result of [`Finish`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
-    /// Number of old dead letters that were deleted.
+    /// Number of dead letters that were deleted.
     pub letters_removed: u64,
+    /// Number of deleted dead letters that exceeded the quota of their bot.
+    pub letters_over_quota: u64,
     /// The outcome of each send, in the words of `lua/finish.lua`; `None`: the send was considered
     /// lost before.
     pub outcomes: Vec<Option<String>>,
@@ -307,7 +320,7 @@ impl Call for Finish<'_> {
         for Ended { begun, .. } in *endings {
             cmd.arg(keys.notification(begun.id)).arg(keys.user(&begun.bot, &begun.uid));
         }
-        cmd.arg(self.dead_max);
+        cmd.arg(self.dead_max).arg(self.quotas.general().of_queue());
         let kept = |caps: &[Cap]| caps.iter().map(|cap| cap.n).max().unwrap_or_default();
         for Ended { begun, ending, late } in *endings {
             let (outcome, pause, reason) = ending.parts();
@@ -316,19 +329,19 @@ impl Call for Finish<'_> {
             cmd.arg(late.map(|late| format!("late{}", late_step(late))).unwrap_or_default());
             let (all, own) = throttle.counted(&begun.bot, &begun.kind);
             cmd.arg(millis(throttle.remember(&begun.bot, &begun.kind)));
-            cmd.arg(kept(all)).arg(kept(own));
+            cmd.arg(kept(all)).arg(kept(own)).arg(self.quotas.argument(&begun.bot));
         }
         cmd
     }
 
     fn reply(value: Value) -> Result<Finished, ReplyError> {
         let mut reply = Reply::new(value)?;
-        let letters_removed = reply.number()?;
+        let (letters_removed, letters_over_quota) = (reply.number()?, reply.number()?);
         let mut outcomes = Vec::with_capacity(reply.len());
         for _ in 0..reply.len() {
             outcomes.push(Some(reply.text()?).filter(|outcome| outcome != "STALE"));
         }
-        Ok(Finished { letters_removed, outcomes })
+        Ok(Finished { letters_removed, letters_over_quota, outcomes })
     }
 }
 

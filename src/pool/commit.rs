@@ -235,7 +235,13 @@ async fn commit_group(
     let calls: Vec<Complete<'_>> = groups
         .iter()
         .zip(&completions)
-        .map(|((shard, _), items)| Complete { keys: queue.keys(*shard), dead_max, ledger, items })
+        .map(|((shard, _), items)| Complete {
+            keys: queue.keys(*shard),
+            dead_max,
+            quotas: queue.quotas(),
+            ledger,
+            items,
+        })
         .collect();
     let replies = match queue.link().call_all(&calls).await {
         Ok(replies) => replies,
@@ -257,6 +263,7 @@ async fn commit_group(
             Ok(completed) => {
                 board.completed(shard, &completed);
                 metrics.letters_removed.increment(completed.letters_removed);
+                queue.letters_over_quota(completed.letters_over_quota);
                 for (item, verdict) in group.into_iter().zip(&completed.verdicts) {
                     answer(item, *verdict);
                 }

@@ -186,7 +186,7 @@ impl OpenLeases {
             let records = open.records(n).await?;
             let mode = Mode::Keep { ttl_ms: open.capability.ttl_ms };
             let settlement = Settlement { mode, ..self.settled(&open, n) };
-            if open.commit(&current, &settlement).await? {
+            if open.commit(&current, &settlement, &records).await? {
                 let now = self.clock.now();
                 settlement.tally.record(&open.pipeline.metrics, sequences(&records), now);
                 let ttl = Duration::from_millis(open.capability.ttl_ms);
@@ -216,7 +216,7 @@ impl OpenLeases {
             let answer = if left == 0 { Ok(Outcomes::done()) } else { answer(current.acked) };
             let settlement = settle(&vec![Fitness::Fit; left], answer, policy);
             let records = open.records(settlement.settled).await?;
-            if open.commit(&current, &settlement).await? {
+            if open.commit(&current, &settlement, &records).await? {
                 let slice = vec![Fitness::Fit; left];
                 if let Some(given_up) = given_up(&slice, &settlement.exceptions) {
                     let event = records.get(given_up.index);
@@ -313,7 +313,12 @@ impl Open<'_> {
     }
 
     /// Whether the change was made; otherwise another call acknowledged events meanwhile.
-    async fn commit(&self, current: &Current, settlement: &Settlement) -> Result<bool, LeaseError> {
+    async fn commit(
+        &self,
+        current: &Current,
+        settlement: &Settlement,
+        records: &[Vec<u8>],
+    ) -> Result<bool, LeaseError> {
         let queue = &self.pipeline.queue;
         let Capability { bot, run, fence, .. } = &self.capability;
         let item = Completion {
@@ -322,6 +327,7 @@ impl Open<'_> {
             fence: Fence::new(*fence),
             before: current.acked,
             n: settlement.n,
+            bytes: records.iter().take(settlement.n).map(|record| record.len() as u64).sum(),
             mode: settlement.mode,
             cost: settlement.n as u64,
             exceptions: settlement.exceptions.clone(),
@@ -329,9 +335,11 @@ impl Open<'_> {
         };
         let (keys, dead_max) = (queue.keys(queue.shard_of(bot)), queue.limits().dead_max);
         let (ledger, items) = (queue.ledger().is_some(), std::slice::from_ref(&item));
-        let complete = Complete { keys, dead_max, ledger, items };
+        let quotas = queue.quotas();
+        let complete = Complete { keys, dead_max, quotas, ledger, items };
         let completed = queue.link().call(&complete).await?;
         self.pipeline.metrics.letters_removed.increment(completed.letters_removed);
+        queue.letters_over_quota(completed.letters_over_quota);
         match completed.verdicts.first() {
             Some(Verdict::Ok | Verdict::Full) => {
                 self.pipeline.meter.settled.fetch_add(settlement.n as u64, Ordering::Relaxed);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 use serde::Serialize;
+use tracing::warn;
 use utoipa::ToSchema;
 
 use super::Queue;
@@ -12,8 +13,12 @@ use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, LetterId, Offset, Shard};
 use crate::ledger::Ledger;
-use crate::redis::scripts::{Letters, Part, Recount, Redrive};
-use crate::redis::{RedisError, ReplyError};
+use crate::metrics;
+use crate::quotas::DEAD_LETTERS;
+use crate::redis::keys::ShardKeys;
+use crate::redis::scripts::{DropLetters, Dropping, Letters, Part, Recount, Redrive};
+use crate::redis::{RedisError, Reply, ReplyError};
+use crate::telemetry::OncePerMinute;
 
 /// Maximum number of dead letters per page and per write.
 const PAGE: usize = 100;
@@ -205,9 +210,9 @@ impl Queue {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(false);
         }
-        let command = redis::Cmd::xdel(&self.keys(id.shard).dlq, &[id.entry.to_string()]);
-        let value = self.link().command("XDEL", command).await?;
-        Ok(value == Value::Int(1))
+        let (keys, ids) = (self.keys(id.shard), [id.entry]);
+        let letters = Dropping::Ids(&ids);
+        Ok(self.link().call(&DropLetters { keys, letters }).await? == 1)
     }
 
     /// Redrives the dead letters of `bot`, or of all bots, whose time is at most `until` on the
@@ -262,17 +267,27 @@ impl Queue {
         for shard in self.dead_shards(bot) {
             let mut pages = Pages::until(until);
             while let Some(letters) = pages.next(self, shard, bot).await? {
-                let ids: Vec<_> = letters.iter().map(|(_, id)| id.to_string()).collect();
+                let ids: Vec<_> = letters.into_iter().map(|(_, id)| id).collect();
                 if ids.is_empty() {
                     continue;
                 }
-                let command = redis::Cmd::xdel(&self.keys(shard).dlq, &ids);
-                if let Value::Int(deleted) = self.link().command("XDEL", command).await? {
-                    count += deleted.unsigned_abs();
-                }
+                let (keys, letters) = (self.keys(shard), Dropping::Ids(&ids));
+                count += self.link().call(&DropLetters { keys, letters }).await?;
             }
         }
         Ok(count)
+    }
+
+    /// Notes that events were lost because their bots have as many dead letters as they may.
+    pub(crate) fn letters_over_quota(&self, count: u64) {
+        static LOST: OncePerMinute = OncePerMinute::new();
+        metrics::quota_refused(DEAD_LETTERS, count);
+        if count > 0
+            && let Some(suppressed) = LOST.take()
+        {
+            warn!(pipeline = %self.name(), count, suppressed,
+                "bots have as many dead letters as quotas.dead_letters or quotas.dead_bytes permit; further events that fail are lost");
+        }
     }
 
     /// Deletes dead letters older than `keep`. Returns their number.
@@ -284,16 +299,22 @@ impl Queue {
         keep: Duration,
         now: Duration,
     ) -> Result<u64, RedisError> {
-        let oldest = format!("{}-0", millis(now.saturating_sub(keep)));
-        let mut pipe = redis::Pipeline::new();
-        for keys in self.shards().iter() {
-            pipe.cmd("XTRIM").arg(&keys.dlq).arg("MINID").arg(&oldest);
+        let letters = Dropping::Before(Offset { ms: millis(now.saturating_sub(keep)), seq: 0 });
+        let mut shards: Vec<&ShardKeys> = self.shards().iter().collect();
+        let mut count = 0;
+        while !shards.is_empty() {
+            let calls: Vec<_> = shards.iter().map(|&keys| DropLetters { keys, letters }).collect();
+            let mut more = Vec::new();
+            for (keys, deleted) in shards.iter().zip(self.link().call_all(&calls).await?) {
+                let deleted = deleted?;
+                count += deleted;
+                if deleted >= DropLetters::MAX {
+                    more.push(*keys);
+                }
+            }
+            shards = more;
         }
-        let values = self.link().run_checked("XTRIM", &pipe).await?;
-        Ok(values
-            .iter()
-            .map(|value| if let Value::Int(n) = value { n.unsigned_abs() } else { 0 })
-            .sum())
+        Ok(count)
     }
 
     /// The number of dead letters of a shard.

@@ -131,7 +131,7 @@ impl Lease {
     #[must_use]
     pub fn renewal(&self, ttl: Duration) -> Completion {
         let mode = Mode::Keep { ttl_ms: crate::clock::millis(ttl) };
-        self.completion(0, mode, 0, Vec::new())
+        self.completion((0, 0), mode, 0, Vec::new())
     }
 
     /// The call that hands it over to a receiver for `ttl`, if receivers hold fewer than `max`
@@ -139,7 +139,7 @@ impl Lease {
     #[must_use]
     pub fn handover(&self, ttl: Duration, max: u64, cost: u64) -> Completion {
         let mode = Mode::Hand { ttl_ms: crate::clock::millis(ttl), max };
-        self.completion(0, mode, cost, Vec::new())
+        self.completion((0, 0), mode, cost, Vec::new())
     }
 
     /// The run id of the server that granted it.
@@ -148,11 +148,11 @@ impl Lease {
         &self.run
     }
 
-    /// The call that ends it and removes `n` more events from the queue.
+    /// The call that ends it and removes `n` more events from the queue, with records of `bytes`.
     #[must_use]
     pub fn completion(
         &self,
-        n: usize,
+        (n, bytes): (usize, u64),
         mode: Mode,
         cost: u64,
         exceptions: Vec<Exception>,
@@ -163,6 +163,7 @@ impl Lease {
             fence: self.fence,
             before: self.removed,
             n,
+            bytes,
             mode,
             cost,
             exceptions,

@@ -18,10 +18,12 @@ pub(crate) mod capability;
 mod dead;
 mod depth;
 mod failure;
+mod holdings;
 mod inspect;
 mod lease;
 mod letters;
 mod list;
+pub(crate) mod memory;
 mod next;
 pub(crate) mod sample;
 pub(crate) mod schedule;
@@ -34,6 +36,7 @@ pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
 pub use self::depth::Depth;
 pub(crate) use self::failure::Noted;
 pub use self::failure::{Failing, LastFailure};
+pub use self::holdings::Holdings;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::letters::{DeadGlimpses, DeadPage, PAGE_BYTES};
@@ -43,6 +46,7 @@ use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::ledger::Ledger;
 use crate::pipeline::{Kind, Protected};
+use crate::quotas::{NO_QUOTAS, Quotas};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{
     Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke,
@@ -67,6 +71,7 @@ pub struct Queue {
     shards: Arc<[ShardKeys]>,
     count: ShardCount,
     limits: Limits,
+    quotas: Quotas,
     kind: Arc<Kind>,
     link: Arc<Link>,
 }
@@ -104,7 +109,14 @@ impl Queue {
     pub fn new(name: PipelineName, count: ShardCount, limits: Limits, link: Arc<Link>) -> Self {
         let shards =
             count.shards().map(|shard| ShardKeys::new(link.prefix(), &name, shard)).collect();
-        Self { name, shards, count, limits, kind: Arc::default(), link }
+        let quotas = NO_QUOTAS.clone();
+        Self { name, shards, count, limits, quotas, kind: Arc::default(), link }
+    }
+
+    /// The same queues with quotas of what bots may hold.
+    #[must_use]
+    pub fn with_quotas(self, quotas: Quotas) -> Self {
+        Self { quotas, ..self }
     }
 
     /// The same queues over another link.
@@ -161,10 +173,22 @@ impl Queue {
         self.count
     }
 
-    /// The limits of the queues.
+    /// The limits of the queues, with the quotas of bots without their own, at present.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        self.limits
+        Limits { quota: self.quotas.general(), ..self.limits }
+    }
+
+    /// The limits of the queue of a bot, with its quotas at present.
+    #[must_use]
+    pub fn limits_of(&self, bot: &BotId) -> Limits {
+        Limits { quota: self.quotas.of(bot), ..self.limits }
+    }
+
+    /// How much bots may hold.
+    #[must_use]
+    pub fn quotas(&self) -> &Quotas {
+        &self.quotas
     }
 
     /// The link in use.
@@ -193,7 +217,7 @@ impl Queue {
             options.idempotency.map(|(key, window)| (key, crate::clock::millis(window).max(1)));
         let push = Push {
             keys: self.keys_of(bot),
-            limits: self.limits,
+            limits: self.limits_of(bot),
             bot,
             events: &encoded,
             due_ms: options.due.map_or(0, crate::clock::millis),

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::memory::memory;
 use super::wake::{Listener, Wake};
 use super::{PipelineView, Queue};
 use crate::clock::{SharedClock, millis};
@@ -20,7 +21,7 @@ use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
 use crate::presence;
 use crate::redis::scripts::Hold;
-use crate::redis::{Link, RedisError, ServerInfo, keys};
+use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::OncePerMinute;
 use crate::trend::{self, Point, Sample};
 
@@ -270,17 +271,4 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.paused.set(view.paused as f64);
     metrics.dead_letters.set(view.dead as f64);
     metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
-}
-
-/// Used and maximum memory of the server, bytes; in a cluster, of the primary with the highest
-/// share in use.
-async fn memory(link: &Link) -> Result<(u64, u64), RedisError> {
-    let mut command = redis::cmd("INFO");
-    command.arg("memory");
-    let answers = link.ask_every("INFO", &command).await?;
-    let infos = answers.into_iter().map(|value| {
-        ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
-    });
-    let fullest = infos.max_by_key(ServerInfo::fullness);
-    Ok(fullest.map_or((0, 0), |info| (info.memory_used, info.memory_max)))
 }

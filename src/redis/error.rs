@@ -2,6 +2,7 @@
 
 use super::reply::ReplyError;
 use crate::breaker::Away;
+use crate::quotas::QuotaExceeded;
 
 /// Why a call has no valid answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -35,6 +36,9 @@ pub enum RedisError {
         /// The message of the server.
         message: String,
     },
+    /// A script refused to add data, because the bot would exceed a quota; nothing was changed.
+    #[error(transparent)]
+    Quota(#[from] QuotaExceeded),
     /// The server is older than 7.0.
     #[error("Redis at {target} is version {version}; at least 7.0 is needed")]
     Version {
@@ -88,7 +92,7 @@ impl RedisError {
                 ];
                 PASSING.iter().any(|code| message.starts_with(code))
             }
-            Self::Version { .. } | Self::Reply { .. } => false,
+            Self::Quota(_) | Self::Version { .. } | Self::Reply { .. } => false,
         }
     }
 }

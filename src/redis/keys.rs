@@ -20,6 +20,7 @@
 //! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
 //! | `fl:{p:s}:paused` | set | bots that an operator paused |
 //! | `fl:{p:s}:weight` | hash | bots whose weight is not 1 |
+//! | `fl:{p:s}:held` | hash | what bots hold, for their quotas: `q<bot>` bytes queued; `l<bot>`, `L<bot>` delayed events, their bytes; `d<bot>`, `D<bot>` dead letters, their bytes; `n<bot>`, `N<bot>` pending records of a product, their bytes |
 //! | `fl:{p:s}:hwm` | hash | bus stream → last offset copied into this shard |
 //! | `fl:{p:s}:q:<bot>` | list | the records, oldest at the head |
 //! | `fl:{p:s}:due` | sorted set | delayed events: id → ms since 1970 |
@@ -178,6 +179,7 @@ pub struct ShardKeys {
     pub due: String,
     /// Delayed events.
     pub later: String,
+    wake: String,
 }
 
 impl ShardKeys {
@@ -187,12 +189,13 @@ impl ShardKeys {
         let prefix = format!("{prefix}:{{{pipeline}:{shard}}}:");
         let key = |name: &str| format!("{prefix}{name}");
         Self {
-            base: ["meta", "ctl", "busy", "own", "att", "fin", "paused", "wake"].map(key),
+            base: ["meta", "ctl", "busy", "own", "att", "fin", "paused", "held"].map(key),
             weight: key("weight"),
             offsets: key("hwm"),
             dlq: key("dlq"),
             due: key("due"),
             later: key("later"),
+            wake: key("wake"),
             slot: slot_of(prefix.as_bytes()),
             prefix,
         }
@@ -252,10 +255,16 @@ impl ShardKeys {
         &self.base[6]
     }
 
+    /// What bots hold.
+    #[must_use]
+    pub fn held(&self) -> &str {
+        &self.base[7]
+    }
+
     /// The wake channel.
     #[must_use]
     pub fn wake(&self) -> &str {
-        &self.base[7]
+        &self.wake
     }
 
     /// The queue of one bot.

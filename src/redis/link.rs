@@ -32,7 +32,7 @@ use super::keys::ShardKeys;
 use super::node::{self, Node, Wiring, is_move, server_error};
 use super::reply::ReplyError;
 use super::route::{Destination, place};
-use super::scripts::Call;
+use super::scripts::{Call, exceeded};
 use super::target::{CONNECT_TIMEOUT, Target};
 use super::topology::Topology;
 use crate::id::Prefix;
@@ -217,7 +217,13 @@ impl Link {
         metrics::script_seconds(C::NAME, sent.elapsed());
         let read = |value| match value {
             Value::ServerError(error) => Err(self.refused(C::NAME, &error)),
-            value => C::reply(value).map_err(|source| self.misread(C::NAME, source)),
+            value => match exceeded(&value) {
+                Some(exceeded) => {
+                    metrics::quota_refused(exceeded.name, 1);
+                    Err(exceeded.into())
+                }
+                None => C::reply(value).map_err(|source| self.misread(C::NAME, source)),
+            },
         };
         Ok(values.into_iter().map(|value| value.and_then(read)).collect())
     }

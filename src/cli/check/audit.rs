@@ -1,5 +1,5 @@
-//! The audits: is each notification either scheduled or queued, and does the depth of each shard
-//! equal the length of its queues?
+//! The audits: is each notification either scheduled or queued, does the depth of each shard equal
+//! the length of its queues, and is what bots hold counted correctly?
 
 use std::sync::Arc;
 
@@ -49,6 +49,14 @@ async fn depths(config: &Config) -> Finding {
                         continue;
                     }
                 }
+                let (wrong, all) = queue.reconcile_holdings(shard).await?;
+                if wrong > 0 {
+                    let set = format!("{name}:{shard} had {}", count(wrong, "wrong sum"));
+                    found.set_right.push(format!("{set} of what bots hold"));
+                }
+                if !all {
+                    found.left_out.push(format!("{name}:{shard}"));
+                }
                 found.compared += 1;
             }
         }
@@ -69,14 +77,14 @@ fn judge_depths(Depths { compared, set_right, left_out }: &Depths) -> Finding {
     let found = format!("compared the depth of {} with the queues", count(*compared, "shard"));
     if !set_right.is_empty() {
         let found = format!("{found}; set right: {}", some_of(set_right));
-        let why = "Redis lost a part of its last writes, or someone changed keys of Fairlane";
+        let why = "Redis lost a part of its last writes, someone changed keys of Fairlane, or an older version wrote the data";
         let remedy =
             "run BGREWRITEAOF before Redis is restarted (docs/runbook.md, Redis lost its tail)";
         return Finding::warn(CHECK, found, why, remedy);
     }
     if !left_out.is_empty() {
         let found = format!("{found}; left out {}", some_of(left_out));
-        let why = "too many of their bots have events to compare them during traffic";
+        let why = "they have too many bots or entries to compare them during traffic";
         return Finding::warn(CHECK, found, why, "repeat the audit when fewer events are queued");
     }
     Finding::ok(CHECK, format!("{found}; all are right"))

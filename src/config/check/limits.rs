@@ -15,4 +15,6 @@ pub(in super::super) const QUOTA: (u64, u64) = (0, 1_000_000);
 pub(in super::super) const PUBLIC_RATE: (u64, u64) = (1, 1_000_000);
 /// 0 stands for the default.
 pub(in super::super) const TOKEN_WEIGHT: (u64, u64) = (0, crate::config::WEIGHT_MAX as u64);
+/// What a bot may hold.
+pub(in super::super) const HELD: (u64, u64) = (0, 1_000_000_000_000);
 pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);

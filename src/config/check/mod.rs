@@ -7,6 +7,7 @@ mod http;
 pub(super) mod limits;
 mod notifications;
 mod pipelines;
+mod quotas;
 mod stores;
 
 use std::time::Duration;
@@ -79,6 +80,7 @@ impl Config {
         within("counters.read_timeout", read_timeout, 10 * MILLISECOND..=10 * SECOND)?;
         self.check_http()?;
         self.check_admission()?;
+        self.check_quotas()?;
         self.check_headers()?;
         self.check_auth()
     }

@@ -6,6 +6,7 @@ mod counters;
 mod http;
 mod notifications;
 mod pipelines;
+mod quotas;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use self::counters::counters;
 use self::http::{admission, http};
 use self::notifications::notifications;
 use self::pipelines::pipeline;
+use self::quotas::quotas;
 use self::reader::Reader;
 use super::built_in::is_built_in;
 use super::certificates;
@@ -211,6 +213,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         },
         http: http(&top)?,
         admission: admission(&top)?,
+        quotas: quotas(&top)?,
         callbacks: callbacks(&top)?,
         counters: counters(&top)?,
         notifications: notifications(&top)?,

@@ -79,6 +79,16 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| self.invalid(key, format_args!("is {number}; {}", between(least, most))))
     }
 
+    /// A number, or `general` where it is -1.
+    pub(super) fn number_or(
+        &self,
+        key: &str,
+        bounds: (u64, u64),
+        general: u64,
+    ) -> Result<u64, ConfigError> {
+        if self.whole(key) == -1 { Ok(general) } else { self.number(key, bounds) }
+    }
+
     /// A number whose bounds fit its type.
     pub(super) fn count<T: TryFrom<u64>>(
         &self,

@@ -6,6 +6,7 @@ mod counters;
 mod http;
 mod notifications;
 mod pipelines;
+mod quotas;
 mod stores;
 
 pub(crate) use self::auth::{ANONYMOUS, WEIGHT_MAX};
@@ -15,4 +16,5 @@ pub use self::counters::CountersConfig;
 pub use self::http::{AdmissionConfig, HttpConfig, MetricsConfig};
 pub use self::notifications::{NotificationsConfig, OnThrottle};
 pub use self::pipelines::{BackoffConfig, DeadConfig, PipelineConfig, Start, WorkersConfig};
+pub use self::quotas::{BotQuotaConfig, QuotasConfig};
 pub use self::stores::{BusConfig, BusSource, MongoConfig, RedisConfig};

@@ -8,6 +8,7 @@ use crate::config::{OnOverflow, load};
 use crate::id::ShardCount;
 use crate::outbound::CheckedUrl;
 use crate::queue::FAIR_SLICE_US;
+use crate::quotas::Quota;
 use crate::redis::scripts::Limits;
 
 /// One pipeline: its events, its handler, its limits.
@@ -119,6 +120,7 @@ impl PipelineConfig {
             overflow_dead: self.on_overflow == OnOverflow::Dead,
             // The bound applies to the pipeline; each shard keeps its part of it.
             dead_max: self.dead.max.get().div_ceil(u64::from(shards.get())),
+            quota: Quota::NONE,
         }
     }
 }

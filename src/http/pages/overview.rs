@@ -351,7 +351,7 @@ fn processes(overview: &Overview) -> Markup {
 }
 
 /// Formats bytes for people.
-fn bytes(n: u64) -> String {
+pub(super) fn bytes(n: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
     let size = n as f64;
     match n {

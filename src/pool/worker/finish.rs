@@ -85,7 +85,8 @@ impl Worker {
             let slice = (fitness, slice, entries);
             self.commit_with_ledger(slice, n, mode, cost, exceptions).await
         } else {
-            self.commit(self.lease.completion(n, mode, cost, exceptions)).await
+            let bytes = self.sizes[..n].iter().sum();
+            self.commit(self.lease.completion((n, bytes), mode, cost, exceptions)).await
         };
         match committed {
             Committed::Done | Committed::Full => {
@@ -168,7 +169,8 @@ impl Worker {
             }
             let last = to == n;
             let (mode, cost) = if last { (mode, cost) } else { (Mode::Keep { ttl_ms }, 0) };
-            let mut completion = self.lease.completion(to - from, mode, cost, here);
+            let bytes = self.sizes[from..to].iter().sum();
+            let mut completion = self.lease.completion((to - from, bytes), mode, cost, here);
             completion.leaving = (!leaving.accounts.is_empty()).then_some(leaving);
             let sent = self.shared.sending(self.lease.shard);
             let committed = self.commit(completion).await;
@@ -202,7 +204,7 @@ impl Worker {
 
     /// Ends the lease without completed events.
     pub(super) async fn give_back(&self) {
-        let completion = self.lease.completion(0, Mode::Release, 0, Vec::new());
+        let completion = self.lease.completion((0, 0), Mode::Release, 0, Vec::new());
         let deadline = self.lease.deadline();
         let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
         if self.shared.shutdown.hard.is_cancelled() {

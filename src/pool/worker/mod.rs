@@ -39,12 +39,15 @@ const RENEW_AGAIN: Duration = Duration::from_millis(250);
 pub(super) async fn run(shared: Arc<Shared>, lease: Lease, records: Vec<Vec<u8>>) {
     let span = debug_span!("slice", pipeline = %shared.queue.name(), bot = %lease.bot,
         fence = %lease.fence, events = records.len());
-    Worker { shared, lease, unfit: Vec::new() }.run(records).instrument(span).await;
+    let sizes = records.iter().map(|record| record.len() as u64).collect();
+    Worker { shared, lease, sizes, unfit: Vec::new() }.run(records).instrument(span).await;
 }
 
 struct Worker {
     shared: Arc<Shared>,
     lease: Lease,
+    /// The bytes of each record of the slice.
+    sizes: Vec<u64>,
     /// The events of the slice that the handler does not get, with their positions.
     unfit: Vec<(usize, Event)>,
 }

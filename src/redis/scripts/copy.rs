@@ -5,6 +5,7 @@ use redis::{Cmd, Value};
 
 use super::{Call, Index, Limits, Postings, Queued, evalsha};
 use crate::id::{BotId, Offset, Prefix, Sequence};
+use crate::quotas::Quotas;
 use crate::redis::keys::{self, ShardKeys};
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -21,6 +22,8 @@ pub struct Enqueue<'a> {
     pub last: Offset,
     /// The limits of the queues.
     pub limits: Limits,
+    /// The quotas of bots that have their own.
+    pub quotas: &'a Quotas,
     /// Serialised events per bot, in order.
     pub bots: Vec<(BotId, Vec<&'a [u8]>)>,
     /// The ledger entries of the events, if the queues have a ledger.
@@ -57,7 +60,7 @@ impl Call for Enqueue<'_> {
         let limits = self.limits;
         cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
         cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
-        cmd.arg(limits.overflow()).arg(limits.dead_max);
+        cmd.arg(limits.overflow()).arg(limits.dead_max).arg(limits.quota.of_queue());
         match &self.postings {
             Some(postings) => {
                 cmd.arg(postings.len());
@@ -68,7 +71,7 @@ impl Call for Enqueue<'_> {
             }
         }
         for (bot, events) in &self.bots {
-            cmd.arg(bot.as_str()).arg(events.len());
+            cmd.arg(bot.as_str()).arg(self.quotas.argument(bot)).arg(events.len());
             for event in events {
                 cmd.arg(*event);
             }
@@ -137,7 +140,7 @@ impl Call for Advance<'_> {
 pub struct Push<'a> {
     /// The shard of `bot`.
     pub keys: &'a ShardKeys,
-    /// The limits of the queue.
+    /// The limits of the queue, with the quotas of the bot.
     pub limits: Limits,
     /// The bot.
     pub bot: &'a BotId,
@@ -176,7 +179,10 @@ impl Call for Push<'_> {
         cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
         cmd.arg(limits.overflow()).arg(limits.dead_max).arg(self.due_ms);
         cmd.arg(self.idempotency.map_or(0, |(_, window_ms)| window_ms));
-        cmd.arg(self.bot.as_str()).arg(self.events.len()).arg(self.events);
+        let quota = limits.quota;
+        cmd.arg(quota.delayed_events).arg(quota.delayed_bytes);
+        cmd.arg(self.bot.as_str()).arg(quota.of_queue());
+        cmd.arg(self.events.len()).arg(self.events);
         cmd
     }
 

@@ -8,6 +8,7 @@ use super::ledger::add_leaving;
 use super::{Call, Index, evalsha};
 use crate::id::{BotId, Fence};
 use crate::ledger::Leaving;
+use crate::quotas::Quotas;
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -226,6 +227,8 @@ pub struct Completion {
     pub before: usize,
     /// Number of events to remove now.
     pub n: usize,
+    /// The bytes of their records.
+    pub bytes: u64,
     /// What happens to the lease.
     pub mode: Mode,
     /// Virtual cost of the handled events, µs.
@@ -243,6 +246,8 @@ pub struct Complete<'a> {
     pub keys: &'a ShardKeys,
     /// Maximum number of dead letters of the shard.
     pub dead_max: u64,
+    /// The maximum that bots may hold.
+    pub quotas: &'a Quotas,
     /// Whether the queues have a ledger.
     pub ledger: bool,
     /// The completions: at most 64, each bot at most once.
@@ -258,8 +263,10 @@ pub struct Completed {
     pub low: Option<i64>,
     /// When the next lease or park ends, ms since 1970.
     pub deadline_ms: Option<u64>,
-    /// Number of old dead letters that were deleted.
+    /// Number of dead letters that were deleted.
     pub letters_removed: u64,
+    /// Number of deleted dead letters that exceeded the quota of their bot.
+    pub letters_over_quota: u64,
     /// One per item.
     pub verdicts: Vec<Verdict>,
 }
@@ -292,7 +299,7 @@ impl Call for Complete<'_> {
                 cmd.arg(&keys.ledger(&item.bot));
             }
         }
-        cmd.arg(self.dead_max).arg(each);
+        cmd.arg(self.dead_max).arg(each).arg(self.quotas.general().of_queue());
         for item in self.items {
             let (mode, ms, bound) = match item.mode {
                 Mode::Keep { ttl_ms } => ("keep", ttl_ms, 0),
@@ -302,8 +309,9 @@ impl Call for Complete<'_> {
                 Mode::Fail { ms, isolate } => ("fail", ms, u64::from(isolate)),
             };
             cmd.arg(item.bot.as_str()).arg(&*item.run).arg(item.fence.get());
-            cmd.arg(item.before).arg(item.n);
-            cmd.arg(mode).arg(ms).arg(item.cost).arg(bound).arg(item.exceptions.len());
+            cmd.arg(item.before).arg(item.n).arg(item.bytes);
+            cmd.arg(mode).arg(ms).arg(item.cost).arg(bound).arg(self.quotas.argument(&item.bot));
+            cmd.arg(item.exceptions.len());
             for exception in &item.exceptions {
                 cmd.arg(exception.index);
                 match &exception.fate {
@@ -329,6 +337,7 @@ impl Call for Complete<'_> {
             low: reply.score()?,
             deadline_ms: reply.optional()?,
             letters_removed: reply.number()?,
+            letters_over_quota: reply.number()?,
             verdicts: Vec::with_capacity(reply.len()),
         };
         while reply.len() > 0 {

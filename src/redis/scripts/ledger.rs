@@ -43,7 +43,7 @@ impl Call for Recount<'_> {
             Some(Posting { account, amount }) => cmd.arg(account.as_str()).arg(*amount),
             None => cmd.arg("").arg(0),
         };
-        cmd.arg(bot.as_str()).arg(1).arg(self.event);
+        cmd.arg(bot.as_str()).arg("").arg(1).arg(self.event);
         cmd
     }
 

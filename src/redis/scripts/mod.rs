@@ -4,6 +4,7 @@
 //! calls.
 
 mod copy;
+mod holdings;
 mod lease;
 mod ledger;
 mod operate;
@@ -14,6 +15,7 @@ use std::sync::{LazyLock, Once, PoisonError, RwLock};
 use redis::{Cmd, Value};
 
 pub use self::copy::{Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed};
+pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
 pub use self::lease::{
     Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
     Verdict,
@@ -25,6 +27,7 @@ pub use self::operate::{
 };
 pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter};
 use super::reply::{Reply, ReplyError};
+use crate::quotas::{NAMES, Quota, QuotaExceeded};
 
 /// The parts of a script when it is loaded: its first line, the shared code, its body.
 pub(crate) struct Script {
@@ -107,7 +110,8 @@ scripts! {
     enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" LEDGERS,
     promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
     redrive "redrive" QUEUES, recount "recount" LEDGERS, revoke "revoke" QUEUES,
-    recover "recover" QUEUES, reconcile "reconcile" QUEUES,
+    recover "recover" QUEUES, reconcile "reconcile" QUEUES, drop_letters "drop_letters" QUEUES,
+    audit "audit" QUEUES,
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
     emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
@@ -137,6 +141,20 @@ pub trait Call {
     fn reply(value: Value) -> Result<Self::Reply, ReplyError>;
 }
 
+/// The refusal `{'QUOTA', name, held, limit}`, which any script that adds data may answer.
+#[must_use]
+pub fn exceeded(value: &Value) -> Option<QuotaExceeded> {
+    let Value::Array(parts) = value else { return None };
+    let [Value::BulkString(verdict), Value::BulkString(name), Value::Int(held), Value::Int(limit)] =
+        &parts[..]
+    else {
+        return None;
+    };
+    let name = NAMES.into_iter().find(|known| known.as_bytes() == name.as_slice())?;
+    let (held, limit) = (held.unsigned_abs(), limit.unsigned_abs());
+    (verdict == b"QUOTA").then_some(QuotaExceeded { name, held, limit })
+}
+
 /// The limits of a queue and of its dead letters.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -150,6 +168,8 @@ pub struct Limits {
     pub overflow_dead: bool,
     /// Maximum number of dead letters per shard.
     pub dead_max: u64,
+    /// The maximum that a bot may hold.
+    pub quota: Quota,
 }
 
 impl Limits {
@@ -167,8 +187,12 @@ pub struct Queued {
     pub dead: u64,
     /// Number of events that were dropped because a queue was full.
     pub dropped: u64,
-    /// Number of old dead letters that were deleted.
+    /// Number of dead letters that were deleted.
     pub letters_removed: u64,
+    /// Number of events that exceeded the quota of their bot.
+    pub over_quota: u64,
+    /// Number of deleted dead letters that exceeded the quota of their bot.
+    pub letters_over_quota: u64,
 }
 
 impl Queued {
@@ -178,6 +202,8 @@ impl Queued {
             dead: reply.number()?,
             dropped: reply.number()?,
             letters_removed: reply.number()?,
+            over_quota: reply.number()?,
+            letters_over_quota: reply.number()?,
         })
     }
 }

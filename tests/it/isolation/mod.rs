@@ -7,5 +7,6 @@ mod input;
 mod keys;
 mod listings;
 mod outbound;
+mod quotas;
 mod signatures;
 mod tokens;

@@ -69,6 +69,7 @@ impl Installation {
             max_queue,
             overflow_dead: true,
             dead_max: 1_000,
+            quota: fairlane::quotas::Quota::NONE,
         };
         Queue::new(name, count, limits, Arc::new(link))
     }

@@ -53,6 +53,8 @@ impl ScriptHarness {
             "redrive",
             "revoke",
             "recover",
+            "drop_letters",
+            "audit",
             "reconcile",
             "heads",
             "increment_if_exists",

@@ -7,6 +7,7 @@ mod environment;
 mod file;
 mod notifications;
 mod pipelines;
+mod quotas;
 
 use std::io::Write as _;
 

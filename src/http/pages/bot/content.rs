@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use super::super::super::automations::Shown;
+use super::super::overview::bytes as sized;
 use super::super::{grouped, headline, pipeline, spoken};
 use super::{OfBot, View, path};
 use crate::automations::profile::Profile;
@@ -62,6 +63,7 @@ fn queue(view: &View, of: &OfBot) -> Markup {
             }
             dl.facts {
                 div { dt { "Events" } dd { (grouped(look.depth)) } }
+                div { dt { "Bytes" } dd { (held(of.holds.queued_bytes, of.quotas.queued_bytes)) } }
                 div { dt { "Oldest" } dd { (spoken(look.oldest_age_ms)) } }
                 div { dt { "Attempts" } dd { (look.attempts) } }
                 div { dt { "Weight" } dd { (look.weight) } }
@@ -103,6 +105,14 @@ fn queue(view: &View, of: &OfBot) -> Markup {
             }
             @if view.may_operate { (actions(view, of)) }
         }
+    }
+}
+
+/// The bytes it holds, and may hold.
+fn held(bytes: u64, quota: u64) -> String {
+    match quota {
+        0 => sized(bytes),
+        quota => format!("{} of {}", sized(bytes), sized(quota)),
     }
 }
 

@@ -27,7 +27,7 @@ use crate::config::Scope;
 use crate::event::Glimpse;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{BotState, BotView, DeadOfBot, LastFailure};
+use crate::queue::{BotState, BotView, DeadOfBot, Holdings, LastFailure};
 
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
@@ -71,6 +71,8 @@ struct OfBot {
     look: BotView,
     failure: Option<LastFailure>,
     dead: DeadOfBot,
+    holds: Holdings,
+    quotas: Holdings,
     /// The sequences of its next events, and the starts of these.
     next: Vec<(u64, Option<Glimpse>)>,
     kept: Option<Protected>,
@@ -162,7 +164,9 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
             let next = queue.glimpse_events(bot, NEXT).await?;
             let failure = queue.last_failure(&look).await?;
             let kept = queue.protected();
-            queues.push(OfBot { pipeline, look, failure, dead, next, kept });
+            let holds = queue.holdings(bot).await?;
+            let quotas = queue.quotas().of(bot).into();
+            queues.push(OfBot { pipeline, look, failure, dead, holds, quotas, next, kept });
         }
     }
     Ok(View {

@@ -42,6 +42,8 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
                     time_ms: 0,
                 }],
             },
+            holds: Holdings { queued_bytes: 3 << 20, ..Holdings::default() },
+            quotas: Holdings { queued_bytes: 64 << 20, ..Holdings::default() },
             next: Vec::new(),
             kept: None,
         }],
@@ -65,6 +67,7 @@ fn text_of_tenants_is_escaped_and_figures_are_shown() {
     for shown in [
         "12,345",
         "1,234",
+        "3.0 MiB of 64.0 MiB",
         "1 min",
         "Delete the queued events of &lt;b&gt;",
         "/pipelines/automations/dead?bot=%3Cb%3E%26%22\">At least 1,002 dead letters",

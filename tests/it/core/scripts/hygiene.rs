@@ -10,10 +10,11 @@ use fairlane::notifications::record::{Caps, Ended, Ending};
 use fairlane::notifications::scripts::{
     Amend, Amendment, Begin, Finish, Release, Restore, Schedule, Throttle,
 };
+use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::scripts::{
-    Advance, Beat, Call, Claim, Complete, Completion, Emit, Enqueue, Enqueued, Exception, Fate,
-    Heads, Hold, Letters, Mode, Note, Part, Pause, Peek, Promote, Purge, Push, Reconcile, Recount,
-    Recover, Redrive, Resume, Revoke, Trim, Verdict,
+    Advance, Audit, Beat, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit, Enqueue,
+    Enqueued, Exception, Fate, Heads, Hold, Letters, Mode, Note, Part, Pause, Peek, Promote, Purge,
+    Push, Reconcile, Recount, Recover, Redrive, Resume, Revoke, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -73,8 +74,16 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     let events = || vec![&b"1"[..], b"2", b"3"];
     let bots_events = bots.iter().map(|bot| (bot.clone(), events())).collect();
     let stream = "events {*}";
-    let enqueue =
-        Enqueue { keys, stream, prev, last, limits: LIMITS, bots: bots_events, postings: None };
+    let enqueue = Enqueue {
+        keys,
+        stream,
+        prev,
+        last,
+        limits: LIMITS,
+        quotas: &NO_QUOTAS,
+        bots: bots_events,
+        postings: None,
+    };
     assert!(
         matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done) if done.appended == 3 * count as u64)
     );
@@ -156,7 +165,8 @@ fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
         .map(|key| key.strip_prefix("fl:{p:0}:").unwrap_or_else(|| panic!("a key {key:?}")))
         .map(|name| if name.starts_with("idem:") { "idem" } else { name })
         .collect();
-    let expected = ["att", "busy", "dlq", "fin", "hwm", "idem", "meta", "own", "q:a", "q:{b}"];
+    let expected =
+        ["att", "busy", "dlq", "fin", "held", "hwm", "idem", "meta", "own", "q:a", "q:{b}"];
     assert_eq!(names, expected.into());
 }
 
@@ -214,18 +224,21 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             prev: at,
             last: at,
             limits: LIMITS,
+            quotas: &NO_QUOTAS,
             bots,
             postings: None,
         }),
         named(&Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: 0, idempotency }),
         named(&claim_all(keys)),
-        named(&Complete { keys, dead_max: 1, ledger: false, items: &items }),
+        named(&Complete { keys, dead_max: 1, quotas: &NO_QUOTAS, ledger: false, items: &items }),
         named(&Promote { keys, slice_us, events: &ids }),
         named(&Pause { keys, bot: Some(a) }),
         named(&Resume { keys, bot: Some(a), slice_us }),
         named(&Purge { keys, bot: a }),
         named(&Redrive { keys, id: at, bot: a, slice_us, renews: false }),
         named(&Revoke { keys, bot: a, slice_us }),
+        named(&DropLetters { keys, letters: Dropping::Before(at) }),
+        named(&Audit { keys, bots: &[a.clone(), bot("b")], entries_max: 9 }),
         named(&Recover { keys, run: "run", slice_us }),
         named(&Reconcile { keys, bots: &[a.clone(), bot("b")], bots_max: 9 }),
         named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
@@ -267,7 +280,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             posting: None,
             event: b"1",
         }),
-        named(&Schedule { keys, now, id, new, label: "none", known: None }),
+        named(&Schedule { keys, now, id, new, label: "none", quota: Quota::NONE, known: None }),
         named(&Begin {
             keys,
             now,
@@ -275,9 +288,10 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             hold: notifications::HOLD,
             throttle,
             dead_max: 1,
+            quota: Quota::NONE,
             events: &begun,
         }),
-        named(&Finish { keys, now, dead_max: 1, throttle, endings }),
+        named(&Finish { keys, now, dead_max: 1, quotas: &NO_QUOTAS, throttle, endings }),
         named(&Amend { keys, now, id, bot: a, uid: "u", key: "", amendment: Amendment::Cancel }),
         named(&Release { keys, now, bot: a, uid: "u", threshold: hold }),
         named(&Restore { keys, now, id, bot: a, uid: "u", sequence: 0 }),
@@ -314,7 +328,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 30);
+    assert_eq!(calls.len(), 32);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();
@@ -333,13 +347,15 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
 /// The scripts that a full Redis runs: they free memory, or write almost nothing. The header or the
 /// contract of each says why it cannot fill Redis. A full Redis refuses all other scripts as a
 /// whole.
-const RUN_WHEN_FULL: [&str; 18] = [
+const RUN_WHEN_FULL: [&str; 20] = [
     "advance",
     "amend",
+    "audit",
     "beat",
     "begin",
     "claim",
     "complete",
+    "drop_letters",
     "finish",
     "hold",
     "note",

@@ -10,6 +10,7 @@ mod views;
 use std::sync::Arc;
 
 use fairlane::id::{BotId, Offset, PipelineName, Prefix, ShardCount};
+use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Call, Claim, Claimed, Complete, Completed, Completion, Enqueue, Enqueued, Exception, Fate,
@@ -25,8 +26,14 @@ const NOW: i64 = 1_760_000_000_000_001;
 const TTL_MS: u64 = 30_000;
 const SLICE_US: u64 = 10_000;
 
-const LIMITS: Limits =
-    Limits { slice_us: SLICE_US, linger_ms: 0, max_queue: 0, overflow_dead: true, dead_max: 100 };
+const LIMITS: Limits = Limits {
+    slice_us: SLICE_US,
+    linger_ms: 0,
+    max_queue: 0,
+    overflow_dead: true,
+    dead_max: 100,
+    quota: Quota::NONE,
+};
 
 fn keys(pipeline: &str) -> ShardKeys {
     let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
@@ -61,6 +68,7 @@ fn completion(claimed: &Claimed, lease: usize, n: usize, mode: Mode) -> Completi
         fence,
         before: 0,
         n,
+        bytes: 0,
         mode,
         cost: 0,
         exceptions: Vec::new(),
@@ -117,8 +125,16 @@ impl Shard {
     fn enqueue(&mut self, prev: Offset, last: Offset, bots: &[BotId], event: &str) -> Enqueued {
         let keys = &self.keys.clone();
         let bots = bots.iter().map(|bot| (bot.clone(), vec![event.as_bytes()])).collect();
-        let call =
-            Enqueue { keys, stream: "events", prev, last, limits: LIMITS, bots, postings: None };
+        let call = Enqueue {
+            keys,
+            stream: "events",
+            prev,
+            last,
+            limits: LIMITS,
+            quotas: &NO_QUOTAS,
+            bots,
+            postings: None,
+        };
         self.call(NOW, &call)
     }
 
@@ -130,7 +146,8 @@ impl Shard {
     fn complete(&mut self, now_us: i64, dead_max: u64, items: &[Completion]) -> Completed {
         let keys = &self.keys.clone();
         let ledger = self.ledger;
-        self.call(now_us, &Complete { keys, dead_max, ledger, items })
+        let quotas = &NO_QUOTAS;
+        self.call(now_us, &Complete { keys, dead_max, quotas, ledger, items })
     }
 
     /// Dead-letters the first `n` events of the only ready bot.

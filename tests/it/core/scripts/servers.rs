@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fairlane::id::Offset;
+use fairlane::quotas::NO_QUOTAS;
 use fairlane::redis::scripts::{
     Claim, Claimed, Complete, Completion, Enqueue, Enqueued, Limits, Mode, Pause, Push, Resume,
     Verdict,
@@ -34,7 +35,8 @@ async fn claim(link: &Link) -> Claimed {
 
 async fn complete(link: &Link, item: Completion) -> Result<Verdict, RedisError> {
     let (keys, items) = (&keys("p"), &[item]);
-    Ok(link.call(&Complete { keys, dead_max: 9, ledger: false, items }).await?.verdicts[0])
+    let quotas = &NO_QUOTAS;
+    Ok(link.call(&Complete { keys, dead_max: 9, quotas, ledger: false, items }).await?.verdicts[0])
 }
 
 /// Every key with its content.

@@ -9,7 +9,7 @@ use redis::{FromRedisValue, Pipeline, Value};
 
 use super::operation::{BOTS, KEYS, STREAMS};
 use super::real::REFUSED;
-use crate::model::state_machine::{Attempts, Bot, Event, Key, Lease, Letter, Reason, Server};
+use crate::model::state_machine::{Attempts, Bot, Event, Key, Lease, Letter, Reason, Server, size};
 use crate::support::script_harness::OWN_KEYS;
 
 /// Ids that would do harm as a pattern, as a hash tag or joined with a separator. They are in the
@@ -30,7 +30,7 @@ pub(super) fn look(keys: &ShardKeys, bots: &[BotId]) -> Pipeline {
     pipe.hgetall(keys.owners()).hgetall(keys.attempts()).zrange_withscores(keys.finishes(), 0, -1);
     pipe.smembers(keys.paused()).hgetall(&keys.weight).hgetall(&keys.offsets);
     pipe.zrange_withscores(&keys.due, 0, -1).hgetall(&keys.later);
-    pipe.cmd("XRANGE").arg(&keys.dlq).arg("-").arg("+");
+    pipe.cmd("XRANGE").arg(&keys.dlq).arg("-").arg("+").hgetall(keys.held());
     for bot in bots {
         pipe.lrange(keys.queue(bot), 0, -1);
     }
@@ -93,6 +93,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
         .map(|(id, fields)| (id.parse::<Offset>().unwrap(), letter(fields)))
         .unzip();
     server.dead = dead;
+    let held: BTreeMap<String, u64> = read(&mut values);
     for bot in 0..BOTS {
         let records: Vec<Vec<u8>> = read(&mut values);
         let queue: VecDeque<(u64, Event)> = records.iter().map(|bytes| record(bytes)).collect();
@@ -105,19 +106,23 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
             server.keys.insert(key, number(&sequence));
         }
     }
+    let truth = server.holdings().into_iter();
+    let truth = truth.map(|((kind, bot), n)| (format!("{kind}{}", NAMES[usize::from(bot)]), n));
+    assert_eq!(held, truth.collect(), "what bots hold is counted");
     Decoded { server, letters }
 }
 
 /// Checks that no script writes other keys than those that are read here.
 fn check_keys(keys: &ShardKeys, found: Vec<String>) {
-    let known: BTreeSet<String> = ["meta", "ctl", "busy", "own", "att", "fin", "paused", "weight"]
-        .into_iter()
-        .chain(["hwm", "due", "later", "dlq"])
-        .map(str::to_owned)
-        .chain(NAMES.map(|name| format!("q:{name}")))
-        .chain((0..KEYS).map(|key| format!("idem:{}", key_name(key))))
-        .map(|name| format!("{}{name}", keys.prefix()))
-        .collect();
+    let known: BTreeSet<String> =
+        ["meta", "ctl", "busy", "own", "att", "fin", "paused", "weight", "held"]
+            .into_iter()
+            .chain(["hwm", "due", "later", "dlq"])
+            .map(str::to_owned)
+            .chain(NAMES.map(|name| format!("q:{name}")))
+            .chain((0..KEYS).map(|key| format!("idem:{}", key_name(key))))
+            .map(|name| format!("{}{name}", keys.prefix()))
+            .collect();
     for key in found {
         assert!(known.contains(&key) || OWN_KEYS.contains(&&*key), "a key {key:?} was written");
     }
@@ -175,15 +180,19 @@ pub(super) fn run(id: &str) -> Option<u32> {
     (!id.is_empty()).then(|| u32::from_str_radix(&id[..8], 16).unwrap())
 }
 
-/// An event as `MessagePack`: a 16-bit number.
-pub(super) fn encode(event: Event) -> [u8; 3] {
+/// An event as `MessagePack`: a 16-bit number, then zeros up to its size.
+pub(super) fn encode(event: Event) -> Vec<u8> {
     let [high, low] = event.to_be_bytes();
-    [0xcd, high, low]
+    let mut bytes = vec![0xcd, high, low];
+    bytes.resize(usize::try_from(size(event)).unwrap(), 0);
+    bytes
 }
 
 fn event(bytes: &[u8]) -> Event {
-    let &[0xcd, high, low] = bytes else { panic!("{bytes:?} is no event") };
-    Event::from_be_bytes([high, low])
+    let &[0xcd, high, low, ..] = bytes else { panic!("{bytes:?} is no event") };
+    let event = Event::from_be_bytes([high, low]);
+    assert_eq!(bytes, encode(event));
+    event
 }
 
 fn record(bytes: &[u8]) -> (u64, Event) {
@@ -194,11 +203,10 @@ fn record(bytes: &[u8]) -> (u64, Event) {
 }
 
 fn delayed(stored: &[u8]) -> (Bot, Event) {
-    let (head, bytes) = stored.split_at(stored.len() - 3);
-    let head = std::str::from_utf8(head).unwrap();
-    let (length, name) = head.split_once(':').unwrap();
-    assert_eq!(number::<usize>(length), name.len());
-    (bot(name), event(bytes))
+    let colon = stored.iter().position(|&byte| byte == b':').unwrap();
+    let length: usize = number(std::str::from_utf8(&stored[..colon]).unwrap());
+    let (name, bytes) = stored[colon + 1..].split_at(length);
+    (bot(std::str::from_utf8(name).unwrap()), event(bytes))
 }
 
 fn letter(fields: Vec<(String, Vec<u8>)>) -> Letter {
@@ -207,10 +215,13 @@ fn letter(fields: Vec<(String, Vec<u8>)>) -> Letter {
     let mut text = |name: &str| String::from_utf8(field(name)).unwrap();
     let reason = text("reason");
     let full = reason.strip_prefix("the queue of the bot is full (max_queue = ");
-    let reason = match full.and_then(|rest| rest.strip_suffix(')')) {
-        Some(max) => Reason::Full(number(max)),
-        None if reason == REFUSED => Reason::Refused,
-        None => panic!("an unknown reason {reason:?}"),
+    let quota = reason.strip_prefix("the quota of the bot is full (quotas.queued_bytes, now ");
+    let in_brackets = |rest: Option<&str>| rest.and_then(|rest| rest.strip_suffix(')')).map(number);
+    let reason = match (in_brackets(full), in_brackets(quota)) {
+        (Some(max), _) => Reason::Full(usize::try_from(max).unwrap()),
+        (_, Some(limit)) => Reason::Quota(limit),
+        _ if reason == REFUSED => Reason::Refused,
+        _ => panic!("an unknown reason {reason:?}"),
     };
     let (bot, attempts) = (bot(&text("bot")), number(&text("attempts")));
     let time_ms = number(&text("time"));

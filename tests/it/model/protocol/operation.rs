@@ -157,12 +157,13 @@ fn key() -> impl Strategy<Value = Option<Key>> {
 fn limits() -> impl Strategy<Value = Limits> {
     let max_queue = prop_oneof![3 => Just(0_usize), 1 => 1..5_usize];
     let linger_ms = prop_oneof![3 => Just(0_i64), 1 => Just(20_i64)];
-    (max_queue, any::<bool>(), 0..6_usize, linger_ms).prop_map(
-        |(max_queue, overflow_dead, dead_max, linger_ms)| Limits {
-            max_queue,
-            overflow_dead,
-            dead_max,
-            linger_ms,
+    let bytes = || prop_oneof![3 => Just(0_u64), 1 => 10..90_u64];
+    let few = || prop_oneof![3 => Just(0_u64), 1 => 1..4_u64];
+    let quotas = (bytes(), (few(), bytes()), (few(), bytes()));
+    (max_queue, any::<bool>(), 0..6_usize, linger_ms, quotas).prop_map(
+        |(max_queue, overflow_dead, dead_max, linger_ms, quotas)| {
+            let (queued_bytes, delayed, letters) = quotas;
+            Limits { max_queue, overflow_dead, dead_max, linger_ms, queued_bytes, delayed, letters }
         },
     )
 }

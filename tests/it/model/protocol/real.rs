@@ -1,10 +1,11 @@
 //! The real side: makes each call on a real server, and reads all data of the shard back into the
 //! terms of the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use fairlane::id::{BotId, Fence, Offset, PipelineName, Prefix, ShardCount};
+use fairlane::quotas::{NO_QUOTAS, Quota, Quotas};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{self as call, Call};
 use redis::{Cmd, Value};
@@ -13,7 +14,7 @@ use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
 use super::reference::{Action, SLICE_US, ScriptReply, Step, Verdict};
 use crate::model::state_machine::{
     Attempts, Bot, Claim, Claimed, Completion, Enqueued, Event, Fate, Granted, Key, Limits, Mode,
-    Pushed, Queued, Server, Stream,
+    Pushed, Queued, Refused, Server, Stream, record_size,
 };
 use crate::support::script_harness::ScriptHarness;
 
@@ -36,6 +37,8 @@ pub(super) struct Real {
     fences: BTreeMap<u64, Fence>,
     /// The ids of the dead letters.
     letters: Vec<Offset>,
+    /// What a holder reads.
+    queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
 }
 
 impl Real {
@@ -43,7 +46,8 @@ impl Real {
         let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
         let keys = ShardKeys::new(&Prefix::default(), &PipelineName::parse("p").unwrap(), shard);
         let bots = NAMES.iter().map(|name| BotId::parse(name).unwrap()).collect();
-        Self { harness, keys, bots, fences: BTreeMap::new(), letters: Vec::new() }
+        let (fences, queues) = (BTreeMap::new(), BTreeMap::new());
+        Self { harness, keys, bots, fences, letters: Vec::new(), queues }
     }
 
     /// Removes all data but the scripts.
@@ -51,6 +55,7 @@ impl Real {
         redis::cmd("FLUSHALL").exec(self.harness.plain()).unwrap();
         self.fences.clear();
         self.letters.clear();
+        self.queues.clear();
     }
 
     fn bot(&self, bot: Bot) -> &BotId {
@@ -130,12 +135,12 @@ impl Real {
         (prev, last): (u64, u64),
         bots: &[(Bot, Vec<Event>)],
     ) -> Outcome {
-        let bytes: Vec<(Bot, Vec<[u8; 3]>)> = bots
+        let bytes: Vec<(Bot, Vec<Vec<u8>>)> = bots
             .iter()
             .map(|(bot, events)| (*bot, events.iter().copied().map(decode::encode).collect()))
             .collect();
         let bots = bytes.iter().map(|(bot, events)| {
-            (self.bot(*bot).clone(), events.iter().map(<[u8; 3]>::as_slice).collect())
+            (self.bot(*bot).clone(), events.iter().map(Vec::as_slice).collect())
         });
         let call = call::Enqueue {
             keys: &self.keys.clone(),
@@ -143,6 +148,7 @@ impl Real {
             prev: decode::offset(prev),
             last: decode::offset(last),
             limits: limits(step.limits),
+            quotas: &NO_QUOTAS,
             bots: bots.collect(),
             postings: None,
         };
@@ -166,8 +172,7 @@ impl Real {
         key: Option<Key>,
     ) -> Outcome {
         let key = key.map(decode::key_name);
-        let events: Vec<Vec<u8>> =
-            events.iter().map(|&event| decode::encode(event).to_vec()).collect();
+        let events: Vec<Vec<u8>> = events.iter().map(|&event| decode::encode(event)).collect();
         let call = call::Push {
             keys: &self.keys.clone(),
             limits: limits(step.limits),
@@ -229,7 +234,8 @@ impl Real {
         let items: Vec<call::Completion> =
             calls.iter().map(|call| self.item(step.now_us / 1_000, call)).collect();
         let dead_max = step.limits.dead_max as u64;
-        let call = call::Complete { keys, dead_max, ledger: false, items: &items };
+        let quotas = &quotas(step.limits);
+        let call = call::Complete { keys, dead_max, quotas, ledger: false, items: &items };
         self.script(step, &call, |reply, _| ScriptReply::Completed {
             verdicts: reply
                 .verdicts
@@ -264,6 +270,10 @@ impl Real {
             fence: self.fences[&call.fence],
             before: call.before as usize,
             n: call.n as usize,
+            bytes: self.queues.get(&call.bot).map_or(0, |queue| {
+                let taken = queue.iter().take(call.n as usize);
+                taken.map(|&(_, event)| record_size(event)).sum()
+            }),
             mode: match call.mode {
                 Mode::Keep { until_ms } => call::Mode::Keep { ttl_ms: ms(until_ms) },
                 Mode::Hand { until_ms, max } => call::Mode::Hand { ttl_ms: ms(until_ms), max },
@@ -285,7 +295,10 @@ impl Real {
     ) -> Outcome {
         let command = self.harness.command(call);
         let (value, published, server) = self.send(step, command);
-        let answer = read(C::reply(value).unwrap(), &server);
+        let answer = match call::exceeded(&value) {
+            Some(e) => ScriptReply::Refused(Refused(e.name, e.held, e.limit)),
+            None => read(C::reply(value).unwrap(), &server),
+        };
         Outcome { answer, published, server }
     }
 
@@ -300,6 +313,7 @@ impl Real {
         let Decoded { mut server, letters } = decode::decode(&self.keys, values);
         (server.slice_us, server.limits) = (SLICE_US, step.limits);
         self.letters = letters;
+        self.queues.clone_from(&server.queues);
         (reply, published, server)
     }
 }
@@ -315,12 +329,29 @@ fn limits(limits: Limits) -> call::Limits {
         max_queue: limits.max_queue as u64,
         overflow_dead: limits.overflow_dead,
         dead_max: limits.dead_max as u64,
+        quota: quota(limits),
     }
 }
 
+fn quota(limits: Limits) -> Quota {
+    Quota {
+        queued_bytes: limits.queued_bytes,
+        delayed_events: limits.delayed.0,
+        delayed_bytes: limits.delayed.1,
+        dead_letters: limits.letters.0,
+        dead_bytes: limits.letters.1,
+        ..Quota::NONE
+    }
+}
+
+fn quotas(limits: Limits) -> Quotas {
+    Quotas::new(quota(limits), BTreeMap::new(), 100)
+}
+
 fn queued(queued: call::Queued) -> Queued {
-    let call::Queued { appended, dead, dropped, letters_removed } = queued;
-    Queued { appended, dead, dropped, letters_removed }
+    let call::Queued { appended, dead, dropped, letters_removed, over_quota, letters_over_quota } =
+        queued;
+    Queued { appended, dead, dropped, letters_removed, over_quota, letters_over_quota }
 }
 
 fn unsigned(number: i64) -> u64 {

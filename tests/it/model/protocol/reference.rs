@@ -8,8 +8,8 @@ use proptest_state_machine::ReferenceStateMachine;
 
 use super::operation::{Bound, Chain, Counting, Ending, Operation, What, any_operation};
 use crate::model::state_machine::{
-    Bot, Claim, Claimed, Completed, Completion, Enqueued, Event, Key, Limits, Mode, Pushed, Server,
-    Stream,
+    Bot, Claim, Claimed, Completed, Completion, Enqueued, Event, Key, Limits, Mode, Pushed,
+    Refused, Server, Stream,
 };
 
 /// A time as servers have it: more than 2^50 µs.
@@ -41,6 +41,7 @@ pub(super) enum ScriptReply {
     /// With the offset of the shard.
     Enqueued(Enqueued, u64),
     Pushed(Pushed),
+    Refused(Refused),
     /// With the run that granted the leases.
     Claimed(Claimed, Option<u32>),
     Completed {
@@ -268,7 +269,10 @@ impl ReferenceState {
                 ScriptReply::Enqueued(reply, server.offsets.get(&stream).copied().unwrap_or(0))
             }
             Action::Push { bot, ref events, due_ms, key } => {
-                ScriptReply::Pushed(server.push_once(now_us, key, due_ms, (bot, events)))
+                match server.push_once(now_us, key, due_ms, (bot, events)) {
+                    Ok(pushed) => ScriptReply::Pushed(pushed),
+                    Err(refused) => ScriptReply::Refused(refused),
+                }
             }
             Action::Forget(key) => {
                 server.keys.remove(&key);

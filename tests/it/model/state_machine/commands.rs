@@ -1,6 +1,6 @@
 //! The commands of operators, schedulers and connections for a shard.
 
-use super::{Bot, Event, Key, Queued, Server, unsigned};
+use super::{Bot, Event, Key, Queued, Server, size, unsigned};
 
 /// The answer to a push of one bot's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,10 @@ pub(crate) struct Pushed {
     pub(crate) duplicate: bool,
 }
 
+/// A push that exceeds a quota: its name, what the bot holds, and the quota. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refused(pub(crate) &'static str, pub(crate) u64, pub(crate) u64);
+
 impl Server {
     /// Pushes events of one bot now, or one event later, once per idempotency key.
     pub(crate) fn push_once(
@@ -19,9 +23,12 @@ impl Server {
         key: Option<Key>,
         due_ms: Option<i64>,
         (bot, events): (Bot, &[Event]),
-    ) -> Pushed {
+    ) -> Result<Pushed, Refused> {
         if let Some(&sequence) = key.and_then(|key| self.keys.get(&key)) {
-            return Pushed { queued: Queued::default(), sequence, duplicate: true };
+            return Ok(Pushed { queued: Queued::default(), sequence, duplicate: true });
+        }
+        if let Some(refused) = self.refuses(due_ms.is_some(), bot, events) {
+            return Err(refused);
         }
         let queued = if let Some(due_ms) = due_ms {
             self.seq = (self.seq + 1).max(unsigned(now_us));
@@ -34,7 +41,22 @@ impl Server {
         if let Some(key) = key {
             self.keys.insert(key, self.seq);
         }
-        Pushed { queued, sequence: self.seq, duplicate: false }
+        Ok(Pushed { queued, sequence: self.seq, duplicate: false })
+    }
+
+    fn refuses(&self, delayed: bool, bot: Bot, events: &[Event]) -> Option<Refused> {
+        if !delayed {
+            let (held, limit) = (self.held('q', bot), self.limits.queued_bytes);
+            let refused = Refused("queued_bytes", held, limit);
+            return (!self.may_queue(bot, events)).then_some(refused);
+        }
+        let ((count, bytes), more) = (self.limits.delayed, size(events[0]));
+        let (held, held_bytes) = (self.held('l', bot), self.held('L', bot));
+        if count > 0 && held >= count {
+            return Some(Refused("delayed_events", held, count));
+        }
+        let refused = Refused("delayed_bytes", held_bytes, bytes);
+        (bytes > 0 && held_bytes + more > bytes).then_some(refused)
     }
 
     /// Moves the due ones of these delayed events into the queues, as if they arrived now. Returns

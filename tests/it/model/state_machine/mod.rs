@@ -6,13 +6,15 @@
 
 mod commands;
 mod completion;
+mod holdings;
 mod invariants;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-pub(crate) use self::commands::Pushed;
+pub(crate) use self::commands::{Pushed, Refused};
 pub(crate) use self::completion::{Completed, Completion, Fate, Mode};
+pub(crate) use self::holdings::{record_size, size};
 
 pub(crate) type Bot = u8;
 /// The identity of an event. The model does not look inside.
@@ -62,6 +64,8 @@ pub(crate) struct Attempts {
 pub(crate) enum Reason {
     /// The queue already held this many events.
     Full(usize),
+    /// The bot would have held more than this number of bytes.
+    Quota(u64),
     /// A handler refused the event.
     Refused,
 }
@@ -86,6 +90,12 @@ pub(crate) struct Limits {
     pub(crate) overflow_dead: bool,
     pub(crate) dead_max: usize,
     pub(crate) linger_ms: i64,
+    /// Maximum queued bytes of a bot; 0: no quota, as in those below.
+    pub(crate) queued_bytes: u64,
+    /// Maximum number of delayed events of a bot, and their bytes.
+    pub(crate) delayed: (u64, u64),
+    /// Maximum number of dead letters of a bot, and their bytes.
+    pub(crate) letters: (u64, u64),
 }
 
 /// One shard of one pipeline. Its fields are the keys of the protocol.
@@ -130,6 +140,8 @@ pub(crate) struct Queued {
     pub(crate) dead: u64,
     pub(crate) dropped: u64,
     pub(crate) letters_removed: u64,
+    pub(crate) over_quota: u64,
+    pub(crate) letters_over_quota: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,10 +218,18 @@ impl Server {
     /// which they first appear. The others are already ready, busy or paused.
     pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
         let (limits, mut queued, mut fresh) = (self.limits, Queued::default(), Vec::new());
+        let mut over = BTreeSet::new();
         for &(bot, event) in events {
             self.seq = (self.seq + 1).max(unsigned(now_us));
             let length = self.length(bot);
-            if limits.max_queue == 0 || length < limits.max_queue {
+            let fits = limits.max_queue == 0 || length < limits.max_queue;
+            // After the first that exceeds the quota, none of the call is taken.
+            if fits && !self.may_queue(bot, &[event]) {
+                over.insert(bot);
+            }
+            let over = over.contains(&bot);
+            queued.over_quota += u64::from(over);
+            if fits && !over {
                 self.queues.entry(bot).or_default().push_back((self.seq, event));
                 self.depth += 1;
                 queued.appended += 1;
@@ -218,9 +238,15 @@ impl Server {
                 }
             } else if limits.overflow_dead {
                 let (sequence, time_ms) = (self.seq, now_us / 1_000);
-                let reason = Reason::Full(limits.max_queue);
+                let reason = if over {
+                    Reason::Quota(limits.queued_bytes)
+                } else {
+                    Reason::Full(limits.max_queue)
+                };
                 let letter = Letter { bot, sequence, event, reason, attempts: 0, time_ms };
-                queued.letters_removed += self.bury(letter);
+                let (removed, lost) = self.bury(letter);
+                queued.letters_removed += removed;
+                queued.letters_over_quota += lost;
                 queued.dead += 1;
             } else {
                 queued.dropped += 1;
@@ -239,12 +265,15 @@ impl Server {
         queued
     }
 
-    /// Returns how many of the oldest dead letters were removed for this one.
-    fn bury(&mut self, letter: Letter) -> u64 {
+    /// Returns how many dead letters were removed for this one, and 1 if it is itself the removed one.
+    fn bury(&mut self, letter: Letter) -> (u64, u64) {
+        if !self.may_bury(letter) {
+            return (1, 1);
+        }
         self.dead.push_back(letter);
         let excess = self.dead.len().saturating_sub(self.limits.dead_max);
         self.dead.drain(..excess);
-        excess as u64
+        (excess as u64, 0)
     }
 
     fn length(&self, bot: Bot) -> usize {

@@ -12,6 +12,7 @@ use fairlane::clock::{Clock as _, SystemClock, millis};
 use fairlane::id::{BotId, PipelineName, Prefix, ShardCount};
 use fairlane::notifications::record::{Caps, NewNotification, NotificationId, State, When};
 use fairlane::notifications::scripts::{Begin, Finish, SendHold, Throttle};
+use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{Call as _, Promote};
 use futures_util::future::{join, join_all};
@@ -83,8 +84,9 @@ impl Shas {
             &Throttle { threshold: now, by_kind: Vec::new(), caps: Caps::default(), defers: false };
         let bot = &bot("b");
         let hold = SendHold { send: now, patience: now };
-        let begin = Begin { keys, now, bot, hold, throttle, dead_max: 1, events: &[] };
-        let finish = Finish { keys, now, dead_max: 1, throttle, endings: &[] };
+        let (quota, quotas) = (Quota::NONE, &NO_QUOTAS);
+        let begin = Begin { keys, now, bot, hold, throttle, dead_max: 1, quota, events: &[] };
+        let finish = Finish { keys, now, dead_max: 1, quotas, throttle, endings: &[] };
         Self {
             promote: sha(&Promote { keys, slice_us: 1, events: &[] }.command()),
             begin: sha(&begin.command()),

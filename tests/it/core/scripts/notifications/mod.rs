@@ -1,6 +1,7 @@
 //! Notifications.
 
 mod change;
+mod held;
 mod throttle;
 mod wait;
 
@@ -17,6 +18,7 @@ use fairlane::notifications::scripts::{
     Amend, Amended, Amendment, Begin, Finish, Release, Restore, Schedule, Scheduled, SendHold,
     Throttle,
 };
+use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::scripts::{Promote, Redrive};
 use redis::Commands;
 
@@ -115,8 +117,9 @@ impl Notes {
     ) -> (NotificationId, Scheduled) {
         let known = known.map(|(id, uid)| (id, uid.to_owned()));
         let (keys, now, id) = (&self.shard.keys.clone(), self.time(), id());
-        let call = Schedule { keys, now, id, new, label: &new.kind, known };
-        (id, self.shard.call(self.now, &call))
+        let (label, quota) = (&*new.kind, Quota::NONE);
+        let call = Schedule { keys, now, id, new, label, quota, known };
+        (id, self.call(&call))
     }
 
     /// Queues the notifications that are due, and returns their number.
@@ -133,7 +136,7 @@ impl Notes {
         if events.is_empty() {
             return 0;
         }
-        self.shard.call(self.now, &Promote { keys, slice_us: SLICE_US, events: &events }).moved
+        self.call(&Promote { keys, slice_us: SLICE_US, events: &events }).moved
     }
 
     fn queued(&mut self, of: &BotId) -> Vec<(Sequence, Event)> {
@@ -156,9 +159,10 @@ impl Notes {
         if events.is_empty() {
             return Vec::new();
         }
-        let throttle = &self.throttle;
-        let call = Begin { keys, now, bot, hold: HOLD, throttle, dead_max: 100, events: &events };
-        self.shard.call(self.now, &call).begun
+        let throttle = &self.throttle.clone();
+        let (quota, events) = (Quota::NONE, &events);
+        let call = Begin { keys, now, bot, hold: HOLD, throttle, dead_max: 100, quota, events };
+        self.call(&call).begun
     }
 
     fn forget_queue(&mut self, of: &str) {
@@ -177,24 +181,25 @@ impl Notes {
     fn finish(&mut self, begun: &Begun, ending: Ending) -> Option<String> {
         let (keys, now) = (&self.shard.keys.clone(), self.time());
         let endings = &[Ended { begun: begun.clone(), ending, late: self.late }];
-        let call = Finish { keys, now, dead_max: 100, throttle: &self.throttle, endings };
-        self.shard.call(self.now, &call).outcomes.pop().unwrap()
+        let (quotas, throttle) = (&NO_QUOTAS, &self.throttle.clone());
+        let call = Finish { keys, now, dead_max: 100, quotas, throttle, endings };
+        self.call(&call).outcomes.pop().unwrap()
     }
 
     fn amend(&mut self, id: NotificationId, uid: &str, amendment: Amendment) -> Amended {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
-        self.shard.call(self.now, &Amend { keys, now, id, bot, uid, key: "k", amendment })
+        self.call(&Amend { keys, now, id, bot, uid, key: "k", amendment })
     }
 
     fn online(&mut self, uid: &str) -> bool {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
         let threshold = Duration::from_secs(10);
-        self.shard.call(self.now, &Release { keys, now, bot, uid, threshold })
+        self.call(&Release { keys, now, bot, uid, threshold })
     }
 
     fn restore(&mut self, id: NotificationId, uid: &str, sequence: u64) -> bool {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
-        self.shard.call(self.now, &Restore { keys, now, id, bot, uid, sequence })
+        self.call(&Restore { keys, now, id, bot, uid, sequence })
     }
 
     fn state(&mut self, id: NotificationId) -> String {

@@ -1,0 +1,51 @@
+//! Watches the memory of Redis: quotas of bytes depend on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::debug;
+
+use crate::lifecycle::Shutdown;
+use crate::quotas::Quotas;
+use crate::redis::{Link, RedisError, ServerInfo};
+
+/// Interval of samples while Redis has a maximum: the quotas shrink before it is full.
+const BOUNDED: Duration = Duration::from_millis(500);
+/// Interval of samples while Redis has no maximum.
+const UNBOUNDED: Duration = Duration::from_secs(10);
+
+/// Samples until the soft stop.
+pub(crate) async fn watch(link: Arc<Link>, quotas: Quotas, shutdown: Shutdown) {
+    let mut pause = BOUNDED;
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        match observe(&link, &quotas).await {
+            Ok(max) => pause = if max > 0 { BOUNDED } else { UNBOUNDED },
+            Err(error) => debug!(%error, "cannot ask Redis for its memory"),
+        }
+    }
+}
+
+/// Takes one sample for the quotas; returns the maximum.
+pub(crate) async fn observe(link: &Link, quotas: &Quotas) -> Result<u64, RedisError> {
+    let (used, max) = memory(link).await?;
+    quotas.observe_memory(used, max);
+    Ok(max)
+}
+
+/// Used and maximum memory of the server, bytes; in a cluster, of the primary with the highest
+/// share in use.
+pub(crate) async fn memory(link: &Link) -> Result<(u64, u64), RedisError> {
+    let mut command = redis::cmd("INFO");
+    command.arg("memory");
+    let answers = link.ask_every("INFO", &command).await?;
+    let infos = answers.into_iter().map(|value| {
+        ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
+    });
+    let fullest = infos.max_by_key(ServerInfo::fullness);
+    Ok(fullest.map_or((0, 0), |info| (info.memory_used, info.memory_max)))
+}
