@@ -16,6 +16,7 @@ use crate::notifications::scripts::{
     Scheduled, SendHold, Throttle,
 };
 use crate::queue::Queue;
+use crate::redis::scripts::Limits;
 use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Number of queued events read by one command.

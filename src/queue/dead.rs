@@ -17,7 +17,7 @@ use crate::metrics;
 use crate::quotas::DEAD_LETTERS;
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{DropLetters, Dropping, Letters, Part, Recount, Redrive};
-use crate::redis::{RedisError, Reply, ReplyError};
+use crate::redis::{RedisError, ReplyError};
 use crate::telemetry::OncePerMinute;
 
 /// Maximum number of dead letters per page and per write.
