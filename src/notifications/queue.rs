@@ -14,6 +14,7 @@ use crate::notifications::scripts::{
     Scheduled, SendHold, Throttle,
 };
 use crate::queue::Queue;
+use crate::redis::scripts::Limits;
 use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Maximum number of types with their own entry in the statistics; later ones count as `other`.
