@@ -136,7 +136,7 @@ async fn quotas_are_exact_over_three_processes() {
     for _ in 0..3 {
         instances.push(start(&server, &settings).await);
     }
-    let asked = instances.iter().map(|instance| async {
+    let asked = instances.iter().map(|instance| async move {
         let (client, mut accepted) = (instance.client(), (0, 0));
         for _ in 0..40 {
             let answer = schedule(&client, "b", 10).await;
