@@ -25,7 +25,7 @@
 //! | [`queue`] | one pipeline's queues: the ordering contract, leases, operators' commands |
 //! | `pool` | dispatcher, workers, committer; the retry policy; the worker target |
 //! | [`handler`] | `trait Handler` and the handlers `log` and `push` |
-//! | `outbound` | calls to other HTTP servers: the address rules, signatures |
+//! | `outbound` | calls to other HTTP servers: the address rules, names, limits and breakers per bot, signatures |
 //! | `receiver` | a small receiver for tests of pushes and notifications |
 //! | [`pressure`], `breaker` | how slow a store is, and which share of its work should continue |
 //!
@@ -36,7 +36,7 @@
 //! | [`product`] | the interface of a product: its pipeline, and its part of a running instance |
 //! | `products` | the list of the built-in products |
 //! | `counters` | views of ads, counted in Redis and written to `MongoDB` |
-//! | `notifications` | delayed notifications: scheduling, release, sending; the circuit breaker |
+//! | `notifications` | delayed notifications: scheduling, release, sending |
 //! | `automations` | rules of bots: their form, their decisions, their effects |
 //!
 //! Around them:
