@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use super::client::{Client, closing, connect_from, read_away, request, with_body};
 use super::deployment::{Deployment, EVENTS, FAILING, HOSTILE};
+use super::load::{DAY, heavy_event};
 use super::quiet::live_page;
 use super::resource::Resource;
 use crate::error::BenchError;
@@ -196,8 +197,7 @@ async fn run(resource: Resource, at: &Target) {
             .await;
         }
         Resource::Rules => {
-            let heavy = super::load::heavy_event();
-            let events = vec![heavy; 10];
+            let events = vec![heavy_event(); 10];
             forever(2, ms(100), |_| at.publish(&events)).await;
         }
         Resource::DeadLetters => {
@@ -211,8 +211,8 @@ async fn run(resource: Resource, at: &Target) {
             forever(8, Duration::ZERO, |_| async { back_off(at.hoard().await).await }).await;
         }
         Resource::Exports => {
-            let asked =
-                closing(request("GET", "/v1/bots/hostile/counters/export", at.http, Some(HOSTILE)));
+            let path = format!("/v1/bots/hostile/counters/export?day={DAY}");
+            let asked = closing(request("GET", &path, at.http, Some(HOSTILE)));
             forever(4, Duration::ZERO, |_| read_away(at.http, &asked)).await;
         }
         Resource::LogFlood => forever(8, ms(10), |n| bad_input(at, n)).await,
@@ -228,7 +228,8 @@ async fn back_off(status: u16) {
 impl Target {
     /// Schedules a large notification that is due in about a year.
     pub(super) async fn hoard(&self) -> u16 {
-        self.notify("http://127.0.0.1:9/", 30_000_000, &"x".repeat(60_000)).await
+        let url = format!("http://{}/fail", self.receiver);
+        self.notify(&url, 30_000_000, &"x".repeat(60_000)).await
     }
 }
 

@@ -31,8 +31,11 @@ const RULES: u64 = 50;
 /// Ads of the hostile bot, and those in one request.
 const ADS: u64 = 20_000;
 const ADS_PER_REQUEST: u64 = 2_000;
-/// A filter near the bound of steps.
-const HEAVY: &str = "event.data.list.exists(x, event.data.list.exists(y, (string(x) + string(y)).matches('^(a+)+$')))";
+/// The day of the imported views.
+pub(super) const DAY: &str = "2026-11-01";
+/// A filter near the bound of steps for a list of this length.
+const HEAVY: &str = "event.data.list.exists(x, event.data.list.exists(y, x + y == -1))";
+const HEAVY_LIST: u64 = 50;
 
 /// Before the quiet bots are measured alone.
 pub(super) async fn of_quiet(
@@ -127,7 +130,13 @@ pub(super) async fn of_hostile(
         Resource::Exports => {
             for part in 0..ADS / ADS_PER_REQUEST {
                 let ads = part * ADS_PER_REQUEST..(part + 1) * ADS_PER_REQUEST;
-                let lines = ads.map(|ad| format!("{{\"ad\":\"ad-{ad}\",\"total\":{}}}\n", ad + 1));
+                let line = |ad| {
+                    format!(
+                        "{}\n",
+                        json!({ "ad": format!("ad-{ad}"), "total": 7, "days": { DAY: 7 } })
+                    )
+                };
+                let lines = ads.map(line);
                 import_ads(deployment, "hostile", &lines.collect::<String>(), part, HOSTILE)
                     .await?;
             }
@@ -146,7 +155,7 @@ pub(super) async fn removed(deployment: &Deployment<'_>, resource: Resource, pha
 
 /// An event on which the heavy filter works for long.
 pub(super) fn heavy_event() -> String {
-    let list: Vec<String> = (0..300).map(|n| format!("{}{n}", "a".repeat(20))).collect();
+    let list: Vec<u64> = (0..HEAVY_LIST).collect();
     json!({ "specversion": "1.0", "id": "1", "source": "bench", "type": "heavy",
         "botid": "hostile", "subject": "ann", "data": { "list": list } })
     .to_string()
