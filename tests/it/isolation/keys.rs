@@ -17,7 +17,7 @@ use redis::aio::MultiplexedConnection;
 use serde_json::{Value as Json, json};
 
 use crate::support::automation_rig::{LONG, RULES};
-use crate::support::bus::{add, patient};
+use crate::support::bus::add;
 use crate::support::config::STREAM;
 use crate::support::counter_fleet::Stores;
 use crate::support::http::{Client, Response};
@@ -258,7 +258,7 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
         }
     });
     let instance = Instance::start(&config, handler).await;
-    let (client, mut connection) = (instance.client(), patient(&stores.redis).await);
+    let (client, mut connection) = (instance.client(), stores.redis.connection().await);
 
     // Rules, a profile, views, an import.
     let rule = json!({ "on": ["work.done"], "actions": [

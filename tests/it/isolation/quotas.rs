@@ -12,7 +12,6 @@ use fairlane::redis::RedisError;
 use fairlane::redis::scripts::Pushed;
 use serde_json::json;
 
-use crate::support::bus::patient;
 use crate::support::config::{SHARDS, configs};
 use crate::support::http::{Client, Response, metric};
 use crate::support::instance::{Instance, queue};
@@ -182,7 +181,7 @@ async fn the_first_dead_letters_of_a_bot_stay_and_those_of_others_too() {
 
 /// Deletes what is counted, as if an older version had written the data.
 async fn forget(server: &RedisServer) {
-    let mut connection = patient(server).await;
+    let mut connection = server.connection().await;
     for shard in 0..SHARDS {
         let key = format!("fl:{{p:{shard}}}:held");
         let () = redis::cmd("DEL").arg(key).query_async(&mut connection).await.unwrap();
@@ -223,7 +222,7 @@ async fn data_of_a_version_that_did_not_count_is_handled_and_the_audit_counts_it
     assert_eq!(queue.holdings(&bot("b")).await.unwrap(), Holdings::default());
     // A process of that version emptied a queue that was counted.
     let held = queue.shards()[queue.shard_of(&bot("b")).index()].held().to_owned();
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let mut command = redis::cmd("HSET");
     command.arg(held).arg("qb").arg(1_u64 << 40);
     let () = command.query_async(&mut connection).await.unwrap();
@@ -235,7 +234,7 @@ async fn data_of_a_version_that_did_not_count_is_handled_and_the_audit_counts_it
 #[tokio::test]
 async fn a_nearly_full_redis_refuses_the_bot_that_holds_most_and_serves_the_others() {
     let server = RedisServer::start(Options::default());
-    let mut connection = patient(&server).await;
+    let mut connection = server.connection().await;
     let ballast = "x".repeat(40 << 20);
     let () =
         redis::cmd("SET").arg("ballast").arg(ballast).query_async(&mut connection).await.unwrap();
@@ -251,7 +250,7 @@ async fn a_nearly_full_redis_refuses_the_bot_that_holds_most_and_serves_the_othe
         assert_eq!(schedule(&client, "hog", 60_000).await.code, 200);
     }
     let used = async || {
-        let mut connection = patient(&server).await;
+        let mut connection = server.connection().await;
         let info: String =
             redis::cmd("INFO").arg("memory").query_async(&mut connection).await.unwrap();
         let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();

@@ -67,7 +67,16 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
     let (prev, last) = (Offset::default(), Offset { ms: 1, seq: 1 });
     let bots = || vec![(a.clone(), vec![&b"4"[..], b"5"]), (bot("b"), vec![b"6"])];
     let limits = Limits { max_queue: 4, ..LIMITS };
-    let enqueue = Enqueue { keys, stream: "s", prev, last, limits, bots: bots(), postings: None };
+    let enqueue = Enqueue {
+        keys,
+        stream: "s",
+        prev,
+        last,
+        limits,
+        quotas: &NO_QUOTAS,
+        bots: bots(),
+        postings: None,
+    };
     let refused = link.call(&enqueue).await.unwrap_err();
     assert!(refused.is_full() && refused.is_passing(), "{refused}");
     assert!(push(&link, &["4"]).await.unwrap_err().is_full());

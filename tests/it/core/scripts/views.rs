@@ -293,8 +293,16 @@ fn views_from_the_bus_raise_the_cached_total_and_count_once() {
         let posted = vec![[("x".into(), 4), ("y".into(), 1)].into(), BTreeMap::new()];
         let postings = Some(Postings { cached_accounts: ADS, bots: posted });
         let limits = LIMITS;
-        let call =
-            Enqueue { keys: &keys, stream: "s", prev: start, last: end, limits, bots, postings };
+        let call = Enqueue {
+            keys: &keys,
+            stream: "s",
+            prev: start,
+            last: end,
+            limits,
+            quotas: &fairlane::quotas::NO_QUOTAS,
+            bots,
+            postings,
+        };
         counters.shard.call(counters.now, &call)
     };
     assert!(matches!(copy(), Enqueued::Ok(queued) if queued.appended == 3));
