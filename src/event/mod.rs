@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize as _, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 pub use self::glimpse::Glimpse;
@@ -165,7 +165,10 @@ impl Event {
     /// If the bytes are not `MessagePack`, lack a required attribute or exceed a bound.
     pub fn from_msgpack(bytes: &[u8]) -> Result<Self, EventError> {
         check_size(bytes)?;
-        rmp_serde::from_slice::<Wire<serde_json::Value>>(bytes)
+        let mut reader = rmp_serde::Deserializer::from_read_ref(bytes);
+        // Reading is recursive, and the stack of a thread is small.
+        reader.set_max_depth(2 * NESTING_MAX);
+        Wire::<serde_json::Value>::deserialize(&mut reader)
             .map_err(EventError::MessagePack)?
             .0
             .into_event()
