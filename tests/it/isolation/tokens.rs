@@ -29,9 +29,10 @@ const ALL: &str = r#"scopes = ["publish", "read", "operate"]"#;
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Two tenants, and an operator.
+/// Three tenants, and an operator.
 fn tenants() -> Tokens {
     Tokens::new(&[
+        ("third", &format!("{ALL}, bots = [\"third-*\"]")),
         ("shop", &format!("{ALL}, bots = [\"shop-*\"]")),
         ("other", &format!("{ALL}, bots = [\"other-*\"]")),
         ("root", &format!("{ALL}, bots = [\"*\"]")),
@@ -145,8 +146,8 @@ async fn a_tenant_resets_the_weight_of_its_bots_and_does_not_raise_it() {
     instance.stop().await;
 }
 
-/// Sends requests with changing tokens and bots until it is told to stop; answers those of the quiet
-/// tenant that were refused for its share.
+/// Sends requests of a hostile client while capacity is short; returns the answers to two quiet
+/// tenants that were refused for their share.
 async fn refused_for_share(hostile: impl Fn(&Client, u64) -> (Client, String)) -> Vec<Response> {
     let (server, tokens) = (RedisServer::start(Options::default()), tenants());
     let settings = [
@@ -156,11 +157,12 @@ async fn refused_for_share(hostile: impl Fn(&Client, u64) -> (Client, String)) -
     ];
     let process = Served::start(&config(&server, "test", &settings)).await;
     let client = Client::new(&process.http());
-    let (quiet, root) = (client.with_token(&text("shop")), client.with_token(&text("root")));
+    let root = client.with_token(&text("root"));
     let over = Arc::new(AtomicBool::new(false));
+    // Two tenants that send equally much: none of them is heavy.
     let mut quiet_ones = JoinSet::new();
-    for _ in 0..2 {
-        let (quiet, over) = (quiet.clone(), Arc::clone(&over));
+    for name in ["shop", "third"] {
+        let (quiet, over) = (client.with_token(&text(name)), Arc::clone(&over));
         quiet_ones.spawn(async move {
             let mut refused = Vec::new();
             while !over.load(Ordering::Relaxed) {
