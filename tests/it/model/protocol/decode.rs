@@ -108,7 +108,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
     }
     let truth = server.holdings().into_iter();
     let truth = truth.map(|((kind, bot), n)| (format!("{kind}{}", NAMES[usize::from(bot)]), n));
-    assert_eq!(held, truth.collect(), "what bots hold is counted");
+    assert_eq!(held, truth.collect::<BTreeMap<_, _>>(), "what bots hold is counted");
     Decoded { server, letters }
 }
 

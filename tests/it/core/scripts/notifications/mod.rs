@@ -439,6 +439,8 @@ fn a_notification_in_no_structure_falls_due_again_unless_it_changed_since() {
     for key in [notes.shard.keys.due.clone(), notes.shard.keys.later.clone()] {
         let () = notes.shard.harness.plain().del(key).unwrap();
     }
+    let held = notes.shard.keys.held().to_owned();
+    let () = notes.shard.harness.plain().hdel(held, &["lb", "Lb"]).unwrap();
     assert!(!notes.restore(lost, "u", 1), "an event was acted on since");
     assert!(notes.restore(lost, "u", 0) && notes.restore(waits, "w", 0));
     assert!(!notes.restore(lost, "u", 0) && !notes.restore(sent, "x", begun.token));
