@@ -29,12 +29,17 @@ fn bot(name: &str) -> BotId {
     BotId::parse(name).unwrap()
 }
 
+/// A bot may hold more than by default.
+const MANY_EVENTS: [(&str, &str); 2] = [("quotas.queued_bytes", "0"), ("quotas.dead_bytes", "0")];
+
 /// [`EVENTS`] queued events of a paused bot, and as many dead letters of others in several shards.
 async fn filled(server: &RedisServer) -> (Queue, String) {
     let settings = [
         ("pipelines.test.max_queue", "1"),
         ("pipelines.test.on_overflow", "\"dead\""),
         ("pipelines.test.handler", "\"recorder\""),
+        MANY_EVENTS[0],
+        MANY_EVENTS[1],
     ];
     let letters = queue(&config(server, "test", &settings), "test").await;
     let text = "x".repeat(EVENT_BYTES);
@@ -47,7 +52,11 @@ async fn filled(server: &RedisServer) -> (Queue, String) {
         let pushed = [event(&of, number.to_string())];
         letters.push(&of, &pushed, PushOptions::default()).await.unwrap();
     }
-    let config = config(server, "test", &[("pipelines.test.handler", "\"log\"")]);
+    let config = config(
+        server,
+        "test",
+        &[("pipelines.test.handler", "\"log\""), MANY_EVENTS[0], MANY_EVENTS[1]],
+    );
     let events = queue(&config.replace("\"log\"", "\"recorder\""), "test").await;
     let large = bot("large");
     events.pause(Some(&large)).await.unwrap();
