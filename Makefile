@@ -2,16 +2,17 @@
 
 ARGS ?=
 SCENARIO ?= pipeline
+SECONDS ?= 20
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 
 # After a new installation of rustup, its directory is not in the PATH of open shells.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test bench release release-bench check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo demo test bench isolation release release-bench check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "Pass arguments with ARGS: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
 
@@ -35,6 +36,9 @@ check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documen
 
 bench: setup-demo release-bench ## measure this machine; SCENARIO=latency, fairness, ...
 	$(TARGET)/release/fairlane-bench $(SCENARIO) $(ARGS)
+
+isolation: setup-demo release-bench ## put a hostile tenant beside quiet ones; SECONDS=20 for each phase
+	$(TARGET)/release/fairlane-bench isolation --seconds $(SECONDS) $(ARGS)
 
 release: | setup-demo ## the program for production, in target/release
 	cargo build --release --locked

@@ -88,6 +88,8 @@ pub(crate) enum CommandError {
     TooLong { seconds: u64, most: u64 },
     #[error("--token-file {}: {problem}", path.display())]
     TokenFile { path: PathBuf, problem: String },
+    #[error("a hostile bot reaches the quiet ones through {0}; the table above has the figures")]
+    NotIsolated(String),
     #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
     Inexact { ads: u64 },
 }
@@ -110,6 +112,7 @@ impl CommandError {
             | Self::Runtime(_)
             | Self::WriteChart { .. }
             | Self::Server
+            | Self::NotIsolated(_)
             | Self::Inexact { .. } => Exit::Failed,
         }
     }

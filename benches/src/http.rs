@@ -251,7 +251,7 @@ impl Connection {
 }
 
 /// Whether the answer is complete, by its content-length.
-fn is_whole(answer: &[u8]) -> bool {
+pub(crate) fn is_whole(answer: &[u8]) -> bool {
     let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else {
         return false;
     };

@@ -11,6 +11,7 @@ mod cpu;
 mod error;
 mod fairness;
 mod http;
+mod isolation;
 mod latency;
 mod mongo;
 mod notifications;

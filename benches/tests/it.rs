@@ -133,6 +133,31 @@ async fn the_bench_finds_none_early_and_none_twice() {
 }
 
 #[tokio::test]
+async fn the_bench_puts_a_hostile_tenant_beside_quiet_ones_and_judges() {
+    let only = ["--only", "shared-host", "--only", "tokens", "--seconds", "2", "--json"];
+    let ran = run(&[&["isolation"], &only[..]].concat()).await;
+    let report: Value = serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"));
+    let count = |name: &str| report[name].as_u64().unwrap();
+    assert_eq!(count("held") + count("failed"), 2, "{report}");
+    // A defect, and a slow machine, fail here as they do for the user.
+    assert_eq!(ran.code, i32::from(count("failed") > 0), "{ran:?}");
+    let resources = report["resources"].as_array().unwrap();
+    let names: Vec<_> = resources.iter().map(|line| line["resource"].as_str().unwrap()).collect();
+    assert_eq!(names, ["shared-host", "tokens"]);
+    for (line, measure) in resources.iter().zip(["lateness", "request"]) {
+        assert_eq!(line["measure"], measure, "{line}");
+        assert!(line["samples"].as_u64().unwrap() >= 100, "{line}");
+        let [p50, p99] = ["alone_p50_ms", "alone_p99_ms"].map(|name| line[name].as_f64().unwrap());
+        assert!(0.0 < p50 && p50 <= p99, "{line}");
+        assert_eq!(line["refused_alone"], 0, "{line}");
+        assert_eq!(
+            line["verdict"] == "failed",
+            ran.err.contains(line["resource"].as_str().unwrap())
+        );
+    }
+}
+
+#[tokio::test]
 async fn help_version_and_mistakes_have_the_exit_codes_of_fairlane() {
     for (arguments, code, said) in [
         (&["--help"][..], 0, "Examples:"),

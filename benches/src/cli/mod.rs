@@ -12,6 +12,7 @@ use clap::{Parser, Subcommand};
 use fairlane::telemetry::LogFormat;
 
 use self::arguments::{CountersArgs, DeploymentArgs, Handled, load, share};
+use crate::isolation::Resource;
 use crate::overload::{Protection, Workload};
 
 const EXAMPLES: &str = "\
@@ -22,6 +23,7 @@ Examples:
   fairlane-bench counters --seconds 10
   fairlane-bench notifications --seconds 10
   fairlane-bench overload --workloads cpu,dependency
+  fairlane-bench isolation --seconds 5
 
 Exit codes: 0 success, 1 failure, 64 bad usage, 69 a needed service is unavailable.";
 const PIPELINE_EXAMPLES: &str = "\
@@ -38,6 +40,15 @@ const FAIRNESS_EXAMPLES: &str = "\
 Examples:
   fairlane-bench fairness
   fairlane-bench fairness --giant 0 --seconds 10 --json";
+
+const ISOLATION_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench isolation
+  fairlane-bench isolation --only tarpits --only shared-host --seconds 20
+  FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane-bench isolation --json
+
+A resource is isolated if the p99 of the quiet bots beside a hostile tenant is at most 1.5 times what
+it is alone, or 25 ms above, and none of their work is refused or lost. Exit code 1: one is not.";
 
 const HTTP_EXAMPLES: &str = "\
 Examples:
@@ -248,6 +259,20 @@ pub(crate) enum Scenario {
         /// Number of events of one more, very large bot; 0: none.
         #[arg(long, value_name = "N", default_value = "1000000")]
         giant: u32,
+    },
+    /// Measure what a hostile tenant does to quiet ones, for each resource that all bots share.
+    #[command(after_help = ISOLATION_EXAMPLES)]
+    Isolation {
+        /// Duration of each phase: twice alone and twice beside the hostile tenant, per resource.
+        #[arg(long, value_name = "S", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=300))]
+        seconds: u32,
+        /// Measure only this resource. Can be repeated. Default: all.
+        #[arg(long, value_enum, value_name = "NAME")]
+        only: Vec<Resource>,
+        /// The MongoDB for rules and exports, in a database that is dropped at the end. Default: a
+        /// server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
+        #[arg(long, value_name = "URL")]
+        mongodb: Option<String>,
     },
     /// `fairlane serve`, with the same arguments. `overload` starts it itself.
     #[command(hide = true)]

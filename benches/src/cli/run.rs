@@ -4,15 +4,16 @@ use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use clap::Parser as _;
+use clap::{Parser as _, ValueEnum as _};
 use fairlane::cli::CliError;
 use indicatif::ProgressBar;
 use url::Url;
 
 use super::arguments::{CountersArgs, DeploymentArgs, Handled, choice};
-use super::show::{print, print_deployment, print_overload};
+use super::show::{print, print_deployment, print_isolation, print_overload};
 use super::{Cli, Scenario};
 use crate::error::CommandError;
+use crate::isolation::{self, Resource};
 use crate::overload::{self, Protection, Workload, deployment};
 use crate::{automations, counters, fairness, http, latency, notifications, pipeline};
 
@@ -162,6 +163,17 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
                     .map_err(|source| CommandError::WriteChart { path: path.clone(), source })?;
             }
             print_overload(json, &report)
+        }
+        Scenario::Isolation { seconds, only, mongodb } => {
+            let all = || Resource::value_variants().to_vec();
+            let options = isolation::Options {
+                resources: if only.is_empty() { all() } else { only },
+                seconds: seconds.into(),
+                mongo: choice(mongodb.as_deref())?,
+            };
+            let report = Box::pin(isolation::run(options, watch)).await?;
+            progress.clear();
+            print_isolation(json, &report)
         }
         Scenario::OverloadServer { .. } | Scenario::Serve { .. } => unreachable!("no scenario"),
         Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::CommandError;
+use crate::isolation::{self, Verdict};
 use crate::overload::{self, deployment};
 
 /// Prints the fields of the report, one per line, or as JSON.
@@ -77,6 +78,63 @@ pub(super) fn print_deployment(
         );
     }
     Ok(())
+}
+
+/// A line per resource, and one for all of them.
+pub(super) fn print_isolation(json: bool, report: &isolation::Report) -> Result<(), CommandError> {
+    let output = Output::new(json);
+    output.show(report, |report| {
+        let mut table = Table::new(&[
+            "VERDICT",
+            "RESOURCE",
+            "MEASURED",
+            ">ALONE P50 MS",
+            ">P99 MS",
+            ">BESIDE P50 MS",
+            ">P99 MS",
+            ">RATIO",
+            ">REFUSED",
+            ">LOST",
+            ">MB ALONE",
+            ">BESIDE",
+            ">LOG/S",
+        ]);
+        let mb = |mb: Option<u64>| mb.map_or_else(|| "-".to_owned(), |mb| mb.to_string());
+        for line in &report.resources {
+            let is_skipped = line.verdict == Verdict::Skipped;
+            let figure = |text: String| if is_skipped { "-".to_owned() } else { text };
+            table.row(&[
+                line.verdict.as_str().to_owned(),
+                line.resource.name().to_owned(),
+                line.measure.to_owned(),
+                figure(format!("{:.1}", line.alone_p50_ms)),
+                figure(format!("{:.1}", line.alone_p99_ms)),
+                figure(format!("{:.1}", line.beside_p50_ms)),
+                figure(format!("{:.1}", line.beside_p99_ms)),
+                figure(format!("{:.2}", line.ratio)),
+                figure(line.refused_beside.to_string()),
+                figure(line.lost.to_string()),
+                mb(line.memory_alone_mb),
+                mb(line.memory_beside_mb),
+                figure(format!("{:.1}", line.log_lines_per_second)),
+            ]);
+        }
+        let mut text = output.table(&table);
+        for line in &report.resources {
+            if let Some(note) = &line.note {
+                let _ = write!(text, "\n{}: {note}", line.resource.name());
+            }
+        }
+        let of = report.held + report.failed;
+        let _ = write!(text, "\n\nisolated: {} of {of} resources", report.held);
+        if report.skipped > 0 {
+            let _ = write!(text, ", {} skipped", report.skipped);
+        }
+        text
+    })?;
+    let failed = report.resources.iter().filter(|line| line.verdict == Verdict::Failed);
+    let failed: Vec<&str> = failed.map(|line| line.resource.name()).collect();
+    if failed.is_empty() { Ok(()) } else { Err(CommandError::NotIsolated(failed.join(", "))) }
 }
 
 /// A table per workload, and its curve.
