@@ -1,5 +1,6 @@
 //! Logging to standard error, as text or as JSON.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -63,6 +64,36 @@ impl OncePerMinute {
         }
         lines.suppressed += 1;
         None
+    }
+}
+
+/// Logs one line per subject and minute, and at most [`SUBJECTS_MAX`] lines per minute. A tenant can
+/// therefore neither fill the log, nor use up the lines of others with one bot.
+#[derive(Debug, Default)]
+pub(crate) struct OncePerSubject(Mutex<Subjects>);
+
+/// Number of subjects with a line in the same minute.
+const SUBJECTS_MAX: usize = 60;
+
+#[derive(Debug, Default)]
+struct Subjects {
+    since: Option<Instant>,
+    told: BTreeSet<String>,
+}
+
+impl OncePerSubject {
+    /// Nothing was logged yet.
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Subjects { since: None, told: BTreeSet::new() }))
+    }
+
+    /// Whether to log this one.
+    pub(crate) fn take(&self, subject: String) -> bool {
+        let mut subjects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if subjects.since.is_none_or(|since| since.elapsed() >= EVERY) {
+            *subjects = Subjects { since: Some(Instant::now()), told: BTreeSet::new() };
+        }
+        subjects.told.len() < SUBJECTS_MAX && subjects.told.insert(subject)
     }
 }
 
@@ -195,6 +226,17 @@ mod tests {
         }
         advance(SECOND).await;
         assert_eq!([lines.take(), lines.take()], [Some(59), None]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_subject_has_a_line_in_a_minute_and_all_have_a_bounded_number() {
+        let lines = OncePerSubject::new();
+        let take = |subject: &str| lines.take(subject.to_owned());
+        assert_eq!([take("a"), take("a"), take("b")], [true, false, true]);
+        let more = (0..2 * SUBJECTS_MAX).filter(|n| take(&n.to_string())).count();
+        assert_eq!(more, SUBJECTS_MAX - 2);
+        advance(SECOND * 60).await;
+        assert_eq!([take("a"), take("a"), take("c")], [true, false, true]);
     }
 
     #[tokio::test(start_paused = true)]

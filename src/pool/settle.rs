@@ -12,6 +12,7 @@ use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
 use crate::queue::{Noted, Queue};
 use crate::redis::scripts::{Attempts, Exception, Fate, Mode};
+use crate::telemetry::OncePerSubject;
 
 /// Maximum pause that a handler may ask for.
 const PAUSE_MAX: Duration = Duration::from_secs(365 * 86_400);
@@ -242,12 +243,17 @@ pub(super) fn given_up(slice: &[Fitness], exceptions: &[Exception]) -> Option<Gi
 }
 
 impl GivenUp {
-    /// Logs them. `event` is the event at that position.
+    /// Logs them: once per bot and minute, because a tenant can make any number of dead letters.
+    /// `event` is the event at that position.
     pub(super) fn warn(&self, pipeline: &PipelineName, bot: &BotId, event: Option<&Event>) {
+        static TOLD: OncePerSubject = OncePerSubject::new();
+        if !TOLD.take(format!("{pipeline}/{bot}")) {
+            return;
+        }
         let Self { reason, attempts, others, .. } = self;
         let (id, kind) = event.map_or(("(not readable)", "-"), |event| (event.id(), event.kind()));
         warn!(%pipeline, %bot, event = id, "type" = kind, attempts, reason, others,
-            "an event became a dead letter");
+            "an event became a dead letter; more of this bot within a minute are only counted");
     }
 }
 
