@@ -5,6 +5,7 @@ mod automations;
 mod core;
 mod counters;
 mod http;
+mod isolation;
 mod model;
 mod notifications;
 mod operations;
