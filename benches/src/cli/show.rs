@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use clap::ValueEnum as _;
 use fairlane::cli::{CliError, Output, Table};
 use serde::Serialize;
 use serde_json::Value;
@@ -106,7 +105,7 @@ pub(super) fn print_isolation(json: bool, report: &isolation::Report) -> Result<
             let figure = |text: String| if is_skipped { "-".to_owned() } else { text };
             table.row(&[
                 line.verdict.as_str().to_owned(),
-                name(line),
+                line.resource.name().to_owned(),
                 line.measure.to_owned(),
                 figure(format!("{:.1}", line.alone_p50_ms)),
                 figure(format!("{:.1}", line.alone_p99_ms)),
@@ -123,7 +122,7 @@ pub(super) fn print_isolation(json: bool, report: &isolation::Report) -> Result<
         let mut text = output.table(&table);
         for line in &report.resources {
             if let Some(note) = &line.note {
-                let _ = write!(text, "\n{}: {note}", name(line));
+                let _ = write!(text, "\n{}: {note}", line.resource.name());
             }
         }
         let of = report.held + report.failed;
@@ -134,14 +133,8 @@ pub(super) fn print_isolation(json: bool, report: &isolation::Report) -> Result<
         text
     })?;
     let failed = report.resources.iter().filter(|line| line.verdict == Verdict::Failed);
-    let failed: Vec<String> = failed.map(name).collect();
+    let failed: Vec<&str> = failed.map(|line| line.resource.name()).collect();
     if failed.is_empty() { Ok(()) } else { Err(CommandError::NotIsolated(failed.join(", "))) }
-}
-
-/// The name as in `--only`.
-fn name(line: &isolation::Line) -> String {
-    let value = line.resource.to_possible_value();
-    value.map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// A table per workload, and its curve.

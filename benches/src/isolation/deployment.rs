@@ -188,7 +188,8 @@ fn config(
             text,
             "[pipelines.{name}]\nhandler = \"push\"\nevents = [{kinds:?}]\n\
              url = \"http://{receiver}/{path}\"\nstart = \"earliest\"\nmax_attempts = 1\n\
-             dead = {{ max = {dead_max} }}",
+             dead = {{ max = {dead_max} }}\n\
+             backoff = {{ initial = \"10ms\", max = \"1s\", jitter = 0.2 }}",
         );
     }
     for (name, token, scopes, bots) in [

@@ -23,14 +23,14 @@ const BATCH: u64 = 100;
 /// Bots of the hostile tenant whose leases are never completed: more than a pipeline hands over.
 const LEASES: u64 = 12_000;
 /// Large dead letters.
-const LARGE_LETTERS: u64 = 48;
+const LARGE_LETTERS: u64 = 24;
 /// Dead letters of the quiet bots.
 const QUIET_LETTERS: u64 = 20;
 /// Heavy rules of the hostile bot.
 const RULES: u64 = 50;
 /// Ads of the hostile bot, and those in one request.
-const ADS: u64 = 20_000;
-const ADS_PER_REQUEST: u64 = 2_000;
+const ADS: u64 = 4_000;
+const ADS_PER_REQUEST: u64 = 1_000;
 /// The day of the imported views.
 pub(super) const DAY: &str = "2026-11-01";
 /// A filter near the bound of steps for a list of this length.

@@ -105,7 +105,7 @@ impl Resource {
         }
     }
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.texts()[0]
     }
 

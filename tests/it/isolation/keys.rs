@@ -328,7 +328,7 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
     .await;
     assert_eq!(client.get(&of("views", "counters/export?day=2026-11-01")).await.code, 200);
     let kept = known(&mut connection).await;
-    // The run was busy: there is a key of each row, but for two that live for a moment.
+    // The run was busy: there is a key of each row, but for some that live for a moment.
     let missing: Vec<&Row> = KEPT
         .iter()
         .filter(|row| !kept.iter().any(|key| row_of(key) == Some(*row)))
