@@ -262,10 +262,12 @@ pub(super) async fn guard(
     }
 }
 
-/// Lets requests through that know the name of a lease.
+/// Lets requests through that know the name of a lease. Other methods than that of the routes do
+/// nothing, and are answered as everywhere.
 pub(super) async fn receive(request: Request, next: Next) -> Response {
     match request.extensions().get() {
         Some(Identity::Receiver) => next.run(request).await,
+        _ if request.method() != Method::POST => next.run(request).await,
         _ => Problem::from(LeaseError::NoSuch).into_response(),
     }
 }
