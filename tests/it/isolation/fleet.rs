@@ -323,7 +323,7 @@ async fn bad_input_of_one_tenant_writes_few_lines() {
     let server = RedisServer::start(Options::default());
     let settings = [
         ("pipelines.test.handler", "\"push\""),
-        ("pipelines.test.url", "\"http://127.0.0.1:9/\""),
+        ("pipelines.test.url", "\"http://127.0.0.1:20009/\""),
         ("pipelines.notifications.enabled", "true"),
     ];
     let process = Served::start(&config(&server, "test", &settings)).await;

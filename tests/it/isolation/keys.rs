@@ -60,6 +60,7 @@ const KEPT: &[Row] = &[
     ("`fl:{<stream>}:read`, `…:starts`", "one per bus stream", ""),
     ("`fairlane:events`", "`bus.retention`, and what is not copied yet", "for `bus.retention`"),
     ("`fairlane:invalid`", "about 10,000 entries", "until others take their place"),
+    ("`fl:{p:s}:held`", "up to eight fields per bot", "while they have dead letters"),
 ];
 
 /// The patterns of a row.
