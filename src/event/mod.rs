@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize as _, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 pub use self::glimpse::Glimpse;
@@ -165,7 +165,10 @@ impl Event {
     /// If the bytes are not `MessagePack`, lack a required attribute or exceed a bound.
     pub fn from_msgpack(bytes: &[u8]) -> Result<Self, EventError> {
         check_size(bytes)?;
-        rmp_serde::from_slice::<Wire<serde_json::Value>>(bytes)
+        let mut packed = rmp_serde::Deserializer::from_read_ref(bytes);
+        // Deep values must not take the stack before the nesting of each attribute is checked.
+        packed.set_max_depth(NESTING_MAX + 16);
+        Wire::<serde_json::Value>::deserialize(&mut packed)
             .map_err(EventError::MessagePack)?
             .0
             .into_event()
