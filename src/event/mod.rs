@@ -165,10 +165,10 @@ impl Event {
     /// If the bytes are not `MessagePack`, lack a required attribute or exceed a bound.
     pub fn from_msgpack(bytes: &[u8]) -> Result<Self, EventError> {
         check_size(bytes)?;
-        let mut reader = rmp_serde::Deserializer::from_read_ref(bytes);
-        // Reading is recursive, and the stack of a thread is small.
-        reader.set_max_depth(2 * NESTING_MAX);
-        Wire::<serde_json::Value>::deserialize(&mut reader)
+        let mut packed = rmp_serde::Deserializer::from_read_ref(bytes);
+        // Deep values must not take the stack before the nesting of each attribute is checked.
+        packed.set_max_depth(NESTING_MAX + 16);
+        Wire::<serde_json::Value>::deserialize(&mut packed)
             .map_err(EventError::MessagePack)?
             .0
             .into_event()
