@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
+use hyper::body::Bytes;
 use rustc_hash::FxHashMap;
 use tokio::time::{Duration, timeout};
 
@@ -122,7 +123,7 @@ pub(super) async fn discard(headers: &HeaderMap, mut body: Body) {
     let read = async {
         let mut bytes = 0;
         while let Some(Ok(frame)) = body.frame().await {
-            bytes += frame.data_ref().map_or(0, |data| data.len());
+            bytes += frame.data_ref().map_or(0, Bytes::len);
             if bytes > DROPPED_MAX {
                 return;
             }

@@ -67,7 +67,7 @@ impl Caller {
             address_rate: Quota { rate: token.address_rate, in_flight: 0 },
         });
         let (class, max_weight) = (token.class, token.max_weight);
-        Self { rights: Arc::new(Rights { class, public, max_weight, ..rights }), address }
+        Self { rights: Arc::new(Rights { public, class, max_weight, ..rights }), address }
     }
 
     /// Every caller, if there are no tokens.

@@ -97,7 +97,7 @@ mod tests {
         let streams = Streams::default();
         let all: Vec<_> = std::iter::from_fn(|| streams.open("root", ALL)).collect();
         assert_eq!(all.len(), ALL);
-        assert!(streams.open("tenant", OF_ONE).is_some());
+        let _tenant = streams.open("tenant", OF_ONE).expect("it takes one over");
         assert!(all[0].given_up.is_cancelled(), "the oldest");
         assert_eq!(streams.list().len(), ALL);
     }
