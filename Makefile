@@ -25,7 +25,7 @@ setup-demo:
 # The example gives the dependencies the features that the tests need. So `make test` does not build
 # them again.
 demo: setup-demo ## generated traffic with live figures, on private local servers
-	cargo build --locked --workspace --bins --example custom_handler
+	cargo build --locked --workspace --bin fairlane --example custom_handler
 	$(TARGET)/debug/fairlane demo $(ARGS)
 
 test: setup ## all tests, on real servers

@@ -83,7 +83,7 @@ pub enum Action {
     Notify(Notify),
     /// Views of an ad are counted.
     Count(Count),
-    /// The event is sent to a URL, in its own time: a slow receiver holds nobody.
+    /// The event is sent to a URL, in its own time: a slow receiver delays no other bot.
     Push(Push),
 }
 
