@@ -57,7 +57,7 @@ impl Kind {
 }
 
 #[derive(Serialize)]
-struct Secrets<'a> {
+struct Printed<'a> {
     bot: &'a BotId,
     kind: Kind,
     secrets: Vec<String>,
@@ -68,9 +68,9 @@ pub(super) fn secret(config: &Config, args: &SecretArgs) -> Result<(), CliError>
     let SecretArgs { bot, kind, .. } = args;
     let key = |secret: &Secret| secret.key(kind.purpose(), bot).expose();
     let secrets = config.callbacks.secrets.iter().map(key).collect();
-    let secrets = Secrets { bot, kind: *kind, secrets };
-    if secrets.secrets.is_empty() {
+    let printed = Printed { bot, kind: *kind, secrets };
+    if printed.secrets.is_empty() {
         return Err(CliError::NoSecret);
     }
-    Output::new(args.json).show(&secrets, |secrets| secrets.secrets.join("\n"))
+    Output::new(args.json).show(&printed, |printed| printed.secrets.join("\n"))
 }

@@ -25,18 +25,20 @@ impl Glimpse {
         if !is_record || take(&mut rest, 1)? != [0x98] {
             return None;
         }
-        let (id, _, kind) = (text(&mut rest)??, text(&mut rest)?, text(&mut rest)??);
+        let (id, _source, kind) = (text(&mut rest)?, text(&mut rest)?, text(&mut rest)?);
         for _ in ["subject", "time", "expirytime"] {
-            text(&mut rest)?;
+            if let Length::Bytes(bytes) = length(&mut rest)? {
+                take(&mut rest, bytes)?;
+            }
         }
         let data = match length(&mut rest)? {
-            Some(bytes) => {
+            Length::Bytes(bytes) => {
                 let start = &rest[..bytes.min(rest.len())];
                 // The end may be in the middle of a character.
                 let valid = start.utf8_chunks().next().map_or("", |chunk| chunk.valid());
                 Some(valid.to_owned())
             }
-            None => None,
+            Length::Nil => None,
         };
         Some(Self { id, kind, data })
     }
@@ -48,24 +50,28 @@ fn take<'a>(rest: &mut &'a [u8], bytes: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// The length of the text that follows; `Some(None)` for nil.
-fn length(rest: &mut &[u8]) -> Option<Option<usize>> {
+/// The length of the text that follows.
+enum Length {
+    Bytes(usize),
+    Nil,
+}
+
+fn length(rest: &mut &[u8]) -> Option<Length> {
     let width = match *take(rest, 1)? {
-        [0xc0] => return Some(None),
-        [short @ 0xa0..=0xbf] => return Some(Some(usize::from(short & 0x1f))),
+        [0xc0] => return Some(Length::Nil),
+        [short @ 0xa0..=0xbf] => return Some(Length::Bytes(usize::from(short & 0x1f))),
         [0xd9] => 1,
         [0xda] => 2,
         [0xdb] => 4,
         _ => return None,
     };
     let digits = take(rest, width)?.iter();
-    Some(Some(digits.fold(0, |length, digit| (length << 8) | usize::from(*digit))))
+    Some(Length::Bytes(digits.fold(0, |length, digit| (length << 8) | usize::from(*digit))))
 }
 
-fn text(rest: &mut &[u8]) -> Option<Option<String>> {
-    let Some(bytes) = length(rest)? else { return Some(None) };
-    let text = take(rest, bytes)?;
-    String::from_utf8(text.to_vec()).ok().map(Some)
+fn text(rest: &mut &[u8]) -> Option<String> {
+    let Length::Bytes(bytes) = length(rest)? else { return None };
+    String::from_utf8(take(rest, bytes)?.to_vec()).ok()
 }
 
 #[cfg(test)]

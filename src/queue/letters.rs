@@ -44,7 +44,7 @@ pub struct DeadGlimpses {
 }
 
 /// The wanted letters of one shard that are not on the page yet.
-struct Shelf {
+struct Stack {
     shard: Shard,
     from: String,
     more: bool,
@@ -145,44 +145,44 @@ impl Queue {
         (limit, bytes_max): (usize, usize),
     ) -> Result<Chosen, RedisError> {
         let fits = |of: &BotId| bot.is_none_or(|bot| bot == of) && wanted(of);
-        let shelf = |shard| {
+        let stack = |shard| {
             let from = match before {
                 None => "+".to_owned(),
                 Some(id) if shard < id.shard => id.entry.to_string(),
                 Some(id) => format!("({}", id.entry),
             };
-            Shelf { shard, from, more: true, letters: VecDeque::new() }
+            Stack { shard, from, more: true, letters: VecDeque::new() }
         };
-        let mut shelves: Vec<Shelf> = self.dead_shards(bot).map(shelf).collect();
+        let mut stacks: Vec<Stack> = self.dead_shards(bot).map(stack).collect();
         let (mut letters, mut bytes) = (Vec::new(), 0_usize);
         loop {
-            for shelf in &mut shelves {
-                self.refill(shelf, &fits).await?;
+            for stack in &mut stacks {
+                self.refill(stack, &fits).await?;
             }
-            let newest = shelves.iter_mut().max_by_key(|shelf| shelf.letters.front().copied());
-            let Some(shelf) = newest else { break };
-            let Some(letter) = shelf.letters.front().copied() else { break };
+            let newest = stacks.iter_mut().max_by_key(|stack| stack.letters.front().copied());
+            let Some(stack) = newest else { break };
+            let Some(letter) = stack.letters.front().copied() else { break };
             bytes = bytes.saturating_add(letter.1);
             if letters.len() == limit || (!letters.is_empty() && bytes > bytes_max) {
                 return Ok(Chosen { letters, more: true });
             }
             letters.push(letter);
-            shelf.letters.pop_front();
+            stack.letters.pop_front();
         }
         Ok(Chosen { letters, more: false })
     }
 
-    /// Puts at least one letter on an empty shelf, if its shard has one.
+    /// Puts at least one letter on an empty stack, if its shard has one.
     async fn refill(
         &self,
-        shelf: &mut Shelf,
+        stack: &mut Stack,
         fits: &(dyn Fn(&BotId) -> bool + Sync),
     ) -> Result<(), RedisError> {
-        while shelf.letters.is_empty() && shelf.more {
+        while stack.letters.is_empty() && stack.more {
             let read = Letters {
-                keys: self.keys(shelf.shard),
+                keys: self.keys(stack.shard),
                 newest_first: true,
-                from: &shelf.from,
+                from: &stack.from,
                 until: "-",
                 limit: PORTION,
                 bytes: READ_BYTES,
@@ -190,13 +190,13 @@ impl Queue {
             };
             let portion = self.link().call(&read).await?;
             if let Some(last) = portion.letters.last() {
-                shelf.from = format!("({}", last.entry);
+                stack.from = format!("({}", last.entry);
             }
-            shelf.more = portion.more && !portion.letters.is_empty();
+            stack.more = portion.more && !portion.letters.is_empty();
             for raw in portion.letters {
                 if fits(&self.read("letters", bot_of(&raw))?) {
-                    let id = LetterId::new(shelf.shard, raw.entry);
-                    shelf.letters.push_back((id, raw.bytes));
+                    let id = LetterId::new(stack.shard, raw.entry);
+                    stack.letters.push_back((id, raw.bytes));
                 }
             }
         }
