@@ -13,8 +13,8 @@
 --       many events a bot takes one by one after its holder vanished)
 -- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
 --       ready bots left, leases reaped, run id of the server (shortened), then per bot: id, fence, start,
---       att or '', weight}
--- Cost  13 to 15 commands for any max, about 7 more when reaping
+--       att or '', weight, queued bytes}
+-- Cost  14 to 16 commands for any max, about 7 more when reaping
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
 local max, bound, ttl, seen, slice, alone, isolate = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]),
   tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
@@ -45,10 +45,12 @@ if max > 0 and not meta[3] then
   taken = call('ZRANGE', CTL, '-inf', bound, 'BYSCORE', 'LIMIT', 0, max, 'WITHSCORES')
 end
 if #taken > 0 then
-  local bots, leases, owners = {}, {}, {}
+  local bots, queues, leases, owners = {}, {}, {}, {}
   for i = 1, #taken, 2 do
     bots[#bots + 1] = taken[i]
+    queues[#queues + 1] = 'q' .. taken[i]
   end
+  learn(queues)
   local finishes = call('ZMSCORE', FIN, unpack(bots))
   local attempts = call('HMGET', ATT, unpack(bots))
   local weights = call('HMGET', KEYS[9], unpack(bots))
@@ -76,6 +78,7 @@ if #taken > 0 then
     reply[#reply + 1] = start
     reply[#reply + 1] = attempts[i] or ''
     reply[#reply + 1] = tonumber(weights[i] or 1)
+    reply[#reply + 1] = held(queues[i])
   end
   v = math.max(v, lowest_start or 0)
   call('ZREM', CTL, unpack(bots))

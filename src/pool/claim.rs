@@ -11,9 +11,13 @@ use super::board::Ask;
 use super::{Shared, worker};
 use crate::event::Event;
 use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Sent};
-use crate::redis::Reply;
-use crate::redis::scripts::Claim;
+use crate::redis::scripts::{Claim, ReadSlice};
+use crate::redis::{RedisError, Reply};
 use crate::telemetry::{Outage, Recovered};
+
+/// Maximum number of bytes of a slice, unless its first event alone has more: a bot with large events
+/// must not use up the memory of the process.
+const SLICE_BYTES: usize = 4 << 20;
 
 /// The log state of claims and reads that fail, shared by all pipelines.
 static CLAIMS: Outage = Outage::shared();
@@ -91,7 +95,8 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
     shared.shutdown.spawn(feed(shared_by_feed, leases));
 }
 
-/// Reads the heads of the queues in one write and starts the workers.
+/// Reads the heads of the queues and starts the workers. One write reads all of them, except those of
+/// bots that hold more than [`SLICE_BYTES`].
 async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let settings = &shared.settings;
     let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
@@ -108,44 +113,86 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
         shared.estimate.events_in(time)
     };
     let usual = usual.clamp(1, settings.batch);
-    let mut pipe = Pipeline::with_capacity(leases.len());
-    for lease in &leases {
-        let n = if lease.attempts.isolated() && !ledger { 1 } else { usual };
-        pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(n - 1);
+    let events = |lease: &Lease| if lease.attempts.isolated() && !ledger { 1 } else { usual };
+    let (large, small): (Vec<_>, Vec<_>) =
+        leases.into_iter().partition(|lease| lease.queued_bytes > SLICE_BYTES as u64);
+    for lease in large {
+        let (shared, limit) = (Arc::clone(&shared), events(&lease));
+        shared.shutdown.clone().spawn(async move {
+            let release = Release(Arc::clone(&shared));
+            if let Some(records) = read_large(&shared, &lease, limit).await {
+                shared.oldest_us.fetch_max(age_us(&shared, &records), Ordering::Relaxed);
+                worker::run(shared, lease, records).await;
+            }
+            drop(release);
+        });
     }
-    let values = match shared.queue.link().run_each(&pipe).await {
-        Ok(values) => {
-            if let Some(Recovered { lasted, failures }) = READS.succeeded() {
-                info!(?lasted, failures, "the queues of leased bots can be read again");
-            }
-            values
-        }
-        Err(error) => {
-            if let Some(suppressed) = READS.failed() {
-                warn!(pipeline = %shared.queue.name(), leases = leases.len(), %error, suppressed,
-                    "cannot read the queues of leased bots; their leases run out");
-            }
-            Vec::new()
-        }
-    };
-    let mut values = values.into_iter();
-    let now_us = crate::clock::micros(shared.now());
     let mut oldest_us = 0;
-    for lease in leases {
-        let records = values.next().and_then(Result::ok).and_then(records);
-        if let Some(first) = records.as_ref().and_then(|records| records.first()) {
-            let arrived = Event::sequence_of(first).map_or(now_us, crate::id::Sequence::get);
-            oldest_us = oldest_us.max(now_us.saturating_sub(arrived));
-        }
-        let shared = Arc::clone(&shared);
+    for (lease, records) in read_small(&shared, small, events).await {
         let release = Release(Arc::clone(&shared));
         let Some(records) = records else { continue };
+        oldest_us = oldest_us.max(age_us(&shared, &records));
+        let shared = Arc::clone(&shared);
         shared.shutdown.clone().spawn(async move {
             let _release = release;
             worker::run(shared, lease, records).await;
         });
     }
     shared.oldest_us.store(oldest_us, Ordering::Relaxed);
+}
+
+/// Reads the first events of these bots in one write; `None` where this fails.
+async fn read_small(
+    shared: &Shared,
+    leases: Vec<Lease>,
+    events: impl Fn(&Lease) -> usize,
+) -> Vec<(Lease, Option<Vec<Vec<u8>>>)> {
+    let mut pipe = Pipeline::with_capacity(leases.len());
+    for lease in &leases {
+        let last = events(lease) - 1;
+        pipe.cmd("LRANGE").arg(shared.queue.keys(lease.shard).queue(&lease.bot)).arg(0).arg(last);
+    }
+    let mut values = Vec::new();
+    if !leases.is_empty() {
+        values = noted(shared, leases.len(), shared.queue.link().run_each(&pipe).await)
+            .unwrap_or_default();
+    }
+    let mut values = values.into_iter();
+    let mut next = || values.next().and_then(Result::ok).and_then(records);
+    leases.into_iter().map(|lease| (lease, next())).collect()
+}
+
+/// Reads the first events of a bot with large ones, in a call of its own.
+async fn read_large(shared: &Shared, lease: &Lease, limit: usize) -> Option<Vec<Vec<u8>>> {
+    let keys = shared.queue.keys(lease.shard);
+    let slice = ReadSlice { keys, bot: &lease.bot, limit, bytes: SLICE_BYTES };
+    noted(shared, 1, shared.queue.link().call(&slice).await)
+}
+
+/// Logs the first of several failures, and their end.
+fn noted<T>(shared: &Shared, leases: usize, read: Result<T, RedisError>) -> Option<T> {
+    match read {
+        Ok(read) => {
+            if let Some(Recovered { lasted, failures }) = READS.succeeded() {
+                info!(?lasted, failures, "the queues of leased bots can be read again");
+            }
+            Some(read)
+        }
+        Err(error) => {
+            if let Some(suppressed) = READS.failed() {
+                warn!(pipeline = %shared.queue.name(), leases, %error, suppressed,
+                    "cannot read the queues of leased bots; their leases run out");
+            }
+            None
+        }
+    }
+}
+
+/// The age of the first of these records.
+fn age_us(shared: &Shared, records: &[Vec<u8>]) -> u64 {
+    let now_us = crate::clock::micros(shared.now());
+    let arrived = records.first().and_then(|first| Event::sequence_of(first));
+    arrived.map_or(0, |arrived| now_us.saturating_sub(arrived.get()))
 }
 
 /// Frees the place of one lease, however its worker ends.

@@ -49,6 +49,8 @@ pub struct Lease {
     pub attempts: Attempts,
     /// Relative share of the service.
     pub weight: u32,
+    /// Bytes of the bot's queued events when the lease was granted.
+    pub queued_bytes: u64,
     /// Number of events already removed under this lease.
     removed: usize,
     /// The holder must not act after this moment: sent + ttl − margin, by the monotonic clock.
@@ -63,7 +65,7 @@ impl Lease {
     /// The lease that the call `sent` requested for `ttl`.
     #[must_use]
     pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Sent, ttl: Duration) -> Self {
-        let Grant { bot, fence, attempts, weight, .. } = grant;
+        let Grant { bot, fence, attempts, weight, queued_bytes, .. } = grant;
         let mut lease = Self {
             bot,
             shard,
@@ -71,6 +73,7 @@ impl Lease {
             run,
             attempts,
             weight,
+            queued_bytes,
             removed: 0,
             deadline: sent.at,
             renew_at: sent.at,

@@ -67,6 +67,8 @@ pub struct Grant {
     pub attempts: Attempts,
     /// The bot's share relative to 1, at least 1.
     pub weight: u32,
+    /// Bytes of its queued events.
+    pub queued_bytes: u64,
 }
 
 /// Failures and lost leases of a bot since its last progress.
@@ -138,7 +140,7 @@ impl Call for Claim<'_> {
             ready: reply.number()?,
             vanished: reply.number()?,
             run: reply.text()?.into(),
-            leases: Vec::with_capacity(reply.len() / 5),
+            leases: Vec::with_capacity(reply.len() / 6),
         };
         while reply.len() > 0 {
             let bot = reply.text()?;
@@ -151,6 +153,7 @@ impl Call for Claim<'_> {
                     Attempts::parse(&text).ok_or_else(|| ReplyError::unexpected("att", &text))?
                 },
                 weight: reply.number()?,
+                queued_bytes: reply.number()?,
             });
         }
         Ok(claimed)

@@ -25,7 +25,7 @@ pub use self::operate::{
     Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
     Revoke, Trim,
 };
-pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter};
+pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadSlice};
 use super::reply::{Reply, ReplyError};
 use crate::quotas::{NAMES, Quota, QuotaExceeded};
 
@@ -113,7 +113,7 @@ scripts! {
     recover "recover" QUEUES, reconcile "reconcile" QUEUES, drop_letters "drop_letters" QUEUES,
     audit "audit" QUEUES,
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
-    emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, beat "beat" ALONE,
+    emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
 }
 

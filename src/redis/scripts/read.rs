@@ -76,6 +76,39 @@ impl Call for Peek<'_> {
     }
 }
 
+/// `lua/slice.lua`.
+#[derive(Debug)]
+pub struct ReadSlice<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The bot.
+    pub bot: &'a BotId,
+    /// Maximum number of events.
+    pub limit: usize,
+    /// Maximum number of bytes of records; at least one record is read.
+    pub bytes: usize,
+}
+
+impl Call for ReadSlice<'_> {
+    type Reply = Vec<Vec<u8>>;
+    const NAME: &'static str = "slice";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::slice, 1);
+        cmd.arg(self.keys.queue(self.bot)).arg(self.limit).arg(self.bytes);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<Vec<u8>>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut records = Vec::with_capacity(reply.len());
+        while reply.len() > 0 {
+            records.push(reply.bytes()?.unwrap_or_default());
+        }
+        Ok(records)
+    }
+}
+
 /// `lua/letters.lua`.
 #[derive(Debug)]
 pub struct Letters<'a> {

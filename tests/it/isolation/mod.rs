@@ -9,4 +9,5 @@ mod listings;
 mod outbound;
 mod quotas;
 mod signatures;
+mod slices;
 mod tokens;

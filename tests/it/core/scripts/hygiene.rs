@@ -14,7 +14,7 @@ use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit, Enqueue,
     Enqueued, Exception, Fate, Heads, Hold, Letters, Mode, Note, Part, Pause, Peek, Promote, Purge,
-    Push, Reconcile, Recount, Recover, Redrive, Resume, Revoke, Trim, Verdict,
+    Push, ReadSlice, Reconcile, Recount, Recover, Redrive, Resume, Revoke, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -23,6 +23,9 @@ use super::{
     LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion, dead, keys, notifications,
 };
 use crate::support::redis::{Options, RedisServer};
+
+/// Number of bytes before the event in a record.
+const RECORD_HEAD: u64 = 11;
 
 /// Ids that would be patterns, hash tags, numbers, separators, keys or code elsewhere.
 fn hostile() -> Vec<BotId> {
@@ -97,6 +100,14 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     let claimed = shard.claim(NOW);
     let granted: Vec<&BotId> = claimed.leases.iter().map(|grant| &grant.bot).collect();
     assert_eq!(granted, bots.iter().collect::<Vec<_>>(), "each as it was given");
+    let bytes = 3 * (RECORD_HEAD + 1);
+    assert!(claimed.leases.iter().all(|grant| grant.queued_bytes == bytes), "{claimed:?}");
+    for grant in &claimed.leases {
+        let read = |limit, bytes| ReadSlice { keys, bot: &grant.bot, limit, bytes };
+        for (limit, bytes, expected) in [(9, 99, 3), (2, 99, 2), (9, 25, 2), (9, 1, 1), (0, 1, 0)] {
+            assert_eq!(shard.call(NOW, &read(limit, bytes)).len(), expected, "{limit} {bytes}");
+        }
+    }
     let due_ms = NOW.unsigned_abs() / 1_000;
     let later = || Exception { index: 1, fate: Fate::Later { at_ms: due_ms } };
     let mode = Mode::Fail { ms: TTL_MS, isolate: 1 };
@@ -249,6 +260,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
         named(&Peek { keys, bot: a, place: 0, before: 0, limit: 1, bytes: 1, part: Part::Whole }),
+        named(&ReadSlice { keys, bot: a, limit: 1, bytes: 1 }),
         named(&Letters {
             keys,
             newest_first: true,
@@ -328,7 +340,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 32);
+    assert_eq!(calls.len(), 35);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();
