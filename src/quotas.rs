@@ -5,7 +5,7 @@
 //!
 //! The quotas adapt to the memory of Redis: no quota of bytes is above 1/16 of `maxmemory`, and
 //! above a fill level all of them shrink. So the bots that hold most are refused first, and the
-//! others continue.
+//! others continue. Profiles are in MongoDB, which counts them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,6 +39,8 @@ pub struct Quota {
     pub dead_letters: u64,
     /// Bytes of dead letters.
     pub dead_bytes: u64,
+    /// Number of profiles in MongoDB, of all pipelines.
+    pub profiles: u64,
 }
 
 impl Quota {
@@ -51,6 +53,7 @@ impl Quota {
         pending_bytes: 0,
         dead_letters: 0,
         dead_bytes: 0,
+        profiles: 0,
     };
 
     /// The quotas that scripts get which queue events or make them dead letters.
@@ -162,7 +165,7 @@ fn bytes_at(limit: u64, used: u64, max: u64, guard: u64) -> u64 {
 }
 
 /// The settings of quotas, for messages and metrics.
-pub const NAMES: [&str; 7] = [
+pub const NAMES: [&str; 8] = [
     "queued_bytes",
     "delayed_events",
     "delayed_bytes",
@@ -170,9 +173,12 @@ pub const NAMES: [&str; 7] = [
     "notification_bytes",
     DEAD_LETTERS,
     "dead_bytes",
+    PROFILES,
 ];
 /// The setting that bounds queued events.
 pub(crate) const QUEUED_BYTES: &str = NAMES[0];
+/// The setting that bounds profiles.
+pub(crate) const PROFILES: &str = "profiles";
 /// The setting that counts for all refused dead letters.
 pub(crate) const DEAD_LETTERS: &str = "dead_letters";
 

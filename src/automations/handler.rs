@@ -18,6 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Automations;
+use super::count::ProfileCounts;
 use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
 use super::effects::{Effects, Failed, Task};
 use super::subscribers::{Kept, Next};
@@ -26,6 +27,7 @@ use crate::handler::{
     Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
 };
 use crate::id::Sequence;
+use crate::metrics;
 use crate::mongo::client::MongoError;
 use crate::mongo::turns::Turn;
 
@@ -47,6 +49,7 @@ const LONG_EVENT: Duration = Duration::from_millis(5);
 /// The handler `automation`.
 pub(crate) struct AutomationHandler {
     automations: Automations,
+    counts: ProfileCounts,
     effects: Effects,
     /// The timeout of all MongoDB calls for a slice. Below `handler_timeout`.
     patience: Duration,
@@ -76,11 +79,12 @@ struct Subject {
 impl AutomationHandler {
     pub(crate) fn new(
         automations: Automations,
+        counts: ProfileCounts,
         effects: Effects,
         handler_timeout: Duration,
     ) -> Self {
         let patience = store_patience(handler_timeout);
-        Self { automations, effects, patience, portion: Portion::new() }
+        Self { automations, counts, effects, patience, portion: Portion::new() }
     }
 
     /// Decides on the first `count` events and stores the decisions; `None` after a write conflict.
@@ -96,6 +100,10 @@ impl AutomationHandler {
         let subscribers = self.automations.subscribers();
         let kept = work.writes.is_empty()
             || subscribers.write(turn, &slice.bot, &work.writes).await.map_err(failed)?;
+        if kept {
+            let new = work.writes.iter().filter(|next| next.after.is_none()).count();
+            self.counts.created(&slice.bot, new as u64);
+        }
         Ok(kept.then_some(work))
     }
 
@@ -105,7 +113,7 @@ impl AutomationHandler {
         // A slow store must not make slices smaller: that would only cause more calls.
         let deadline = Instant::now() + allowed.max(DECIDING_MIN);
         let mut work = Work::default();
-        let mut bytes = 0;
+        let (mut bytes, mut new) = (0, 0);
         for (at, Delivery { sequence, event }) in slice.events[..count].iter().enumerate() {
             let begun = Instant::now();
             if at > 0 && (begun >= deadline || bytes > DECIDED_MAX_BYTES) {
@@ -128,6 +136,14 @@ impl AutomationHandler {
             let Decided { decision, notes, changed } =
                 decide(event, &mut subject.kept.profile, rules);
             if changed || !decision.is_nothing() {
+                if subject.before.is_none() && !subject.dirty {
+                    if let Some(why) = self.full(slice, count, new).await? {
+                        subject.kept = Kept::default();
+                        work.decisions.push(Decision { dead: Some(why), ..Decision::default() });
+                        continue;
+                    }
+                    new += 1;
+                }
                 subject.dirty = true;
                 subject.kept.sequence = Some(*sequence);
             }
@@ -155,6 +171,17 @@ impl AutomationHandler {
             })
             .collect();
         Ok(work)
+    }
+
+    /// Why the bot may not create one more profile after `new` new ones; `None` if it may.
+    async fn full(&self, slice: &Slice, count: usize, new: u64) -> Result<Option<String>, Failure> {
+        let subscribers = self.automations.subscribers();
+        let exceeded = self.counts.exceeded(subscribers, &slice.bot, new).await;
+        let exceeded = exceeded.map_err(|error| self.failed(&error, count))?;
+        Ok(exceeded.map(|exceeded| {
+            metrics::quota_refused(exceeded.name, 1);
+            exceeded.to_string()
+        }))
     }
 
     /// The profiles of the first `count` events. Every event needs one, because an earlier decision

@@ -23,6 +23,7 @@
 //! 5. `effects` carries out the decision, `stats` counts. Then the slice is completed.
 
 mod cache;
+mod count;
 pub mod decide;
 pub(crate) mod effects;
 pub(crate) mod handler;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::count::ProfileCounts;
 use super::effects::Effects;
 use super::handler::AutomationHandler;
 use super::stats::{self, RuleNotes};
@@ -51,7 +52,9 @@ impl Part for AutomationPart {
             clock: Arc::clone(seat.clock),
             notes,
         };
-        AutomationHandler::new(self.automations.clone(), effects, self.handler_timeout).into()
+        let counts = ProfileCounts::new(seat.config.quotas.quotas());
+        AutomationHandler::new(self.automations.clone(), counts, effects, self.handler_timeout)
+            .into()
     }
 
     fn interest(&self) -> Option<Arc<dyn Interest>> {

@@ -34,6 +34,8 @@ use crate::mongo::turns::{Turn, Turns};
 pub const SUBSCRIBERS: &str = "subscribers";
 /// Separates the parts of a document's id. Ids of bots cannot contain it.
 const SEPARATOR: char = '\u{1f}';
+/// The character that follows.
+const PAST_SEPARATOR: char = '\u{20}';
 /// Maximum number of profiles per query.
 const FIND_MAX: usize = 500;
 /// Maximum number of profiles per command.
@@ -136,6 +138,17 @@ impl SubscriberStore {
             }
         }
         Ok(kept)
+    }
+
+    /// The number of profiles of a bot; at most `limit` are counted.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    pub(crate) async fn count(&self, bot: &BotId, limit: u64) -> Result<u64, MongoError> {
+        // The ids of a bot are a range of the index that every collection has.
+        let after = |end: char| format!("{bot}{end}");
+        let ids = doc! { "$gte": after(SEPARATOR), "$lt": after(PAST_SEPARATOR) };
+        self.mongo.count(SUBSCRIBERS, doc! { "_id": ids }, limit, FIND_TIMEOUT).await
     }
 
     /// The error for a document that was changed by other programs.

@@ -1,45 +1,89 @@
-//! Allows one export at a time. A client that reads nothing must not block the next export forever.
+//! The exports of a process: how many there are, and whose.
+//!
+//! A bot has one export at a time, and a token has a quarter of all places. When all places are in
+//! use, the token with the most gives one up, or an export whose client reads nothing. So no client
+//! that reads slowly keeps others out.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// An export whose client reads nothing for this long gives way to the next one.
+use crate::id::BotId;
+
+/// Maximum number of exports per process.
+pub(crate) const ALL: usize = 8;
+/// Maximum number of exports of one token that is not for all bots.
+pub(crate) const OF_ONE: usize = ALL / 4;
+/// An export whose client reads nothing for this long gives way to another one.
 const STALLED: Duration = Duration::from_secs(30);
 
 /// Another export has taken the turn.
 #[derive(Debug, thiserror::Error)]
-#[error("its client read nothing for {STALLED:?}, and another export started")]
+#[error("another export needed its place")]
 pub(crate) struct Overtaken;
 
-/// Grants turns to exports, one at a time.
+/// Grants turns to exports.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Exports(Arc<Mutex<Latest>>);
+pub(crate) struct Exports(Arc<Mutex<Running>>);
 
 #[derive(Debug, Default)]
-struct Latest {
+struct Running {
     /// Number of exports so far.
-    number: u64,
-    /// When the client last read data; `None`: the export has ended.
-    moved: Option<Instant>,
+    count: u64,
+    /// Oldest first.
+    exports: Vec<Export>,
 }
 
-impl Exports {
-    /// A turn, unless another export has it.
-    pub(crate) fn begin(&self) -> Option<Turn> {
-        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.moved.is_some_and(|moved| moved.elapsed() < STALLED) {
-            return None;
-        }
-        latest.number += 1;
-        latest.moved = Some(Instant::now());
-        Some(Turn { exports: self.clone(), number: latest.number })
+#[derive(Debug)]
+struct Export {
+    number: u64,
+    token: Box<str>,
+    bot: BotId,
+    /// When the client last read data.
+    moved: Instant,
+}
+
+impl Export {
+    fn is_stalled(&self) -> bool {
+        self.moved.elapsed() >= STALLED
     }
 }
 
-/// The right to export. It ends when it is dropped, or when another export starts because the
-/// client stalled.
+impl Exports {
+    /// A turn for a token that may have `max`. `None`: another export of the bot runs, the token has
+    /// as many as it may, or no place is free.
+    pub(crate) fn begin(&self, token: &str, max: usize, bot: &BotId) -> Option<Turn> {
+        let mut running = self.running();
+        running.exports.retain(|one| one.bot != *bot || !one.is_stalled());
+        let list = &mut running.exports;
+        if list.iter().any(|one| one.bot == *bot) {
+            return None;
+        }
+        let count =
+            |list: &[Export], name: &str| list.iter().filter(|one| *one.token == *name).count();
+        let own = count(list, token);
+        if own >= max {
+            return None;
+        }
+        if list.len() >= ALL {
+            let crowd = list.iter().position(|one| count(list, &one.token) > own + 1);
+            let stalled = || list.iter().position(Export::is_stalled);
+            list.remove(crowd.or_else(stalled)?);
+        }
+        running.count += 1;
+        let number = running.count;
+        let (token, bot) = (token.into(), bot.clone());
+        running.exports.push(Export { number, token, bot, moved: Instant::now() });
+        Some(Turn { exports: self.clone(), number })
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to export. It ends when it is dropped, or when another export needs the place.
 #[derive(Debug)]
 pub(crate) struct Turn {
     exports: Exports,
@@ -49,21 +93,16 @@ pub(crate) struct Turn {
 impl Turn {
     /// Records that the client has read all data so far.
     pub(crate) fn go_on(&self) -> Result<(), Overtaken> {
-        let mut latest = self.exports.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.number != self.number {
-            return Err(Overtaken);
-        }
-        latest.moved = Some(Instant::now());
+        let mut running = self.exports.running();
+        let own = running.exports.iter_mut().find(|one| one.number == self.number);
+        own.ok_or(Overtaken)?.moved = Instant::now();
         Ok(())
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut latest = self.exports.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.number == self.number {
-            latest.moved = None;
-        }
+        self.exports.running().exports.retain(|one| one.number != self.number);
     }
 }
 
@@ -71,22 +110,59 @@ impl Drop for Turn {
 mod tests {
     use super::*;
 
+    fn bot(number: usize) -> BotId {
+        BotId::parse(&format!("bot-{number}")).unwrap()
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn one_export_runs_at_a_time_and_one_whose_client_stalls_gives_way() {
+    async fn a_bot_has_one_export_and_one_whose_client_stalls_gives_way() {
         let exports = Exports::default();
-        let first = exports.begin().unwrap();
-        assert!(exports.begin().is_none());
+        let begin = || exports.begin("token", ALL, &bot(1));
+        let first = begin().unwrap();
+        assert!(begin().is_none());
         drop(first);
-        let second = exports.begin().unwrap();
+        let second = begin().unwrap();
         tokio::time::advance(STALLED / 2).await;
         second.go_on().unwrap();
         tokio::time::advance(STALLED / 2).await;
-        assert!(exports.begin().is_none(), "it went on meanwhile");
+        assert!(begin().is_none(), "it went on meanwhile");
         tokio::time::advance(STALLED / 2).await;
-        let third = exports.begin().unwrap();
+        let third = begin().unwrap();
         assert!(matches!(second.go_on(), Err(Overtaken)));
         drop(second);
-        assert!(exports.begin().is_none(), "what was overtaken ends nobody else's turn");
+        assert!(begin().is_none(), "an overtaken export ends no turn but its own");
         third.go_on().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_has_a_quarter_and_many_of_them_keep_no_other_out() {
+        let exports = Exports::default();
+        let mut bots = (0..).map(bot);
+        let mut begin = |token: &str, max| exports.begin(token, max, &bots.next().unwrap());
+        let greedy: Vec<_> = ["a", "b", "c", "d"]
+            .into_iter()
+            .flat_map(|token| [(); OF_ONE].map(|()| begin(token, OF_ONE).unwrap()))
+            .collect();
+        assert_eq!(greedy.len(), ALL);
+        assert!(begin("a", OF_ONE).is_none(), "it has its share");
+        let quiet = begin("quiet", OF_ONE).expect("a token with two gives one up");
+        assert!(matches!(greedy[0].go_on(), Err(Overtaken)), "the oldest of it");
+        quiet.go_on().unwrap();
+        assert!(begin("quiet", OF_ONE).is_none(), "none takes one from its equals");
+        tokio::time::advance(STALLED).await;
+        quiet.go_on().unwrap();
+        assert!(begin("quiet", OF_ONE).is_some(), "but from one whose client stalls");
+        drop((greedy, quiet));
+        assert!(exports.running().exports.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operator_may_have_all_until_another_asks() {
+        let exports = Exports::default();
+        let all: Vec<_> =
+            (0..ALL).map(|number| exports.begin("root", ALL, &bot(number)).unwrap()).collect();
+        assert!(exports.begin("root", ALL, &bot(ALL)).is_none());
+        let _tenant = exports.begin("tenant", OF_ONE, &bot(ALL)).expect("it takes one over");
+        assert!(matches!(all[0].go_on(), Err(Overtaken)), "the oldest");
     }
 }

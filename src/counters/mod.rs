@@ -399,9 +399,9 @@ impl Counters {
         Ok(self.mongo.read(self.read_timeout, self.store.daily(bot, ads, from, to)).await?)
     }
 
-    /// The turn to export, unless another export has it.
-    pub(crate) fn begin_export(&self) -> Option<Turn> {
-        self.exports.begin()
+    /// A turn to export for a token that may have `max`, if there is one: see [`Exports::begin`].
+    pub(crate) fn begin_export(&self, token: &str, max: usize, bot: &BotId) -> Option<Turn> {
+        self.exports.begin(token, max, bot)
     }
 
     /// The views of one day, without ads that have none.

@@ -236,7 +236,7 @@ impl IntoResponses for OfStoredCounters {
         let mut responses = OfCounters::responses();
         responses.extend(problems(&[(
             503,
-            "MongoDB is unavailable, or another export runs; Retry-After says when to retry",
+            "MongoDB is unavailable, or other exports run; Retry-After says when to retry",
         )]));
         responses
     }

@@ -19,6 +19,7 @@ impl Config {
             ("quotas.notification_bytes", quotas.notification_bytes),
             ("quotas.dead_letters", quotas.dead_letters),
             ("quotas.dead_bytes", quotas.dead_bytes),
+            ("quotas.profiles", quotas.profiles),
         ] {
             number(key, value, limits::HELD)?;
         }

@@ -16,6 +16,7 @@ pub(super) fn quotas(top: &Reader<'_>) -> Result<QuotasConfig, ConfigError> {
         notification_bytes: read("notification_bytes")?,
         dead_letters: read("dead_letters")?,
         dead_bytes: read("dead_bytes")?,
+        profiles: read("profiles")?,
         memory_guard: top.fraction("quotas.memory_guard"),
         bots: Vec::new(),
     };
@@ -38,6 +39,7 @@ fn of_bot(read: &Reader<'_>, general: Quota) -> Result<BotQuotaConfig, ConfigErr
         pending_bytes: or("notification_bytes", general.pending_bytes)?,
         dead_letters: or("dead_letters", general.dead_letters)?,
         dead_bytes: or("dead_bytes", general.dead_bytes)?,
+        profiles: or("profiles", general.profiles)?,
     };
     Ok(BotQuotaConfig { bot, quota })
 }

@@ -3,7 +3,7 @@
 use crate::id::BotId;
 use crate::quotas::{Quota, Quotas};
 
-/// The section `[quotas]`: how much of Redis a bot may hold.
+/// The section `[quotas]`: how much a bot may hold.
 #[derive(Debug, Clone)]
 pub struct QuotasConfig {
     /// Queued events: maximum bytes per bot and pipeline; 0: no quota, as in the others.
@@ -20,6 +20,8 @@ pub struct QuotasConfig {
     pub dead_letters: u64,
     /// Dead letters: maximum bytes per bot and pipeline.
     pub dead_bytes: u64,
+    /// Profiles of subscribers in MongoDB: maximum number per bot.
+    pub profiles: u64,
     /// The part of `maxmemory` above which quotas of bytes shrink: 0.1 to 1.0.
     pub memory_guard: f64,
     /// Bots with their own quotas: at most 1,000, each once.
@@ -45,6 +47,7 @@ impl QuotasConfig {
             pending_bytes: self.notification_bytes,
             dead_letters: self.dead_letters,
             dead_bytes: self.dead_bytes,
+            profiles: self.profiles,
         }
     }
 

@@ -19,13 +19,13 @@ use super::super::problem::{Kind, Problem};
 use super::BotPath;
 use super::daily::Day;
 use crate::counters::CountersError;
-use crate::counters::exports::{Overtaken, Turn};
+use crate::counters::exports::{self, Overtaken, Turn};
 use crate::counters::view::AdId;
 
 pub(super) const NDJSON: &str = "application/x-ndjson";
 /// Maximum number of lines per write.
 const LINES: usize = 1_000;
-/// `Retry-After` while another export runs, in seconds.
+/// `Retry-After` while other exports run, in seconds.
 const BUSY_SECONDS: u32 = 5;
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -49,9 +49,9 @@ pub(super) struct Line {
 
 /// Export a day
 ///
-/// A line `{"ad":"x","views":3}` for each ad that was viewed on that day, in no defined order. One
-/// export runs at a time in a process. An interrupted export is recognisable: the connection ends
-/// without the last chunk.
+/// A line `{"ad":"x","views":3}` for each ad that was viewed on that day, in no defined order. In a
+/// process, a bot has one export at a time, a token two, and all together eight. An interrupted export
+/// is recognisable: the connection ends without the last chunk.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/counters/export", tag = "counters", operation_id = "exportViews",
     params(BotPath, ExportQuery),
@@ -67,8 +67,10 @@ pub(super) async fn export(
     Query(ExportQuery { day: Day(day) }): Query<ExportQuery>,
 ) -> Result<Response, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
-    let Some(turn) = counters.begin_export() else {
-        let detail = "another export runs in this process; retry later, or use another process";
+    let max = if caller.covers_all() { exports::ALL } else { exports::OF_ONE };
+    let Some(turn) = counters.begin_export(caller.name(), max, &bot) else {
+        let detail = "this process already exports for this bot, or as much as it can for this token or \
+                      for all; retry later, or use another process";
         return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
     };
     let views = counters.export(&bot, day).await?;
@@ -82,7 +84,7 @@ enum Broken {
     /// A store failed.
     #[error(transparent)]
     Counters(#[from] CountersError),
-    /// The client read nothing, and another export started.
+    /// Another export needed the place.
     #[error(transparent)]
     Overtaken(#[from] Overtaken),
 }
@@ -124,10 +126,15 @@ mod tests {
     use super::super::super::listen::{Limits, serve};
     use super::*;
     use crate::counters::exports::Exports;
+    use crate::id::BotId;
     use crate::redis::RedisError;
 
     fn ad(number: u64) -> (AdId, u64) {
         (AdId::parse(&format!("ad \"{number}\"")).unwrap(), number)
+    }
+
+    fn turn() -> Turn {
+        Exports::default().begin("token", 1, &BotId::parse("bot").unwrap()).unwrap()
     }
 
     fn failure() -> CountersError {
@@ -137,7 +144,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_ad_is_a_line_and_many_lines_are_a_chunk() {
-        let turn = Exports::default().begin().unwrap();
+        let turn = turn();
         let chunks: Vec<_> =
             chunks(stream::iter((1..=1_001).map(ad).map(Ok)), turn).collect().await;
         let chunks: Vec<_> = chunks.into_iter().map(Result::unwrap).collect();
@@ -148,7 +155,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_on_the_way_is_the_last_item() {
-        let turn = Exports::default().begin().unwrap();
+        let turn = turn();
         let views = stream::iter([Ok(ad(1)), Err(failure()), Ok(ad(2))]);
         let mut chunks = Box::pin(chunks(views, turn));
         assert!(matches!(chunks.next().await, Some(Err(Broken::Counters(_)))));
@@ -158,7 +165,7 @@ mod tests {
     async fn answered(
         views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
     ) -> String {
-        let body = Body::from_stream(chunks(views, Exports::default().begin().unwrap()));
+        let body = Body::from_stream(chunks(views, turn()));
         let body = Arc::new(Mutex::new(Some(body)));
         let routes =
             Router::new().route("/", get(async move || body.lock().unwrap().take().unwrap()));

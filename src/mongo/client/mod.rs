@@ -255,6 +255,19 @@ impl Mongo {
         self.answer_within("find", within, async { find.await?.try_collect().await }).await
     }
 
+    /// The number of matching documents; at most `limit` are counted.
+    pub(crate) async fn count(
+        &self,
+        collection: &str,
+        filter: Document,
+        limit: u64,
+        within: Duration,
+    ) -> Result<u64, MongoError> {
+        let collection = self.client.database(&self.database).collection::<Document>(collection);
+        let count = collection.count_documents(filter).limit(limit).max_time(within);
+        self.answer_within("aggregate", within, async { count.await }).await
+    }
+
     /// Creates an index unless it exists.
     pub(crate) async fn index(
         &self,

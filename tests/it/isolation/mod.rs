@@ -7,6 +7,7 @@ mod input;
 mod keys;
 mod listings;
 mod outbound;
+mod profiles;
 mod quotas;
 mod signatures;
 mod slices;
