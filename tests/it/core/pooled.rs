@@ -167,13 +167,13 @@ async fn one_that_gets_no_connection_did_not_run() {
     let (server, proxy) = behind_proxy().await;
     let target = Target::new(&proxy.url()).unwrap();
     let link = Arc::new(Link::pooled(target, Vec::new(), SLICE_US, Duration::from_secs(3)));
-    let held = proxy.intercept(holds(["INCR", "held"]), 1, Interception::HoldReply);
+    let held = proxy.intercept(holds(["INCR", "caught-call"]), 1, Interception::HoldReply);
     let mut running = JoinSet::new();
     let call = |key: &'static str| {
         let link = Arc::clone(&link);
         async move { link.run(&command(&["INCR", key])).await }
     };
-    running.spawn(call("held"));
+    running.spawn(call("caught-call"));
     assert!(held.catches(LONG).await);
     // Calls that wait forever take all other connections.
     proxy.set(ProxyMode::Hold);

@@ -177,8 +177,10 @@ async fn exports_that_one_tenant_never_reads_delay_no_other() {
             .collect();
         let path = format!("/v1/bots/hostile/counters/import?line={}", part * 1_000 + 1);
         let headers = [("content-type", "application/x-ndjson"), ("idempotency-key", "k")];
+        // A call may accept only some of the lines, and a repeated one accepts the rest.
         eventually(LONG, "they are imported", async || {
-            rig.client.send("POST", &path, &headers, lines.as_bytes()).await.code == 200
+            let answer = rig.client.send("POST", &path, &headers, lines.as_bytes()).await;
+            answer.code == 200 && answer.json()["next"] == (part + 1) * 1_000 + 1
         })
         .await;
     }
@@ -290,7 +292,8 @@ async fn invented_names_add_no_series_to_the_metrics() {
     let before = series(&process).await;
     let of_round = |round: usize| format!("invented-{round}-");
     let named = before.iter().filter(|series| series.contains(&of_round(0))).count();
-    assert!(named <= 50, "{named} series have names that a caller chose");
+    // 50 types of events that match no pipeline, and 50 types of notifications.
+    assert!(named <= 100, "{named} series have names that a caller chose");
     for round in 1..3 {
         invent(&server, &client, round).await;
     }

@@ -242,11 +242,13 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
         ("pipelines.work.handler", "\"recorder\""),
         ("pipelines.work.events", "[\"work.*\"]"),
         ("pipelines.work.start", "\"earliest\""),
+        ("pipelines.work.handler_timeout", "\"5s\""),
         ("pipelines.work.backoff", "{ initial = \"5ms\", max = \"50ms\", jitter = 0.2 }"),
         ("pipelines.pushed.handler", "\"push\""),
         ("pipelines.pushed.events", "[\"pushed.*\"]"),
         ("pipelines.pushed.url", &push),
         ("pipelines.pushed.start", "\"earliest\""),
+        ("pipelines.pushed.handler_timeout", "\"5s\""),
         ("bus.retention", "\"1h\""),
     ];
     let config = stores.direct(&[RULES, &own].concat());

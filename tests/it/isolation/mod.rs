@@ -5,6 +5,7 @@ mod fleet;
 mod http;
 mod input;
 mod keys;
+mod limits;
 mod listings;
 mod outbound;
 mod profiles;
