@@ -236,10 +236,22 @@ impl Editor {
     ) -> Result<bool, EditError> {
         let deleted =
             self.edit(bot, Box::pin(self.automations.store().delete(bot, id, expected))).await?;
-        if let Err(error) = self.queue.forget_rule(bot, id).await {
-            warn!(%bot, rule = %id, %error, "cannot delete the statistics of a deleted rule");
+        match self.queue.forget_rule(bot, id).await {
+            Ok(false) => {}
+            Ok(true) => self.forget_statistics(bot).await,
+            Err(error) => {
+                warn!(%bot, rule = %id, %error, "cannot delete the statistics of a deleted rule");
+            }
         }
         Ok(deleted)
+    }
+
+    /// Deletes what rules that were deleted left behind.
+    async fn forget_statistics(&self, bot: &BotId) {
+        let Ok(rules) = self.rules(bot).await else { return };
+        if let Err(error) = self.queue.forget_other_rules(bot, &rules).await {
+            warn!(%bot, %error, "cannot delete the statistics of deleted rules");
+        }
     }
 
     /// Publishes a message before the change, so that a process that cannot read the change knows

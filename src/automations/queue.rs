@@ -1,10 +1,12 @@
 //! Data beside the queues of the rules: statistics, and messages about changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 
+use super::rule::RULES_MAX;
+use super::store::Stored;
 use crate::id::{BotId, RuleId};
 use crate::queue::Queue;
 use crate::redis::keys::ShardKeys;
@@ -119,10 +121,38 @@ impl Queue {
         Ok(all)
     }
 
-    /// Deletes the statistics of a rule.
-    pub(crate) async fn forget_rule(&self, bot: &BotId, rule: &RuleId) -> Result<(), RedisError> {
+    /// Deletes the statistics of a rule. Returns whether the bot has statistics of more rules than
+    /// it may have: a process that evaluates a rule while it is deleted leaves some behind.
+    pub(crate) async fn forget_rule(&self, bot: &BotId, rule: &RuleId) -> Result<bool, RedisError> {
+        let key = self.keys_of(bot).rules(bot);
         let fields: Vec<String> = FIELDS.iter().map(|field| format!("{field}{rule}")).collect();
-        let command = redis::Cmd::hdel(self.keys_of(bot).rules(bot), fields);
-        self.link().command("HDEL", command).await.map(drop)
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.hdel(&key, fields).hlen(&key);
+        let values = self.link().run_checked("HDEL", &pipe).await?;
+        let misread = |source| self.link().misread("HLEN", source);
+        let mut reply = Reply::new(Value::Array(values)).map_err(misread)?;
+        let _deleted: u64 = reply.number().map_err(misread)?;
+        let left: u64 = reply.number().map_err(misread)?;
+        Ok(left > (FIELDS.len() * RULES_MAX) as u64)
+    }
+
+    /// Deletes the statistics of all rules of a bot except these.
+    pub(crate) async fn forget_other_rules(
+        &self,
+        bot: &BotId,
+        rules: &[Stored],
+    ) -> Result<(), RedisError> {
+        let key = self.keys_of(bot).rules(bot);
+        let keep: BTreeSet<&str> = rules.iter().map(|stored| stored.id.as_str()).collect();
+        let found = self.rule_stats(bot).await?;
+        let gone: Vec<String> = found
+            .into_keys()
+            .filter(|rule| !keep.contains(rule.as_str()))
+            .flat_map(|rule| FIELDS.map(|field| format!("{field}{rule}")))
+            .collect();
+        for fields in gone.chunks(1_000) {
+            self.link().command("HDEL", redis::Cmd::hdel(&key, fields)).await?;
+        }
+        Ok(())
     }
 }

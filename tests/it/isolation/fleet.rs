@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use fairlane::counters::store::DAILY;
 use fairlane::handler::{Failure, Outcomes, Slice};
 use futures_util::future::{BoxFuture, join_all};
+use mongodb::bson::{Document, doc};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -166,23 +168,17 @@ async fn heavy_rules_of_one_bot_delay_no_rules_of_another() {
 #[tokio::test]
 async fn exports_that_one_tenant_never_reads_delay_no_other() {
     let rig = Rig::start(&[]).await;
-    for part in 0..10 {
-        let lines: String = (0..1_000)
-            .map(|ad| {
-                format!(
-                    "{{\"ad\":\"{}-{part}-{ad}\",\"total\":7,\"days\":{{\"2026-11-01\":7}}}}\n",
-                    "long-name".repeat(8)
-                )
-            })
-            .collect();
-        let path = format!("/v1/bots/hostile/counters/import?line={}", part * 1_000 + 1);
-        let headers = [("content-type", "application/x-ndjson"), ("idempotency-key", "k")];
-        // A call may accept only some of the lines, and a repeated one accepts the rest.
-        eventually(LONG, "they are imported", async || {
-            let answer = rig.client.send("POST", &path, &headers, lines.as_bytes()).await;
-            answer.code == 200 && answer.json()["next"] == (part + 1) * 1_000 + 1
-        })
-        .await;
+    // More than the buffers of the connections take.
+    let documents = (0..30_000).map(|number| {
+        let (ad, mut days) = (format!("{number}-{}", "long-name-".repeat(12)), vec![0_i64; 31]);
+        days[0] = 7;
+        let id = format!("hostile\u{1f}{ad}\u{1f}2026-11");
+        doc! { "_id": id, "bot": "hostile", "ad": ad, "month": "2026-11", "days": days, "s": 0_i64 }
+    });
+    let database = mongodb::Client::with_uri_str(rig.stores.mongo.url()).await.unwrap();
+    let daily = database.database("fairlane").collection::<Document>(DAILY);
+    for some in documents.collect::<Vec<_>>().chunks(5_000) {
+        daily.insert_many(some).await.unwrap();
     }
     eventually(LONG, "a view is counted", async || {
         rig.client.post("/v1/bots/quiet/counters/ad-1/views").await.code == 200
@@ -196,6 +192,11 @@ async fn exports_that_one_tenant_never_reads_delay_no_other() {
         stream.write_all(head.as_bytes()).await.unwrap();
         open.push(stream);
     }
+    eventually(LONG, "one of them is answered", async || {
+        let day = "/v1/bots/hostile/counters/export?day=2026-11-01";
+        rig.client.get(day).await.code == 503
+    })
+    .await;
     for _ in 0..10 {
         let asked = Instant::now();
         let totals = rig.client.get("/v1/bots/quiet/counters?ids=ad-1").await;

@@ -43,7 +43,11 @@ const KEPT: &[Row] = &[
     ("`fl:{p:s}:ctl`", "bots with queued events, each once", ""),
     ("`fl:{p:s}:busy`, `…:own`", "bots that are leased or parked, each once", ""),
     ("`fl:{p:s}:att`", "bots whose events fail, each once", ""),
-    ("`fl:{p:s}:fin`", "bots of the last minute, each once", ""),
+    (
+        "`fl:{p:s}:fin`",
+        "bots that were served lately, each once",
+        "until the next claim in the shard",
+    ),
     ("`fl:{p:s}:paused`", "bots that an operator paused", "until they are resumed"),
     ("`fl:{p:s}:weight`", "bots whose weight is not 1", "until the weight is 1"),
     ("`fl:{p:s}:hwm`", "one field per bus stream", ""),
@@ -53,10 +57,11 @@ const KEPT: &[Row] = &[
     ("`fl:{p:s}:unflushed:<bot>`", "accounts with queued events", ""),
     ("`fl:{p:s}:n:<id>`", "pending notifications; a TTL after their end", ""),
     ("`fl:{p:s}:online:<bot>`", "pending notifications that wait for a user", ""),
+    ("`fl:{p:s}:rules:<bot>`", "statistics of about 1,000 rules per bot", "while it has rules"),
     ("`fl:pipelines`", "one field per pipeline", ""),
     ("`fl:shards`, `fl:lease-key`", "one each", ""),
     ("`fl:processes`", "one field per running process", ""),
-    ("`fl:notification-types`", "about 50 types", ""),
+    ("`fl:notification-kinds`", "about 50 types", "the first user of a type"),
     ("`fl:{<stream>}:read`, `…:starts`", "one per bus stream", ""),
     ("`fairlane:events`", "`bus.retention`, and what is not copied yet", "for `bus.retention`"),
     ("`fairlane:invalid`", "about 10,000 entries", "until others take their place"),
@@ -94,7 +99,7 @@ fn a_key_has_one_row() {
         ("fl:{work:12}:own", Some(2)),
         ("fl:{work:0}:q:a b", Some(8)),
         ("fl:{notifications:1}:online:shop\nann", Some(13)),
-        ("fl:{fairlane:events}:starts", Some(18)),
+        ("fl:{fairlane:events}:starts", Some(19)),
         ("fl:{work:0}:other", None),
         ("fl:other", None),
     ] {
@@ -324,6 +329,7 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
         taken_over(&receiver).len() == 20
             && letters["dead_letters"].as_array().is_some_and(|letters| letters.len() == 20)
             && receiver.calls().iter().any(|call| call.line.contains("/recheck"))
+            && !client.get(&of("rules", "automations/all")).await.json()["stats"]["matched"].eq(&0)
             && depth(&client, "work").await == 20
             && depth(&client, "automations").await == 0
             && stores.depth().await == 0

@@ -27,7 +27,7 @@ fn every_limit_of_the_page_on_security_names_a_test_that_exists() {
     let section = section.split("\n#").next().unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| ")).skip(1);
     let named: Vec<&str> = rows
-        .filter_map(|row| row.trim_matches(['|', ' ']).rsplit('|').next())
+        .filter_map(|row| row.trim_end().trim_end_matches('|').rsplit('|').next())
         .map(|cell| cell.trim().trim_matches('`'))
         .filter(|name| name.contains('_'))
         .collect();

@@ -67,7 +67,8 @@ impl ScriptHarness {
             "finish",
             "amend",
             "release",
-            "restore"
+            "restore",
+            "slice"
         );
         let hashes = sources.map(|(name, file)| {
             assert!(

@@ -1,0 +1,72 @@
+//! No bot can fill the stores with profiles, or with statistics of its rules.
+
+use serde_json::json;
+
+use crate::support::automation_rig::{LONG, Rig, event, profile, tag};
+use crate::support::wait::eventually;
+
+#[tokio::test]
+async fn an_event_that_would_create_a_profile_above_the_quota_becomes_a_dead_letter() {
+    let rig = Rig::start(&[("quotas.profiles", "2")]).await;
+    for bot in ["full", "quiet"] {
+        let rule = json!({ "on": ["no.such"], "actions": [{ "set_tag": { "tag": "x" } }] });
+        rig.put(bot, "rule", &rule).await;
+    }
+    rig.publish(&[
+        tag("full", "u1", "1", "a"),
+        tag("full", "u2", "2", "a"),
+        tag("full", "u3", "3", "a"),
+        tag("quiet", "u3", "4", "a"),
+        tag("full", "u1", "5", "b"),
+    ])
+    .await;
+    eventually(LONG, "the last event is applied", async || {
+        profile(&rig.client, "full", "u1").await["tags"] == json!(["a", "b"])
+    })
+    .await;
+    eventually(LONG, "another bot has its own quota", async || {
+        profile(&rig.client, "quiet", "u3").await["tags"] == json!(["a"])
+    })
+    .await;
+    assert_eq!(profile(&rig.client, "full", "u2").await["tags"], json!(["a"]));
+    let refused = rig.client.get("/v1/bots/full/subscribers/u3").await;
+    assert_eq!(refused.code, 404, "{refused:?}");
+    let letters = rig.client.get("/v1/pipelines/automations/dead?bot=full").await.json();
+    let [letter] = &letters["dead_letters"].as_array().unwrap()[..] else { panic!("{letters}") };
+    let reason = letter["reason"].as_str().unwrap();
+    assert!(reason.contains("holds 2") && reason.contains("quotas.profiles is now 2"), "{letter}");
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn statistics_of_deleted_rules_do_not_pile_up() {
+    let rig = Rig::start(&[]).await;
+    let rule = json!({ "on": ["hit"], "actions": [{ "set_tag": { "tag": "x" } }] });
+    for name in ["kept", "deleted"] {
+        rig.put("shop", name, &rule).await;
+    }
+    rig.publish(&[event("shop", "u", "1", "hit", json!({}))]).await;
+    eventually(LONG, "they match", async || rig.stats("shop", "kept").await["matched"] == 1).await;
+    let mut connection = rig.stores.redis.connection().await;
+    let keys: Vec<String> = redis::cmd("KEYS")
+        .arg("fl:{automations:*}:rules:shop")
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    let [key] = &keys[..] else { panic!("{keys:?}") };
+    // As processes leave them that evaluate a rule while it is deleted.
+    let mut left = redis::cmd("HSET");
+    left.arg(key);
+    for number in 0..4_000 {
+        left.arg(format!("mold-{number}")).arg(1);
+    }
+    let () = left.query_async(&mut connection).await.unwrap();
+    let deleted = rig.client.send("DELETE", "/v1/bots/shop/automations/deleted", &[], b"").await;
+    assert_eq!(deleted.code, 204, "{deleted:?}");
+    let mut length = redis::cmd("HLEN");
+    length.arg(key);
+    let fields: u64 = length.query_async(&mut connection).await.unwrap();
+    assert!(fields <= 8, "{fields} fields");
+    assert_eq!(rig.stats("shop", "kept").await["matched"], 1);
+    rig.instance.stop().await;
+}
