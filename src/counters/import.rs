@@ -61,10 +61,9 @@ impl ImportError {
     /// Whether the error is temporary.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
-            Self::Redis(RedisError::Quota(_)) => true,
+            Self::Redis(RedisError::Quota(_)) | Self::Waiting { .. } | Self::Full { .. } => true,
             Self::Redis(error) => error.is_passing(),
             Self::Gap { .. } => false,
-            Self::Waiting { .. } | Self::Full { .. } => true,
         }
     }
 }

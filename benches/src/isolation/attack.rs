@@ -180,7 +180,7 @@ async fn run(resource: Resource, at: &Target) {
         }
         Resource::Listings => {
             let path = format!("/v1/pipelines/{FAILING}/dead?bot=hostile&limit=1000");
-            let asked = closing(request("GET", &path, at.http, Some(HOSTILE)));
+            let asked = closing(&request("GET", &path, at.http, Some(HOSTILE)));
             forever(4, ms(20), |_| read_away(at.http, &asked)).await;
         }
         Resource::LivePages => {
@@ -212,7 +212,7 @@ async fn run(resource: Resource, at: &Target) {
         }
         Resource::Exports => {
             let path = format!("/v1/bots/hostile/counters/export?day={DAY}");
-            let asked = closing(request("GET", &path, at.http, Some(HOSTILE)));
+            let asked = closing(&request("GET", &path, at.http, Some(HOSTILE)));
             forever(4, Duration::ZERO, |_| read_away(at.http, &asked)).await;
         }
         Resource::LogFlood => forever(8, ms(10), |n| bad_input(at, n)).await,

@@ -36,7 +36,7 @@ pub(super) fn with_body(
 }
 
 /// The same request, after which the server closes the connection.
-pub(super) fn closing(request: Vec<u8>) -> Vec<u8> {
+pub(super) fn closing(request: &[u8]) -> Vec<u8> {
     let end = request.windows(2).position(|window| window == b"\r\n").map_or(0, |at| at + 2);
     [&request[..end], b"connection: close\r\n", &request[end..]].concat()
 }

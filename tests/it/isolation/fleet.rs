@@ -117,7 +117,7 @@ async fn a_tenant_that_publishes_without_pause_over_http_delays_no_other_bot() {
     let events: Vec<_> = (0..50).map(|id| event("hostile", "test", id)).collect();
     let body = format!("[{}]", events.join(","));
     let flood = join_all((0..4).map(|_| publish_for_ever(&client, &body)));
-    let served = async {
+    let handles = async {
         eventually(LONG, "the flood has begun", async || handled(&log, "hostile") > 50).await;
         for id in 0..20 {
             let published = Instant::now();
@@ -130,7 +130,7 @@ async fn a_tenant_that_publishes_without_pause_over_http_delays_no_other_bot() {
     };
     tokio::select! {
         _ = flood => unreachable!("it has no end"),
-        () = served => {}
+        () = handles => {}
     }
     drop(instance);
 }

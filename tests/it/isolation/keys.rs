@@ -238,11 +238,14 @@ async fn depth(client: &Client, pipeline: &str) -> u64 {
     client.get(&format!("/v1/pipelines/{pipeline}")).await.json()["depth"].as_u64().unwrap()
 }
 
-#[tokio::test]
-async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
-    let (stores, receiver) = (Stores::start(Persistence::Always), receiver().await);
-    let (push, hook) =
-        (format!("\"http://{}/push\"", receiver.address), format!("http://{}/", receiver.address));
+/// The path of a bot of the run.
+fn of(name: &str, rest: &str) -> String {
+    format!("/v1/bots/{}/{rest}", bot(name))
+}
+
+/// A process with every kind of pipeline, which pushes to the receiver.
+async fn process(stores: &Stores, receiver: &Receiver) -> Instance {
+    let push = format!("\"http://{}/push\"", receiver.address);
     let own = [
         ("pipelines.work.handler", "\"recorder\""),
         ("pipelines.work.events", "[\"work.*\"]"),
@@ -265,10 +268,11 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
             _ => Ok(Outcomes::done()),
         }
     });
-    let instance = Instance::start(&config, handler).await;
-    let (client, mut connection) = (instance.client(), stores.redis.connection().await);
+    Instance::start(&config, handler).await
+}
 
-    // Rules, a profile, views, an import.
+/// Creates rules, a profile, views, and an import.
+async fn fill(client: &Client, hook: &str) {
     let rule = json!({ "on": ["work.done"], "actions": [
         { "set_tag": { "tag": "seen" } },
         { "emit": { "type": "work.emitted" } },
@@ -276,17 +280,26 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
         { "notify": { "url": hook, "type": "of-a-rule" } },
         { "count": { "ad": "ad-rule", "n": 2 } },
     ] });
-    let of = |name: &str, rest: &str| format!("/v1/bots/{}/{rest}", bot(name));
-    send(&client, "PUT", &of("rules", "automations/all"), &rule).await;
-    send(&client, "PUT", &of("rules", "subscribers/ann"), &json!({ "tags": ["old"] })).await;
+    send(client, "PUT", &of("rules", "automations/all"), &rule).await;
+    send(client, "PUT", &of("rules", "subscribers/ann"), &json!({ "tags": ["old"] })).await;
     for ad in ["ad-1", "ad-2"] {
-        send(&client, "POST", &of("views", &format!("counters/{ad}/views")), &json!({})).await;
+        send(client, "POST", &of("views", &format!("counters/{ad}/views")), &json!({})).await;
     }
-    send(&client, "PUT", &of("views", "counters/ad-3"), &json!({ "total": 5 })).await;
+    send(client, "PUT", &of("views", "counters/ad-3"), &json!({ "total": 5 })).await;
     let import = [("content-type", "application/x-ndjson"), ("idempotency-key", "history")];
     let lines = b"{\"ad\":\"ad-4\",\"total\":9}\n";
     let path = of("views", "counters/import?line=1");
     assert_eq!(client.send("POST", &path, &import, lines).await.code, 200);
+}
+
+#[tokio::test]
+async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
+    let (stores, receiver) = (Stores::start(Persistence::Always), receiver().await);
+    let hook = format!("http://{}/", receiver.address);
+    let instance = process(&stores, &receiver).await;
+    let (client, mut connection) = (instance.client(), stores.redis.connection().await);
+
+    fill(&client, &hook).await;
 
     // Events that are done, retried, dead, delayed, paused, and handed over; and what is none.
     send(&client, "POST", &format!("/v1/pipelines/work/bots/{}/pause", bot("paused")), &json!({}))

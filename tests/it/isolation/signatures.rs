@@ -27,7 +27,8 @@ struct Vectors {
     bot: BotId,
     /// The keys of the bot.
     keys: Keys,
-    vectors: Vec<Vector>,
+    #[serde(rename = "vectors")]
+    calls: Vec<Vector>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -52,8 +53,8 @@ impl Vectors {
     fn read() -> Self {
         let text = std::fs::read_to_string(example("signature-vectors.json")).unwrap();
         let vectors: Self = serde_json::from_str(&text).unwrap();
-        let refused = vectors.vectors.iter().filter(|vector| !vector.accepted).count();
-        assert!(refused >= 20 && vectors.vectors.len() - refused >= 6);
+        let refused = vectors.calls.iter().filter(|vector| !vector.accepted).count();
+        assert!(refused >= 20 && vectors.calls.len() - refused >= 6);
         vectors
     }
 
@@ -79,7 +80,7 @@ fn fairlane_signs_and_checks_as_the_vectors_say() {
     for (kind, purpose) in [("push", Purpose::PUSH), ("notification", SIGNED)] {
         let key = secret.key(purpose, &vectors.bot);
         assert_eq!(key.expose(), vectors.key(kind));
-        for vector in vectors.vectors.iter().filter(|vector| vector.kind == kind) {
+        for vector in vectors.calls.iter().filter(|vector| vector.kind == kind) {
             let headers: HeaderMap = vector
                 .headers()
                 .into_iter()
@@ -110,7 +111,7 @@ async fn the_example_receivers_accept_and_refuse_as_the_vectors_say() {
             let key = vectors.key(kind);
             let receiver = ExampleReceiver::with_clock(name, interpreter, key, Some(vectors.now));
             let client = Client::new(receiver.url.trim_start_matches("http://"));
-            for vector in vectors.vectors.iter().filter(|vector| vector.kind == kind) {
+            for vector in vectors.calls.iter().filter(|vector| vector.kind == kind) {
                 let body = vector.body.as_bytes();
                 let answer = client.send("POST", "/", &vector.headers(), body).await;
                 let wanted: &[u16] = if vector.accepted { &[200, 204] } else { &[400, 401] };

@@ -49,7 +49,7 @@ impl Instance {
         let config = Config::from_toml(config, "the test").unwrap();
         let names: Vec<PipelineName> = config.pipelines.keys().cloned().collect();
         let app = App::builder(config).clock(clock).roles(roles).handler("recorder", handler);
-        let app = app.build().await.unwrap();
+        let app = Box::pin(app.build()).await.unwrap();
         let address = app.metrics_address().unwrap();
         let http = app.http_address().unwrap();
         let queues = names.iter().filter_map(|name| app.queue(name)).collect();
@@ -85,8 +85,8 @@ impl Instance {
 /// The queues of a pipeline as an operator's command uses them, without a running instance.
 pub(crate) async fn queue(config: &str, pipeline: &str) -> Queue {
     let config = Config::from_toml(config, "the test").unwrap();
-    let app =
-        App::builder(config).handler("recorder", Log::default().content()).build().await.unwrap();
+    let builder = App::builder(config).handler("recorder", Log::default().content());
+    let app = Box::pin(builder.build()).await.unwrap();
     app.queue(&PipelineName::parse(pipeline).unwrap()).unwrap()
 }
 

@@ -11,6 +11,7 @@ use fairlane::notifications::scripts::{
     Amend, Amendment, Begin, Finish, Release, Restore, Schedule, Throttle,
 };
 use fairlane::quotas::{NO_QUOTAS, Quota};
+use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit, Enqueue,
     Enqueued, Exception, Fate, Heads, Hold, Letters, Mode, Note, Part, Pause, Peek, Promote, Purge,
@@ -203,11 +204,12 @@ fn an_idle_bot_leaves_nothing_behind() {
     assert_eq!(depth, "0");
 }
 
+fn named<C: Call>(call: &C) -> (&'static str, Cmd) {
+    (C::NAME, call.command())
+}
+
 /// The name of every script, and its shortest valid call.
 fn calls() -> Vec<(&'static str, Cmd)> {
-    fn named<C: Call>(call: &C) -> (&'static str, Cmd) {
-        (C::NAME, call.command())
-    }
     let mut shard = Shard::new();
     shard.push(NOW, "a", &["1"], LIMITS);
     let claimed = shard.claim(NOW);
@@ -221,14 +223,8 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let ad = &AdId::parse("x").unwrap();
     let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
     let views = Views { counting, n: 1, event: b"1", idempotency: None };
-    let (now, hold, id) = (Duration::ZERO, Duration::from_secs(1), notifications::id());
-    let new = &notifications::new("a", "u", 0);
-    let throttle =
-        &Throttle { threshold: hold, by_kind: Vec::new(), caps: Caps::default(), defers: false };
     let emitted = [("1".to_owned(), b"1".to_vec())];
-    let begun = [(id, "u", Sequence::new(1))];
-    let endings = &[Ended { begun: notifications::begun(id), ending: Ending::Sent, late: None }];
-    vec![
+    let mut calls = vec![
         named(&Enqueue {
             keys,
             stream: "s",
@@ -292,6 +288,19 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             posting: None,
             event: b"1",
         }),
+    ];
+    calls.extend(notification_calls(keys, a));
+    calls
+}
+
+fn notification_calls(keys: &ShardKeys, a: &BotId) -> [(&'static str, Cmd); 6] {
+    let (now, hold, id) = (Duration::ZERO, Duration::from_secs(1), notifications::id());
+    let new = &notifications::new("a", "u", 0);
+    let throttle =
+        &Throttle { threshold: hold, by_kind: Vec::new(), caps: Caps::default(), defers: false };
+    let begun = [(id, "u", Sequence::new(1))];
+    let endings = &[Ended { begun: notifications::begun(id), ending: Ending::Sent, late: None }];
+    [
         named(&Schedule { keys, now, id, new, label: "none", quota: Quota::NONE, known: None }),
         named(&Begin {
             keys,

@@ -23,7 +23,9 @@ impl Server {
         let mut held = BTreeMap::new();
         let mut add = |kind, bot, by| *held.entry((kind, bot)).or_default() += by;
         for (&bot, queue) in &self.queues {
-            queue.iter().for_each(|&(_, event)| add('q', bot, record_size(event)));
+            for &(_, event) in queue {
+                add('q', bot, record_size(event));
+            }
         }
         for &(_, bot, event) in self.later.values() {
             add('l', bot, 1);
