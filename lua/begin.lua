@@ -51,7 +51,7 @@ local function room_for(note, known)
   if note.online ~= '1' and known[1] then
     local threshold = thresholds[note.type] or tonumber(ARGV[6])
     free = tonumber(known[1]) + threshold
-    why = 'the user got another one less than ' .. digits(threshold / 1000) .. ' s before'
+    why = 'the user got another one less than ' .. digits(math.floor(threshold / 1000 + 0.5)) .. ' s before'
   end
   local own = caps_of[note.type]
   local function ask(log, list)
@@ -60,7 +60,7 @@ local function room_for(note, known)
       if room > free then
         free = room
         why = 'the user got ' .. digits(cap.n) .. (cap.kind and ' of this type' or '') .. ' within '
-          .. digits(cap.window / 1000) .. ' s'
+          .. digits(math.floor(cap.window / 1000 + 0.5)) .. ' s'
       end
     end
   end

@@ -30,27 +30,31 @@
 --       replacements
 -- Reply {clock, lowest score or '', next deadline or '', dead letters removed, those of them above a
 --       quota, then per item 'OK' | 'STALE' | 'BAD' | 'FULL'}
--- Cost  12 to 18 commands + 1 a bot (2 with events left or handed over), with books 5 + 2 an ad
+-- Cost  10 to 17 commands + 1 a bot (2 with events left or handed over), with books 5 + 2 an ad
 assert(#KEYS >= 12 and #ARGV >= 15, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local keys_each, quota = tonumber(ARGV[2]), quota_of(ARGV[3])
-local items, bots, at = {}, {}, 4
+local items, bots, at, delays, none = {}, {}, 4, false, {}
 while at <= #ARGV do
   local item = {
     bot = ARGV[at], run = ARGV[at + 1], fence = ARGV[at + 2], before = tonumber(ARGV[at + 3]),
     n = tonumber(ARGV[at + 4]), bytes = tonumber(ARGV[at + 5]), mode = ARGV[at + 6],
     ms = tonumber(ARGV[at + 7]), cost = tonumber(ARGV[at + 8]), bound = tonumber(ARGV[at + 9]),
-    own = ARGV[at + 10], exceptions = {}, at = 12 + keys_each * #items,
+    own = ARGV[at + 10], exceptions = none, at = 12 + keys_each * #items,
   }
   item.key = KEYS[item.at]
   local count, last = tonumber(ARGV[at + 11]), -1
   assert(item.key and count and at + 11 + 4 * count <= #ARGV, 'complete: wrong number of arguments')
   at = at + 12
+  if count > 0 then
+    item.exceptions = {}
+  end
   for i = 1, count do
     item.exceptions[i] = {
       index = tonumber(ARGV[at]), kind = ARGV[at + 1], what = ARGV[at + 2], attempts = ARGV[at + 3],
     }
     last = math.max(last, item.exceptions[i].index)
+    delays = delays or ARGV[at + 1] == 'later'
     at = at + 4
   end
   item.fits = last < item.n
@@ -86,9 +90,12 @@ local v, depth, run = tonumber(meta[1] or 0), tonumber(meta[2] or 0), short_run(
 local open_before = tonumber(meta[4] or 0)
 local open = open_before
 local owners = call('HMGET', OWN, unpack(bots))
-local attempts = call('HMGET', ATT, unpack(bots))
-local stopped = call('SMISMEMBER', PAUSED, unpack(bots))
-local ready_before, due_before = lowest(CTL), lowest(DUE)
+local attempts, stopped = {}, {}
+if call('EXISTS', ATT, PAUSED) > 0 then -- few shards have one of them
+  attempts = call('HMGET', ATT, unpack(bots))
+  stopped = call('SMISMEMBER', PAUSED, unpack(bots))
+end
+local due_before = delays and lowest(DUE) or nil
 local ready, busy, kept, ended, unparked, finished, empty = {}, {}, {}, {}, {}, {}, {}
 local removed_letters, lost_letters, removed_events, first_ready, first_due = 0, 0, 0, nil, nil
 local reply = {0, '', '', 0, 0}
@@ -182,7 +189,7 @@ for i, item in ipairs(items) do
           busy[#busy + 1] = NOW_MS + item.ms
           busy[#busy + 1] = item.bot
         end
-        if item.mode == 'release' and left and stopped[i] == 0 then
+        if item.mode == 'release' and left and stopped[i] ~= 1 then
           ready[#ready + 1] = start
           ready[#ready + 1] = item.bot
           first_ready = math.min(first_ready or start, start)
@@ -205,6 +212,7 @@ if #unparked > 0 then call('ZREM', BUSY, unpack(unparked)) end
 if #busy > 0 then call('ZADD', BUSY, unpack(busy)) end
 if #finished > 0 then call('ZADD', FIN, unpack(finished)) end
 if #ready > 0 then
+  local ready_before = lowest(CTL)
   call('ZADD', CTL, unpack(ready))
   wake('ready', ready_before, first_ready)
 end

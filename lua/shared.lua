@@ -27,8 +27,9 @@ local clock = call('TIME')
 local NOW_US = clock[1] * 1000000 + clock[2]
 local NOW_MS = math.floor(NOW_US / 1000)
 
+-- The digits of a whole number.
 local function digits(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
 -- A prefix of the server's run id that is long enough to distinguish runs.
@@ -152,10 +153,13 @@ local function at_rest(bots)
     return bots
   end
   local deadlines = call('ZMSCORE', BUSY, unpack(bots))
-  local stopped = call('SMISMEMBER', PAUSED, unpack(bots))
+  local stopped = {}
+  if call('EXISTS', PAUSED) == 1 then
+    stopped = call('SMISMEMBER', PAUSED, unpack(bots))
+  end
   local rest = {}
   for i, bot in ipairs(bots) do
-    if not deadlines[i] and stopped[i] == 0 then
+    if not deadlines[i] and stopped[i] ~= 1 then
       rest[#rest + 1] = bot
     end
   end

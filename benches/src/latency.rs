@@ -10,13 +10,16 @@ use fairlane::clock::{Clock, SystemClock, micros};
 use fairlane::event::{Event, EventError};
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::BotId;
-use fairlane::sandbox::{Meter, Rig, drained, quantile_ms, waits};
+use fairlane::sandbox::{Meter, Producer, Rig, STREAM, drained, quantile_ms, waits};
 use hdrhistogram::Histogram;
+use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use redis::Pipeline;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::error::BenchError;
+use crate::{cpu, probe};
 
 /// The options.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +44,15 @@ pub(crate) struct Report {
     pub(crate) p99_ms: f64,
     pub(crate) p999_ms: f64,
     pub(crate) max_ms: f64,
+    /// Commands in Redis per event, including those of scripts.
+    pub(crate) commands_per_event: f64,
+    /// CPU time of Redis per event, µs.
+    pub(crate) redis_cpu_us_per_event: f64,
+    /// CPU time of this process per event, with the generator, µs.
+    pub(crate) own_cpu_us_per_event: f64,
+    /// The same waits behind a plain worker.
+    pub(crate) floor_p50_ms: f64,
+    pub(crate) floor_p99_ms: f64,
     pub(crate) lost: u64,
     pub(crate) reordered: u64,
 }
@@ -49,6 +61,22 @@ pub(crate) struct Report {
 struct Payload {
     due: u64,
 }
+
+/// What the plain worker reads.
+#[derive(Deserialize)]
+struct FloorEvent {
+    data: Payload,
+}
+
+/// The entries of a stream: their ids and fields.
+type Entries = Vec<(String, Vec<String>)>;
+
+/// The stream of the plain worker.
+const FLOOR: &str = "floor";
+/// Maximum duration of the plain worker, in seconds.
+const FLOOR_SECONDS: u64 = 5;
+/// Maximum number of events per write.
+const BATCH_MAX: usize = 64;
 
 struct Watch {
     meter: Arc<Meter>,
@@ -61,7 +89,7 @@ impl Handler for Watch {
         for delivery in &slice.events {
             self.meter.handled(&slice.bot, &delivery.event);
             if let Ok(payload) = delivery.event.data_as::<Payload>() {
-                let wait = now.saturating_sub(payload.due).max(1);
+                let wait = now.saturating_sub(payload.due);
                 self.waits.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(wait);
             }
         }
@@ -94,47 +122,131 @@ async fn measure(
     let histogram = Arc::new(Mutex::new(waits()));
     let handler = Watch { meter: Arc::clone(&meter), waits: Arc::clone(&histogram) };
     let running = Rig::spawn(rig.app(options.workers, |_| {}, handler).await?);
-    let mut random = rand::rngs::SmallRng::seed_from_u64(11);
-    let mut positions = vec![0_u32; options.bots];
-    let total = options.rate * options.seconds;
+    let Options { rate, seconds, .. } = options;
     // The first second is a warm-up and is not counted.
-    let warm_up = options.rate;
-    let step = Duration::from_secs(1).div_f64(options.rate as f64);
-    let (origin, origin_us) = (Instant::now(), micros(SystemClock.now()));
-    let mut batch = Vec::new();
-    for n in 0..warm_up + total {
-        if n == warm_up {
-            histogram.lock().unwrap_or_else(PoisonError::into_inner).reset();
-        }
-        let due = step.mul_f64(n as f64);
-        let bot = random.random_range(0..options.bots);
-        batch.push(make(bot, positions[bot], origin_us + micros(due))?);
-        positions[bot] += 1;
-        // At most one write per millisecond: the generator must not be the bottleneck.
-        if origin.elapsed() < due || batch.len() >= 64 {
-            rig.publish(batch.iter()).await?;
-            batch.clear();
-            watch("sending", n);
-            // The runtime's timers round up to a millisecond, which would count as latency.
-            let early = (origin + due).saturating_duration_since(Instant::now());
-            tokio::task::block_in_place(|| std::thread::sleep(early));
-        }
-    }
-    rig.publish(batch.iter()).await?;
-    drained(|| meter.done(), warm_up + total, |_| {}).await?;
+    let mut generator = Generator::new(rig, options);
+    generator.send(STREAM, rate, |n| watch("warming up", n)).await?;
+    drained(|| meter.done(), rate, |_| {}).await?;
+    histogram.lock().unwrap_or_else(PoisonError::into_inner).reset();
+    let (commands, cpu) = (probe::all_commands(rig).await?, probe::cpu(rig).await?);
+    let own = cpu::of_process(std::process::id()).unwrap_or_default();
+    let total = rate * seconds;
+    generator.send(STREAM, total, |n| watch("sending", n)).await?;
+    drained(|| meter.done(), rate + total, |_| {}).await?;
+    let own_after = cpu::of_process(std::process::id()).unwrap_or_default();
+    let (commands_after, cpu_after) = (probe::all_commands(rig).await?, probe::cpu(rig).await?);
     running.stop().await?;
+    let floor = floor(rig, options, |n| watch("a plain worker", n)).await?;
     let waits = histogram.lock().unwrap_or_else(PoisonError::into_inner);
+    let events = total.max(1) as f64;
     Ok(Report {
-        rate: options.rate,
+        rate,
         events: total,
         p50_ms: quantile_ms(&waits, 0.5),
         p90_ms: quantile_ms(&waits, 0.9),
         p99_ms: quantile_ms(&waits, 0.99),
         p999_ms: quantile_ms(&waits, 0.999),
         max_ms: quantile_ms(&waits, 1.0),
-        lost: (warm_up + total).saturating_sub(meter.reached()),
+        commands_per_event: (commands_after - commands) as f64 / events,
+        redis_cpu_us_per_event: (cpu_after - cpu) * 1e6 / events,
+        own_cpu_us_per_event: own_after.saturating_sub(own).as_secs_f64() * 1e6 / events,
+        floor_p50_ms: quantile_ms(&floor, 0.5),
+        floor_p99_ms: quantile_ms(&floor, 0.99),
+        lost: (rate + total).saturating_sub(meter.reached()),
         reordered: meter.reordered(),
     })
+}
+
+/// Sends events at a steady rate.
+struct Generator {
+    options: Options,
+    producer: Producer,
+    random: SmallRng,
+    /// The next position in each bot.
+    positions: Vec<u32>,
+}
+
+impl Generator {
+    fn new(rig: &Rig, options: Options) -> Self {
+        let (random, positions) = (SmallRng::seed_from_u64(11), vec![0; options.bots]);
+        Self { options, producer: rig.producer(), random, positions }
+    }
+
+    /// Sends `total` events, each when it is due and never before.
+    #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+    async fn send(
+        &mut self,
+        stream: &str,
+        total: u64,
+        mut watch: impl FnMut(u64),
+    ) -> Result<(), BenchError> {
+        let step = Duration::from_secs(1).div_f64(self.options.rate as f64);
+        let (origin, origin_us) = (Instant::now(), micros(SystemClock.now()));
+        let mut batch = Pipeline::new();
+        for n in 0..total {
+            let due = step.mul_f64(n as f64);
+            if !batch.is_empty() && (origin.elapsed() < due || batch.len() >= BATCH_MAX) {
+                self.producer.send(&batch).await?;
+                batch.clear();
+                watch(n);
+            }
+            // The runtime's timers round up to a millisecond, which would count as latency.
+            let early = (origin + due).saturating_duration_since(Instant::now());
+            if !early.is_zero() {
+                tokio::task::block_in_place(|| std::thread::sleep(early));
+            }
+            let bot = self.random.random_range(0..self.options.bots);
+            let event = make(bot, self.positions[bot], origin_us + micros(due))?;
+            self.positions[bot] += 1;
+            batch.cmd("XADD").arg(stream).arg("*").arg("event").arg(event);
+        }
+        Ok(self.producer.send(&batch).await?)
+    }
+}
+
+/// The waits behind a plain worker that reads a stream with XREADGROUP and confirms with XACK: the
+/// floor of any worker on Redis. It has no order per bot, no fairness, no retries and no fences.
+async fn floor(
+    rig: &Rig,
+    options: Options,
+    watch: impl FnMut(u64),
+) -> Result<Histogram<u64>, BenchError> {
+    let (warm_up, total) = (options.rate, options.rate * options.seconds.min(FLOOR_SECONDS));
+    let mut connection =
+        redis::Client::open(format!("redis+unix://{}", rig.target()))?.get_connection()?;
+    let mut create = redis::cmd("XGROUP");
+    create.arg("CREATE").arg(FLOOR).arg("group").arg("0").arg("MKSTREAM");
+    let () = create.query(&mut connection)?;
+    let worker = tokio::task::spawn_blocking(move || {
+        let (mut waits, mut count) = (waits(), 0);
+        while count < warm_up + total {
+            let mut read = redis::cmd("XREADGROUP");
+            read.arg("GROUP").arg("group").arg("worker").arg("COUNT").arg(BATCH_MAX);
+            read.arg("BLOCK").arg(1_000).arg("STREAMS").arg(FLOOR).arg(">");
+            let found: Option<Vec<(String, Entries)>> = read.query(&mut connection)?;
+            let now = micros(SystemClock.now());
+            let mut confirm = redis::cmd("XACK");
+            confirm.arg(FLOOR).arg("group");
+            let entries = found.into_iter().flatten().flat_map(|(_, entries)| entries);
+            let before = count;
+            for (id, fields) in entries {
+                let text = fields.get(1).map_or("", String::as_str);
+                let event: FloorEvent = serde_json::from_str(text).map_err(EventError::Json)?;
+                if count >= warm_up {
+                    waits.saturating_record(now.saturating_sub(event.data.due));
+                }
+                confirm.arg(id);
+                count += 1;
+            }
+            if count > before {
+                let () = confirm.query(&mut connection)?;
+            }
+        }
+        Ok::<_, BenchError>(waits)
+    });
+    Generator::new(rig, options).send(FLOOR, warm_up + total, watch).await?;
+    // The task is never cancelled; the caller handles a panic.
+    worker.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
 }
 
 fn make(bot: usize, position: u32, due: u64) -> Result<Vec<u8>, BenchError> {
