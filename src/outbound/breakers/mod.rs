@@ -13,16 +13,16 @@
 //! A breaker is open for 5 s, which doubles up to 60 s with each probe that fails. A success of any
 //! bot closes the breaker of the host. A failure of a bot while that is open opens its own one.
 //!
-//! The places of a host and its rate are shared as [`super::places`] describes: what one bot can take
+//! The places of a host and its rate are shared as `places` describes: what one bot can take
 //! leaves some for the next one. A refused request gets a time to return, spread by the speed of
 //! its bot at this host.
 //!
-//! The connections that stay open between requests are bounded too: those to [`KEPT_MAX`] hosts of a
+//! The connections that stay open between requests are bounded too: those to `KEPT_MAX` hosts of a
 //! bot at a time. A tenant could otherwise call each port of its own server once, and leave a
 //! connection to each.
 //!
-//! The memory is bounded: a bot has at most [`HOSTS_MAX`] hosts and a process at most
-//! [`SEATS_MAX`] pairs of bot and host. Beyond that, those that were not used for the longest time
+//! The memory is bounded: a bot has at most `HOSTS_MAX` hosts and a process at most
+//! `SEATS_MAX` pairs of bot and host. Beyond that, those that were not used for the longest time
 //! are forgotten, which closes their breakers: they open again after five failures.
 
 mod circuit;
