@@ -96,7 +96,7 @@ if call('EXISTS', ATT, PAUSED) > 0 then -- few shards have one of them
   stopped = call('SMISMEMBER', PAUSED, unpack(bots))
 end
 local due_before = delays and lowest(DUE) or nil
-local ready, busy, kept, ended, unparked, finished, empty = {}, {}, {}, {}, {}, {}, {}
+local ready, busy, kept, ended, unparked, finished, empty, unheld = {}, {}, {}, {}, {}, {}, {}, {}
 local removed_letters, lost_letters, removed_events, first_ready, first_due = 0, 0, 0, nil, nil
 local reply = {0, '', '', 0, 0}
 
@@ -139,7 +139,7 @@ for i, item in ipairs(items) do
         end
         if n == length then
           empty[#empty + 1] = item.key
-          hold_nothing('q' .. item.bot)
+          unheld[#unheld + 1] = 'q' .. item.bot
         else
           call('LTRIM', item.key, n, -1)
           hold('q' .. item.bot, -item.bytes)
@@ -202,7 +202,10 @@ for i, item in ipairs(items) do
   end
 end
 
-if #empty > 0 then call('DEL', unpack(empty)) end
+if #empty > 0 then
+  call('DEL', unpack(empty))
+  call('HDEL', HELD, unpack(unheld)) -- nothing else of this call changes them
+end
 settle()
 if removed_events > 0 then call('HSET', META, 'depth', depth - removed_events) end
 if open ~= open_before then call('HSET', META, 'open', open) end

@@ -304,17 +304,16 @@ local function append(first, at, limits, last)
   local meta = call('HMGET', META, 'seq', 'v', 'depth')
   local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
   local appended, died, dropped, removed, over, lost = 0, 0, 0, 0, 0, 0
-  local fresh, key, fields, from = {}, first, {}, at
+  local fresh, key, fields, from, now_held = {}, first, {}, at, {}
   last = last or #ARGV
   while from <= last do
-    if not known['q' .. ARGV[from]] then
-      fields[#fields + 1] = 'q' .. ARGV[from]
-    end
+    fields[#fields + 1] = 'q' .. ARGV[from]
     from = from + 3 + tonumber(ARGV[from + 2])
   end
   learn(fields)
   while at <= last do
     local bot, own, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+    local field = fields[key - first + 1]
     local records, room, bytes, within = {}, count, 0, count
     for i = 1, count do
       sequence = sequence + 1
@@ -326,11 +325,10 @@ local function append(first, at, limits, last)
         room = math.min(count, math.max(0, limits.max - call('LLEN', KEYS[key])))
       end
       for i = 1, room do
-        if not may_queue(bot, KEYS[key], bytes + #records[i], quota.bytes) then
-          room, within = i - 1, i - 1
-          break
-        end
         bytes = bytes + #records[i]
+      end
+      while room > 0 and not may_queue(bot, KEYS[key], bytes, quota.bytes) do
+        bytes, room, within = bytes - #records[room], room - 1, room - 1
       end
       over = over + count - within
       for i = room + 1, count do
@@ -353,13 +351,18 @@ local function append(first, at, limits, last)
     if room > 0 then
       if call('RPUSH', KEYS[key], unpack(records, 1, room)) == room then
         fresh[#fresh + 1] = bot
-        hold_nothing('q' .. bot)
+        known[field] = 0
       end
-      hold('q' .. bot, bytes)
+      known[field] = known[field] + bytes
+      now_held[#now_held + 1] = field
+      now_held[#now_held + 1] = known[field]
       appended = appended + room
     end
     at = at + 3 + count
     key = key + 1
+  end
+  if #now_held > 0 then
+    call('HSET', HELD, unpack(now_held))
   end
   settle()
   call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + appended)
