@@ -33,12 +33,15 @@ end
 
 if #KEYS > 10 then
   for i = 11, #KEYS do
-    local field = 'q' .. ARGV[i - 9]
-    add(field, 0)
-    for from = 0, call('LLEN', KEYS[i]) - 1, PAGE do
+    local field, length, bytes, large = 'q' .. ARGV[i - 9], call('LLEN', KEYS[i]), 0, false
+    for from = 0, length - 1, PAGE do
       for _, entry in ipairs(call('LRANGE', KEYS[i], from, from + PAGE - 1)) do
-        add(field, #entry)
+        bytes = bytes + #entry
+        large = large or #entry >= LARGE
       end
+    end
+    if large or length >= FEW or is_counted(field) then
+      add(field, bytes)
     end
     -- Each pending record of a product has a delayed event, or one in the queue.
     local bot = ARGV[i - 9]

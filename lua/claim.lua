@@ -13,7 +13,7 @@
 --       many events a bot takes one by one after its holder vanished)
 -- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
 --       ready bots left, leases reaped, run id of the server (shortened), then per bot: id, fence, start,
---       att or '', weight, queued bytes}
+--       att or '', weight, queued bytes or 0 if they are not counted}
 -- Cost  12 to 15 commands for any max, about 7 more when reaping
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
 local max, bound, ttl, seen, slice, alone, isolate = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]),
@@ -50,15 +50,17 @@ if #taken > 0 then
     bots[#bots + 1] = taken[i]
     queues[#queues + 1] = 'q' .. taken[i]
   end
-  learn(queues)
-  -- Only quiet bots, the first ones, need their finishes. Few shards have attempts or weights.
+  -- Only quiet bots, the first ones, need their finishes. Few shards have attempts, weights or long
+  -- queues.
   local finishes, attempts, weights = {}, {}, {}
   if tonumber(taken[2]) < 0 then
     finishes = call('ZMSCORE', FIN, unpack(bots))
   end
-  if call('EXISTS', ATT, KEYS[9]) > 0 then
+  local rare = call('EXISTS', ATT, KEYS[9], HELD) > 0
+  if rare then
     attempts = call('HMGET', ATT, unpack(bots))
     weights = call('HMGET', KEYS[9], unpack(bots))
+    learn(queues)
   end
   local clock_before, lowest_start = v, nil
   local until_ms, known_start, start_text = digits(NOW_MS + ttl), nil, nil
@@ -88,7 +90,7 @@ if #taken > 0 then
     reply[#reply + 1] = start
     reply[#reply + 1] = attempts[i] or ''
     reply[#reply + 1] = tonumber(weights[i] or 1)
-    reply[#reply + 1] = held(queues[i])
+    reply[#reply + 1] = rare and held(queues[i]) or 0
   end
   v = math.max(v, lowest_start or 0)
   call('ZREMRANGEBYRANK', CTL, 0, #bots - 1) -- those are the lowest scores

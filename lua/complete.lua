@@ -95,6 +95,7 @@ if call('EXISTS', ATT, PAUSED) > 0 then -- few shards have one of them
   attempts = call('HMGET', ATT, unpack(bots))
   stopped = call('SMISMEMBER', PAUSED, unpack(bots))
 end
+local counts_any = call('EXISTS', HELD) == 1
 local due_before = delays and lowest(DUE) or nil
 local ready, busy, kept, ended, unparked, finished, empty, unheld = {}, {}, {}, {}, {}, {}, {}, {}
 local removed_letters, lost_letters, removed_events, first_ready, first_due = 0, 0, 0, nil, nil
@@ -139,10 +140,14 @@ for i, item in ipairs(items) do
         end
         if n == length then
           empty[#empty + 1] = item.key
-          unheld[#unheld + 1] = 'q' .. item.bot
+          if counts_any then
+            unheld[#unheld + 1] = 'q' .. item.bot
+          end
         else
           call('LTRIM', item.key, n, -1)
-          hold('q' .. item.bot, -item.bytes)
+          if counts_any and is_counted('q' .. item.bot) then
+            hold('q' .. item.bot, -item.bytes)
+          end
         end
         removed_events = removed_events + n
       end
@@ -202,10 +207,8 @@ for i, item in ipairs(items) do
   end
 end
 
-if #empty > 0 then
-  call('DEL', unpack(empty))
-  call('HDEL', HELD, unpack(unheld)) -- nothing else of this call changes them
-end
+if #empty > 0 then call('DEL', unpack(empty)) end
+if #unheld > 0 then call('HDEL', HELD, unpack(unheld)) end -- nothing else of this call changes them
 settle()
 if removed_events > 0 then call('HSET', META, 'depth', depth - removed_events) end
 if open ~= open_before then call('HSET', META, 'open', open) end

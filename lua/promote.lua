@@ -29,11 +29,11 @@ for i, id in ipairs(ids) do
   if times[i] and tonumber(times[i]) <= NOW_MS and stored[i] and string.sub(stored[i], 1, #head) == head then
     sequence = sequence + 1
     local event = string.sub(stored[i], #head + 1)
-    if call('RPUSH', KEYS[10 + i], record(sequence, event)) == 1 then
+    local length, size = call('RPUSH', KEYS[10 + i], record(sequence, event)), HEAD + #event
+    if length == 1 then
       fresh[#fresh + 1] = bot
-      hold_nothing('q' .. bot)
     end
-    hold('q' .. bot, HEAD + #event)
+    grew('q' .. bot, KEYS[10 + i], length, length - 1, size, size >= LARGE)
     hold('l' .. bot, -1)
     hold('L' .. bot, -#event)
     moved[#moved + 1] = id

@@ -35,16 +35,15 @@ repeat
   end
   from = from + #heads
 until before or #heads < 64
+local length
 if before then
-  call('LINSERT', QUEUE, 'BEFORE', before, fields.record)
+  length = call('LINSERT', QUEUE, 'BEFORE', before, fields.record)
 else
-  if call('RPUSH', QUEUE, fields.record) == 1 then
-    hold_nothing('q' .. bot)
-  end
+  length = call('RPUSH', QUEUE, fields.record)
 end
 call('XDEL', DLQ, id)
 unbury({letter})
-hold('q' .. bot, #fields.record)
+grew('q' .. bot, QUEUE, length, length - 1, #fields.record, #fields.record >= LARGE)
 settle()
 call('HDEL', ATT, bot)
 call('HINCRBY', META, 'depth', 1)

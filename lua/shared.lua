@@ -10,7 +10,7 @@
 --   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress
 --   KEYS[6] fin     sorted set bot -> last virtual finish (µs), only while ahead of the clock
 --   KEYS[7] paused  set        bots that an operator paused
---   KEYS[8] held    hash       what bots hold: a letter and the bot -> a number. q: bytes queued; l, L:
+--   KEYS[8] held    hash       what bots hold: a letter and the bot -> a number. q: bytes queued (see FEW); l, L:
 --                           delayed events, their bytes; d, D: dead letters, their bytes; n, N:
 --                           pending notifications, their bytes. No field: nothing
 -- The channel `wake` of the shard gets 'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one
@@ -51,13 +51,16 @@ end
 
 -- What bots hold. Each script collects its changes and stores them once, with settle(). An empty
 -- queue holds nothing, so a wrong number (of an older version that did not count) ends with it.
-local known, changes, changed = {}, {}, {}
+-- A queue of less than FEW events, all smaller than LARGE bytes, holds so little that it is not
+-- counted, unless its quota is small: counting costs as much as some events.
+local FEW, LARGE = 32, 65536
+local known, counted, changes, changed = {}, {}, {}, {}
 
 -- Reads these fields, so that held() need not read each.
 local function learn(fields)
   if #fields > 0 then
     for i, value in ipairs(call('HMGET', HELD, unpack(fields))) do
-      known[fields[i]] = tonumber(value or 0)
+      known[fields[i]], counted[fields[i]] = tonumber(value or 0), value ~= false
     end
   end
 end
@@ -109,7 +112,41 @@ local function settle()
   if #gone > 0 then
     call('HDEL', HELD, unpack(gone))
   end
-  known, changes, changed = {}, {}, {}
+  known, counted, changes, changed = {}, {}, {}, {}
+end
+
+-- Whether the bytes of a queue are counted.
+local function is_counted(field)
+  if not known[field] then
+    learn({field})
+  end
+  return counted[field]
+end
+
+-- Begins to count a queue with that many events. What an older version left is not read: it may be
+-- long, and the audit counts it.
+local function begin_count(field, queue, length)
+  if length > 0 and length < FEW + 500 then
+    local bytes = 0
+    for _, entry in ipairs(call('LRANGE', queue, 0, -1)) do
+      bytes = bytes + #entry
+    end
+    hold(field, bytes - held(field))
+  end
+  counted[field] = true
+end
+
+-- Counts `bytes` that a queue got; it has `length` events now, and had `before`. `large`: one of the
+-- new ones has LARGE bytes.
+local function grew(field, queue, length, before, bytes, large)
+  if is_counted(field) then
+    if before == 0 then
+      hold_nothing(field)
+    end
+    hold(field, bytes)
+  elseif before < FEW and (large or length >= FEW) then
+    begin_count(field, queue, length)
+  end
 end
 
 -- The quotas of a bot in the text 'queued bytes|dead letters|their bytes'; 0: none.
@@ -270,7 +307,16 @@ end
 -- wrong: another version emptied the queue.
 local function may_queue(bot, queue, bytes, limit)
   local field = 'q' .. bot
-  if limit == 0 or held(field) + bytes <= limit then
+  if limit == 0 then
+    return true
+  end
+  if not is_counted(field) then
+    if FEW * LARGE + bytes <= limit then
+      return true
+    end
+    begin_count(field, queue, call('LLEN', queue))
+  end
+  if held(field) + bytes <= limit then
     return true
   end
   if held(field) > 0 and call('EXISTS', queue) == 0 then
@@ -304,20 +350,29 @@ local function append(first, at, limits, last)
   local meta = call('HMGET', META, 'seq', 'v', 'depth')
   local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
   local appended, died, dropped, removed, over, lost = 0, 0, 0, 0, 0, 0
-  local fresh, key, fields, from, now_held = {}, first, {}, at, {}
+  local fresh, key, fields, from = {}, first, {}, at
   last = last or #ARGV
   while from <= last do
     fields[#fields + 1] = 'q' .. ARGV[from]
     from = from + 3 + tonumber(ARGV[from + 2])
   end
-  learn(fields)
+  local unknown, any = {}, call('EXISTS', HELD) == 1
+  for _, field in ipairs(fields) do
+    if not known[field] and any then
+      unknown[#unknown + 1] = field
+    elseif not known[field] then
+      known[field], counted[field] = 0, false
+    end
+  end
+  learn(unknown)
   while at <= last do
     local bot, own, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
     local field = fields[key - first + 1]
-    local records, room, bytes, within = {}, count, 0, count
+    local records, room, bytes, within, large = {}, count, 0, count, false
     for i = 1, count do
       sequence = sequence + 1
       records[i] = record(sequence, ARGV[at + 2 + i])
+      large = large or #records[i] >= LARGE
     end
     if limits.overflow then
       local quota = own == '' and limits.quota or quota_of(own)
@@ -349,20 +404,15 @@ local function append(first, at, limits, last)
       end
     end
     if room > 0 then
-      if call('RPUSH', KEYS[key], unpack(records, 1, room)) == room then
+      local length = call('RPUSH', KEYS[key], unpack(records, 1, room))
+      if length == room then
         fresh[#fresh + 1] = bot
-        known[field] = 0
       end
-      known[field] = known[field] + bytes
-      now_held[#now_held + 1] = field
-      now_held[#now_held + 1] = known[field]
+      grew(field, KEYS[key], length, length - room, bytes, large)
       appended = appended + room
     end
     at = at + 3 + count
     key = key + 1
-  end
-  if #now_held > 0 then
-    call('HSET', HELD, unpack(now_held))
   end
   settle()
   call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + appended)

@@ -9,11 +9,15 @@ use utoipa::ToSchema;
 use super::Queue;
 use crate::id::{BotId, Shard};
 use crate::quotas::Quota;
-use crate::redis::scripts::{Audit, Audited};
+use crate::redis::scripts::{Audit, Audited, ReadSlice};
 use crate::redis::{RedisError, Reply};
 
 /// Maximum number of entries that one call of the audit reads.
 const ENTRIES_MAX: u64 = 50_000;
+/// The scripts count the bytes of a queue with this number of events, or with a large one.
+const FEW: usize = 32;
+/// More bytes than a queue has that is not counted.
+const FEW_BYTES: usize = 4 << 20;
 /// Number of queues that one call of the audit reads, unless they are long.
 const QUEUES: usize = 50;
 
@@ -59,14 +63,19 @@ impl Queue {
     /// If Redis is unavailable or refuses.
     pub async fn holdings(&self, bot: &BotId) -> Result<Holdings, RedisError> {
         let fields = ["q", "l", "L", "n", "N", "d", "D"].map(|kind| format!("{kind}{bot}"));
-        let command = redis::Cmd::hmget(self.keys_of(bot).held(), &fields);
+        let keys = self.keys_of(bot);
+        let command = redis::Cmd::hmget(keys.held(), &fields);
         let value = self.link().command("HMGET", command).await?;
         let misread = |source| self.link().misread("HMGET", source);
         let mut reply = Reply::new(value).map_err(misread)?;
-        let mut next =
-            || -> Result<u64, RedisError> { Ok(reply.optional().map_err(misread)?.unwrap_or(0)) };
+        let mut next = || -> Result<Option<u64>, RedisError> { reply.optional().map_err(misread) };
+        let queued_bytes = match next()? {
+            Some(bytes) => bytes,
+            None => self.bytes_of_few(bot).await?,
+        };
+        let mut next = || Ok::<_, RedisError>(next()?.unwrap_or(0));
         Ok(Holdings {
-            queued_bytes: next()?,
+            queued_bytes,
             delayed_events: next()?,
             delayed_bytes: next()?,
             pending: next()?,
@@ -74,6 +83,13 @@ impl Queue {
             dead_letters: next()?,
             dead_bytes: next()?,
         })
+    }
+
+    /// The bytes of a queue that the scripts do not count, because it has few and small events.
+    async fn bytes_of_few(&self, bot: &BotId) -> Result<u64, RedisError> {
+        let few = ReadSlice { keys: self.keys_of(bot), bot, limit: FEW, bytes: FEW_BYTES };
+        let records = self.link().call(&few).await?;
+        Ok(records.iter().map(|record| record.len() as u64).sum())
     }
 
     /// Compares what the bots of a shard hold with their queues, delayed events and dead letters,

@@ -49,7 +49,7 @@ pub struct Lease {
     pub attempts: Attempts,
     /// Relative share of the service.
     pub weight: u32,
-    /// Bytes of the bot's queued events when the lease was granted.
+    /// Bytes of the bot's queued events when the lease was granted; 0 if they are few and small.
     pub queued_bytes: u64,
     /// Number of events already removed under this lease.
     removed: usize,

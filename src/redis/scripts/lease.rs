@@ -67,7 +67,7 @@ pub struct Grant {
     pub attempts: Attempts,
     /// The bot's share relative to 1, at least 1.
     pub weight: u32,
-    /// Bytes of its queued events.
+    /// Bytes of its queued events; 0 if they are few and small.
     pub queued_bytes: u64,
 }
 
