@@ -189,18 +189,51 @@ async fn forget(server: &RedisServer) {
 }
 
 #[tokio::test]
+async fn a_queue_is_counted_from_32_events_or_a_large_one_on_until_it_is_empty() {
+    let server = RedisServer::start(Options::default());
+    let queue = queue(&configs(&server, &["p"], &[]), "p").await;
+    let mut connection = server.connection().await;
+    for (name, small, large) in [("long", 32, 0), ("large", 1, 1)] {
+        let keys = &queue.shards()[queue.shard_of(&bot(name)).index()];
+        let mut counted = async || {
+            let mut command = redis::cmd("HGET");
+            command.arg(keys.held()).arg(format!("q{name}"));
+            command.query_async::<Option<u64>>(&mut connection).await.unwrap()
+        };
+        let push = async |count, bytes| {
+            queue
+                .push(&bot(name), &events(name, count, bytes), PushOptions::default())
+                .await
+                .unwrap();
+            queue.holdings(&bot(name)).await.unwrap().queued_bytes
+        };
+        for pushed in 1..small {
+            let bytes = push(1, 100).await;
+            assert!((pushed * 100..pushed * 500).contains(&bytes), "{bytes}");
+            assert_eq!(counted().await, None, "it is short");
+        }
+        let bytes = if large == 1 { push(1, 70_000).await } else { push(1, 100).await };
+        assert!(bytes > small * 100 + large * 70_000, "{bytes}");
+        assert_eq!(counted().await, Some(bytes));
+        assert_eq!(push(1, 100).await, counted().await.unwrap());
+        queue.purge(&bot(name)).await.unwrap();
+        assert_eq!(counted().await, None);
+    }
+}
+
+#[tokio::test]
 async fn data_of_a_version_that_did_not_count_is_handled_and_the_audit_counts_it() {
     let server = RedisServer::start(Options::default());
-    let settings = [("pipelines.p.max_queue", "4")];
+    let settings = [("pipelines.p.max_queue", "40")];
     let queue = queue(&configs(&server, &["p"], &settings), "p").await;
     let fill = async || {
-        queue.push(&bot("b"), &events("b", 6, 9), PushOptions::default()).await.unwrap();
+        queue.push(&bot("b"), &events("b", 42, 9), PushOptions::default()).await.unwrap();
         delay(&queue, "b", 9, None).await.unwrap();
     };
     fill().await;
     let counted = queue.holdings(&bot("b")).await.unwrap();
     assert_eq!((counted.delayed_events, counted.dead_letters), (1, 2));
-    assert!(counted.queued_bytes > 4 * 9 && counted.dead_bytes > 2 * 9);
+    assert!(counted.queued_bytes > 40 * 9 && counted.dead_bytes > 2 * 9);
     forget(&server).await;
     let audit = async || {
         let mut wrong = 0;
@@ -218,7 +251,7 @@ async fn data_of_a_version_that_did_not_count_is_handled_and_the_audit_counts_it
     queue.push(&bot("b"), &events("b", 1, 9), PushOptions::default()).await.unwrap();
     let now = SystemClock.now() + LONG;
     queue.drop_dead_letters(None, now).await.unwrap();
-    assert_eq!(queue.purge(&bot("b")).await.unwrap(), 4);
+    assert_eq!(queue.purge(&bot("b")).await.unwrap(), 40);
     assert_eq!(queue.holdings(&bot("b")).await.unwrap(), Holdings::default());
     // A process of that version emptied a queue that was counted.
     let held = queue.shards()[queue.shard_of(&bot("b")).index()].held().to_owned();

@@ -165,7 +165,7 @@ fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
     let mut shard = Shard::new();
     live(&mut shard, &hostile());
     // These keys are absent in a drained shard.
-    shard.push(NOW, "a", &["1", "2"], LIMITS);
+    shard.push(NOW, "a", &["1", "2", "3"], LIMITS);
     shard.push(NOW, "{b}", &["1"], LIMITS);
     let claimed = shard.claim(NOW);
     shard.complete(NOW, 9, &[completion(&claimed, 0, 1, Mode::Fail { ms: 1, isolate: 1 })]);
