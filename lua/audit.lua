@@ -9,7 +9,7 @@
 -- Reply {'SET', number of corrected fields} | {'MANY', entries}
 -- Cost  reads all entries; 50,000 small ones take some 50 ms
 assert(#KEYS >= 10 and #ARGV == #KEYS - 9, 'audit: wrong number of arguments')
-local DLQ, LATER, PAGE = KEYS[9], KEYS[10], 500
+local DLQ, LATER = KEYS[9], KEYS[10]
 local truth, fields, corrected, entries = {}, {}, 0, 0
 
 local function add(field, by)

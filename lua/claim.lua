@@ -40,12 +40,12 @@ if #expired > 0 then
 end
 
 local reply = {0, '', '', NOW_US, 0, vanished, short_run(meta[4])}
-local taken = {}
+local taken, bots, leases, owners = {}, {}, {}, {}
 if max > 0 and not meta[3] then
   taken = call('ZRANGE', CTL, '-inf', bound, 'BYSCORE', 'LIMIT', 0, max, 'WITHSCORES')
 end
 if #taken > 0 then
-  local bots, queues, leases, owners = {}, {}, {}, {}
+  local queues = {}
   for i = 1, #taken, 2 do
     bots[#bots + 1] = taken[i]
     queues[#queues + 1] = 'q' .. taken[i]
@@ -93,6 +93,11 @@ if #taken > 0 then
     reply[#reply + 1] = rare and held(queues[i]) or 0
   end
   v = math.max(v, lowest_start or 0)
+end
+
+-- Read before anything is written: a key of another type must not end the script halfway.
+local behind = call('ZCOUNT', FIN, '-inf', v)
+if #taken > 0 then
   call('ZREMRANGEBYRANK', CTL, 0, #bots - 1) -- those are the lowest scores
   call('ZADD', BUSY, unpack(leases))
   call('HSET', OWN, unpack(owners))
@@ -108,7 +113,6 @@ local deadline = lowest(BUSY)
 if alone and ready == 0 and not deadline then
   call('UNLINK', FIN)
 else
-  local behind = call('ZCOUNT', FIN, '-inf', v)
   if behind > 0 then
     call('ZREMRANGEBYRANK', FIN, 0, math.min(behind, 1000) - 1)
   end

@@ -34,7 +34,7 @@
 assert(#KEYS >= 12 and #ARGV >= 15, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local keys_each, quota = tonumber(ARGV[2]), quota_of(ARGV[3])
-local items, bots, at, delays, none = {}, {}, 4, false, {}
+local items, bots, at, delays, releases, none = {}, {}, 4, false, false, {}
 while at <= #ARGV do
   local item = {
     bot = ARGV[at], run = ARGV[at + 1], fence = ARGV[at + 2], before = tonumber(ARGV[at + 3]),
@@ -58,6 +58,7 @@ while at <= #ARGV do
     at = at + 4
   end
   item.fits = last < item.n
+  releases = releases or item.mode == 'release'
   if keys_each > 1 then
     item.last, item.ads, item.first_ad = ARGV[at], tonumber(ARGV[at + 1]), at + 2
     at = at + 2 + 3 * item.ads
@@ -96,7 +97,14 @@ if call('EXISTS', ATT, PAUSED) > 0 then -- few shards have one of them
   stopped = call('SMISMEMBER', PAUSED, unpack(bots))
 end
 local counts_any = call('EXISTS', HELD) == 1
-local due_before = delays and lowest(DUE) or nil
+if counts_any then
+  local queues = {}
+  for i, bot in ipairs(bots) do
+    queues[i] = 'q' .. bot
+  end
+  learn(queues)
+end
+local ready_before, due_before = releases and lowest(CTL) or nil, delays and lowest(DUE) or nil
 local ready, busy, kept, ended, unparked, finished, empty, unheld = {}, {}, {}, {}, {}, {}, {}, {}
 local removed_letters, lost_letters, removed_events, first_ready, first_due = 0, 0, 0, nil, nil
 local reply = {0, '', '', 0, 0}
@@ -218,7 +226,6 @@ if #unparked > 0 then call('ZREM', BUSY, unpack(unparked)) end
 if #busy > 0 then call('ZADD', BUSY, unpack(busy)) end
 if #finished > 0 then call('ZADD', FIN, unpack(finished)) end
 if #ready > 0 then
-  local ready_before = lowest(CTL)
   call('ZADD', CTL, unpack(ready))
   wake('ready', ready_before, first_ready)
 end

@@ -22,7 +22,11 @@ local times = call('ZMSCORE', DUE, unpack(ids))
 local stored = call('HMGET', LATER, unpack(ids))
 local meta = call('HMGET', META, 'seq', 'v', 'depth')
 local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
-local moved, fresh = {}, {}
+local moved, fresh, queues = {}, {}, {}
+for i = 1, #ids do
+  queues[i] = 'q' .. ARGV[1 + 2 * i]
+end
+learn(queues)
 for i, id in ipairs(ids) do
   local bot = ARGV[1 + 2 * i]
   local head = #bot .. ':' .. bot

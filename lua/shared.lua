@@ -54,13 +54,15 @@ end
 -- A queue of less than FEW events, all smaller than LARGE bytes, holds so little that it is not
 -- counted, unless its quota is small: counting costs as much as some events.
 local FEW, LARGE = 32, 65536
+local PAGE = 500 -- fields per command: unpack has a limit
 local known, counted, changes, changed = {}, {}, {}, {}
 
 -- Reads these fields, so that held() need not read each.
 local function learn(fields)
-  if #fields > 0 then
-    for i, value in ipairs(call('HMGET', HELD, unpack(fields))) do
-      known[fields[i]], counted[fields[i]] = tonumber(value or 0), value ~= false
+  for first = 1, #fields, PAGE do
+    local page = {unpack(fields, first, math.min(first + PAGE - 1, #fields))}
+    for i, value in ipairs(call('HMGET', HELD, unpack(page))) do
+      known[page[i]], counted[page[i]] = tonumber(value or 0), value ~= false
     end
   end
 end
@@ -106,11 +108,11 @@ local function settle()
       gone[#gone + 1] = field
     end
   end
-  if #set > 0 then
-    call('HSET', HELD, unpack(set))
+  for first = 1, #set, 2 * PAGE do
+    call('HSET', HELD, unpack(set, first, math.min(first + 2 * PAGE - 1, #set)))
   end
-  if #gone > 0 then
-    call('HDEL', HELD, unpack(gone))
+  for first = 1, #gone, PAGE do
+    call('HDEL', HELD, unpack(gone, first, math.min(first + PAGE - 1, #gone)))
   end
   known, counted, changes, changed = {}, {}, {}, {}
 end
@@ -123,8 +125,8 @@ local function is_counted(field)
   return counted[field]
 end
 
--- Begins to count a queue with that many events. What an older version left is not read: it may be
--- long, and the audit counts it.
+-- Begins to count a queue with that many events. A long one is not read: an older version left it, and
+-- the audit counts it.
 local function begin_count(field, queue, length)
   if length > 0 and length < FEW + 500 then
     local bytes = 0
@@ -144,8 +146,13 @@ local function grew(field, queue, length, before, bytes, large)
       hold_nothing(field)
     end
     hold(field, bytes)
-  elseif before < FEW and (large or length >= FEW) then
-    begin_count(field, queue, length)
+  elseif large or length >= FEW then
+    if before > 0 and length < FEW + 500 then
+      begin_count(field, queue, length)
+    else
+      hold(field, bytes)
+      counted[field] = true
+    end
   end
 end
 
@@ -335,7 +342,9 @@ local function refusal(queue, at)
     bytes = bytes + HEAD + #ARGV[i]
   end
   if not may_queue(bot, queue, bytes, limit) then
-    return {'QUOTA', 'queued_bytes', held('q' .. bot), limit}
+    local now = held('q' .. bot)
+    settle() -- the next refusal need not count again
+    return {'QUOTA', 'queued_bytes', now, limit}
   end
 end
 
@@ -382,8 +391,11 @@ local function append(first, at, limits, last)
       for i = 1, room do
         bytes = bytes + #records[i]
       end
-      while room > 0 and not may_queue(bot, KEYS[key], bytes, quota.bytes) do
-        bytes, room, within = bytes - #records[room], room - 1, room - 1
+      if room > 0 and not may_queue(bot, KEYS[key], bytes, quota.bytes) then
+        local now = held(field)
+        while room > 0 and now + bytes > quota.bytes do
+          bytes, room, within = bytes - #records[room], room - 1, room - 1
+        end
       end
       over = over + count - within
       for i = room + 1, count do
