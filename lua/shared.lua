@@ -234,14 +234,27 @@ local function unbury(letters)
   end
 end
 
+-- Whether a full shard keeps its oldest letter: its bot has fewer letters than another bot with one
+-- more. So bots with many letters displace none of a bot with few. 0 letters: an older version did
+-- not count them.
+local function keeps_oldest(dead, bot)
+  local oldest = fields_of(call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]).bot
+  local letters = held('d' .. oldest)
+  return oldest ~= bot and letters > 0 and letters <= held('d' .. bot)
+end
+
 -- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
--- the shard, and 1 if it was deleted itself because its bot has as many as its quota permits: the
--- first failures stay. At most 64 are deleted in one call. `more` are bytes that are kept elsewhere
--- for the letter.
+-- the shard, and 1 if it was deleted itself: because its bot has as many as its quota permits (the
+-- first failures stay), or because the shard is full and keeps_oldest(). At most 64 are deleted in
+-- one call. `more` are bytes that are kept elsewhere for the letter.
 local function bury(dead, max, bot, entry, reason, attempts, quota, more)
   local count, bytes, size = 'd' .. bot, 'D' .. bot, #entry + (more or 0)
   if quota.letters > 0 and held(count) >= quota.letters
     or quota.letter_bytes > 0 and held(bytes) + size > quota.letter_bytes then
+    return 1, 1
+  end
+  local length = call('XLEN', dead)
+  if length > 0 and length >= max and keeps_oldest(dead, bot) then
     return 1, 1
   end
   local fields = {
@@ -253,7 +266,7 @@ local function bury(dead, max, bot, entry, reason, attempts, quota, more)
   call('XADD', dead, '*', unpack(fields))
   hold(count, 1)
   hold(bytes, size)
-  local length = call('XLEN', dead)
+  length = length + 1
   local excess = math.min(64, length - max)
   if excess <= 0 then
     return 0, 0

@@ -179,6 +179,36 @@ async fn the_first_dead_letters_of_a_bot_stay_and_those_of_others_too() {
     assert_eq!(queue.holdings(&bot("b")).await.unwrap().dead_bytes, 0);
 }
 
+#[tokio::test]
+async fn a_bot_with_many_dead_letters_displaces_none_of_a_bot_with_few() {
+    let server = RedisServer::start(Options::default());
+    // Each shard keeps four letters.
+    let dead_max = (4 * SHARDS).to_string();
+    let settings = [("pipelines.p.max_queue", "1"), ("pipelines.p.dead.max", &*dead_max)];
+    let queue = queue(&configs(&server, &["p"], &settings), "p").await;
+    let few = bot("few");
+    let shard = queue.shard_of(&few);
+    let mut same = (0..).map(|n| format!("many-{n}"));
+    let many = same.find(|name| queue.shard_of(&bot(name)) == shard).unwrap();
+    let dead = async |of: &str, count: usize| {
+        queue.push(&bot(of), &events(of, count, 1), PushOptions::default()).await.unwrap().queued
+    };
+    let left =
+        async |of: &str| queue.dead_letters(Some(&bot(of)), 9).await.unwrap().len();
+    // The first event of each is queued.
+    dead("few", 3).await;
+    let refused = dead(&many, 11).await;
+    assert_eq!((left("few").await, left(&many).await), (2, 2));
+    assert_eq!((refused.letters_removed, refused.letters_over_quota), (8, 8));
+    dead("few", 1).await;
+    assert_eq!(left("few").await, 2, "it displaces its own oldest letter");
+    queue.drop_dead_letters(Some(&few), SystemClock.now() + LONG).await.unwrap();
+    dead(&many, 9).await;
+    assert_eq!(left(&many).await, 4, "nobody else needs the room");
+    dead("few", 1).await;
+    assert_eq!((left("few").await, left(&many).await), (1, 3), "a bot with few gets room");
+}
+
 /// Deletes what is counted, as if an older version had written the data.
 async fn forget(server: &RedisServer) {
     let mut connection = server.connection().await;

@@ -53,5 +53,15 @@ impl Server {
         let (bot, size) = (letter.bot, record_size(letter.event));
         (letters == 0 || self.held('d', bot) < letters)
             && (bytes == 0 || self.held('D', bot) + size <= bytes)
+            && !self.keeps_oldest_letter(bot)
+    }
+
+    /// Whether a full shard keeps its oldest letter: the bot of that one has fewer than this bot
+    /// would have.
+    fn keeps_oldest_letter(&self, bot: Bot) -> bool {
+        let Some(oldest) = self.dead.front() else { return false };
+        self.dead.len() >= self.limits.dead_max
+            && oldest.bot != bot
+            && self.held('d', oldest.bot) <= self.held('d', bot)
     }
 }
