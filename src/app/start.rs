@@ -11,7 +11,7 @@ use crate::bus::redis_stream::RedisStream;
 use crate::fanout::starts::Starts;
 use crate::fanout::{Fanout, Interest};
 use crate::http::taken::Taken;
-use crate::http::{self, Access, Api, Ending, Health, Limits, Live, Proxies, Queues};
+use crate::http::{self, Access, Api, Ending, Health, LargeReads, Limits, Live, Proxies, Queues};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
@@ -102,6 +102,7 @@ impl Site {
             services: self.services.clone(),
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             live: Live::new(health.clone()),
+            large_reads: LargeReads::default(),
         }
     }
 

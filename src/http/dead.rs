@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
-use axum::response::Json;
+use axum::response::{IntoResponse as _, Json, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -124,7 +124,7 @@ async fn list(
     uri: Uri,
     Path(path): Path<PipelinePath>,
     Query(query): Query<ListQuery>,
-) -> Result<Json<DeadLetters>, Problem> {
+) -> Result<Response, Problem> {
     let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
     let cursors = &api.gate.cursors;
     let before: Option<LetterId> = cursors.read(uri.path(), query.cursor.as_deref())?;
@@ -132,11 +132,13 @@ async fn list(
     bot.map_or(Ok(()), |bot| caller.check_bot(bot))?;
     let queue = api.queues.find(&path.pipeline).await?;
     let wanted = |bot: &BotId| caller.covers(bot);
+    // Until the answer is encoded, too.
+    let _turn = api.large_reads.take(caller.name()).await;
     let page = queue.list_dead_letters(bot, &wanted, before, limit).await?;
     let DeadPage { letters: dead_letters, more } = page;
     let last = dead_letters.last().filter(|_| more);
     let cursor = last.map(|last| cursors.write(uri.path(), &last.id));
-    Ok(Json(DeadLetters { dead_letters, cursor }))
+    Ok(Json(DeadLetters { dead_letters, cursor }).into_response())
 }
 
 /// Show a dead letter

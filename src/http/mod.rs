@@ -44,6 +44,7 @@ mod events;
 mod extract;
 mod forwarded;
 mod health;
+mod large_reads;
 mod leases;
 mod listen;
 mod metrics;
@@ -74,6 +75,7 @@ use self::auth::Guard;
 pub(crate) use self::auth::{Access, AuthError};
 pub(crate) use self::forwarded::Proxies;
 pub(crate) use self::health::Health;
+pub(crate) use self::large_reads::LargeReads;
 pub(crate) use self::listen::{BindError, Ending, Limits, bind, serve};
 pub(crate) use self::pages::Live;
 use self::problem::{Kind, PROBLEM_JSON, Problem};
@@ -115,6 +117,8 @@ pub(crate) struct Api {
     pub(crate) targets: Policy,
     /// The state that the live pages share.
     pub(crate) live: Live,
+    /// Turns for large answers.
+    pub(crate) large_reads: LargeReads,
 }
 
 /// The routes of `http.listen`.

@@ -11,6 +11,7 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use maud::Markup;
+use rand::Rng as _;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -22,7 +23,8 @@ use super::overview::{Busiest, Overview};
 use super::streams::{self, Streams};
 use super::{Refusal, page_with};
 
-/// Time between two events.
+/// Time between two events. Each page varies it, so that pages that opened together, for example
+/// after a restart, do not ask for their content at the same moment for ever.
 const EVERY: Duration = Duration::from_secs(2);
 /// Maximum duration of a stream. The browser then reconnects, so a revoked token cannot keep
 /// reading.
@@ -80,11 +82,12 @@ impl Live {
         let events = stream::unfold((content, open), move |(content, open)| {
             let (stopping, looked_at) = (stopping.clone(), Arc::clone(&looked_at));
             async move {
+                let pause = EVERY.mul_f64(rand::rng().random_range(0.75..1.25));
                 tokio::select! {
                     biased;
                     () = stopping.cancelled() => return None,
                     () = open.given_up.cancelled() => return None,
-                    () = tokio::time::sleep(EVERY) => {}
+                    () = tokio::time::sleep(pause) => {}
                 }
                 if Instant::now() >= end {
                     return None;
