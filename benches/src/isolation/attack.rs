@@ -129,8 +129,11 @@ async fn forever<F: Future>(loops: u64, pause: Duration, one: impl Fn(u64) -> F)
     join_all((0..loops).map(|first| repeat(first, loops, pause, &one))).await;
 }
 
-/// One of the loops: every `step`th number.
+/// One of the loops: every `step`th number. The loops start one after the other, because no client
+/// sends all of its requests in the same moment.
 async fn repeat<F: Future>(first: u64, step: u64, pause: Duration, one: &impl Fn(u64) -> F) {
+    let parts = |n: u64| u32::try_from(n).unwrap_or(1);
+    tokio::time::sleep(pause * parts(first) / parts(step)).await;
     let mut n = first;
     loop {
         one(n).await;
@@ -202,8 +205,7 @@ async fn run(resource: Resource, at: &Target) {
         }
         Resource::DeadLetters => {
             forever(4, ms(10), |n| {
-                let bot = format!("hostile-{}", n % 100);
-                at.add([event(&bot, "failing.flood", n, 100)].into_iter())
+                at.add([event("hostile", "failing.flood", n, 100)].into_iter())
             })
             .await;
         }
