@@ -204,10 +204,8 @@ async fn run(resource: Resource, at: &Target) {
             forever(2, ms(100), |_| at.publish(&events)).await;
         }
         Resource::DeadLetters => {
-            forever(4, ms(10), |n| {
-                at.add([event("hostile", "failing.flood", n, 100)].into_iter())
-            })
-            .await;
+            forever(4, ms(10), |n| at.add([event("hostile", "failing.flood", n, 100)].into_iter()))
+                .await;
         }
         Resource::RedisMemory => {
             forever(8, Duration::ZERO, |_| async { back_off(at.hoard().await).await }).await;

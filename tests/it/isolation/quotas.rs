@@ -193,8 +193,7 @@ async fn a_bot_with_many_dead_letters_displaces_none_of_a_bot_with_few() {
     let dead = async |of: &str, count: usize| {
         queue.push(&bot(of), &events(of, count, 1), PushOptions::default()).await.unwrap().queued
     };
-    let left =
-        async |of: &str| queue.dead_letters(Some(&bot(of)), 9).await.unwrap().len();
+    let left = async |of: &str| queue.dead_letters(Some(&bot(of)), 9).await.unwrap().len();
     // The first event of each is queued.
     dead("few", 3).await;
     let refused = dead(&many, 11).await;
