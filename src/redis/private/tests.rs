@@ -61,6 +61,9 @@ async fn a_private_server_is_durable_never_evicts_and_is_reached_by_its_url() {
         ("save", ""),
         ("maxmemory-policy", "noeviction"),
         ("unixsocketperm", "700"),
+        ("hash-max-listpack-entries", "16"),
+        ("zset-max-listpack-entries", "8"),
+        ("latency-tracking", "no"),
     ];
     for (name, value) in wanted {
         let (_, found): (String, String) =
