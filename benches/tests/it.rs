@@ -174,3 +174,39 @@ async fn help_version_and_mistakes_have_the_exit_codes_of_fairlane() {
         assert!(text.contains(said), "{arguments:?}: {ran:?}");
     }
 }
+
+/// The bound that the bench judges by depends on no machine: both figures are of the same run. Load from
+/// elsewhere during one phase can exceed it all the same, so a resource has three attempts.
+#[tokio::test]
+async fn no_hostile_tenant_slows_quiet_ones_by_half_and_25_ms() {
+    const RESOURCES: [&str; 9] = [
+        "queue",
+        "dns",
+        "tarpits",
+        "shared-host",
+        "connections",
+        "tokens",
+        "dead-letters",
+        "leases",
+        "log-flood",
+    ];
+    let mut left = RESOURCES.to_vec();
+    let mut lines = Vec::new();
+    for _ in 0..3 {
+        let only = left.iter().flat_map(|name| ["--only", name]);
+        let arguments = ["isolation", "--seconds", "1", "--json"].into_iter().chain(only);
+        let ran = run(&arguments.collect::<Vec<_>>()).await;
+        let report: Value = serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"));
+        let resources = report["resources"].as_array().unwrap();
+        assert_eq!(resources.len(), left.len(), "{report}");
+        left.retain(|name| {
+            let line = resources.iter().find(|line| line["resource"] == **name).unwrap();
+            line["verdict"] != "held"
+        });
+        lines.push(report);
+        if left.is_empty() {
+            return;
+        }
+    }
+    panic!("{left:?} never held: {lines:#?}");
+}
