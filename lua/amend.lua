@@ -28,7 +28,7 @@ else
   call('HSET', note.key, 'due', due, 'expires', expires, 's', next_sequence())
   call('HDEL', note.key, 'ready')
   if KEYS[16] and call('GET', KEYS[16]) == note.id then
-    call('PEXPIRE', KEYS[16], math.max(1, expires - NOW_MS) + KEPT_MS)
+    call('PEXPIRE', KEYS[16], math.max(1, expires - now_ms()) + KEPT_MS)
   end
   if waits then
     call('ZADD', KEYS[15], due, note.id)

@@ -71,11 +71,11 @@ end
 
 -- Whether the notification may be sent now. Otherwise it becomes due later, or ends.
 local function may_send(note, user, online, waits)
-  if note.due > NOW_MS and not waits then
+  if note.due > now_ms() and not waits then
     arm(note, note.due) -- it was moved while its event was queued
     return false
   end
-  if NOW_MS >= note.expires then
+  if now_ms() >= note.expires then
     call('ZREM', online, note.id)
     if note.attempts > 0 or (note.reason or '') ~= '' then
       local reason = 'not sent before it expired'
@@ -96,19 +96,19 @@ local function may_send(note, user, online, waits)
   end
   local known = call('HMGET', user, 'sent', 'by', 'until', 'log', 'log|' .. note.type, 'late')
   if known[2] and known[2] ~= note.id then
-    local over = tonumber(known[3]) <= NOW_MS
+    local over = tonumber(known[3]) <= now_ms()
     if over and known[6] ~= known[2] then
       -- That send has no result yet: its process may have been unable to report it.
-      call('HSET', user, 'late', known[2], 'until', NOW_MS + patience)
+      call('HSET', user, 'late', known[2], 'until', now_ms() + patience)
       over = false
     end
     if not over then
-      arm(note, NOW_MS + 1000)
+      arm(note, now_ms() + 1000)
       return false
     end
   end
   local free, why = room_for(note, known)
-  if free <= NOW_MS then
+  if free <= now_ms() then
     return true
   end
   if defers and free < note.expires then
@@ -127,12 +127,12 @@ for i = 1, (#KEYS - 13) / 3 do
   local is_new = note and sequence > math.max(note.s, note.asked)
   if is_new and note.state == 'sending' and note.asked <= note.s then
     call('HSET', note.key, 'asked', sequence) -- and it keeps the token
-    arm(note, NOW_MS + patience)
+    arm(note, now_ms() + patience)
   elseif is_new and (not ENDED[note.state] or note.state == 'dead') then
     if note.state == 'dead' then -- an operator redrove it
       hold_note(note, 1)
-      note.attempts, note.expires = 0, NOW_MS + math.max(0, note.expires - note.due)
-      note.due, note.reason, note.ready, note.told = NOW_MS, nil, nil, nil
+      note.attempts, note.expires = 0, now_ms() + math.max(0, note.expires - note.due)
+      note.due, note.reason, note.ready, note.told = now_ms(), nil, nil, nil
       call('HSET', note.key, 'attempts', 0, 'due', note.due, 'expires', note.expires)
       call('HDEL', note.key, 'ended', 'reason', 'ready', 'told')
       call('PERSIST', note.key)
@@ -143,10 +143,10 @@ for i = 1, (#KEYS - 13) / 3 do
     if outcome then
       reply[i + 2] = {outcome, note.label}
     elseif may then
-      arm(note, NOW_MS + pause)
+      arm(note, now_ms() + pause)
       call('HSET', note.key, 'state', 'sending', 'attempts', note.attempts + 1)
       if note.uid ~= '' then
-        call('HSET', user, 'by', id, 'until', NOW_MS + pause + patience, 'late', '')
+        call('HSET', user, 'by', id, 'until', now_ms() + pause + patience, 'late', '')
         if call('PTTL', user) < USER_KEPT_MS then call('PEXPIRE', user, USER_KEPT_MS) end
       end
       local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck', 'headers')

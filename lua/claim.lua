@@ -22,7 +22,7 @@ local meta = call('HMGET', META, 'v', 'f', 'paused', 'run')
 local v, fence = math.max(tonumber(meta[1] or 0), seen), tonumber(meta[2] or 0)
 local vanished = 0
 
-local expired = call('ZRANGEBYSCORE', BUSY, '-inf', NOW_MS, 'LIMIT', 0, 64)
+local expired = call('ZRANGEBYSCORE', BUSY, '-inf', now_ms(), 'LIMIT', 0, 64)
 if #expired > 0 then
   local owners = call('HMGET', OWN, unpack(expired))
   local attempts = call('HMGET', ATT, unpack(expired))
@@ -39,7 +39,7 @@ if #expired > 0 then
   join(at_rest(expired), v, slice)
 end
 
-local reply = {0, '', '', NOW_US, 0, vanished, short_run(meta[4])}
+local reply = {0, '', '', now_us(), 0, vanished, short_run(meta[4])}
 local taken, bots, leases, owners = {}, {}, {}, {}
 if max > 0 and not meta[3] then
   taken = call('ZRANGE', CTL, '-inf', bound, 'BYSCORE', 'LIMIT', 0, max, 'WITHSCORES')
@@ -63,8 +63,8 @@ if #taken > 0 then
     learn(queues)
   end
   local clock_before, lowest_start = v, nil
-  local until_ms, known_start, start_text = digits(NOW_MS + ttl), nil, nil
-  fence = math.max(fence, NOW_US - 1)
+  local until_ms, known_start, start_text = digits(now_ms() + ttl), nil, nil
+  fence = math.max(fence, now_us() - 1)
   for i, bot in ipairs(bots) do
     local score, start = tonumber(taken[2 * i]), nil
     if score < 0 then

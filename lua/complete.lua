@@ -28,13 +28,13 @@
 --       hand: maximum of open leases), its own quotas or '', number of exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since
 --       1970) ''; with books also: last sequence that leaves or '', number of ads, per ad: id, views,
 --       replacements
--- Reply {clock, lowest score or '', next deadline or '', dead letters removed, those of them above a
---       quota, then per item 'OK' | 'STALE' | 'BAD' | 'FULL'}
--- Cost  10 to 17 commands + 1 a bot (2 with events left or handed over), with books 5 + 2 an ad
+-- Reply {clock, lowest score if bots became ready or '', next deadline if leases continue or bots are
+--       parked or '', dead letters removed, those of them above a quota, then per item 'OK' | 'STALE' | 'BAD' | 'FULL'}
+-- Cost  6 to 14 commands + 1 a bot (2 with events left or handed over), with books 5 + 2 an ad
 assert(#KEYS >= 12 and #ARGV >= 15, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local keys_each, quota = tonumber(ARGV[2]), quota_of(ARGV[3])
-local items, bots, at, delays, releases, none = {}, {}, 4, false, false, {}
+local items, bots, at, delays, none = {}, {}, 4, false, {}
 while at <= #ARGV do
   local item = {
     bot = ARGV[at], run = ARGV[at + 1], fence = ARGV[at + 2], before = tonumber(ARGV[at + 3]),
@@ -58,7 +58,6 @@ while at <= #ARGV do
     at = at + 4
   end
   item.fits = last < item.n
-  releases = releases or item.mode == 'release'
   if keys_each > 1 then
     item.last, item.ads, item.first_ad = ARGV[at], tonumber(ARGV[at + 1]), at + 2
     at = at + 2 + 3 * item.ads
@@ -86,17 +85,31 @@ local function close(item, n, length)
   keep_cached(book) -- while MongoDB is unavailable, only this cache may have the total
 end
 
+-- A finish that is less than this ahead of the clock is noted at random, as this far ahead, with the
+-- probability that keeps the mean. The fence is as good as a random number. So most short slices
+-- leave no finish to remember and to forget.
+local BRIEF = 1000 -- µs
+local function noted(finish, v, fence)
+  local ahead = finish - v
+  if ahead >= BRIEF then
+    return finish
+  elseif tonumber(fence) % BRIEF < ahead then
+    return v + BRIEF
+  end
+end
+
 local meta = call('HMGET', META, 'v', 'depth', 'run', 'open')
 local v, depth, run = tonumber(meta[1] or 0), tonumber(meta[2] or 0), short_run(meta[3])
 local open_before = tonumber(meta[4] or 0)
 local open = open_before
 local owners = call('HMGET', OWN, unpack(bots))
 local attempts, stopped = {}, {}
-if call('EXISTS', ATT, PAUSED) > 0 then -- few shards have one of them
+local counts_any = false
+if call('EXISTS', ATT, PAUSED, HELD) > 0 then -- few shards have one of them
   attempts = call('HMGET', ATT, unpack(bots))
   stopped = call('SMISMEMBER', PAUSED, unpack(bots))
+  counts_any = call('EXISTS', HELD) == 1
 end
-local counts_any = call('EXISTS', HELD) == 1
 if counts_any then
   local queues = {}
   for i, bot in ipairs(bots) do
@@ -104,7 +117,7 @@ if counts_any then
   end
   learn(queues)
 end
-local ready_before, due_before = releases and lowest(CTL) or nil, delays and lowest(DUE) or nil
+local due_before = delays and lowest(DUE) or nil
 local ready, busy, kept, ended, unparked, finished, empty, unheld = {}, {}, {}, {}, {}, {}, {}, {}
 local removed_letters, lost_letters, removed_events, first_ready, first_due = 0, 0, 0, nil, nil
 local reply = {0, '', '', 0, 0}
@@ -178,7 +191,7 @@ for i, item in ipairs(items) do
         end
       end
       if item.mode == 'keep' or item.mode == 'hand' then
-        local handed, until_ms = confirmed == '2', NOW_MS + item.ms
+        local handed, until_ms = confirmed == '2', now_ms() + item.ms
         if item.mode == 'hand' then
           until_ms = math.max(until_ms, tonumber(call('ZSCORE', BUSY, item.bot)))
           if not handed and open < item.bound then
@@ -199,7 +212,7 @@ for i, item in ipairs(items) do
         if item.mode == 'release' then
           unparked[#unparked + 1] = item.bot
         else
-          busy[#busy + 1] = NOW_MS + item.ms
+          busy[#busy + 1] = now_ms() + item.ms
           busy[#busy + 1] = item.bot
         end
         if item.mode == 'release' and left and stopped[i] ~= 1 then
@@ -207,8 +220,11 @@ for i, item in ipairs(items) do
           ready[#ready + 1] = item.bot
           first_ready = math.min(first_ready or start, start)
         elseif start > v then
-          finished[#finished + 1] = start
-          finished[#finished + 1] = item.bot
+          local finish = noted(start, v, fence)
+          if finish then
+            finished[#finished + 1] = finish
+            finished[#finished + 1] = item.bot
+          end
         end
       end
     end
@@ -226,13 +242,14 @@ if #unparked > 0 then call('ZREM', BUSY, unpack(unparked)) end
 if #busy > 0 then call('ZADD', BUSY, unpack(busy)) end
 if #finished > 0 then call('ZADD', FIN, unpack(finished)) end
 if #ready > 0 then
+  local before = lowest(CTL)
   call('ZADD', CTL, unpack(ready))
-  wake('ready', ready_before, first_ready)
+  wake('ready', before, first_ready)
+  reply[2] = digits(math.min(before or first_ready, first_ready))
 end
+if #busy > 0 then reply[3] = lowest(BUSY) end
 if first_due then wake('due', due_before, first_due) end
 reply[1] = v
-reply[2] = call('ZRANGE', CTL, 0, 0, 'WITHSCORES')[2] or ''
-reply[3] = lowest(BUSY) or ''
 reply[4] = removed_letters
 reply[5] = lost_letters
 return reply

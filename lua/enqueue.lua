@@ -6,18 +6,24 @@
 -- position, because queues and offset roll back together. A batch without bots advances an idle
 -- shard.
 --
+-- A copier with free workers leases quiet bots in the same call. It knows their events already.
+--
 -- KEYS  the eight of shared.lua, [9] hwm (hash: stream -> last offset copied), [10] dlq,
---       [11..] q:<bot> per bot, then with views per bot the ledger of ledger.lua
+--       [11] weight (hash, bots whose weight is not 1), [12..] q:<bot> per bot, then with views per
+--       bot the ledger of ledger.lua
 -- ARGV  stream, prev, last, slice µs, linger ms, max queue, overflow, max dead letters, quotas
---       of a bot (see quota_of), length of the views or 0, the views: cached ads (maximum of a
+--       of a bot (see quota_of), bots to lease at most, their ttl ms, seen (highest clock the copier
+--       saw on any shard), length of the views or 0, the views: cached ads (maximum of a
 --       generation), then per bot a count and that many ads and numbers; then per bot: id, its own
 --       quotas or '', count, events as MessagePack (at most 500 events)
 -- Reply {'OK', offset, appended, dead, dropped, dead letters removed, events above a quota, dead
---       letters above a quota} | {'DUP', offset} | {'GAP', offset}
--- Cost  about 13 commands + 1 a bot (2 with max queue) + 3 an ad
-local views = tonumber(ARGV[10]) or 0
-local bots = views > 0 and (#KEYS - 10) / 5 or #KEYS - 10
-assert(#KEYS >= 10 and counts(11 + views, bots), 'enqueue: wrong number of arguments')
+--       letters above a quota, then if bots are leased: run id of the server (shortened), and per
+--       leased bot: place in the call from 0, sequence before its first event, number of its events
+--       in the queue, fence, start, att or '', weight} | {'DUP', offset} | {'GAP', offset}
+-- Cost  about 13 commands + 1 a bot (2 with max queue) + 3 an ad; with leases about 4 more
+local views = tonumber(ARGV[13]) or 0
+local bots = views > 0 and (#KEYS - 11) / 5 or #KEYS - 11
+assert(#KEYS >= 11 and counts(14 + views, bots), 'enqueue: wrong number of arguments')
 
 local HWM, stream, prev, last = KEYS[9], ARGV[1], ARGV[2], ARGV[3]
 local offset = call('HGET', HWM, stream) or '0-0'
@@ -27,23 +33,27 @@ end
 if offset ~= prev then
   return {'GAP', offset}
 end
-local appended, died, dropped, removed, over, lost, _ = 0, 0, 0, 0, 0, 0, nil
-if #ARGV > 10 then
-  appended, died, dropped, removed, _, over, lost = append(11, 11 + views, {
+local appended, died, dropped, removed, over, lost, leases, _ = 0, 0, 0, 0, 0, 0, {}, nil
+if #ARGV > 13 then
+  local take = tonumber(ARGV[10])
+  appended, died, dropped, removed, _, over, lost, leases = append(12, 14 + views, {
     slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5]), max = tonumber(ARGV[6]),
     overflow = ARGV[7], dead = KEYS[10], dead_max = tonumber(ARGV[8]),
     quota = quota_of(ARGV[9]),
+    take = take > 0 and {
+      max = take, ttl = tonumber(ARGV[11]), seen = tonumber(ARGV[12]), weight = KEYS[11],
+    } or nil,
   })
 end
 if views > 0 then
-  local at = 12
+  local at = 15
   for bot = 1, bots do
-    local ads, book = tonumber(ARGV[at]), book_at(7 + bots + 4 * bot)
+    local ads, book = tonumber(ARGV[at]), book_at(8 + bots + 4 * bot)
     for i = at + 1, at + 2 * ads, 2 do
-      count(book, ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[11]))
+      count(book, ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[14]))
     end
     at = at + 1 + 2 * ads
   end
 end
 call('HSET', HWM, stream, last)
-return {'OK', last, appended, died, dropped, removed, over, lost}
+return {'OK', last, appended, died, dropped, removed, over, lost, unpack(leases)}

@@ -36,14 +36,14 @@ for i = 1, (#KEYS - 13) / 2 do
     if note.uid ~= '' then
       if call('HGET', user, 'by') == id then call('HDEL', user, 'by', 'until', 'late') end
       if outcome == 'sent' then
-        call('HSET', user, 'sent', NOW_MS)
+        call('HSET', user, 'sent', now_ms())
         note_sent(user, 'log', tonumber(ARGV[arg + 7]))
         note_sent(user, 'log|' .. note.type, tonumber(ARGV[arg + 8]))
         local kept = tonumber(ARGV[arg + 6])
         if call('PTTL', user) < kept then call('PEXPIRE', user, math.max(1, kept)) end
       end
     end
-    if outcome == 'retry' and NOW_MS + ms >= note.expires then
+    if outcome == 'retry' and now_ms() + ms >= note.expires then
       outcome, reason = 'dead', reason .. '; it would expire before the next attempt'
     end
     if outcome == 'dead' then
@@ -54,7 +54,7 @@ for i = 1, (#KEYS - 13) / 2 do
       if not call('ZSCORE', DUE, id) then
         call('HSET', note.key, 's', next_sequence()) -- it fell due: the event that is queued means nothing
       end
-      arm(note, NOW_MS + ms)
+      arm(note, now_ms() + ms)
       call('HSET', note.key, 'state', 'scheduled', 'reason', reason)
       if outcome == 'retry' then
         tally(note, 'retried')

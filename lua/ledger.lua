@@ -10,7 +10,7 @@
 -- An ad is in at most one generation. A total is valid only in the run of the server that it names:
 -- after Redis lost its last writes, it may be lower than the total in MongoDB.
 local DAY_MS, ACKED_SECONDS = 86400000, 3600
-local TODAY = math.floor(NOW_MS / DAY_MS)
+local TODAY = math.floor(now_ms() / DAY_MS)
 
 local run_now -- read once, by scripts that need it
 

@@ -84,7 +84,7 @@ end
 -- Appends a send to a log of a user that keeps the last `n`.
 local function note_sent(user, field, n)
   if n > 0 then
-    local log = (call('HGET', user, field) or '') .. struct.pack('>I6', NOW_MS)
+    local log = (call('HGET', user, field) or '') .. struct.pack('>I6', now_ms())
     call('HSET', user, field, string.sub(log, -STAMP * n))
   end
 end
@@ -92,8 +92,8 @@ end
 -- The due time: `at` (ms), or now if that has passed; if `at` is 0, the delay from now. Never
 -- early: the current millisecond is rounded up.
 local function due_at(at, delay)
-  if at > 0 then return math.max(at, NOW_MS) end
-  return NOW_MS + delay + (delay > 0 and 1 or 0)
+  if at > 0 then return math.max(at, now_ms()) end
+  return now_ms() + delay + (delay > 0 and 1 or 0)
 end
 
 -- Moves its due time to `time` (ms).
@@ -137,14 +137,14 @@ local function finish(note, state, reason)
   end
   hold_note(note, -1)
   if state ~= 'dead' then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
-  call('HSET', note.key, 'state', state, 'ended', NOW_MS, 'reason', reason)
+  call('HSET', note.key, 'state', state, 'ended', now_ms(), 'reason', reason)
   call('PEXPIRE', note.key, KEPT_MS)
   tally(note, state)
 end
 
 -- The sequence of an event that is queued now.
 local function next_sequence()
-  local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, NOW_US)
+  local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, now_us())
   call('HSET', META, 'seq', sequence)
   return sequence
 end

@@ -21,7 +21,7 @@ end
 local times = call('ZMSCORE', DUE, unpack(ids))
 local stored = call('HMGET', LATER, unpack(ids))
 local meta = call('HMGET', META, 'seq', 'v', 'depth')
-local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
+local sequence = math.max(tonumber(meta[1] or 0), now_us() - 1)
 local moved, fresh, queues = {}, {}, {}
 for i = 1, #ids do
   queues[i] = 'q' .. ARGV[1 + 2 * i]
@@ -30,7 +30,7 @@ learn(queues)
 for i, id in ipairs(ids) do
   local bot = ARGV[1 + 2 * i]
   local head = #bot .. ':' .. bot
-  if times[i] and tonumber(times[i]) <= NOW_MS and stored[i] and string.sub(stored[i], 1, #head) == head then
+  if times[i] and tonumber(times[i]) <= now_ms() and stored[i] and string.sub(stored[i], 1, #head) == head then
     sequence = sequence + 1
     local event = string.sub(stored[i], #head + 1)
     local length, size = call('RPUSH', KEYS[10 + i], record(sequence, event)), HEAD + #event

@@ -28,7 +28,7 @@ if due > 0 then
   if bytes > 0 and held('L' .. bot) + #ARGV[13] > bytes then
     return {'QUOTA', 'delayed_bytes', held('L' .. bot), bytes}
   end
-  sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, NOW_US)
+  sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, now_us())
   call('HSET', META, 'seq', sequence)
   local before = lowest(KEYS[10])
   call('ZADD', KEYS[10], due, digits(sequence))

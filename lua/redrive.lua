@@ -21,7 +21,7 @@ end
 local mine, before, from = string.sub(fields.record, 4, 11), nil, 0
 local renews = ARGV[4] == '1'
 if renews then
-  local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, NOW_US)
+  local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, now_us())
   call('HSET', META, 'seq', sequence)
   fields.record = record(sequence, string.sub(fields.record, 12))
 end

@@ -11,15 +11,15 @@
 assert(#KEYS == 15 and #ARGV == 3, 'release: wrong number of arguments')
 local threshold = tonumber(ARGV[3])
 local last = tonumber(call('HGET', KEYS[15], 'online') or 0)
-local id = call('ZRANGE', KEYS[14], '-inf', NOW_MS, 'BYSCORE', 'LIMIT', 0, 1)[1]
-if not id or NOW_MS - last < threshold then
+local id = call('ZRANGE', KEYS[14], '-inf', now_ms(), 'BYSCORE', 'LIMIT', 0, 1)[1]
+if not id or now_ms() - last < threshold then
   return 0
 end
 call('ZREM', KEYS[14], id)
-call('HSET', KEYS[15], 'online', NOW_MS)
+call('HSET', KEYS[15], 'online', now_ms())
 if call('PTTL', KEYS[15]) < threshold then
   call('PEXPIRE', KEYS[15], math.max(1, threshold))
 end
-arm({id = id, bot = ARGV[1], uid = ARGV[2]}, NOW_MS)
+arm({id = id, bot = ARGV[1], uid = ARGV[2]}, now_ms())
 armed()
 return 1

@@ -19,7 +19,7 @@ if note.state == 'waiting' then
   arm(note, note.expires)
 else
   call('HSET', note.key, 'state', 'scheduled')
-  arm(note, math.max(note.due, NOW_MS))
+  arm(note, math.max(note.due, now_ms()))
 end
 armed()
 return 1

@@ -36,7 +36,7 @@ if KEYS[16] then
     return {'AGAIN'}
   end
   known = other ~= '' and note_at(17, other)
-  local repeated = known and NOW_MS - known.created < REPEAT_MS and known.state ~= 'cancelled'
+  local repeated = known and now_ms() - known.created < REPEAT_MS and known.state ~= 'cancelled'
   if known and (ARGV[10] == 'once'
       or ARGV[10] == 'ignore' and (repeated or not ENDED[known.state])) then
     return {'DUP', known.due}
@@ -58,11 +58,11 @@ if KEYS[16] then
     finish(known, 'cancelled', 'replaced by ' .. note.id)
     replaced = known.label
   end
-  call('SET', KEYS[16], note.id, 'PX', math.max(1, expires - NOW_MS) + KEPT_MS)
+  call('SET', KEYS[16], note.id, 'PX', math.max(1, expires - now_ms()) + KEPT_MS)
 end
 call('HSET', note.key, 'state', waits and 'waiting' or 'scheduled', 'bot', note.bot,
   'uid', note.uid, 'type', note.type, 'label', note.label, 'due', due, 'expires', expires,
-  'online', ARGV[9], 'created', NOW_MS, 'attempts', 0, 's', 0, 'held', bytes, unpack(ARGV, 14))
+  'online', ARGV[9], 'created', now_ms(), 'attempts', 0, 's', 0, 'held', bytes, unpack(ARGV, 14))
 hold('n' .. note.bot, 1)
 hold('N' .. note.bot, bytes)
 if waits then

@@ -2,7 +2,8 @@
 --
 -- Every script declares the same eight keys of one pipeline and shard first:
 --   KEYS[1] meta    hash       v virtual clock (µs), f last fence, seq last sequence, depth, run, paused,
---                           open (leases that were handed over)
+--                           open (leases that were handed over), told (last published deadline
+--                           of a lease that a copy took)
 --   KEYS[2] ctl     sorted set ready bots -> score (see join)
 --   KEYS[3] busy    sorted set bots leased or parked -> deadline (ms since 1970)
 --   KEYS[4] own     hash       bot -> fence|acked|start|confirmed of the current lease; confirmed is
@@ -23,9 +24,20 @@ local META, CTL, BUSY, OWN, ATT, FIN, PAUSED, HELD =
 local WAKE = string.sub(META or '', 1, -5) .. 'wake'
 local call = redis.call
 local QUIET = 4503599627370496 -- 2^52: puts the quiet class before every busy score
-local clock = call('TIME')
-local NOW_US = clock[1] * 1000000 + clock[2]
-local NOW_MS = math.floor(NOW_US / 1000)
+
+-- The time of the server in µs since 1970, the same in a whole call. Asked for only when needed.
+local clock
+local function now_us()
+  if not clock then
+    local time = call('TIME')
+    clock = time[1] * 1000000 + time[2]
+  end
+  return clock
+end
+
+local function now_ms()
+  return math.floor(now_us() / 1000)
+end
 
 -- The digits of a whole number.
 local function digits(number)
@@ -177,7 +189,7 @@ local function join(bots, v, slice)
     local finish = tonumber(finishes[i] or 0)
     local score = finish
     if finish <= v + slice then
-      score = NOW_US - QUIET + i
+      score = now_us() - QUIET + i
     end
     scores[#scores + 1] = score
     scores[#scores + 1] = bot
@@ -191,14 +203,14 @@ local function join(bots, v, slice)
   wake('ready', before, first)
 end
 
--- The bots among these that are in neither `busy` nor `paused`.
-local function at_rest(bots)
+-- The bots among these that are in neither `busy` nor `paused`. `none_paused`: no bot of the shard is.
+local function at_rest(bots, none_paused)
   if #bots == 0 then
     return bots
   end
   local deadlines = call('ZMSCORE', BUSY, unpack(bots))
   local stopped = {}
-  if call('EXISTS', PAUSED) == 1 then
+  if not none_paused and call('EXISTS', PAUSED) == 1 then
     stopped = call('SMISMEMBER', PAUSED, unpack(bots))
   end
   local rest = {}
@@ -258,7 +270,7 @@ local function bury(dead, max, bot, entry, reason, attempts, quota, more)
     return 1, 1
   end
   local fields = {
-    'bot', bot, 'record', entry, 'reason', reason, 'attempts', attempts, 'time', digits(NOW_MS),
+    'bot', bot, 'record', entry, 'reason', reason, 'attempts', attempts, 'time', digits(now_ms()),
   }
   if more then
     fields[#fields + 1], fields[#fields + 2] = 'more', more
@@ -361,24 +373,100 @@ local function refusal(queue, at)
   end
 end
 
+-- Leases quiet bots whose queues were empty to the copier itself, which has free workers: so their
+-- events need no claim and no read. Bots of the quiet class that are ready already go first. All of
+-- this is as if `join` and `claim` had run.
+-- `fresh`: the bots; `begins`: of each, its place in the call, the sequence before its first event
+-- and the number of its events; `meta`: v, f, told, paused, run; `take`: max, ttl (ms), seen (see
+-- claim), weight (key), rare (whether bots of the shard have attempts or weights).
+-- Returns the bots that are left, the new fields of META, and the leases for the reply.
+local function lease_fresh(fresh, begins, meta, slice, take)
+  local low = lowest(CTL)
+  if #fresh == 0 or take.max == 0 or meta.paused or low and low < 0 then
+    return fresh, {}, {}
+  end
+  local before, fence = tonumber(meta.v or 0), math.max(tonumber(meta.f or 0), now_us() - 1)
+  local v, until_ms = math.max(before, take.seen), now_ms() + take.ttl
+  local finishes, attempts, weights = call('ZMSCORE', FIN, unpack(fresh)), {}, {}
+  if take.rare then
+    attempts = call('HMGET', ATT, unpack(fresh))
+    weights = call('HMGET', take.weight, unpack(fresh))
+  end
+  -- A bot that a reaper put back with an empty queue is ready already.
+  local scores = low and call('ZMSCORE', CTL, unpack(fresh)) or {}
+  local left, leases, owners, busy = {}, {short_run(meta.run)}, {}, {}
+  for i, bot in ipairs(fresh) do
+    local finish = tonumber(finishes[i] or 0)
+    if finish > v + slice or scores[i] or #busy >= 2 * take.max then
+      left[#left + 1] = bot
+    else
+      local begin, start = begins[bot], math.max(v, finish)
+      fence = fence + 1
+      busy[#busy + 1] = until_ms
+      busy[#busy + 1] = bot
+      owners[#owners + 1] = bot
+      owners[#owners + 1] = digits(fence) .. '|0|' .. digits(start) .. '|0'
+      leases[#leases + 1] = begin[1]
+      leases[#leases + 1] = begin[2]
+      leases[#leases + 1] = begin[3]
+      leases[#leases + 1] = fence
+      leases[#leases + 1] = start
+      leases[#leases + 1] = attempts[i] or ''
+      leases[#leases + 1] = tonumber(weights[i] or 1)
+    end
+  end
+  if #busy == 0 then
+    return left, {}, {}
+  end
+  local behind = v > before and call('ZCOUNT', FIN, '-inf', v) or 0
+  call('ZADD', BUSY, unpack(busy))
+  call('HSET', OWN, unpack(owners))
+  if behind > 0 then
+    call('ZREMRANGEBYRANK', FIN, 0, math.min(behind, 1000) - 1) -- as claim does
+  end
+  -- Other processes look at the shard when the last published deadline passes. So one is enough.
+  local fields, told = {'v', v, 'f', fence}, tonumber(meta.told or 0)
+  if told < now_ms() or told > until_ms then
+    wake('deadline', nil, until_ms)
+    fields[#fields + 1], fields[#fields + 2] = 'told', until_ms
+  end
+  return left, fields, leases
+end
+
 -- Appends events with fresh sequences to queues; bots that had none become ready.
 -- ARGV[at..last]: per bot its id, its quotas (see quota_of; '': those of `limits`), a count and that
 -- many events; KEYS[first..]: their queues.
 -- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'; nil: neither max nor
--- the quota of queued bytes applies), dead (key), dead_max, linger (ms), slice (µs), quota.
+-- the quota of queued bytes applies), dead (key), dead_max, linger (ms), slice (µs), quota, take (see
+-- lease_fresh; nil: no leases).
 -- Returns the numbers of events appended, dead-lettered and dropped, and of dead letters deleted,
--- the last sequence, and how many events and letters exceeded a quota. Calls settle().
+-- the last sequence, how many events and letters exceeded a quota, and the leases for the reply.
+-- Calls settle().
 local function append(first, at, limits, last)
-  local meta = call('HMGET', META, 'seq', 'v', 'depth')
-  local sequence = math.max(tonumber(meta[1] or 0), NOW_US - 1)
+  local take = limits.take
+  local meta
+  if take then
+    meta = call('HMGET', META, 'seq', 'v', 'depth', 'f', 'told', 'paused', 'run')
+  else
+    meta = call('HMGET', META, 'seq', 'v', 'depth')
+  end
+  local sequence = math.max(tonumber(meta[1] or 0), now_us() - 1)
   local appended, died, dropped, removed, over, lost = 0, 0, 0, 0, 0, 0
-  local fresh, key, fields, from = {}, first, {}, at
+  local fresh, begins, key, fields, from = {}, {}, first, {}, at
   last = last or #ARGV
   while from <= last do
     fields[#fields + 1] = 'q' .. ARGV[from]
     from = from + 3 + tonumber(ARGV[from + 2])
   end
-  local unknown, any = {}, call('EXISTS', HELD) == 1
+  -- Few shards have one of them.
+  local rare
+  if take then
+    rare = call('EXISTS', HELD, PAUSED, ATT, take.weight) > 0
+    take.rare = rare
+  else
+    rare = call('EXISTS', HELD, PAUSED) > 0
+  end
+  local unknown, any = {}, rare and call('EXISTS', HELD) == 1
   for _, field in ipairs(fields) do
     if not known[field] and any then
       unknown[#unknown + 1] = field
@@ -390,7 +478,7 @@ local function append(first, at, limits, last)
   while at <= last do
     local bot, own, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
     local field = fields[key - first + 1]
-    local records, room, bytes, within, large = {}, count, 0, count, false
+    local records, room, bytes, within, large, before = {}, count, 0, count, false, sequence
     for i = 1, count do
       sequence = sequence + 1
       records[i] = record(sequence, ARGV[at + 2 + i])
@@ -432,6 +520,9 @@ local function append(first, at, limits, last)
       local length = call('RPUSH', KEYS[key], unpack(records, 1, room))
       if length == room then
         fresh[#fresh + 1] = bot
+        if take then
+          begins[bot] = {key - first, before, room}
+        end
       end
       grew(field, KEYS[key], length, length - room, bytes, large)
       appended = appended + room
@@ -440,10 +531,15 @@ local function append(first, at, limits, last)
     key = key + 1
   end
   settle()
-  call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + appended)
-  fresh = at_rest(fresh)
+  fresh = at_rest(fresh, not rare)
+  local fresh_meta, leases = {}, {}
+  if take and limits.linger == 0 then
+    fresh, fresh_meta, leases = lease_fresh(fresh, begins,
+      {v = meta[2], f = meta[4], told = meta[5], paused = meta[6], run = meta[7]}, limits.slice, take)
+  end
+  call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + appended, unpack(fresh_meta))
   if limits.linger > 0 and #fresh > 0 then
-    local before, until_ms = lowest(BUSY), NOW_MS + limits.linger
+    local before, until_ms = lowest(BUSY), now_ms() + limits.linger
     local scores, deadlines = call('ZMSCORE', CTL, unpack(fresh)), {}
     for i, bot in ipairs(fresh) do
       if not scores[i] then -- a bot that the reaper put back with an empty queue keeps its position
@@ -456,7 +552,7 @@ local function append(first, at, limits, last)
       wake('deadline', before, until_ms)
     end
   else
-    join(fresh, tonumber(meta[2] or 0), limits.slice)
+    join(fresh, fresh_meta[2] or tonumber(meta[2] or 0), limits.slice)
   end
-  return appended, died, dropped, removed, sequence, over, lost
+  return appended, died, dropped, removed, sequence, over, lost, leases
 end

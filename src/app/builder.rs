@@ -23,7 +23,7 @@ use crate::pipeline::Kind;
 use crate::pool::open::OpenPipeline;
 use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
-use crate::pool::{Pool, Settings, Work};
+use crate::pool::{Places, Pool, Settings, Work};
 use crate::presence::Meter;
 use crate::product::{OpenError, Opening, Part, Product, Route, Seat, Services, SharedHandler};
 use crate::products::{Kinds, Products};
@@ -350,7 +350,7 @@ impl Plan {
             .with_quotas(self.quotas.clone())
     }
 
-    pub(super) fn route(self, queue: Queue) -> fanout::Route {
+    pub(super) fn route(self, queue: Queue, places: Option<Places>) -> fanout::Route {
         fanout::Route {
             from_earliest: self.starts_earliest(),
             interest: self.part.interest(),
@@ -361,6 +361,7 @@ impl Plan {
             types: self.config.events.iter().map(|glob| Glob::new(glob)).collect(),
             filter: self.filter,
             queue,
+            places,
         }
     }
 

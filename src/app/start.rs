@@ -145,9 +145,11 @@ impl Site {
             }
             plan.part.start(&seat);
             ears.extend(plan.part.listener(&seat));
+            let mut places = None;
             if roles.work {
                 let pool = plan.pool(&seat, signing_key);
                 ears.push(pool.listener());
+                places = pool.places();
                 shutdown.spawn(pool.run());
             }
             sampled.push(Sampled {
@@ -157,7 +159,7 @@ impl Site {
                 keep_dead: plan.config.dead.keep,
             });
             if roles.ingest && plan.takes_of_bus() {
-                routes.push(plan.route(queue.over(Arc::clone(&links.ingest))));
+                routes.push(plan.route(queue.over(Arc::clone(&links.ingest)), places));
             }
             listening.push((queue, ears));
         }

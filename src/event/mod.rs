@@ -276,6 +276,15 @@ impl Event {
         bytes
     }
 
+    /// The queue record of an encoded event: as the scripts write it.
+    pub(crate) fn record(sequence: u64, encoded: &[u8]) -> Vec<u8> {
+        let mut record = Vec::with_capacity(11 + encoded.len());
+        record.extend([0x93, RECORD_VERSION, 0xcf]);
+        record.extend(sequence.to_be_bytes());
+        record.extend(encoded);
+        record
+    }
+
     /// Reads a queue record of `bot`.
     ///
     /// # Errors

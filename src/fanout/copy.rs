@@ -14,7 +14,7 @@ use crate::ledger::{Account, Posting};
 use crate::metrics;
 use crate::quotas::QUEUED_BYTES;
 use crate::redis::RedisError;
-use crate::redis::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued};
+use crate::redis::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued, Take};
 use crate::telemetry::{Outage, Recovered};
 
 /// Maximum number of events in one enqueue call.
@@ -191,12 +191,15 @@ impl Route {
     /// entries up to `end`.
     pub(super) async fn enqueue(
         &self,
-        stream: &str,
-        end: Offset,
+        (stream, end): (&str, Offset),
+        live: bool,
         shards: Vec<ShardBatch<'_>>,
         positions: &mut [Option<Offset>],
     ) -> Result<(), FanoutError> {
         let (limits, quotas) = (self.queue.limits(), self.queue.quotas());
+        let bots = shards.iter().flat_map(|shard| &shard.calls).map(|call| call.bots.len()).sum();
+        let places = self.places.as_ref().filter(|_| live && limits.linger_ms == 0);
+        let mut reserved = places.and_then(|places| places.reserve(bots));
         let mut calls = Vec::with_capacity(shards.len());
         for ShardBatch { shard, calls: batches } in shards {
             let Some(mut prev) = positions[shard.index()] else { continue };
@@ -209,22 +212,28 @@ impl Route {
                     cached_accounts: ledger.cached_accounts(),
                     bots: batch.postings,
                 });
-                let call = Enqueue { keys, stream, prev, last, limits, quotas, bots, postings };
-                calls.push((shard, call));
+                let take = reserved.as_mut().map_or_else(Take::default, |it| it.ask(bots.len()));
+                let sent = reserved.as_ref().map(|reserved| reserved.sending(shard));
+                let call =
+                    Enqueue { keys, stream, prev, last, limits, quotas, bots, postings, take };
+                calls.push(((shard, sent), call));
                 prev = last;
             }
         }
         if calls.is_empty() {
             return Ok(());
         }
-        let (shards, calls): (Vec<Shard>, Vec<Enqueue<'_>>) = calls.into_iter().unzip();
+        let (shards, calls): (Vec<_>, Vec<Enqueue<'_>>) = calls.into_iter().unzip();
         let replies = self.queue.link().call_all(&calls).await?;
         let mut queued = Queued::default();
-        let (mut lost, mut answered) = (None, false);
-        for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
+        let (mut lost, mut answered, mut failed) = (None, false, None);
+        for (((shard, sent), call), reply) in shards.into_iter().zip(&calls).zip(replies) {
             let position = &mut positions[shard.index()];
             match reply {
-                Ok(Enqueued::Ok(more)) => {
+                Ok(Enqueued::Ok(more, taken)) => {
+                    if let (Some(reserved), Some(sent)) = (&mut reserved, sent) {
+                        reserved.start((shard, sent), taken, &call.bots);
+                    }
                     *position = position.and(Some(call.last));
                     if let (Some(ledger), Some(postings)) = (self.queue.ledger(), &call.postings) {
                         ledger.posted(postings.sum());
@@ -243,15 +252,25 @@ impl Route {
                 }
                 // The chain broke at the previous call, whose outcome is unknown.
                 Ok(Enqueued::Gap(_)) if position.is_none() => {}
-                Ok(Enqueued::Gap(stands)) => return Err(self.moved(shard, stands, call.prev)),
+                // The other replies count all the same: with them came leases.
+                Ok(Enqueued::Gap(stands)) => {
+                    failed = Some(self.moved(shard, stands, call.prev));
+                }
                 Err(error) if error.is_passing() => {
                     *position = None;
                     lost = Some(error);
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => failed = Some(error.into()),
             }
         }
-        self.go_on(lost, answered)?;
+        drop(reserved);
+        self.note(queued);
+        failed.map_or(Ok(()), Err)?;
+        self.go_on(lost, answered)
+    }
+
+    /// Counts and logs the result of a copy.
+    fn note(&self, queued: Queued) {
         self.metrics.copies.increment(queued.appended);
         self.meter.queued.fetch_add(queued.appended, Ordering::Relaxed);
         self.metrics.dead.increment(queued.dead);
@@ -266,6 +285,5 @@ impl Route {
                 over_quota = queued.over_quota, suppressed,
                 "queues of bots are full (max_queue, or quotas.queued_bytes)");
         }
-        Ok(())
     }
 }

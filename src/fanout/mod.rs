@@ -31,6 +31,7 @@ use crate::expression::{Filter, Glob};
 use crate::id::{BotId, Offset, Shard};
 use crate::ledger::Posting;
 use crate::metrics::{self, PipelineMetrics};
+use crate::pool::Places;
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
 use crate::redis::RedisError;
@@ -57,6 +58,8 @@ pub struct Route {
     /// Whether it starts at the first entry of a stream that is new to it; otherwise at the next
     /// entry.
     pub from_earliest: bool,
+    /// The free workers of this process, if it has any.
+    pub(crate) places: Option<Places>,
     /// Its metrics.
     pub metrics: PipelineMetrics,
     /// Counts for all processes together.
@@ -324,7 +327,9 @@ impl Fanout {
     }
 
     /// Copies the gathered events, which directly follow `positions`, and moves the positions.
-    /// Shards whose server does not answer are missing from then on.
+    /// Shards whose server does not answer are missing from then on. `live`: no more entries are
+    /// available, so free workers handle the events at once. Otherwise more events of the same bots
+    /// may follow, and a slice should have them together.
     ///
     /// # Errors
     /// If no server answers, or a shard has another position: the positions must be read again.
@@ -332,6 +337,7 @@ impl Fanout {
         &self,
         stream: &str,
         gathered: &Gathered,
+        live: bool,
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
         if gathered.events.is_empty() {
@@ -344,7 +350,7 @@ impl Fanout {
         let copies = self.routes.iter().zip(wanted).zip(&mut positions.0);
         let copies = copies.map(|((route, (wanted, stamped)), positions)| {
             let shards = route.group(&gathered.events, wanted, stamped, positions);
-            route.enqueue(stream, gathered.end, shards, positions)
+            route.enqueue((stream, gathered.end), live, shards, positions)
         });
         for copied in join_all(copies).await {
             copied?;

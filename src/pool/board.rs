@@ -131,6 +131,17 @@ impl Board {
         state.shards.iter().map(|entry| entry.ready.max(u64::from(entry.low.is_some()))).sum()
     }
 
+    /// The highest virtual clock so far, µs.
+    pub(super) fn clock(&self) -> u64 {
+        self.state().clock
+    }
+
+    /// Notes a lease of a copy. The dispatcher need not look earlier: the holder releases it, or
+    /// the published deadline wakes all.
+    pub(super) fn leased(&self, shard: Shard, ttl: Duration) {
+        self.state().shards[shard.index()].earlier(Instant::now() + ttl);
+    }
+
     /// The claims to send now, for at most `room` bots. `slack`: how far a claim may pass the next
     /// lowest known score, µs.
     pub(super) fn next_round(&self, room: usize, slack: i64) -> Vec<Ask> {
@@ -221,12 +232,15 @@ impl Board {
         state.clock = state.clock.max(completed.clock);
         let deadline = completed.deadline_ms.map(|ms| state.local(ms));
         let entry = &mut state.shards[shard.index()];
+        let is_sooner = deadline.is_some_and(|at| entry.deadline.is_none_or(|known| at < known));
         entry.lower(completed.low);
         if let Some(deadline) = deadline {
             entry.earlier(deadline);
         }
         drop(state);
-        self.changed.notify_one();
+        if completed.low.is_some() || is_sooner {
+            self.changed.notify_one();
+        }
     }
 
     /// When to scan again without a message.

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::board::Ask;
 use super::{Shared, worker};
 use crate::event::Event;
-use crate::queue::{CLAIM_TTL, FAIR_SLICE, FAIR_SLICE_US, Lease, Sent};
+use crate::queue::{CLAIM_TTL, FAIR_SLICE_US, Lease, Sent};
 use crate::redis::scripts::{Claim, ReadSlice};
 use crate::redis::{RedisError, Reply};
 use crate::telemetry::{Outage, Recovered};
@@ -89,7 +89,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
     if leases.is_empty() {
         return;
     }
-    shared.held.fetch_add(leases.len(), Ordering::AcqRel);
+    shared.occupancy.take(leases.len());
     let shared_by_feed = Arc::clone(shared);
     // Not awaited: the next claim is sent while the events are read.
     shared.shutdown.spawn(feed(shared_by_feed, leases));
@@ -98,22 +98,8 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
 /// Reads the heads of the queues and starts the workers. One write reads all of them, except those of
 /// bots that hold more than [`SLICE_BYTES`].
 async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
-    let settings = &shared.settings;
-    let contended = shared.board.ready() + shared.held.load(Ordering::Relaxed) as u64
-        > settings.workers.max as u64;
-    let time = if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
-    // With a ledger, the handler merges events, so a slice may have the maximum number of events;
-    // none is dead-lettered for failures.
-    let ledger = shared.queue.ledger().is_some();
-    let usual = if ledger {
-        settings.batch
-    } else if shared.handler.is_remote() {
-        shared.estimate.pushed()
-    } else {
-        shared.estimate.events_in(time)
-    };
-    let usual = usual.clamp(1, settings.batch);
-    let events = |lease: &Lease| if lease.attempts.isolated() && !ledger { 1 } else { usual };
+    let usual = shared.usual_events();
+    let events = |lease: &Lease| shared.slice_events(lease, usual);
     let (large, small): (Vec<_>, Vec<_>) =
         leases.into_iter().partition(|lease| lease.queued_bytes > SLICE_BYTES as u64);
     for lease in large {
@@ -189,19 +175,20 @@ fn noted<T>(shared: &Shared, leases: usize, read: Result<T, RedisError>) -> Opti
 }
 
 /// The age of the first of these records.
-fn age_us(shared: &Shared, records: &[Vec<u8>]) -> u64 {
+pub(super) fn age_us(shared: &Shared, records: &[Vec<u8>]) -> u64 {
     let now_us = crate::clock::micros(shared.now());
     let arrived = records.first().and_then(|first| Event::sequence_of(first));
     arrived.map_or(0, |arrived| now_us.saturating_sub(arrived.get()))
 }
 
 /// Frees the place of one lease, however its worker ends.
-struct Release(Arc<Shared>);
+pub(super) struct Release(pub(super) Arc<Shared>);
 
 impl Drop for Release {
     fn drop(&mut self) {
-        self.0.held.fetch_sub(1, Ordering::AcqRel);
-        self.0.board.changed().notify_one();
+        if self.0.occupancy.free(1) {
+            self.0.board.changed().notify_one();
+        }
     }
 }
 

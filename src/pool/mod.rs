@@ -14,13 +14,15 @@ mod board;
 mod claim;
 mod commit;
 mod estimate;
+mod occupancy;
 pub(crate) mod open;
+mod places;
 pub mod retry;
 pub mod scale;
 mod settle;
 mod worker;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +36,8 @@ use self::board::Board;
 use self::claim::{by_holder, claim};
 use self::commit::Commits;
 use self::estimate::Estimate;
+use self::occupancy::Occupancy;
+pub(crate) use self::places::Places;
 use self::retry::{Backoff, RetryBudget};
 use self::scale::{Bounds, Load, Scaler};
 use crate::handler::{AnyHandler, Environment};
@@ -43,7 +47,7 @@ use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
 use crate::pressure::Pressure;
 use crate::queue::wake::{Listener, Wake};
-use crate::queue::{FAIR_SLICE, Queue, Sent};
+use crate::queue::{FAIR_SLICE, Lease, Queue, Sent};
 use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
 
@@ -53,6 +57,8 @@ const PREFETCH: Duration = Duration::from_millis(1);
 const PREFETCH_MAX: usize = 512;
 /// In a cluster, a slower server does not hold up claims from the others.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// The dispatcher looks at the load at least this often while the process holds leases.
+const LOOK: Duration = Duration::from_secs(1);
 /// Free places are collected up to this number, so that a claim is worth its round trip.
 const CLAIM_WORTH: usize = 32;
 
@@ -102,8 +108,8 @@ pub(crate) struct Shared {
     commits: Commits,
     /// One permit per worker.
     workers: Semaphore,
-    /// Number of leases that this process holds.
-    held: AtomicUsize,
+    /// The leases that this process holds.
+    occupancy: Occupancy,
     estimate: Estimate,
     /// Age of the oldest event in the last read, µs.
     oldest_us: AtomicU64,
@@ -123,6 +129,31 @@ impl Shared {
     /// Time since 1970.
     fn now(&self) -> Duration {
         self.environment.clock.now()
+    }
+
+    /// The number of events in the slice of a bot without failures.
+    fn usual_events(&self) -> usize {
+        let settings = &self.settings;
+        let leases = self.board.ready() + self.occupancy.held() as u64;
+        let contended = leases > settings.workers.max as u64;
+        let time =
+            if contended { settings.slice_time.min(FAIR_SLICE) } else { settings.slice_time };
+        // With a ledger, the handler merges events, so a slice may have the maximum number of
+        // events; none is dead-lettered for failures.
+        let usual = if self.queue.ledger().is_some() {
+            settings.batch
+        } else if self.handler.is_remote() {
+            self.estimate.pushed()
+        } else {
+            self.estimate.events_in(time)
+        };
+        usual.clamp(1, settings.batch)
+    }
+
+    /// The number of events in the slice of a lease.
+    fn slice_events(&self, lease: &Lease, usual: usize) -> usize {
+        let alone = lease.attempts.isolated() && self.queue.ledger().is_none();
+        if alone { 1 } else { usual }
     }
 
     /// Marks the start of a call for `shard`.
@@ -183,7 +214,7 @@ impl Pool {
             board,
             commits,
             workers: Semaphore::new(settings.workers.max),
-            held: AtomicUsize::new(0),
+            occupancy: Occupancy::default(),
             estimate: Estimate::default(),
             oldest_us: AtomicU64::new(0),
             retries: RetryBudget::new(),
@@ -198,6 +229,13 @@ impl Pool {
     /// Receives the messages of the shards.
     pub(crate) fn listener(&self) -> Box<dyn Listener> {
         Box::new(Subscriber(Arc::clone(&self.shared.board)))
+    }
+
+    /// The free workers, for the copier of this process. With a ledger, the handler merges the
+    /// events that gather in a queue, so none is taken at once.
+    pub(crate) fn places(&self) -> Option<Places> {
+        let merges = self.shared.queue.ledger().is_some();
+        (!merges).then(|| Places(Arc::clone(&self.shared)))
     }
 
     /// Claims and hands out until the soft stop.
@@ -215,16 +253,21 @@ impl Pool {
         while !shared.shutdown.soft.is_cancelled() {
             // Subscribed before the check, so that no change is missed.
             let changed = shared.board.changed().notified();
+            shared.occupancy.set_wanted(true);
             let room = room(&shared, &mut scaler, started.elapsed());
             let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
             let asks = shared.board.next_round(room, slack.unwrap_or(0));
             if asks.is_empty() {
+                // With free places, only the board has news.
+                shared.occupancy.set_wanted(room == 0);
                 tokio::select! {
                     biased;
                     () = shared.shutdown.soft.cancelled() => break,
                     () = changed => {}
                     Some(_) = claims.next() => {}
                     () = tokio::time::sleep_until(shared.board.next_look()), if room > 0 => {}
+                    // The metrics and the target follow the leases of the copier, too.
+                    () = tokio::time::sleep(LOOK), if shared.occupancy.held() > 0 => {}
                 }
                 continue;
             }
@@ -242,6 +285,7 @@ impl Pool {
                 () = tokio::time::sleep(PATIENCE), if shared.queue.link().target().is_cluster() => {}
             }
         }
+        shared.occupancy.set_limit(0);
         tokio::select! {
             biased;
             () = shared.shutdown.hard.cancelled() => {}
@@ -284,7 +328,7 @@ impl Listener for Subscriber {
 
 /// The number of bots that may be claimed now.
 fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
-    let held = shared.held.load(Ordering::Acquire);
+    let held = shared.occupancy.held();
     let oldest_age = Duration::from_micros(shared.oldest_us.load(Ordering::Relaxed));
     let max = shared.settings.workers.max;
     let slice = shared.estimate.slice();
@@ -304,6 +348,7 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
         let slices = PREFETCH.as_nanos() * target as u128 / slice.as_nanos();
         usize::try_from(slices).unwrap_or(PREFETCH_MAX).min(PREFETCH_MAX)
     };
+    shared.occupancy.set_limit(target + ahead);
     let room = (target + ahead).saturating_sub(held);
     // With much prefetching, a few free places are not worth a round trip while others are in use.
     if ahead >= CLAIM_WORTH && held > 0 && room < CLAIM_WORTH { 0 } else { room }

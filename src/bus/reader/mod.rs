@@ -248,7 +248,7 @@ impl<S: Source> Reader<S> {
                     // Redis has no memory for an unreadable entry. The entries before it are copied
                     // first, so that the next session can trim up to there.
                     let positions = copying.ends(&mut session).await?;
-                    let copying = Copying::Ended(self.copy(gathered, positions).await);
+                    let copying = Copying::Ended(self.copy(gathered, true, positions).await);
                     let mut positions = copying.ends(&mut session).await?;
                     self.checkpoint(&mut session, &mut positions).await?;
                     return Err(error.into());
@@ -262,7 +262,8 @@ impl<S: Source> Reader<S> {
             // Positions are only known when no copy is in progress.
             let positions = copying.ends(&mut session).await?;
             self.look_for_missing(&mut session, &positions)?;
-            copying = Copying::Goes(self.copy(std::mem::take(&mut gathered), positions).boxed());
+            let (taken, live) = (std::mem::take(&mut gathered), more.is_none());
+            copying = Copying::Goes(self.copy(taken, live, positions).boxed());
             // Nothing waits longer than the time to read the available entries.
             if more.is_none() || due {
                 let mut positions = copying.ends(&mut session).await?;
@@ -275,9 +276,9 @@ impl<S: Source> Reader<S> {
     }
 
     /// Copies the gathered events of all batches since the last copy.
-    async fn copy(&self, gathered: Gathered, mut positions: Positions) -> Copied {
+    async fn copy(&self, gathered: Gathered, live: bool, mut positions: Positions) -> Copied {
         let name = self.source.name();
-        let copied = self.fanout.copy(name, &gathered, &mut positions).await;
+        let copied = self.fanout.copy(name, &gathered, live, &mut positions).await;
         if copied.as_ref().is_err_and(FanoutError::is_full) {
             self.fanout.pass_over(name, &gathered, &mut positions).await?;
         }

@@ -1,10 +1,12 @@
 //! The scripts that fill queues: `enqueue` from the bus, `push` from other sources, `promote` when
 //! events are due; and `emit`, which publishes to the bus.
 
+use std::sync::Arc;
+
 use redis::{Cmd, Value};
 
-use super::{Call, Index, Limits, Postings, Queued, evalsha};
-use crate::id::{BotId, Offset, Prefix, Sequence};
+use super::{Attempts, Call, Index, Limits, Postings, Queued, evalsha};
+use crate::id::{BotId, Fence, Offset, Prefix, Sequence};
 use crate::quotas::Quotas;
 use crate::redis::keys::{self, ShardKeys};
 use crate::redis::reply::{Reply, ReplyError};
@@ -28,13 +30,76 @@ pub struct Enqueue<'a> {
     pub bots: Vec<(BotId, Vec<&'a [u8]>)>,
     /// The ledger entries of the events, if the queues have a ledger.
     pub postings: Option<Postings>,
+    /// The leases that the caller wants.
+    pub take: Take,
+}
+
+/// The leases that a copier wants: of bots that become ready by the copy, and whose turn it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Take {
+    /// Maximum number; 0: none.
+    pub max: usize,
+    /// How long a lease lasts before it must be confirmed, ms.
+    pub ttl_ms: u64,
+    /// The highest virtual clock seen on any shard, µs.
+    pub seen: u64,
+}
+
+/// The leases that a copier got.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// The start of the server's run id, which names the leases together with their fences.
+    pub run: Arc<str>,
+    /// The leases.
+    pub leases: Vec<TakenLease>,
+}
+
+/// One of them. The bot's queue holds just the events of the call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenLease {
+    /// The place of the bot in the call.
+    pub place: usize,
+    /// The sequence before that of the first event.
+    pub before: u64,
+    /// Number of the bot's events that were queued: the first ones of the call.
+    pub events: usize,
+    /// The fence.
+    pub fence: Fence,
+    /// Virtual start, µs.
+    pub start: u64,
+    /// Failures and lost leases since the bot's last progress.
+    pub attempts: Attempts,
+    /// The bot's share relative to 1, at least 1.
+    pub weight: u32,
+}
+
+impl Taken {
+    fn read(reply: &mut Reply) -> Result<Self, ReplyError> {
+        if reply.len() == 0 {
+            return Ok(Self::default());
+        }
+        let run = reply.text()?.into();
+        let mut leases = Vec::with_capacity(reply.len() / 7);
+        while reply.len() > 0 {
+            leases.push(TakenLease {
+                place: reply.number()?,
+                before: reply.number()?,
+                events: reply.number()?,
+                fence: Fence::new(reply.number()?),
+                start: reply.number()?,
+                attempts: Attempts::read(reply)?,
+                weight: reply.number()?,
+            });
+        }
+        Ok(Self { run, leases })
+    }
 }
 
 /// The position of the shard after an [`Enqueue`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Enqueued {
     /// Copied now.
-    Ok(Queued),
+    Ok(Queued, Taken),
     /// Copied before.
     Duplicate(Offset),
     /// The shard is elsewhere: the caller must read the bus again from there.
@@ -47,8 +112,8 @@ impl Call for Enqueue<'_> {
 
     fn command(&self) -> Cmd {
         let each = if self.postings.is_some() { 5 } else { 1 };
-        let mut cmd = evalsha(Index::enqueue, 10 + each * self.bots.len());
-        cmd.arg(&self.keys.base).arg(&self.keys.offsets).arg(&self.keys.dlq);
+        let mut cmd = evalsha(Index::enqueue, 11 + each * self.bots.len());
+        cmd.arg(&self.keys.base).arg(&self.keys.offsets).arg(&self.keys.dlq).arg(&self.keys.weight);
         for (bot, _) in &self.bots {
             cmd.arg(self.keys.queue(bot));
         }
@@ -61,6 +126,7 @@ impl Call for Enqueue<'_> {
         cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
         cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
         cmd.arg(limits.overflow()).arg(limits.dead_max).arg(limits.quota.of_queue());
+        cmd.arg(self.take.max).arg(self.take.ttl_ms).arg(self.take.seen);
         match &self.postings {
             Some(postings) => {
                 cmd.arg(postings.len());
@@ -83,7 +149,10 @@ impl Call for Enqueue<'_> {
         let mut reply = Reply::new(value)?;
         let (status, offset) = (reply.text()?, reply.parsed()?);
         match &*status {
-            "OK" => Ok(Enqueued::Ok(Queued::read(&mut reply)?)),
+            "OK" => {
+                let queued = Queued::read(&mut reply)?;
+                Ok(Enqueued::Ok(queued, Taken::read(&mut reply)?))
+            }
             "DUP" => Ok(Enqueued::Duplicate(offset)),
             "GAP" => Ok(Enqueued::Gap(offset)),
             _ => Err(ReplyError::unexpected("a status", &status)),

@@ -103,6 +103,12 @@ impl Attempts {
         self != Self::default()
     }
 
+    /// Reads a field of the hash `att`; empty: none.
+    pub(super) fn read(reply: &mut Reply) -> Result<Self, ReplyError> {
+        let text = reply.text()?;
+        Self::parse(&text).ok_or_else(|| ReplyError::unexpected("att", &text))
+    }
+
     /// Parses a field of the hash `att`; empty: none.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
@@ -148,10 +154,7 @@ impl Call for Claim<'_> {
                 bot: BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?,
                 fence: Fence::new(reply.number()?),
                 start: reply.number()?,
-                attempts: {
-                    let text = reply.text()?;
-                    Attempts::parse(&text).ok_or_else(|| ReplyError::unexpected("att", &text))?
-                },
+                attempts: Attempts::read(&mut reply)?,
                 weight: reply.number()?,
                 queued_bytes: reply.number()?,
             });

@@ -14,7 +14,10 @@ use std::sync::{LazyLock, Once, PoisonError, RwLock};
 
 use redis::{Cmd, Value};
 
-pub use self::copy::{Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed};
+pub use self::copy::{
+    Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed, Take, Taken,
+    TakenLease,
+};
 pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
 pub use self::lease::{
     Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,

@@ -4,6 +4,7 @@
 mod async_push;
 mod bus;
 mod cluster;
+mod copied_leases;
 mod damage;
 mod fairness;
 mod fanout;

@@ -32,7 +32,7 @@ fn stream_offsets_compare_as_pairs_of_64_bit_numbers() {
             assert_eq!(shard.enqueue(chain[0], last, &[], ""), Enqueued::Gap(prev));
         }
         let taken = shard.enqueue(prev, last, &[bot("a")], "{}");
-        assert!(matches!(taken, Enqueued::Ok(Queued { appended: 1, .. })), "{last}: {taken:?}");
+        assert!(matches!(taken, Enqueued::Ok(Queued { appended: 1, .. }, _)), "{last}: {taken:?}");
         for &earlier in &chain[1..=index + 1] {
             let again = shard.enqueue(prev, earlier, &[bot("a")], "{}");
             assert_eq!(again, Enqueued::Duplicate(last), "{earlier}");

@@ -15,7 +15,7 @@ use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit, Enqueue,
     Enqueued, Exception, Fate, Heads, Hold, Letters, Mode, Note, Part, Pause, Peek, Promote, Purge,
-    Push, ReadSlice, Reconcile, Recount, Recover, Redrive, Resume, Revoke, Trim, Verdict,
+    Push, ReadSlice, Reconcile, Recount, Recover, Redrive, Resume, Revoke, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -87,9 +87,10 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
         quotas: &NO_QUOTAS,
         bots: bots_events,
         postings: None,
+        take: Take::default(),
     };
     assert!(
-        matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done) if done.appended == 3 * count as u64)
+        matches!(shard.call(NOW, &enqueue), Enqueued::Ok(done, _) if done.appended == 3 * count as u64)
     );
     assert_eq!(shard.call(NOW, &Recover { keys, run: "a run id of a server", slice_us }), Some(0));
 
@@ -234,6 +235,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             quotas: &NO_QUOTAS,
             bots,
             postings: None,
+            take: Take::default(),
         }),
         named(&Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: 0, idempotency }),
         named(&claim_all(keys)),

@@ -14,7 +14,7 @@ use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Call, Claim, Claimed, Complete, Completed, Completion, Enqueue, Enqueued, Exception, Fate,
-    Limits, Mode, Push, Pushed,
+    Limits, Mode, Push, Pushed, Take,
 };
 use redis::Commands;
 
@@ -134,6 +134,7 @@ impl Shard {
             quotas: &NO_QUOTAS,
             bots,
             postings: None,
+            take: Take::default(),
         };
         self.call(NOW, &call)
     }

@@ -7,7 +7,7 @@ use fairlane::id::Offset;
 use fairlane::quotas::NO_QUOTAS;
 use fairlane::redis::scripts::{
     Claim, Claimed, Complete, Completion, Enqueue, Enqueued, Limits, Mode, Pause, Push, Resume,
-    Verdict,
+    Take, Verdict,
 };
 use fairlane::redis::{Link, RedisError, Target};
 use futures_util::StreamExt;
@@ -76,6 +76,7 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
         quotas: &NO_QUOTAS,
         bots: bots(),
         postings: None,
+        take: Take::default(),
     };
     let refused = link.call(&enqueue).await.unwrap_err();
     assert!(refused.is_full() && refused.is_passing(), "{refused}");
@@ -97,7 +98,7 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
 
     config(0).exec_async(&mut connection).await.unwrap();
     let taken = link.call(&enqueue).await.unwrap();
-    assert!(matches!(taken, Enqueued::Ok(done) if done.appended == 3), "{taken:?}");
+    assert!(matches!(taken, Enqueued::Ok(done, _) if done.appended == 3), "{taken:?}");
 }
 
 #[tokio::test]

@@ -9,7 +9,9 @@ use fairlane::counters::scripts::{
 use fairlane::counters::view::AdId;
 use fairlane::id::{BotId, Sequence};
 use fairlane::ledger::Leaving;
-use fairlane::redis::scripts::{Claimed, Enqueue, Enqueued, Mode, Postings, Recover, Verdict};
+use fairlane::redis::scripts::{
+    Claimed, Enqueue, Enqueued, Mode, Postings, Recover, Take, Verdict,
+};
 use redis::Commands;
 
 use super::{LIMITS, SLICE_US, Shard, bot, completion};
@@ -302,10 +304,11 @@ fn views_from_the_bus_raise_the_cached_total_and_count_once() {
             quotas: &fairlane::quotas::NO_QUOTAS,
             bots,
             postings,
+            take: Take::default(),
         };
         counters.shard.call(counters.now, &call)
     };
-    assert!(matches!(copy(), Enqueued::Ok(queued) if queued.appended == 3));
+    assert!(matches!(copy(), Enqueued::Ok(queued, _) if queued.appended == 3));
     assert!(matches!(copy(), Enqueued::Duplicate(_)));
     assert_eq!(counters.unflushed(), [("vx".to_owned(), 5), ("vy".to_owned(), 1)].into());
     assert_eq!(counters.view("x", 1), total(16));

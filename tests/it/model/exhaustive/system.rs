@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::model::state_machine::{
-    Bot, Claim, Completed, Completion, Enqueued, Event, Mode, Server, Stream,
+    Bot, Claim, Completed, Completion, Enqueued, Event, Granted, Mode, Server, Stream, Take,
 };
 
 const BOTS: u8 = 2;
@@ -72,6 +72,22 @@ pub(super) struct Held {
     pub(super) superseded: bool,
 }
 
+impl Held {
+    fn of(granted: &Granted, run: u32) -> Self {
+        Self {
+            bot: granted.bot,
+            fence: granted.fence,
+            run,
+            acked: 0,
+            limit: if granted.attempts.isolate > 0 { 1 } else { 2 },
+            slice: None,
+            handled: 0,
+            unanswered: None,
+            superseded: false,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Ending {
     Keep,
@@ -82,8 +98,10 @@ pub(super) enum Ending {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
+    /// `taker`: the free consumer in the process of the copier, which takes a lease if it may.
     Enqueue {
         stream: Stream,
+        taker: Option<usize>,
         reply_lost: bool,
     },
     Claim {
@@ -139,7 +157,11 @@ impl System {
             let missing =
                 state.server.offsets.get(&stream).copied().unwrap_or(0) < u64::from(copied);
             if missing || usize::from(copied) < self.of_stream(stream).count() {
-                steps.push(Step::Enqueue { stream, reply_lost: false });
+                steps.push(Step::Enqueue { stream, taker: None, reply_lost: false });
+                let taker = state.consumers.iter().position(Option::is_none);
+                if taker.is_some() {
+                    steps.push(Step::Enqueue { stream, taker, reply_lost: false });
+                }
             }
         }
         for (consumer, held) in state.consumers.iter().enumerate() {
@@ -187,7 +209,9 @@ impl System {
         let budget = state.budget;
         if budget.lost_replies > 0 {
             let lost = steps.iter().filter_map(|step| match *step {
-                Step::Enqueue { stream, .. } => Some(Step::Enqueue { stream, reply_lost: true }),
+                Step::Enqueue { stream, taker, .. } => {
+                    Some(Step::Enqueue { stream, taker, reply_lost: true })
+                }
                 Step::Claim { consumer, .. } => Some(Step::Claim { consumer, reply_lost: true }),
                 Step::Complete { consumer, ending, .. } => {
                     Some(Step::Complete { consumer, ending, reply_lost: true })
@@ -236,20 +260,39 @@ impl System {
     /// that were lost with a tail are granted again.
     const NOW_US: i64 = 0;
 
-    fn enqueue(&self, state: &mut SystemState, stream: Stream, reply_lost: bool) {
+    fn enqueue(
+        &self,
+        state: &mut SystemState,
+        stream: Stream,
+        taker: Option<usize>,
+        reply_lost: bool,
+    ) {
         self.connect(state);
+        let last_fence = state.server.f;
         let events: Vec<(Bot, Event)> = self.of_stream(stream).collect();
         let copied = &mut state.copied[usize::from(stream)];
         // If nothing is new, the last event is offered again. The answer tells which events are
         // missing.
         let next = usize::from(*copied).min(events.len() - 1);
         let chain = (next as u64, next as u64 + 1);
-        let reply = state.server.enqueue(Self::NOW_US, stream, chain, &events[next..=next]);
+        let take = Take { max: usize::from(taker.is_some()), ttl_ms: FAR_MS, seen: 0 };
+        let reply = state.server.enqueue(Self::NOW_US, stream, chain, &events[next..=next], take);
         if !reply_lost {
-            *copied = match reply {
-                Enqueued::Stored(_) | Enqueued::Dup => u8::try_from(next + 1).unwrap(),
-                Enqueued::Gap(offset) => u8::try_from(offset).unwrap(),
+            *copied = match &reply {
+                Enqueued::Stored(..) | Enqueued::Dup => u8::try_from(next + 1).unwrap(),
+                Enqueued::Gap(offset) => u8::try_from(*offset).unwrap(),
             };
+        }
+        let Enqueued::Stored(_, leases) = reply else { return };
+        let (Some(lease), Some(consumer)) = (leases.first(), taker) else { return };
+        if lease.granted.fence <= last_fence {
+            state.broken = Some("a fence did not rise");
+        }
+        if !reply_lost {
+            // It has the events, so it does not read the queue.
+            let slice = Some(vec![events[next].1]);
+            let held = Held { slice, ..Held::of(&lease.granted, state.run) };
+            state.consumers[consumer] = Some(held);
         }
     }
 
@@ -270,17 +313,7 @@ impl System {
             state.broken = Some("a fence did not rise");
         }
         if !reply_lost {
-            state.consumers[consumer] = Some(Held {
-                bot: granted.bot,
-                fence: granted.fence,
-                run: state.run,
-                acked: 0,
-                limit: if granted.attempts.isolate > 0 { 1 } else { 2 },
-                slice: None,
-                handled: 0,
-                unanswered: None,
-                superseded: false,
-            });
+            state.consumers[consumer] = Some(Held::of(granted, state.run));
         }
     }
 
@@ -351,7 +384,9 @@ impl System {
 
     pub(super) fn apply(&self, state: &mut SystemState, step: &Step) {
         match *step {
-            Step::Enqueue { stream, reply_lost } => self.enqueue(state, stream, reply_lost),
+            Step::Enqueue { stream, taker, reply_lost } => {
+                self.enqueue(state, stream, taker, reply_lost);
+            }
             Step::Claim { consumer, reply_lost } => self.claim(state, consumer, reply_lost),
             Step::Peek { consumer } => {
                 let held = state.consumers[consumer].as_mut().unwrap();

@@ -51,6 +51,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
             "seq" => server.seq = number(&value),
             "depth" => server.depth = number(&value),
             "open" => server.open = number(&value),
+            "told" => server.told = number(&value),
             "run" => server.run = run(&value),
             "paused" => server.shard_paused = value == "1",
             _ => panic!("meta has a field {field:?}"),

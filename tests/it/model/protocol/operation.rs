@@ -24,6 +24,8 @@ pub(super) enum Operation {
         stream: Stream,
         chain: Chain,
         bots: Vec<(Bot, u8)>,
+        /// The leases that the copier wants, and the lead of the clock that it saw.
+        take: (usize, i64, Option<i64>),
     },
     Push {
         bot: Bot,
@@ -178,11 +180,19 @@ fn enqueue() -> impl Strategy<Value = Operation> {
     let bots = Just((0..BOTS).collect::<Vec<Bot>>()).prop_shuffle();
     let bots = (bots, prop::collection::vec(1..6_u8, 0..=usize::from(BOTS)))
         .prop_map(|(bots, counts)| bots.into_iter().zip(counts).collect());
-    (0..STREAMS, chain, bots).prop_map(|(stream, chain, bots)| Operation::Enqueue {
+    let max = prop_oneof![2 => Just(0_usize), 3 => 1..5_usize];
+    let take = (max, prop_oneof![Just(30_i64), Just(3_000)], seen());
+    (0..STREAMS, chain, bots, take).prop_map(|(stream, chain, bots, take)| Operation::Enqueue {
         stream,
         chain,
         bots,
+        take,
     })
+}
+
+/// How far the caller's knowledge of the clock is ahead of the shard's.
+fn seen() -> impl Strategy<Value = Option<i64>> {
+    prop::option::weighted(0.2, prop_oneof![Just(-1_i64), Just(1), Just(9_999), 0..120_000_i64])
 }
 
 fn claim() -> impl Strategy<Value = Operation> {
@@ -192,12 +202,8 @@ fn claim() -> impl Strategy<Value = Operation> {
         1 => Just(Bound::Quiet),
         2 => (-60_000..60_000_i64).prop_map(Bound::Clock),
     ];
-    let seen = prop::option::weighted(
-        0.2,
-        prop_oneof![Just(-1_i64), Just(1), Just(9_999), 0..120_000_i64],
-    );
     let ttl = prop_oneof![Just(30_i64), Just(3_000)];
-    (max, bound, seen, ttl, 1..4_u32, any::<bool>()).prop_map(
+    (max, bound, seen(), ttl, 1..4_u32, any::<bool>()).prop_map(
         |(max, bound, seen, ttl_ms, batch, alone)| Operation::Claim {
             max,
             bound,
@@ -221,6 +227,7 @@ fn ending() -> impl Strategy<Value = Ending> {
     let cost = prop_oneof![
         Just(0_i64),
         Just(1),
+        0..1_000_i64,
         Just(10_000),
         Just(10_001),
         0..40_000_i64,

@@ -14,7 +14,7 @@ use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
 use super::reference::{Action, SLICE_US, ScriptReply, Step, Verdict};
 use crate::model::state_machine::{
     Attempts, Bot, Claim, Claimed, Completion, Enqueued, Event, Fate, Granted, Key, Limits, Mode,
-    Pushed, Queued, Refused, Server, Stream, record_size,
+    Pushed, Queued, Refused, Server, Stream, Take, Taken, record_size,
 };
 use crate::support::script_harness::ScriptHarness;
 
@@ -78,7 +78,9 @@ impl Real {
                 let set = if one { Cmd::hdel(key, bot) } else { Cmd::hset(key, bot, weight) };
                 self.plain(step, set)
             }
-            Action::Enqueue { stream, chain, bots } => self.enqueue(step, *stream, *chain, bots),
+            Action::Enqueue { stream, chain, bots, take } => {
+                self.enqueue(step, (*stream, *chain), bots, *take)
+            }
             Action::Push { bot, events, due_ms, key } => {
                 self.push(step, (*bot, events), *due_ms, *key)
             }
@@ -131,10 +133,11 @@ impl Real {
     fn enqueue(
         &mut self,
         step: &Step,
-        stream: Stream,
-        (prev, last): (u64, u64),
+        (stream, (prev, last)): (Stream, (u64, u64)),
         bots: &[(Bot, Vec<Event>)],
+        take: Take,
     ) -> Outcome {
+        let places: Vec<Bot> = bots.iter().map(|(bot, _)| *bot).collect();
         let bytes: Vec<(Bot, Vec<Vec<u8>>)> = bots
             .iter()
             .map(|(bot, events)| (*bot, events.iter().copied().map(decode::encode).collect()))
@@ -151,17 +154,41 @@ impl Real {
             quotas: &NO_QUOTAS,
             bots: bots.collect(),
             postings: None,
+            take: call::Take {
+                max: take.max,
+                ttl_ms: unsigned(take.ttl_ms),
+                seen: unsigned(take.seen),
+            },
         };
-        self.script(step, &call, |reply, server| {
+        let mut fences = Vec::new();
+        let outcome = self.script(step, &call, |reply, server| {
             let at = server.offsets.get(&stream).copied().unwrap_or(0);
+            let mut run = None;
             let (reply, offset) = match reply {
-                call::Enqueued::Ok(done) => (Enqueued::Stored(queued(done)), decode::offset(at)),
+                call::Enqueued::Ok(done, taken) => {
+                    run = decode::run(&taken.run);
+                    fences.extend(taken.leases.iter().map(|lease| lease.fence));
+                    let leases = taken.leases.iter().map(|lease| Taken {
+                        granted: Granted {
+                            bot: places[lease.place],
+                            fence: lease.fence.get(),
+                            start: signed(lease.start),
+                            attempts: attempts(lease.attempts),
+                            weight: lease.weight,
+                        },
+                        before: lease.before,
+                        events: lease.events,
+                    });
+                    (Enqueued::Stored(queued(done), leases.collect()), decode::offset(at))
+                }
                 call::Enqueued::Duplicate(offset) => (Enqueued::Dup, offset),
                 call::Enqueued::Gap(offset) => (Enqueued::Gap(at), offset),
             };
             assert_eq!(offset, decode::offset(at));
-            ScriptReply::Enqueued(reply, at)
-        })
+            ScriptReply::Enqueued(reply, at, run)
+        });
+        self.fences.extend(fences.into_iter().map(|fence| (fence.get(), fence)));
+        outcome
     }
 
     fn push(
@@ -207,12 +234,7 @@ impl Real {
                 bot: decode::bot(grant.bot.as_str()),
                 fence: grant.fence.get(),
                 start: signed(grant.start),
-                attempts: Attempts {
-                    suspect: grant.attempts.suspect,
-                    lost: grant.attempts.lost,
-                    failed: grant.attempts.failed,
-                    isolate: grant.attempts.isolate,
-                },
+                attempts: attempts(grant.attempts),
                 weight: grant.weight,
             });
             let claimed = Claimed {
@@ -316,6 +338,11 @@ impl Real {
         self.queues.clone_from(&server.queues);
         (reply, published, server)
     }
+}
+
+fn attempts(attempts: call::Attempts) -> Attempts {
+    let call::Attempts { suspect, lost, failed, isolate } = attempts;
+    Attempts { suspect, lost, failed, isolate }
 }
 
 fn changed(changed: bool, _: &Server) -> ScriptReply {

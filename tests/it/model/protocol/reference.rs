@@ -8,8 +8,8 @@ use proptest_state_machine::ReferenceStateMachine;
 
 use super::operation::{Bound, Chain, Counting, Ending, Operation, What, any_operation};
 use crate::model::state_machine::{
-    Bot, Claim, Claimed, Completed, Completion, Enqueued, Event, Key, Limits, Mode, Pushed,
-    Refused, Server, Stream,
+    Bot, Claim, Claimed, Completed, Completion, Enqueued, Event, Granted, Key, Limits, Mode,
+    Pushed, Refused, Server, Stream, Take,
 };
 
 /// A time as servers have it: more than 2^50 µs.
@@ -20,7 +20,7 @@ pub(super) const SLICE_US: i64 = 10_000;
 #[derive(Debug, Clone)]
 pub(super) enum Action {
     Nothing,
-    Enqueue { stream: Stream, chain: (u64, u64), bots: Vec<(Bot, Vec<Event>)> },
+    Enqueue { stream: Stream, chain: (u64, u64), bots: Vec<(Bot, Vec<Event>)>, take: Take },
     Push { bot: Bot, events: Vec<Event>, due_ms: Option<i64>, key: Option<Key> },
     Forget(Key),
     Claim(Claim),
@@ -38,8 +38,8 @@ pub(super) enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ScriptReply {
     Nothing,
-    /// With the offset of the shard.
-    Enqueued(Enqueued, u64),
+    /// With the offset of the shard, and the run that granted the leases.
+    Enqueued(Enqueued, u64, Option<u32>),
     Pushed(Pushed),
     Refused(Refused),
     /// With the run that granted the leases.
@@ -149,7 +149,7 @@ impl ReferenceState {
                 self.server.limits = limits;
                 Action::Nothing
             }
-            Operation::Enqueue { stream, chain, ref bots } => {
+            Operation::Enqueue { stream, chain, ref bots, take: (max, ttl_ms, seen) } => {
                 let at = self.server.offsets.get(&stream).copied().unwrap_or(0);
                 let chain = match chain {
                     Chain::Next(offsets) => (at, at + offsets),
@@ -157,7 +157,8 @@ impl ReferenceState {
                     Chain::Ahead => (at + 1, at + 2),
                 };
                 let bots = bots.iter().map(|&(bot, count)| (bot, self.events(count))).collect();
-                Action::Enqueue { stream, chain, bots }
+                let take = Take { max, ttl_ms, seen: self.seen(seen) };
+                Action::Enqueue { stream, chain, bots, take }
             }
             Operation::Push { bot, events, key } => {
                 Action::Push { bot, events: self.events(events), due_ms: None, key }
@@ -174,7 +175,7 @@ impl ReferenceState {
                     Bound::Quiet => -1,
                     Bound::Clock(us) => v + us,
                 };
-                let seen = seen.map_or(0, |ahead| (v + ahead).max(0));
+                let seen = self.seen(seen);
                 Action::Claim(Claim { max, bound, ttl_ms, seen, batch, idle_elsewhere: alone })
             }
             Operation::Complete(ref endings) => {
@@ -203,6 +204,20 @@ impl ReferenceState {
             }
             Operation::Weight { bot, weight } => Action::Weight(bot, weight),
         }
+    }
+
+    /// The clock that a caller saw.
+    fn seen(&self, ahead: Option<i64>) -> i64 {
+        ahead.map_or(0, |ahead| (self.server.v + ahead).max(0))
+    }
+
+    fn hold<'a>(&mut self, granted: impl Iterator<Item = &'a Granted>) {
+        let run = self.server.run;
+        let held = |granted: &Granted| {
+            let Granted { bot, fence, .. } = *granted;
+            Held { bot, fence, run, removed: 0, last: None }
+        };
+        self.held.extend(granted.map(held));
     }
 
     /// Includes events that are not due yet, and an event that another process has moved.
@@ -261,12 +276,20 @@ impl ReferenceState {
         let (now_us, server) = (self.now_us, &mut self.server);
         match *action {
             Action::Nothing => ScriptReply::Nothing,
-            Action::Enqueue { stream, chain, ref bots } => {
+            Action::Enqueue { stream, chain, ref bots, take } => {
                 let events =
                     bots.iter().flat_map(|(bot, events)| events.iter().map(|e| (*bot, *e)));
                 let events: Vec<(Bot, Event)> = events.collect();
-                let reply = server.enqueue(now_us, stream, chain, &events);
-                ScriptReply::Enqueued(reply, server.offsets.get(&stream).copied().unwrap_or(0))
+                let reply = server.enqueue(now_us, stream, chain, &events, take);
+                let at = server.offsets.get(&stream).copied().unwrap_or(0);
+                let mut run = None;
+                if let Enqueued::Stored(_, taken) = &reply
+                    && !taken.is_empty()
+                {
+                    run = server.run;
+                    self.hold(taken.iter().map(|taken| &taken.granted));
+                }
+                ScriptReply::Enqueued(reply, at, run)
             }
             Action::Push { bot, ref events, due_ms, key } => {
                 match server.push_once(now_us, key, due_ms, (bot, events)) {
@@ -280,13 +303,7 @@ impl ReferenceState {
             }
             Action::Claim(claim) => {
                 let (claimed, run) = (server.claim(now_us, claim), server.run);
-                self.held.extend(claimed.granted.iter().map(|granted| Held {
-                    bot: granted.bot,
-                    fence: granted.fence,
-                    run,
-                    removed: 0,
-                    last: None,
-                }));
+                self.hold(claimed.granted.iter());
                 ScriptReply::Claimed(claimed, run)
             }
             Action::Complete(ref calls) => self.complete(calls),
@@ -314,6 +331,7 @@ impl ReferenceState {
 
     fn complete(&mut self, calls: &[Completion]) -> ScriptReply {
         let (letters_before, mut letters) = (self.server.dead.len(), 0);
+        let ready_before = self.server.ctl.len();
         let mut verdicts = Vec::new();
         for call in calls {
             let reply = self.server.complete(self.now_us, call);
@@ -338,11 +356,17 @@ impl ReferenceState {
             });
         }
         let server = &self.server;
+        let goes_on = |(call, verdict): (&Completion, &Verdict)| {
+            call.mode != Mode::Release && matches!(verdict, Verdict::Ok | Verdict::Full)
+        };
+        let busy = calls.iter().zip(&verdicts).any(goes_on);
+        let lowest = |times: &std::collections::BTreeMap<Bot, i64>| times.values().copied().min();
         ScriptReply::Completed {
             verdicts,
             v: server.v,
-            lowest: server.ctl.values().copied().min(),
-            deadline_ms: server.busy.values().copied().min(),
+            // Only what changed is told.
+            lowest: lowest(&server.ctl).filter(|_| server.ctl.len() > ready_before),
+            deadline_ms: lowest(&server.busy).filter(|_| busy),
             letters_removed: (letters_before + letters - server.dead.len()) as u64,
         }
     }
@@ -368,6 +392,11 @@ fn published(before: &Server, after: &Server, now_us: i64, action: &Action) -> V
             reaped.v = reaped.v.max(claim.seen);
             reaped.reap(now_us, claim.batch);
             [fell("ready", ready(before), ready(&reaped)), None]
+        }
+        // A copier that takes leases publishes a deadline only if no published one is ahead.
+        Action::Enqueue { .. } if after.own.len() > before.own.len() => {
+            let told = (after.told != before.told).then(|| format!("deadline {}", after.told));
+            [told, fell("ready", ready(before), ready(after))]
         }
         Action::Enqueue { .. } | Action::Push { due_ms: None, .. } => [
             fell("ready", ready(before), ready(after)),

@@ -1,6 +1,6 @@
 //! The continuation and the end of a lease.
 
-use super::{Attempts, Bot, Event, Lease, Letter, Reason, Server};
+use super::{Attempts, BRIEF_US, Bot, Event, Lease, Letter, Reason, Server};
 
 /// The fate of a lease when its slice is completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,7 +136,7 @@ impl Server {
                 if self.queues.contains_key(&bot) && !self.paused.contains(&bot) {
                     self.ctl.insert(bot, lease.start);
                 } else {
-                    self.finish(bot, lease.start);
+                    self.note_finish(bot, lease);
                 }
             }
             Mode::Park { until_ms } => self.park(bot, lease, until_ms),
@@ -151,6 +151,17 @@ impl Server {
             (true, replay) => Completed::Full { replay },
             (false, true) => Completed::Replay,
             (false, false) => Completed::Removed(removed),
+        }
+    }
+
+    /// A finish shortly ahead of the clock is noted as [`BRIEF_US`] ahead, by a chance that keeps the
+    /// mean. The fence decides.
+    fn note_finish(&mut self, bot: Bot, lease: Lease) {
+        let ahead = lease.start - self.v;
+        if ahead >= BRIEF_US {
+            self.finish(bot, lease.start);
+        } else if i64::try_from(lease.fence).unwrap() % BRIEF_US < ahead {
+            self.finish(bot, self.v + BRIEF_US);
         }
     }
 
@@ -175,7 +186,7 @@ impl Server {
     fn park(&mut self, bot: Bot, lease: Lease, until_ms: i64) {
         self.end(bot, lease);
         self.busy.insert(bot, until_ms);
-        self.finish(bot, lease.start);
+        self.note_finish(bot, lease);
     }
 
     pub(super) fn remove_head(&mut self, bot: Bot, n: u32) -> Vec<Event> {

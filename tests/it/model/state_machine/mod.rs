@@ -27,6 +27,8 @@ pub(crate) type Key = u8;
 pub(crate) const QUIET: i64 = 1 << 52;
 /// The maximum by which a busy score may stay behind the clock, in µs. The score is then moved up.
 pub(crate) const BEHIND_MAX_US: i64 = 50_000;
+/// A finish that is less than this ahead of the clock is noted by chance.
+pub(crate) const BRIEF_US: i64 = 1_000;
 /// Maximum number of expired entries that one claim reaps.
 pub(crate) const REAP_MAX: usize = 64;
 /// Maximum number of `fin` entries that one claim drops.
@@ -126,6 +128,8 @@ pub(crate) struct Server {
     /// The number of leases that are handed over.
     pub(crate) open: u64,
     pub(crate) run: Option<u32>,
+    /// The last published deadline of a lease that a copier took, in ms.
+    pub(crate) told: i64,
     /// While this is set, the whole shard grants no lease.
     pub(crate) shard_paused: bool,
     /// The virtual length of one slice, a setting.
@@ -144,9 +148,27 @@ pub(crate) struct Queued {
     pub(crate) letters_over_quota: u64,
 }
 
+/// The leases that a copier wants.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Take {
+    pub(crate) max: usize,
+    pub(crate) ttl_ms: i64,
+    /// The highest virtual clock that the copier saw on any shard.
+    pub(crate) seen: i64,
+}
+
+/// A lease that a copier took, and what it knows of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) granted: Granted,
+    /// The sequence before that of the first event.
+    pub(crate) before: u64,
+    pub(crate) events: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Enqueued {
-    Stored(Queued),
+    Stored(Queued, Vec<Taken>),
     /// Already copied.
     Dup,
     /// An earlier event is missing: continue from this offset.
@@ -201,6 +223,7 @@ impl Server {
         stream: Stream,
         (prev, last): (u64, u64),
         events: &[(Bot, Event)],
+        take: Take,
     ) -> Enqueued {
         let last_copied = self.offsets.get(&stream).copied().unwrap_or(0);
         if last_copied >= last {
@@ -209,14 +232,55 @@ impl Server {
         if last_copied != prev {
             return Enqueued::Gap(last_copied);
         }
-        let queued = self.push(now_us, events);
+        let (queued, fresh) = self.append(now_us, events);
+        let (taken, fresh) = self.lease_fresh(now_us, fresh, take);
+        self.rise(now_us, &fresh);
         self.offsets.insert(stream, last);
-        Enqueued::Stored(queued)
+        Enqueued::Stored(queued, taken)
+    }
+
+    /// Leases quiet bots whose queues were empty to the copier, unless quiet bots wait already.
+    /// Returns the bots that are left.
+    fn lease_fresh(&mut self, now_us: i64, fresh: Vec<Bot>, take: Take) -> (Vec<Taken>, Vec<Bot>) {
+        let waits = self.ctl.values().any(|&score| score < 0);
+        if waits || self.shard_paused || self.limits.linger_ms > 0 {
+            return (Vec::new(), fresh);
+        }
+        let (v, rests) = (self.v.max(take.seen), self.at_rest(&fresh));
+        let is_quiet = |bot: &Bot| {
+            self.fin.get(bot).is_none_or(|&finish| finish <= v + self.slice_us)
+                && !self.ctl.contains_key(bot)
+        };
+        let quiet: Vec<Bot> = rests.into_iter().filter(is_quiet).take(take.max).collect();
+        let mut taken = Vec::new();
+        for &bot in &quiet {
+            let start = v.max(self.fin.get(&bot).copied().unwrap_or(0));
+            let granted = self.grant(now_us, take.ttl_ms, bot, start);
+            let queue = &self.queues[&bot];
+            taken.push(Taken { granted, before: queue[0].0 - 1, events: queue.len() });
+        }
+        if !taken.is_empty() {
+            self.v = v;
+            self.forget_finished();
+            let until_ms = now_us / 1_000 + take.ttl_ms;
+            if self.told < until_ms - take.ttl_ms || self.told > until_ms {
+                self.told = until_ms;
+            }
+        }
+        let left = fresh.into_iter().filter(|bot| !quiet.contains(bot)).collect();
+        (taken, left)
     }
 
     /// Queues events without an offset. Bots whose queue was empty join or linger, in the order in
     /// which they first appear. The others are already ready, busy or paused.
     pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
+        let (queued, fresh) = self.append(now_us, events);
+        self.rise(now_us, &fresh);
+        queued
+    }
+
+    /// Queues events. Returns the bots whose queues were empty, too.
+    fn append(&mut self, now_us: i64, events: &[(Bot, Event)]) -> (Queued, Vec<Bot>) {
         let (limits, mut queued, mut fresh) = (self.limits, Queued::default(), Vec::new());
         let mut over = BTreeSet::new();
         for &(bot, event) in events {
@@ -252,17 +316,21 @@ impl Server {
                 queued.dropped += 1;
             }
         }
-        if limits.linger_ms > 0 {
-            for bot in self.at_rest(&fresh) {
-                // A bot that a reaper put back with an empty queue keeps its place.
-                if !self.ctl.contains_key(&bot) {
-                    self.busy.insert(bot, now_us / 1_000 + limits.linger_ms);
-                }
-            }
-        } else {
-            self.join(now_us, &fresh);
+        (queued, fresh)
+    }
+
+    /// Bots that got their first events join or linger.
+    fn rise(&mut self, now_us: i64, fresh: &[Bot]) {
+        let linger_ms = self.limits.linger_ms;
+        if linger_ms == 0 {
+            return self.join(now_us, fresh);
         }
-        queued
+        for bot in self.at_rest(fresh) {
+            // A bot that a reaper put back with an empty queue keeps its place.
+            if !self.ctl.contains_key(&bot) {
+                self.busy.insert(bot, now_us / 1_000 + linger_ms);
+            }
+        }
     }
 
     /// Returns how many dead letters were removed for this one, and 1 if it is itself the removed one.

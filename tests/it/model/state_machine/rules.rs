@@ -196,9 +196,10 @@ fn purge_and_recover_revoke_the_lease() {
 fn a_batch_is_copied_once_and_a_gap_is_named() {
     let mut server = Server::new(SLICE);
     let one = Queued { appended: 1, ..Queued::default() };
-    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)]), Enqueued::Stored(one));
-    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)]), Enqueued::Dup);
-    assert_eq!(server.enqueue(NOW, 0, (7, 9), &[(1, 1)]), Enqueued::Gap(5));
+    let none = Take::default();
+    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)], none), Enqueued::Stored(one, Vec::new()));
+    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)], none), Enqueued::Dup);
+    assert_eq!(server.enqueue(NOW, 0, (7, 9), &[(1, 1)], none), Enqueued::Gap(5));
     assert_eq!((server.depth, server.offsets), (1, [(0, 5)].into()));
 }
 

@@ -1,0 +1,96 @@
+//! A process with free workers leases quiet bots while it copies their events, so it need not claim
+//! or read them.
+
+use std::time::{Duration, Instant};
+
+use crate::support::bus::{add, bot, event};
+use crate::support::config::{STREAM, config};
+use crate::support::fleet::Fleet;
+use crate::support::instance::Instance;
+use crate::support::process::WorkerProcess;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::roles::worker::{Effect, Poison};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// How often the server ran a command.
+async fn calls(server: &RedisServer, command: &str) -> u64 {
+    let mut connection = server.connection().await;
+    let mut info = redis::cmd("INFO");
+    let text: String = info.arg("commandstats").query_async(&mut connection).await.unwrap();
+    let start = format!("cmdstat_{command}:calls=");
+    let line = text.lines().find_map(|line| line.strip_prefix(&start));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn events_of_quiet_bots_are_neither_claimed_nor_read_while_workers_are_free() {
+    const EVENTS: usize = 40;
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let instance = Instance::start(&config(&server, "copied", &[]), log.content()).await;
+    let one_by_one = async |from: usize, to: usize| {
+        for n in from..to {
+            let id = u32::try_from(n).unwrap();
+            add(&server, STREAM, &[event(&format!("bot-{n}"), "tag.applied", id)]).await;
+            eventually(LONG, "it is handled", async || log.len() > n).await;
+        }
+    };
+    // The first handlings show how long one takes.
+    one_by_one(0, 5).await;
+    let before = calls(&server, "lrange").await;
+    one_by_one(5, 5 + EVENTS).await;
+    let read = calls(&server, "lrange").await - before;
+    assert!(read < EVENTS as u64 / 4, "{read} of {EVENTS} queues were read");
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn the_events_of_several_bots_in_one_copy_reach_their_handlers_in_order() {
+    const BOTS: usize = 7;
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let instance = Instance::start(&config(&server, "several", &[]), log.content()).await;
+    for round in 0..30_u32 {
+        let events = (0..BOTS * 3).map(|n| {
+            let id = round * 100 + u32::try_from(n).unwrap();
+            event(&format!("bot-{}", n % BOTS), "tag.applied", id)
+        });
+        add(&server, STREAM, &events.collect::<Vec<_>>()).await;
+        let handled = (round as usize + 1) * BOTS * 3;
+        eventually(LONG, "all are handled", async || log.len() >= handled).await;
+    }
+    for bot in 0..BOTS {
+        let name = format!("bot-{bot}");
+        let seen = log.all().into_iter().filter(|seen| seen.bot == name);
+        let ids: Vec<u32> = seen.map(|seen| seen.id.parse().unwrap()).collect();
+        let expected = (0..30).flat_map(|round| {
+            (0..BOTS * 3)
+                .filter(move |n| n % BOTS == bot)
+                .map(move |n| round * 100 + u32::try_from(n).unwrap())
+        });
+        assert_eq!(ids, expected.collect::<Vec<_>>(), "bot-{bot}");
+    }
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn another_process_takes_over_soon_when_the_copier_dies_with_its_leases() {
+    let mut fleet = Fleet::new(Options::default(), 1, &[]);
+    fleet.behaviour.poison = vec![Poison { bot: bot(0), event: 0, effect: Effect::Aborts }];
+    fleet.start(2).await;
+    // Both have looked at every shard and found nothing. The next look without a message is a
+    // minute later.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    fleet.publish(1).await;
+    let died = Instant::now();
+    let is_dead = |worker: &mut WorkerProcess| worker.wait_exit(Duration::ZERO).is_some();
+    while !fleet.workers.iter_mut().any(is_dead) {
+        assert!(died.elapsed() < LONG, "no process took the event");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    fleet.cure();
+    fleet.drains(LONG).await;
+}
