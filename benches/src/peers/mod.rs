@@ -179,8 +179,8 @@ impl Bench {
         let both = Rig::with(async |rig| {
             let adder = Adder::prepare(rig, programs, &plan, &work, false).await?;
             let worker = Worker::prepare(rig, programs, &plan).await?;
-            let (_, worked) = tokio::try_join!(adder.run(), worker.run(&plan, &mut watch))?;
-            Ok::<_, BenchError>(worked)
+            let (_, handled) = tokio::try_join!(adder.run(), worker.run(&plan, &mut watch))?;
+            Ok::<_, BenchError>(handled)
         })
         .await?;
         let verdict = |log| Verdict::of(log, &plan.per_tenant);
@@ -217,8 +217,8 @@ impl Bench {
             self.note(index, "adds quiet events", adder.about());
             let worker = Worker::prepare(rig, programs, &plan).await?;
             self.note(index, "handles beside a backlog", worker.about(&plan));
-            let (_, worked) = tokio::try_join!(adder.run(), worker.run(&plan, &mut watch))?;
-            Ok::<_, BenchError>(worked)
+            let (_, handled) = tokio::try_join!(adder.run(), worker.run(&plan, &mut watch))?;
+            Ok::<_, BenchError>(handled)
         })
         .await?;
         Ok(Fairness {

@@ -202,7 +202,7 @@ impl Program {
     async fn end(&mut self) -> Result<(), BenchError> {
         let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         match ended {
-            Ok(status) if status?.success() => Ok(()),
+            Ok(Ok(status)) if status.success() => Ok(()),
             _ => Err(self.ended().await),
         }
     }
