@@ -161,7 +161,7 @@ impl Bench {
         let programs = self.programs.clone().filter(|_| system.is_node());
         let programs = programs.as_ref();
 
-        let (enqueue, drained, cpu) = Rig::with(async |rig| {
+        let (enqueue, drained, cpu) = Box::pin(Rig::with(async |rig| {
             self.note_redis(rig).await?;
             let adder = Adder::prepare(rig, programs, &plan, &work, false).await?;
             self.note(index, "adds", adder.about());
@@ -174,14 +174,14 @@ impl Bench {
             let drained = worker.run(&plan, &mut watch).await?;
             let handling = probe::cpu(rig).await? - before;
             Ok::<_, BenchError>((enqueue, drained, adding + handling))
-        })
+        }))
         .await?;
-        let both = Rig::with(async |rig| {
+        let both = Box::pin(Rig::with(async |rig| {
             let adder = Adder::prepare(rig, programs, &plan, &work, false).await?;
             let worker = Worker::prepare(rig, programs, &plan).await?;
             let (_, handled) = tokio::try_join!(adder.run(), worker.run(&plan, &mut watch))?;
             Ok::<_, BenchError>(handled)
-        })
+        }))
         .await?;
         let verdict = |log| Verdict::of(log, &plan.per_tenant);
         Ok(Throughput {
@@ -210,7 +210,7 @@ impl Bench {
         let programs = self.programs.clone().filter(|_| system.is_node());
         let programs = programs.as_ref();
 
-        let worked = Rig::with(async |rig| {
+        let worked = Box::pin(Rig::with(async |rig| {
             self.note_redis(rig).await?;
             Adder::prepare(rig, programs, &plan, &backlog, false).await?.run().await?;
             let adder = Adder::prepare(rig, programs, &plan, &quiet, true).await?;
@@ -219,7 +219,7 @@ impl Bench {
             self.note(index, "handles beside a backlog", worker.about(&plan));
             let (_, handled) = tokio::try_join!(adder.run(), worker.run(&plan, &mut watch))?;
             Ok::<_, BenchError>(handled)
-        })
+        }))
         .await?;
         Ok(Fairness {
             waits: quiet_waits(&worked.log, busy),

@@ -221,7 +221,7 @@ impl Program {
         let text = fs::read_to_string(&self.errors).unwrap_or_default();
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         let first = lines.len().saturating_sub(ERROR_LINES);
-        lines[first..].iter().map(|line| format!("\n  {line}")).collect()
+        if lines.is_empty() { String::new() } else { format!(":\n{}", lines[first..].join("\n")) }
     }
 }
 

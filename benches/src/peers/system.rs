@@ -61,11 +61,11 @@ impl System {
     pub(super) fn concurrency(self, measure: Measure) -> usize {
         match (self, measure) {
             (Self::Fairlane | Self::Groupmq, Measure::Throughput) => WORKERS,
-            // One reader of batches. A second reader would overtake it.
-            (Self::Xreadgroup, Measure::Throughput) => 1,
             (Self::Fairlane | Self::Groupmq | Self::Xreadgroup, Measure::Fairness) => SLOTS,
+            // A second reader of the stream would overtake the first one.
+            (Self::Xreadgroup, Measure::Throughput)
             // Per queue, and thus per tenant in the second form.
-            (Self::Bullmq | Self::BullmqPerTenant, _) => 1,
+            | (Self::Bullmq | Self::BullmqPerTenant, _) => 1,
         }
     }
 

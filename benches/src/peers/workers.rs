@@ -179,7 +179,8 @@ impl Worker {
             return Ok(Self::Floor(Floor::open(rig, concurrency, plan.measure)?, tally));
         }
         let handler = Recorded { tally: Arc::clone(&tally), measure: plan.measure };
-        Ok(Self::Fairlane(Box::new(rig.app(concurrency, |_| {}, handler).await?), tally))
+        let app = Box::pin(rig.app(concurrency, |_| {}, handler)).await?;
+        Ok(Self::Fairlane(Box::new(app), tally))
     }
 
     /// The settings, and the versions if they are not those of this program.
