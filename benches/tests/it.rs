@@ -184,7 +184,7 @@ async fn the_bench_of_peers_judges_fairlane_and_the_floor_without_node() {
         let [p50, p99] = ["quiet_p50_ms", "quiet_p99_ms"].map(|name| median(&waits[name]));
         assert!(0.0 < p50 && p50 <= p99, "{line}");
         // The handler takes 3 ms, eight events at a time.
-        assert!(median(&waits["backlog_seconds"]) >= 2.5, "{line}");
+        assert!(median(&waits["backlog_seconds"]) >= 2.9, "{line}");
     }
 }
 

@@ -216,7 +216,7 @@ pub(super) fn print_peers(json: bool, report: &peers::Report) -> Result<(), Comm
         text
     })?;
     #[expect(clippy::cast_precision_loss, reason = "a number of seconds")]
-    let window = report.quiet_seconds as f64;
+    let window = (report.head_start_seconds + report.quiet_seconds) as f64;
     for line in &report.systems {
         let lasted = line.fairness.as_ref().map(|figures| figures.backlog_seconds.low);
         if let Some(lasted) = lasted.filter(|lasted| *lasted < window) {

@@ -55,6 +55,8 @@ pub(crate) struct Report {
     pub(crate) event_bytes: usize,
     pub(crate) busy_tenants: usize,
     pub(crate) quiet_seconds: u64,
+    /// Time from the start of the workers to the first quiet event.
+    pub(crate) head_start_seconds: u64,
     pub(crate) quiet_per_second: u32,
     pub(crate) handling_ms: f64,
     /// Of the systems and of what they run on.

@@ -34,8 +34,10 @@ use self::workers::{Adder, Plan, Worker};
 use crate::error::BenchError;
 use crate::probe;
 
+/// Quiet events start this long after the workers, so that their waits contain no start.
+const HEAD_START: Duration = Duration::from_secs(1);
 /// The backlog lasts for at least this much longer than quiet events are sent.
-const BACKLOG_MARGIN: Duration = Duration::from_secs(2);
+const BACKLOG_MARGIN: Duration = Duration::from_secs(1);
 /// Open files of a process beside a connection per tenant.
 const OPEN_FILES: u64 = 1_024;
 
@@ -96,6 +98,7 @@ pub(crate) async fn run(
         event_bytes: BYTES,
         busy_tenants: options.busy,
         quiet_seconds: options.seconds,
+        head_start_seconds: HEAD_START.as_secs(),
         quiet_per_second: options.rate,
         handling_ms: HANDLING.as_secs_f64() * 1_000.0,
         versions,
@@ -106,7 +109,7 @@ pub(crate) async fn run(
 impl Options {
     /// What a system is given.
     fn given(&self, system: System) -> Runs {
-        let time = Duration::from_secs(self.seconds) + BACKLOG_MARGIN;
+        let time = HEAD_START + Duration::from_secs(self.seconds) + BACKLOG_MARGIN;
         Runs {
             system,
             events: system.events_per_tenant(self.events) * self.tenants,
@@ -217,7 +220,11 @@ impl Bench {
             self.note(index, "adds quiet events", adder.about());
             let worker = Worker::prepare(rig, programs, &plan).await?;
             self.note(index, "handles beside a backlog", worker.about(&plan));
-            let (_, handled) = tokio::try_join!(adder.run(), worker.run(&plan, &mut watch))?;
+            let quiet = async {
+                tokio::time::sleep(HEAD_START).await;
+                adder.run().await
+            };
+            let (_, handled) = tokio::try_join!(quiet, worker.run(&plan, &mut watch))?;
             Ok::<_, BenchError>(handled)
         }))
         .await?;
