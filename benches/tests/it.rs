@@ -160,7 +160,7 @@ async fn the_bench_puts_a_hostile_tenant_beside_quiet_ones_and_judges() {
 #[tokio::test]
 async fn the_bench_of_peers_judges_fairlane_and_the_floor_without_node() {
     let systems = ["--systems", "fairlane,xreadgroup", "--tenants", "30", "--events", "5"];
-    let short = ["--rounds", "2", "--busy", "4", "--seconds", "1", "--json"];
+    let short = ["--rounds", "1", "--busy", "4", "--seconds", "1", "--json"];
     let ran = run(&[&["peers"], &systems[..], &short].concat()).await;
     assert_eq!(ran.code, 0, "{ran:?}");
     let report: Value = serde_json::from_str(&ran.out).unwrap();
