@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test bench isolation release release-bench check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-peers demo test bench isolation peers release release-bench check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,10 @@ setup: ## install what is missing: redis-server, a C compiler, curl, and the pro
 # The demo and the benchmarks need only these tools.
 setup-demo:
 	@bash .ci/setup demo
+
+# These tools, and Node.js with the packages of other queues.
+setup-peers:
+	@bash .ci/setup peers
 
 # The example gives the dependencies the features that the tests need. So `make test` does not build
 # them again.
@@ -39,6 +43,9 @@ bench: setup-demo release-bench ## measure this machine; SCENARIO=latency, fairn
 
 isolation: setup-demo release-bench ## put a hostile tenant beside quiet ones; SECONDS=20 for each phase
 	$(TARGET)/release/fairlane-bench isolation --seconds $(SECONDS) $(ARGS)
+
+peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, in five minutes
+	$(TARGET)/release/fairlane-bench peers $(ARGS)
 
 release: | setup-demo ## the program for production, in target/release
 	cargo build --release --locked

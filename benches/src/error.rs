@@ -34,6 +34,17 @@ pub(crate) enum BenchError {
     Unreachable { url: String, why: String },
     #[error("the route {route:?} {why}")]
     Route { route: String, why: String },
+    #[error(
+        "node cannot be run: {0}; run `make peers`, which installs it, or install Node.js 20 or later"
+    )]
+    NoNode(#[source] io::Error),
+    #[error(
+        "{}: {problem}; in a clone of the repository run `make peers`, or `npm ci` in benches/peers, and name that directory with --programs",
+        directory.display()
+    )]
+    NoPackages { directory: PathBuf, problem: &'static str },
+    #[error("the bench of {system} failed: {problem}")]
+    Peer { system: &'static str, problem: String },
 }
 
 impl BenchError {
@@ -86,6 +97,8 @@ pub(crate) enum CommandError {
     Remote(String),
     #[error("--rates and --seconds make {seconds} s; the maximum is {most} s per run")]
     TooLong { seconds: u64, most: u64 },
+    #[error("--busy {busy} leaves no quiet tenant of --tenants {tenants}; write a smaller --busy")]
+    NoQuietTenants { tenants: u32, busy: u32 },
     #[error("--token-file {}: {problem}", path.display())]
     TokenFile { path: PathBuf, problem: String },
     #[error("a hostile bot reaches the quiet ones through {0}; the table above has the figures")]
@@ -104,9 +117,14 @@ impl CommandError {
             | Self::MongoUrl(_)
             | Self::Remote(_)
             | Self::TooLong { .. }
+            | Self::NoQuietTenants { .. }
             | Self::TokenFile { .. } => Exit::Usage,
             Self::Bench(
-                BenchError::PrivateMongo(_) | BenchError::Mongo(_) | BenchError::Unreachable { .. },
+                BenchError::PrivateMongo(_)
+                | BenchError::Mongo(_)
+                | BenchError::Unreachable { .. }
+                | BenchError::NoNode(_)
+                | BenchError::NoPackages { .. },
             ) => Exit::Unavailable,
             Self::Bench(_)
             | Self::Runtime(_)

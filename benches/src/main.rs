@@ -16,6 +16,7 @@ mod latency;
 mod mongo;
 mod notifications;
 mod overload;
+mod peers;
 mod pipeline;
 mod probe;
 

@@ -158,6 +158,50 @@ async fn the_bench_puts_a_hostile_tenant_beside_quiet_ones_and_judges() {
 }
 
 #[tokio::test]
+async fn the_bench_of_peers_judges_fairlane_and_the_floor_without_node() {
+    let systems = ["--systems", "fairlane,xreadgroup", "--tenants", "30", "--events", "5"];
+    let short = ["--rounds", "1", "--busy", "4", "--seconds", "1", "--json"];
+    let ran = run(&[&["peers"], &systems[..], &short].concat()).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(report["versions"]["redis"].is_string(), "{report}");
+    let lines = report["systems"].as_array().unwrap();
+    let names: Vec<_> = lines.iter().map(|line| line["system"].as_str().unwrap()).collect();
+    assert_eq!(names, ["fairlane", "xreadgroup"]);
+    for line in lines {
+        let (rates, waits) = (&line["throughput"], &line["fairness"]);
+        for figures in [rates, waits] {
+            assert_eq!((&figures["lost"], &figures["repeated"]), (&0.into(), &0.into()), "{line}");
+        }
+        // The floor promises no order beside other readers.
+        assert_eq!(rates["reordered"], 0, "{line}");
+        assert!(line["system"] != "fairlane" || waits["reordered"] == 0, "{line}");
+        let median = |figure: &Value| figure["median"].as_f64().unwrap();
+        for rate in ["enqueue_per_second", "drain_per_second", "end_to_end_per_second"] {
+            assert!(median(&rates[rate]) > 0.0, "{line}");
+        }
+        assert_eq!(rates["events"], 150, "{line}");
+        let [p50, p99] = ["quiet_p50_ms", "quiet_p99_ms"].map(|name| median(&waits[name]));
+        assert!(0.0 < p50 && p50 <= p99, "{line}");
+        // The handler takes 3 ms, eight events at a time.
+        assert!(median(&waits["backlog_seconds"]) >= 2.9, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn the_bench_of_peers_names_what_is_missing() {
+    for (arguments, code, said) in [
+        (&["--programs", "nowhere"][..], 69, "nowhere: it has no main.mjs; in a clone"),
+        (&["--tenants", "20"], 64, "--busy 20 leaves no quiet tenant"),
+        (&["--systems", "kafka"], 64, "kafka"),
+    ] {
+        let ran = run(&[&["peers"], arguments].concat()).await;
+        assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
+        assert!(ran.err.contains(said), "{arguments:?}: {ran:?}");
+    }
+}
+
+#[tokio::test]
 async fn help_version_and_mistakes_have_the_exit_codes_of_fairlane() {
     for (arguments, code, said) in [
         (&["--help"][..], 0, "Examples:"),

@@ -3,13 +3,14 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use fairlane::config::MongoUrl;
 use fairlane::sandbox;
 use url::Url;
 
 use crate::error::CommandError;
 use crate::overload::deployment::{self, Route};
+use crate::peers::{self, Measure, System};
 use crate::{counters, mongo};
 
 /// The handler of the events of `fairlane-bench pipeline`.
@@ -77,6 +78,76 @@ impl CountersArgs {
             mongo,
         })
     }
+}
+
+/// Arguments of `fairlane-bench peers`.
+#[derive(Debug, Args)]
+pub(crate) struct PeersArgs {
+    /// Number of tenants.
+    #[arg(long, value_name = "N", default_value = "1000",
+        value_parser = clap::value_parser!(u32).range(2..=5_000))]
+    tenants: u32,
+    /// Number of events per tenant. A queue per tenant in `BullMQ` gets a quarter.
+    #[arg(long, value_name = "N", default_value = "20",
+        value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    events: u32,
+    /// Number of rounds. Figures are medians over the rounds.
+    #[arg(long, value_name = "N", default_value = "3")]
+    rounds: NonZeroU32,
+    /// The measured properties.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
+        default_values_t = [Measure::Throughput, Measure::Fairness])]
+    measures: Vec<Measure>,
+    /// The systems. Those other than fairlane and xreadgroup need Node.js.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
+        default_values_t = System::value_variants().to_vec())]
+    systems: Vec<System>,
+    /// Number of tenants with a backlog. The others are quiet.
+    #[arg(long, value_name = "N", default_value = "20")]
+    busy: NonZeroU32,
+    /// Time for which events of quiet tenants are sent.
+    #[arg(long, value_name = "S", default_value = "4",
+        value_parser = clap::value_parser!(u32).range(1..=300))]
+    seconds: u32,
+    /// Events per second of all quiet tenants together.
+    #[arg(long, value_name = "EVENTS_PER_S", default_value = "100",
+        value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rate: u32,
+    /// The directory with the programs for Node.js and their packages.
+    #[arg(long, value_name = "DIR", default_value = "benches/peers")]
+    programs: PathBuf,
+}
+
+impl PeersArgs {
+    pub(super) fn options(self) -> Result<peers::Options, CommandError> {
+        let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let (tenants, busy) = (self.tenants, self.busy.get());
+        if busy >= tenants {
+            return Err(CommandError::NoQuietTenants { tenants, busy });
+        }
+        Ok(peers::Options {
+            systems: once_each(self.systems),
+            measures: once_each(self.measures),
+            tenants: size(tenants),
+            events: size(self.events),
+            rounds: size(self.rounds.get()),
+            busy: size(busy),
+            seconds: self.seconds.into(),
+            rate: self.rate,
+            programs: self.programs,
+        })
+    }
+}
+
+/// The values without repetitions, in their order.
+fn once_each<T: Copy + PartialEq>(values: Vec<T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for value in values {
+        if !once.contains(&value) {
+            once.push(value);
+        }
+    }
+    once
 }
 
 /// The MongoDB at this address, or a private one.

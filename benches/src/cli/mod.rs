@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use fairlane::telemetry::LogFormat;
 
-use self::arguments::{CountersArgs, DeploymentArgs, Handled, load, share};
+use self::arguments::{CountersArgs, DeploymentArgs, Handled, PeersArgs, load, share};
 use crate::isolation::Resource;
 use crate::overload::{Protection, Workload};
 
@@ -24,6 +24,7 @@ Examples:
   fairlane-bench notifications --seconds 10
   fairlane-bench overload --workloads cpu,dependency
   fairlane-bench isolation --seconds 5
+  fairlane-bench peers --rounds 1
 
 Exit codes: 0 success, 1 failure, 64 bad usage, 69 a needed service is unavailable.";
 const PIPELINE_EXAMPLES: &str = "\
@@ -49,6 +50,14 @@ Examples:
 
 A resource is isolated if the p99 of the quiet bots beside a hostile tenant is at most 1.5 times what
 it is alone, or 25 ms above, and none of their work is refused or lost. Exit code 1: one is not.";
+
+const PEERS_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench peers
+  fairlane-bench peers --measures throughput --systems fairlane,groupmq --rounds 6 --json
+  fairlane-bench peers --systems fairlane,xreadgroup
+
+The other systems need Node.js 20 or later, and npm packages: `make peers` installs both.";
 
 const HTTP_EXAMPLES: &str = "\
 Examples:
@@ -274,6 +283,9 @@ pub(crate) enum Scenario {
         #[arg(long, value_name = "URL")]
         mongodb: Option<String>,
     },
+    /// Compare with other queues on Redis: GroupMQ, BullMQ, and a plain worker of a stream.
+    #[command(after_help = PEERS_EXAMPLES)]
+    Peers(Box<PeersArgs>),
     /// `fairlane serve`, with the same arguments. `overload` starts it itself.
     #[command(hide = true)]
     Serve {

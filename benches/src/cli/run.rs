@@ -10,12 +10,12 @@ use indicatif::ProgressBar;
 use url::Url;
 
 use super::arguments::{CountersArgs, DeploymentArgs, Handled, choice};
-use super::show::{print, print_deployment, print_isolation, print_overload};
+use super::show::{print, print_deployment, print_isolation, print_overload, print_peers};
 use super::{Cli, Scenario};
 use crate::error::CommandError;
 use crate::isolation::{self, Resource};
 use crate::overload::{self, Protection, Workload, deployment};
-use crate::{automations, counters, fairness, http, latency, notifications, pipeline};
+use crate::{automations, counters, fairness, http, latency, notifications, peers, pipeline};
 
 /// In ms. Clients that send later than planned by more than this are too slow for a measurement.
 const LATE_MS: f64 = 2.0;
@@ -174,6 +174,11 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             let report = Box::pin(isolation::run(options, watch)).await?;
             progress.clear();
             print_isolation(json, &report)
+        }
+        Scenario::Peers(args) => {
+            let report = Box::pin(peers::run(args.options()?, watch)).await?;
+            progress.clear();
+            print_peers(json, &report)
         }
         Scenario::OverloadServer { .. } | Scenario::Serve { .. } => unreachable!("no scenario"),
         Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant } => {
