@@ -14,7 +14,7 @@
 --       quotas or '', count, events as MessagePack (at most 500 events)
 -- Reply {'OK', offset, appended, dead, dropped, dead letters removed, events above a quota, dead
 --       letters above a quota} | {'DUP', offset} | {'GAP', offset}
--- Cost  about 13 commands + 1 a bot (2 with max queue) + 3 an ad
+-- Cost  12 commands + 1 a bot (2 with max queue) + 2 a dead letter, with views 1 + 3 an ad
 local views = tonumber(ARGV[10]) or 0
 local bots = views > 0 and (#KEYS - 10) / 5 or #KEYS - 10
 assert(#KEYS >= 10 and counts(11 + views, bots), 'enqueue: wrong number of arguments')
