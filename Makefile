@@ -9,10 +9,10 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test bench isolation release release-bench check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-instructions demo test bench isolation instructions release release-bench check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "Pass arguments with ARGS: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
 
@@ -22,6 +22,9 @@ setup: ## install what is missing: redis-server, a C compiler, curl, and the pro
 # The demo and the benchmarks need only these tools.
 setup-demo:
 	@bash .ci/setup demo
+
+setup-instructions:
+	@bash .ci/setup instructions
 
 # The example gives the dependencies the features that the tests need. So `make test` does not build
 # them again.
@@ -39,6 +42,10 @@ bench: setup-demo release-bench ## measure this machine; SCENARIO=latency, fairn
 
 isolation: setup-demo release-bench ## put a hostile tenant beside quiet ones; SECONDS=20 for each phase
 	$(TARGET)/release/fairlane-bench isolation --seconds $(SECONDS) $(ARGS)
+
+# The scripts are measured by a test, in the build of `make test`.
+instructions: setup-instructions ## count instructions, and compare with the references; ARGS=--renew
+	@bash .ci/instructions $(ARGS)
 
 release: | setup-demo ## the program for production, in target/release
 	cargo build --release --locked
