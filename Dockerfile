@@ -16,6 +16,7 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 # Cargo reads the manifest of every package of the workspace, even if it does not build the package.
 COPY benches/Cargo.toml benches/
+COPY benches/instructions/Cargo.toml benches/instructions/
 COPY lua lua
 COPY src src
 # The commit in fairlane_build_info.

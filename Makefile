@@ -9,10 +9,10 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-peers demo test bench isolation peers release release-bench check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-peers setup-instructions demo test bench isolation peers instructions release release-bench check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "Pass arguments with ARGS: make demo ARGS='--bots 1000 --seconds 30', make test ARGS='--test it'"
 
@@ -26,6 +26,9 @@ setup-demo:
 # These tools, and Node.js with the packages of other queues.
 setup-peers:
 	@bash .ci/setup peers
+
+setup-instructions:
+	@bash .ci/setup instructions
 
 # The example gives the dependencies the features that the tests need. So `make test` does not build
 # them again.
@@ -46,6 +49,10 @@ isolation: setup-demo release-bench ## put a hostile tenant beside quiet ones; S
 
 peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, in five minutes
 	$(TARGET)/release/fairlane-bench peers $(ARGS)
+
+# The scripts are measured by a test, in the build of `make test`.
+instructions: setup-instructions ## count instructions, and compare with the references; ARGS=--renew
+	@bash .ci/instructions $(ARGS)
 
 release: | setup-demo ## the program for production, in target/release
 	cargo build --release --locked

@@ -9,7 +9,7 @@
 --       key: [16] key:<bot> <key>
 -- ARGV  id, 'cancel' | 'move', due (ms since 1970, 0: by the delay), delay ms
 -- Reply 'OK', or the state that forbids the change; '' if the notification does not exist
--- Cost  up to 14 commands
+-- Cost  up to 15 commands
 assert((#KEYS == 15 or #KEYS == 16) and #ARGV == 4, 'amend: wrong number of arguments')
 local note = note_at(14, ARGV[1])
 if not note then

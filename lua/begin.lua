@@ -18,7 +18,7 @@
 -- Reply {dead letters removed, those of them above a quota, per event: 0, or the end: {outcome, label}, or the send:
 --       {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
 --       attempts, when it could be sent, 1 if its lateness counts, headers}}
--- Cost  3 commands + up to 9 an event
+-- Cost  5 commands + 10 an event whose send starts
 assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
 local pause, patience, dead_max, quota, defers =
   tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), quota_of(ARGV[4]), ARGV[5] == 'defer'

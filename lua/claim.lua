@@ -14,7 +14,8 @@
 -- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
 --       ready bots left, leases reaped, run id of the server (shortened), then per bot: id, fence, start,
 --       att or '', weight, queued bytes or 0 if they are not counted}
--- Cost  12 to 15 commands for any max, about 7 more when reaping
+-- Cost  7 commands if nobody is ready, otherwise 13 to 17 for any max; when reaping about 11 more + 1 an
+--       expired lease
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
 local max, bound, ttl, seen, slice, alone, isolate = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]),
   tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])

@@ -19,7 +19,7 @@
 --       holds, and the log of the type (0: there is none), the quotas of its bot or ''
 -- Reply {dead letters removed, those of them above a quota, per send: 'STALE', or its new state: 'sent', 'refused', 'retry',
 --       'postpone', 'dead'}
--- Cost  2 commands + up to 22 a send
+-- Cost  8 commands + up to 18 a send
 assert(#KEYS > 13 and (#KEYS - 13) % 2 == 0 and #ARGV == 2 + 10 * (#KEYS - 13) / 2,
   'finish: wrong number of arguments')
 local dead_max, quota = tonumber(ARGV[1]), quota_of(ARGV[2])

@@ -11,7 +11,7 @@
 -- KEYS  the eight of shared.lua, [9] due, [10] later, [11..] q:<bot> per event
 -- ARGV  slice µs, then per event, oldest first: id, bot (at most 100 events a call)
 -- Reply {moved, next due time (ms) or ''}
--- Cost  about 15 commands + 1 an event
+-- Cost  about 17 commands + 1 an event
 assert(#KEYS >= 11 and #ARGV == 1 + 2 * (#KEYS - 10), 'promote: wrong number of arguments')
 local DUE, LATER = KEYS[9], KEYS[10]
 local ids = {}

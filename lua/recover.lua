@@ -7,7 +7,7 @@
 -- KEYS  the eight of shared.lua
 -- ARGV  run id of the server, slice µs
 -- Reply number of revoked leases, -1 if the run is known
--- Cost  1 command if the run is known, otherwise about 10 + 1 per 64 leases
+-- Cost  2 commands if the run is known, otherwise about 10 + 1 per 64 leases
 assert(#KEYS == 8 and #ARGV == 2, 'recover: wrong number of arguments')
 local meta = call('HMGET', META, 'run', 'v')
 if meta[1] == ARGV[1] then

@@ -7,7 +7,7 @@
 -- KEYS  the thirteen of notifications.lua, [14] online:<bot> <uid>, [15] user:<bot> <uid>
 -- ARGV  bot, uid, threshold ms
 -- Reply 1, or 0 if no due one waits, or it is too soon
--- Cost  up to 10 commands
+-- Cost  up to 11 commands
 assert(#KEYS == 15 and #ARGV == 3, 'release: wrong number of arguments')
 local threshold = tonumber(ARGV[3])
 local last = tonumber(call('HGET', KEYS[15], 'online') or 0)

@@ -18,7 +18,7 @@
 -- Reply {'OK', due (ms), label of the replaced one or ''} | {'DUP', due of the one that has
 --       the key} | {'AGAIN'}: another notification got the key meanwhile | {'QUOTA', name, held, limit}
 --       Except for the first, nothing was changed.
--- Cost  13 commands, with a key up to 12 more
+-- Cost  12 commands, 13 if it waits for its user, with a key up to 12 more
 local REPEAT_MS = 300000
 assert((#KEYS == 15 or #KEYS == 18) and #ARGV >= 13 and #ARGV % 2 == 1,
   'schedule: wrong number of arguments')

@@ -5,7 +5,7 @@
 -- KEYS  [1] the stream
 -- ARGV  the lowest offset to keep
 -- Reply number of deleted entries
--- Cost  2 commands + 1 a consumer group
+-- Cost  3 commands + 1 a consumer group
 assert(#KEYS == 1 and #ARGV == 1, 'trim: wrong number of arguments')
 local STREAM, keep = KEYS[1], ARGV[1]
 if redis.call('EXISTS', STREAM) == 0 then

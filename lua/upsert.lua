@@ -13,7 +13,7 @@
 --       its quotas (see quota_of), 1, event as MessagePack, acked as the miss answered it, stored total or '', stored sequence
 -- Reply {'OK', new total or ''} | {'AGAIN', acked or ''} | {'DUP', reply of the first call} |
 --       {'QUOTA', name, held, limit}: nothing was changed
--- Cost  about 17 commands
+-- Cost  21 commands, about 6 less if the bot had events
 assert(#KEYS >= 13 and #ARGV == 13, 'upsert: wrong number of arguments')
 local idem, ad, n, room = KEYS[14], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local first = idem and call('GET', idem)

@@ -46,7 +46,7 @@
 //! | `fl:{check-<number>}:<id>` | any, TTL | test keys of `fairlane check` |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
-use super::topology::slot_of;
+use super::slot::slot_of;
 use crate::id::{BotId, PipelineName, Prefix, Shard};
 
 macro_rules! global {

@@ -27,6 +27,7 @@ mod reply;
 mod route;
 pub mod scripts;
 mod server;
+mod slot;
 mod target;
 mod topology;
 mod url;

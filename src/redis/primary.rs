@@ -10,8 +10,8 @@ use super::error::RedisError;
 use super::keys;
 use super::link::Link;
 use super::reply::ReplyError;
+use super::slot::slot_of;
 use super::target::Target;
-use super::topology::slot_of;
 
 const CHECK_SCRIPT: &str = include_str!("../../lua/check.lua");
 /// Time to live of test keys, in case their deletion fails.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use redis::{Arg, Cmd, Pipeline};
 
-use super::topology::slot_of;
+use super::slot::slot_of;
 
 /// A destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use super::keys;
 use super::link::Link;
 use super::primary::{Primary, ServerInfo};
 use super::reply::{Reply, ReplyError};
+use super::slot::slot_of;
 use super::target::Target;
-use super::topology::slot_of;
 use crate::clock::millis;
 use crate::id::{Offset, PipelineName, Prefix, ShardCount};
 

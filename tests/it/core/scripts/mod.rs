@@ -1,6 +1,7 @@
 //! The promises of each script, on real servers.
 
 mod bounds;
+mod costs;
 mod delays;
 mod hygiene;
 mod notifications;
