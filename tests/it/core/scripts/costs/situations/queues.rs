@@ -2,8 +2,8 @@
 
 use fairlane::id::{BotId, Offset, Prefix};
 use fairlane::redis::scripts::{
-    Advance, Claim, Completion, Emit, Exception, Fate, Heads, Hold, Limits, Mode, Note, Promote,
-    Push, ReadSlice, Recover, Redrive, Trim,
+    Advance, Claim, Completion, Emit, Enqueue, Exception, Fate, Heads, Hold, Limits, Mode, Note,
+    Promote, Push, ReadSlice, Recover, Redrive, Take, Trim,
 };
 use redis::Commands as _;
 use redis::streams::StreamRangeReply;
@@ -56,6 +56,12 @@ pub(super) async fn copies<M: Meter>(stage: &mut Stage<M>) {
     ] {
         stage.clear("p").await;
         let copy = stage.copy(keys, ten, 10, limits);
+        stage.measure(situation, &copy).await;
+    }
+    let take = Take { max: 16, ttl_ms: 60_000, seen: 0 };
+    for (situation, bots) in [("one bot, one event, leased", one), ("10 bots, leased", ten)] {
+        stage.clear("p").await;
+        let copy = Enqueue { take, ..stage.copy(keys, bots, 1, LIMITS) };
         stage.measure(situation, &copy).await;
     }
     // The bots are leased: nobody is added to the control set.
