@@ -54,7 +54,7 @@ use self::id::{BotId, Offset, PipelineName, Prefix, ShardCount};
 use self::quotas::{NO_QUOTAS, Quota};
 use self::redis::keys::ShardKeys;
 use self::redis::scripts::{
-    Call, Claim, Complete, Completion, Enqueue, Grant, Limits, Mode, Recover,
+    Call, Claim, Complete, Completion, Enqueue, Grant, Limits, Mode, Recover, Take,
 };
 use self::scale::{Load, wanted};
 use self::table::{Row, Table, Tolerance};
@@ -286,7 +286,8 @@ fn enqueue<'a>(keys: &'a ShardKeys, event: &'a [u8]) -> Enqueue<'a> {
     let bot = |n| BotId::parse(&format!("bot-{n}")).map(|bot| (bot, vec![event; EVENTS]));
     let bots = (0..BOTS).filter_map(|n| bot(n).ok()).collect();
     let (prev, last, quotas) = (Offset::default(), Offset { ms: 1, seq: 1 }, &NO_QUOTAS);
-    Enqueue { keys, stream: "events", prev, last, limits, quotas, bots, postings: None }
+    let (postings, take) = (None, Take::default());
+    Enqueue { keys, stream: "events", prev, last, limits, quotas, bots, postings, take }
 }
 
 fn claim(keys: &ShardKeys) -> Claim<'_> {
