@@ -149,7 +149,7 @@ impl Site {
             if roles.work {
                 let pool = plan.pool(&seat, signing_key);
                 ears.push(pool.listener());
-                places = pool.places();
+                places = Some(pool.places());
                 shutdown.spawn(pool.run());
             }
             sampled.push(Sampled {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use tracing::{debug, info, warn};
@@ -192,13 +193,17 @@ impl Route {
     pub(super) async fn enqueue(
         &self,
         (stream, end): (&str, Offset),
-        live: bool,
+        behind: Option<Duration>,
         shards: Vec<ShardBatch<'_>>,
         positions: &mut [Option<Offset>],
     ) -> Result<(), FanoutError> {
         let (limits, quotas) = (self.queue.limits(), self.queue.quotas());
         let bots = shards.iter().flat_map(|shard| &shard.calls).map(|call| call.bots.len()).sum();
-        let places = self.places.as_ref().filter(|_| live && limits.linger_ms == 0);
+        if let Some(places) = &self.places {
+            let calls = shards.iter().flat_map(|shard| &shard.calls);
+            places.copied(behind, calls.map(|call| call.bytes).sum());
+        }
+        let places = self.places.as_ref().filter(|_| behind.is_none() && limits.linger_ms == 0);
         let mut reserved = places.and_then(|places| places.reserve(bots));
         let mut calls = Vec::with_capacity(shards.len());
         for ShardBatch { shard, calls: batches } in shards {

@@ -327,9 +327,9 @@ impl Fanout {
     }
 
     /// Copies the gathered events, which directly follow `positions`, and moves the positions.
-    /// Shards whose server does not answer are missing from then on. `live`: no more entries are
-    /// available, so free workers handle the events at once. Otherwise more events of the same bots
-    /// may follow, and a slice should have them together.
+    /// Shards whose server does not answer are missing from then on. `behind`: how late the last of
+    /// them is, if more entries are available: the same bots may get more events, which one slice
+    /// should have together. `None`: free workers handle the events at once.
     ///
     /// # Errors
     /// If no server answers, or a shard has another position: the positions must be read again.
@@ -337,10 +337,13 @@ impl Fanout {
         &self,
         stream: &str,
         gathered: &Gathered,
-        live: bool,
+        behind: Option<Duration>,
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
         if gathered.events.is_empty() {
+            if behind.is_none() {
+                self.rests();
+            }
             self.unmatched.count(&gathered.unmatched);
             return Ok(());
         }
@@ -350,7 +353,7 @@ impl Fanout {
         let copies = self.routes.iter().zip(wanted).zip(&mut positions.0);
         let copies = copies.map(|((route, (wanted, stamped)), positions)| {
             let shards = route.group(&gathered.events, wanted, stamped, positions);
-            route.enqueue((stream, gathered.end), live, shards, positions)
+            route.enqueue((stream, gathered.end), behind, shards, positions)
         });
         for copied in join_all(copies).await {
             copied?;
@@ -358,6 +361,13 @@ impl Fanout {
         metrics::fanout_seconds(started.elapsed());
         self.unmatched.count(&gathered.unmatched);
         Ok(())
+    }
+
+    /// Nothing is copied now.
+    pub(crate) fn rests(&self) {
+        for places in self.routes.iter().filter_map(|route| route.places.as_ref()) {
+            places.copied(None, 0);
+        }
     }
 
     /// Moves shards that received nothing forward to `end`, so that they do not hold back trimming.

@@ -243,6 +243,11 @@ impl Board {
         }
     }
 
+    /// When the first known lease or park ends.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.state().shards.iter().filter_map(|entry| entry.deadline).min()
+    }
+
     /// When to scan again without a message.
     pub(super) fn next_look(&self) -> Instant {
         let state = self.state();

@@ -13,6 +13,7 @@
 mod board;
 mod claim;
 mod commit;
+mod deferral;
 mod estimate;
 mod occupancy;
 pub(crate) mod open;
@@ -35,6 +36,7 @@ use tracing::info;
 use self::board::Board;
 use self::claim::{by_holder, claim};
 use self::commit::Commits;
+use self::deferral::Deferral;
 use self::estimate::Estimate;
 use self::occupancy::Occupancy;
 pub(crate) use self::places::Places;
@@ -110,6 +112,8 @@ pub(crate) struct Shared {
     workers: Semaphore,
     /// The leases that this process holds.
     occupancy: Occupancy,
+    /// Whether the copier goes first.
+    deferral: Deferral,
     estimate: Estimate,
     /// Age of the oldest event in the last read, µs.
     oldest_us: AtomicU64,
@@ -215,6 +219,7 @@ impl Pool {
             commits,
             workers: Semaphore::new(settings.workers.max),
             occupancy: Occupancy::default(),
+            deferral: Deferral::default(),
             estimate: Estimate::default(),
             oldest_us: AtomicU64::new(0),
             retries: RetryBudget::new(),
@@ -231,11 +236,9 @@ impl Pool {
         Box::new(Subscriber(Arc::clone(&self.shared.board)))
     }
 
-    /// The free workers, for the copier of this process. With a ledger, the handler merges the
-    /// events that gather in a queue, so none is taken at once.
-    pub(crate) fn places(&self) -> Option<Places> {
-        let merges = self.shared.queue.ledger().is_some();
-        (!merges).then(|| Places(Arc::clone(&self.shared)))
+    /// The free workers, for the copier of this process.
+    pub(crate) fn places(&self) -> Places {
+        Places(Arc::clone(&self.shared))
     }
 
     /// Claims and hands out until the soft stop.
@@ -253,11 +256,24 @@ impl Pool {
         while !shared.shutdown.soft.is_cancelled() {
             // Subscribed before the check, so that no change is missed.
             let changed = shared.board.changed().notified();
+            if let Some(until) = shared.deferral.until(shared.board.next_deadline()) {
+                tokio::select! {
+                    biased;
+                    () = shared.shutdown.soft.cancelled() => break,
+                    () = shared.deferral.ended() => {}
+                    Some(_) = claims.next() => {}
+                    () = tokio::time::sleep_until(until) => {}
+                }
+                continue;
+            }
             shared.occupancy.set_wanted(true);
             let room = room(&shared, &mut scaler, started.elapsed());
             let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
             let asks = shared.board.next_round(room, slack.unwrap_or(0));
             if asks.is_empty() {
+                if room > 0 && claims.is_empty() {
+                    shared.deferral.drained();
+                }
                 // With free places, only the board has news.
                 shared.occupancy.set_wanted(room == 0);
                 tokio::select! {

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::claim::{Release, age_us};
 use super::{Shared, worker};
@@ -23,11 +24,23 @@ impl fmt::Debug for Places {
 }
 
 impl Places {
+    /// Notes a copy of this number of bytes. `behind`: how late the last entry is, if more are
+    /// available.
+    pub(crate) fn copied(&self, behind: Option<Duration>, bytes: usize) {
+        match behind {
+            Some(late) if bytes > 0 => self.0.deferral.behind(late, bytes),
+            Some(_) => {}
+            None => self.0.deferral.caught_up(),
+        }
+    }
+
     /// Reserves places for up to `max` leases. `None` if none is free, or bots that wait already
-    /// need them.
+    /// need them. With a ledger, the handler merges the events that gather in a queue, so none is
+    /// taken at once.
     pub(crate) fn reserve(&self, max: usize) -> Option<Reserved> {
         let shared = &self.0;
-        if shared.shutdown.soft.is_cancelled() || shared.board.ready() > 0 {
+        let merges = shared.queue.ledger().is_some();
+        if merges || shared.shutdown.soft.is_cancelled() || shared.board.ready() > 0 {
             return None;
         }
         let left = shared.occupancy.reserve(max);

@@ -162,6 +162,7 @@ impl<S: Source> Reader<S> {
             ended = keep(&self.source) => ended.map_err(FanoutError::from),
             ended = self.read() => ended,
         };
+        self.fanout.rests();
         match ended {
             Ok(()) => {
                 warn!(stream = self.source.name(), "another process reads the bus now");
@@ -248,7 +249,7 @@ impl<S: Source> Reader<S> {
                     // Redis has no memory for an unreadable entry. The entries before it are copied
                     // first, so that the next session can trim up to there.
                     let positions = copying.ends(&mut session).await?;
-                    let copying = Copying::Ended(self.copy(gathered, true, positions).await);
+                    let copying = Copying::Ended(self.copy(gathered, None, positions).await);
                     let mut positions = copying.ends(&mut session).await?;
                     self.checkpoint(&mut session, &mut positions).await?;
                     return Err(error.into());
@@ -262,8 +263,9 @@ impl<S: Source> Reader<S> {
             // Positions are only known when no copy is in progress.
             let positions = copying.ends(&mut session).await?;
             self.look_for_missing(&mut session, &positions)?;
-            let (taken, live) = (std::mem::take(&mut gathered), more.is_none());
-            copying = Copying::Goes(self.copy(taken, live, positions).boxed());
+            let behind = more.map(|_| self.age(session.end));
+            let taken = std::mem::take(&mut gathered);
+            copying = Copying::Goes(self.copy(taken, behind, positions).boxed());
             // Nothing waits longer than the time to read the available entries.
             if more.is_none() || due {
                 let mut positions = copying.ends(&mut session).await?;
@@ -275,10 +277,20 @@ impl<S: Source> Reader<S> {
         }
     }
 
+    /// How long ago an entry was added, if its id is a time, as ids of Redis are.
+    fn age(&self, offset: Offset) -> Duration {
+        self.clock.now().saturating_sub(Duration::from_millis(offset.ms))
+    }
+
     /// Copies the gathered events of all batches since the last copy.
-    async fn copy(&self, gathered: Gathered, live: bool, mut positions: Positions) -> Copied {
+    async fn copy(
+        &self,
+        gathered: Gathered,
+        behind: Option<Duration>,
+        mut positions: Positions,
+    ) -> Copied {
         let name = self.source.name();
-        let copied = self.fanout.copy(name, &gathered, live, &mut positions).await;
+        let copied = self.fanout.copy(name, &gathered, behind, &mut positions).await;
         if copied.as_ref().is_err_and(FanoutError::is_full) {
             self.fanout.pass_over(name, &gathered, &mut positions).await?;
         }

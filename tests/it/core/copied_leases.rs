@@ -15,16 +15,6 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// How often the server ran a command.
-async fn calls(server: &RedisServer, command: &str) -> u64 {
-    let mut connection = server.connection().await;
-    let mut info = redis::cmd("INFO");
-    let text: String = info.arg("commandstats").query_async(&mut connection).await.unwrap();
-    let start = format!("cmdstat_{command}:calls=");
-    let line = text.lines().find_map(|line| line.strip_prefix(&start));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
-}
-
 #[tokio::test]
 async fn events_of_quiet_bots_are_neither_claimed_nor_read_while_workers_are_free() {
     const EVENTS: usize = 40;
@@ -40,9 +30,9 @@ async fn events_of_quiet_bots_are_neither_claimed_nor_read_while_workers_are_fre
     };
     // The first handlings show how long one takes.
     one_by_one(0, 5).await;
-    let before = calls(&server, "lrange").await;
+    let before = server.calls("lrange").await;
     one_by_one(5, 5 + EVENTS).await;
-    let read = calls(&server, "lrange").await - before;
+    let read = server.calls("lrange").await - before;
     assert!(read < EVENTS as u64 / 4, "{read} of {EVENTS} queues were read");
     instance.stop().await;
 }

@@ -5,6 +5,7 @@ mod async_push;
 mod bus;
 mod cluster;
 mod copied_leases;
+mod copy_first;
 mod damage;
 mod fairness;
 mod fanout;

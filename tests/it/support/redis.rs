@@ -108,6 +108,16 @@ impl RedisServer {
         connect(&redis::Client::open(self.url()).unwrap()).await
     }
 
+    /// How often it ran a command.
+    pub(crate) async fn calls(&self, command: &str) -> u64 {
+        let mut connection = self.connection().await;
+        let mut info = redis::cmd("INFO");
+        let text: String = info.arg("commandstats").query_async(&mut connection).await.unwrap();
+        let start = format!("cmdstat_{command}:calls=");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    }
+
     /// Kills the process, so that it cannot clean up.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");
