@@ -71,6 +71,11 @@ impl RedisError {
         matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
     }
 
+    /// Whether the server does not know the script (`SCRIPT FLUSH`).
+    pub(super) fn is_noscript(&self) -> bool {
+        matches!(self, Self::Refused { message, .. } if message.starts_with("NOSCRIPT"))
+    }
+
     /// Whether the error is temporary, so that a later retry can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {

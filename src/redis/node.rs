@@ -299,7 +299,13 @@ impl Setup {
         };
         if wiring.scripts {
             connected.run = self.load_scripts(&mut connected.connection).await?.into();
-            self.recover(&mut connected, &self.slots).await?;
+            let mut recovered = self.recover(&mut connected, &self.slots).await;
+            if matches!(&recovered, Err(error) if error.is_noscript()) {
+                // A SCRIPT FLUSH in between.
+                self.load_scripts(&mut connected.connection).await?;
+                recovered = self.recover(&mut connected, &self.slots).await;
+            }
+            recovered?;
         }
         Ok(connected)
     }
