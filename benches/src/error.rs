@@ -43,6 +43,8 @@ pub(crate) enum BenchError {
         directory.display()
     )]
     NoPackages { directory: PathBuf, problem: &'static str },
+    #[error("the Redis cluster of the bench cannot be used: {0}")]
+    Cluster(String),
     #[error("the bench of {system} failed: {problem}")]
     Peer { system: &'static str, problem: String },
 }

@@ -249,7 +249,8 @@ async fn floor(
     worker.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
 }
 
-fn make(bot: usize, position: u32, due: u64) -> Result<Vec<u8>, BenchError> {
+/// An event of a bot that is due at a time, in µs since 1970.
+pub(crate) fn make(bot: usize, position: u32, due: u64) -> Result<Vec<u8>, BenchError> {
     #[derive(Serialize)]
     struct Payload {
         due: u64,

@@ -5,11 +5,13 @@
 //! same run, and use the median of several runs.
 
 mod automations;
+mod axis;
 mod cli;
 mod counters;
 mod cpu;
 mod error;
 mod fairness;
+mod growth;
 mod http;
 mod isolation;
 mod latency;

@@ -60,14 +60,20 @@ pub(crate) async fn info(rig: &Rig, section: &str) -> Result<String, BenchError>
 
 /// CPU time of the server's main thread so far, seconds.
 pub(crate) async fn cpu(rig: &Rig) -> Result<f64, BenchError> {
-    let info = info(rig, "cpu").await?;
-    let field = |name: &str| -> f64 {
-        info.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0.0)
-    };
-    Ok(field("used_cpu_user_main_thread") + field("used_cpu_sys_main_thread"))
+    Ok(cpu_of(&info(rig, "cpu").await?))
+}
+
+/// The same in the text of `INFO`.
+pub(crate) fn cpu_of(info: &str) -> f64 {
+    field_of(info, "used_cpu_user_main_thread") + field_of(info, "used_cpu_sys_main_thread")
+}
+
+/// A number in the text of `INFO`; 0 if it is not there.
+pub(crate) fn field_of(info: &str, name: &str) -> f64 {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0.0)
 }
 
 /// Number of commands so far, including those of scripts.
@@ -79,7 +85,11 @@ pub(crate) async fn all_commands(rig: &Rig) -> Result<u64, BenchError> {
 
 /// Number of calls per command so far.
 pub(crate) async fn commands(rig: &Rig) -> Result<Commands, BenchError> {
-    let info = info(rig, "commandstats").await?;
+    Ok(commands_of(&info(rig, "commandstats").await?))
+}
+
+/// The same in the text of `INFO`.
+pub(crate) fn commands_of(info: &str) -> Commands {
     let mut commands = Commands::default();
     for line in info.lines() {
         let Some((name, rest)) =
@@ -102,7 +112,7 @@ pub(crate) async fn commands(rig: &Rig) -> Result<Commands, BenchError> {
             _ => commands.inner += calls,
         }
     }
-    Ok(commands)
+    commands
 }
 
 /// The rate of a pipelined `redis-benchmark` on this server: RPUSH of 200 bytes, 16 at a time.

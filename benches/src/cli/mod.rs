@@ -8,10 +8,11 @@ use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum as _};
 use fairlane::telemetry::LogFormat;
 
 use self::arguments::{CountersArgs, DeploymentArgs, Handled, PeersArgs, load, share};
+use crate::growth::Axis;
 use crate::isolation::Resource;
 use crate::overload::{Protection, Workload};
 
@@ -58,6 +59,15 @@ Examples:
   fairlane-bench peers --systems fairlane,xreadgroup
 
 The other systems need Node.js 20 or later, and npm packages: `make peers` installs both.";
+
+const GROWTH_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench growth
+  fairlane-bench growth --axes bots,shards --rounds 1 --json
+  fairlane-bench growth --chart growth.svg
+
+One size varies at a time. The others are: a tenth as many bots as events, 200 bytes, 16 shards, one
+instance, one Redis. The axis `primaries` needs redis-server with clusters.";
 
 const HTTP_EXAMPLES: &str = "\
 Examples:
@@ -243,6 +253,27 @@ pub(crate) enum Scenario {
         /// Number of hosts in that part that never answer. Each has a hundred notifications.
         #[arg(long, value_name = "N", default_value = "0")]
         hanging: u32,
+    },
+    /// Measure how throughput, latency, memory and idle commands grow with each size.
+    #[command(after_help = GROWTH_EXAMPLES)]
+    Growth {
+        /// The sizes that vary, one at a time.
+        #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
+            default_values_t = Axis::value_variants().to_vec())]
+        axes: Vec<Axis>,
+        /// Number of events in a backlog. At least one per bot; large events are fewer.
+        #[arg(long, value_name = "N", default_value = "200000",
+            value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
+        events: u32,
+        /// Number of rounds. Figures are medians over the rounds.
+        #[arg(long, value_name = "N", default_value = "3")]
+        rounds: NonZeroU32,
+        /// Write a chart of throughput and Redis' processor time to this file, as SVG.
+        #[arg(long, value_name = "FILE")]
+        chart: Option<PathBuf>,
+        /// Fail if an event is lost or handled out of order. Both are always counted.
+        #[arg(long)]
+        verify: bool,
     },
     /// Measure how much busy bots delay quiet bots.
     #[command(after_help = FAIRNESS_EXAMPLES)]

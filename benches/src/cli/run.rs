@@ -10,12 +10,16 @@ use indicatif::ProgressBar;
 use url::Url;
 
 use super::arguments::{CountersArgs, DeploymentArgs, Handled, choice};
-use super::show::{print, print_deployment, print_isolation, print_overload, print_peers};
+use super::show::{
+    print, print_deployment, print_growth, print_isolation, print_overload, print_peers,
+};
 use super::{Cli, Scenario};
 use crate::error::CommandError;
 use crate::isolation::{self, Resource};
 use crate::overload::{self, Protection, Workload, deployment};
-use crate::{automations, counters, fairness, http, latency, notifications, peers, pipeline};
+use crate::{
+    automations, counters, fairness, growth, http, latency, notifications, peers, pipeline,
+};
 
 /// In ms. Clients that send later than planned by more than this are too slow for a measurement.
 const LATE_MS: f64 = 2.0;
@@ -142,6 +146,24 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             let report = Box::pin(notifications::run(options, watch)).await?;
             progress.clear();
             print(json, &report)
+        }
+        Scenario::Growth { axes, events, rounds, chart, verify } => {
+            let options = growth::Options {
+                axes,
+                events: usize::try_from(events).unwrap_or(usize::MAX),
+                rounds: size(rounds),
+            };
+            let report = Box::pin(growth::run(&options, watch)).await?;
+            progress.clear();
+            if let Some(path) = &chart {
+                std::fs::write(path, growth::svg(&report))
+                    .map_err(|source| CommandError::WriteChart { path: path.clone(), source })?;
+            }
+            print_growth(json, &report)?;
+            let sum = |of: fn(&growth::Figures) -> u64| {
+                report.rows.iter().map(|row| of(&row.figures)).sum()
+            };
+            faultless(verify, sum(|row| row.lost), sum(|row| row.reordered))
         }
         Scenario::Overload { workloads, loads, seconds, rounds, chart, mongodb, deployment } => {
             if let Some(url) = deployment.url.clone() {

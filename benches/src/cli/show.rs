@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::CommandError;
+use crate::growth;
 use crate::isolation::{self, Verdict};
 use crate::overload::{self, deployment};
 use crate::peers::{self, Figure};
@@ -136,6 +137,53 @@ pub(super) fn print_isolation(json: bool, report: &isolation::Report) -> Result<
     let failed = report.resources.iter().filter(|line| line.verdict == Verdict::Failed);
     let failed: Vec<&str> = failed.map(|line| line.resource.name()).collect();
     if failed.is_empty() { Ok(()) } else { Err(CommandError::NotIsolated(failed.join(", "))) }
+}
+
+/// A line per value of each size.
+pub(super) fn print_growth(json: bool, report: &growth::Report) -> Result<(), CommandError> {
+    let output = Output::new(json);
+    output.show(report, |report| {
+        let mut table = Table::new(&[
+            "SIZE",
+            ">VALUE",
+            ">BOTS",
+            ">EVENTS",
+            ">EVENTS/S",
+            ">REDIS US",
+            ">BUSIEST",
+            ">OWN US",
+            ">WIRE",
+            ">INNER",
+            ">P50 MS",
+            ">P99 MS",
+            ">REDIS MB",
+            ">IDLE/S",
+            ">LOST",
+            ">REORDERED",
+        ]);
+        for growth::Row { axis, value, bots, events, figures } in &report.rows {
+            table.row(&[
+                axis.title().to_owned(),
+                growth::thousands(*value),
+                growth::thousands(*bots),
+                growth::thousands(*events),
+                format!("{:.0}", figures.events_per_second),
+                format!("{:.1}", figures.redis_us_per_event),
+                format!("{:.1}", figures.busiest_redis_us_per_event),
+                format!("{:.1}", figures.own_us_per_event),
+                format!("{:.2}", figures.wire_commands_per_event),
+                format!("{:.2}", figures.inner_commands_per_event),
+                format!("{:.1}", figures.p50_ms),
+                format!("{:.1}", figures.p99_ms),
+                format!("{:.0}", figures.redis_peak_mb),
+                format!("{:.0}", figures.idle_commands_per_second),
+                figures.lost.to_string(),
+                figures.reordered.to_string(),
+            ]);
+        }
+        output.table(&table)
+    })?;
+    Ok(())
 }
 
 /// A table per measure, then the settings.

@@ -1,6 +1,8 @@
 //! While the bus is far behind, it is copied before bots are claimed, so that slices are long.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock};
 
 use crate::support::bus::event;
 use crate::support::config::{STREAM, config};
@@ -16,7 +18,7 @@ const EVENTS: u32 = 5_000;
 #[tokio::test]
 async fn a_backlog_that_is_late_is_handled_in_long_slices() {
     let server = RedisServer::start(Options::default());
-    let late = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(60);
+    let late = SystemClock.now().saturating_sub(Duration::from_secs(60));
     let mut pipe = redis::pipe();
     for n in 0..EVENTS {
         let event = event(&format!("bot-{}", n % BOTS), "tag.applied", n);
