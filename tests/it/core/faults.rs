@@ -334,16 +334,16 @@ async fn lost_replies_lose_and_repeat_nothing() {
     let direct = fleet.server.url();
     fleet.config = fleet.config.replace(&direct, &proxy.url());
     fleet.behaviour.delay = Duration::from_millis(1);
-    // Each command is found by a key that no other command uses.
+    // Each command is found by a key that no other command uses, or by the one behind another.
     for (needle, nth) in [
-        ("}:weight", 3),
-        ("}:weight", 20),
-        ("}:weight", 40),
+        ("}:held\r\n$18\r\nfl:{test:", 3),
+        ("}:held\r\n$18\r\nfl:{test:", 10),
+        ("}:held\r\n$18\r\nfl:{test:", 20),
         ("}:later", 5),
+        ("}:later", 30),
         ("}:later", 60),
-        ("}:later", 150),
         ("}:hwm\r\n$15\r\nfl:{test:", 2),
-        ("}:hwm\r\n$15\r\nfl:{test:", 25),
+        ("}:hwm\r\n$15\r\nfl:{test:", 12),
     ] {
         proxy.swallow(needle, nth);
     }

@@ -245,6 +245,8 @@ async fn connections_that_rested_while_redis_restarted_fail_no_read() {
     let (client, path) = (instance.client(), format!("/v1/pipelines/test/bots/{}", quiet()));
     for _ in 0..3 {
         rested(&client, &path).await;
+        // A connection that was used just now is used again without a check.
+        tokio::time::sleep(Duration::from_millis(20)).await;
         server.restart();
         for _ in 0..2 * POOLED_MAX {
             let answer = client.get(&path).await;
