@@ -63,7 +63,7 @@ else
   repeat
     local letters = call('XRANGE', DLQ, from, '+', 'COUNT', PAGE)
     for _, letter in ipairs(letters) do
-      local of = fields_of(letter)
+      local of = dead_letters().fields_of(letter)
       add('d' .. of.bot, 1)
       add('D' .. of.bot, #of.record + tonumber(of.more or 0))
       from = '(' .. letter[1]

@@ -68,9 +68,10 @@ end
 
 -- Notes in the book of an item's bot that the first n of `length` events leave the queue.
 local function close(item, n, length)
-  local book = book_at(item.at + 1)
+  local books = books()
+  local book = books.at(item.at + 1)
   if n > 0 and item.last ~= '' then
-    call('SET', book.acked, item.last, 'EX', ACKED_SECONDS)
+    books.acknowledge(book, item.last)
   end
   if n == length then
     call('UNLINK', book.unflushed)
@@ -78,11 +79,11 @@ local function close(item, n, length)
   end
   if n > 0 then
     for i = item.first_ad, item.first_ad + 3 * item.ads - 1, 3 do
-      lower(book, 'v' .. ARGV[i], tonumber(ARGV[i + 1]))
-      lower(book, 'r' .. ARGV[i], tonumber(ARGV[i + 2]))
+      books.lower(book, 'v' .. ARGV[i], tonumber(ARGV[i + 1]))
+      books.lower(book, 'r' .. ARGV[i], tonumber(ARGV[i + 2]))
     end
   end
-  keep_cached(book) -- while MongoDB is unavailable, only this cache may have the total
+  books.keep_cached(book) -- while MongoDB is unavailable, only this cache may have the total
 end
 
 -- A finish that is less than this ahead of the clock is noted at random, as this far ahead, with the
@@ -145,7 +146,7 @@ for i, item in ipairs(items) do
         for _, exception in ipairs(item.exceptions) do
           local entry = call('LINDEX', item.key, exception.index)
           if exception.kind == 'dead' then
-            local gone, own_gone = bury(DLQ, dead_max, item.bot, entry, exception.what,
+            local gone, own_gone = dead_letters().bury(DLQ, dead_max, item.bot, entry, exception.what,
               exception.attempts, item.own == '' and quota or quota_of(item.own))
             removed_letters, lost_letters = removed_letters + gone, lost_letters + own_gone
           else

@@ -22,6 +22,6 @@ for i, letter in ipairs(letters) do
   ids[i] = letter[1]
 end
 call('XDEL', DLQ, unpack(ids))
-unbury(letters)
+dead_letters().unbury(letters)
 settle()
 return #ids

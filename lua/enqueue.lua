@@ -46,11 +46,11 @@ if #ARGV > 13 then
   })
 end
 if views > 0 then
-  local at = 15
+  local books, at = books(), 15
   for bot = 1, bots do
-    local ads, book = tonumber(ARGV[at]), book_at(8 + bots + 4 * bot)
+    local ads, book = tonumber(ARGV[at]), books.at(8 + bots + 4 * bot)
     for i = at + 1, at + 2 * ads, 2 do
-      count(book, ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[14]))
+      books.count(book, ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[14]))
     end
     at = at + 1 + 2 * ads
   end

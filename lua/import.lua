@@ -22,10 +22,11 @@ if done < line then
   if refused then
     return refused
   end
-  local book = book_at(10)
+  local books = books()
+  local book = books.at(10)
   append(9, 9, {slice = tonumber(ARGV[3]), linger = tonumber(ARGV[4])})
   call('HINCRBY', book.unflushed, 'r' .. ad, 1)
-  cache(book, ad, tonumber(ARGV[2]), false)
+  books.cache(book, ad, tonumber(ARGV[2]), false)
   verdict = 'OK'
 end
 if done < upto then

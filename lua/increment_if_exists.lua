@@ -14,8 +14,9 @@ local first = idem and call('GET', idem)
 if first then
   return {'DUP', first}
 end
-local book = book_at(10)
-local total, is_young = cached(book, ad)
+local books = books()
+local book = books.at(10)
+local total, is_young = books.cached(book, ad)
 if not total then
   return {'MISS', call('GET', book.acked) or ''}
 end
@@ -25,7 +26,7 @@ if refused then
 end
 append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5])})
 call('HINCRBY', book.unflushed, 'v' .. ad, n)
-cache(book, ad, total + n, is_young, tonumber(ARGV[3]))
+books.cache(book, ad, total + n, is_young, tonumber(ARGV[3]))
 if idem then
   call('SET', idem, digits(total + n), 'PX', ARGV[6])
 end

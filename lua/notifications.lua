@@ -156,7 +156,7 @@ local function give_up(note, reason, dead_max, quota)
   finish(note, 'dead', reason)
   call('HSET', note.key, 's', sequence - 1)
   call('PEXPIRE', note.key, KEPT_MS + 3600000)
-  local removed, lost = bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason,
+  local removed, lost = dead_letters().bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason,
     note.attempts, quota, tonumber(note.held or 0))
   if lost > 0 then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
   return removed, lost

@@ -13,9 +13,10 @@ if #letter == 0 then
   return 0
 end
 call('XDEL', KEYS[14], ARGV[1])
-unbury(letter)
+dead_letters().unbury(letter)
 append(9, 7, {slice = tonumber(ARGV[3]), linger = tonumber(ARGV[4])})
 if ARGV[5] ~= '' then
-  count(book_at(10), ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[2]))
+  local books = books()
+  books.count(books.at(10), ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[2]))
 end
 return 1

@@ -13,7 +13,7 @@ local letter = call('XRANGE', DLQ, id, id)[1]
 if not letter then
   return 0
 end
-local fields = fields_of(letter)
+local fields = dead_letters().fields_of(letter)
 if fields.bot ~= bot then
   return 0
 end
@@ -42,7 +42,7 @@ else
   length = call('RPUSH', QUEUE, fields.record)
 end
 call('XDEL', DLQ, id)
-unbury({letter})
+dead_letters().unbury({letter})
 grew('q' .. bot, QUEUE, length, length - 1, #fields.record, #fields.record >= LARGE)
 settle()
 call('HDEL', ATT, bot)

@@ -8,7 +8,8 @@
 -- Reply {'OK', the sequence} | {'QUOTA', name, held, limit}: nothing was changed
 -- Cost  10 commands, about 6 more if the bot had no events
 assert(#KEYS == 13 and #ARGV == 8, 'replace: wrong number of arguments')
-local book, ad = book_at(10), ARGV[1]
+local books = books()
+local book, ad = books.at(10), ARGV[1]
 local refused = refusal(KEYS[9], 5)
 if refused then
   return refused
@@ -17,5 +18,5 @@ local _, _, _, _, sequence = append(9, 5, {
   slice = tonumber(ARGV[3]), linger = tonumber(ARGV[4]),
 })
 call('HINCRBY', book.unflushed, 'r' .. ad, 1)
-cache(book, ad, tonumber(ARGV[2]), false)
+books.cache(book, ad, tonumber(ARGV[2]), false)
 return {'OK', digits(sequence)}

@@ -228,63 +228,73 @@ local function record(sequence, event)
   return '\147\1\207' .. struct.pack('>I8', sequence) .. event
 end
 
--- The fields of a dead letter.
-local function fields_of(letter)
-  local fields = {}
-  for i = 1, #letter[2], 2 do
-    fields[letter[2][i]] = letter[2][i + 1]
-  end
-  return fields
-end
+-- The functions for dead letters. They are made on first use: most calls need none of them, and each
+-- function that a call makes costs it time.
+local made_for_letters
+local function dead_letters()
+  if not made_for_letters then
+    -- The fields of a dead letter.
+    local function fields_of(letter)
+      local fields = {}
+      for i = 1, #letter[2], 2 do
+        fields[letter[2][i]] = letter[2][i + 1]
+      end
+      return fields
+    end
 
--- Notes that dead letters are gone.
-local function unbury(letters)
-  for _, letter in ipairs(letters) do
-    local fields = fields_of(letter)
-    hold('d' .. fields.bot, -1)
-    hold('D' .. fields.bot, -#fields.record - tonumber(fields.more or 0))
-  end
-end
+    -- Notes that dead letters are gone.
+    local function unbury(letters)
+      for _, letter in ipairs(letters) do
+        local fields = fields_of(letter)
+        hold('d' .. fields.bot, -1)
+        hold('D' .. fields.bot, -#fields.record - tonumber(fields.more or 0))
+      end
+    end
 
--- Whether a full shard keeps its oldest letter: its bot has fewer letters than another bot with one
--- more. So bots with many letters displace none of a bot with few. 0 letters: an older version did
--- not count them.
-local function keeps_oldest(dead, bot)
-  local oldest = fields_of(call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]).bot
-  local letters = held('d' .. oldest)
-  return oldest ~= bot and letters > 0 and letters <= held('d' .. bot)
-end
+    -- Whether a full shard keeps its oldest letter: its bot has fewer letters than another bot with one
+    -- more. So bots with many letters displace none of a bot with few. 0 letters: an older version did
+    -- not count them.
+    local function keeps_oldest(dead, bot)
+      local oldest = fields_of(call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]).bot
+      local letters = held('d' .. oldest)
+      return oldest ~= bot and letters > 0 and letters <= held('d' .. bot)
+    end
 
--- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
--- the shard, and 1 if it was deleted itself: because its bot has as many as its quota permits (the
--- first failures stay), or because the shard is full and keeps_oldest(). At most 64 are deleted in
--- one call. `more` are bytes that are kept elsewhere for the letter.
-local function bury(dead, max, bot, entry, reason, attempts, quota, more)
-  local count, bytes, size = 'd' .. bot, 'D' .. bot, #entry + (more or 0)
-  if quota.letters > 0 and held(count) >= quota.letters
-    or quota.letter_bytes > 0 and held(bytes) + size > quota.letter_bytes then
-    return 1, 1
+    -- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
+    -- the shard, and 1 if it was deleted itself: because its bot has as many as its quota permits (the
+    -- first failures stay), or because the shard is full and keeps_oldest(). At most 64 are deleted in
+    -- one call. `more` are bytes that are kept elsewhere for the letter.
+    local function bury(dead, max, bot, entry, reason, attempts, quota, more)
+      local count, bytes, size = 'd' .. bot, 'D' .. bot, #entry + (more or 0)
+      if quota.letters > 0 and held(count) >= quota.letters
+        or quota.letter_bytes > 0 and held(bytes) + size > quota.letter_bytes then
+        return 1, 1
+      end
+      local length = call('XLEN', dead)
+      if length > 0 and length >= max and keeps_oldest(dead, bot) then
+        return 1, 1
+      end
+      local fields = {
+        'bot', bot, 'record', entry, 'reason', reason, 'attempts', attempts, 'time', digits(now_ms()),
+      }
+      if more then
+        fields[#fields + 1], fields[#fields + 2] = 'more', more
+      end
+      call('XADD', dead, '*', unpack(fields))
+      hold(count, 1)
+      hold(bytes, size)
+      length = length + 1
+      local excess = math.min(64, length - max)
+      if excess <= 0 then
+        return 0, 0
+      end
+      unbury(call('XRANGE', dead, '-', '+', 'COUNT', excess))
+      return call('XTRIM', dead, 'MAXLEN', length - excess), 0
+    end
+
+    made_for_letters = {fields_of = fields_of, unbury = unbury, bury = bury}
   end
-  local length = call('XLEN', dead)
-  if length > 0 and length >= max and keeps_oldest(dead, bot) then
-    return 1, 1
-  end
-  local fields = {
-    'bot', bot, 'record', entry, 'reason', reason, 'attempts', attempts, 'time', digits(now_ms()),
-  }
-  if more then
-    fields[#fields + 1], fields[#fields + 2] = 'more', more
-  end
-  call('XADD', dead, '*', unpack(fields))
-  hold(count, 1)
-  hold(bytes, size)
-  length = length + 1
-  local excess = math.min(64, length - max)
-  if excess <= 0 then
-    return 0, 0
-  end
-  unbury(call('XRANGE', dead, '-', '+', 'COUNT', excess))
-  return call('XTRIM', dead, 'MAXLEN', length - excess), 0
+  return made_for_letters
 end
 
 -- The four parts of an `own` or `att` field, as numbers.
@@ -505,7 +515,7 @@ local function append(first, at, limits, last)
             and 'the quota of the bot is full (quotas.queued_bytes, now ' .. digits(quota.bytes) .. ')'
             or 'the queue of the bot is full (max_queue = ' .. digits(limits.max) .. ')'
           local gone, own_gone =
-            bury(limits.dead, limits.dead_max, bot, records[i], reason, 0, quota)
+            dead_letters().bury(limits.dead, limits.dead_max, bot, records[i], reason, 0, quota)
           removed, lost, died = removed + gone, lost + own_gone, died + 1
         else
           dropped = dropped + 1

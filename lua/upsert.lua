@@ -20,8 +20,9 @@ local first = idem and call('GET', idem)
 if first then
   return {'DUP', first}
 end
-local book = book_at(10)
-local total, is_young = cached(book, ad)
+local books = books()
+local book = books.at(10)
+local total, is_young = books.cached(book, ad)
 if not total and ARGV[12] ~= '' then
   local queued = call('HMGET', book.unflushed, 'v' .. ad, 'r' .. ad)
   if not queued[2] then
@@ -41,7 +42,7 @@ append(9, 7, {slice = tonumber(ARGV[4]), linger = tonumber(ARGV[5])}, 10)
 call('HINCRBY', book.unflushed, 'v' .. ad, n)
 local answer = ''
 if total then
-  cache(book, ad, total + n, is_young, room)
+  books.cache(book, ad, total + n, is_young, room)
   answer = digits(total + n)
 end
 if idem then

@@ -3,6 +3,7 @@
 //! A [`Call`] knows its script, its command and how to parse the reply; [`super::Link`] sends
 //! calls.
 
+mod assemble;
 mod copy;
 mod holdings;
 mod lease;
@@ -14,6 +15,7 @@ use std::sync::{LazyLock, Once, PoisonError, RwLock};
 
 use redis::{Cmd, Value};
 
+use self::assemble::assemble;
 pub use self::copy::{
     Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed, Take, Taken,
     TakenLease,
@@ -32,7 +34,7 @@ pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, Read
 use super::reply::{Reply, ReplyError};
 use crate::quotas::{NAMES, Quota, QuotaExceeded};
 
-/// The parts of a script when it is loaded: its first line, the shared code, its body.
+/// A script as it is loaded.
 pub(crate) struct Script {
     pub(super) code: String,
     sha: String,
@@ -40,9 +42,8 @@ pub(crate) struct Script {
 
 impl Script {
     #[expect(clippy::disallowed_methods, reason = "the one place that knows scripts")]
-    pub(crate) fn new(file: &str, before: &[&str]) -> Self {
-        let (first, body) = file.split_once('\n').unwrap_or((file, ""));
-        let code = format!("{first}\n{}\n{body}", before.join("\n"));
+    pub(crate) fn new(file: &str, shared: &[&str]) -> Self {
+        let code = assemble(file, shared);
         let sha = redis::Script::new(&code).get_hash().to_owned();
         Self { code, sha }
     }
