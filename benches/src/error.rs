@@ -12,6 +12,7 @@ use fairlane::id::IdError;
 use fairlane::mongo::client::MongoError;
 use fairlane::mongo::private::PrivateMongoError;
 use fairlane::notifications::AcceptError;
+use fairlane::outbound::UrlError;
 use fairlane::redis::RedisError;
 use fairlane::sandbox::SandboxError;
 
@@ -43,6 +44,8 @@ pub(crate) enum BenchError {
         directory.display()
     )]
     NoPackages { directory: PathBuf, problem: &'static str },
+    #[error("the receiver of the bench has an unusable address: {0}")]
+    Receiver(#[from] UrlError),
     #[error("the Redis cluster of the bench cannot be used: {0}")]
     Cluster(String),
     #[error("the bench of {system} failed: {problem}")]

@@ -21,6 +21,7 @@ mod overload;
 mod peers;
 mod pipeline;
 mod probe;
+mod push;
 
 use std::process::ExitCode;
 

@@ -2,10 +2,11 @@
 //!
 //! The events are on the bus before the clock starts, with bots in random order. The handler only
 //! checks the order. So the bench measures reading the bus, fan-out, claims, decoding and
-//! completions.
+//! completions. With `--handler push`, a receiver in the same process gets the events instead.
 
 use std::sync::Arc;
 
+use fairlane::config::PipelineConfig;
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::BotId;
 use fairlane::sandbox::{Meter, Rig, drained, event};
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::error::BenchError;
 use crate::probe;
+use crate::push::Receiver;
 
 /// The options.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +30,8 @@ pub(crate) struct Options {
     pub(crate) bytes: usize,
     /// Number of workers.
     pub(crate) workers: usize,
+    /// Whether a receiver gets the events over HTTP. It runs in this process.
+    pub(crate) push: bool,
 }
 
 /// The results.
@@ -88,12 +92,23 @@ async fn measure(
     }
     drop(events);
     let meter = Meter::new(options.bots);
-    let app = rig.app(options.workers, |_| {}, Check(Arc::clone(&meter))).await?;
+    let receiver = match options.push {
+        true => Some(Receiver::start(Arc::clone(&meter)).await?),
+        false => None,
+    };
+    let change = |pipeline: &mut PipelineConfig| {
+        if let Some(receiver) = &receiver {
+            pipeline.handler = "push".to_owned();
+            pipeline.url = Some(receiver.url.clone());
+        }
+    };
+    let app = rig.app(options.workers, change, Check(Arc::clone(&meter))).await?;
     let (commands, cpu) = (probe::commands(rig).await?, probe::cpu(rig).await?);
     let started = Instant::now();
     let running = Rig::spawn(app);
     let total = options.events as u64;
-    drained(|| meter.done(), total, |done| watch("handling", done)).await?;
+    let done = || receiver.as_ref().map_or_else(|| meter.done(), Receiver::events);
+    drained(done, total, |done| watch("handling", done)).await?;
     let seconds = started.elapsed().as_secs_f64();
     let (commands_after, cpu_after) = (probe::commands(rig).await?, probe::cpu(rig).await?);
     running.stop().await?;

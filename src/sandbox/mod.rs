@@ -435,9 +435,14 @@ impl Meter {
 
     /// Notes a first or repeated handling.
     pub fn handled(&self, bot: &BotId, event: &Event) {
-        let digits = bot.as_str().trim_start_matches(|c: char| !c.is_ascii_digit());
+        self.noted(bot.as_str(), event.id());
+    }
+
+    /// As [`Self::handled`], by the names of bot and event.
+    pub fn noted(&self, bot: &str, id: &str) {
+        let digits = bot.trim_start_matches(|c: char| !c.is_ascii_digit());
         let place = digits.parse::<usize>().ok().and_then(|number| self.next.get(number));
-        let (Some(next), Ok(position)) = (place, event.id().parse::<u32>()) else {
+        let (Some(next), Ok(position)) = (place, id.parse::<u32>()) else {
             self.reordered.fetch_add(1, Ordering::Relaxed);
             return;
         };

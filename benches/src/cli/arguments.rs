@@ -20,6 +20,8 @@ pub(crate) enum Handled {
     Check,
     /// The rules of the bots, in MongoDB.
     Automation,
+    /// A receiver that answers at once, over HTTP.
+    Push,
 }
 
 /// Arguments of `fairlane-bench counters`.

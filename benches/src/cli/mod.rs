@@ -33,6 +33,7 @@ Examples:
   fairlane-bench pipeline
   fairlane-bench pipeline --bots 500000 --events 500000 --json
   fairlane-bench pipeline --verify
+  fairlane-bench pipeline --handler push --events 200000
   FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane-bench pipeline --handler automation";
 const LATENCY_EXAMPLES: &str = "\
 Examples:

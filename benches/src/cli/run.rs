@@ -92,12 +92,13 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             print(json, &report)?;
             faultless(verify, report.lost, report.repeated)
         }
-        Scenario::Pipeline { bots, events, bytes, workers, verify, .. } => {
+        Scenario::Pipeline { handler, bots, events, bytes, workers, verify, .. } => {
             let options = pipeline::Options {
                 bots: bots.map_or(50_000, size),
                 events: size(events),
                 bytes: size(bytes),
                 workers: size(workers),
+                push: handler == Handled::Push,
             };
             let report = Box::pin(pipeline::run(options, watch)).await?;
             progress.clear();
