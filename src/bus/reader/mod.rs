@@ -238,7 +238,7 @@ impl<S: Source> Reader<S> {
                 tokio::task::yield_now().await;
                 let batch = self.source.decode(fetched)?;
                 self.put_aside(&batch).await?;
-                session.advance(&batch);
+                session.advance(&batch, asked);
                 self.fanout.gather(&batch, &mut session.matches, &mut gathered);
                 Ok::<_, RedisError>(batch.is_empty())
             };

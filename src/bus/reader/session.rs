@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::super::Entry;
-use super::BATCH_MAX;
+use super::{BATCH_FIRST, BATCH_MAX};
 use crate::fanout::{FanoutError, Matches, Positions};
 use crate::id::Offset;
 
@@ -78,7 +78,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn advance(&mut self, batch: &[Entry]) {
+    /// Moves behind the entries of a read that asked for `asked` entries.
+    pub(super) fn advance(&mut self, batch: &[Entry], asked: usize) {
         let Some(last) = batch.last() else { return };
         self.end = last.offset;
         self.entries += batch.len() as u64;
@@ -90,6 +91,8 @@ impl Session {
             })
             .sum();
         let fits = BATCH_BYTES / (bytes / batch.len()).max(1);
-        self.batch = (self.batch * 2).min(fits).clamp(8, BATCH_MAX);
+        // A reader that has caught up begins with few again: the next entries may be large.
+        let grown = if batch.len() == asked { asked * 2 } else { BATCH_FIRST };
+        self.batch = grown.min(fits).clamp(8, BATCH_MAX);
     }
 }
