@@ -20,7 +20,7 @@
 --       letters above a quota, then if bots are leased: run id of the server (shortened), and per
 --       leased bot: place in the call from 0, sequence before its first event, number of its events
 --       in the queue, fence, start, att or '', weight} | {'DUP', offset} | {'GAP', offset}
--- Cost  about 13 commands + 1 a bot (2 with max queue) + 3 an ad; with leases about 4 more
+-- Cost  11 commands + 1 a bot (2 with max queue) + 2 a dead letter, with leases 1, with views 1 + 3 an ad
 local views = tonumber(ARGV[13]) or 0
 local bots = views > 0 and (#KEYS - 11) / 5 or #KEYS - 11
 assert(#KEYS >= 11 and counts(14 + views, bots), 'enqueue: wrong number of arguments')
