@@ -389,7 +389,10 @@ async fn publish(
             tokio::task::yield_now().await;
         }
     }
-    Ok(pipe.query(&mut connection)?)
+    if !pipe.is_empty() {
+        let () = pipe.query(&mut connection)?;
+    }
+    Ok(())
 }
 
 /// Sends events at a low rate, each when it is due. Returns their number.
