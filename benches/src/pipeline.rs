@@ -98,7 +98,7 @@ async fn measure(
     };
     let change = |pipeline: &mut PipelineConfig| {
         if let Some(receiver) = &receiver {
-            pipeline.handler = "push".to_owned();
+            "push".clone_into(&mut pipeline.handler);
             pipeline.url = Some(receiver.url.clone());
         }
     };
