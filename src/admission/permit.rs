@@ -51,6 +51,13 @@ impl Permit {
         self
     }
 
+    /// Leaves a time out of the measurement: the request waited for something other than capacity.
+    #[must_use]
+    pub fn without(mut self, waited: Duration) -> Self {
+        self.began += waited;
+        self
+    }
+
     /// Drops the permit without freeing its first place; the caller frees it.
     pub(super) fn forget(mut self) {
         if let Some(admission) = self.admission.take() {

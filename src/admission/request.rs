@@ -98,11 +98,13 @@ pub enum Reason {
     Quota,
     /// An operator set the mode `refuse` for the class.
     Switch,
+    /// Its sender has too many events on the bus that are not copied yet.
+    Bus,
 }
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Capacity,
         Self::Wait,
         Self::Displaced,
@@ -111,6 +113,7 @@ impl Reason {
         Self::Critical,
         Self::Quota,
         Self::Switch,
+        Self::Bus,
     ];
 
     /// Its name as a label and in headers.
@@ -125,6 +128,7 @@ impl Reason {
             Self::Critical => "critical",
             Self::Quota => "quota",
             Self::Switch => "switch",
+            Self::Bus => "bus",
         }
     }
 

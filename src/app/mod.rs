@@ -32,6 +32,7 @@ use self::builder::{Needs, Plan, Plans};
 pub use self::control::Control;
 pub use self::error::AppError;
 use self::register::register;
+use crate::bus::backlog::Backlog;
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::Config;
 use crate::fanout::starts::Starts;
@@ -76,6 +77,8 @@ struct Site {
     clock: SharedClock,
     target: Target,
     links: Links,
+    /// The events that this process publishes over HTTP and that are not copied yet.
+    backlog: Arc<Backlog>,
     plans: Vec<Plan>,
     signing_key: SigningKey,
     needs: Needs,
@@ -173,12 +176,15 @@ impl App {
             plan.part.offer(&offering, &mut services);
         }
         let control = Control::new(config_admission, &routes);
+        let published = config.bus.published();
+        let backlog = Backlog::new(Arc::clone(&links.prompt), published);
         let site = Site {
             config,
             roles,
             clock,
             target,
             links,
+            backlog,
             plans,
             signing_key,
             needs,

@@ -92,7 +92,8 @@ impl Site {
                 RESPONSE_TIMEOUT,
             ),
             bus: Arc::clone(&health.link),
-            stream: config.bus.streams.first().cloned().unwrap_or_default(),
+            stream: config.bus.published().to_owned(),
+            backlog: Arc::clone(&self.backlog),
             taken: Taken::new(config, &self.needs.kinds, self.interests()),
             startup: health.startup.clone(),
             clock: Arc::clone(clock),
@@ -185,7 +186,10 @@ impl Site {
             let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(&links.ingest));
             let source = source.reserving(self.needs.kinds.reserved());
             let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
-            shutdown.spawn(reader::run(source, fanout, retention, clock, shutdown.clone()));
+            let is_published = stream == config.bus.published();
+            let backlog = is_published.then(|| Arc::clone(&self.backlog));
+            let stop = shutdown.clone();
+            shutdown.spawn(reader::run(source, fanout, retention, clock, backlog, stop));
         }
     }
 }

@@ -5,6 +5,7 @@
 //! with the source. So the queues and the position roll back together if Redis loses its last
 //! writes, and each entry is copied exactly once, regardless of which process repeats the copy.
 
+pub(crate) mod backlog;
 mod publish;
 pub mod reader;
 pub mod redis_stream;
@@ -89,6 +90,9 @@ pub trait Source: Send + Sync + 'static {
         offset: Offset,
         entries: u64,
     ) -> impl Future<Output = Result<(), RedisError>> + Send;
+
+    /// Tells other processes that everything up to `offset` is copied.
+    fn tell(&self, offset: Offset) -> impl Future<Output = Result<(), RedisError>> + Send;
 
     /// Ensures that new entries get offsets above `last`, after the stream lost its entries up to
     /// there.

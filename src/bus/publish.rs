@@ -2,9 +2,10 @@
 
 use redis::{Pipeline, Value};
 
+use crate::id::Offset;
 use crate::redis::{Link, RedisError, ReplyError};
 
-/// Adds events, as JSON, to a bus stream: all of them or none.
+/// Adds events, as JSON, to a bus stream: all of them or none. Returns the offset of the last one.
 ///
 /// # Errors
 /// After [`RedisError::Unknown`] the events may or may not have been added. A key that is not a
@@ -16,9 +17,9 @@ pub(crate) async fn publish(
     link: &Link,
     stream: &str,
     events: &[impl AsRef<[u8]>],
-) -> Result<(), RedisError> {
+) -> Result<Offset, RedisError> {
     if events.is_empty() {
-        return Ok(());
+        return Ok(Offset::default());
     }
     let mut pipe = Pipeline::with_capacity(events.len() + 2);
     // A transaction: a full server refuses all of it, so the accepted events are always a prefix of
@@ -28,16 +29,19 @@ pub(crate) async fn publish(
         pipe.cmd("XADD").arg(stream).arg("*").arg("event").arg(event.as_ref());
     }
     pipe.cmd("EXEC");
+    let misread = |found: String| link.misread("EXEC", ReplyError::unexpected("the ids", &found));
     match link.run_checked("XADD", &pipe).await?.pop() {
         Some(Value::Array(added)) => match added.iter().find_map(server_error) {
             Some(error) => Err(link.refused("XADD", error)),
-            None => Ok(()),
+            None => last(&added).ok_or_else(|| misread("another id".to_owned())),
         },
-        other => {
-            let found = format!("{other:?}");
-            Err(link.misread("EXEC", ReplyError::unexpected("the ids", &found)))
-        }
+        other => Err(misread(format!("{other:?}"))),
     }
+}
+
+fn last(added: &[Value]) -> Option<Offset> {
+    let Value::BulkString(offset) = added.last()? else { return None };
+    std::str::from_utf8(offset).ok()?.parse().ok()
 }
 
 fn server_error(value: &Value) -> Option<&redis::ServerError> {

@@ -117,6 +117,11 @@ impl Source for RedisStream {
         self.link.call(&Note { key: &self.read_key, offset, entries }).await
     }
 
+    async fn tell(&self, offset: Offset) -> Result<(), RedisError> {
+        let command = redis::Cmd::hset(&self.read_key, "copied", offset.to_string());
+        self.link.command("HSET", command).await.map(drop)
+    }
+
     async fn raise(&self, last: Offset) -> Result<(), RedisError> {
         let mut command = redis::cmd("XSETID");
         command.arg(&self.name).arg(last.to_string());

@@ -95,7 +95,8 @@ struct ShedCount {
 /// Refusals for one reason.
 #[derive(Debug, Serialize, ToSchema)]
 struct Because {
-    /// The reason: capacity, wait, displaced, share, deadline, critical, quota or switch.
+    /// The reason: capacity, wait, displaced, share, deadline, critical, quota,
+    /// switch or bus.
     #[schema(example = "capacity")]
     reason: &'static str,
     requests: u64,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Json;
@@ -12,13 +13,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
-use super::admit::NamedBots;
+use super::admit::{NamedBots, Waited};
 use super::auth::Caller;
 use super::cloudevents::Mode;
 use super::docs::{Body, Parameters};
 use super::extract;
 use super::problem::{Flaw, Kind, Problem};
 use crate::bus;
+use crate::bus::backlog::Exceeded;
 use crate::event::Event;
 use crate::id::BotId;
 
@@ -63,7 +65,7 @@ async fn publish(
     State(api): State<Arc<Api>>,
     caller: Caller,
     request: Request,
-) -> Result<(StatusCode, Json<Accepted>), Problem> {
+) -> Result<(StatusCode, Extension<Waited>, Json<Accepted>), Problem> {
     let (parts, body) = request.into_parts();
     let mode = Mode::of(&parts.headers)?;
     let body = extract::read(&parts.headers, body).await?;
@@ -92,16 +94,36 @@ async fn publish(
     }
     // The events count as in flight until they are published.
     let _taken = counts
-        .into_iter()
-        .map(|(bot, count)| api.gate.charge_bot(bot, count, &parts))
+        .iter()
+        .map(|(bot, count)| api.gate.charge_bot(bot, *count, &parts))
         .collect::<Result<Vec<_>, _>>()?;
     api.startup.ended().await.map_err(|reason| {
         let detail = format!("nothing was stored: this process is not ready yet: {reason}");
         Problem::new(Kind::Starting, detail).retry_after(1)
     })?;
-    bus::publish(&api.bus, &api.stream, &events.texts).await?;
+    let senders = senders(&api, &caller, &counts);
+    let entered = api.backlog.enter(senders).await.map_err(|Exceeded { place, events }| {
+        let bot = counts.keys().nth(place).copied();
+        api.gate.refuse_backlog(bot, events, &parts)
+    })?;
+    let waited = Extension(Waited(entered.waited));
+    entered.added(bus::publish(&api.bus, &api.stream, &events.texts).await?);
     let kinds = events.bots.iter().zip(events.kinds);
     let unmatched = kinds.filter(|(bot, kind)| !api.taken.takes(bot, kind));
     let unmatched = unmatched.map(|(_, kind)| kind).collect();
-    Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: events.texts.len(), unmatched })))
+    let accepted = Accepted { accepted: events.texts.len(), unmatched };
+    Ok((StatusCode::ACCEPTED, waited, Json(accepted)))
+}
+
+/// The senders whose uncopied events are bounded, with their number of events: each bot, and last
+/// the token, if it is not for all bots.
+fn senders(api: &Api, caller: &Caller, counts: &BTreeMap<&BotId, u32>) -> Vec<(u64, u64)> {
+    let sender = |kind: char, name: &str| api.backlog.sender((kind, name));
+    let bots = counts.iter().map(|(bot, count)| (sender('b', bot.as_str()), u64::from(*count)));
+    let mut senders: Vec<_> = bots.collect();
+    if caller.has_token() && !caller.covers_all() {
+        let events = counts.values().map(|count| u64::from(*count)).sum();
+        senders.push((sender('t', caller.name()), events));
+    }
+    senders
 }

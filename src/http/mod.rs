@@ -85,6 +85,7 @@ pub(crate) use self::routes::ROUTES;
 pub use self::routes::Row;
 use self::stopwatch::{Meters, Stopwatch};
 use self::taken::Taken;
+use crate::bus::backlog::Backlog;
 use crate::clock::SharedClock;
 use crate::config::Scope;
 use crate::outbound::Policy;
@@ -101,6 +102,8 @@ pub(crate) struct Api {
     pub(crate) bus: Arc<Link>,
     /// The bus stream that events are put on.
     pub(crate) stream: String,
+    /// The events on it that are not copied yet.
+    pub(crate) backlog: Arc<Backlog>,
     /// The event types that the pipelines take.
     pub(crate) taken: Taken,
     /// No event is published before each pipeline has its start position on the stream.

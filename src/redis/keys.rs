@@ -41,7 +41,7 @@
 //! | `fl:trend` | list, TTL | depth, age and rates of the pipelines in the last 15 minutes, for charts |
 //! | `fl:{<stream>}:reader` | string, TTL | the process that reads a bus stream |
 //! | `fl:{<stream>}:seen:<id>` | string, TTL | ids of events that handlers published |
-//! | `fl:{<stream>}:read` | hash | its read position: `offset`, `entries` (both only for the lag) |
+//! | `fl:{<stream>}:read` | hash | its read position: `offset`, `entries` (both only for the lag), `copied` (for publishers) |
 //! | `fl:{<stream>}:starts` | hash | pipeline → the offset after which it takes the entries of a bus stream |
 //! | `fl:{check-<number>}:<id>` | any, TTL | test keys of `fairlane check` |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |

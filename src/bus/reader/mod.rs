@@ -28,6 +28,7 @@ mod gap;
 mod session;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -38,6 +39,7 @@ use tracing::{debug, error, info, warn};
 
 use self::gap::{entries_at, gap};
 use self::session::{Copied, Copying, Session};
+use super::backlog::{Backlog, TOLD_EVERY};
 use super::redis_stream::RedisStream;
 use super::{Entry, Extent, Fetched as _, Source};
 use crate::clock::{SharedClock, millis};
@@ -78,7 +80,8 @@ pub struct Retention {
     pub keep: Duration,
 }
 
-/// Reads until the soft stop.
+/// Reads until the soft stop. `backlog`: the uncopied events of the stream, if this process publishes
+/// to it.
 ///
 /// # Cancel safety
 /// Nothing is lost: positions are stored with the data.
@@ -87,6 +90,7 @@ pub(crate) async fn run<S: Source>(
     fanout: Arc<Fanout>,
     retention: Retention,
     clock: SharedClock,
+    backlog: Option<Arc<Backlog>>,
     shutdown: Shutdown,
 ) {
     let metrics = BusMetrics::new(source.name());
@@ -95,6 +99,8 @@ pub(crate) async fn run<S: Source>(
         fanout,
         retention,
         clock,
+        backlog,
+        untold: AtomicU64::new(0),
         metrics,
         reading: false,
         patience: MISSING_FIRST,
@@ -127,6 +133,9 @@ struct Reader<S> {
     fanout: Arc<Fanout>,
     retention: Retention,
     clock: SharedClock,
+    backlog: Option<Arc<Backlog>>,
+    /// Number of copied entries that other processes were not told of.
+    untold: AtomicU64,
     metrics: BusMetrics,
     /// Whether this process holds the lock.
     reading: bool,
@@ -298,9 +307,28 @@ impl<S: Source> Reader<S> {
             if let Some(Recovered { lasted, failures }) = self.outage.succeeded() {
                 info!(stream = self.source.name(), ?lasted, failures, "the bus is read again");
             }
-            self.metrics.events.increment(gathered.covers().map_or(0, |(_, entries)| entries));
+            if let Some((end, entries)) = gathered.covers() {
+                self.metrics.events.increment(entries);
+                self.tell(end, entries).await;
+            }
         }
         copied.map(|()| (positions, gathered.covers()))
+    }
+
+    /// Tells the publishers that further `entries` are copied, up to `end`.
+    async fn tell(&self, end: Offset, entries: u64) {
+        if let Some(backlog) = &self.backlog {
+            backlog.copied(end);
+        }
+        let untold = self.untold.fetch_add(entries, Ordering::Relaxed) + entries;
+        if untold < TOLD_EVERY {
+            return;
+        }
+        self.untold.store(0, Ordering::Relaxed);
+        // Untold publishers wait a little longer.
+        if let Err(error) = self.source.tell(end).await {
+            debug!(stream = self.source.name(), %error, "other processes do not know what is copied");
+        }
     }
 
     /// Ends the session when it is time to check the missing shards.

@@ -65,6 +65,14 @@ pub struct BusConfig {
     pub trim: bool,
 }
 
+impl BusConfig {
+    /// The stream that events get over HTTP: the first one.
+    #[must_use]
+    pub fn published(&self) -> &str {
+        self.streams.first().map_or("", String::as_str)
+    }
+}
+
 /// The kind of bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BusSource {

@@ -94,6 +94,33 @@ impl AdmissionGate {
         self.charge_bot(bot, 1, parts)
     }
 
+    /// The refusal of events of which a bot, or the token (`None`), has too many on the bus that are
+    /// not copied yet.
+    pub(in super::super) fn refuse_backlog(
+        &self,
+        bot: Option<&BotId>,
+        uncopied: u64,
+        parts: &Parts,
+    ) -> Problem {
+        let route = self.routes.find(&parts.method, &parts.extensions);
+        let caller = parts.extensions.get::<Caller>().filter(|caller| caller.has_token());
+        let named = bot.map(BotId::as_str);
+        let whose = Whose {
+            token: caller.map(Caller::name),
+            bots: named.as_slice(),
+            ..Whose::of(&parts.extensions)
+        };
+        route.shed(route.class, Reason::Bus).increment(1);
+        self.admission.refused(route.class, Reason::Bus);
+        whose.note(self.admission.counts(), Reason::Bus);
+        let sender = named.map_or("this token".to_owned(), |bot| format!("bot {bot:?}"));
+        let detail = format!(
+            "nothing was stored: {uncopied} events of {sender} are on the bus and not copied yet, and others must not wait behind more of them; send again, with fewer concurrent requests"
+        );
+        let reason = HeaderValue::from_static(Reason::Bus.as_str());
+        Problem::new(Kind::Quota, detail).header(SHED_REASON, reason).retry_after(jitter(2))
+    }
+
     /// Charges a public token: for the client address, and in total. These bounds apply even while
     /// there is spare capacity.
     pub(in super::super) fn charge_public(

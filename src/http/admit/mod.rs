@@ -406,6 +406,13 @@ async fn with_body(
 /// Frees the place and counts the duration once the head is ready. A streamed body holds the place
 /// until it ends, and its duration does not count.
 fn hold(permit: Permit, response: Response) -> Response {
+    if response.headers().contains_key(SHED_REASON) {
+        return response; // A refusal says nothing about durations.
+    }
+    let permit = match response.extensions().get() {
+        Some(Waited(waited)) => permit.without(*waited),
+        None => permit,
+    };
     let unhurried = response.extensions().get::<Unhurried>().is_some();
     if unhurried || response.body().size_hint().exact().is_some() {
         permit.answered();
@@ -413,6 +420,10 @@ fn hold(permit: Permit, response: Response) -> Response {
     }
     response.map(|body| Body::new(Keeping::new(body, permit)))
 }
+
+/// How long a request waited for something other than capacity.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waited(pub(super) Duration);
 
 /// Marks an answer that lasts for minutes and is mostly idle: it holds no place. The routes with
 /// such answers bound their number.

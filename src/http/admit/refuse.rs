@@ -123,7 +123,7 @@ impl Drop for Held<'_> {
 /// deadline.
 fn status(reason: Reason) -> StatusCode {
     match reason {
-        Reason::Share | Reason::Quota => StatusCode::TOO_MANY_REQUESTS,
+        Reason::Share | Reason::Quota | Reason::Bus => StatusCode::TOO_MANY_REQUESTS,
         Reason::Deadline => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }
@@ -142,6 +142,9 @@ pub(super) fn refusal(reason: Reason) -> Bytes {
         Reason::Quota => (Kind::Quota, "nothing was done: the quota is used up"),
         Reason::Deadline => {
             (Kind::Deadline, "nothing was done: less time is left than it takes (x-deadline-ms)")
+        }
+        Reason::Bus => {
+            (Kind::Quota, "nothing was stored: too many events of this sender are not copied yet")
         }
         Reason::Critical => (Kind::Overloaded, "nothing was done: too many of these at once"),
         Reason::Switch => {
