@@ -44,7 +44,9 @@ check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documen
 bench: setup-demo release-bench ## measure this machine; SCENARIO=latency, fairness, ...
 	$(TARGET)/release/fairlane-bench $(SCENARIO) $(ARGS)
 
-isolation: setup-demo release-bench ## put a hostile tenant beside quiet ones; SECONDS=20 for each phase
+# Rules and exports need MongoDB: the server of the tests, unless another one is named.
+isolation: export FAIRLANE_MONGOD ?= $(abspath $(TARGET)/mongodb/bin/secantusd-py)
+isolation: setup release-bench ## put a hostile tenant beside quiet ones; SECONDS=20 for each phase
 	$(TARGET)/release/fairlane-bench isolation --seconds $(SECONDS) $(ARGS)
 
 peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, in five minutes

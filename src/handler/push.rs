@@ -7,6 +7,7 @@
 //! |---|---|
 //! | 200 or 204, without `ack` | all events are done |
 //! | 200 `{"ack":k}` | the first k are done, the rest is retried in order |
+//! | 200 `{"ack":k,"retry_after":s}` | the first k are done, the rest is sent in order after s seconds; no attempt is counted |
 //! | 202 | the receiver completes the lease later, by `/v1/leases/{lease}` |
 //! | 429 or 503 with `Retry-After`; no connection | the bot is parked, no attempt is counted |
 //! | any other answer, including redirects; no answer | retried in order with backoff |
@@ -27,6 +28,9 @@ use crate::outbound::{self, CheckedUrl, Method, Outbound, OutboundError, Request
 /// The push times out before the worker, which knows less about the cause: earlier by a twentieth
 /// of the timeout, and at most by this.
 const EARLIER: Duration = Duration::from_millis(250);
+
+/// Maximum pause that an answer may ask for, in seconds: a day, as for `Retry-After`.
+const PAUSE_MAX_SECONDS: f64 = 86_400.0;
 
 /// Posts the slices of one pipeline to one URL.
 #[derive(Debug)]
@@ -150,17 +154,36 @@ fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> 
         .map_err(|error| Failure::unknown(format!("{}: {error}", answer.status.as_u16())))?;
     let all = Ok(Answer::Settled(Outcomes::done()));
     let Ok(Value::Object(fields)) = serde_json::from_slice(body) else { return all };
-    let Some(ack) = fields.get("ack") else { return all };
+    let pause = fields.get("retry_after").map(pause).transpose()?;
+    let Some(ack) = fields.get("ack") else {
+        // Without the number, a pause says that not all are done.
+        return match pause {
+            Some(_) => Err(Failure::unknown("the receiver asked for a pause (retry_after), and did not say how many events are done (ack)".to_owned())),
+            None => all,
+        };
+    };
     let count = ack.as_u64().and_then(|count| usize::try_from(count).ok());
     match count {
         Some(count) if count == n => all,
-        Some(count) if count < n => Err(Failure::transient(count, acknowledgement(count, n))),
+        Some(count) if count < n => match pause {
+            Some(rest) => Ok(Answer::Settled(Outcomes::first(count).rest_after(rest))),
+            None => Err(Failure::transient(count, acknowledgement(count, n))),
+        },
         _ => {
             let ack = excerpt(ack.to_string().as_bytes());
             let allowed = format!("it must be a whole number from 0 to {n}");
             Err(Failure::unknown(format!("the receiver acknowledged {ack}; {allowed}")))
         }
     }
+}
+
+/// The pause in an answer, in seconds.
+fn pause(value: &Value) -> Result<Duration, Failure> {
+    let seconds = value.as_f64().filter(|seconds| (0.0..=PAUSE_MAX_SECONDS).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+        let asked = excerpt(value.to_string().as_bytes());
+        Failure::unknown(format!("the receiver asked for a pause of {asked} (retry_after); it must be a number of seconds from 0 to {PAUSE_MAX_SECONDS}"))
+    })
 }
 
 /// The reason for retrying the event after the first `count` of `n`.
@@ -210,6 +233,24 @@ mod tests {
             let failure = Failure::transient(count, reason);
             assert_eq!(judged(200, &format!(r#"{{"ack":{count}}}"#)), Err(failure));
         }
+    }
+
+    #[test]
+    fn the_rest_of_a_part_comes_after_the_pause_that_the_receiver_asks_for() {
+        for (count, text, ms) in [(0, "2.5", 2_500), (1, "0", 0), (2, "86400", 86_400_000)] {
+            let body = format!(r#"{{"ack":{count},"retry_after":{text}}}"#);
+            let rest = Duration::from_millis(ms);
+            let outcomes = Outcomes::first(count).rest_after(rest);
+            assert_eq!(judged(200, &body), Ok(Answer::Settled(outcomes)));
+        }
+        let all = judged(200, r#"{"ack":3,"retry_after":9}"#);
+        assert_eq!(all, Ok(Answer::Settled(Outcomes::done())), "no event is left");
+        for text in ["-1", "86401", "null", "\"2\"", "[1]"] {
+            let failure = judged(200, &format!(r#"{{"ack":1,"retry_after":{text}}}"#)).unwrap_err();
+            assert!(failure.reason.contains("seconds from 0 to 86400"), "{failure:?}");
+        }
+        let failure = judged(200, r#"{"retry_after":1}"#).unwrap_err();
+        assert!(failure.reason.contains("how many events are done (ack)"), "{failure:?}");
     }
 
     #[test]

@@ -31,8 +31,6 @@ pub(super) const HOSTILE: &str = "hostile-bench-token-01";
 pub(super) const OPERATOR: &str = "operator-bench-token-1";
 /// The memory of Redis where it is the resource, MB.
 const REDIS_MB: u64 = 64;
-/// Guaranteed requests per second and bot where publishing is the resource.
-const PUBLISH_RATE: u32 = 2_000;
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 /// Killed when dropped.
@@ -178,10 +176,6 @@ fn config(
     );
     if resource == Resource::Dns {
         let _ = writeln!(text, "name_servers = [\"{name_server}\"]");
-    }
-    if resource == Resource::Publish {
-        // What the documentation advises where tenants publish over HTTP.
-        let _ = writeln!(text, "[admission]\nbot_rate = {PUBLISH_RATE}");
     }
     if let Some(database) = database {
         let (url, name) = (database.url.expose(), &database.name);

@@ -169,6 +169,35 @@ async fn a_bot_whose_receiver_asks_for_a_pause_rests_alone_and_no_attempt_is_cou
 }
 
 #[tokio::test]
+async fn the_rest_of_a_slice_comes_in_order_after_the_pause_in_the_answer_and_no_attempt_is_counted()
+ {
+    let push = Push::new(&[("pipelines.test.max_attempts", "2")], |call| {
+        let rests = call.text("bot") == "slow" && call.ids().len() > 1;
+        std::future::ready(if rests {
+            Reply::new(200, r#"{"ack":1,"retry_after":0.5}"#)
+        } else {
+            Reply::new(200, "")
+        })
+    })
+    .await;
+    push.publish("slow", 0..5).await;
+    push.publish("quick", 5..6).await;
+    let process = push.serve().await;
+    push.drains(&process).await;
+    let calls = push.receiver.calls();
+    let slow: Vec<Call> = calls.iter().filter(|call| call.text("bot") == "slow").cloned().collect();
+    let rest: Vec<_> = slow.iter().map(|call| call.ids()[0].clone()).collect();
+    assert_eq!(rest, texts(0..5), "each call begins behind the acknowledged event");
+    assert_eq!(slow[0].ids(), texts(0..5));
+    assert!(slow.iter().all(|call| call.json()["attempt"] == 1));
+    for pair in slow.windows(2) {
+        assert!(pair[1].after(&pair[0]) >= Duration::from_millis(500));
+    }
+    assert_eq!(push.dead().await, []);
+    assert_eq!(metric(&process, "events_total", &[("outcome", "done")]).await, 6);
+}
+
+#[tokio::test]
 async fn an_unavailable_receiver_costs_no_attempt_and_no_event() {
     let server = RedisServer::start(Options::default());
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
