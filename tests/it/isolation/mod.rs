@@ -8,6 +8,7 @@ mod keys;
 mod limits;
 mod listings;
 mod outbound;
+mod passing;
 mod quotas;
 mod rules;
 mod signatures;
