@@ -46,13 +46,17 @@ if KEYS[16] then
     gives, freed = true, tonumber(known.held or 0)
   end
 end
-learn({'n' .. note.bot, 'N' .. note.bot, 'l' .. note.bot, 'L' .. note.bot})
-local notes, note_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
-if notes > 0 and held('n' .. note.bot) - (freed > 0 and 1 or 0) >= notes then
-  return {'QUOTA', 'notifications', held('n' .. note.bot), notes}
+local n, N, l, L = 'n' .. note.bot, 'N' .. note.bot, 'l' .. note.bot, 'L' .. note.bot
+local holds = call('HMGET', HELD, n, N, l, L)
+for i = 1, 4 do
+  holds[i] = tonumber(holds[i] or 0)
 end
-if note_bytes > 0 and held('N' .. note.bot) - freed + bytes > note_bytes then
-  return {'QUOTA', 'notification_bytes', held('N' .. note.bot), note_bytes}
+local notes, note_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
+if notes > 0 and holds[1] - (freed > 0 and 1 or 0) >= notes then
+  return {'QUOTA', 'notifications', holds[1], notes}
+end
+if note_bytes > 0 and holds[2] - freed + bytes > note_bytes then
+  return {'QUOTA', 'notification_bytes', holds[2], note_bytes}
 end
 if KEYS[16] then
   local refused, spent
@@ -74,14 +78,22 @@ call('HSET', note.key, 'state', waits and 'waiting' or 'scheduled', 'bot', note.
   'uid', note.uid, 'type', note.type, 'label', note.label, 'due', digits(due), 'expires', digits(expires),
   'online', ARGV[9], 'created', digits(now_ms()), 'attempts', '0', 's', '0', 'held', digits(bytes),
   unpack(ARGV, 16))
-hold('n' .. note.bot, 1)
-hold('N' .. note.bot, bytes)
 if waits then
-  call('ZADD', KEYS[15], due, note.id)
-  arm(note, expires)
+  call('ZADD', KEYS[15], digits(due), note.id)
+end
+local time, before, event = waits and expires or due, lowest(DUE), event_of(note)
+call('ZADD', DUE, digits(time), note.id)
+call('HSET', LATER, note.id, #note.bot .. ':' .. note.bot .. event)
+if gives then -- finish() changed what the bot holds
+  hold(n, 1)
+  hold(N, bytes)
+  hold(l, 1)
+  hold(L, #event)
+  settle()
 else
-  arm(note, due)
+  call('HSET', HELD, n, digits(holds[1] + 1), N, digits(holds[2] + bytes), l, digits(holds[3] + 1),
+    L, digits(holds[4] + #event))
 end
 tally(note, 'received')
-armed()
+wake('due', before, time)
 return {'OK', due, replaced}
