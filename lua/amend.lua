@@ -5,12 +5,13 @@
 --
 -- Also runs on a full Redis: it adds no data, and a cancellation frees memory.
 --
--- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, and where it has a
---       key: [16] key:<bot> <key>
--- ARGV  id, 'cancel' | 'move', due (ms since 1970, 0: by the delay), delay ms
+-- KEYS  the thirteen of notifications.lua, [14] n:<id>, [15] online:<bot> <uid>, [16] results:<bot>, and
+--       where it has a key: [17] key:<bot> <key>
+-- ARGV  id, 'cancel' | 'move', due (ms since 1970, 0: by the delay), delay ms, quota of the bytes of ended
+--       records (0: none)
 -- Reply 'OK', or the state that forbids the change; '' if the notification does not exist
--- Cost  up to 15 commands
-assert((#KEYS == 15 or #KEYS == 16) and #ARGV == 4, 'amend: wrong number of arguments')
+-- Cost  up to 20 commands
+assert((#KEYS == 16 or #KEYS == 17) and #ARGV == 5, 'amend: wrong number of arguments')
 local note = note_at(14, ARGV[1])
 if not note then
   return ''
@@ -21,14 +22,17 @@ end
 local waits = call('ZSCORE', KEYS[15], note.id)
 if ARGV[2] == 'cancel' then
   call('ZREM', KEYS[15], note.id)
-  finish(note, 'cancelled', 'on request')
+  local kept = finish(note, 'cancelled', 'on request', tonumber(ARGV[5]), KEYS[16])
+  if KEYS[17] and call('GET', KEYS[17]) == note.id then
+    call('PEXPIRE', KEYS[17], kept)
+  end
 else
   local due = due_at(tonumber(ARGV[3]), tonumber(ARGV[4]))
   local expires = due + note.expires - note.due
   call('HSET', note.key, 'due', due, 'expires', expires, 's', next_sequence())
   call('HDEL', note.key, 'ready')
-  if KEYS[16] and call('GET', KEYS[16]) == note.id then
-    call('PEXPIRE', KEYS[16], math.max(1, expires - now_ms()) + KEPT_MS)
+  if KEYS[17] and call('GET', KEYS[17]) == note.id then
+    call('PEXPIRE', KEYS[17], math.max(1, expires - now_ms()) + KEPT_MS)
   end
   if waits then
     call('ZADD', KEYS[15], due, note.id)

@@ -9,20 +9,21 @@
 --
 -- Also runs on a full Redis: notifications.lua explains why it cannot fill it further.
 --
--- KEYS  the thirteen of notifications.lua, then per event: n:<id>, user:<bot> <uid>,
+-- KEYS  the thirteen of notifications.lua, [14] results:<bot>, then per event: n:<id>, user:<bot> <uid>,
 --       online:<bot> <uid>
--- ARGV  hold ms, patience ms, max dead letters, quotas of the bot (see quota_of), throttled ones ('drop' | 'defer'), threshold ms,
+-- ARGV  hold ms, patience ms, max dead letters, quotas of the bot (see quotas_of), throttled ones ('drop' | 'defer'), threshold ms,
 --       number of types with another, per such type: name, threshold ms; number of caps, per cap: n,
 --       window ms; number of caps of types, each: type, n, window ms (n = 0: the type has no cap, nor
 --       those of all types); then per event: id, sequence
--- Reply {dead letters removed, those of them above a quota, per event: 0, or the end: {outcome, label}, or the send:
+-- Reply {dead letters removed, those of them above a quota, per event: 0, or the end: {outcome, label, id, key},
+--       or the send:
 --       {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
---       attempts, when it could be sent, 1 if its lateness counts, headers}}
+--       attempts, when it could be sent, 1 if its lateness counts, headers, key}}
 -- Cost  5 commands + 10 an event whose send starts
-assert(#KEYS > 13 and (#KEYS - 13) % 3 == 0, 'begin: wrong number of arguments')
+assert(#KEYS > 14 and (#KEYS - 14) % 3 == 0, 'begin: wrong number of arguments')
 local pause, patience, dead_max, quota, defers =
-  tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), quota_of(ARGV[4]), ARGV[5] == 'defer'
-local at, thresholds, caps, caps_of = 7, {}, {}, {}
+  tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), quotas_of(ARGV[4]), ARGV[5] == 'defer'
+local at, thresholds, caps, caps_of, METER = 7, {}, {}, {}, KEYS[14]
 
 -- Reads a list in ARGV: its length, then entries of `width` values each.
 local function each(width, take)
@@ -42,7 +43,7 @@ each(3, function(kind, n, window)
   end
 end)
 local first = at
-assert(#ARGV == first - 1 + 2 * (#KEYS - 13) / 3, 'begin: wrong number of arguments')
+assert(#ARGV == first - 1 + 2 * (#KEYS - 14) / 3, 'begin: wrong number of arguments')
 local reply = {0, 0}
 
 -- When the user may get the notification, and why not earlier. `known` is the user's hash.
@@ -80,11 +81,11 @@ local function may_send(note, user, online, waits)
     if note.attempts > 0 or (note.reason or '') ~= '' then
       local reason = 'not sent before it expired'
       if (note.reason or '') ~= '' then reason = reason .. '; last: ' .. note.reason end
-      local removed, lost = give_up(note, reason, dead_max, quota)
+      local removed, lost = give_up(note, reason, dead_max, quota, METER)
       reply[1], reply[2] = reply[1] + removed, reply[2] + lost
       return false, 'dead'
     end
-    finish(note, 'expired', 'its time passed before it could be sent')
+    finish(note, 'expired', 'its time passed before it could be sent', quota.results, METER)
     return false, 'expired'
   end
   if waits then
@@ -116,12 +117,12 @@ local function may_send(note, user, online, waits)
     arm(note, free)
     return false
   end
-  finish(note, 'throttled', why)
+  finish(note, 'throttled', why, quota.results, METER)
   return false, 'throttled'
 end
 
-for i = 1, (#KEYS - 13) / 3 do
-  local at, id, sequence = 11 + 3 * i, ARGV[first + 2 * i - 2], tonumber(ARGV[first + 2 * i - 1])
+for i = 1, (#KEYS - 14) / 3 do
+  local at, id, sequence = 12 + 3 * i, ARGV[first + 2 * i - 2], tonumber(ARGV[first + 2 * i - 1])
   local note, user = note_at(at, id), KEYS[at + 1]
   reply[i + 2] = 0
   local is_new = note and sequence > math.max(note.s, note.asked)
@@ -141,7 +142,7 @@ for i = 1, (#KEYS - 13) / 3 do
     call('HSET', note.key, 's', sequence, 'state', waits and 'waiting' or 'scheduled')
     local may, outcome = may_send(note, user, KEYS[at + 2], waits)
     if outcome then
-      reply[i + 2] = {outcome, note.label}
+      reply[i + 2] = {outcome, note.label, id, note.named or ''}
     elseif may then
       arm(note, now_ms() + pause)
       call('HSET', note.key, 'state', 'sending', 'attempts', note.attempts + 1)
@@ -154,7 +155,7 @@ for i = 1, (#KEYS - 13) / 3 do
         id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '',
         what[2] or '', what[3] or '', what[4] or '', digits(note.due), digits(note.expires),
         digits(note.attempts + 1), note.ready or digits(note.due),
-        (note.told or note.online == '1') and 0 or 1, what[5] or '',
+        (note.told or note.online == '1') and 0 or 1, what[5] or '', note.named or '',
       }
     end
   end

@@ -28,7 +28,13 @@
 -- write data of a notification that schedule.lua accepted, and a full Redis refuses schedule.lua:
 -- some numbers in its record, its entry in `due` or `online`, one small hash of its user, which
 -- expires. A notification that ends frees its entries, its body and its recheck URL. Dead letters
--- are bounded by their maximum, statistics by their labels.
+-- are bounded by their maximum, statistics by their labels, and a bot has one meter.
+--
+-- The record of an ended notification stays for a week, as long as the records of its bot are within
+-- their quota; then for ten minutes; and above twice the quota for a second. So old results never
+-- refuse a new notification. One with a key stays for at least an hour after it was accepted, unless
+-- it was cancelled: its key must stay known, and the quota of keys bounds its number. A dead one may
+-- take the quota once more, because an operator may redrive it. results:<bot> is the meter.
 --
 -- user:<bot> <uid> is a hash: sent, online (ms, the last time of each), by and until (the
 -- notification in flight to the user, and until when no other one is sent to the user), late (the
@@ -41,7 +47,9 @@
 -- the n-th last send, so a log contains no more entries. It expires with the hash of its user, one
 -- window after the last send.
 local DUE, LATER, DLQ, DAY, HOUR = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
-local KEPT_MS, DAY_SECONDS, HOUR_SECONDS = 604800000, 34560000, 691200
+local KEPT_MS, SHORT_MS, LEAST_MS, KEY_MS = 604800000, 600000, 1000, 3600000
+local DAY_SECONDS, HOUR_SECONDS = 34560000, 691200
+local RECORD_BYTES = 1024 -- what Redis needs for an ended record and its key, besides the URL
 local USER_KEPT_MS = 3600000 -- at least, while a send to the user is in flight: longer than usual outages
 local ENDED = {
   sent = true, refused = true, throttled = true, expired = true, dead = true, cancelled = true,
@@ -52,12 +60,13 @@ local due_before, due_first -- the lowest due time before, and the lowest one se
 local function note_at(at, id)
   local names = {
     'state', 'bot', 'uid', 'type', 'label', 'due', 'expires', 'created', 'online', 'attempts', 's',
-    'reason', 'ready', 'told', 'asked', 'held',
+    'reason', 'ready', 'told', 'asked', 'held', 'key',
   }
-  local note = {key = KEYS[at], id = id}
+  local note = {id = id}
   for i, value in ipairs(call('HMGET', KEYS[at], unpack(names))) do
     note[names[i]] = value
   end
+  note.named, note.key = note.key, KEYS[at]
   if not note.state then
     return nil
   end
@@ -70,7 +79,7 @@ end
 -- Its event as MessagePack: id, source, type, subject, and four absent attributes.
 local function event_of(note)
   local pack = cmsgpack.pack
-  return '\152' .. pack(note.id) .. pack('fairlane') .. pack('notification.due')
+  return '\152' .. pack(note.id) .. '\168fairlane\176notification.due'
     .. (note.uid == '' and '\192' or pack(note.uid)) .. '\192\192\192\192'
 end
 
@@ -99,7 +108,7 @@ end
 -- Moves its due time to `time` (ms).
 local function arm(note, time)
   if not due_first then due_before = lowest(DUE) end
-  call('ZADD', DUE, time, note.id)
+  call('ZADD', DUE, digits(time), note.id)
   local event = event_of(note)
   if call('HSET', LATER, note.id, #note.bot .. ':' .. note.bot .. event) == 1 then
     hold('l' .. note.bot, 1)
@@ -116,8 +125,8 @@ end
 
 local function tally(note, outcome)
   local field = note.label .. '|' .. outcome
-  if call('HINCRBY', DAY, field, 1) == 1 then call('EXPIRE', DAY, DAY_SECONDS) end
-  if call('HINCRBY', HOUR, field, 1) == 1 then call('EXPIRE', HOUR, HOUR_SECONDS) end
+  if call('HINCRBY', DAY, field, '1') == 1 then call('EXPIRE', DAY, DAY_SECONDS) end
+  if call('HINCRBY', HOUR, field, '1') == 1 then call('EXPIRE', HOUR, HOUR_SECONDS) end
 end
 
 -- Notes that its bot holds it (1), or does not hold it any more (-1). An older version did not count.
@@ -128,8 +137,45 @@ local function hold_note(note, sign)
   end
 end
 
--- Ends it. The record stays for a week, without the data of a send. A dead one can be redriven.
-local function finish(note, state, reason)
+-- The quotas of a bot in the text 'those of quota_of|bytes of ended records'; 0: none.
+local function quotas_of(text)
+  local queue, results = string.match(text, '^(.*)|(%d+)$')
+  local quota = quota_of(queue)
+  quota.results = tonumber(results)
+  return quota
+end
+
+-- How long the record stays after its end, in ms. `limit`: the quota of the bytes of ended records.
+local function stays(note, state, limit, meter)
+  if limit == 0 then
+    return KEPT_MS
+  end
+  local bytes, most = RECORD_BYTES + call('HSTRLEN', note.key, 'url'), KEPT_MS
+  if state == 'dead' then
+    bytes, most = bytes + tonumber(note.held or 0), 2 * KEPT_MS
+  end
+  local free, now, kept = free_at(meter), now_us(), LEAST_MS
+  local after = free + math.ceil(1000 * KEPT_MS * bytes / limit)
+  if after <= now + 1000 * most then
+    kept = KEPT_MS
+  else
+    after = math.max(free, now + 1000 * KEPT_MS) + math.ceil(1000 * SHORT_MS * bytes / limit)
+    if after <= now + 1000 * (KEPT_MS + SHORT_MS) then
+      kept = SHORT_MS
+    end
+  end
+  if kept > LEAST_MS then
+    set_meter(meter, after)
+  end
+  if note.named and state ~= 'cancelled' then
+    kept = math.max(kept, note.created + KEY_MS - now_ms())
+  end
+  return kept
+end
+
+-- Ends it. The record stays for a while, without the data of a send. A dead one can be redriven.
+-- Returns for how long (ms).
+local function finish(note, state, reason, limit, meter)
   call('ZREM', DUE, note.id)
   if call('HDEL', LATER, note.id) == 1 then
     hold('l' .. note.bot, -1)
@@ -138,8 +184,10 @@ local function finish(note, state, reason)
   hold_note(note, -1)
   if state ~= 'dead' then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
   call('HSET', note.key, 'state', state, 'ended', now_ms(), 'reason', reason)
-  call('PEXPIRE', note.key, KEPT_MS)
+  local kept = stays(note, state, limit, meter)
+  call('PEXPIRE', note.key, kept)
   tally(note, state)
+  return kept
 end
 
 -- The sequence of an event that is queued now.
@@ -151,11 +199,11 @@ end
 
 -- Ends it as a dead letter; returns how many letters were deleted, and how many of them because of
 -- the quota of the bot. A redrive starts it again. No event that is already queued does, and the record outlives the letter.
-local function give_up(note, reason, dead_max, quota)
+local function give_up(note, reason, dead_max, quota, meter)
   local sequence = next_sequence()
-  finish(note, 'dead', reason)
+  local kept = finish(note, 'dead', reason, quota.results, meter)
   call('HSET', note.key, 's', sequence - 1)
-  call('PEXPIRE', note.key, KEPT_MS + 3600000)
+  call('PEXPIRE', note.key, kept + 3600000)
   local removed, lost = dead_letters().bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason,
     note.attempts, quota, tonumber(note.held or 0))
   if lost > 0 then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end

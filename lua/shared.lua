@@ -18,7 +18,8 @@
 -- becomes lower, and 'rules <bot>' when the rules of a bot change.
 --
 -- Numbers: all values stay below 2^53. Numbers passed to redis.call keep all digits; numbers joined
--- into a text do not, hence digits().
+-- into a text do not, hence digits(). Redis also needs twice as long to format a number as digits()
+-- does, so calls on hot paths pass text.
 local META, CTL, BUSY, OWN, ATT, FIN, PAUSED, HELD =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local WAKE = string.sub(META or '', 1, -5) .. 'wake'
@@ -51,7 +52,7 @@ end
 
 -- The lowest score of a sorted set as a number, or nil.
 local function lowest(key)
-  return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+  return tonumber(call('ZRANGE', key, '0', '0', 'WITHSCORES')[2])
 end
 
 -- Wakes every process after a score, deadline or due time became lower than they know.
@@ -115,7 +116,7 @@ local function settle()
     local now = known[field] + changes[field]
     if now > 0 then
       set[#set + 1] = field
-      set[#set + 1] = now
+      set[#set + 1] = digits(now)
     else
       gone[#gone + 1] = field
     end
@@ -165,6 +166,42 @@ local function grew(field, queue, length, before, bytes, large)
       hold(field, bytes)
       counted[field] = true
     end
+  end
+end
+
+-- A meter bounds what a bot adds that ends by itself: nobody counts when it ends. It is a string with a
+-- TTL: the time (µs) at which the whole quota is free again. What takes a part of the quota moves this
+-- time by the same part of how long it stays. So a bot adds at most its quota at once, and then as
+-- much again in the time that one stays: it never holds more than twice its quota.
+local function free_at(meter)
+  return math.max(tonumber(call('GET', meter) or 0), now_us())
+end
+
+local function set_meter(meter, free)
+  call('SET', meter, digits(free), 'PX', math.ceil((free - now_us()) / 1000))
+end
+
+-- Idempotency keys. KEY_BYTES is what Redis needs for one besides its name.
+local KEY_BYTES = 128
+
+-- Whether a bot may add a key of that many bytes which stays for `ttl` ms: the refusal, or nil and what
+-- charge() needs. `limit`: its quota of the bytes of keys; 0: none.
+local function key_refusal(meter, bytes, limit, ttl)
+  if limit == 0 then
+    return nil
+  end
+  local window, free = ttl * 1000, free_at(meter)
+  local after = free + math.ceil(window * bytes / limit)
+  if after - now_us() > window then
+    return {'QUOTA', 'key_bytes', math.floor((free - now_us()) / window * limit), limit}
+  end
+  return nil, after
+end
+
+-- Counts a key that key_refusal() let pass.
+local function charge(meter, after)
+  if after then
+    set_meter(meter, after)
   end
 end
 

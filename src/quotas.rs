@@ -1,4 +1,5 @@
-//! How much of Redis a bot may hold: queued, delayed and pending events, and dead letters.
+//! How much of Redis a bot may hold: queued, delayed and pending events, dead letters, idempotency
+//! keys, and ended records.
 //!
 //! The scripts count what each bot holds, and compare it with its [`Quota`] before they add. So no
 //! bot can fill Redis. Rates of requests have other bounds: `admission`.
@@ -39,6 +40,10 @@ pub struct Quota {
     pub dead_letters: u64,
     /// Bytes of dead letters.
     pub dead_bytes: u64,
+    /// Bytes of idempotency keys of each kind.
+    pub key_bytes: u64,
+    /// Bytes of the ended records of a product.
+    pub ended_bytes: u64,
     /// Number of profiles in MongoDB, of all pipelines.
     pub profiles: u64,
 }
@@ -53,12 +58,19 @@ impl Quota {
         pending_bytes: 0,
         dead_letters: 0,
         dead_bytes: 0,
+        key_bytes: 0,
+        ended_bytes: 0,
         profiles: 0,
     };
 
     /// The quotas that scripts get which queue events or make them dead letters.
     pub(crate) fn of_queue(&self) -> String {
         format!("{}|{}|{}", self.queued_bytes, self.dead_letters, self.dead_bytes)
+    }
+
+    /// The quotas that scripts get which end the records of a product.
+    pub(crate) fn of_records(&self) -> String {
+        format!("{}|{}", self.of_queue(), self.ended_bytes)
     }
 }
 
@@ -136,6 +148,8 @@ impl Quotas {
             delayed_bytes: bytes(quota.delayed_bytes),
             pending_bytes: bytes(quota.pending_bytes),
             dead_bytes: bytes(quota.dead_bytes),
+            key_bytes: bytes(quota.key_bytes),
+            ended_bytes: bytes(quota.ended_bytes),
             ..quota
         }
     }
@@ -164,8 +178,8 @@ fn bytes_at(limit: u64, used: u64, max: u64, guard: u64) -> u64 {
     u64::try_from(shrunk).unwrap_or(limit).max(LEAST_BYTES.min(limit))
 }
 
-/// The settings of quotas, for messages and metrics.
-pub const NAMES: [&str; 8] = [
+/// The settings of quotas that refuse something, for messages and metrics.
+pub const NAMES: [&str; 9] = [
     "queued_bytes",
     "delayed_events",
     "delayed_bytes",
@@ -173,10 +187,13 @@ pub const NAMES: [&str; 8] = [
     "notification_bytes",
     DEAD_LETTERS,
     "dead_bytes",
+    KEY_BYTES,
     PROFILES,
 ];
 /// The setting that bounds queued events.
 pub(crate) const QUEUED_BYTES: &str = NAMES[0];
+/// The setting that bounds idempotency keys.
+pub(crate) const KEY_BYTES: &str = "key_bytes";
 /// The setting that bounds profiles.
 pub(crate) const PROFILES: &str = "profiles";
 /// The setting that counts for all refused dead letters.

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | an event on the bus | `lua/emit.lua`: its name beside the stream, for an hour |
 //! | a delayed event | the queue's idempotency key, for an hour; then as above, by its id |
-//! | a notification, a push | the notification's key, until a week after its end |
+//! | a notification, a push | the notification's key, until a week after its end, at least for an hour |
 //! | views | the counters' idempotency key, for an hour |
 //!
 //! The hour counts from the first attempt to the last. Decisions are stored before they are carried

@@ -73,6 +73,7 @@ fn the_defaults_are_those_of_the_outside_contract() {
     assert_eq!((bytes, quotas.dead_bytes), ([64 << 20; 3], 16 << 20));
     let counts = (quotas.delayed_events, quotas.pending, quotas.dead_letters);
     assert_eq!(counts, (100_000, 100_000, 1_000));
+    assert_eq!((quotas.key_bytes, quotas.ended_bytes), (256 << 20, 256 << 20));
     assert_eq!(quotas.profiles, 2_000_000);
     assert!(config.quotas.bots.is_empty());
     assert!(config.auth.tokens.is_empty() && !config.auth.allow_anonymous);

@@ -31,10 +31,10 @@ pub struct Counting<'a> {
 
 impl Counting<'_> {
     /// The command with its keys: the queue and the ledger of the bot, then `more`.
-    fn begin(&self, script: Index, more: Option<String>) -> Cmd {
-        let mut cmd = evalsha(script, 13 + usize::from(more.is_some()));
+    fn begin(&self, script: Index, more: Option<[String; 2]>) -> Cmd {
+        let mut cmd = evalsha(script, if more.is_some() { 15 } else { 13 });
         cmd.arg(&self.keys.base).arg(self.keys.queue(self.bot)).arg(&self.keys.ledger(self.bot));
-        cmd.arg(more);
+        cmd.arg(more.as_ref().map_or(&[][..], |more| more));
         cmd
     }
 
@@ -60,11 +60,12 @@ pub struct Views<'a> {
 impl Views<'_> {
     fn command(&self, script: Index) -> Cmd {
         let Counting { keys, limits, cached_ads, ad, .. } = self.counting;
-        let mut cmd =
-            self.counting.begin(script, self.idempotency.map(|(key, _)| keys.idempotency(key)));
+        let remembered = self.idempotency.map(|(key, _)| keys.idempotency(key));
+        let meter = || keys.keys_meter(self.counting.bot);
+        let mut cmd = self.counting.begin(script, remembered.map(|key| [key, meter()]));
         cmd.arg(ad.as_str()).arg(self.n).arg(cached_ads);
         cmd.arg(limits.slice_us).arg(limits.linger_ms);
-        cmd.arg(self.idempotency.map_or(0, |(_, window_ms)| window_ms));
+        cmd.arg(self.idempotency.map_or(0, |(_, window_ms)| window_ms)).arg(limits.quota.key_bytes);
         self.counting.event(&mut cmd, self.event);
         cmd
     }
@@ -210,10 +211,12 @@ impl Call for Import<'_> {
     const NAME: &'static str = "import";
 
     fn command(&self) -> Cmd {
-        let Counting { keys, limits, ad, .. } = self.counting;
-        let mut cmd = self.counting.begin(Index::import, Some(keys.idempotency(self.key)));
+        let Counting { keys, limits, bot, ad, .. } = self.counting;
+        let remembered = [keys.idempotency(self.key), keys.imports_meter(bot)];
+        let mut cmd = self.counting.begin(Index::import, Some(remembered));
         cmd.arg(ad.as_str()).arg(self.total).arg(limits.slice_us).arg(limits.linger_ms);
         cmd.arg(self.before).arg(self.line).arg(self.upto).arg(self.keep_ms);
+        cmd.arg(limits.quota.key_bytes);
         self.counting.event(&mut cmd, self.event);
         cmd
     }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use axum::extract::{FromRequest, Request};
 use axum::http::Method;
-use reqwest::Url;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
@@ -66,11 +65,9 @@ impl Parameters {
         if std::str::from_utf8(&percent_decoded(text.as_bytes())).is_err() {
             return Err(Problem::new(Kind::InvalidRequest, format!("{what} is not UTF-8")));
         }
-        // `Url` is used only to decode the query.
-        let Ok(mut url) = Url::parse("http://parameters") else { return Ok(()) };
-        url.set_query(Some(text));
-        for (name, value) in url.query_pairs() {
-            self.add(&name, value.into_owned())?;
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            self.add(&decoded(name), decoded(value))?;
         }
         Ok(())
     }
@@ -144,6 +141,12 @@ impl Parameters {
             }
         }
     }
+}
+
+/// A name or value of a form. Line ends and tabs do not count: files with a form may end with one.
+fn decoded(text: &str) -> String {
+    let text = text.replace(['\t', '\n', '\r'], "").replace('+', " ");
+    String::from_utf8_lossy(&percent_decoded(text.as_bytes())).into_owned()
 }
 
 /// The fields of a JSON object in their order and original notation, including duplicates.

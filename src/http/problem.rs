@@ -12,7 +12,7 @@ use crate::counters::CountersError;
 use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
 use crate::pool::open::LeaseError;
-use crate::quotas::QuotaExceeded;
+use crate::quotas::{KEY_BYTES, QuotaExceeded};
 use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
 
@@ -310,6 +310,9 @@ impl From<QuotaExceeded> for Problem {
         let remedy = match exceeded.name {
             "queued_bytes" => "retry once its queued events are handled",
             "delayed_events" | "delayed_bytes" => "retry once some of its delayed events were due",
+            KEY_BYTES => {
+                "retry later, as its keys are forgotten an hour after their first use (imports: a week), or send fewer requests with keys"
+            }
             _ => "retry once some of its notifications have ended, or cancel some",
         };
         let detail = format!("nothing was done: {exceeded}; {remedy}, or raise the quota");

@@ -2,10 +2,11 @@
 //!
 //! | key | type | meaning |
 //! |---|---|---|
-//! | `fl:{p:s}:n:<id>` | hash | the record, kept for a week after its end |
+//! | `fl:{p:s}:n:<id>` | hash | the record, kept for up to a week after its end |
 //! | `fl:{p:s}:user:<bot>\n<uid>` | hash, TTL | the times of the user's last notification, last release and recent sends, and the notification in flight |
 //! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
 //! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | the notification with this caller's key |
+//! | `fl:{p:s}:results:<bot>` | string, TTL | meter of its ended notifications: when the whole quota is free again, µs |
 //! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | `type\|outcome` → count |
 //! | `fl:notification-kinds` | hash | the types with their own entry in the statistics, at most about 50 → `<last use, ms> <bot that was the first>` |
 //! | `fl:auditor` | string, TTL | the lock of the process that audits the notifications |
@@ -64,6 +65,12 @@ impl ShardKeys {
     #[must_use]
     pub fn notification_key(&self, bot: &BotId, key: &str) -> String {
         self.of_bot("key:", bot) + "\n" + key
+    }
+
+    /// The meter of the ended notifications of one bot.
+    #[must_use]
+    pub fn results_meter(&self, bot: &BotId) -> String {
+        self.of_bot("results:", bot)
     }
 
     /// The statistics of the day and of the hour of a time since 1970.

@@ -159,11 +159,11 @@ impl Notifications {
 
     /// Checks the set of headers of a notification. Each send checks it again.
     fn check_headers(&self, new: &NewNotification) -> Result<(), Unusable> {
-        // Another check reports an invalid URL.
-        let Ok(url) = CheckedUrl::parse(&new.url, &Policy::Operator) else { return Ok(()) };
         if new.headers.is_empty() {
             return Ok(());
         }
+        // Another check reports an invalid URL.
+        let Ok(url) = CheckedUrl::parse(&new.url, &Policy::Operator) else { return Ok(()) };
         let allowed = self.sets.of(&new.headers, &new.bot, &url);
         allowed.map(drop).map_err(|problem| Unusable { parameter: "headers_from", problem })
     }
@@ -184,7 +184,8 @@ impl Notifications {
         Ok(label)
     }
 
-    /// The notification with this id. It can be found until a week after its end.
+    /// The notification with this id. It can be found until a week after its end, or a shorter time if
+    /// the results of its bot exceed their quota.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.

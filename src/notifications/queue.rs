@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
+use tracing::debug;
 
 use super::keys;
 use super::kinds::Kinds;
@@ -12,7 +13,7 @@ use crate::event::Event;
 use crate::id::{BotId, Sequence, Shard};
 use crate::notifications::record::{Ended, Kept, NewNotification, NotificationId, OTHER_KINDS};
 use crate::notifications::scripts::{
-    Amend, Amended, Amendment, Begin, Finish, Finished, Judged, Release, Restore, Schedule,
+    Amend, Amended, Amendment, Begin, Finish, Finished, Forget, Judged, Release, Restore, Schedule,
     Scheduled, SendHold, Throttle,
 };
 use crate::queue::Queue;
@@ -117,7 +118,21 @@ impl Queue {
         let begin = Begin { keys, now, bot, hold, throttle, dead_max, quota, events };
         let judged = self.link().call(&begin).await?;
         self.letters_over_quota(judged.letters_over_quota);
+        self.forget(judged.ended.iter().map(|ended| (bot, ended.id, &*ended.key))).await;
         Ok(judged)
+    }
+
+    /// Ends the callers' keys of notifications that have ended with their records. After an error they
+    /// end later by themselves.
+    async fn forget(&self, ended: impl Iterator<Item = (&BotId, NotificationId, &str)>) {
+        let keyed = ended.filter(|(.., key)| !key.is_empty());
+        let calls: Vec<Forget<'_>> =
+            keyed.map(|(bot, id, key)| Forget { keys: self.keys_of(bot), bot, id, key }).collect();
+        if !calls.is_empty()
+            && let Err(error) = self.link().call_all(&calls).await
+        {
+            debug!(%error, "the keys of ended notifications are kept for longer");
+        }
     }
 
     /// Reports the results of sends, all of one shard.
@@ -137,6 +152,8 @@ impl Queue {
         let finish = Finish { keys, now, dead_max, quotas, throttle, endings };
         let finished = self.link().call(&finish).await?;
         self.letters_over_quota(finished.letters_over_quota);
+        self.forget(endings.iter().map(|Ended { begun, .. }| (&begun.bot, begun.id, &*begun.key)))
+            .await;
         Ok(finished)
     }
 
@@ -152,7 +169,8 @@ impl Queue {
     ) -> Result<Amended, RedisError> {
         let Kept { id, bot, uid, key, .. } = kept;
         let (keys, id) = (self.keys_of(bot), *id);
-        self.link().call(&Amend { keys, now, id, bot, uid, key, amendment }).await
+        let ended_bytes = self.quotas().of(bot).ended_bytes;
+        self.link().call(&Amend { keys, now, id, bot, uid, key, ended_bytes, amendment }).await
     }
 
     /// Releases the notification that has waited longest for a user, if it is due and the last

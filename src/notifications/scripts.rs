@@ -1,4 +1,5 @@
-//! The scripts of notifications: `schedule`, `begin`, `finish`, `amend`, `release`, `restore`.
+//! The scripts of notifications: `schedule`, `begin`, `finish`, `amend`, `release`, `restore`,
+//! `forget`.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::redis::{Reply, ReplyError};
 scripts! {
     SCRIPTS:
     schedule "schedule" NOTES, begin "begin" NOTES, finish "finish" NOTES, amend "amend" NOTES,
-    release "release" NOTES, restore "restore" NOTES,
+    release "release" NOTES, restore "restore" NOTES, forget "forget" &[],
 }
 
 const NOTES: &[&str] = &[QUEUES[0], include_str!("../../lua/notifications.lua")];
@@ -72,7 +73,7 @@ impl Call for Schedule<'_> {
 
     fn command(&self) -> Cmd {
         let Self { keys, new, .. } = self;
-        let more = if new.key.is_some() { 5 } else { 2 };
+        let more = if new.key.is_some() { 7 } else { 2 };
         let mut cmd = begin(Index::schedule, keys, more, self.now);
         cmd.arg(keys.notification(self.id)).arg(keys.online(&new.bot, &new.uid));
         if let Some((key, _)) = &new.key {
@@ -80,6 +81,7 @@ impl Call for Schedule<'_> {
                 self.known.as_ref().map_or((self.id, &new.uid), |(id, uid)| (*id, uid));
             cmd.arg(keys.notification_key(&new.bot, key));
             cmd.arg(keys.notification(known)).arg(keys.online(&new.bot, uid));
+            cmd.arg(keys.keys_meter(&new.bot)).arg(keys.results_meter(&new.bot));
         }
         let (at_ms, delay_ms) = new.when.parts();
         cmd.arg(self.id.to_string()).arg(new.bot.as_str()).arg(&new.uid).arg(&new.kind);
@@ -93,6 +95,7 @@ impl Call for Schedule<'_> {
         });
         cmd.arg(self.known.as_ref().map_or_else(String::new, |(known, _)| known.to_string()));
         cmd.arg(self.quota.pending).arg(self.quota.pending_bytes);
+        cmd.arg(self.quota.key_bytes).arg(self.quota.ended_bytes);
         let key = new.key.as_ref().map_or("", |(key, _)| key);
         let more = [
             ("method", &*new.method),
@@ -198,8 +201,21 @@ pub struct Judged {
     pub letters_over_quota: u64,
     /// The notifications to send.
     pub begun: Vec<Begun>,
-    /// The outcomes of the others, and their types in the statistics.
-    pub ended: Vec<(String, String)>,
+    /// Those that ended.
+    pub ended: Vec<EndedEarly>,
+}
+
+/// A notification that ended without a send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedEarly {
+    /// Its id.
+    pub id: NotificationId,
+    /// How it ended.
+    pub outcome: String,
+    /// Its type in the statistics.
+    pub label: String,
+    /// The caller's key for it; empty for none.
+    pub key: String,
 }
 
 impl Call for Begin<'_> {
@@ -208,12 +224,13 @@ impl Call for Begin<'_> {
 
     fn command(&self) -> Cmd {
         let Self { keys, bot, throttle, events, .. } = self;
-        let mut cmd = begin(Index::begin, keys, 3 * events.len(), self.now);
+        let mut cmd = begin(Index::begin, keys, 1 + 3 * events.len(), self.now);
+        cmd.arg(keys.results_meter(bot));
         for (id, uid, _) in *events {
             cmd.arg(keys.notification(*id)).arg(keys.user(bot, uid)).arg(keys.online(bot, uid));
         }
         cmd.arg(millis(self.hold.send)).arg(millis(self.hold.patience)).arg(self.dead_max);
-        cmd.arg(self.quota.of_queue());
+        cmd.arg(self.quota.of_records());
         cmd.arg(if throttle.defers { "defer" } else { "drop" }).arg(millis(throttle.threshold));
         cmd.arg(throttle.by_kind.len());
         for (kind, threshold) in &throttle.by_kind {
@@ -249,8 +266,10 @@ impl Call for Begin<'_> {
         while let Some(event) = reply.next() {
             if let Value::Array(_) = event {
                 let mut reply = Reply::new(event)?;
-                if reply.len() == 2 {
-                    ended.push((reply.text()?, reply.text()?));
+                if reply.len() == 4 {
+                    let (outcome, label) = (reply.text()?, reply.text()?);
+                    let (id, key) = (reply.parsed()?, reply.text()?);
+                    ended.push(EndedEarly { id, outcome, label, key });
                 } else {
                     begun.push(sent(&mut reply)?);
                 }
@@ -278,6 +297,7 @@ fn sent(reply: &mut Reply) -> Result<Begun, ReplyError> {
         ready_ms: reply.number()?,
         counts_late: reply.number::<u8>()? == 1,
         headers: reply.text()?,
+        key: reply.text()?,
     })
 }
 
@@ -316,11 +336,12 @@ impl Call for Finish<'_> {
 
     fn command(&self) -> Cmd {
         let Self { keys, endings, throttle, .. } = self;
-        let mut cmd = begin(Index::finish, keys, 2 * endings.len(), self.now);
+        let mut cmd = begin(Index::finish, keys, 3 * endings.len(), self.now);
         for Ended { begun, .. } in *endings {
             cmd.arg(keys.notification(begun.id)).arg(keys.user(&begun.bot, &begun.uid));
+            cmd.arg(keys.results_meter(&begun.bot));
         }
-        cmd.arg(self.dead_max).arg(self.quotas.general().of_queue());
+        cmd.arg(self.dead_max).arg(self.quotas.general().of_records());
         let kept = |caps: &[Cap]| caps.iter().map(|cap| cap.n).max().unwrap_or_default();
         for Ended { begun, ending, late } in *endings {
             let (outcome, pause, reason) = ending.parts();
@@ -329,7 +350,9 @@ impl Call for Finish<'_> {
             cmd.arg(late.map(|late| format!("late{}", late_step(late))).unwrap_or_default());
             let (all, own) = throttle.counted(&begun.bot, &begun.kind);
             cmd.arg(millis(throttle.remember(&begun.bot, &begun.kind)));
-            cmd.arg(kept(all)).arg(kept(own)).arg(self.quotas.argument(&begun.bot));
+            cmd.arg(kept(all)).arg(kept(own));
+            let own = self.quotas.own(&begun.bot);
+            cmd.arg(own.map_or_else(String::new, |own| own.of_records()));
         }
         cmd
     }
@@ -380,6 +403,8 @@ pub struct Amend<'a> {
     pub uid: &'a str,
     /// Its key; empty for none.
     pub key: &'a str,
+    /// Maximum bytes of the ended notifications of the bot; 0: no quota.
+    pub ended_bytes: u64,
     /// The change.
     pub amendment: Amendment,
 }
@@ -390,9 +415,9 @@ impl Call for Amend<'_> {
 
     fn command(&self) -> Cmd {
         let Self { keys, id, bot, uid, key, .. } = self;
-        let more = if key.is_empty() { 2 } else { 3 };
+        let more = if key.is_empty() { 3 } else { 4 };
         let mut cmd = begin(Index::amend, keys, more, self.now);
-        cmd.arg(keys.notification(*id)).arg(keys.online(bot, uid));
+        cmd.arg(keys.notification(*id)).arg(keys.online(bot, uid)).arg(keys.results_meter(bot));
         if !key.is_empty() {
             cmd.arg(keys.notification_key(bot, key));
         }
@@ -404,6 +429,7 @@ impl Call for Amend<'_> {
                 cmd.arg("move").arg(at_ms).arg(delay_ms)
             }
         };
+        cmd.arg(self.ended_bytes);
         cmd
     }
 
@@ -416,6 +442,35 @@ impl Call for Amend<'_> {
                 state.parse().map(Amended::Not).map_err(unexpected)
             }
         }
+    }
+}
+
+/// `lua/forget.lua`. Returns whether the key ends earlier than before.
+#[derive(Debug)]
+pub struct Forget<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The bot.
+    pub bot: &'a BotId,
+    /// The id of the notification that has ended.
+    pub id: NotificationId,
+    /// Its key.
+    pub key: &'a str,
+}
+
+impl Call for Forget<'_> {
+    type Reply = bool;
+    const NAME: &'static str = "forget";
+
+    fn command(&self) -> Cmd {
+        let Self { keys, bot, id, key } = self;
+        let mut cmd = evalsha(Index::forget, 2);
+        cmd.arg(keys.notification(*id)).arg(keys.notification_key(bot, key)).arg(id.to_string());
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<bool, ReplyError> {
+        Reply::yes(value)
     }
 }
 

@@ -136,8 +136,8 @@ impl Sender {
         let Inner { queue, throttle, clock, .. } = &*self.0;
         let asked = Instant::now();
         let judged = queue.begin_sends(&slice.bot, events, throttle, HOLD, clock.now()).await?;
-        for (outcome, label) in judged.ended {
-            NotificationMetrics::count(&label, &outcome);
+        for ended in judged.ended {
+            NotificationMetrics::count(&ended.label, &ended.outcome);
         }
         for begun in judged.begun {
             let sender = self.clone();

@@ -29,6 +29,7 @@
 //! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for operators |
 //! | `fl:{p:s}:failing:<bot>` | string, TTL | since when its handler fails, and the sequence of the event to retry, for operators |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
+//! | `fl:{p:s}:keys:<bot>`, `…:imports:<bot>` | string, TTL | meter of its idempotency keys: when the whole quota is free again, µs |
 //! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued |
 //! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | ledger: account → `run\|total` cached; two generations of a day |
 //! | `fl:{p:s}:acked:<bot>` | string, TTL | ledger: highest completed sequence |
@@ -298,6 +299,18 @@ impl ShardKeys {
         key.push_str(name);
         key.push_str(bot.as_str());
         key
+    }
+
+    /// The meter of the idempotency keys of one bot.
+    #[must_use]
+    pub fn keys_meter(&self, bot: &BotId) -> String {
+        self.of_bot("keys:", bot)
+    }
+
+    /// The meter of the keys of imports of one bot.
+    #[must_use]
+    pub fn imports_meter(&self, bot: &BotId) -> String {
+        self.of_bot("imports:", bot)
     }
 
     /// The key that remembers an idempotency key.

@@ -19,6 +19,8 @@ impl Config {
             ("quotas.notification_bytes", quotas.notification_bytes),
             ("quotas.dead_letters", quotas.dead_letters),
             ("quotas.dead_bytes", quotas.dead_bytes),
+            ("quotas.key_bytes", quotas.key_bytes),
+            ("quotas.result_bytes", quotas.result_bytes),
             ("quotas.profiles", quotas.profiles),
         ] {
             number(key, value, limits::HELD)?;

@@ -16,6 +16,8 @@ pub(super) fn quotas(top: &Reader<'_>) -> Result<QuotasConfig, ConfigError> {
         notification_bytes: read("notification_bytes")?,
         dead_letters: read("dead_letters")?,
         dead_bytes: read("dead_bytes")?,
+        key_bytes: read("key_bytes")?,
+        result_bytes: read("result_bytes")?,
         profiles: read("profiles")?,
         memory_guard: top.fraction("quotas.memory_guard"),
         bots: Vec::new(),
@@ -39,6 +41,8 @@ fn of_bot(read: &Reader<'_>, general: Quota) -> Result<BotQuotaConfig, ConfigErr
         pending_bytes: or("notification_bytes", general.pending_bytes)?,
         dead_letters: or("dead_letters", general.dead_letters)?,
         dead_bytes: or("dead_bytes", general.dead_bytes)?,
+        key_bytes: or("key_bytes", general.key_bytes)?,
+        ended_bytes: or("result_bytes", general.ended_bytes)?,
         profiles: or("profiles", general.profiles)?,
     };
     Ok(BotQuotaConfig { bot, quota })

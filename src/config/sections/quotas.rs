@@ -20,6 +20,10 @@ pub struct QuotasConfig {
     pub dead_letters: u64,
     /// Dead letters: maximum bytes per bot and pipeline.
     pub dead_bytes: u64,
+    /// Idempotency keys: maximum bytes per bot and kind of key.
+    pub key_bytes: u64,
+    /// Results of ended notifications: maximum bytes per bot.
+    pub result_bytes: u64,
     /// Profiles of subscribers in MongoDB: maximum number per bot.
     pub profiles: u64,
     /// The part of `maxmemory` above which quotas of bytes shrink: 0.1 to 1.0.
@@ -47,6 +51,8 @@ impl QuotasConfig {
             pending_bytes: self.notification_bytes,
             dead_letters: self.dead_letters,
             dead_bytes: self.dead_bytes,
+            key_bytes: self.key_bytes,
+            ended_bytes: self.result_bytes,
             profiles: self.profiles,
         }
     }

@@ -87,7 +87,7 @@ pub enum Duplicates {
     /// The new one is accepted. The old one is cancelled, unless it has ended or is in flight.
     Replace,
     /// The old one stays. The new one is not accepted while the record of the old one exists: until
-    /// a week after its end.
+    /// a week after its end, or for at least an hour if the results of the bot exceed their quota.
     #[serde(skip)]
     Once,
 }
@@ -289,6 +289,8 @@ pub struct Begun {
     pub recheck: String,
     /// The set of headers; empty for none.
     pub headers: String,
+    /// The caller's key for it; empty for none.
+    pub key: String,
     /// The due time, ms since 1970.
     pub due_ms: u64,
     /// The expiry time, ms since 1970.

@@ -238,18 +238,18 @@ impl Call for Push<'_> {
 
     fn command(&self) -> Cmd {
         let keys = self.keys;
-        let mut cmd = evalsha(Index::push, 12 + usize::from(self.idempotency.is_some()));
+        let mut cmd = evalsha(Index::push, if self.idempotency.is_some() { 14 } else { 12 });
         cmd.arg(&keys.base).arg(&keys.dlq).arg(&keys.due).arg(&keys.later);
         cmd.arg(keys.queue(self.bot));
         if let Some((key, _)) = self.idempotency {
-            cmd.arg(keys.idempotency(key));
+            cmd.arg(keys.idempotency(key)).arg(keys.keys_meter(self.bot));
         }
         let limits = self.limits;
         cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
         cmd.arg(limits.overflow()).arg(limits.dead_max).arg(self.due_ms);
         cmd.arg(self.idempotency.map_or(0, |(_, window_ms)| window_ms));
         let quota = limits.quota;
-        cmd.arg(quota.delayed_events).arg(quota.delayed_bytes);
+        cmd.arg(quota.key_bytes).arg(quota.delayed_events).arg(quota.delayed_bytes);
         cmd.arg(self.bot.as_str()).arg(quota.of_queue());
         cmd.arg(self.events.len()).arg(self.events);
         cmd

@@ -9,6 +9,7 @@ mod keys;
 mod limits;
 mod listings;
 mod outbound;
+mod passing;
 mod quotas;
 mod rules;
 mod signatures;

@@ -72,6 +72,7 @@ impl ScriptHarness {
             "amend",
             "release",
             "restore",
+            "forget",
             "slice"
         );
         let hashes = sources.map(|(name, file)| {

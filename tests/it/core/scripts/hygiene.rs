@@ -8,7 +8,7 @@ use fairlane::counters::view::AdId;
 use fairlane::id::{BotId, Offset, Prefix, Sequence};
 use fairlane::notifications::record::{Caps, Ended, Ending};
 use fairlane::notifications::scripts::{
-    Amend, Amendment, Begin, Finish, Release, Restore, Schedule, Throttle,
+    Amend, Amendment, Begin, Finish, Forget, Release, Restore, Schedule, Throttle,
 };
 use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::keys::ShardKeys;
@@ -295,7 +295,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     calls
 }
 
-fn notification_calls(keys: &ShardKeys, a: &BotId) -> [(&'static str, Cmd); 6] {
+fn notification_calls(keys: &ShardKeys, a: &BotId) -> [(&'static str, Cmd); 7] {
     let (now, hold, id) = (Duration::ZERO, Duration::from_secs(1), notifications::id());
     let new = &notifications::new("a", "u", 0);
     let throttle =
@@ -315,7 +315,17 @@ fn notification_calls(keys: &ShardKeys, a: &BotId) -> [(&'static str, Cmd); 6] {
             events: &begun,
         }),
         named(&Finish { keys, now, dead_max: 1, quotas: &NO_QUOTAS, throttle, endings }),
-        named(&Amend { keys, now, id, bot: a, uid: "u", key: "", amendment: Amendment::Cancel }),
+        named(&Forget { keys, bot: a, id, key: "k" }),
+        named(&Amend {
+            keys,
+            now,
+            id,
+            bot: a,
+            uid: "u",
+            key: "",
+            ended_bytes: 0,
+            amendment: Amendment::Cancel,
+        }),
         named(&Release { keys, now, bot: a, uid: "u", threshold: hold }),
         named(&Restore { keys, now, id, bot: a, uid: "u", sequence: 0 }),
     ]
@@ -351,7 +361,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 35);
+    assert_eq!(calls.len(), 36);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();
@@ -370,7 +380,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
 /// The scripts that a full Redis runs: they free memory, or write almost nothing. The header or the
 /// contract of each says why it cannot fill Redis. A full Redis refuses all other scripts as a
 /// whole.
-const RUN_WHEN_FULL: [&str; 20] = [
+const RUN_WHEN_FULL: [&str; 21] = [
     "advance",
     "amend",
     "audit",
@@ -380,6 +390,7 @@ const RUN_WHEN_FULL: [&str; 20] = [
     "complete",
     "drop_letters",
     "finish",
+    "forget",
     "hold",
     "note",
     "pause",

@@ -65,7 +65,7 @@ impl Notes {
         truth
     }
 
-    fn try_schedule(
+    pub(super) fn try_schedule(
         &mut self,
         new: &NewNotification,
         quota: Quota,

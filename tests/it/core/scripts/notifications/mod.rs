@@ -2,6 +2,7 @@
 
 mod change;
 mod held;
+mod results;
 mod throttle;
 mod wait;
 
@@ -18,7 +19,7 @@ use fairlane::notifications::scripts::{
     Amend, Amended, Amendment, Begin, Finish, Release, Restore, Schedule, Scheduled, SendHold,
     Throttle,
 };
-use fairlane::quotas::{NO_QUOTAS, Quota};
+use fairlane::quotas::{Quota, Quotas};
 use fairlane::redis::scripts::{Promote, Redrive};
 use redis::Commands;
 
@@ -64,6 +65,7 @@ pub(super) fn begun(id: NotificationId) -> Begun {
         body: String::new(),
         recheck: String::new(),
         headers: String::new(),
+        key: String::new(),
         due_ms: 0,
         expires_ms: 0,
         attempts: 1,
@@ -77,6 +79,8 @@ struct Notes {
     shard: Shard,
     now: i64,
     throttle: Throttle,
+    /// What bots may hold.
+    quota: Quota,
     /// The delay that every send reports.
     late: Option<Duration>,
 }
@@ -93,7 +97,7 @@ impl Notes {
             caps: Caps::default(),
             defers: false,
         };
-        Self { shard: Shard::of("notifications"), now, throttle, late: None }
+        Self { shard: Shard::of("notifications"), now, throttle, quota: Quota::NONE, late: None }
     }
 
     fn time(&self) -> Duration {
@@ -117,7 +121,7 @@ impl Notes {
     ) -> (NotificationId, Scheduled) {
         let known = known.map(|(id, uid)| (id, uid.to_owned()));
         let (keys, now, id) = (&self.shard.keys.clone(), self.time(), id());
-        let (label, quota) = (&*new.kind, Quota::NONE);
+        let (label, quota) = (&*new.kind, self.quota);
         let call = Schedule { keys, now, id, new, label, quota, known };
         (id, self.call(&call))
     }
@@ -160,7 +164,7 @@ impl Notes {
             return Vec::new();
         }
         let throttle = &self.throttle.clone();
-        let (quota, events) = (Quota::NONE, &events);
+        let (quota, events) = (self.quota, &events);
         let call = Begin { keys, now, bot, hold: HOLD, throttle, dead_max: 100, quota, events };
         self.call(&call).begun
     }
@@ -181,14 +185,16 @@ impl Notes {
     fn finish(&mut self, begun: &Begun, ending: Ending) -> Option<String> {
         let (keys, now) = (&self.shard.keys.clone(), self.time());
         let endings = &[Ended { begun: begun.clone(), ending, late: self.late }];
-        let (quotas, throttle) = (&NO_QUOTAS, &self.throttle.clone());
+        let quotas = &Quotas::new(self.quota, BTreeMap::new(), 100);
+        let throttle = &self.throttle.clone();
         let call = Finish { keys, now, dead_max: 100, quotas, throttle, endings };
         self.call(&call).outcomes.pop().unwrap()
     }
 
     fn amend(&mut self, id: NotificationId, uid: &str, amendment: Amendment) -> Amended {
         let (keys, now, bot) = (&self.shard.keys.clone(), self.time(), &bot("b"));
-        self.call(&Amend { keys, now, id, bot, uid, key: "k", amendment })
+        let ended_bytes = self.quota.ended_bytes;
+        self.call(&Amend { keys, now, id, bot, uid, key: "k", ended_bytes, amendment })
     }
 
     fn online(&mut self, uid: &str) -> bool {

@@ -155,8 +155,16 @@ pub(super) async fn notifications<M: Meter>(stage: &mut Stage<M>) {
     let keyed = NewNotification { key, ..new("bot-0", "u", 60_000) };
     let id = stage.schedule(Some("one notification with a key"), &keyed).await;
     let (keys, now, bot) = (&stage.keys.clone(), SystemClock.now(), &bot("bot-0"));
-    let amend =
-        Amend { keys, now, id, bot, uid: "u", key: "key", amendment: Amendment::Move(keyed.when) };
+    let amend = Amend {
+        keys,
+        now,
+        id,
+        bot,
+        uid: "u",
+        key: "key",
+        ended_bytes: 0,
+        amendment: Amendment::Move(keyed.when),
+    };
     stage.measure("moved", &amend).await;
     let amend = Amend { amendment: Amendment::Cancel, ..amend };
     stage.measure("cancelled", &amend).await;
