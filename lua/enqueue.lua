@@ -20,7 +20,8 @@
 --       letters above a quota, then if bots are leased: run id of the server (shortened), and per
 --       leased bot: place in the call from 0, sequence before its first event, number of its events
 --       in the queue, fence, start, att or '', weight} | {'DUP', offset} | {'GAP', offset}
--- Cost  11 commands + 1 a bot (2 with max queue) + 2 a dead letter, with leases 1, with views 1 + 3 an ad
+-- Cost  11 commands + 1 a bot (2 with max queue) + 2 a dead letter, with views 1 + 3 an ad; with leases
+--       10 + 1 a bot if nobody is ready and few keys exist, otherwise up to 14 + 1 a bot
 local views = tonumber(ARGV[13]) or 0
 local bots = views > 0 and (#KEYS - 11) / 5 or #KEYS - 11
 assert(#KEYS >= 11 and counts(14 + views, bots), 'enqueue: wrong number of arguments')

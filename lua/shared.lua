@@ -55,6 +55,14 @@ local function lowest(key)
   return tonumber(call('ZRANGE', key, '0', '0', 'WITHSCORES')[2])
 end
 
+-- The scores of members. To ask whether the set exists costs less than to ask for many members of none.
+local function scores_of(key, members)
+  if #members > 8 and call('EXISTS', key) == 0 then
+    return {}
+  end
+  return call('ZMSCORE', key, unpack(members))
+end
+
 -- Wakes every process after a score, deadline or due time became lower than they know.
 local function wake(what, before, now)
   if now and (not before or now < before) then
@@ -214,13 +222,14 @@ end
 -- Puts bots that are neither busy nor paused into the control set; a bot that is already in it
 -- keeps its position. A bot whose last finish is at most one slice ahead of the clock `v` joins the
 -- quiet class, before every busy bot, and first come first served in real time over all shards. Any
--- other bot joins at its last finish, so that draining and returning gives no advantage.
-local function join(bots, v, slice)
+-- other bot joins at its last finish, so that draining and returning gives no advantage. `still`: no bot
+-- of the shard is ready or has a last finish.
+local function join(bots, v, slice, still)
   if #bots == 0 then
     return
   end
-  local before = lowest(CTL)
-  local finishes = call('ZMSCORE', FIN, unpack(bots))
+  local before = not still and lowest(CTL) or nil
+  local finishes = still and {} or scores_of(FIN, bots)
   local scores, first = {}, nil
   for i, bot in ipairs(bots) do
     local finish = tonumber(finishes[i] or 0)
@@ -240,12 +249,12 @@ local function join(bots, v, slice)
   wake('ready', before, first)
 end
 
--- The bots among these that are in neither `busy` nor `paused`. `none_paused`: no bot of the shard is.
+-- The bots among these that are in neither `busy` nor `paused`. `none_paused`: no bot of the shard is paused.
 local function at_rest(bots, none_paused)
   if #bots == 0 then
     return bots
   end
-  local deadlines = call('ZMSCORE', BUSY, unpack(bots))
+  local deadlines = scores_of(BUSY, bots)
   local stopped = {}
   if not none_paused and call('EXISTS', PAUSED) == 1 then
     stopped = call('SMISMEMBER', PAUSED, unpack(bots))
@@ -428,13 +437,13 @@ end
 -- claim), weight (key), rare (whether bots of the shard have attempts or weights).
 -- Returns the bots that are left, the new fields of META, and the leases for the reply.
 local function lease_fresh(fresh, begins, meta, slice, take)
-  local low = lowest(CTL)
+  local low = not take.still and lowest(CTL) or nil
   if #fresh == 0 or take.max == 0 or meta.paused or low and low < 0 then
     return fresh, {}, {}
   end
   local before, fence = tonumber(meta.v or 0), math.max(tonumber(meta.f or 0), now_us() - 1)
   local v, until_ms = math.max(before, take.seen), now_ms() + take.ttl
-  local finishes, attempts, weights = call('ZMSCORE', FIN, unpack(fresh)), {}, {}
+  local finishes, attempts, weights = take.still and {} or scores_of(FIN, fresh), {}, {}
   if take.rare then
     attempts = call('HMGET', ATT, unpack(fresh))
     weights = call('HMGET', take.weight, unpack(fresh))
@@ -499,33 +508,32 @@ local function append(first, at, limits, last)
   end
   local sequence = math.max(tonumber(meta[1] or 0), now_us() - 1)
   local appended, died, dropped, removed, over, lost = 0, 0, 0, 0, 0, 0
-  local fresh, begins, key, fields, from = {}, {}, first, {}, at
+  local fresh, begins, key = {}, {}, first
   last = last or #ARGV
-  while from <= last do
-    fields[#fields + 1] = 'q' .. ARGV[from]
-    from = from + 3 + tonumber(ARGV[from + 2])
-  end
-  -- Few shards have one of them.
-  local rare
+  -- Few shards have one of these keys. With little to do, most shards have none of those of `still`.
+  local still, rare = false, nil
   if take then
-    rare = call('EXISTS', HELD, PAUSED, ATT, take.weight) > 0
-    take.rare = rare
+    still = call('EXISTS', CTL, FIN, HELD, PAUSED, ATT, take.weight) == 0
+    rare = not still and call('EXISTS', HELD, PAUSED, ATT, take.weight) > 0
+    take.still, take.rare = still, rare
   else
     rare = call('EXISTS', HELD, PAUSED) > 0
   end
-  local unknown, any = {}, rare and call('EXISTS', HELD) == 1
-  for _, field in ipairs(fields) do
-    if not known[field] and any then
-      unknown[#unknown + 1] = field
-    elseif not known[field] then
-      known[field], counted[field] = 0, false
+  local any = rare and call('EXISTS', HELD) == 1
+  if any then
+    local unknown, from = {}, at
+    while from <= last do
+      local field = 'q' .. ARGV[from]
+      if not known[field] then
+        unknown[#unknown + 1] = field
+      end
+      from = from + 3 + tonumber(ARGV[from + 2])
     end
+    learn(unknown)
   end
-  learn(unknown)
   while at <= last do
     local bot, own, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
-    local field = fields[key - first + 1]
-    local records, room, bytes, within, large, before = {}, count, 0, count, false, sequence
+    local records, room, bytes, within, large, before, sure = {}, count, 0, count, false, sequence, not any
     for i = 1, count do
       sequence = sequence + 1
       records[i] = record(sequence, ARGV[at + 2 + i])
@@ -539,8 +547,13 @@ local function append(first, at, limits, last)
       for i = 1, room do
         bytes = bytes + #records[i]
       end
-      if room > 0 and not may_queue(bot, KEYS[key], bytes, quota.bytes) then
-        local now = held(field)
+      -- Without a count, few and small events fit.
+      sure = not any and (quota.bytes == 0 or FEW * LARGE + bytes <= quota.bytes)
+      if not sure and not any then
+        known['q' .. bot], counted['q' .. bot] = 0, false
+      end
+      if room > 0 and not sure and not may_queue(bot, KEYS[key], bytes, quota.bytes) then
+        local now = held('q' .. bot)
         while room > 0 and now + bytes > quota.bytes do
           bytes, room, within = bytes - #records[room], room - 1, room - 1
         end
@@ -571,7 +584,13 @@ local function append(first, at, limits, last)
           begins[bot] = {key - first, before, room}
         end
       end
-      grew(field, KEYS[key], length, length - room, bytes, large)
+      if not sure or large or length >= FEW then
+        local field = 'q' .. bot
+        if sure then
+          known[field], counted[field] = 0, false
+        end
+        grew(field, KEYS[key], length, length - room, bytes, large)
+      end
       appended = appended + room
     end
     at = at + 3 + count
@@ -599,7 +618,7 @@ local function append(first, at, limits, last)
       wake('deadline', before, until_ms)
     end
   else
-    join(fresh, fresh_meta[2] or tonumber(meta[2] or 0), limits.slice)
+    join(fresh, fresh_meta[2] or tonumber(meta[2] or 0), limits.slice, still)
   end
   return appended, died, dropped, removed, sequence, over, lost, leases
 end
