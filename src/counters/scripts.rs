@@ -31,10 +31,10 @@ pub struct Counting<'a> {
 
 impl Counting<'_> {
     /// The command with its keys: the queue and the ledger of the bot, then `more`.
-    fn begin(&self, script: Index, more: Option<[String; 2]>) -> Cmd {
-        let mut cmd = evalsha(script, if more.is_some() { 15 } else { 13 });
+    fn begin(&self, script: Index, more: &[String]) -> Cmd {
+        let mut cmd = evalsha(script, 13 + more.len());
         cmd.arg(&self.keys.base).arg(self.keys.queue(self.bot)).arg(&self.keys.ledger(self.bot));
-        cmd.arg(more.as_ref().map_or(&[][..], |more| more));
+        cmd.arg(more);
         cmd
     }
 
@@ -60,9 +60,11 @@ pub struct Views<'a> {
 impl Views<'_> {
     fn command(&self, script: Index) -> Cmd {
         let Counting { keys, limits, cached_ads, ad, .. } = self.counting;
-        let remembered = self.idempotency.map(|(key, _)| keys.idempotency(key));
-        let meter = || keys.keys_meter(self.counting.bot);
-        let mut cmd = self.counting.begin(script, remembered.map(|key| [key, meter()]));
+        let more = match self.idempotency {
+            Some((key, _)) => vec![keys.idempotency(key), keys.keys_meter(self.counting.bot)],
+            None => Vec::new(),
+        };
+        let mut cmd = self.counting.begin(script, &more);
         cmd.arg(ad.as_str()).arg(self.n).arg(cached_ads);
         cmd.arg(limits.slice_us).arg(limits.linger_ms);
         cmd.arg(self.idempotency.map_or(0, |(_, window_ms)| window_ms)).arg(limits.quota.key_bytes);
@@ -159,7 +161,7 @@ impl Call for Replace<'_> {
 
     fn command(&self) -> Cmd {
         let Counting { limits, ad, .. } = self.counting;
-        let mut cmd = self.counting.begin(Index::replace, None);
+        let mut cmd = self.counting.begin(Index::replace, &[]);
         cmd.arg(ad.as_str()).arg(self.total).arg(limits.slice_us).arg(limits.linger_ms);
         self.counting.event(&mut cmd, self.event);
         cmd
@@ -213,7 +215,7 @@ impl Call for Import<'_> {
     fn command(&self) -> Cmd {
         let Counting { keys, limits, bot, ad, .. } = self.counting;
         let remembered = [keys.idempotency(self.key), keys.imports_meter(bot)];
-        let mut cmd = self.counting.begin(Index::import, Some(remembered));
+        let mut cmd = self.counting.begin(Index::import, &remembered);
         cmd.arg(ad.as_str()).arg(self.total).arg(limits.slice_us).arg(limits.linger_ms);
         cmd.arg(self.before).arg(self.line).arg(self.upto).arg(self.keep_ms);
         cmd.arg(limits.quota.key_bytes);

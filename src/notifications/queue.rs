@@ -86,8 +86,7 @@ impl Queue {
         key: &str,
     ) -> Result<Option<(NotificationId, String)>, RedisError> {
         let keys = self.keys_of(bot);
-        let get = redis::Cmd::get(keys.notification_key(bot, key));
-        let id = self.text("GET", get).await?;
+        let id = self.text("GET", redis::Cmd::get(keys.notification_key(bot, key))).await?;
         let Ok(id) = id.parse() else { return Ok(None) };
         let uid = redis::Cmd::hget(keys.notification(id), "uid");
         Ok(Some((id, self.text("HGET", uid).await?)))
@@ -126,7 +125,7 @@ impl Queue {
     /// end later by themselves.
     async fn forget(&self, ended: impl Iterator<Item = (&BotId, NotificationId, &str)>) {
         let keyed = ended.filter(|(.., key)| !key.is_empty());
-        let calls: Vec<Forget<'_>> =
+        let calls: Vec<_> =
             keyed.map(|(bot, id, key)| Forget { keys: self.keys_of(bot), bot, id, key }).collect();
         if !calls.is_empty()
             && let Err(error) = self.link().call_all(&calls).await
