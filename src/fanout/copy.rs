@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join;
 use rustc_hash::FxHashMap;
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::{FanoutError, Route, Stamped, Wanted};
@@ -13,6 +15,7 @@ use crate::expression::Facts;
 use crate::id::{BotId, Offset, Shard};
 use crate::ledger::{Account, Posting};
 use crate::metrics;
+use crate::pool::{Places, Reserved};
 use crate::quotas::QUEUED_BYTES;
 use crate::redis::RedisError;
 use crate::redis::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued, Take};
@@ -20,8 +23,13 @@ use crate::telemetry::{Outage, Recovered};
 
 /// Maximum number of events in one enqueue call.
 const CALL_EVENTS: usize = 500;
+/// The same in a sparse backlog.
+const WAVE_EVENTS: usize = 32;
 /// Maximum number of bytes in one enqueue call; a single larger event is sent alone.
 const CALL_BYTES: usize = 256 * 1_024;
+
+/// In a sparse backlog, a copy waits for places at most this long: other pipelines wait for it.
+const HOLD: Duration = Duration::from_millis(100);
 
 /// The log about unreachable shards of a cluster, shared by all pipelines.
 static UNREACHED: Outage = Outage::shared();
@@ -65,8 +73,8 @@ impl<'a> CallBatch<'a> {
         }
     }
 
-    fn is_full_for(&self, event: &[u8]) -> bool {
-        self.events >= CALL_EVENTS || (self.events > 0 && self.bytes + event.len() > CALL_BYTES)
+    fn is_full_for(&self, event: &[u8], size: usize) -> bool {
+        self.events >= size || (self.events > 0 && self.bytes + event.len() > CALL_BYTES)
     }
 }
 
@@ -92,11 +100,22 @@ impl Route {
         })
     }
 
+    /// Maximum number of events in one call. In a sparse backlog, each call leases its bots, so the
+    /// calls are sent in waves, as places become free.
+    pub(super) fn call_events(&self, behind: Option<Duration>) -> usize {
+        if self.leases_sparse(behind) { WAVE_EVENTS } else { CALL_EVENTS }
+    }
+
+    fn leases_sparse(&self, behind: Option<Duration>) -> bool {
+        behind.is_some() && self.places.as_ref().is_some_and(Places::is_sparse)
+    }
+
+    /// Events of a shard, in calls of at most `size` events.
     pub(super) fn group<'a>(
         &self,
         events: &'a [Wanted],
         wanted: &[usize],
-        stamped: &'a [Stamped],
+        (stamped, size): (&'a [Stamped], usize),
         positions: &[Option<Offset>],
     ) -> Vec<ShardBatch<'a>> {
         let mut shards: Vec<Option<ShardBatch<'a>>> = Vec::new();
@@ -112,7 +131,7 @@ impl Route {
             }
             let entry = shards[shard.index()]
                 .get_or_insert_with(|| ShardBatch { shard, calls: vec![CallBatch::default()] });
-            if entry.calls.last().is_none_or(|call| call.is_full_for(bytes)) {
+            if entry.calls.last().is_none_or(|call| call.is_full_for(bytes, size)) {
                 entry.calls.push(CallBatch::default());
             }
             if let Some(call) = entry.calls.last_mut() {
@@ -189,7 +208,7 @@ impl Route {
     }
 
     /// Sends the calls in one write, chained per shard; the last call of each shard covers the
-    /// entries up to `end`.
+    /// entries up to `end`. In a sparse backlog there are several writes, with a call per shard each.
     pub(super) async fn enqueue(
         &self,
         (stream, end): (&str, Offset),
@@ -197,39 +216,79 @@ impl Route {
         shards: Vec<ShardBatch<'_>>,
         positions: &mut [Option<Offset>],
     ) -> Result<(), FanoutError> {
-        let (limits, quotas) = (self.queue.limits(), self.queue.quotas());
-        let bots = shards.iter().flat_map(|shard| &shard.calls).map(|call| call.bots.len()).sum();
         if let Some(places) = &self.places {
-            let calls = shards.iter().flat_map(|shard| &shard.calls);
-            places.copied(behind, calls.map(|call| call.bytes).sum());
+            let calls = || shards.iter().flat_map(|shard| &shard.calls);
+            let bots = calls().flat_map(|call| &call.bots);
+            let bots = bots.flat_map(|(bot, events)| std::iter::repeat_n(bot, events.len()));
+            places.copied(behind, calls().map(|call| call.bytes).sum(), bots);
         }
-        let places = self.places.as_ref().filter(|_| behind.is_none() && limits.linger_ms == 0);
-        let mut reserved = places.and_then(|places| places.reserve(bots));
-        let mut calls = Vec::with_capacity(shards.len());
-        for ShardBatch { shard, calls: batches } in shards {
-            let Some(mut prev) = positions[shard.index()] else { continue };
-            let count = batches.len();
-            for (index, batch) in batches.into_iter().enumerate() {
-                let last = if index + 1 == count { end } else { batch.last };
-                let keys = self.queue.keys(shard);
-                let bots = batch.bots;
-                let postings = self.queue.ledger().map(|ledger| Postings {
-                    cached_accounts: ledger.cached_accounts(),
-                    bots: batch.postings,
-                });
-                let take = reserved.as_mut().map_or_else(Take::default, |it| it.ask(bots.len()));
-                let sent = reserved.as_ref().map(|reserved| reserved.sending(shard));
-                let call =
-                    Enqueue { keys, stream, prev, last, limits, quotas, bots, postings, take };
-                calls.push(((shard, sent), call));
-                prev = last;
+        let sparse = self.leases_sparse(behind);
+        let lease = (behind.is_none() || sparse) && self.queue.limits().linger_ms == 0;
+        let until = Instant::now() + HOLD;
+        let mut shards: Vec<_> = shards
+            .into_iter()
+            .map(|ShardBatch { shard, calls }| (shard, calls.into_iter().peekable()))
+            .collect();
+        let (mut lost, mut answered) = (None, false);
+        loop {
+            let mut wave = Vec::with_capacity(shards.len());
+            for (shard, calls) in &mut shards {
+                let size = if sparse { 1 } else { usize::MAX };
+                let mut prev = positions[shard.index()];
+                for _ in 0..size {
+                    let Some(batch) = calls.next() else { break };
+                    let last = if calls.peek().is_none() { end } else { batch.last };
+                    wave.extend(prev.map(|prev| (*shard, prev, last, batch)));
+                    prev = prev.and(Some(last));
+                }
             }
+            if wave.is_empty() {
+                let sent = answered || lost.is_some();
+                return if sent { self.go_on(lost, answered) } else { Ok(()) };
+            }
+            let bots = wave.iter().map(|(.., batch)| batch.bots.len()).sum();
+            let places = self.places.as_ref().filter(|_| lease);
+            if sparse && let Some(places) = places {
+                places.room(bots, until).await;
+            }
+            let reserved = places.and_then(|places| places.reserve(bots));
+            let sent = self.send(stream, wave, reserved, positions).await?;
+            lost = sent.0.or(lost);
+            answered |= sent.1;
         }
-        if calls.is_empty() {
-            return Ok(());
-        }
-        let (shards, calls): (Vec<_>, Vec<Enqueue<'_>>) = calls.into_iter().unzip();
-        let replies = self.queue.link().call_all(&calls).await?;
+    }
+
+    /// Sends calls in one write: for each its shard, the offset before it, the last one, the events.
+    /// Returns why a shard gave no answer, and whether one did.
+    async fn send(
+        &self,
+        stream: &str,
+        wave: Vec<(Shard, Offset, Offset, CallBatch<'_>)>,
+        mut reserved: Option<Reserved>,
+        positions: &mut [Option<Offset>],
+    ) -> Result<(Option<RedisError>, bool), FanoutError> {
+        let (limits, quotas) = (self.queue.limits(), self.queue.quotas());
+        let calls = wave.into_iter().map(|(shard, prev, last, batch)| {
+            let (keys, bots) = (self.queue.keys(shard), batch.bots);
+            let postings = self.queue.ledger().map(|ledger| Postings {
+                cached_accounts: ledger.cached_accounts(),
+                bots: batch.postings,
+            });
+            let take = reserved.as_mut().map_or_else(Take::default, |it| it.ask(bots.len()));
+            let sent = reserved.as_ref().map(|reserved| reserved.sending(shard));
+            let call = Enqueue { keys, stream, prev, last, limits, quotas, bots, postings, take };
+            ((shard, sent), call)
+        });
+        let (shards, calls): (Vec<_>, Vec<Enqueue<'_>>) = calls.unzip();
+        // Completions that travel along come first: their bots may get new leases.
+        let along = async {
+            if let Some(places) = &self.places {
+                let bots = calls.iter().flat_map(|call| &call.bots).map(|(bot, _)| bot);
+                places.commit_along(&self.queue, bots).await;
+            }
+        };
+        let ((), replies) = join(along, self.queue.link().call_all(&calls)).await;
+        let replies = replies?;
         let mut queued = Queued::default();
         let (mut lost, mut answered, mut failed) = (None, false, None);
         for (((shard, sent), call), reply) in shards.into_iter().zip(&calls).zip(replies) {
@@ -270,8 +329,7 @@ impl Route {
         }
         drop(reserved);
         self.note(queued);
-        failed.map_or(Ok(()), Err)?;
-        self.go_on(lost, answered)
+        failed.map_or(Ok((lost, answered)), Err)
     }
 
     /// Counts and logs the result of a copy.

@@ -352,7 +352,8 @@ impl Fanout {
         let wanted = gathered.wanted.iter().zip(&gathered.stamped);
         let copies = self.routes.iter().zip(wanted).zip(&mut positions.0);
         let copies = copies.map(|((route, (wanted, stamped)), positions)| {
-            let shards = route.group(&gathered.events, wanted, stamped, positions);
+            let size = route.call_events(behind);
+            let shards = route.group(&gathered.events, wanted, (stamped, size), positions);
             route.enqueue((stream, gathered.end), behind, shards, positions)
         });
         for copied in join_all(copies).await {
@@ -366,7 +367,7 @@ impl Fanout {
     /// Nothing is copied now.
     pub(crate) fn rests(&self) {
         for places in self.routes.iter().filter_map(|route| route.places.as_ref()) {
-            places.copied(None, 0);
+            places.copied(None, 0, std::iter::empty());
         }
     }
 

@@ -105,24 +105,21 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     for lease in large {
         let (shared, limit) = (Arc::clone(&shared), events(&lease));
         shared.shutdown.clone().spawn(async move {
-            let release = Release(Arc::clone(&shared));
+            let place = Release(Arc::clone(&shared));
             if let Some(records) = read_large(&shared, &lease, limit).await {
                 shared.oldest_us.fetch_max(age_us(&shared, &records), Ordering::Relaxed);
-                worker::run(shared, lease, records).await;
+                worker::run(shared, lease, records, None, place).await;
             }
-            drop(release);
         });
     }
     let mut oldest_us = 0;
     for (lease, records) in read_small(&shared, small, events).await {
-        let release = Release(Arc::clone(&shared));
+        let place = Release(Arc::clone(&shared));
         let Some(records) = records else { continue };
         oldest_us = oldest_us.max(age_us(&shared, &records));
         let shared = Arc::clone(&shared);
-        shared.shutdown.clone().spawn(async move {
-            let _release = release;
-            worker::run(shared, lease, records).await;
-        });
+        let shutdown = shared.shutdown.clone();
+        shutdown.spawn(worker::run(shared, lease, records, None, place));
     }
     shared.oldest_us.store(oldest_us, Ordering::Relaxed);
 }

@@ -1,6 +1,7 @@
 //! Commits completions in groups. Completions that arrive during a write wait for the next one, so
 //! groups grow with the load, and an idle system has no added latency. In a cluster each server has
-//! its own writes: a frozen server does not delay the others.
+//! its own writes: a frozen server does not delay the others. Completions that may wait are on the
+//! shelf: see [`super::shelf`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,9 +14,10 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::board::Board;
-use crate::id::Shard;
+use super::shelf::{Shelf, Watch};
+use crate::id::{BotId, Shard};
 use crate::metrics::PipelineMetrics;
-use crate::queue::Queue;
+use crate::queue::{Lease, Queue};
 use crate::redis::RedisError;
 use crate::redis::scripts::{Complete, Completion, Verdict};
 use crate::telemetry::{Outage, Recovered};
@@ -26,6 +28,8 @@ const CALL_MAX: usize = 64;
 const CALL_ACCOUNTS: usize = 500;
 /// Maximum number of completions per write.
 const GROUP_MAX: usize = 2_048;
+/// A completion waits only if its lease lasts longer than this.
+const WAIT_MARGIN: Duration = Duration::from_millis(500);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 
@@ -45,9 +49,10 @@ pub(super) enum Committed {
     Unknown,
 }
 
-struct Item {
+#[derive(Debug)]
+pub(super) struct Item {
     shard: Shard,
-    completion: Completion,
+    pub(super) completion: Completion,
     /// No attempt is sent after this moment: another worker may hold the lease.
     deadline: Instant,
     /// An attempt was sent and got no answer.
@@ -55,9 +60,37 @@ struct Item {
     reply: oneshot::Sender<Committed>,
 }
 
+#[cfg(test)]
+impl Item {
+    /// A release of a bot, for tests.
+    pub(super) fn of(bot: &BotId) -> Self {
+        let completion = Completion {
+            bot: bot.clone(),
+            run: "run".into(),
+            fence: crate::id::Fence::new(1),
+            before: 0,
+            n: 1,
+            bytes: 1,
+            mode: crate::redis::scripts::Mode::Release,
+            cost: 1,
+            exceptions: Vec::new(),
+            leaving: None,
+        };
+        let shard = bot.shard(crate::id::ShardCount::new(1).expect("in bounds"));
+        let (reply, _) = oneshot::channel();
+        Self { shard, completion, deadline: Instant::now(), unanswered: false, reply }
+    }
+}
+
 /// Sends completions to the committer.
 #[derive(Clone)]
-pub(super) struct Commits(mpsc::Sender<Item>);
+pub(super) struct Commits {
+    sender: mpsc::Sender<Item>,
+    shelf: Arc<Shelf>,
+    dead_max: u64,
+    board: Arc<Board>,
+    metrics: PipelineMetrics,
+}
 
 impl Commits {
     /// Commits and waits for the result.
@@ -72,11 +105,60 @@ impl Commits {
     ) -> Committed {
         let (reply, verdict) = oneshot::channel();
         let item = Item { shard, completion, deadline, unanswered: false, reply };
-        if self.0.send(item).await.is_err() {
+        if self.sender.send(item).await.is_err() {
             // The committer outlives every sender, unless it was aborted.
             return Committed::Unknown;
         }
         verdict.await.unwrap_or(Committed::Unknown)
+    }
+
+    /// Notes copies for the bot of this lease, for [`Self::commit_soon`].
+    pub(super) fn watch(&self, lease: &Lease) -> Watch {
+        self.shelf.watch(&lease.bot, lease.fence)
+    }
+
+    /// Whether [`Self::commit_soon`] is likely to save a call.
+    pub(super) fn may_wait(&self, deadline: Instant) -> bool {
+        deadline > Instant::now() + WAIT_MARGIN && self.shelf.is_worthwhile()
+    }
+
+    /// As [`Self::commit`], but the completion may wait for others.
+    pub(super) async fn commit_soon(
+        &self,
+        shard: Shard,
+        completion: Completion,
+        deadline: Instant,
+    ) -> Committed {
+        let (reply, verdict) = oneshot::channel();
+        let put = self.shelf.put(Item { shard, completion, deadline, unanswered: false, reply });
+        if let Err(item) = put
+            && self.sender.send(*item).await.is_err()
+        {
+            return Committed::Unknown;
+        }
+        verdict.await.unwrap_or(Committed::Unknown)
+    }
+
+    /// Commits the waiting completions that should travel with a copy for these bots, over the link of
+    /// `queue`. The committer repeats those that fail.
+    ///
+    /// # Cancel safety
+    /// The completions may or may not be committed: their results are unknown.
+    pub(super) async fn commit_along<'a>(
+        &self,
+        queue: &Queue,
+        bots: impl Iterator<Item = &'a BotId>,
+    ) {
+        let mut items = self.shelf.take_along(bots);
+        if items.is_empty() {
+            return;
+        }
+        let Self { sender, dead_max, board, metrics, .. } = self;
+        // Logged by the committer, if it fails there, too.
+        let _ = commit_group(queue, *dead_max, board, metrics, &mut items).await;
+        for item in items {
+            let _ = sender.send(item).await;
+        }
     }
 }
 
@@ -89,6 +171,14 @@ pub(super) fn committer(
     metrics: PipelineMetrics,
 ) -> (Commits, impl Future<Output = ()> + Send) {
     let (sender, mut receiver) = mpsc::channel(GROUP_MAX);
+    let shelf = Arc::new(Shelf::default());
+    let commits = Commits {
+        sender,
+        shelf: Arc::clone(&shelf),
+        dead_max,
+        board: Arc::clone(&board),
+        metrics: metrics.clone(),
+    };
     let task = async move {
         let cluster = queue.link().target().is_cluster();
         let outlet = Writer { queue: &queue, dead_max, board: &board, metrics: &metrics };
@@ -100,8 +190,20 @@ pub(super) fn committer(
         let mut closed = false;
         loop {
             if writes.is_empty() {
-                if waiting.is_empty() && receiver.recv_many(&mut waiting, GROUP_MAX).await == 0 {
-                    return;
+                if waiting.is_empty() && !closed {
+                    tokio::select! {
+                        biased;
+                        count = receiver.recv_many(&mut waiting, GROUP_MAX) => {
+                            closed = count == 0;
+                        }
+                        () = shelf.due() => waiting.append(&mut shelf.take()),
+                    }
+                }
+                if closed {
+                    waiting.append(&mut shelf.take());
+                    if waiting.is_empty() {
+                        return;
+                    }
                 }
             } else {
                 // With one server, new completions cannot be sent before the current write ends.
@@ -116,7 +218,11 @@ pub(super) fn committer(
                     count = receiver.recv_many(&mut waiting, GROUP_MAX), if others => {
                         closed = count == 0;
                     }
+                    () = shelf.due(), if others => waiting.append(&mut shelf.take()),
                 }
+            }
+            if shelf.is_due() {
+                waiting.append(&mut shelf.take());
             }
             while waiting.len() < GROUP_MAX {
                 match receiver.try_recv() {
@@ -141,7 +247,7 @@ pub(super) fn committer(
             }
         }
     };
-    (Commits(sender), task)
+    (commits, task)
 }
 
 /// Drops completions that must not be sent any more. Their leases expire, and their events are

@@ -2,35 +2,80 @@
 //! bot costs the same for one event and for ten, so a backlog drains faster, and all events behind it
 //! are handled sooner.
 //!
+//! If hardly a bot of the backlog has more than one event, waiting gains nothing. Then each copy leases
+//! its bots at once, as without a backlog: their events need no claim and no read.
+//!
 //! ```text
 //! idle ── a copy is late, more is available ─▶ deferring ── caught up, in time, or enough ─▶ working
-//!   ▲                                                                                         │
-//!   └────────────────────────── the pool finds nobody ready ◀────────────────────────────────┘
+//!   ▲                                              │                                       ▲    │
+//!   │                              one event a bot └─▶ sparse ── caught up, or few leases ─┘    │
+//!   └────────────────────────── the pool finds nobody ready ◀───────────────────────────────────┘
 //! ```
 
+use std::hash::BuildHasher as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustc_hash::FxBuildHasher;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::id::BotId;
+
 /// Events that are less late are never deferred.
 const LATE: Duration = Duration::from_millis(200);
-/// Claims are deferred for at most as long as the first event is late already, and never longer than
-/// this.
+/// From this lateness on there is a true backlog, and claims are deferred for up to twice the lateness of
+/// the first event; below, for up to its lateness. The copy of a backlog takes about as long as its
+/// events were added, and all of it should be copied before the first claim.
+const BACKLOG: Duration = Duration::from_millis(500);
+/// Claims are never deferred for longer than this.
 const MAX: Duration = Duration::from_secs(5);
 /// When this number of bytes is copied, the bots are claimed: queues need more memory than the bus.
 const BYTES_MAX: usize = 256 << 20;
+/// Number of events that show how many events a bot has.
+const SAMPLE: usize = 32_768;
+/// The bots of a sample are counted with this number of bits.
+const BITS: usize = 1 << 18;
 
-#[derive(Debug, Default, Clone, Copy)]
+/// Counts the different bots among events, almost exactly: of the bits that random numbers select, the
+/// share that is not selected tells how many numbers there were.
+#[derive(Debug)]
+struct Sample {
+    bits: Vec<u64>,
+    events: usize,
+}
+
+impl Sample {
+    fn new() -> Self {
+        Self { bits: vec![0; BITS / 64], events: 0 }
+    }
+
+    fn add(&mut self, bot: &BotId) {
+        let bit = usize::try_from(FxBuildHasher.hash_one(bot) >> 32).unwrap_or(0) % BITS;
+        self.bits[bit / 64] |= 1 << (bit % 64);
+        self.events += 1;
+    }
+
+    /// Whether the sample is large enough, and only one event in 50 is not the first of its bot.
+    #[expect(clippy::cast_precision_loss, reason = "counts below 2^20")]
+    fn is_sparse(&self) -> bool {
+        let set: u32 = self.bits.iter().map(|word| word.count_ones()).sum();
+        let bots = -(BITS as f64) * (1.0 - f64::from(set) / BITS as f64).ln();
+        bots > self.events as f64 * 0.98
+    }
+}
+
+#[derive(Debug, Default)]
 enum State {
     #[default]
     Idle,
     Deferring {
         until: Instant,
         bytes: usize,
+        sample: Sample,
     },
     Working,
+    Sparse,
 }
 
 /// The deferral of the claims of one pool.
@@ -46,27 +91,62 @@ impl Deferral {
     }
 
     /// Notes a copy of this number of bytes whose last event is this `late`, with more available.
-    pub(super) fn behind(&self, late: Duration, bytes: usize) {
+    /// `bots`: of each event. `brief`: whether handlers take so little time that sparse events may be
+    /// leased, if known.
+    pub(super) fn behind<'a>(
+        &self,
+        late: Duration,
+        bytes: usize,
+        bots: impl Iterator<Item = &'a BotId>,
+        brief: Option<bool>,
+    ) {
         let mut state = self.state();
+        if matches!(*state, State::Idle) && late >= LATE {
+            let wait = if late >= BACKLOG { late * 2 } else { late };
+            let (until, sample) = (Instant::now() + wait.min(MAX), Sample::new());
+            *state = State::Deferring { until, bytes: 0, sample };
+        }
         match &mut *state {
-            State::Idle if late >= LATE => {
-                *state = State::Deferring { until: Instant::now() + late.min(MAX), bytes };
-            }
-            State::Deferring { bytes: copied, .. } => {
+            State::Deferring { bytes: copied, sample, .. } => {
                 *copied += bytes;
+                let judged = sample.events >= SAMPLE;
+                if !judged {
+                    bots.for_each(|bot| sample.add(bot));
+                }
                 if late < LATE || *copied > BYTES_MAX {
                     *state = State::Working;
                     self.ended.notify_one();
+                } else if brief != Some(false)
+                    && !judged
+                    && sample.events >= SAMPLE
+                    && sample.is_sparse()
+                {
+                    *state = State::Sparse;
+                    self.ended.notify_one();
                 }
             }
-            State::Idle | State::Working => {}
+            State::Sparse if brief == Some(false) => *state = State::Working,
+            State::Sparse | State::Idle | State::Working => {}
+        }
+    }
+
+    /// Whether copies should lease although more entries are available.
+    pub(super) fn is_sparse(&self) -> bool {
+        matches!(*self.state(), State::Sparse)
+    }
+
+    /// Notes that a copy while sparse asked for leases, and how many it got.
+    pub(super) fn leased(&self, asked: usize, got: usize) {
+        let mut state = self.state();
+        if matches!(*state, State::Sparse) && got < asked / 2 {
+            *state = State::Working;
         }
     }
 
     /// Ends the deferral: no more entries are available, or the copier ended.
     pub(super) fn caught_up(&self) {
         let mut state = self.state();
-        if matches!(*state, State::Deferring { .. }) {
+        if matches!(*state, State::Deferring { .. } | State::Sparse) {
             *state = State::Working;
             self.ended.notify_one();
         }
@@ -105,13 +185,17 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn behind(deferral: &Deferral, late: Duration, bytes: usize) {
+        deferral.behind(late, bytes, std::iter::empty(), None);
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn late_events_wait_at_most_as_long_again_and_a_bounded_time() {
-        for (late, wait) in [(LATE, LATE), (SECOND, SECOND), (60 * SECOND, MAX)] {
+    async fn late_events_wait_at_most_twice_as_long_again_and_a_bounded_time() {
+        for (late, wait) in [(LATE, LATE), (SECOND, 2 * SECOND), (60 * SECOND, MAX)] {
             let deferral = Deferral::default();
-            deferral.behind(late, 1);
+            behind(&deferral, late, 1);
             assert_eq!(deferral.until(None), Some(Instant::now() + wait));
-            deferral.behind(late + SECOND, 1);
+            behind(&deferral, late + SECOND, 1);
             assert_eq!(deferral.until(None), Some(Instant::now() + wait), "not prolonged");
             tokio::time::advance(wait).await;
             assert_eq!(deferral.until(None), None);
@@ -121,10 +205,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn events_that_are_hardly_late_never_wait() {
         let deferral = Deferral::default();
-        deferral.behind(LATE / 2, 1);
+        behind(&deferral, LATE / 2, 1);
         assert_eq!(deferral.until(None), None);
-        deferral.behind(SECOND, 1);
-        deferral.behind(LATE / 2, 1);
+        behind(&deferral, SECOND, 1);
+        behind(&deferral, LATE / 2, 1);
         assert_eq!(deferral.until(None), None);
     }
 
@@ -137,13 +221,13 @@ mod tests {
             },
             |deferral| deferral.until(Some(Instant::now())),
             |deferral| {
-                deferral.behind(SECOND, BYTES_MAX);
+                behind(&deferral, SECOND, BYTES_MAX);
                 deferral.until(None)
             },
         ];
         for end in ends {
             let deferral = Deferral::default();
-            deferral.behind(SECOND, 1);
+            behind(&deferral, SECOND, 1);
             assert!(deferral.until(None).is_some());
             assert_eq!(end(&deferral), None);
         }
@@ -152,12 +236,52 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_next_one_begins_only_when_nobody_is_ready() {
         let deferral = Deferral::default();
-        deferral.behind(SECOND, 1);
+        behind(&deferral, SECOND, 1);
         deferral.caught_up();
-        deferral.behind(SECOND, 1);
+        behind(&deferral, SECOND, 1);
         assert_eq!(deferral.until(None), None, "the bots are not claimed yet");
         deferral.drained();
-        deferral.behind(SECOND, 1);
+        behind(&deferral, SECOND, 1);
         assert!(deferral.until(None).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bots_with_one_event_are_not_deferred_for_long_if_handlers_are_brief() {
+        // Number of bots, whether handlers are brief, whether the backlog is found to be sparse.
+        let cases =
+            [(usize::MAX, None, true), (30_000, None, false), (usize::MAX, Some(false), false)];
+        for (bots, brief, sparse) in cases {
+            let deferral = Deferral::default();
+            let mut numbers = 0_usize..;
+            for _ in 0..SAMPLE.div_ceil(1_000) {
+                assert!(!deferral.is_sparse());
+                let copied = numbers.by_ref().take(1_000).map(|number| number % bots);
+                let copied: Vec<BotId> =
+                    copied.map(|bot| BotId::parse(&format!("bot-{bot}")).unwrap()).collect();
+                deferral.behind(SECOND, 1, copied.iter(), brief);
+            }
+            assert_eq!(deferral.is_sparse(), sparse, "{bots} bots, brief: {brief:?}");
+            assert_eq!(deferral.until(None).is_some(), !sparse);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sparse_backlog_ends_when_it_is_copied_and_when_bots_are_not_quiet() {
+        let ends: [fn(&Deferral); 3] = [
+            Deferral::caught_up,
+            |deferral| deferral.leased(100, 49),
+            |deferral| deferral.behind(SECOND, 1, std::iter::empty(), Some(false)),
+        ];
+        for end in ends {
+            let deferral = Deferral::default();
+            *deferral.state() = State::Sparse;
+            deferral.leased(100, 50);
+            behind(&deferral, SECOND, 1);
+            assert!(deferral.is_sparse());
+            end(&deferral);
+            assert!(!deferral.is_sparse());
+            behind(&deferral, SECOND, 1);
+            assert_eq!(deferral.until(None), None, "the bots are not claimed yet");
+        }
     }
 }

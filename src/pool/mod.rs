@@ -21,6 +21,7 @@ mod places;
 pub mod retry;
 pub mod scale;
 mod settle;
+mod shelf;
 mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +40,7 @@ use self::commit::Commits;
 use self::deferral::Deferral;
 use self::estimate::Estimate;
 use self::occupancy::Occupancy;
-pub(crate) use self::places::Places;
+pub(crate) use self::places::{Places, Reserved};
 use self::retry::{Backoff, RetryBudget};
 use self::scale::{Bounds, Load, Scaler};
 use crate::handler::{AnyHandler, Environment};

@@ -36,9 +36,12 @@ impl Occupancy {
         self.held.fetch_add(places, Ordering::SeqCst);
     }
 
-    /// Takes up to `max` places below the limit; returns how many.
-    pub(super) fn reserve(&self, max: usize) -> usize {
-        let limit = self.limit.load(Ordering::SeqCst);
+    /// Takes up to `max` places below the limit, or below `at_least`; returns how many.
+    pub(super) fn reserve(&self, max: usize, at_least: usize) -> usize {
+        let limit = match self.limit.load(Ordering::SeqCst) {
+            0 => 0,
+            limit => limit.max(at_least),
+        };
         let mut places = 0;
         let more = |held: usize| {
             places = max.min(limit.saturating_sub(held));
@@ -62,17 +65,18 @@ mod tests {
     #[test]
     fn the_copier_stays_below_the_limit_and_leaves_places_to_the_dispatcher() {
         let occupancy = Occupancy::default();
-        assert_eq!(occupancy.reserve(4), 0, "nothing is known yet");
+        assert_eq!(occupancy.reserve(4, 0), 0, "nothing is known yet");
         occupancy.set_limit(5);
         occupancy.take(2);
-        assert_eq!(occupancy.reserve(2), 2);
-        assert_eq!(occupancy.reserve(2), 1);
-        assert_eq!(occupancy.reserve(2), 0);
+        assert_eq!(occupancy.reserve(2, 0), 2);
+        assert_eq!(occupancy.reserve(2, 0), 1);
+        assert_eq!(occupancy.reserve(2, 0), 0);
         occupancy.take(3); // The dispatcher may exceed the limit of an earlier moment.
-        assert_eq!(occupancy.reserve(1), 0);
-        assert!(!occupancy.free(4));
+        assert_eq!(occupancy.reserve(1, 0), 0);
+        assert_eq!(occupancy.reserve(1, 9), 1, "a sparse backlog has more places");
+        assert!(!occupancy.free(5));
         occupancy.set_wanted(true);
         assert!(occupancy.free(1));
-        assert_eq!((occupancy.held(), occupancy.reserve(9)), (3, 2));
+        assert_eq!((occupancy.held(), occupancy.reserve(9, 0)), (3, 2));
     }
 }

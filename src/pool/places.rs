@@ -6,12 +6,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::claim::{Release, age_us};
 use super::{Shared, worker};
 use crate::event::Event;
 use crate::id::{BotId, Shard};
-use crate::queue::{CLAIM_TTL, Lease, Sent};
+use crate::queue::{CLAIM_TTL, Lease, Queue, Sent};
 use crate::redis::scripts::{Grant, Take, Taken};
+
+/// While a slice takes less than this, a sparse backlog is leased by its copies.
+const BRIEF: Duration = Duration::from_millis(1);
+/// The leases of a process reach about this much work of a core by the copies of a sparse backlog.
+const SPARSE_WORK: Duration = Duration::from_millis(20);
+/// The bounds for their number.
+const SPARSE_MIN: usize = 128;
+const SPARSE_MAX: usize = 1_536;
 
 /// The free workers of a pool, for the copier of the same process.
 #[derive(Clone)]
@@ -26,11 +36,54 @@ impl fmt::Debug for Places {
 impl Places {
     /// Notes a copy of this number of bytes. `behind`: how late the last entry is, if more are
     /// available.
-    pub(crate) fn copied(&self, behind: Option<Duration>, bytes: usize) {
+    /// `bots`: of each event.
+    pub(crate) fn copied<'a>(
+        &self,
+        behind: Option<Duration>,
+        bytes: usize,
+        bots: impl Iterator<Item = &'a BotId>,
+    ) {
+        let brief = match self.0.estimate.slice() {
+            _ if self.0.queue.ledger().is_some() => Some(false),
+            Duration::ZERO => None,
+            slice => Some(slice < BRIEF),
+        };
         match behind {
-            Some(late) if bytes > 0 => self.0.deferral.behind(late, bytes),
+            Some(late) if bytes > 0 => self.0.deferral.behind(late, bytes, bots, brief),
             Some(_) => {}
             None => self.0.deferral.caught_up(),
+        }
+    }
+
+    /// Commits the waiting completions that should travel with a copy for these bots, over the link of
+    /// `queue`. Sends them when it is first polled.
+    pub(crate) async fn commit_along<'a>(
+        &self,
+        queue: &Queue,
+        bots: impl Iterator<Item = &'a BotId>,
+    ) {
+        self.0.commits.commit_along(queue, bots).await;
+    }
+
+    /// Whether copies should lease although more entries are available: see [`super::deferral`].
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.0.deferral.is_sparse() && !self.0.estimate.slice().is_zero()
+    }
+
+    fn sparse_places(&self) -> usize {
+        let slices = SPARSE_WORK.as_nanos() / self.0.estimate.slice().as_nanos().max(1);
+        usize::try_from(slices).unwrap_or(SPARSE_MAX).clamp(SPARSE_MIN, SPARSE_MAX)
+    }
+
+    /// Waits until this number of places is free and nobody is ready, at most until a time.
+    pub(crate) async fn room(&self, places: usize, until: Instant) {
+        let shared = &self.0;
+        let is_full = || {
+            let most = self.sparse_places();
+            shared.occupancy.held() + places.min(most) > most
+        };
+        while (is_full() || shared.board.ready() > 0) && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
@@ -43,7 +96,8 @@ impl Places {
         if merges || shared.shutdown.soft.is_cancelled() || shared.board.ready() > 0 {
             return None;
         }
-        let left = shared.occupancy.reserve(max);
+        let at_least = if self.is_sparse() { self.sparse_places() } else { 0 };
+        let left = shared.occupancy.reserve(max, at_least);
         (left > 0).then(|| Reserved { shared: Arc::clone(shared), left, asked: 0 })
     }
 }
@@ -94,7 +148,7 @@ impl Reserved {
                 continue;
             };
             self.left = left;
-            let release = Release(Arc::clone(pool));
+            let place = Release(Arc::clone(pool));
             let queued_bytes = 0; // Only claims decide by it how to read the events.
             let grant = Grant {
                 bot: bot.clone(),
@@ -111,11 +165,11 @@ impl Reserved {
             let records: Vec<Vec<u8>> =
                 records.map(|(nth, event)| Event::record(taken.before + nth, event)).collect();
             oldest_us = oldest_us.max(age_us(pool, &records));
+            let is_whole = records.len() == taken.events;
+            let whole = is_whole.then(|| pool.commits.watch(&lease));
             let pool = Arc::clone(pool);
-            pool.shutdown.clone().spawn(async move {
-                let _release = release;
-                worker::run(pool, lease, records).await;
-            });
+            let shutdown = pool.shutdown.clone();
+            shutdown.spawn(worker::run(pool, lease, records, whole, place));
         }
         pool.oldest_us.store(oldest_us, Ordering::Relaxed);
     }
@@ -123,6 +177,7 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
+        self.shared.deferral.leased(self.asked, self.asked.saturating_sub(self.left));
         if self.left > 0 && self.shared.occupancy.free(self.left) {
             self.shared.board.changed().notify_one();
         }

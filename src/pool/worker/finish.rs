@@ -9,6 +9,7 @@ use tracing::{debug, warn};
 use super::super::commit::Committed;
 use super::super::retry::RetryBudget;
 use super::super::settle::{Fitness, Policy, Settlement, given_up, settle};
+use super::super::shelf::WAIT;
 use super::Worker;
 use crate::event::Event;
 use crate::handler::{Failure, Outcomes, Slice};
@@ -81,7 +82,16 @@ impl Worker {
             self.observe(slice, took);
         }
         let cost = self.cost(n, took);
-        let committed = if self.shared.queue.ledger().is_some() {
+        let mut now = None;
+        let committed = if self.may_wait(n, mode, &exceptions, took) {
+            now = Some(self.shared.now());
+            // The next lease need not wait for this completion.
+            self.place = None;
+            let bytes = self.sizes.iter().sum();
+            let completion = self.lease.completion((n, bytes), mode, cost, exceptions);
+            let deadline = self.lease.deadline();
+            self.shared.commits.commit_soon(self.lease.shard, completion, deadline).await
+        } else if self.shared.queue.ledger().is_some() {
             let slice = (fitness, slice, entries);
             self.commit_with_ledger(slice, n, mode, cost, exceptions).await
         } else {
@@ -92,13 +102,13 @@ impl Worker {
             Committed::Done | Committed::Full => {
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
                 let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
-                tally.record(&self.shared.metrics, sequences, self.shared.now());
+                let now = now.unwrap_or_else(|| self.shared.now());
+                tally.record(&self.shared.metrics, sequences, now);
                 if let Some(given_up) = given_up {
                     let event = self.event_at(given_up.index, fitness, slice);
                     given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
                 }
                 self.shared.handler.committed(slice, settled);
-                let now = self.shared.now();
                 let first = slice.events.first().map(|delivery| delivery.sequence);
                 settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
             }
@@ -110,6 +120,18 @@ impl Worker {
             }
             Committed::Unknown => debug!("the completion was not answered; it may have been done"),
         }
+    }
+
+    /// Whether the completion may wait for others: see [`super::super::shelf`]. A slice that took long
+    /// is worth a call of its own.
+    fn may_wait(&self, n: usize, mode: Mode, exceptions: &[Exception], took: Duration) -> bool {
+        let simple = self.whole.is_some() && mode == Mode::Release && exceptions.is_empty();
+        simple
+            && n == self.sizes.len()
+            && took < WAIT
+            && self.shared.queue.ledger().is_none()
+            && !self.shared.shutdown.soft.is_cancelled()
+            && self.shared.commits.may_wait(self.lease.deadline())
     }
 
     /// The event at a position of the slice; `None` if its record cannot be read.

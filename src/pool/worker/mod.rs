@@ -19,8 +19,10 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, debug, debug_span, warn};
 
 use super::Shared;
+use super::claim::Release;
 use super::commit::Committed;
 use super::settle::Fitness;
+use super::shelf::Watch;
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::queue::capability::Capability;
@@ -36,11 +38,20 @@ const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
 /// Handles the records claimed under `lease`. Never fails: whatever happens to the slice, the queue
 /// learns it, at the latest when the lease expires.
-pub(super) async fn run(shared: Arc<Shared>, lease: Lease, records: Vec<Vec<u8>>) {
+///
+/// `whole`: a copy took the lease, and these are all events of the bot, until the copier has more.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    lease: Lease,
+    records: Vec<Vec<u8>>,
+    whole: Option<Watch>,
+    place: Release,
+) {
     let span = debug_span!("slice", pipeline = %shared.queue.name(), bot = %lease.bot,
         fence = %lease.fence, events = records.len());
     let sizes = records.iter().map(|record| record.len() as u64).collect();
-    Worker { shared, lease, sizes, unfit: Vec::new() }.run(records).instrument(span).await;
+    let worker = Worker { shared, lease, sizes, unfit: Vec::new(), whole, place: Some(place) };
+    worker.run(records).instrument(span).await;
 }
 
 struct Worker {
@@ -50,6 +61,10 @@ struct Worker {
     sizes: Vec<u64>,
     /// The events of the slice that the handler does not get, with their positions.
     unfit: Vec<(usize, Event)>,
+    /// If a copy took the lease, and the slice has all events of the bot: notes further ones.
+    whole: Option<Watch>,
+    /// The place of the lease in the pool.
+    place: Option<Release>,
 }
 
 /// How the handling ended.
