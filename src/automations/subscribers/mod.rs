@@ -13,29 +13,26 @@
 //! an event therefore finds the decision, and does not decide again with a changed profile or
 //! changed rules.
 
-use std::collections::{BTreeMap, HashMap};
+mod document;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use mongodb::bson::{
-    Bson, Document, RawArrayBuf, RawDocumentBuf, deserialize_from_slice, doc, rawdoc,
-};
+use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc};
 use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
-use serde_json::Value as Json;
 
+pub(crate) use self::document::as_stored;
+use self::document::{Write, id_of, ids_of, kept, sequence};
 use crate::automations::profile::Profile;
 use crate::id::{BotId, Sequence};
-use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError, Refused};
 use crate::mongo::coalescer::{BatchLimits, Coalescer, Slot};
 use crate::mongo::turns::{Turn, Turns};
 
 /// The collection.
 pub const SUBSCRIBERS: &str = "subscribers";
-/// Separates the parts of a document's id. Ids of bots cannot contain it.
-const SEPARATOR: char = '\u{1f}';
-/// The character that follows.
-const PAST_SEPARATOR: char = '\u{20}';
 /// Maximum number of profiles per query.
 const FIND_MAX: usize = 500;
 /// Maximum number of profiles per command.
@@ -66,30 +63,43 @@ pub struct Kept {
 pub struct Next {
     /// The subscriber.
     pub subscriber: String,
-    /// The state that it replaces.
+    /// The state that it replaces; `None`: there is no document.
     pub after: Option<Sequence>,
+    /// Whether the profile differs from that state; otherwise only the decisions do.
+    pub changed: bool,
     /// The new state.
     pub kept: Kept,
 }
 
 /// Documents by their ids; `None` for an unreadable one.
 type Found = HashMap<String, Option<Kept>>;
-/// Whether every statement was carried out, and the statements that were refused for good.
-type Outcome = (bool, Vec<(usize, MongoError)>);
+/// The sequences of documents by their ids; `None` for an unreadable one.
+type States = HashMap<String, Option<Sequence>>;
+/// The result of a group of writes. Writes are named by their places in the group.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// Whether every update was carried out. The server does not say which were not.
+    updated: bool,
+    /// The documents that existed already.
+    existed: Vec<usize>,
+    /// The writes that were refused for good.
+    refused: Vec<(usize, MongoError)>,
+}
 
 /// The profiles of every bot. Cheap to clone; clones share their queries and writes.
 #[derive(Debug, Clone)]
 pub struct SubscriberStore {
     mongo: Mongo,
     reads: Coalescer<Arc<str>, Found>,
+    checks: Coalescer<Arc<str>, States>,
     writes: Coalescer<Item, Outcome>,
     turns: Turns,
 }
 
-/// A statement, and the turn of its bot.
+/// A write, and the turn of its bot.
 #[derive(Debug, Clone)]
 struct Item {
-    statement: RawDocumentBuf,
+    write: Write,
     turn: Turn,
 }
 
@@ -99,21 +109,19 @@ struct Keep {
     _turns: Vec<Turn>,
 }
 
-fn id_of(bot: &BotId, subscriber: &str) -> String {
-    format!("{bot}{SEPARATOR}{subscriber}")
-}
-
 impl SubscriberStore {
     /// The profiles in the database of `mongo`.
     #[must_use]
     pub fn new(mongo: Mongo) -> Self {
         let asked = mongo.clone();
         let reads = Coalescer::new(READS, move |ids, _| find(asked.clone(), ids).boxed());
+        let asked = mongo.clone();
+        let checks = Coalescer::new(READS, move |ids, _| states(asked.clone(), ids).boxed());
         let written = mongo.clone();
         let writes = Coalescer::new(WRITES, move |items, place| {
-            update(written.clone(), items, place).boxed()
+            write(written.clone(), items, place).boxed()
         });
-        Self { mongo, reads, writes, turns: Turns::default() }
+        Self { mongo, reads, checks, writes, turns: Turns::default() }
     }
 
     /// The stored states of these subscribers, in their order. Concurrent calls share a query.
@@ -140,15 +148,50 @@ impl SubscriberStore {
         Ok(kept)
     }
 
+    /// Whether each of these subscribers still has this stored state. Reads no profiles. Concurrent
+    /// calls share a query.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn still(
+        &self,
+        bot: &BotId,
+        states: &[(&str, Option<Sequence>)],
+    ) -> Result<bool, MongoError> {
+        for states in states.chunks(FIND_MAX) {
+            let ids: Vec<Arc<str>> =
+                states.iter().map(|(subscriber, _)| id_of(bot, subscriber).into()).collect();
+            let (found, _) = self.checks.join(ids.clone()).await?;
+            for (id, (_, state)) in ids.iter().zip(states) {
+                if found.get(&**id).copied().flatten() != *state {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
     /// The number of profiles of a bot; at most `limit` are counted.
     ///
     /// # Errors
     /// If MongoDB does not answer in time or refuses.
     pub(crate) async fn count(&self, bot: &BotId, limit: u64) -> Result<u64, MongoError> {
         // The ids of a bot are a range of the index that every collection has.
-        let after = |end: char| format!("{bot}{end}");
-        let ids = doc! { "$gte": after(SEPARATOR), "$lt": after(PAST_SEPARATOR) };
+        let (first, end) = ids_of(bot);
+        let ids = doc! { "$gte": first, "$lt": end };
         self.mongo.count(SUBSCRIBERS, doc! { "_id": ids }, limit, FIND_TIMEOUT).await
+    }
+
+    /// The number of profiles of all bots, as MongoDB knows it without counting. It may be wrong
+    /// after a crash of MongoDB.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    pub(crate) async fn all(&self) -> Result<u64, MongoError> {
+        self.mongo.size(SUBSCRIBERS, FIND_TIMEOUT).await
     }
 
     /// The error for a document that was changed by other programs.
@@ -178,199 +221,120 @@ impl SubscriberStore {
         next: &[Next],
     ) -> Result<bool, MongoError> {
         let mut all = true;
-        let item = |next| Item { statement: statement(bot, next), turn: turn.clone() };
+        let item = |next| Item { write: Write::new(bot, next), turn: turn.clone() };
         let items: Vec<Item> = next.iter().map(item).collect();
         for items in items.chunks(UPDATE_MAX) {
+            let updates = items.iter().any(|item| matches!(item.write, Write::Update(_)));
             let (outcome, own) = self.writes.join(items.to_vec()).await?;
-            let (applied, refused) = &*outcome;
+            let Outcome { updated, existed, refused } = &*outcome;
             if let Some((_, error)) = refused.iter().find(|(place, _)| own.contains(place)) {
                 return Err(error.clone());
             }
-            all &= applied;
+            all &= (*updated || !updates) && !existed.iter().any(|place| own.contains(place));
         }
         Ok(all)
     }
 }
 
 async fn find(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Found, MongoError> {
-    let options = FindOptions::builder()
-        .batch_size(u32::try_from(ids.len() + 1).unwrap_or(u32::MAX))
-        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
-        .build();
-    let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
-    let found = mongo.find(SUBSCRIBERS, doc! { "_id": { "$in": ids } }, options, FIND_TIMEOUT);
+    let found = documents(&mongo, &ids, FindOptions::default()).await?;
     let read = |document: RawDocumentBuf| {
-        let id = document.get_str("_id").ok()?.to_owned();
-        let document = deserialize_from_slice::<Document>(document.as_bytes()).ok();
-        Some((id, document.as_ref().and_then(kept)))
+        Some((document.get_str("_id").ok()?.to_owned(), kept(&document)))
     };
-    Ok(found.await?.into_iter().filter_map(read).collect())
+    Ok(found.into_iter().filter_map(read).collect())
 }
 
-fn kept(document: &Document) -> Option<Kept> {
-    let mut kept = Kept::default();
-    for tag in document.get_array("tags").ok()? {
-        kept.profile.tags.insert(tag.as_str()?.to_owned());
-    }
-    for (field, value) in document.get_document("fields").ok()? {
-        kept.profile.fields.insert(field.clone(), json(value)?);
-    }
-    for decided in document.get_array("decided").ok()? {
-        let decided = decided.as_document()?;
-        let text = decided.get_str("d").ok()?.to_owned();
-        kept.decided.push((sequence(decided)?, text));
-    }
-    kept.sequence = Some(sequence(document)?);
-    Some(kept)
+async fn states(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<States, MongoError> {
+    let options = FindOptions::builder().projection(doc! { "s": 1 }).build();
+    let found = documents(&mongo, &ids, options).await?;
+    let read = |document: RawDocumentBuf| {
+        Some((document.get_str("_id").ok()?.to_owned(), sequence(&document)))
+    };
+    Ok(found.into_iter().filter_map(read).collect())
 }
 
-fn sequence(document: &Document) -> Option<Sequence> {
-    u64::try_from(document.get_i64("s").ok()?).ok().map(Sequence::new)
+async fn documents(
+    mongo: &Mongo,
+    ids: &[Arc<str>],
+    mut options: FindOptions,
+) -> Result<Vec<RawDocumentBuf>, MongoError> {
+    options.batch_size = Some(u32::try_from(ids.len() + 1).unwrap_or(u32::MAX));
+    options.selection_criteria = Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+    let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
+    mongo.find(SUBSCRIBERS, doc! { "_id": { "$in": ids } }, options, FIND_TIMEOUT).await
 }
 
-async fn update(mongo: Mongo, items: Vec<Item>, place: Slot) -> Result<Outcome, MongoError> {
-    let (statements, turns): (Vec<_>, Vec<_>) =
-        items.into_iter().map(|Item { statement, turn }| (statement, turn)).unzip();
+/// Writes a group: new documents by one command, and concurrently the others by another.
+async fn write(mongo: Mongo, items: Vec<Item>, place: Slot) -> Result<Outcome, MongoError> {
+    let (mut new, mut next, mut turns) = (Vec::new(), Vec::new(), Vec::new());
+    for (place, Item { write, turn }) in items.into_iter().enumerate() {
+        turns.push(turn);
+        let bytes = write.bytes();
+        match write {
+            Write::Insert(document) => new.push((place, bytes, document)),
+            Write::Update(statement) => next.push((place, bytes, statement)),
+        }
+    }
     let keep = Arc::new(Keep { _place: place, _turns: turns });
-    let (mut applied, mut refused) = (0, Vec::new());
-    let (mut begin, count) = (0, statements.len());
-    let mut rest = statements.into_iter().peekable();
-    while rest.peek().is_some() {
-        let (mut command, mut bytes) = (RawArrayBuf::new(), 0);
-        let mut end = begin;
-        while let Some(statement) =
-            rest.next_if(|next| end == begin || bytes + next.as_bytes().len() <= BYTES_MAX)
-        {
-            bytes += statement.as_bytes().len();
-            command.push(statement);
-            end += 1;
+    let inserting = async {
+        let mut outcome = Outcome::default();
+        for (places, documents) in commands(new) {
+            let keep = Arc::clone(&keep);
+            let done = mongo.insert(SUBSCRIBERS, documents, ANSWER_TIMEOUT, keep).await?;
+            if done.created + done.refused.len() != places.len() {
+                return Err(mongo.not_understood("insert", "as many results as documents"));
+            }
+            outcome.add(done.refused, &places);
         }
-        let keep = Arc::clone(&keep);
-        let done = mongo.update(SUBSCRIBERS, command, false, ANSWER_TIMEOUT, keep).await?;
-        applied += done.modified + done.upserted.len();
-        // A statement with a write conflict does not follow any more, or can be retried.
-        let for_good = done.refused.into_iter().filter(|refused| !refused.met_another);
-        refused.extend(for_good.map(|refused| (begin + refused.index, refused.error)));
-        begin = end;
-    }
-    Ok((applied == count, refused))
-}
-
-fn statement(bot: &BotId, next: &Next) -> RawDocumentBuf {
-    let number = |sequence: Sequence| i64::try_from(sequence.get()).unwrap_or(i64::MAX);
-    let id = id_of(bot, &next.subscriber);
-    let filter = if let Some(after) = next.after {
-        rawdoc! { "_id": id, "s": number(after) }
-    } else {
-        rawdoc! { "_id": id, "s": { "$exists": false } }
+        Ok(outcome)
     };
-    let tags: RawArrayBuf = next.kept.profile.tags.iter().map(String::as_str).collect();
-    let fields: Document = next
-        .kept
-        .profile
-        .fields
-        .iter()
-        .map(|(field, value)| (field.clone(), bson(value)))
-        .collect();
-    let decided: RawArrayBuf = next
-        .kept
-        .decided
-        .iter()
-        .map(|(sequence, text)| rawdoc! { "s": number(*sequence), "d": text.as_str() })
-        .collect();
-    let sequence = next.kept.sequence.map_or(0, number);
-    // Profiles contain no names that documents must not.
-    let fields = RawDocumentBuf::try_from(&fields).expect("names without NUL always encode");
-    // In a pipeline with `$literal`, so that values are not read as operators, or names as paths.
-    let stage = rawdoc! { "$set": {
-        "bot": { "$literal": bot.as_str() }, "id": { "$literal": next.subscriber.as_str() },
-        "tags": { "$literal": tags }, "fields": { "$literal": fields },
-        "s": sequence, "decided": { "$literal": decided },
-    } };
-    rawdoc! { "q": filter, "u": [stage], "upsert": next.after.is_none() }
+    let updating = async {
+        let (mut outcome, count, mut modified) = (Outcome::default(), next.len(), 0);
+        for (places, statements) in commands(next) {
+            let keep = Arc::clone(&keep);
+            let done = mongo.update(SUBSCRIBERS, statements, false, ANSWER_TIMEOUT, keep).await?;
+            modified += done.modified;
+            outcome.add(done.refused, &places);
+        }
+        outcome.updated = modified == count;
+        Ok(outcome)
+    };
+    // Waits for both, so that a failed command does not end the wait for the other.
+    let (inserted, updated) = tokio::join!(inserting, updating);
+    let (Outcome { existed, mut refused, .. }, updated): (Outcome, Outcome) = (inserted?, updated?);
+    refused.extend(updated.refused);
+    Ok(Outcome { updated: updated.updated, existed, refused })
 }
 
-/// JSON in the form of MongoDB. Whole numbers beyond 64 bits become fractions.
-fn bson(value: &Json) -> Bson {
-    match value {
-        Json::Null => Bson::Null,
-        Json::Bool(value) => Bson::Boolean(*value),
-        Json::Number(number) => number
-            .as_i64()
-            .map_or_else(|| Bson::Double(number.as_f64().unwrap_or_default()), Bson::Int64),
-        Json::String(text) => Bson::String(text.clone()),
-        Json::Array(list) => Bson::Array(list.iter().map(bson).collect()),
-        Json::Object(map) => {
-            Bson::Document(map.iter().map(|(key, value)| (key.clone(), bson(value))).collect())
+impl Outcome {
+    /// Adds the refused writes of a command. A write that met another one does not follow any more,
+    /// or can be retried.
+    fn add(&mut self, refused: Vec<Refused>, places: &[usize]) {
+        for Refused { index, met_another, error } in refused {
+            let Some(place) = places.get(index).copied() else { continue };
+            if met_another {
+                self.existed.push(place);
+            } else {
+                self.refused.push((place, error));
+            }
         }
     }
 }
 
-/// The stored value as JSON; also accepts values edited by hand.
-fn json(value: &Bson) -> Option<Json> {
-    Some(match value {
-        Bson::Null => Json::Null,
-        Bson::Boolean(value) => Json::Bool(*value),
-        Bson::Int32(number) => Json::from(*number),
-        Bson::Int64(number) => Json::from(*number),
-        Bson::Double(number) => Json::from(*number),
-        Bson::String(text) => Json::String(text.clone()),
-        Bson::DateTime(time) => Json::String(time.try_to_rfc3339_string().ok()?),
-        Bson::ObjectId(id) => Json::String(id.to_hex()),
-        Bson::Array(list) => Json::Array(list.iter().map(json).collect::<Option<_>>()?),
-        Bson::Document(map) => {
-            let map: Option<BTreeMap<_, _>> =
-                map.iter().map(|(key, value)| Some((key.clone(), json(value)?))).collect();
-            Json::Object(map?.into_iter().collect())
+/// Divides documents or statements into commands, with their places in the group.
+fn commands(items: Vec<(usize, usize, RawDocumentBuf)>) -> Vec<(Vec<usize>, RawArrayBuf)> {
+    let mut commands: Vec<(Vec<usize>, RawArrayBuf)> = Vec::new();
+    let mut sum = 0;
+    for (place, bytes, item) in items {
+        if commands.is_empty() || sum + bytes > BYTES_MAX {
+            commands.push((Vec::new(), RawArrayBuf::new()));
+            sum = 0;
         }
-        _ => return None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_profile_is_read_back_as_it_was_written() {
-        let fields = json!({
-            "a.b": 1, "big": i64::MAX, "half": 0.5, "no": null, "yes": true,
-            "$list": [1, "x", { "$set": { "a": 1 } }],
-        });
-        let mut next = Kept { sequence: Some(Sequence::new(7)), ..Kept::default() };
-        next.profile.tags.extend(["x".to_owned(), "y".to_owned()]);
-        next.profile.fields = serde_json::from_value(fields).unwrap();
-        next.decided.push((Sequence::new(6), "{}".to_owned()));
-        let bot = BotId::parse("b").unwrap();
-        let write = Next { subscriber: "u".to_owned(), after: None, kept: next.clone() };
-        let statement = statement(&bot, &write);
-        let statement: Document = deserialize_from_slice(statement.as_bytes()).unwrap();
-        assert!(statement.get_bool("upsert").unwrap());
-        let stage = statement.get_array("u").unwrap()[0].as_document().unwrap();
-        let stage = stage.get_document("$set").unwrap().iter();
-        let set: Document = stage
-            .map(|(key, value)| {
-                let literal = value.as_document().and_then(|value| value.get("$literal"));
-                (key.clone(), literal.unwrap_or(value).clone())
-            })
-            .collect();
-        assert_eq!(kept(&set).unwrap(), next);
+        sum += bytes;
+        if let Some((places, command)) = commands.last_mut() {
+            places.push(place);
+            command.push(item);
+        }
     }
-
-    /// A document as the first version wrote it. Every later version must read it.
-    #[test]
-    fn a_stored_profile_is_still_read() {
-        let sample = doc! {
-            "_id": "b\u{1f}u", "bot": "b", "id": "u", "tags": ["x"],
-            "fields": { "age": 31_i64, "gender": "f" }, "s": 7_i64,
-            "decided": [{ "s": 6_i64, "d": "{}" }],
-        };
-        let found = kept(&sample).unwrap();
-        assert_eq!(found.sequence, Some(Sequence::new(7)));
-        assert_eq!(found.profile.tags.into_iter().collect::<Vec<_>>(), ["x"]);
-        assert_eq!(json!(found.profile.fields), json!({ "age": 31, "gender": "f" }));
-        assert_eq!(found.decided, [(Sequence::new(6), "{}".to_owned())]);
-    }
+    commands
 }
