@@ -1,8 +1,11 @@
 //! The number of profiles of each bot, for `quotas.profiles`.
 //!
-//! MongoDB counts the profiles of a bot, and this process adds the profiles that it creates. Other
-//! processes create profiles too, so the count is repeated from time to time.
+//! MongoDB knows the number of all profiles without counting. While this is below the quota of a bot,
+//! the bot cannot exceed it. Otherwise MongoDB counts the profiles of the bot. This process adds the
+//! profiles that it creates. Other processes create profiles too, so both are repeated from time to
+//! time.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,11 +40,28 @@ struct Counted {
 pub(crate) struct ProfileCounts {
     quotas: Quotas,
     counted: Mutex<FxHashMap<BotId, Counted>>,
+    /// The profiles of all bots. Locked while MongoDB is asked, so that one call answers all bots.
+    all: tokio::sync::Mutex<Option<Counted>>,
+    /// The profiles that this process created since.
+    created: AtomicU64,
+}
+
+impl Counted {
+    /// Whether the count need not be repeated yet.
+    fn is_fresh(&self, profiles: u64, limit: u64) -> bool {
+        let soon = self.guessed || profiles >= limit / 10 * 9;
+        self.at.elapsed() < if soon { SOON } else { AGAIN }
+    }
 }
 
 impl ProfileCounts {
     pub(crate) fn new(quotas: Quotas) -> Self {
-        Self { quotas, counted: Mutex::default() }
+        Self {
+            quotas,
+            counted: Mutex::default(),
+            all: tokio::sync::Mutex::default(),
+            created: AtomicU64::new(0),
+        }
     }
 
     /// What a bot exceeds if it creates one more profile after `new` new ones; `None` if it has room.
@@ -59,10 +79,10 @@ impl ProfileCounts {
             return Ok(None);
         }
         let known = self.counted().get(bot).copied();
-        let fresh = known.filter(|known| {
-            let soon = known.guessed || known.profiles >= limit / 10 * 9;
-            known.at.elapsed() < if soon { SOON } else { AGAIN }
-        });
+        let fresh = known.filter(|known| known.is_fresh(known.profiles, limit));
+        if fresh.is_none() && self.all(store, limit).await? + new < limit {
+            return Ok(None);
+        }
         let profiles = if let Some(known) = fresh {
             known.profiles
         } else {
@@ -88,8 +108,30 @@ impl ProfileCounts {
         Ok((held >= limit).then_some(QuotaExceeded { name: PROFILES, held, limit }))
     }
 
+    /// The number of profiles of all bots; the maximum if MongoDB does not answer in time.
+    async fn all(&self, store: &SubscriberStore, limit: u64) -> Result<u64, MongoError> {
+        let mut all = self.all.lock().await;
+        // Relaxed: a bound that lags behind by a few profiles is fine.
+        let profiles = |all: &Counted| all.profiles + self.created.load(Ordering::Relaxed);
+        if let Some(known) = all.as_ref()
+            && known.is_fresh(profiles(known), limit)
+        {
+            return Ok(profiles(known));
+        }
+        match store.all().await {
+            Ok(profiles) => {
+                self.created.store(0, Ordering::Relaxed);
+                *all = Some(Counted { profiles, at: Instant::now(), guessed: false });
+                Ok(profiles)
+            }
+            Err(error) if error.is_timeout() => Ok(u64::MAX / 2),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Adds profiles that were created.
     pub(crate) fn created(&self, bot: &BotId, new: u64) {
+        self.created.fetch_add(new, Ordering::Relaxed);
         if let Some(counted) = self.counted().get_mut(bot) {
             counted.profiles += new;
         }

@@ -1,11 +1,13 @@
 //! The handler of automations: decides by the rules of a bot, stores the decisions and carries them
 //! out.
 //!
-//! 1. Reads the profiles of the slice with one query; the rules come from the cache.
+//! 1. Takes the profiles that this process used recently, and reads the others with one query. The
+//!    rules come from the cache.
 //! 2. Takes the events one by one. An event up to the profile's sequence was decided before, and
 //!    its decision is stored with the profile. All others are decided now.
-//! 3. Writes profiles and decisions with one command. After a write conflict everything starts
-//!    again, because the other decision counts.
+//! 3. Writes profiles and decisions, each only as the successor of the state that was used. Recent
+//!    profiles without a write are checked before. After a conflict everything starts again, because
+//!    the other decision counts.
 //! 4. Carries out the decisions. A failed action blocks the bot, and finished actions are not
 //!    repeated.
 //!
@@ -21,7 +23,8 @@ use super::Automations;
 use super::count::ProfileCounts;
 use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
 use super::effects::{Effects, Failed, Task};
-use super::subscribers::{Kept, Next};
+use super::recent::Recent;
+use super::subscribers::{Kept, Next, as_stored};
 use crate::handler::portion::Portion;
 use crate::handler::{
     Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
@@ -51,6 +54,7 @@ pub(crate) struct AutomationHandler {
     automations: Automations,
     counts: ProfileCounts,
     effects: Effects,
+    recent: Recent,
     /// The timeout of all MongoDB calls for a slice. Below `handler_timeout`.
     patience: Duration,
     /// The number of events that are decided at a time.
@@ -65,15 +69,38 @@ struct Work {
     /// The new decisions' notes for the statistics of the rules.
     notes: Vec<(usize, Vec<Note>)>,
     writes: Vec<Next>,
+    /// The states without a write.
+    unwritten: Vec<Unwritten>,
+    /// When the document of each subscriber was read.
+    read: HashMap<String, Instant>,
+    /// Whether a state was a guess.
+    guessed: bool,
 }
 
 /// A profile being changed.
 #[derive(Debug)]
 struct Subject {
     kept: Kept,
-    /// The state that was read.
+    /// The state from MongoDB.
     before: Option<Sequence>,
+    read: Instant,
+    /// The state is from an earlier slice, so it may be outdated.
+    guessed: bool,
+    /// An event was decided by it.
+    used: bool,
+    /// Whether a decision or a change is to be written.
     dirty: bool,
+    /// Whether the profile itself changed.
+    changed: bool,
+}
+
+/// A state that needs no write.
+#[derive(Debug)]
+struct Unwritten {
+    subscriber: String,
+    kept: Kept,
+    /// Events were decided by a guess.
+    unsure: bool,
 }
 
 impl AutomationHandler {
@@ -84,7 +111,8 @@ impl AutomationHandler {
         handler_timeout: Duration,
     ) -> Self {
         let patience = store_patience(handler_timeout);
-        Self { automations, counts, effects, patience, portion: Portion::new() }
+        let (portion, recent) = (Portion::new(), Recent::default());
+        Self { automations, counts, effects, recent, patience, portion }
     }
 
     /// Decides on the first `count` events and stores the decisions; `None` after a write conflict.
@@ -96,15 +124,46 @@ impl AutomationHandler {
     ) -> Result<Option<Work>, Failure> {
         let failed = |error| self.failed(&error, count);
         let rules = self.automations.rules(&slice.bot).await.map_err(failed)?;
-        let work = self.decide(slice, count, &rules).await?;
+        let mut work = self.decide(slice, count, &rules).await?;
         let subscribers = self.automations.subscribers();
-        let kept = work.writes.is_empty()
-            || subscribers.write(turn, &slice.bot, &work.writes).await.map_err(failed)?;
-        if kept {
-            let new = work.writes.iter().filter(|next| next.after.is_none()).count();
-            self.counts.created(&slice.bot, new as u64);
+        let unsure = work.unwritten.iter().filter(|state| state.unsure);
+        let unsure: Vec<_> =
+            unsure.map(|state| (&*state.subscriber, state.kept.sequence)).collect();
+        // Before the write, so that nothing is written if the slice starts again.
+        let kept = (unsure.is_empty()
+            || subscribers.still(&slice.bot, &unsure).await.map_err(failed)?)
+            && (work.writes.is_empty()
+                || subscribers.write(turn, &slice.bot, &work.writes).await.map_err(failed)?);
+        if !kept {
+            if work.guessed {
+                self.recent.was_wrong();
+            }
+            return Ok(None);
         }
-        Ok(kept.then_some(work))
+        let new = work.writes.iter().filter(|next| next.after.is_none()).count();
+        self.counts.created(&slice.bot, new as u64);
+        self.remember(slice, &mut work);
+        Ok(Some(work))
+    }
+
+    /// Keeps the states that MongoDB has confirmed, for the next slice.
+    fn remember(&self, slice: &Slice, work: &mut Work) {
+        let read = std::mem::take(&mut work.read);
+        let written = std::mem::take(&mut work.writes).into_iter().map(|mut next| {
+            if next.changed {
+                as_stored(&mut next.kept.profile);
+            }
+            (next.subscriber, next.kept)
+        });
+        let unwritten = std::mem::take(&mut work.unwritten).into_iter();
+        let states = written
+            .chain(unwritten.map(|state| (state.subscriber, state.kept)))
+            .filter(|(_, kept)| kept.sequence.is_some())
+            .filter_map(|(subscriber, kept)| {
+                let read = *read.get(&subscriber)?;
+                Some((subscriber, kept, read))
+            });
+        self.recent.keep(&slice.bot, states);
     }
 
     async fn decide(&self, slice: &Slice, count: usize, rules: &RuleSet) -> Result<Work, Failure> {
@@ -124,6 +183,7 @@ impl AutomationHandler {
                 work.decisions.push(Decision::default());
                 continue;
             };
+            subject.used = true;
             if subject.kept.sequence.is_some_and(|last| *sequence <= last) {
                 match decided_before(&subject.kept, *sequence) {
                     Ok(decision) => work.decisions.push(decision),
@@ -145,6 +205,7 @@ impl AutomationHandler {
                     new += 1;
                 }
                 subject.dirty = true;
+                subject.changed |= changed;
                 subject.kept.sequence = Some(*sequence);
             }
             if !decision.is_nothing() {
@@ -163,13 +224,18 @@ impl AutomationHandler {
             }
         }
         let first = slice.events.first().map_or(0, |delivery| delivery.sequence.get());
-        let written = subjects.into_iter().filter(|(_, subject)| subject.dirty);
-        work.writes = written
-            .map(|(subscriber, Subject { mut kept, before, .. })| {
+        for (subscriber, subject) in subjects {
+            let Subject { mut kept, before, read, guessed, used, dirty, changed } = subject;
+            let subscriber = subscriber.to_owned();
+            work.guessed |= guessed;
+            work.read.insert(subscriber.clone(), read);
+            if dirty {
                 forget(&mut kept.decided, first);
-                Next { subscriber: subscriber.to_owned(), after: before, kept }
-            })
-            .collect();
+                work.writes.push(Next { subscriber, after: before, changed, kept });
+            } else {
+                work.unwritten.push(Unwritten { subscriber, kept, unsure: guessed && used });
+            }
+        }
         Ok(work)
     }
 
@@ -202,12 +268,25 @@ impl AutomationHandler {
         if subscribers.is_empty() {
             return Ok(HashMap::new());
         }
-        let kept = self.automations.subscribers().read(&slice.bot, &subscribers).await;
-        let kept = kept.map_err(|error| self.failed(&error, count))?;
-        let subjects = subscribers.into_iter().zip(kept).map(|(subscriber, kept)| {
-            (subscriber, Subject { before: kept.sequence, kept, dirty: false })
+        let subject = |kept: Kept, read, guessed| {
+            let before = kept.sequence;
+            Subject { kept, before, read, guessed, used: false, dirty: false, changed: false }
+        };
+        let mut subjects = HashMap::with_capacity(subscribers.len());
+        subscribers.retain(|subscriber| {
+            let known = self.recent.take(&slice.bot, subscriber);
+            let Some((kept, read)) = known else { return true };
+            subjects.insert(*subscriber, subject(kept, read, true));
+            false
         });
-        Ok(subjects.collect())
+        if !subscribers.is_empty() {
+            let now = Instant::now();
+            let kept = self.automations.subscribers().read(&slice.bot, &subscribers).await;
+            let kept = kept.map_err(|error| self.failed(&error, count))?;
+            let read = subscribers.into_iter().zip(kept);
+            subjects.extend(read.map(|(subscriber, kept)| (subscriber, subject(kept, now, false))));
+        }
+        Ok(subjects)
     }
 
     /// An unavailable MongoDB counts no attempt. A refusal by MongoDB does, so that a bot does not
@@ -292,6 +371,11 @@ impl Handler for AutomationHandler {
             }
         }
         Err(Failure::transient(0, "concurrent writes to the profiles of this slice do not end"))
+    }
+
+    /// Slices of all bots share their reads and writes of MongoDB.
+    fn shares_calls(&self) -> bool {
+        true
     }
 }
 

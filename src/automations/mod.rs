@@ -16,10 +16,11 @@
 //!
 //! 1. The fan-out copies events that a bot has rules for, or that change a profile it keeps
 //!    (`subscriptions`, kept up to date by `watch`).
-//! 2. `handler` takes a slice: one query for profiles, the rules from the `cache`.
+//! 2. `handler` takes a slice: one query for the profiles that are not among the `recent` ones, the
+//!    rules from the `cache`.
 //! 3. [`decide`] changes the profile and decides, event by event.
-//! 4. One write of profiles and decisions, each only as the successor of the state that was read: a
-//!    late process writes nothing, and reads the stored decision.
+//! 4. One write of profiles and decisions, each only as the successor of the state that was used: a
+//!    late process, or one with an outdated profile, writes nothing, and reads the stored decision.
 //! 5. `effects` carries out the decision, `stats` counts. Then the slice is completed.
 
 mod cache;
@@ -31,6 +32,7 @@ pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod profile;
 pub mod queue;
+mod recent;
 pub mod rule;
 pub(crate) mod stats;
 pub mod store;

@@ -219,6 +219,13 @@ pub trait Handler: Send + Sync + 'static {
         slice: &Slice,
     ) -> impl Future<Output = Result<Outcomes, Failure>> + Send;
 
+    /// Whether most of the time of a slice is a wait for calls that slices of several bots share.
+    /// Dividing this time by the number of events would say nothing about an event. So slices double
+    /// while they take less than half of `slice_time`, and halve when they take longer than it.
+    fn shares_calls(&self) -> bool {
+        false
+    }
+
     /// Called after the completion of a slice is confirmed: `settled` of its events will never be
     /// handed out again. Must return quickly.
     fn committed(&self, slice: &Slice, settled: usize) {
@@ -255,6 +262,11 @@ pub(crate) trait AnyHandler: Send + Sync + 'static {
         false
     }
 
+    /// As [`Handler::shares_calls`]. A call to a receiver is a wait too.
+    fn mostly_waits(&self) -> bool {
+        self.is_remote()
+    }
+
     fn committed(&self, slice: &Slice, settled: usize);
 }
 
@@ -266,6 +278,10 @@ impl<H: Handler> AnyHandler for H {
         _: &'a str,
     ) -> Handling<'a> {
         Box::pin(async move { caught(self.handle(environment, slice)).await.map(Answer::Settled) })
+    }
+
+    fn mostly_waits(&self) -> bool {
+        self.shares_calls()
     }
 
     fn committed(&self, slice: &Slice, settled: usize) {

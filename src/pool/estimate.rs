@@ -11,8 +11,8 @@ const FEW: usize = 8;
 pub(super) struct Estimate {
     slice: AtomicU64,
     event: AtomicU64,
-    /// Number of events in a slice for an external receiver; 0: no slice was sent yet.
-    pushed: AtomicUsize,
+    /// Number of events in a slice whose handler mostly waits; 0: no slice was handled yet.
+    waiting: AtomicUsize,
 }
 
 impl Estimate {
@@ -27,23 +27,23 @@ impl Estimate {
         }
     }
 
-    /// A call takes long before its first event is handled. Dividing its time by the number of
-    /// events would lead to slices of one event, and keep them that small. Instead, slices for
-    /// external receivers double while calls are short, and halve when calls are long.
-    pub(super) fn observe_push(&self, took: Duration, events: usize, time: Duration) {
-        let now = self.pushed();
+    /// A call to a receiver or a store takes long before its first event is handled. Dividing its time
+    /// by the number of events would lead to slices of one event, and keep them that small. Instead,
+    /// slices of handlers that mostly wait double while calls are short, and halve when calls are long.
+    pub(super) fn observe_wait(&self, took: Duration, events: usize, time: Duration) {
+        let now = self.waiting();
         let next = match took {
             took if took > time => now / 2,
             took if took <= time / 2 && events >= now => now.saturating_mul(2),
             _ => return,
         };
         // Not atomic as a whole, like the averages.
-        self.pushed.store(next.max(1), Ordering::Relaxed);
+        self.waiting.store(next.max(1), Ordering::Relaxed);
     }
 
-    /// The maximum number of events in a slice for an external receiver.
-    pub(super) fn pushed(&self) -> usize {
-        match self.pushed.load(Ordering::Relaxed) {
+    /// The maximum number of events in a slice whose handler mostly waits.
+    pub(super) fn waiting(&self) -> usize {
+        match self.waiting.load(Ordering::Relaxed) {
             0 => FEW,
             events => events,
         }
@@ -67,20 +67,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_for_a_receiver_outside_grow_while_calls_are_short_and_shrink_when_they_are_long() {
+    fn slices_of_waiting_handlers_grow_while_calls_are_short_and_shrink_when_they_are_long() {
         let time = Duration::from_millis(200);
         let estimate = Estimate::default();
         let call = |millis, events| {
-            estimate.observe_push(Duration::from_millis(millis), events, time);
-            estimate.pushed()
+            estimate.observe_wait(Duration::from_millis(millis), events, time);
+            estimate.waiting()
         };
-        assert_eq!(estimate.pushed(), FEW);
+        assert_eq!(estimate.waiting(), FEW);
         assert_eq!([call(90, 8), call(90, 16), call(90, 8)], [16, 32, 32], "8 say nothing of 32");
         assert_eq!([call(150, 32), call(201, 32), call(201, 1)], [32, 16, 8]);
         for _ in 0..9 {
             call(9_000, 1);
         }
-        assert_eq!(estimate.pushed(), 1);
+        assert_eq!(estimate.waiting(), 1);
         assert_eq!(call(1, 1), 2);
     }
 }

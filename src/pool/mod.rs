@@ -147,8 +147,8 @@ impl Shared {
         // events; none is dead-lettered for failures.
         let usual = if self.queue.ledger().is_some() {
             settings.batch
-        } else if self.handler.is_remote() {
-            self.estimate.pushed()
+        } else if self.handler.mostly_waits() {
+            self.estimate.waiting()
         } else {
             self.estimate.events_in(time)
         };

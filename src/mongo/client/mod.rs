@@ -19,6 +19,7 @@ use mongodb::{Client, Collection, IndexModel};
 use tokio::time::Instant;
 
 pub use self::error::MongoError;
+pub(crate) use self::update::Refused;
 use super::{MongoUrl, server as server_name};
 use crate::pressure::Pressure;
 
@@ -266,6 +267,13 @@ impl Mongo {
         let collection = self.client.database(&self.database).collection::<Document>(collection);
         let count = collection.count_documents(filter).limit(limit).max_time(within);
         self.answer_within("aggregate", within, async { count.await }).await
+    }
+
+    /// The number of documents of a collection, from its metadata.
+    pub(crate) async fn size(&self, collection: &str, within: Duration) -> Result<u64, MongoError> {
+        let collection = self.client.database(&self.database).collection::<Document>(collection);
+        let size = collection.estimated_document_count().max_time(within);
+        self.answer_within("count", within, async { size.await }).await
     }
 
     /// Creates an index unless it exists.

@@ -1,5 +1,5 @@
-//! One `update` command with many statements, acknowledged by a majority. The driver's own bulk API
-//! needs a server of version 8, and its raw command API does not check the reply.
+//! One `insert` or `update` command with many documents or statements, acknowledged by a majority. The
+//! driver's own bulk API needs a server of version 8, and its raw command API does not check the reply.
 //!
 //! Commands that continue after their callers have given up make a slow server slower. So each
 //! command carries its deadline. It runs in its own task, which keeps the slots and turns of the
@@ -17,7 +17,17 @@ use tokio::task::JoinHandle;
 use super::error::{DUPLICATE_KEY, WRITE_CONFLICT};
 use super::{ABANDONED_MAX, ANSWER_GRACE, MAJORITY_TIMEOUT, Mongo, MongoError};
 
-const COMMAND: &str = "update";
+const INSERT: &str = "insert";
+const UPDATE: &str = "update";
+
+/// The result of an `insert` command.
+#[derive(Debug, Default)]
+pub(crate) struct Inserted {
+    /// Number of new documents.
+    pub(crate) created: usize,
+    /// The documents that were not inserted.
+    pub(crate) refused: Vec<Refused>,
+}
 
 /// The result of an `update` command.
 #[derive(Debug, Default)]
@@ -31,23 +41,15 @@ pub(crate) struct Updated {
     pub(crate) refused: Vec<Refused>,
 }
 
-/// A failed statement.
+/// A failed statement or document.
 #[derive(Debug)]
 pub(crate) struct Refused {
     /// Its index.
     pub(crate) index: usize,
-    /// A write conflict: a retry may succeed.
+    /// A write conflict, or a document with this id exists: a retry may succeed.
     pub(crate) met_another: bool,
     /// The reason.
     pub(crate) error: MongoError,
-}
-
-/// A parsed reply, before errors get their context.
-#[derive(Debug, Default)]
-struct Reply {
-    modified: usize,
-    upserted: Vec<usize>,
-    refused: Vec<(usize, Error)>,
 }
 
 /// Why a reply is not a success.
@@ -85,22 +87,69 @@ impl Mongo {
             "writeConcern": self.majority(),
             "maxTimeMS": i64::try_from(within.as_millis()).unwrap_or(i64::MAX).max(1),
         };
+        let (reply, refused) = self.written(UPDATE, command, within, keep).await?;
+        let bad = |bad| self.bad(UPDATE, bad);
+        let modified = count(&reply, "nModified").ok_or(Bad::Shape("nModified")).map_err(bad)?;
+        Ok(Updated { modified, upserted: upserted(&reply).map_err(bad)?, refused })
+    }
+
+    /// Inserts the documents by one command, in any order, and returns once a majority has all of
+    /// them. The rest is as for [`Self::update`]. An insert costs the server much less than an
+    /// update that creates the document, because nothing is looked up and all documents share a
+    /// transaction.
+    ///
+    /// # Errors
+    /// If there is no answer in time, or no majority. Documents may be inserted.
+    ///
+    /// # Cancel safety
+    /// As after an error: documents may be inserted.
+    pub(crate) async fn insert(
+        &self,
+        collection: &str,
+        documents: RawArrayBuf,
+        within: Duration,
+        keep: impl Send + 'static,
+    ) -> Result<Inserted, MongoError> {
+        let command = rawdoc! {
+            "insert": collection,
+            "documents": documents,
+            "ordered": false,
+            "writeConcern": self.majority(),
+            "maxTimeMS": i64::try_from(within.as_millis()).unwrap_or(i64::MAX).max(1),
+        };
+        let (reply, refused) = self.written(INSERT, command, within, keep).await?;
+        let created = count(&reply, "n").ok_or(Bad::Shape("n"));
+        Ok(Inserted { created: created.map_err(|bad| self.bad(INSERT, bad))?, refused })
+    }
+
+    /// Sends a command. Returns its reply once a majority has the changes.
+    async fn written(
+        &self,
+        name: &'static str,
+        command: RawDocumentBuf,
+        within: Duration,
+        keep: impl Send + 'static,
+    ) -> Result<(Document, Vec<Refused>), MongoError> {
         let sent = self.send(command, keep);
         let answer = async { sent.await.unwrap_or_else(|_| Err(unanswered())) };
-        let reply = self.answer_after(COMMAND, within, ANSWER_GRACE, answer).await?;
-        let Reply { modified, upserted, refused } = read(&reply).map_err(|bad| match bad {
-            Bad::Server(source) => self.failed(COMMAND, source),
-            Bad::Shape(expected) => self.not_understood(COMMAND, expected),
-        })?;
+        let reply = self.answer_after(name, within, ANSWER_GRACE, answer).await?;
+        let refused = read(&reply).map_err(|bad| self.bad(name, bad))?;
         let refused = refused
             .into_iter()
             .map(|(index, source)| Refused {
                 index,
                 met_another: met_another(&source),
-                error: self.failed(COMMAND, source),
+                error: self.failed(name, source),
             })
             .collect();
-        Ok(Updated { modified, upserted, refused })
+        Ok((reply, refused))
+    }
+
+    fn bad(&self, command: &'static str, bad: Bad) -> MongoError {
+        match bad {
+            Bad::Server(source) => self.failed(command, source),
+            Bad::Shape(expected) => self.not_understood(command, expected),
+        }
     }
 
     /// Sends a command in its own task, which drops `keep` once the server has answered.
@@ -137,7 +186,8 @@ fn unanswered() -> Error {
     Error::from(io::Error::from(io::ErrorKind::TimedOut))
 }
 
-fn read(reply: &Document) -> Result<Reply, Bad> {
+/// The refused parts of a command, before errors get their context.
+fn read(reply: &Document) -> Result<Vec<(usize, Error)>, Bad> {
     if let Some(concern) = reply.get("writeConcernError") {
         let parsed = concern.as_document().cloned().map(deserialize_from_document);
         let Some(Ok(error)) = parsed else { return Err(Bad::Shape("a write concern error")) };
@@ -150,11 +200,13 @@ fn read(reply: &Document) -> Result<Reply, Bad> {
         let (index, error) = parsed.ok_or(Bad::Shape("write errors with their places"))?;
         refused.push((index, Error::from(ErrorKind::Write(WriteFailure::WriteError(error)))));
     }
-    let upserted = list(reply, "upserted")?
+    Ok(refused)
+}
+
+fn upserted(reply: &Document) -> Result<Vec<usize>, Bad> {
+    list(reply, "upserted")?
         .map(|item| index(item).ok_or(Bad::Shape("upserts with their places")))
-        .collect::<Result<_, _>>()?;
-    let modified = count(reply, "nModified").ok_or(Bad::Shape("nModified"))?;
-    Ok(Reply { modified, upserted, refused })
+        .collect()
 }
 
 /// The documents of a list, which may be absent.
@@ -204,12 +256,12 @@ mod tests {
                 { "index": 2, "code": 121, "errmsg": "Document failed validation" },
             ],
         };
+        assert_eq!((count(&reply, "nModified"), upserted(&reply).unwrap()), (Some(3), vec![4]));
         let read = read(&reply).unwrap();
-        assert_eq!((read.modified, read.upserted), (3, vec![4]));
         let refused: Vec<_> =
-            read.refused.iter().map(|(index, error)| (*index, met_another(error))).collect();
+            read.iter().map(|(index, error)| (*index, met_another(error))).collect();
         assert_eq!(refused, [(1, true), (2, false)]);
-        assert!(read.refused[1].1.to_string().contains("failed validation"));
+        assert!(read[1].1.to_string().contains("failed validation"));
     }
 
     #[test]
@@ -234,15 +286,17 @@ mod tests {
 
     #[test]
     fn a_reply_of_another_shape_is_not_taken_for_success() {
+        for reply in [doc! { "ok": 1 }, doc! { "ok": 1, "nModified": "3", "n": "3" }] {
+            assert_eq!((count(&reply, "nModified"), count(&reply, "n")), (None, None), "{reply}");
+        }
         for reply in [
-            doc! { "ok": 1 },
-            doc! { "ok": 1, "nModified": "3" },
             doc! { "ok": 1, "nModified": 1, "writeErrors": [{ "code": 1 }] },
             doc! { "ok": 1, "nModified": 1, "writeErrors": [{ "index": 0 }] },
             doc! { "ok": 1, "nModified": 1, "writeErrors": "many" },
-            doc! { "ok": 1, "nModified": 1, "upserted": [7] },
         ] {
             assert!(matches!(read(&reply), Err(Bad::Shape(_))), "{reply}");
         }
+        let reply = doc! { "ok": 1, "nModified": 1, "upserted": [7] };
+        assert!(matches!(upserted(&reply), Err(Bad::Shape(_))), "{reply}");
     }
 }

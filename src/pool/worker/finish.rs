@@ -218,9 +218,9 @@ impl Worker {
         #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
         self.shared.metrics.slice_events.record(slice.events.len() as f64);
         self.shared.estimate.observe(took, slice.events.len());
-        if self.shared.handler.is_remote() {
+        if self.shared.handler.mostly_waits() {
             let time = self.shared.settings.slice_time;
-            self.shared.estimate.observe_push(took, slice.events.len(), time);
+            self.shared.estimate.observe_wait(took, slice.events.len(), time);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::support::automation_rig::{
 use crate::support::counter_fleet::{Node, Stores, Sums, total};
 use crate::support::http::Client;
 use crate::support::interceptor::{Interception, Interceptor};
-use crate::support::mongo_proxy::on;
+use crate::support::mongo_proxy::{on, writes_to};
 use crate::support::proxy::{ProxyMode, holds};
 use crate::support::redis::Persistence;
 use crate::support::served::Served;
@@ -72,10 +72,10 @@ impl Step {
                 node.mongo.intercept(on("find", SUBSCRIBERS), 1, Interception::HoldCommand)
             }
             Self::BeforeTheWrite => {
-                node.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldCommand)
+                node.mongo.intercept(writes_to(SUBSCRIBERS), 1, Interception::HoldCommand)
             }
             Self::Written => {
-                node.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldReply)
+                node.mongo.intercept(writes_to(SUBSCRIBERS), 1, Interception::HoldReply)
             }
             Self::BeforeTheActions => {
                 node.redis.intercept(emitting(), 1, Interception::HoldCommand)
@@ -327,8 +327,7 @@ async fn a_process_frozen_before_its_write_writes_nothing_once_others_went_on() 
         { "set_field": { "field": "last", "value": "go" } }, { "emit": { "type": "went" } },
     ] });
     assert_eq!(put(&client, "b", "r", &rule).await.code, 201);
-    let interceptor =
-        frozen.mongo.intercept(on("update", SUBSCRIBERS), 1, Interception::HoldCommand);
+    let interceptor = frozen.mongo.intercept(writes_to(SUBSCRIBERS), 1, Interception::HoldCommand);
     publish(&stores, &[event("b", "u", "1", "go", json!({}))]).await;
     assert!(interceptor.catches(LONG).await);
     frozen.served.sigstop();
@@ -374,7 +373,7 @@ async fn a_lost_answer_of_mongodb_changes_nothing() {
     let rule = json!({ "on": ["go"], "actions": [{ "emit": { "type": "went" } }] });
     assert_eq!(put(&node.client(), "b", "r", &rule).await.code, 201);
     let interceptors: Vec<Interceptor> = (1..=3)
-        .map(|nth| node.mongo.intercept(on("update", SUBSCRIBERS), nth, Interception::LoseReply))
+        .map(|nth| node.mongo.intercept(writes_to(SUBSCRIBERS), nth, Interception::LoseReply))
         .collect();
     let mut published = 0;
     while published < 100 || !interceptors.iter().all(Interceptor::has_caught) {

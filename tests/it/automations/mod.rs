@@ -4,4 +4,5 @@ mod actions;
 mod faults;
 mod hangs;
 mod http;
+mod recent;
 mod rules;

@@ -2,7 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::support::automation_rig::{LONG, Rig, event, profile, tag};
+use crate::support::automation_rig::{
+    LONG, RULES, Rig, event, profile, publish, put, settles, tag,
+};
+use crate::support::counter_fleet::{Node, Stores};
+use crate::support::interceptor::Interception;
+use crate::support::mongo_proxy::on;
+use crate::support::redis::Persistence;
 use crate::support::wait::eventually;
 
 #[tokio::test]
@@ -43,6 +49,30 @@ async fn an_event_that_would_create_a_profile_above_the_quota_becomes_a_dead_let
     let reason = letter["reason"].as_str().unwrap();
     assert!(reason.contains("holds 2") && reason.contains("quotas.profiles is now 2"), "{letter}");
     rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn mongodb_counts_the_profiles_of_a_bot_only_if_all_profiles_reach_the_quota() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, &[RULES, &[("quotas.profiles", "5")]].concat()).await;
+    let rule = json!({ "on": ["no.such"], "actions": [{ "set_tag": { "tag": "x" } }] });
+    for bot in ["a", "b"] {
+        assert_eq!(put(&node.client(), bot, "rule", &rule).await.code, 201);
+    }
+    let counts = node.mongo.intercept(on("aggregate", "subscribers"), 1, Interception::Watch);
+    let sizes = node.mongo.intercept(on("count", "subscribers"), 2, Interception::Watch);
+    publish(&stores, &[tag("a", "u1", "1", "x"), tag("a", "u2", "2", "x")]).await;
+    settles(&stores, 2).await;
+    publish(&stores, &[tag("b", "u1", "3", "x"), tag("b", "u2", "4", "x")]).await;
+    settles(&stores, 4).await;
+    assert!(!counts.has_caught(), "four profiles are below any quota");
+    assert!(!sizes.has_caught(), "one answer is for all bots");
+    publish(&stores, &[tag("b", "u3", "5", "x"), tag("b", "u4", "6", "x")]).await;
+    settles(&stores, 6).await;
+    assert!(counts.has_caught(), "all profiles together reach the quota of a bot");
+    for subscriber in ["u3", "u4"] {
+        assert_eq!(profile(&node.client(), "b", subscriber).await["tags"], json!(["x"]));
+    }
 }
 
 #[tokio::test]

@@ -59,6 +59,12 @@ pub(crate) fn on(command: &'static str, collection: &'static str) -> Matcher {
     Box::new(move |message| name(message).is_some_and(|found| found == (command, collection)))
 }
 
+/// Matches a write of new or existing documents of a collection.
+pub(crate) fn writes_to(collection: &'static str) -> Matcher {
+    let (new, existing) = (on("insert", collection), on("update", collection));
+    Box::new(move |message| new(message) || existing(message))
+}
+
 /// Matches a command on any collection whose name starts with `beginning`.
 pub(crate) fn on_any(command: &'static str, beginning: &'static str) -> Matcher {
     Box::new(move |message| {

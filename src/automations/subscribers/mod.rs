@@ -1,0 +1,340 @@
+//! The profiles of subscribers: one document each, built from the events of its bot.
+//!
+//! | field | content |
+//! |---|---|
+//! | `_id` | bot, U+001F, subscriber; without a subscriber: the decisions on events that name none |
+//! | `bot`, `id` | the bot and the subscriber |
+//! | `tags`, `fields` | the profile |
+//! | `s` | the sequence of the last event that changed the document |
+//! | `decided` | the decisions on the last events: `{s, d}`, the decision as JSON |
+//!
+//! A document is written only as the successor of the state that was read, so a late process writes
+//! nothing. One write contains the change of the profile and the decision. A process that repeats
+//! an event therefore finds the decision, and does not decide again with a changed profile or
+//! changed rules.
+
+mod document;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc};
+use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
+
+pub(crate) use self::document::as_stored;
+use self::document::{Write, id_of, ids_of, kept, sequence};
+use crate::automations::profile::Profile;
+use crate::id::{BotId, Sequence};
+use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError, Refused};
+use crate::mongo::coalescer::{BatchLimits, Coalescer, Slot};
+use crate::mongo::turns::{Turn, Turns};
+
+/// The collection.
+pub const SUBSCRIBERS: &str = "subscribers";
+/// Maximum number of profiles per query.
+const FIND_MAX: usize = 500;
+/// Maximum number of profiles per command.
+const UPDATE_MAX: usize = 500;
+/// Maximum number of bytes of a command, unless one profile alone has more; the server accepts 48
+/// MB.
+const BYTES_MAX: usize = 8 << 20;
+/// Time limit of reading profiles.
+const FIND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Only a slice waits for a write, so it may retry immediately after a failure.
+const READS: BatchLimits = BatchLimits { items_max: FIND_MAX, in_flight: 2, pause: Duration::ZERO };
+const WRITES: BatchLimits =
+    BatchLimits { items_max: UPDATE_MAX, in_flight: 2, pause: Duration::ZERO };
+
+/// The stored state of a subscriber.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Kept {
+    /// The profile.
+    pub profile: Profile,
+    /// The last event that changed it; `None`: there is no document.
+    pub sequence: Option<Sequence>,
+    /// The decisions on the last events, newest last, as JSON.
+    pub decided: Vec<(Sequence, String)>,
+}
+
+/// The next state of a document.
+#[derive(Debug, Clone)]
+pub struct Next {
+    /// The subscriber.
+    pub subscriber: String,
+    /// The state that it replaces; `None`: there is no document.
+    pub after: Option<Sequence>,
+    /// Whether the profile differs from that state; otherwise only the decisions do.
+    pub changed: bool,
+    /// The new state.
+    pub kept: Kept,
+}
+
+/// Documents by their ids; `None` for an unreadable one.
+type Found = HashMap<String, Option<Kept>>;
+/// The sequences of documents by their ids; `None` for an unreadable one.
+type States = HashMap<String, Option<Sequence>>;
+/// The result of a group of writes. Writes are named by their places in the group.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// Whether every update was carried out. The server does not say which were not.
+    updated: bool,
+    /// The documents that existed already.
+    existed: Vec<usize>,
+    /// The writes that were refused for good.
+    refused: Vec<(usize, MongoError)>,
+}
+
+/// The profiles of every bot. Cheap to clone; clones share their queries and writes.
+#[derive(Debug, Clone)]
+pub struct SubscriberStore {
+    mongo: Mongo,
+    reads: Coalescer<Arc<str>, Found>,
+    checks: Coalescer<Arc<str>, States>,
+    writes: Coalescer<Item, Outcome>,
+    turns: Turns,
+}
+
+/// A write, and the turn of its bot.
+#[derive(Debug, Clone)]
+struct Item {
+    write: Write,
+    turn: Turn,
+}
+
+/// Values that a command keeps until it has ended in the server.
+struct Keep {
+    _place: Slot,
+    _turns: Vec<Turn>,
+}
+
+impl SubscriberStore {
+    /// The profiles in the database of `mongo`.
+    #[must_use]
+    pub fn new(mongo: Mongo) -> Self {
+        let asked = mongo.clone();
+        let reads = Coalescer::new(READS, move |ids, _| find(asked.clone(), ids).boxed());
+        let asked = mongo.clone();
+        let checks = Coalescer::new(READS, move |ids, _| states(asked.clone(), ids).boxed());
+        let written = mongo.clone();
+        let writes = Coalescer::new(WRITES, move |items, place| {
+            write(written.clone(), items, place).boxed()
+        });
+        Self { mongo, reads, checks, writes, turns: Turns::default() }
+    }
+
+    /// The stored states of these subscribers, in their order. Concurrent calls share a query.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn read(&self, bot: &BotId, subscribers: &[&str]) -> Result<Vec<Kept>, MongoError> {
+        let ids: Vec<Arc<str>> =
+            subscribers.iter().map(|subscriber| id_of(bot, subscriber).into()).collect();
+        let mut kept = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(FIND_MAX) {
+            let (found, _) = self.reads.join(ids.to_vec()).await?;
+            for id in ids {
+                kept.push(match found.get(&**id) {
+                    Some(Some(found)) => found.clone(),
+                    Some(None) => return Err(self.misread()),
+                    None => Kept::default(),
+                });
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Whether each of these subscribers still has this stored state. Reads no profiles. Concurrent
+    /// calls share a query.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn still(
+        &self,
+        bot: &BotId,
+        states: &[(&str, Option<Sequence>)],
+    ) -> Result<bool, MongoError> {
+        for states in states.chunks(FIND_MAX) {
+            let ids: Vec<Arc<str>> =
+                states.iter().map(|(subscriber, _)| id_of(bot, subscriber).into()).collect();
+            let (found, _) = self.checks.join(ids.clone()).await?;
+            for (id, (_, state)) in ids.iter().zip(states) {
+                if found.get(&**id).copied().flatten() != *state {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The number of profiles of a bot; at most `limit` are counted.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    pub(crate) async fn count(&self, bot: &BotId, limit: u64) -> Result<u64, MongoError> {
+        // The ids of a bot are a range of the index that every collection has.
+        let (first, end) = ids_of(bot);
+        let ids = doc! { "$gte": first, "$lt": end };
+        self.mongo.count(SUBSCRIBERS, doc! { "_id": ids }, limit, FIND_TIMEOUT).await
+    }
+
+    /// The number of profiles of all bots, as MongoDB knows it without counting. It may be wrong
+    /// after a crash of MongoDB.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    pub(crate) async fn all(&self) -> Result<u64, MongoError> {
+        self.mongo.size(SUBSCRIBERS, FIND_TIMEOUT).await
+    }
+
+    /// The error for a document that was changed by other programs.
+    fn misread(&self) -> MongoError {
+        self.mongo.not_understood("find", "tags, fields, s and decided in subscribers")
+    }
+
+    /// Waits until the server has finished all writes of this bot that this process sent, including
+    /// those that timed out.
+    pub(crate) async fn turn(&self, bot: &BotId) -> Turn {
+        self.turns.of(bot).await
+    }
+
+    /// Writes the next states, each only if it still follows the stored one. Returns whether all
+    /// are certainly written; otherwise some or all may be, and a read shows which. Returns once a
+    /// majority has them. Concurrent calls share their writes.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time, refuses, or has no majority: some may be written.
+    ///
+    /// # Cancel safety
+    /// As after an error.
+    pub(crate) async fn write(
+        &self,
+        turn: &Turn,
+        bot: &BotId,
+        next: &[Next],
+    ) -> Result<bool, MongoError> {
+        let mut all = true;
+        let item = |next| Item { write: Write::new(bot, next), turn: turn.clone() };
+        let items: Vec<Item> = next.iter().map(item).collect();
+        for items in items.chunks(UPDATE_MAX) {
+            let updates = items.iter().any(|item| matches!(item.write, Write::Update(_)));
+            let (outcome, own) = self.writes.join(items.to_vec()).await?;
+            let Outcome { updated, existed, refused } = &*outcome;
+            if let Some((_, error)) = refused.iter().find(|(place, _)| own.contains(place)) {
+                return Err(error.clone());
+            }
+            all &= (*updated || !updates) && !existed.iter().any(|place| own.contains(place));
+        }
+        Ok(all)
+    }
+}
+
+async fn find(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Found, MongoError> {
+    let found = documents(&mongo, &ids, FindOptions::default()).await?;
+    let read = |document: RawDocumentBuf| {
+        Some((document.get_str("_id").ok()?.to_owned(), kept(&document)))
+    };
+    Ok(found.into_iter().filter_map(read).collect())
+}
+
+async fn states(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<States, MongoError> {
+    let options = FindOptions::builder().projection(doc! { "s": 1 }).build();
+    let found = documents(&mongo, &ids, options).await?;
+    let read = |document: RawDocumentBuf| {
+        Some((document.get_str("_id").ok()?.to_owned(), sequence(&document)))
+    };
+    Ok(found.into_iter().filter_map(read).collect())
+}
+
+async fn documents(
+    mongo: &Mongo,
+    ids: &[Arc<str>],
+    mut options: FindOptions,
+) -> Result<Vec<RawDocumentBuf>, MongoError> {
+    options.batch_size = Some(u32::try_from(ids.len() + 1).unwrap_or(u32::MAX));
+    options.selection_criteria = Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+    let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
+    mongo.find(SUBSCRIBERS, doc! { "_id": { "$in": ids } }, options, FIND_TIMEOUT).await
+}
+
+/// Writes a group: new documents by one command, and concurrently the others by another.
+async fn write(mongo: Mongo, items: Vec<Item>, place: Slot) -> Result<Outcome, MongoError> {
+    let (mut new, mut next, mut turns) = (Vec::new(), Vec::new(), Vec::new());
+    for (place, Item { write, turn }) in items.into_iter().enumerate() {
+        turns.push(turn);
+        let bytes = write.bytes();
+        match write {
+            Write::Insert(document) => new.push((place, bytes, document)),
+            Write::Update(statement) => next.push((place, bytes, statement)),
+        }
+    }
+    let keep = Arc::new(Keep { _place: place, _turns: turns });
+    let inserting = async {
+        let mut outcome = Outcome::default();
+        for (places, documents) in commands(new) {
+            let keep = Arc::clone(&keep);
+            let done = mongo.insert(SUBSCRIBERS, documents, ANSWER_TIMEOUT, keep).await?;
+            if done.created + done.refused.len() != places.len() {
+                return Err(mongo.not_understood("insert", "as many results as documents"));
+            }
+            outcome.add(done.refused, &places);
+        }
+        Ok(outcome)
+    };
+    let updating = async {
+        let (mut outcome, count, mut modified) = (Outcome::default(), next.len(), 0);
+        for (places, statements) in commands(next) {
+            let keep = Arc::clone(&keep);
+            let done = mongo.update(SUBSCRIBERS, statements, false, ANSWER_TIMEOUT, keep).await?;
+            modified += done.modified;
+            outcome.add(done.refused, &places);
+        }
+        outcome.updated = modified == count;
+        Ok(outcome)
+    };
+    // Waits for both, so that a failed command does not end the wait for the other.
+    let (inserted, updated) = tokio::join!(inserting, updating);
+    let (Outcome { existed, mut refused, .. }, updated): (Outcome, Outcome) = (inserted?, updated?);
+    refused.extend(updated.refused);
+    Ok(Outcome { updated: updated.updated, existed, refused })
+}
+
+impl Outcome {
+    /// Adds the refused writes of a command. A write that met another one does not follow any more,
+    /// or can be retried.
+    fn add(&mut self, refused: Vec<Refused>, places: &[usize]) {
+        for Refused { index, met_another, error } in refused {
+            let Some(place) = places.get(index).copied() else { continue };
+            if met_another {
+                self.existed.push(place);
+            } else {
+                self.refused.push((place, error));
+            }
+        }
+    }
+}
+
+/// Divides documents or statements into commands, with their places in the group.
+fn commands(items: Vec<(usize, usize, RawDocumentBuf)>) -> Vec<(Vec<usize>, RawArrayBuf)> {
+    let mut commands: Vec<(Vec<usize>, RawArrayBuf)> = Vec::new();
+    let mut sum = 0;
+    for (place, bytes, item) in items {
+        if commands.is_empty() || sum + bytes > BYTES_MAX {
+            commands.push((Vec::new(), RawArrayBuf::new()));
+            sum = 0;
+        }
+        sum += bytes;
+        if let Some((places, command)) = commands.last_mut() {
+            places.push(place);
+            command.push(item);
+        }
+    }
+    commands
+}
