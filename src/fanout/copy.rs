@@ -237,9 +237,9 @@ impl Route {
                 let mut prev = positions[shard.index()];
                 for _ in 0..size {
                     let Some(batch) = calls.next() else { break };
-                    let last = if calls.peek().is_none() { end } else { batch.last };
-                    wave.extend(prev.map(|prev| (*shard, prev, last, batch)));
-                    prev = prev.and(Some(last));
+                    let covers = if calls.peek().is_none() { end } else { batch.last };
+                    wave.extend(prev.map(|prev| (*shard, prev, covers, batch)));
+                    prev = prev.and(Some(covers));
                 }
             }
             if wave.is_empty() {

@@ -221,7 +221,7 @@ mod tests {
             },
             |deferral| deferral.until(Some(Instant::now())),
             |deferral| {
-                behind(&deferral, SECOND, BYTES_MAX);
+                behind(deferral, SECOND, BYTES_MAX);
                 deferral.until(None)
             },
         ];

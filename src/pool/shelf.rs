@@ -170,7 +170,9 @@ mod tests {
 
     fn shelf(bots: &[&str]) -> Shelf {
         let shelf = Shelf::default();
-        bots.iter().for_each(|name| shelf.put(Item::of(&bot(name))).unwrap());
+        for name in bots {
+            shelf.put(Item::of(&bot(name))).unwrap();
+        }
         shelf
     }
 
