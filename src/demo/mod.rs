@@ -186,10 +186,9 @@ async fn perform(
         pipeline.max_attempts = std::num::NonZero::new(1_000).unwrap_or(pipeline.max_attempts);
     };
     let name = PipelineName::parse(PIPELINE)?;
-    let handler = DemoHandler(Arc::clone(&work));
-    // Boxed, because the whole configuration is a part of this future.
-    let app =
-        Box::pin(rig.app_as(&name, Roles::ALL, page_address(), WORKERS, quick, handler)).await?;
+    let app = rig
+        .app_as(&name, Roles::ALL, page_address(), WORKERS, quick, DemoHandler(Arc::clone(&work)))
+        .await?;
     let queue = app.queue(&name);
     let told = |address: std::io::Result<SocketAddr>| address.ok();
     started(&Addresses {

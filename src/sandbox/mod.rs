@@ -154,7 +154,9 @@ impl Rig {
         config.bus.streams = vec![STREAM.to_owned()];
         config.http.listen = http;
         config.pipelines.insert(name.clone(), pipeline);
-        Ok(App::builder(config).handler(name.as_str(), handler).roles(roles).build().await?)
+        let app = App::builder(config).handler(name.as_str(), handler).roles(roles);
+        // Boxed, because the whole configuration is a part of this future.
+        Ok(Box::pin(app.build()).await?)
     }
 
     /// Starts an instance. Stop it through the returned value.
