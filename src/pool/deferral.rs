@@ -34,6 +34,9 @@ const MAX: Duration = Duration::from_secs(5);
 const BYTES_MAX: usize = 256 << 20;
 /// Number of events that show how many events a bot has.
 const SAMPLE: usize = 32_768;
+/// After this number of copies in a row that got few leases, the backlog is not sparse any more. A single
+/// one only shows that places were short for a moment.
+const POOR_MAX: u32 = 8;
 /// The bots of a sample are counted with this number of bits.
 const BITS: usize = 1 << 18;
 
@@ -75,7 +78,10 @@ enum State {
         sample: Sample,
     },
     Working,
-    Sparse,
+    Sparse {
+        /// Number of copies in a row that got few leases.
+        poor: u32,
+    },
 }
 
 /// The deferral of the claims of one pool.
@@ -121,24 +127,26 @@ impl Deferral {
                     && sample.events >= SAMPLE
                     && sample.is_sparse()
                 {
-                    *state = State::Sparse;
+                    *state = State::Sparse { poor: 0 };
                     self.ended.notify_one();
                 }
             }
-            State::Sparse if brief == Some(false) => *state = State::Working,
-            State::Sparse | State::Idle | State::Working => {}
+            State::Sparse { .. } if brief == Some(false) => *state = State::Working,
+            State::Sparse { .. } | State::Idle | State::Working => {}
         }
     }
 
     /// Whether copies should lease although more entries are available.
     pub(super) fn is_sparse(&self) -> bool {
-        matches!(*self.state(), State::Sparse)
+        matches!(*self.state(), State::Sparse { .. })
     }
 
     /// Notes that a copy while sparse asked for leases, and how many it got.
     pub(super) fn leased(&self, asked: usize, got: usize) {
         let mut state = self.state();
-        if matches!(*state, State::Sparse) && got < asked / 2 {
+        let State::Sparse { poor } = &mut *state else { return };
+        *poor = if got < asked / 2 { *poor + 1 } else { 0 };
+        if *poor >= POOR_MAX {
             *state = State::Working;
         }
     }
@@ -146,7 +154,7 @@ impl Deferral {
     /// Ends the deferral: no more entries are available, or the copier ended.
     pub(super) fn caught_up(&self) {
         let mut state = self.state();
-        if matches!(*state, State::Deferring { .. } | State::Sparse) {
+        if matches!(*state, State::Deferring { .. } | State::Sparse { .. }) {
             *state = State::Working;
             self.ended.notify_one();
         }
@@ -269,13 +277,14 @@ mod tests {
     async fn a_sparse_backlog_ends_when_it_is_copied_and_when_bots_are_not_quiet() {
         let ends: [fn(&Deferral); 3] = [
             Deferral::caught_up,
-            |deferral| deferral.leased(100, 49),
+            |deferral| (0..POOR_MAX).for_each(|_| deferral.leased(100, 49)),
             |deferral| deferral.behind(SECOND, 1, std::iter::empty(), Some(false)),
         ];
         for end in ends {
             let deferral = Deferral::default();
-            *deferral.state() = State::Sparse;
-            deferral.leased(100, 50);
+            *deferral.state() = State::Sparse { poor: 0 };
+            (1..POOR_MAX).for_each(|_| deferral.leased(100, 49));
+            deferral.leased(100, 50); // Few leases in a row are not enough of a sign.
             behind(&deferral, SECOND, 1);
             assert!(deferral.is_sparse());
             end(&deferral);
