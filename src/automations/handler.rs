@@ -79,6 +79,7 @@ struct Work {
 
 /// A profile being changed.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 struct Subject {
     kept: Kept,
     /// The state from MongoDB.
