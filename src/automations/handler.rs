@@ -23,6 +23,7 @@ use super::Automations;
 use super::count::ProfileCounts;
 use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
 use super::effects::{Effects, Failed, Task};
+use super::heavy::Heavy;
 use super::recent::Recent;
 use super::subscribers::{Kept, Next, as_stored};
 use crate::handler::portion::Portion;
@@ -46,13 +47,12 @@ const KEPT_MAX: usize = 200;
 const KEPT_MAX_BYTES: usize = 256 << 10;
 /// Minimum time that a slice may spend on decisions once it has profiles and rules.
 const DECIDING_MIN: Duration = Duration::from_millis(20);
-/// After an event that took longer, other tasks get a turn.
-const LONG_EVENT: Duration = Duration::from_millis(5);
 
 /// The handler `automation`.
 pub(crate) struct AutomationHandler {
     automations: Automations,
     counts: ProfileCounts,
+    heavy: Heavy,
     effects: Effects,
     recent: Recent,
     /// The timeout of all MongoDB calls for a slice. Below `handler_timeout`.
@@ -113,7 +113,8 @@ impl AutomationHandler {
     ) -> Self {
         let patience = store_patience(handler_timeout);
         let (portion, recent) = (Portion::new(), Recent::default());
-        Self { automations, counts, effects, recent, patience, portion }
+        let heavy = Heavy::new();
+        Self { automations, counts, heavy, effects, recent, patience, portion }
     }
 
     /// Decides on the first `count` events and stores the decisions; `None` after a write conflict.
@@ -194,8 +195,9 @@ impl AutomationHandler {
                 }
                 continue;
             }
-            let Decided { decision, notes, changed } =
-                decide(event, &mut subject.kept.profile, rules);
+            let profile = &mut subject.kept.profile;
+            let deciding = self.heavy.decide(&slice.bot, || decide(event, profile, rules));
+            let Decided { decision, notes, changed } = deciding.await;
             if changed || !decision.is_nothing() {
                 if subject.before.is_none() && !subject.dirty {
                     if let Some(why) = self.full(slice, count, new).await? {
@@ -217,12 +219,6 @@ impl AutomationHandler {
             }
             work.notes.push((at, notes));
             work.decisions.push(decision);
-            // The filters of a thousand rules take a while; other tasks get a turn in between.
-            if begun.elapsed() > LONG_EVENT {
-                tokio::task::yield_now().await;
-            } else {
-                tokio::task::consume_budget().await;
-            }
         }
         let first = slice.events.first().map_or(0, |delivery| delivery.sequence.get());
         for (subscriber, subject) in subjects {

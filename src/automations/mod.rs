@@ -28,6 +28,8 @@ mod count;
 pub mod decide;
 pub(crate) mod effects;
 pub(crate) mod handler;
+mod heavy;
+mod heavy;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod profile;

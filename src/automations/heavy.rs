@@ -1,0 +1,125 @@
+//! Turns for decisions that take long: those of a bot whose rules need much time of a processor.
+//!
+//! A decision does not wait for anything, so it keeps its thread from all other tasks of the process.
+//! A bot whose last decision was long therefore decides beside the runtime. Only some bots do that
+//! concurrently, and all of them in turn, one event at a time: a processor is left for the others.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustc_hash::FxHashSet;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::id::BotId;
+
+/// A longer decision is a long one.
+const LONG: Duration = Duration::from_millis(5);
+/// Maximum number of bots that are remembered.
+const BOTS_MAX: usize = 1_024;
+
+/// The bots with long decisions, and the turns for these.
+#[derive(Debug)]
+pub(super) struct Heavy {
+    bots: Mutex<FxHashSet<BotId>>,
+    turns: Semaphore,
+}
+
+impl Heavy {
+    /// Leaves at least half of the processors, rounded up, to others.
+    pub(super) fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { bots: Mutex::default(), turns: Semaphore::new((processors / 2).max(1)) }
+    }
+
+    fn bots(&self) -> MutexGuard<'_, FxHashSet<BotId>> {
+        self.bots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides on one event of the bot.
+    pub(super) async fn decide<T>(&self, bot: &BotId, decide: impl FnOnce() -> T) -> T {
+        let was_long = self.bots().contains(bot);
+        // The semaphore is never closed. Without a turn, the decision only delays others.
+        let turn = if was_long { self.turns.acquire().await.ok() } else { None };
+        let begun = Instant::now();
+        let decided = if was_long && can_leave_the_runtime() {
+            tokio::task::block_in_place(decide)
+        } else {
+            decide()
+        };
+        drop(turn);
+        let is_long = begun.elapsed() > LONG;
+        if is_long != was_long {
+            let mut bots = self.bots();
+            if !is_long {
+                bots.remove(bot);
+            } else {
+                if bots.len() >= BOTS_MAX {
+                    bots.clear();
+                }
+                bots.insert(bot.clone());
+            }
+        }
+        if is_long {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::task::consume_budget().await;
+        }
+        decided
+    }
+}
+
+/// Whether other threads continue the tasks of this one.
+fn can_leave_the_runtime() -> bool {
+    Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    fn bot(name: usize) -> BotId {
+        BotId::parse(&format!("bot-{name}")).unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn few_long_decisions_run_concurrently_and_short_ones_do_not_wait_for_them() {
+        let (heavy, running, most) = (Heavy::new(), AtomicUsize::new(0), AtomicUsize::new(0));
+        let long = |name| {
+            heavy.decide(&bot(name), || {
+                let now = running.fetch_add(1, Ordering::SeqCst) + 1;
+                most.fetch_max(now, Ordering::SeqCst);
+                std::thread::sleep(LONG * 4);
+                running.fetch_sub(1, Ordering::SeqCst);
+            })
+        };
+        for name in 0..4 {
+            long(name).await; // From now on it is known.
+        }
+        most.store(0, Ordering::SeqCst);
+        join_all((0..4).map(long)).await;
+        assert!(most.load(Ordering::SeqCst) <= heavy.turns.available_permits());
+        let turns = u32::try_from(heavy.turns.available_permits()).unwrap();
+        let all = heavy.turns.acquire_many(turns).await.unwrap();
+        assert_eq!(heavy.decide(&bot(9), || 7).await, 7, "it needs no turn");
+        drop(all);
+        assert_eq!(heavy.bots().len(), 4);
+        heavy.decide(&bot(0), || ()).await;
+        assert!(!heavy.bots().contains(&bot(0)), "its last decision was short");
+    }
+
+    #[tokio::test]
+    async fn a_runtime_with_one_thread_decides_too_and_a_bounded_number_of_bots_is_remembered() {
+        let heavy = Heavy::new();
+        *heavy.bots() = (0..BOTS_MAX).map(bot).collect();
+        for _ in 0..2 {
+            heavy.decide(&bot(BOTS_MAX), || std::thread::sleep(LONG * 4)).await;
+        }
+        assert_eq!(heavy.bots().len(), 1);
+    }
+}
