@@ -92,10 +92,8 @@ async fn measure(
     }
     drop(events);
     let meter = Meter::new(options.bots);
-    let receiver = match options.push {
-        true => Some(Receiver::start(Arc::clone(&meter)).await?),
-        false => None,
-    };
+    let receiver =
+        if options.push { Some(Receiver::start(Arc::clone(&meter)).await?) } else { None };
     let change = |pipeline: &mut PipelineConfig| {
         if let Some(receiver) = &receiver {
             "push".clone_into(&mut pipeline.handler);
