@@ -85,14 +85,22 @@ struct Subject {
     /// The state from MongoDB.
     before: Option<Sequence>,
     read: Instant,
-    /// The state is from an earlier slice, so it may be outdated.
-    guessed: bool,
+    source: Source,
     /// An event was decided by it.
     used: bool,
     /// Whether a decision or a change is to be written.
     dirty: bool,
     /// Whether the profile itself changed.
     changed: bool,
+}
+
+/// Where a state is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// MongoDB, in this slice.
+    Read,
+    /// An earlier slice, so it may be outdated.
+    Recent,
 }
 
 /// A state that needs no write.
@@ -222,7 +230,8 @@ impl AutomationHandler {
         }
         let first = slice.events.first().map_or(0, |delivery| delivery.sequence.get());
         for (subscriber, subject) in subjects {
-            let Subject { mut kept, before, read, guessed, used, dirty, changed } = subject;
+            let Subject { mut kept, before, read, source, used, dirty, changed } = subject;
+            let guessed = source == Source::Recent;
             let subscriber = subscriber.to_owned();
             work.guessed |= guessed;
             work.read.insert(subscriber.clone(), read);
@@ -265,15 +274,15 @@ impl AutomationHandler {
         if subscribers.is_empty() {
             return Ok(HashMap::new());
         }
-        let subject = |kept: Kept, read, guessed| {
+        let subject = |kept: Kept, read, source| {
             let before = kept.sequence;
-            Subject { kept, before, read, guessed, used: false, dirty: false, changed: false }
+            Subject { kept, before, read, source, used: false, dirty: false, changed: false }
         };
         let mut subjects = HashMap::with_capacity(subscribers.len());
         subscribers.retain(|subscriber| {
             let known = self.recent.take(&slice.bot, subscriber);
             let Some((kept, read)) = known else { return true };
-            subjects.insert(*subscriber, subject(kept, read, true));
+            subjects.insert(*subscriber, subject(kept, read, Source::Recent));
             false
         });
         if !subscribers.is_empty() {
@@ -281,7 +290,9 @@ impl AutomationHandler {
             let kept = self.automations.subscribers().read(&slice.bot, &subscribers).await;
             let kept = kept.map_err(|error| self.failed(&error, count))?;
             let read = subscribers.into_iter().zip(kept);
-            subjects.extend(read.map(|(subscriber, kept)| (subscriber, subject(kept, now, false))));
+            subjects.extend(
+                read.map(|(subscriber, kept)| (subscriber, subject(kept, now, Source::Read))),
+            );
         }
         Ok(subjects)
     }
