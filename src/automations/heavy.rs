@@ -90,19 +90,21 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn few_long_decisions_run_concurrently_and_short_ones_do_not_wait_for_them() {
         let (heavy, running, most) = (Heavy::new(), AtomicUsize::new(0), AtomicUsize::new(0));
-        let long = |name| {
-            heavy.decide(&bot(name), || {
+        let long = async |name: usize| {
+            let bot = bot(name);
+            let decide = || {
                 let now = running.fetch_add(1, Ordering::SeqCst) + 1;
                 most.fetch_max(now, Ordering::SeqCst);
                 std::thread::sleep(LONG * 4);
                 running.fetch_sub(1, Ordering::SeqCst);
-            })
+            };
+            heavy.decide(&bot, decide).await;
         };
         for name in 0..4 {
             long(name).await; // From now on it is known.
         }
         most.store(0, Ordering::SeqCst);
-        join_all((0..4).map(long)).await;
+        join_all((0..4).map(&long)).await;
         assert!(most.load(Ordering::SeqCst) <= heavy.turns.available_permits());
         let turns = u32::try_from(heavy.turns.available_permits()).unwrap();
         let all = heavy.turns.acquire_many(turns).await.unwrap();

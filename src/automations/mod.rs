@@ -29,7 +29,6 @@ pub mod decide;
 pub(crate) mod effects;
 pub(crate) mod handler;
 mod heavy;
-mod heavy;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod profile;
