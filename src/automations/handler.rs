@@ -79,7 +79,6 @@ struct Work {
 
 /// A profile being changed.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 struct Subject {
     kept: Kept,
     /// The state from MongoDB.

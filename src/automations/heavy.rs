@@ -52,13 +52,13 @@ impl Heavy {
         let is_long = begun.elapsed() > LONG;
         if is_long != was_long {
             let mut bots = self.bots();
-            if !is_long {
-                bots.remove(bot);
-            } else {
+            if is_long {
                 if bots.len() >= BOTS_MAX {
                     bots.clear();
                 }
                 bots.insert(bot.clone());
+            } else {
+                bots.remove(bot);
             }
         }
         if is_long {
