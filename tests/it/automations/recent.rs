@@ -1,6 +1,8 @@
 //! Profiles that a process keeps between slices, while others change them.
 
-use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
 
 use crate::support::automation_rig::{
     LONG, RULES, emitted, event, field, profile, publish, put, settles, tag,
@@ -113,4 +115,37 @@ async fn a_profile_whose_write_has_no_answer_is_read_again() {
     settles(&stores, 5).await;
     assert_eq!(emitted(&stores, "yes").await.len(), 1);
     assert_eq!(emitted(&stores, "tag.applied").await.len(), 1);
+}
+
+#[tokio::test]
+async fn large_profiles_of_one_bot_push_none_of_another_out_of_memory() {
+    // Together 40 MB. A process keeps 32 MiB of recent profiles.
+    const LOUD: usize = 220;
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, RULES).await;
+    rules(&node.client()).await;
+    let rule = json!({ "on": ["never"], "actions": [{ "emit": { "type": "no" } }] });
+    assert_eq!(put(&node.client(), "loud", "r", &rule).await.code, 201);
+    let started = Instant::now();
+    publish(&stores, &[tag("b", "u", "1", "x")]).await;
+    settles(&stores, 1).await;
+    let text = "x".repeat(1_000);
+    let fields: Map<String, Value> = (0..180).map(|n| (format!("f{n}"), json!(text))).collect();
+    let large: Vec<Value> = (0..LOUD)
+        .map(|n| {
+            let data = json!({ "fields": fields });
+            event("loud", &format!("u{n}"), &format!("loud-{n}"), "subscriber.updated", data)
+        })
+        .collect();
+    for some in large.chunks(20) {
+        publish(&stores, some).await;
+    }
+    settles(&stores, 1 + LOUD).await;
+    let read = node.mongo.intercept(on("find", SUBSCRIBERS), 1, Interception::Watch);
+    publish(&stores, &[tag("b", "u", "2", "y")]).await;
+    settles(&stores, 2 + LOUD).await;
+    // After a minute it is read again in any case; only a very busy machine takes that long.
+    let is_old = started.elapsed() >= Duration::from_secs(60);
+    assert!(is_old || !read.has_caught(), "the profile of the quiet bot was read again");
+    assert_eq!(profile(&node.client(), "b", "u").await["tags"], json!(["x", "y"]));
 }
