@@ -180,6 +180,8 @@ impl AutomationHandler {
         let mut subjects = self.read(slice, count).await?;
         // A slow store must not make slices smaller: that would only cause more calls.
         let deadline = Instant::now() + allowed.max(DECIDING_MIN);
+        // A wait for a turn leaves enough time to store the decisions.
+        let turn_by = Instant::now() + self.patience / 2;
         let mut work = Work::default();
         let (mut bytes, mut new) = (0, 0);
         for (at, Delivery { sequence, event }) in slice.events[..count].iter().enumerate() {
@@ -203,8 +205,15 @@ impl AutomationHandler {
                 continue;
             }
             let profile = &mut subject.kept.profile;
-            let deciding = self.heavy.decide(&slice.bot, || decide(event, profile, rules));
-            let Decided { decision, notes, changed } = deciding.await;
+            let until = if at == 0 { turn_by } else { deadline };
+            let deciding = self.heavy.decide(&slice.bot, until, || decide(event, profile, rules));
+            let Some(Decided { decision, notes, changed }) = deciding.await else {
+                if at > 0 {
+                    break; // The decisions so far are stored.
+                }
+                let reason = "rules of other bots that take long are being decided";
+                return Err(Failure::unavailable(0, reason));
+            };
             if changed || !decision.is_nothing() {
                 if subject.before.is_none() && !subject.dirty {
                     if let Some(why) = self.full(slice, count, new).await? {

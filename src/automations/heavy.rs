@@ -1,8 +1,9 @@
 //! Turns for decisions that take long: those of a bot whose rules need much time of a processor.
 //!
 //! A decision does not wait for anything, so it keeps its thread from all other tasks of the process.
-//! A bot whose last decision was long therefore decides beside the runtime. Only some bots do that
-//! concurrently, and all of them in turn, one event at a time: a processor is left for the others.
+//! A bot whose last decision was long therefore decides on a thread of its own, with a low priority:
+//! the system interrupts it as soon as something else of the machine has to run. Only some bots do
+//! that concurrently, and all of them in turn, one event at a time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,9 @@ use crate::id::BotId;
 
 /// A longer decision is a long one.
 const LONG: Duration = Duration::from_millis(5);
+/// The niceness of their threads: beside others, they get about a tenth of a processor.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 10;
 /// Maximum number of bots that are remembered.
 const BOTS_MAX: usize = 1_024;
 
@@ -37,17 +41,22 @@ impl Heavy {
         self.bots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides on one event of the bot.
-    pub(super) async fn decide<T>(&self, bot: &BotId, decide: impl FnOnce() -> T) -> T {
+    /// Decides on one event of the bot. `None`: there was no turn for it until `until`.
+    pub(super) async fn decide<T: Send>(
+        &self,
+        bot: &BotId,
+        until: Instant,
+        decide: impl FnOnce() -> T + Send,
+    ) -> Option<T> {
         let was_long = self.bots().contains(bot);
-        // The semaphore is never closed. Without a turn, the decision only delays others.
-        let turn = if was_long { self.turns.acquire().await.ok() } else { None };
-        let begun = Instant::now();
-        let decided = if was_long && can_leave_the_runtime() {
-            tokio::task::block_in_place(decide)
+        let turn = if was_long {
+            let turn = tokio::time::timeout_at(until, self.turns.acquire()).await.ok()?;
+            turn.ok() // The semaphore is never closed.
         } else {
-            decide()
+            None
         };
+        let begun = Instant::now();
+        let decided = if was_long { beside_the_runtime(decide) } else { decide() };
         drop(turn);
         let is_long = begun.elapsed() > LONG;
         if is_long != was_long {
@@ -66,8 +75,29 @@ impl Heavy {
         } else {
             tokio::task::consume_budget().await;
         }
-        decided
+        Some(decided)
     }
+}
+
+/// Runs `decide` on a thread of its own, while other threads continue the tasks of this one. Compared to
+/// a long decision, a new thread costs little; and only a thread that ends can have a low priority,
+/// because a process without privileges may not raise it again.
+fn beside_the_runtime<T: Send>(decide: impl FnOnce() -> T + Send) -> T {
+    let beside = || {
+        let run = || {
+            lower_priority();
+            decide()
+        };
+        let joined = std::thread::scope(|threads| threads.spawn(run).join());
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    };
+    if can_leave_the_runtime() { tokio::task::block_in_place(beside) } else { beside() }
+}
+
+/// Without it, the thread only delays others more.
+fn lower_priority() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
 }
 
 /// Whether other threads continue the tasks of this one.
@@ -82,6 +112,10 @@ mod tests {
     use futures_util::future::join_all;
 
     use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
 
     fn bot(name: usize) -> BotId {
         BotId::parse(&format!("bot-{name}")).unwrap()
@@ -98,7 +132,7 @@ mod tests {
                 std::thread::sleep(LONG * 4);
                 running.fetch_sub(1, Ordering::SeqCst);
             };
-            heavy.decide(&bot, decide).await;
+            heavy.decide(&bot, soon(), decide).await.unwrap();
         };
         for name in 0..4 {
             long(name).await; // From now on it is known.
@@ -108,10 +142,11 @@ mod tests {
         assert!(most.load(Ordering::SeqCst) <= heavy.turns.available_permits());
         let turns = u32::try_from(heavy.turns.available_permits()).unwrap();
         let all = heavy.turns.acquire_many(turns).await.unwrap();
-        assert_eq!(heavy.decide(&bot(9), || 7).await, 7, "it needs no turn");
+        assert_eq!(heavy.decide(&bot(9), soon(), || 7).await, Some(7), "it needs no turn");
+        assert_eq!(heavy.decide(&bot(0), Instant::now() + LONG, || 7).await, None);
         drop(all);
         assert_eq!(heavy.bots().len(), 4);
-        heavy.decide(&bot(0), || ()).await;
+        heavy.decide(&bot(0), soon(), || ()).await.unwrap();
         assert!(!heavy.bots().contains(&bot(0)), "its last decision was short");
     }
 
@@ -120,8 +155,31 @@ mod tests {
         let heavy = Heavy::new();
         *heavy.bots() = (0..BOTS_MAX).map(bot).collect();
         for _ in 0..2 {
-            heavy.decide(&bot(BOTS_MAX), || std::thread::sleep(LONG * 4)).await;
+            let decide = || std::thread::sleep(LONG * 4);
+            heavy.decide(&bot(BOTS_MAX), soon(), decide).await.unwrap();
         }
         assert_eq!(heavy.bots().len(), 1);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_long_decision_has_a_low_priority_and_its_runtime_keeps_its_own() {
+        let niceness = || rustix::process::getpriority_process(Some(rustix::thread::gettid()));
+        let (heavy, own) = (Heavy::new(), niceness().unwrap());
+        let decide = || {
+            std::thread::sleep(LONG * 2);
+            niceness().unwrap()
+        };
+        assert_eq!(heavy.decide(&bot(1), soon(), decide).await, Some(own), "it is not known yet");
+        assert_eq!(heavy.decide(&bot(1), soon(), decide).await, Some(own.max(NICENESS)));
+        assert_eq!(niceness().unwrap(), own);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    #[should_panic(expected = "as it was")]
+    async fn a_panic_of_a_long_decision_is_the_panic_of_its_caller() {
+        let heavy = Heavy::new();
+        heavy.decide(&bot(1), soon(), || std::thread::sleep(LONG * 2)).await.unwrap();
+        let _ = heavy.decide(&bot(1), soon(), || panic!("as it was")).await;
     }
 }

@@ -151,7 +151,8 @@ impl Backlog {
             let exceeded = match entered {
                 Ok(state) => {
                     if state == Copying::Stuck {
-                        self.ask(ASK_STUCK).await;
+                        let _ =
+                            tokio::time::timeout_at(began + PATIENCE, self.ask(ASK_STUCK)).await;
                     }
                     return Ok(Entering { backlog: self, parts, waited: began.elapsed() });
                 }
@@ -163,7 +164,8 @@ impl Backlog {
                 waiting = Some(Waiting::new(self, sender).ok_or(exceeded)?);
             }
             if tokio::time::timeout(ASK, copied.changed()).await.is_err() {
-                self.ask(ASK).await;
+                // A slow Redis does not make the wait longer.
+                let _ = tokio::time::timeout_at(began + PATIENCE, self.ask(ASK)).await;
             }
         }
     }

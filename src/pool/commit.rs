@@ -60,6 +60,17 @@ pub(super) struct Item {
     reply: oneshot::Sender<Committed>,
 }
 
+impl Item {
+    fn new(
+        shard: Shard,
+        completion: Completion,
+        deadline: Instant,
+    ) -> (Self, oneshot::Receiver<Committed>) {
+        let (reply, verdict) = oneshot::channel();
+        (Self { shard, completion, deadline, unanswered: false, reply }, verdict)
+    }
+}
+
 #[cfg(test)]
 impl Item {
     /// A release of a bot, for tests.
@@ -77,8 +88,7 @@ impl Item {
             leaving: None,
         };
         let shard = bot.shard(crate::id::ShardCount::new(1).expect("in bounds"));
-        let (reply, _) = oneshot::channel();
-        Self { shard, completion, deadline: Instant::now(), unanswered: false, reply }
+        Self::new(shard, completion, Instant::now()).0
     }
 }
 
@@ -103,8 +113,11 @@ impl Commits {
         completion: Completion,
         deadline: Instant,
     ) -> Committed {
-        let (reply, verdict) = oneshot::channel();
-        let item = Item { shard, completion, deadline, unanswered: false, reply };
+        let (item, verdict) = Item::new(shard, completion, deadline);
+        self.send(item, verdict).await
+    }
+
+    async fn send(&self, item: Item, verdict: oneshot::Receiver<Committed>) -> Committed {
         if self.sender.send(item).await.is_err() {
             // The committer outlives every sender, unless it was aborted.
             return Committed::Unknown;
@@ -129,36 +142,49 @@ impl Commits {
         completion: Completion,
         deadline: Instant,
     ) -> Committed {
-        let (reply, verdict) = oneshot::channel();
-        let put = self.shelf.put(Item { shard, completion, deadline, unanswered: false, reply });
-        if let Err(item) = put
-            && self.sender.send(*item).await.is_err()
-        {
-            return Committed::Unknown;
+        let (item, verdict) = Item::new(shard, completion, deadline);
+        match self.shelf.put(item) {
+            Ok(()) => verdict.await.unwrap_or(Committed::Unknown),
+            Err(item) => self.send(*item, verdict).await,
         }
-        verdict.await.unwrap_or(Committed::Unknown)
     }
 
     /// Commits the waiting completions that should travel with a copy for these bots, over the link of
     /// `queue`. The committer repeats those that fail.
     ///
     /// # Cancel safety
-    /// The completions may or may not be committed: their results are unknown.
+    /// The committer commits them.
     pub(super) async fn commit_along<'a>(
         &self,
         queue: &Queue,
         bots: impl Iterator<Item = &'a BotId>,
     ) {
-        let mut items = self.shelf.take_along(bots);
+        let items = self.shelf.take_along(bots);
         if items.is_empty() {
             return;
         }
-        let Self { sender, dead_max, board, metrics, .. } = self;
+        let mut along = Along { shelf: &self.shelf, items, is_cut: true };
+        let Self { dead_max, board, metrics, .. } = self;
         // Logged by the committer, if it fails there, too.
-        let _ = commit_group(queue, *dead_max, board, metrics, &mut items).await;
-        for item in items {
-            let _ = sender.send(item).await;
+        let _ = commit_group(queue, *dead_max, board, metrics, &mut along.items).await;
+        along.is_cut = false;
+    }
+}
+
+/// Completions that travel with a copy. Those that are left when it is dropped go to the committer.
+struct Along<'a> {
+    shelf: &'a Shelf,
+    items: Vec<Item>,
+    /// Whether the call did not end.
+    is_cut: bool,
+}
+
+impl Drop for Along<'_> {
+    fn drop(&mut self) {
+        for item in &mut self.items {
+            item.unanswered |= self.is_cut;
         }
+        self.shelf.give_back(std::mem::take(&mut self.items));
     }
 }
 
@@ -301,6 +327,9 @@ impl Writer<'_> {
 }
 
 /// Sends all of `waiting` in one write. Completions without an answer stay in it.
+///
+/// # Cancel safety
+/// All of them stay in it, and may or may not be committed.
 async fn commit_group(
     queue: &Queue,
     dead_max: u64,
@@ -308,25 +337,26 @@ async fn commit_group(
     metrics: &PipelineMetrics,
     waiting: &mut Vec<Item>,
 ) -> Result<(), RedisError> {
-    let mut shards: BTreeMap<Shard, Vec<Vec<Item>>> = BTreeMap::new();
-    for item in waiting.drain(..) {
+    let mut shards: BTreeMap<Shard, Vec<Vec<usize>>> = BTreeMap::new();
+    for (place, item) in waiting.iter().enumerate() {
         let groups = shards.entry(item.shard).or_default();
         // The script accepts each bot once, so a renewal and the end of its slice need separate
         // calls.
         let accounts = |item: &Item| {
             item.completion.leaving.as_ref().map_or(0, |leaving| leaving.accounts.len())
         };
-        let fits = |group: &Vec<Item>| {
+        let fits = |group: &Vec<usize>| {
+            let others = || group.iter().map(|&place| &waiting[place]);
             group.len() < CALL_MAX
-                && group.iter().map(accounts).sum::<usize>() + accounts(&item) <= CALL_ACCOUNTS
-                && !group.iter().any(|other| other.completion.bot == item.completion.bot)
+                && others().map(accounts).sum::<usize>() + accounts(item) <= CALL_ACCOUNTS
+                && !others().any(|other| other.completion.bot == item.completion.bot)
         };
         match groups.last_mut() {
-            Some(group) if fits(group) => group.push(item),
-            _ => groups.push(vec![item]),
+            Some(group) if fits(group) => group.push(place),
+            _ => groups.push(vec![place]),
         }
     }
-    let groups: Vec<(Shard, Vec<Item>)> = shards
+    let groups: Vec<(Shard, Vec<usize>)> = shards
         .into_iter()
         .flat_map(|(shard, groups)| groups.into_iter().map(move |group| (shard, group)))
         .collect();
@@ -335,7 +365,7 @@ async fn commit_group(
     }
     let completions: Vec<Vec<Completion>> = groups
         .iter()
-        .map(|(_, group)| group.iter().map(|item| item.completion.clone()).collect())
+        .map(|(_, group)| group.iter().map(|&place| waiting[place].completion.clone()).collect())
         .collect();
     let ledger = queue.ledger().is_some();
     let calls: Vec<Complete<'_>> = groups
@@ -354,23 +384,22 @@ async fn commit_group(
         Err(error) => {
             // Only if the connection was never made it is certain that nothing was sent.
             let unanswered = !matches!(error, RedisError::Connect { .. });
-            for (_, group) in groups {
-                waiting.extend(group.into_iter().map(|mut item| {
-                    item.unanswered |= unanswered;
-                    item
-                }));
+            for item in waiting {
+                item.unanswered |= unanswered;
             }
             return Err(error);
         }
     };
+    let mut sent: Vec<Option<Item>> = std::mem::take(waiting).into_iter().map(Some).collect();
     let mut failed = None;
     for ((shard, group), reply) in groups.into_iter().zip(replies) {
+        let group = group.into_iter().filter_map(|place| sent[place].take());
         match reply {
             Ok(completed) => {
                 board.completed(shard, &completed);
                 metrics.letters_removed.increment(completed.letters_removed);
                 queue.letters_over_quota(completed.letters_over_quota);
-                for (item, verdict) in group.into_iter().zip(&completed.verdicts) {
+                for (item, verdict) in group.zip(&completed.verdicts) {
                     answer(item, *verdict);
                 }
             }
@@ -379,7 +408,7 @@ async fn commit_group(
                 // have run.
                 let may_have =
                     matches!(error, RedisError::Reply { .. } | RedisError::Unknown { .. });
-                waiting.extend(group.into_iter().map(|mut item| {
+                waiting.extend(group.map(|mut item| {
                     item.unanswered |= may_have;
                     item
                 }));

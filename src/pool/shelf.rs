@@ -108,6 +108,20 @@ impl Shelf {
         Ok(())
     }
 
+    /// Puts completions back that a copy took along and that are due now.
+    pub(super) fn give_back(&self, items: Vec<Item>) {
+        if items.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        state.bots.extend(items.iter().map(|item| item.completion.bot.clone()));
+        state.items.extend(items);
+        let now = Instant::now();
+        state.since = Some(now.checked_sub(WAIT).unwrap_or(now));
+        drop(state);
+        self.filled.notify_one();
+    }
+
     /// Takes all completions.
     pub(super) fn take(&self) -> Vec<Item> {
         let mut state = self.state();
@@ -232,5 +246,17 @@ mod tests {
         assert!(!shelf.is_due());
         let never = tokio::time::timeout(WAIT * 2, shelf.due()).await;
         never.expect_err("nothing waits");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_copy_took_along_and_gives_back_is_due_at_once() {
+        tokio::time::advance(WAIT).await;
+        let shelf = shelf(&["a", "b"]);
+        let items = shelf.take_along([bot("a")].iter());
+        assert!(shelf.take().is_empty());
+        shelf.give_back(items);
+        assert!(shelf.is_due());
+        shelf.due().await;
+        assert_eq!(shelf.take().len(), 2);
     }
 }
