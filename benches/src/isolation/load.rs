@@ -30,7 +30,7 @@ const QUIET_LETTERS: u64 = 20;
 /// Heavy rules of the hostile bot.
 const RULES: u64 = 50;
 /// Ads of the hostile bot, and those in one request.
-const ADS: u64 = 4_000;
+const ADS: u64 = 1_000;
 const ADS_PER_REQUEST: u64 = 250;
 /// The day of the imported views.
 pub(super) const DAY: &str = "2026-11-01";

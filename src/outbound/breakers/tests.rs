@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::circuit::{FAILURES, OPEN_MAX};
 use super::*;
 use crate::outbound::places::AGAIN_MIN;
@@ -284,6 +286,34 @@ fn a_bot_that_uses_less_than_its_part_of_the_rate_is_not_delayed_by_one_that_use
     }
     assert_eq!(refused, 0);
     assert!((595..=620).contains(&hostile), "the rest of 1,000 in 10 s: {hostile}");
+}
+
+#[test]
+fn requests_of_many_bots_that_are_due_at_once_use_the_whole_rate() {
+    const BOTS: u64 = 100;
+    const EACH: u64 = 100;
+    let (breakers, begun) = (limited(1_000, 2_000), Instant::now());
+    // When each comes, and a number that makes it late by up to 20 ms when it returns.
+    let mut coming: BTreeSet<(Instant, u64, u64)> =
+        (0..EACH).flat_map(|nth| (0..BOTS).map(move |bot| (begun, nth, bot))).collect();
+    let (mut last, mut refused) = (begun, 0);
+    while let Some((now, nth, number)) = coming.pop_first() {
+        match ask(&breakers, &format!("bot-{number}"), now) {
+            Permission::Go(pass) => {
+                pass.say(Outcome::Answered, now);
+                last = now;
+            }
+            Permission::Full(after) => {
+                refused += 1;
+                let late = Duration::from_micros((number * 7_919 + nth * 104_729) % 20_000);
+                coming.insert((now + after + late, nth, number));
+            }
+            Permission::Open(_) => panic!("no request failed"),
+        }
+    }
+    let took = (last - begun).as_secs_f64();
+    assert!((4.8..5.1).contains(&took), "10,000 at 2,000/s: {took} s");
+    assert!(refused < BOTS * EACH * 21 / 20, "hardly one is refused twice: {refused}");
 }
 
 #[test]
