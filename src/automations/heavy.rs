@@ -15,8 +15,10 @@ use tokio::time::Instant;
 
 use crate::id::BotId;
 
-/// A longer decision is a long one.
-const LONG: Duration = Duration::from_millis(5);
+/// A longer decision is a long one. A thread of its own costs some 50 µs.
+const LONG: Duration = Duration::from_millis(1);
+/// After a decision that takes longer, other tasks of the thread run first.
+const BRIEF: Duration = Duration::from_micros(100);
 /// The niceness of their threads: beside others, they get about a tenth of a processor.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
@@ -58,7 +60,8 @@ impl Heavy {
         let begun = Instant::now();
         let decided = if was_long { beside_the_runtime(decide) } else { decide() };
         drop(turn);
-        let is_long = begun.elapsed() > LONG;
+        let took = begun.elapsed();
+        let is_long = took > LONG;
         if is_long != was_long {
             let mut bots = self.bots();
             if is_long {
@@ -70,7 +73,7 @@ impl Heavy {
                 bots.remove(bot);
             }
         }
-        if is_long {
+        if took > BRIEF {
             tokio::task::yield_now().await;
         } else {
             tokio::task::consume_budget().await;
