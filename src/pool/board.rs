@@ -142,6 +142,15 @@ impl Board {
         self.state().shards[shard.index()].earlier(Instant::now() + ttl);
     }
 
+    /// Whether a claim could be sent now.
+    pub(super) fn has_work(&self) -> bool {
+        let now = Instant::now();
+        self.state()
+            .shards
+            .iter()
+            .any(|entry| !entry.claiming && (entry.is_due(now) || entry.low.is_some()))
+    }
+
     /// The claims to send now, for at most `room` bots. `slack`: how far a claim may pass the next
     /// lowest known score, µs.
     pub(super) fn next_round(&self, room: usize, slack: i64) -> Vec<Ask> {
@@ -153,7 +162,7 @@ impl Board {
         let mut order: Vec<(bool, i64, Shard)> = Vec::new();
         let shards = self.count.shards();
         for (entry, shard) in state.shards.iter().zip(shards) {
-            let due = entry.scan_at <= now || entry.deadline.is_some_and(|at| at <= now);
+            let due = entry.is_due(now);
             if !entry.claiming && (due || entry.low.is_some()) {
                 order.push((!due, entry.low.unwrap_or(i64::MAX), shard));
             }
@@ -283,6 +292,10 @@ impl State {
 }
 
 impl Entry {
+    fn is_due(&self, now: Instant) -> bool {
+        self.scan_at <= now || self.deadline.is_some_and(|at| at <= now)
+    }
+
     fn is_active(&self) -> bool {
         self.low.is_some() || self.deadline.is_some() || self.ready > 0
     }
