@@ -69,6 +69,8 @@ pub(super) struct Board {
     state: Mutex<State>,
     count: ShardCount,
     changed: Notify,
+    /// Whether shards in which nobody is ready are scanned as rarely as empty ones.
+    patient: bool,
 }
 
 impl Board {
@@ -87,7 +89,13 @@ impl Board {
         };
         let shards = count.shards().map(entry).collect();
         let state = Mutex::new(State { shards, clock: 0, server: None });
-        Self { state, count, changed: Notify::new() }
+        Self { state, count, changed: Notify::new(), patient: false }
+    }
+
+    /// A board for bots that often wait for their rate: nobody looks at them before. Messages and
+    /// deadlines wake the dispatcher, as for empty shards.
+    pub(super) fn patient(self, patient: bool) -> Self {
+        Self { patient, ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -219,6 +227,7 @@ impl Board {
         }
         let interval = match (entry.missed, entry.is_active()) {
             (true, _) => Duration::ZERO,
+            (false, true) if self.patient && entry.low.is_none() => SCAN_IDLE,
             (false, true) => SCAN_ACTIVE,
             (false, false) => SCAN_IDLE,
         };

@@ -224,7 +224,8 @@ impl Pool {
         let Work { handler, environment, signing_key, meter, limits, stores } = work;
         let total = Total::new(limits.total).map(Arc::new);
         let metrics = PipelineMetrics::new(queue.name());
-        let board = Arc::new(Board::new(queue.shard_count()));
+        let patient = limits.general.rate.is_some();
+        let board = Arc::new(Board::new(queue.shard_count()).patient(patient));
         let dead_max = queue.limits().dead_max;
         let (commits, committer) =
             commit::committer(queue.clone(), dead_max, Arc::clone(&board), metrics.clone());

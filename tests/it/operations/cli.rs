@@ -99,7 +99,7 @@ fn line(id: u32) -> String {
 fn bad_usage_exits_64_and_names_the_thing() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("bad.toml"), "[redis]\nshards = 0\n").unwrap();
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 18] = [
         (&[], "Usage: fairlane"),
         (&["nonsense"], "nonsense"),
         (&["status", "--nonsense"], "--nonsense"),
