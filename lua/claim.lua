@@ -7,13 +7,13 @@
 -- one clock of all shards: a claim that would find lower scores elsewhere is refused here, and
 -- returns the true lowest score.
 --
--- KEYS  the eight of shared.lua, [9] weight (hash, bots whose weight is not 1)
+-- KEYS  the eight of shared.lua, [9] weight (hash: bots with a weight, rate or burst of their own; see set)
 -- ARGV  max, bound, ttl ms, seen (highest clock the claimer saw on any shard), slice µs,
 --       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (how
 --       many events a bot takes one by one after its holder vanished)
 -- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
 --       ready bots left, leases reaped, run id of the server (shortened), then per bot: id, fence, start,
---       att or '', weight, queued bytes or 0 if they are not counted}
+--       att or '', what is set for it or 1, queued bytes or 0 if they are not counted}
 -- Cost  7 commands if nobody is ready, otherwise 13 to 17 for any max; when reaping about 11 more + 1 an
 --       expired lease
 assert(#KEYS == 9 and #ARGV == 7, 'claim: wrong number of arguments')
@@ -90,7 +90,7 @@ if #taken > 0 then
     reply[#reply + 1] = fence
     reply[#reply + 1] = start
     reply[#reply + 1] = attempts[i] or ''
-    reply[#reply + 1] = tonumber(weights[i] or 1)
+    reply[#reply + 1] = weights[i] or 1
     reply[#reply + 1] = rare and held(queues[i]) or 0
   end
   v = math.max(v, lowest_start or 0)

@@ -9,7 +9,7 @@
 -- A copier with free workers leases quiet bots in the same call. It knows their events already.
 --
 -- KEYS  the eight of shared.lua, [9] hwm (hash: stream -> last offset copied), [10] dlq,
---       [11] weight (hash, bots whose weight is not 1), [12..] q:<bot> per bot, then with views per
+--       [11] weight (hash: bots with limits of their own; see set), [12..] q:<bot> per bot, then with views per
 --       bot the ledger of ledger.lua
 -- ARGV  stream, prev, last, slice µs, linger ms, max queue, overflow, max dead letters, quotas
 --       of a bot (see quota_of), bots to lease at most, their ttl ms, seen (highest clock the copier
@@ -19,7 +19,7 @@
 -- Reply {'OK', offset, appended, dead, dropped, dead letters removed, events above a quota, dead
 --       letters above a quota, then if bots are leased: run id of the server (shortened), and per
 --       leased bot: place in the call from 0, sequence before its first event, number of its events
---       in the queue, fence, start, att or '', weight} | {'DUP', offset} | {'GAP', offset}
+--       in the queue, fence, start, att or '', what is set for it or 1} | {'DUP', offset} | {'GAP', offset}
 -- Cost  11 commands + 1 a bot (2 with max queue) + 2 a dead letter, with views 1 + 3 an ad; with leases
 --       10 + 1 a bot if nobody is ready and few keys exist, otherwise up to 14 + 1 a bot
 local views = tonumber(ARGV[13]) or 0

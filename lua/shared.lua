@@ -468,7 +468,7 @@ local function lease_fresh(fresh, begins, meta, slice, take)
       leases[#leases + 1] = fence
       leases[#leases + 1] = start
       leases[#leases + 1] = attempts[i] or ''
-      leases[#leases + 1] = tonumber(weights[i] or 1)
+      leases[#leases + 1] = weights[i] or 1
     end
   end
   if #busy == 0 then

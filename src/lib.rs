@@ -155,6 +155,8 @@ mod products;
 pub mod queue;
 #[doc(hidden)]
 pub mod quotas;
+#[doc(hidden)]
+pub mod rate;
 mod receiver;
 #[doc(hidden)]
 pub mod redis;

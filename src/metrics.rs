@@ -59,6 +59,7 @@ table! {
     FANOUT_SECONDS "fanout_seconds" Seconds "Time from a batch read to all its copies queued";
     QUEUE_DEPTH "queue_depth" Gauge "Events in the queues";
     QUEUE_BOTS "queue_bots" Gauge "Bots by state: ready, leased, parked, paused";
+    BOTS_THROTTLED "bots_throttled" Gauge "Bots whose events wait because of their rate";
     QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is not paused";
     QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
     DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
@@ -270,6 +271,7 @@ pub struct PipelineMetrics {
     pub leased: Gauge,
     pub async_leases: Gauge,
     pub parked: Gauge,
+    pub throttled: Gauge,
     pub paused: Gauge,
     pub oldest_age: Gauge,
     pub dropped: Counter,
@@ -314,6 +316,7 @@ impl PipelineMetrics {
             leased: bots("leased"),
             async_leases: level(ASYNC_LEASES),
             parked: bots("parked"),
+            throttled: level(BOTS_THROTTLED),
             paused: bots("paused"),
             oldest_age: level(QUEUE_OLDEST_AGE),
             dropped: count(QUEUE_DROPPED),

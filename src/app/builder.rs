@@ -400,6 +400,7 @@ impl Plan {
             environment,
             signing_key: signing_key.clone(),
             meter: Arc::clone(&self.meter),
+            limits: seat.config.limits_of_bots(&self.name),
             stores: self.part.stores(),
         };
         Pool::new(seat.pool.clone(), self.settings(), work, seat.shutdown.clone())

@@ -1,5 +1,7 @@
 //! `fairlane bots`.
 
+use std::str::FromStr;
+
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -11,8 +13,9 @@ use crate::clock::{Clock as _, SystemClock, micros, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
-    BotOrder, BotState, BotView, DeadOfBot, Holdings, LastFailure, QueuedEvent, memory,
+    BotChange, BotOrder, BotState, BotView, DeadOfBot, Holdings, LastFailure, QueuedEvent, memory,
 };
+use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,7 +38,10 @@ Examples:
 const SET_EXAMPLES: &str = "\
 Examples:
   fairlane bots set shop-7 --weight 3     three times the share of a bot with weight 1
-  fairlane bots set shop-7 --weight 1     back to the default";
+  fairlane bots set shop-7 --weight 0.1   a tenth of that share
+  fairlane bots set shop-7 --weight 1     back to the default
+  fairlane bots set shop-7 --rate 10/s --burst 5
+  fairlane bots set shop-7 --rate default --burst default";
 const PAUSE_EXAMPLES: &str = "\
 Examples:
   fairlane bots pause shop-7     a running slice ends normally; new events are still queued";
@@ -85,14 +91,20 @@ enum Action {
         #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=10_000))]
         limit: u32,
     },
-    /// Set the weight of a bot: its share of the service.
-    #[command(after_help = SET_EXAMPLES)]
+    /// Set the weight of a bot, its share of the service, or its rate. What is not named stays.
+    #[command(after_help = SET_EXAMPLES, group(clap::ArgGroup::new("setting").required(true).multiple(true)))]
     Set {
         /// The bot.
         bot: BotId,
-        /// Relative to 1, the default weight of every bot.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
-        weight: u32,
+        /// Relative to 1, the default weight of every bot: 0.01 to 1000.
+        #[arg(long, value_name = "N", group = "setting")]
+        weight: Option<Weight>,
+        /// Maximum rate of its events: "10/s", "30/m", "100/h"; "unlimited"; "default": that of the pipeline.
+        #[arg(long, value_name = "RATE", group = "setting", value_parser = or_default::<BotRate>)]
+        rate: Option<OrDefault<BotRate>>,
+        /// Maximum number of its events at once: 1 to 1000000; "default": that of the pipeline.
+        #[arg(long, value_name = "N", group = "setting", value_parser = or_default::<Burst>)]
+        burst: Option<OrDefault<Burst>>,
     },
     /// Pause a bot: stop handing out its events.
     #[command(after_help = PAUSE_EXAMPLES)]
@@ -169,7 +181,11 @@ struct Done<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    weight: Option<u32>,
+    weight: Option<Weight>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate: Option<BotRate>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    burst: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     events: Option<u64>,
 }
@@ -215,7 +231,7 @@ async fn list(
                 number(view.depth),
                 age(view.oldest_age_ms, view.depth > 0),
                 number(view.attempts.into()),
-                number(view.weight.into()),
+                view.weight.to_string(),
             ]);
         }
         if table.is_empty() { "no bot has queued events".to_owned() } else { output.table(&table) }
@@ -252,8 +268,15 @@ async fn show(
             age(view.oldest_age_ms, view.depth > 0),
             view.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string()),
             number(view.attempts.into()),
-            number(view.weight.into()),
+            view.weight,
         );
+        if view.rate.is_some() || view.burst.is_some() {
+            text.extend(["\nlimits    ", &limits(view)]);
+        }
+        if let Some(since) = view.throttled_since_ms {
+            let ago = duration(millis(now).saturating_sub(since));
+            text.extend(["\nthrottled for ", &ago, ": its rate holds it back"]);
+        }
         if let Some(LastFailure { reason, time_ms, since_ms }) = last_failure {
             let ago = |ms: u64| duration(millis(now).saturating_sub(ms));
             text.extend(["\nfailed    ", &ago(*time_ms), " ago: ", &plain(reason)]);
@@ -332,17 +355,33 @@ async fn change(
     action: &Action,
 ) -> Result<(), CliError> {
     let queue = session.queue(pipeline);
-    let done = |bot| Done { pipeline, bot, changed: None, weight: None, events: None };
+    let done = |bot| Done {
+        pipeline,
+        bot,
+        changed: None,
+        weight: None,
+        rate: None,
+        burst: None,
+        events: None,
+    };
     let said = |bot: &BotId, what: &str| {
         format!("bot {} of pipeline {pipeline} {what}", plain(bot.as_str()))
     };
     match action {
         Action::List { .. } | Action::Show { .. } => Ok(()),
-        Action::Set { bot, weight } => {
-            queue.set_weight(bot, *weight).await?;
-            output.show(&Done { weight: Some(*weight), ..done(bot) }, |_| {
-                said(bot, &format!("has weight {weight}"))
-            })
+        Action::Set { bot, weight, rate, burst } => {
+            let change = BotChange {
+                weight: *weight,
+                rate: rate.map(|rate| rate.0),
+                burst: burst.map(|burst| burst.0.map(|burst| burst.0)),
+            };
+            if !queue.set(bot, change).await? {
+                return Err(CliError::TooManySet);
+            }
+            let view = queue.view_bot(bot, SystemClock.now()).await?;
+            let (rate, burst) = (view.rate, view.burst);
+            let set = Done { weight: Some(view.weight), rate, burst, ..done(bot) };
+            output.show(&set, |_| said(bot, &format!("has {}", limits(&view))))
         }
         Action::Pause { bot } => {
             let changed = queue.pause(Some(bot)).await?;
@@ -378,6 +417,42 @@ async fn change(
                 said(bot, &format!("is purged: deleted {}", count(events, "event")))
             })
         }
+    }
+}
+
+/// What is set for a bot.
+fn limits(view: &BotView) -> String {
+    let mut text = format!("weight {}", view.weight);
+    if let Some(rate) = view.rate {
+        text.push_str(&format!(", rate {rate}"));
+    }
+    if let Some(burst) = view.burst {
+        text.push_str(&format!(", burst {burst}"));
+    }
+    text
+}
+
+/// A value, or nothing for the text "default".
+#[derive(Debug, Clone, Copy)]
+struct OrDefault<T>(Option<T>);
+
+fn or_default<T: FromStr>(text: &str) -> Result<OrDefault<T>, T::Err> {
+    if text == "default" {
+        Ok(OrDefault(None))
+    } else {
+        text.parse().map(|value| OrDefault(Some(value)))
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Burst(u32);
+
+impl FromStr for Burst {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        let burst = text.parse().ok().filter(|burst| (1..=BURST_MAX).contains(burst));
+        burst.map(Self).ok_or(LimitError::Burst)
     }
 }
 

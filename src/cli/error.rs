@@ -7,6 +7,7 @@ use crate::config::ConfigError;
 use crate::id::{LetterId, PipelineName};
 use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
+use crate::queue::SET_MAX;
 use crate::redis::RedisError;
 use crate::redis::private::PrivateRedisError;
 use crate::sandbox::SandboxError;
@@ -47,6 +48,11 @@ pub enum CliError {
     /// Redis refused or failed a command.
     #[error(transparent)]
     Store(RedisError),
+    /// The settings of single bots are bounded.
+    #[error(
+        "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first: fairlane bots set BOT --weight 1 --rate default --burst default"
+    )]
+    TooManySet,
     /// The Redis client cannot use the address.
     #[error("redis.url is not usable; write redis://[USER:PASSWORD@]HOST[:PORT][/DB]")]
     Address,
@@ -250,6 +256,7 @@ impl CliError {
             | Self::Receiver(_)
             | Self::Json(_)
             | Self::Signals(_)
+            | Self::TooManySet
             | Self::Faults { .. } => Exit::Failed,
         }
     }

@@ -30,8 +30,8 @@ pub(crate) use load::mongod;
 pub use products::ProductSection;
 pub(crate) use sections::{ANONYMOUS, WEIGHT_MAX};
 pub use sections::{
-    AdmissionConfig, AuthConfig, BackoffConfig, BotQuotaConfig, BusConfig, BusSource,
-    CallbacksConfig, CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig,
+    AdmissionConfig, AuthConfig, BackoffConfig, BotLimitsConfig, BotQuotaConfig, BusConfig,
+    BusSource, CallbacksConfig, CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig,
     NotificationsConfig, OnThrottle, PipelineConfig, QuotasConfig, RedisConfig, Scope, Start,
     TokenConfig, WorkersConfig,
 };
@@ -47,10 +47,11 @@ pub use crate::redis::{RedisUrl, RedisUrlError};
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
 /// Lists of tables: the key of the list, and the keys of each table with their defaults.
-const TABLES: [(&str, &str); 3] = [
+const TABLES: [(&str, &str); 4] = [
     ("auth.tokens", include_str!("token.toml")),
     ("callbacks.headers", include_str!("headers.toml")),
     ("quotas.bots", include_str!("quota.toml")),
+    ("limits.bots", include_str!("limit.toml")),
 ];
 
 /// The complete configuration of a process.
@@ -85,6 +86,8 @@ pub struct Config {
     pub admission: AdmissionConfig,
     /// The section `[quotas]`.
     pub quotas: QuotasConfig,
+    /// The bots of `[[limits.bots]]`: at most 1,000, each once per pipeline.
+    pub limited_bots: Vec<BotLimitsConfig>,
     /// The section `[auth]`.
     pub auth: AuthConfig,
     /// The built-in pipelines and the sections `[pipelines.NAME]`, including disabled ones.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::Json;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -17,12 +17,12 @@ use super::extract::{self, NoBody, Path, Query};
 use super::page::Limit;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
-use crate::config::WEIGHT_MAX;
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
-    BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings, LastFailure, Mark,
-    Queue, QueuedEvent,
+    BotChange, BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings,
+    LastFailure, Mark, Queue, QueuedEvent, SET_MAX,
 };
+use crate::rate::{BURST_MAX, LimitError, Weight};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
@@ -260,41 +260,91 @@ async fn show(
     Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, cursor }))
 }
 
-/// The settings of a bot.
+/// The settings of a bot. What is left out stays as it is; at least one must be there.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    /// Its share of the service, relative to the default 1.
-    #[schema(minimum = 1, maximum = 1000)]
-    weight: u32,
+    /// Its share of the service, relative to the default 1; up to three decimals.
+    #[schema(minimum = 0.01, maximum = 1000)]
+    weight: Option<f64>,
+    /// Maximum rate of its events, such as `10/s`, `30/m` or `100/h`; `unlimited`: none; null: that of the
+    /// pipeline.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>, pattern = "^(unlimited|[0-9]{1,6}(\\.[0-9]{1,3})?/[smh])$")]
+    rate: Option<Option<String>>,
+    /// Maximum number of its events at once after a pause; null: that of the pipeline.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000000)]
+    burst: Option<Option<u32>>,
 }
 
-/// Set the weight of a bot
+/// A field that is there, even if it is null.
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
+impl Settings {
+    fn change(self) -> Result<BotChange, Problem> {
+        let Self { weight, rate, burst } = self;
+        if weight.is_none() && rate.is_none() && burst.is_none() {
+            let detail = "nothing is set; write at least one of weight, rate and burst";
+            return Err(Problem::field("weight", detail));
+        }
+        let weight = weight.map(|weight| {
+            Weight::try_from(weight)
+                .map_err(|error| Problem::field("weight", format!("it is {weight}; {error}")))
+        });
+        let rate = rate.map(|rate| {
+            rate.map(|rate| {
+                rate.parse()
+                    .map_err(|error| Problem::field("rate", format!("it is {rate:?}; {error}")))
+            })
+            .transpose()
+        });
+        if let Some(Some(burst)) = burst
+            && !(1..=BURST_MAX).contains(&burst)
+        {
+            let detail = format!("it is {burst}; {}", LimitError::Burst);
+            return Err(Problem::field("burst", detail));
+        }
+        Ok(BotChange { weight: weight.transpose()?, rate: rate.transpose()?, burst })
+    }
+}
+
+/// Set the weight and the rate of a bot
 ///
 /// Takes effect at its next slice. A token sets weights up to its `max_weight`: 1 by default, 1,000
-/// for a token of all bots.
+/// for a token of all bots. Only a token of all bots sets rates and bursts.
 #[utoipa::path(
     put, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "setBot",
     params(BotPath), request_body = Settings,
-    responses((status = 204, description = "The weight is set"), OfPipeline, Body, Marking)
+    responses((status = 204, description = "The settings are changed"), OfPipeline, Body, Marking)
 )]
 async fn set(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(path): Path<BotPath>,
-    extract::Json(Settings { weight }): extract::Json<Settings>,
+    extract::Json(settings): extract::Json<Settings>,
 ) -> Result<StatusCode, Problem> {
-    if !(1..=WEIGHT_MAX).contains(&weight) {
-        let detail = format!("it is {weight}; write a whole number from 1 to {WEIGHT_MAX}");
-        return Err(Problem::field("weight", detail));
-    }
+    let change = settings.change()?;
     let queue = path.queue(&api, &caller).await?;
-    caller.check_weight(weight)?;
-    if weight != 1 {
-        path.check_marks(&queue, &caller, Mark::Weight).await?;
+    if change.rate.is_some() || change.burst.is_some() {
+        // A tenant must not lift the limit of its own bot.
+        caller.check_all_bots()?;
     }
-    queue.set_weight(&path.bot, weight).await?;
-    caller.did("set weight", &path.pipeline, Some(&path.bot));
+    if let Some(weight) = change.weight {
+        caller.check_weight(weight)?;
+        if weight != Weight::ONE {
+            path.check_marks(&queue, &caller, Mark::Weight).await?;
+        }
+    }
+    if !queue.set(&path.bot, change).await? {
+        let detail = format!(
+            "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first (weight 1, rate null, burst null)"
+        );
+        return Err(Problem::new(Kind::TooManyBots, detail));
+    }
+    caller.did("set", &path.pipeline, Some(&path.bot));
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -69,6 +69,8 @@ pub(super) struct Board {
     state: Mutex<State>,
     count: ShardCount,
     changed: Notify,
+    /// Whether shards in which nobody is ready are scanned as rarely as empty ones.
+    patient: bool,
 }
 
 impl Board {
@@ -87,7 +89,13 @@ impl Board {
         };
         let shards = count.shards().map(entry).collect();
         let state = Mutex::new(State { shards, clock: 0, server: None });
-        Self { state, count, changed: Notify::new() }
+        Self { state, count, changed: Notify::new(), patient: false }
+    }
+
+    /// A board for bots that often wait for their rate: nobody looks at them before. Messages and
+    /// deadlines wake the dispatcher, as for empty shards.
+    pub(super) fn patient(self, patient: bool) -> Self {
+        Self { patient, ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -142,6 +150,15 @@ impl Board {
         self.state().shards[shard.index()].earlier(Instant::now() + ttl);
     }
 
+    /// Whether a claim could be sent now.
+    pub(super) fn has_work(&self) -> bool {
+        let now = Instant::now();
+        self.state()
+            .shards
+            .iter()
+            .any(|entry| !entry.claiming && (entry.is_due(now) || entry.low.is_some()))
+    }
+
     /// The claims to send now, for at most `room` bots. `slack`: how far a claim may pass the next
     /// lowest known score, µs.
     pub(super) fn next_round(&self, room: usize, slack: i64) -> Vec<Ask> {
@@ -153,7 +170,7 @@ impl Board {
         let mut order: Vec<(bool, i64, Shard)> = Vec::new();
         let shards = self.count.shards();
         for (entry, shard) in state.shards.iter().zip(shards) {
-            let due = entry.scan_at <= now || entry.deadline.is_some_and(|at| at <= now);
+            let due = entry.is_due(now);
             if !entry.claiming && (due || entry.low.is_some()) {
                 order.push((!due, entry.low.unwrap_or(i64::MAX), shard));
             }
@@ -210,6 +227,7 @@ impl Board {
         }
         let interval = match (entry.missed, entry.is_active()) {
             (true, _) => Duration::ZERO,
+            (false, true) if self.patient && entry.low.is_none() => SCAN_IDLE,
             (false, true) => SCAN_ACTIVE,
             (false, false) => SCAN_IDLE,
         };
@@ -283,6 +301,10 @@ impl State {
 }
 
 impl Entry {
+    fn is_due(&self, now: Instant) -> bool {
+        self.scan_at <= now || self.deadline.is_some_and(|at| at <= now)
+    }
+
     fn is_active(&self) -> bool {
         self.low.is_some() || self.deadline.is_some() || self.ready > 0
     }

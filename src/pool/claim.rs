@@ -8,6 +8,7 @@ use redis::{Pipeline, Value};
 use tracing::{info, warn};
 
 use super::board::Ask;
+use super::total::Reserved;
 use super::{Shared, worker};
 use crate::event::Event;
 use crate::queue::{CLAIM_TTL, FAIR_SLICE_US, Lease, Sent};
@@ -34,7 +35,7 @@ pub(super) fn by_holder(shared: &Shared, asks: Vec<Ask>) -> impl Iterator<Item =
 }
 
 /// Sends the claims in one write. The leased events are read and handled while the next claim runs.
-pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
+pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>, reserved: Reserved) {
     let ttl = CLAIM_TTL.min(shared.settings.lease_ttl);
     let calls: Vec<Claim<'_>> = asks
         .iter()
@@ -90,6 +91,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
         return;
     }
     shared.occupancy.take(leases.len());
+    reserved.answered(leases.len());
     let shared_by_feed = Arc::clone(shared);
     // Not awaited: the next claim is sent while the events are read.
     shared.shutdown.spawn(feed(shared_by_feed, leases));
@@ -99,7 +101,14 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>) {
 /// bots that hold more than [`SLICE_BYTES`].
 async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let usual = shared.usual_events();
-    let events = |lease: &Lease| shared.slice_events(lease, usual);
+    let total = shared.total.as_ref();
+    let (share, stamp) = total.map_or((usual, 0), |total| total.share(leases.len(), usual));
+    let events = |lease: &Lease| shared.slice_events(lease, usual).min(share);
+    let unused = |records: usize| {
+        if let Some(total) = total {
+            total.put_back(share.saturating_sub(records), stamp);
+        }
+    };
     let (large, small): (Vec<_>, Vec<_>) =
         leases.into_iter().partition(|lease| lease.queued_bytes > SLICE_BYTES as u64);
     for lease in large {
@@ -115,6 +124,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let mut oldest_us = 0;
     for (lease, records) in read_small(&shared, small, events).await {
         let place = Release(Arc::clone(&shared));
+        unused(records.as_ref().map_or(0, Vec::len));
         let Some(records) = records else { continue };
         oldest_us = oldest_us.max(age_us(&shared, &records));
         let shared = Arc::clone(&shared);

@@ -22,8 +22,10 @@ pub mod retry;
 pub mod scale;
 mod settle;
 mod shelf;
+mod total;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -43,14 +45,17 @@ use self::occupancy::Occupancy;
 pub(crate) use self::places::{Places, Reserved};
 use self::retry::{Backoff, RetryBudget};
 use self::scale::{Bounds, Load, Scaler};
+pub use self::total::Totals;
+use self::total::{Asked, Total};
 use crate::handler::{AnyHandler, Environment};
-use crate::id::Shard;
+use crate::id::{BotId, Shard};
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
 use crate::pressure::Pressure;
 use crate::queue::wake::{Listener, Wake};
 use crate::queue::{FAIR_SLICE, Lease, Queue, Sent};
+use crate::rate::BotLimits;
 use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
 
@@ -86,6 +91,17 @@ pub struct Settings {
     pub max_age: Option<Duration>,
 }
 
+/// How fast the bots of a pool are handled.
+#[derive(Debug, Clone, Default)]
+pub struct BotsLimits {
+    /// All bots, unless they have their own.
+    pub general: BotLimits,
+    /// Bots with their own limits in the configuration.
+    pub bots: BTreeMap<BotId, BotLimits>,
+    /// All bots together.
+    pub total: Totals,
+}
+
 /// The handler of a pool, and the observers of its results.
 pub(crate) struct Work {
     pub(crate) handler: Arc<dyn AnyHandler>,
@@ -93,6 +109,7 @@ pub(crate) struct Work {
     /// Signs the names of leases for external receivers.
     pub(crate) signing_key: SigningKey,
     pub(crate) meter: Arc<Meter>,
+    pub(crate) limits: BotsLimits,
     /// The stores that the handler needs, except Redis: measure how slow they are.
     pub(crate) stores: Vec<Arc<Pressure>>,
 }
@@ -101,6 +118,9 @@ pub(crate) struct Work {
 pub(crate) struct Shared {
     queue: Queue,
     settings: Settings,
+    limits: BotsLimits,
+    /// What all processes may do together.
+    total: Option<Arc<Total>>,
     handler: Arc<dyn AnyHandler>,
     environment: Environment,
     signing_key: SigningKey,
@@ -158,7 +178,8 @@ impl Shared {
     /// The number of events in the slice of a lease.
     fn slice_events(&self, lease: &Lease, usual: usize) -> usize {
         let alone = lease.attempts.isolated() && self.queue.ledger().is_none();
-        if alone { 1 } else { usual }
+        let most = self.bucket_of(lease).map_or(usize::MAX, |bucket| bucket.burst as usize);
+        if alone { 1 } else { usual.min(most) }
     }
 
     /// Marks the start of a call for `shard`.
@@ -200,9 +221,11 @@ pub(crate) struct Pool {
 impl Pool {
     /// Creates the pool and starts its committer. The `link` of `queue` is a hot path.
     pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
-        let Work { handler, environment, signing_key, meter, stores } = work;
+        let Work { handler, environment, signing_key, meter, limits, stores } = work;
+        let total = Total::new(limits.total).map(Arc::new);
         let metrics = PipelineMetrics::new(queue.name());
-        let board = Arc::new(Board::new(queue.shard_count()));
+        let patient = limits.general.rate.is_some();
+        let board = Arc::new(Board::new(queue.shard_count()).patient(patient));
         let dead_max = queue.limits().dead_max;
         let (commits, committer) =
             commit::committer(queue.clone(), dead_max, Arc::clone(&board), metrics.clone());
@@ -210,6 +233,8 @@ impl Pool {
         let shared = Shared {
             queue,
             settings,
+            limits,
+            total,
             handler,
             environment,
             signing_key,
@@ -249,6 +274,9 @@ impl Pool {
     /// so that its leases are given back immediately.
     pub(crate) async fn run(self) {
         let shared = self.shared;
+        if let Some(total) = &shared.total {
+            shared.shutdown.spawn(Arc::clone(total).keep(Arc::clone(&shared)));
+        }
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
@@ -270,7 +298,9 @@ impl Pool {
             shared.occupancy.set_wanted(true);
             let room = room(&shared, &mut scaler, started.elapsed());
             let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
+            let (room, reserved, closed) = within_total(&shared, room).await;
             let asks = shared.board.next_round(room, slack.unwrap_or(0));
+            let reserved = total::Reserved::split(&shared, reserved, &asks);
             if asks.is_empty() {
                 if room > 0 && claims.is_empty() {
                     shared.deferral.drained();
@@ -283,6 +313,7 @@ impl Pool {
                     () = changed => {}
                     Some(_) = claims.next() => {}
                     () = tokio::time::sleep_until(shared.board.next_look()), if room > 0 => {}
+                    () = sleep_until(closed), if closed.is_some() => {}
                     // The metrics and the target follow the leases of the copier, too.
                     () = tokio::time::sleep(LOOK), if shared.occupancy.held() > 0 => {}
                 }
@@ -291,7 +322,8 @@ impl Pool {
             round += 1;
             let before = claims.len();
             for asks in by_holder(&shared, asks) {
-                claims.push(claim(&shared, asks).map(move |()| round));
+                let reserved = reserved.of(&asks);
+                claims.push(claim(&shared, asks, reserved).map(move |()| round));
             }
             let asked = claims.len() - before;
             tokio::select! {
@@ -309,6 +341,29 @@ impl Pool {
             () = async { while claims.next().await.is_some() {} } => {}
         }
         info!(pipeline = %shared.queue.name(), "pool stopped claiming");
+    }
+}
+
+/// The part of `room` that the limits over all processes allow, which it reserves, and until when they
+/// allow nothing.
+async fn within_total(
+    shared: &Arc<Shared>,
+    room: usize,
+) -> (usize, Option<Asked>, Option<Instant>) {
+    let Some(total) = &shared.total else { return (room, None, None) };
+    if !shared.board.has_work() {
+        total.rest(shared).await;
+        return (room, None, None);
+    }
+    let asked = total.reserve(shared, room).await;
+    let closed = total.closed_until().filter(|_| asked.leases == 0);
+    (asked.leases, Some(asked), closed)
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -89,11 +89,12 @@ impl Places {
 
     /// Reserves places for up to `max` leases. `None` if none is free, or bots that wait already
     /// need them. With a ledger, the handler merges the events that gather in a queue, so none is
-    /// taken at once.
+    /// taken at once. With a limit over all processes, only the dispatcher knows what is left.
     pub(crate) fn reserve(&self, max: usize) -> Option<Reserved> {
         let shared = &self.0;
         let merges = shared.queue.ledger().is_some();
-        if merges || shared.shutdown.soft.is_cancelled() || shared.board.ready() > 0 {
+        let total = shared.total.is_some();
+        if merges || total || shared.shutdown.soft.is_cancelled() || shared.board.ready() > 0 {
             return None;
         }
         let at_least = if self.is_sparse() { self.sparse_places() } else { 0 };
@@ -155,7 +156,7 @@ impl Reserved {
                 fence: taken.fence,
                 start: taken.start,
                 attempts: taken.attempts,
-                weight: taken.weight,
+                own: taken.own,
                 queued_bytes,
             };
             let lease = Lease::new(grant, Arc::clone(&run), shard, sent, ttl);

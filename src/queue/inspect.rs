@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use super::Queue;
 use crate::event::Event;
 use crate::id::{BotId, Shard};
+use crate::rate::{BotLimits, BotRate, Weight};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Head, Heads};
 use crate::redis::{RedisError, Reply, ReplyError, parse_score};
@@ -88,7 +89,18 @@ pub struct BotView {
     /// Failures and lost leases since its last progress.
     pub attempts: u32,
     /// Relative share of the service.
-    pub weight: u32,
+    #[schema(value_type = f64)]
+    pub weight: Weight,
+    /// The rate that is set for it; absent: that of the pipeline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub rate: Option<BotRate>,
+    /// The burst that is set for it; absent: that of the pipeline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u32>,
+    /// Since when its events wait for tokens of its rate, ms since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throttled_since_ms: Option<u64>,
 }
 
 /// One event at the head of a queue.
@@ -198,6 +210,7 @@ impl Queue {
             pipe.cmd("HGET").arg(keys.attempts()).arg(id);
             pipe.cmd("SISMEMBER").arg(keys.paused()).arg(id);
             pipe.cmd("HGET").arg(&keys.weight).arg(id);
+            pipe.cmd("ZSCORE").arg(&keys.slow).arg(id);
         }
         let values = self.link().run_checked("view", &pipe).await?;
         let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
@@ -300,7 +313,10 @@ fn view_bot(
     let own = reply.text()?;
     let attempts = reply.text()?;
     let paused = reply.number::<i64>()? == 1;
-    let weight = reply.optional()?.unwrap_or(1);
+    let limits = reply.text()?;
+    let limits = BotLimits::parse(&limits)
+        .ok_or_else(|| ReplyError::unexpected("the limits of a bot", &limits))?;
+    let slow = reply.score()?;
     let numbers =
         |text: &str| -> Vec<u64> { text.split('|').filter_map(|part| part.parse().ok()).collect() };
     let state = match (own.is_empty(), until.is_some(), paused, ready) {
@@ -321,7 +337,11 @@ fn view_bot(
             .and_then(|text| parse_score(&String::from_utf8_lossy(&text)))
             .map(i64::unsigned_abs),
         attempts: u32::try_from(counted).unwrap_or(u32::MAX),
-        weight,
+        weight: limits.weight.unwrap_or_default(),
+        rate: limits.rate,
+        burst: limits.burst,
+        // A bot without events waits for nothing.
+        throttled_since_ms: slow.filter(|_| depth > 0).map(i64::unsigned_abs),
     })
 }
 

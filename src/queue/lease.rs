@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::id::{BotId, Fence, Shard};
+use crate::rate::BotLimits;
 use crate::redis::scripts::{Attempts, Completion, Exception, Grant, Mode};
 
 /// Maximum duration of a lease before its holder confirms it, regardless of `lease_ttl`. It is
@@ -47,8 +48,8 @@ pub struct Lease {
     run: Arc<str>,
     /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
-    /// Relative share of the service.
-    pub weight: u32,
+    /// What is set for the bot: its share, its rate.
+    pub own: BotLimits,
     /// Bytes of the bot's queued events when the lease was granted; 0 if they are few and small.
     pub queued_bytes: u64,
     /// Number of events already removed under this lease.
@@ -65,14 +66,14 @@ impl Lease {
     /// The lease that the call `sent` requested for `ttl`.
     #[must_use]
     pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Sent, ttl: Duration) -> Self {
-        let Grant { bot, fence, attempts, weight, queued_bytes, .. } = grant;
+        let Grant { bot, fence, attempts, own, queued_bytes, .. } = grant;
         let mut lease = Self {
             bot,
             shard,
             fence,
             run,
             attempts,
-            weight,
+            own,
             queued_bytes,
             removed: 0,
             deadline: sent.at,

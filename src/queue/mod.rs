@@ -27,6 +27,7 @@ pub(crate) mod memory;
 mod next;
 pub(crate) mod sample;
 pub(crate) mod schedule;
+mod throttled;
 pub(crate) mod wake;
 
 use std::sync::Arc;
@@ -42,14 +43,16 @@ pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::letters::{DeadGlimpses, DeadPage, PAGE_BYTES};
 pub use self::list::{BotCursor, BotOrder, BotPage, Mark};
 pub use self::next::{EventCursor, EventPage};
+pub use self::throttled::Throttled;
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::ledger::Ledger;
 use crate::pipeline::{Kind, Protected};
 use crate::quotas::{NO_QUOTAS, Quotas};
+use crate::rate::{BotRate, Weight};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{
-    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke,
+    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke, Set,
 };
 use crate::redis::{Link, RedisError, Reply};
 
@@ -60,6 +63,20 @@ pub const FAIR_SLICE: Duration = Duration::from_millis(10);
 
 /// [`FAIR_SLICE`] in the unit of the scripts.
 pub(crate) const FAIR_SLICE_US: u64 = 10_000;
+
+/// Maximum number of bots of a shard for which something is set.
+pub const SET_MAX: usize = 10_000;
+
+/// A change of what is set for one bot. `None`: as it is; `Some(None)`: as for other bots.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BotChange {
+    /// Its share.
+    pub weight: Option<Weight>,
+    /// Its rate.
+    pub rate: Option<Option<BotRate>>,
+    /// Maximum number of its events at once.
+    pub burst: Option<Option<u32>>,
+}
 
 /// Maximum number of delayed events moved by one call.
 pub const PROMOTE_BATCH: usize = 100;
@@ -274,14 +291,24 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn set_weight(&self, bot: &BotId, weight: u32) -> Result<(), RedisError> {
-        let key = &self.keys_of(bot).weight;
-        let command = if weight == 1 {
-            redis::Cmd::hdel(key, bot.as_str())
-        } else {
-            redis::Cmd::hset(key, bot.as_str(), weight)
-        };
-        self.link.command("weight", command).await.map(drop)
+    pub async fn set_weight(
+        &self,
+        bot: &BotId,
+        weight: impl Into<Weight>,
+    ) -> Result<(), RedisError> {
+        let change = BotChange { weight: Some(weight.into()), ..BotChange::default() };
+        self.set(bot, change).await.map(drop)
+    }
+
+    /// Changes what is set for a bot. Takes effect at the next claim. Returns whether there was room:
+    /// a shard has at most [`SET_MAX`] such bots, because the settings stay without the bot.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub async fn set(&self, bot: &BotId, change: BotChange) -> Result<bool, RedisError> {
+        let BotChange { weight, rate, burst } = change;
+        let (keys, slice_us) = (self.keys_of(bot), self.limits.slice_us);
+        self.link.call(&Set { keys, bot, slice_us, max: SET_MAX, weight, rate, burst }).await
     }
 
     /// Moves delayed events of one shard that are due at `now` into the queues, oldest first, at

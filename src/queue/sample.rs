@@ -209,6 +209,7 @@ impl Sampler {
         self.quiet_until = None;
         for sampled in &self.pipelines {
             show(&sampled.metrics, &PipelineView::default());
+            sampled.metrics.throttled.set(0.0);
             if let Some(gauges) = &sampled.gauges {
                 gauges.show(&Seen::default());
             }
@@ -238,6 +239,10 @@ impl Sampled {
         let view = queue.view(clock.now()).await?;
         found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
         show(metrics, &view);
+        // A bot without tokens is parked.
+        let throttled = if view.parked > 0 { queue.throttled().await? } else { None };
+        #[expect(clippy::cast_precision_loss, reason = "a count of bots")]
+        metrics.throttled.set(throttled.map_or(0, |found| found.bots) as f64);
         let (depth, oldest_age_ms) = (view.depth, view.oldest_age_ms);
         let sample = Sample { depth, oldest_age_ms, ..Sample::default() };
         found.samples.insert(queue.name().clone(), sample);

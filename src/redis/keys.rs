@@ -19,7 +19,11 @@
 //! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress |
 //! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
 //! | `fl:{p:s}:paused` | set | bots that an operator paused |
-//! | `fl:{p:s}:weight` | hash | bots whose weight is not 1 |
+//! | `fl:{p:s}:weight` | hash | what is set for bots: a weight, or `weight\|rate\|burst`; bounded |
+//! | `fl:{p:s}:rate` | sorted set, TTL | bots with a rate → when their bucket is full again, µs |
+//! | `fl:{p:s}:slow` | sorted set, TTL | bots whose events wait for tokens → since when, ms |
+//! | `fl:{p:0}:slots` | hash, TTL | process → slices it may have under way, until when |
+//! | `fl:{p:0}:tokens` | string, TTL | when the bucket of the pipeline is full again, µs |
 //! | `fl:{p:s}:held` | hash | what bots hold, for their quotas: `q<bot>` bytes queued; `l<bot>`, `L<bot>` delayed events, their bytes; `d<bot>`, `D<bot>` dead letters, their bytes; `n<bot>`, `N<bot>` pending records of a product, their bytes |
 //! | `fl:{p:s}:hwm` | hash | bus stream → last offset copied into this shard |
 //! | `fl:{p:s}:q:<bot>` | list | the records, oldest at the head |
@@ -170,8 +174,16 @@ pub struct ShardKeys {
     slot: u16,
     /// The eight keys that every queue script declares first, in the order of `lua/shared.lua`.
     pub base: [String; 8],
-    /// Weights.
+    /// Weights, rates and bursts of single bots.
     pub weight: String,
+    /// When the buckets of bots with a rate are full again.
+    pub rate: String,
+    /// Bots whose events wait for tokens, and since when.
+    pub slow: String,
+    /// The slices that processes may have under way; of the first shard.
+    pub slots: String,
+    /// When the bucket of the pipeline is full again; of the first shard.
+    pub tokens: String,
     /// Offsets.
     pub offsets: String,
     /// Dead letters.
@@ -192,6 +204,10 @@ impl ShardKeys {
         Self {
             base: ["meta", "ctl", "busy", "own", "att", "fin", "paused", "held"].map(key),
             weight: key("weight"),
+            rate: key("rate"),
+            slow: key("slow"),
+            slots: key("slots"),
+            tokens: key("tokens"),
             offsets: key("hwm"),
             dlq: key("dlq"),
             due: key("due"),

@@ -20,7 +20,7 @@ use super::session::Session;
 use crate::config::Config;
 use crate::id::PipelineName;
 use crate::presence::{Pace, Process};
-use crate::queue::{Failing, PipelineView};
+use crate::queue::{Failing, PipelineView, Throttled};
 use crate::redis::{ServerInfo, StreamView};
 
 const EXAMPLES: &str = "\
@@ -69,6 +69,9 @@ pub(super) struct PipelineStatus {
     /// Bots whose calls all fail, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) failing: Option<Failing>,
+    /// The bots that their rate holds back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) throttled: Option<Throttled>,
     /// Workers of all processes.
     #[serde(flatten)]
     pub(super) pace: Pace,

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{PipelineState, PipelineStatus, Status};
 use crate::cli::output::{self, count, duration};
 use crate::id::{BotId, PipelineName};
-use crate::queue::Failing;
+use crate::queue::{Failing, Throttled};
 use crate::redis::StreamKind;
 
 /// Milliseconds. An oldest event above this age is reported as a problem.
@@ -126,7 +126,7 @@ fn what_helps(name: &PipelineName, bot: &BotId) -> String {
 }
 
 fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMut(String, String)) {
-    let PipelineStatus { name, state, view, failing, pace } = pipeline;
+    let PipelineStatus { name, state, view, failing, throttled, pace } = pipeline;
     if *state == PipelineState::Unconfigured {
         add(
             format!("pipeline {name} is in Redis but not in the configuration"),
@@ -144,6 +144,21 @@ fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMu
     }
     if let Some(failing) = failing {
         add(fails(name, failing, now_ms), what_helps(name, &failing.bots[0]));
+    }
+    if let Some(Throttled { bots, bot, since_ms }) = throttled
+        && now_ms.saturating_sub(*since_ms) > OLD_MS
+    {
+        let bot = output::argument(bot.as_str());
+        add(
+            format!(
+                "in pipeline {name} the rate holds {} back; bot {bot} for {}",
+                count(*bots, "bot"),
+                duration(now_ms.saturating_sub(*since_ms)),
+            ),
+            format!(
+                "this is as configured; see how much waits: fairlane bots show --pipeline {name} {bot}, and raise its rate: fairlane bots set --pipeline {name} {bot} --rate RATE"
+            ),
+        );
     }
     if view.stopped {
         add(format!("pipeline {name} is paused"), format!("fairlane pipelines resume {name}"));
@@ -172,6 +187,8 @@ fn pipeline_problems(pipeline: &PipelineStatus, now_ms: u64, add: &mut impl FnMu
         // More workers do not help if no bot is ready.
         let remedy = if failing.is_some() {
             "its bots are in backoff after failures;"
+        } else if throttled.is_some() && view.ready == 0 {
+            "the rate of its bots holds them back;"
         } else if view.ready == 0 && view.parked > 0 {
             "its bots are parked, after failures or because the handler asked to wait;"
         } else {

@@ -35,6 +35,7 @@ pub(in super::super) async fn read_pipelines(
         let queue = session.view(&name);
         let view = queue.view(SystemClock.now()).await?;
         let failing = if view.depth > 0 { queue.failing().await? } else { None };
+        let throttled = if view.parked > 0 { queue.throttled().await? } else { None };
         let state = match session.config.pipelines.get(&name) {
             None => PipelineState::Unconfigured,
             Some(config) if !config.enabled => PipelineState::Disabled,
@@ -42,7 +43,7 @@ pub(in super::super) async fn read_pipelines(
             Some(_) => PipelineState::Enabled,
         };
         let pace = presence::pace(processes, &name);
-        found.push(PipelineStatus { name, state, view, failing, pace });
+        found.push(PipelineStatus { name, state, view, failing, throttled, pace });
     }
     Ok(found)
 }

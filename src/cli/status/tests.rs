@@ -49,6 +49,7 @@ fn healthy() -> Status {
             state: PipelineState::Enabled,
             view: PipelineView::default(),
             failing: None,
+            throttled: None,
             pace: Pace::default(),
         }],
         problems: Vec::new(),
@@ -65,7 +66,7 @@ fn nothing_is_wrong_with_a_healthy_installation() {
 #[test]
 fn each_problem_names_the_remedy() {
     type Harm = fn(&mut Status);
-    let cases: [(Harm, &str); 16] = [
+    let cases: [(Harm, &str); 17] = [
         (|s| s.redis.info.eviction = "allkeys-lru".to_owned(), "maxmemory-policy noeviction"),
         (|s| s.redis.info.append_only = false, "CONFIG SET appendonly yes"),
         (|s| s.redis.info.append_ok = false, "its disk"),
@@ -97,6 +98,13 @@ fn each_problem_names_the_remedy() {
             },
             r"fairlane bots show --pipeline log 'it'\''s' shows",
         ),
+        (
+            |s| {
+                let bot = BotId::parse("a b").unwrap();
+                s.pipelines[0].throttled = Some(Throttled { bots: 2, bot, since_ms: 39_999 });
+            },
+            "fairlane bots set --pipeline log 'a b' --rate RATE",
+        ),
         (|s| s.pipelines[0].state = PipelineState::Unconfigured, "fairlane pipelines drop log"),
     ];
     for (harm, remedy) in cases {
@@ -106,6 +114,14 @@ fn each_problem_names_the_remedy() {
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert!(problems[0].remedy.contains(remedy), "{problems:?}");
     }
+}
+
+#[test]
+fn a_bot_that_its_rate_holds_back_for_a_moment_is_no_problem() {
+    let mut status = healthy();
+    let bot = BotId::parse("a").unwrap();
+    status.pipelines[0].throttled = Some(Throttled { bots: 1, bot, since_ms: 40_000 });
+    assert_eq!(find_problems(&status, 100_000), []);
 }
 
 #[test]

@@ -15,6 +15,9 @@ pub(in super::super) const QUOTA: (u64, u64) = (0, 1_000_000);
 pub(in super::super) const PUBLIC_RATE: (u64, u64) = (1, 1_000_000);
 /// 0 stands for the default.
 pub(in super::super) const TOKEN_WEIGHT: (u64, u64) = (0, crate::config::WEIGHT_MAX as u64);
+/// Events of a bot at once, and slices of a pipeline; 0: the default.
+pub(in super::super) const BURST: u64 = crate::rate::BURST_MAX as u64;
+pub(in super::super) const TOTAL_CONCURRENCY: u64 = 100_000;
 /// What a bot may hold.
 pub(in super::super) const HELD: (u64, u64) = (0, 1_000_000_000_000);
 pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);

@@ -1,6 +1,7 @@
 //! Checks that the types cannot express: bounds, and contradictions between settings.
 
 mod auth;
+mod bots;
 mod bounds;
 mod callbacks;
 mod http;
@@ -81,6 +82,7 @@ impl Config {
         self.check_http()?;
         self.check_admission()?;
         self.check_quotas()?;
+        self.check_limited_bots()?;
         self.check_headers()?;
         self.check_auth()
     }

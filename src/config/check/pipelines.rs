@@ -57,6 +57,10 @@ fn check_pipeline(
         let problem = format!("is {min}, above workers.max ({max}); lower it or raise workers.max");
         return Err(Fault::new(key("workers.min"), problem).or(key("workers.max")));
     }
+    if p.burst.is_some() && p.rate.is_none() {
+        let problem = "has no effect without a rate; set rate, such as \"10/s\", or remove it";
+        return Err(Fault::new(key("burst"), problem).or(key("rate")));
+    }
     check_times(p, &key, grace)?;
     if !(0.0..=1.0).contains(&p.backoff.jitter) {
         let problem = format!("is {}; write a fraction from 0.0 to 1.0", p.backoff.jitter);

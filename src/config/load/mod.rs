@@ -4,6 +4,7 @@ mod auth;
 mod callbacks;
 mod counters;
 mod http;
+mod limits;
 mod notifications;
 mod pipelines;
 mod quotas;
@@ -214,6 +215,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         http: http(&top)?,
         admission: admission(&top)?,
         quotas: quotas(&top)?,
+        limited_bots: limits::bots(&top)?,
         callbacks: callbacks(&top)?,
         counters: counters(&top)?,
         notifications: notifications(&top)?,

@@ -1,6 +1,6 @@
 //! `[pipelines.NAME]`.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
 use super::reader::Reader;
 use crate::config::check::limits;
@@ -37,6 +37,12 @@ pub(super) fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError>
             "on_overflow",
             &[("dead", OnOverflow::Dead), ("drop_new", OnOverflow::DropNew)],
         )?,
+        rate: super::limits::rate(read, "rate")?,
+        burst: NonZeroU32::new(read.count("burst", (0, limits::BURST))?),
+        total_rate: super::limits::rate(read, "total_rate")?,
+        total_concurrency: NonZeroUsize::new(
+            read.count("total_concurrency", (0, limits::TOTAL_CONCURRENCY))?,
+        ),
         max_age: Some(read.duration("max_age")?).filter(|age| !age.is_zero()),
         dead: DeadConfig {
             max: read.positive("dead.max", limits::DEAD)?,

@@ -9,6 +9,7 @@ use crate::id::ShardCount;
 use crate::outbound::CheckedUrl;
 use crate::queue::FAIR_SLICE_US;
 use crate::quotas::Quota;
+use crate::rate::Rate;
 use crate::redis::scripts::Limits;
 
 /// One pipeline: its events, its handler, its limits.
@@ -47,6 +48,14 @@ pub struct PipelineConfig {
     pub max_queue: Option<NonZeroU64>,
     /// What happens to an event beyond [`Self::max_queue`].
     pub on_overflow: OnOverflow,
+    /// Maximum rate of the events of one bot. `None`: no limit.
+    pub rate: Option<Rate>,
+    /// Maximum number of events of one bot at once: 1 to 1,000,000. `None`: those of one second.
+    pub burst: Option<NonZeroU32>,
+    /// Maximum rate of the events of all bots together. `None`: no limit.
+    pub total_rate: Option<Rate>,
+    /// Maximum number of slices at once over all processes: up to 100,000. `None`: no limit.
+    pub total_concurrency: Option<NonZeroUsize>,
     /// Age above which events are not handled: at most 3,650 days. `None`: no bound.
     pub max_age: Option<Duration>,
     /// Number of dead letters kept, and for how long.

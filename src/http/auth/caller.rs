@@ -17,6 +17,7 @@ use crate::config::{ANONYMOUS, Scope, TokenConfig, WEIGHT_MAX};
 use crate::counters::view::AdId;
 use crate::expression::Glob;
 use crate::id::{BotId, PipelineName, RuleId};
+use crate::rate::Weight;
 
 /// The caller of a request, and its rights.
 #[derive(Debug, Clone)]
@@ -152,9 +153,9 @@ impl Caller {
     }
 
     /// Refuses to give a bot more weight than the token allows.
-    pub(in super::super) fn check_weight(&self, weight: u32) -> Result<(), Problem> {
+    pub(in super::super) fn check_weight(&self, weight: Weight) -> Result<(), Problem> {
         let Rights { name, max_weight, .. } = &*self.rights;
-        if weight <= *max_weight {
+        if weight <= Weight::from(*max_weight) {
             return Ok(());
         }
         let detail = format!(

@@ -393,7 +393,10 @@ mod tests {
             fence: None,
             until_ms: None,
             attempts: 0,
-            weight: 1,
+            weight: crate::rate::Weight::ONE,
+            rate: None,
+            burst: None,
+            throttled_since_ms: None,
         };
         let bots = vec![(PipelineName::parse("shop").unwrap(), look)];
         let left_out = vec![PipelineName::parse("crowd").unwrap()];

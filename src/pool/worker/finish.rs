@@ -77,6 +77,7 @@ impl Worker {
                 debug!(reason, ?mode, "the slice is tried again");
             }
         }
+        let mode = self.rest_without_tokens(mode);
         let given_up = given_up(fitness, &exceptions);
         if took > Duration::ZERO {
             self.observe(slice, took);
@@ -207,7 +208,8 @@ impl Worker {
 
     /// The cost of a slice in virtual time, µs.
     pub(super) fn cost(&self, n: usize, took: Duration) -> u64 {
-        let weighted = took.as_micros() / u128::from(self.lease.weight.max(1));
+        // A bot of a weight below 1 pays more for each event, even if its handler takes no time.
+        let weighted = self.shared.weight_of(&self.lease).divide(took.as_micros().max(n as u128));
         let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
@@ -226,7 +228,12 @@ impl Worker {
 
     /// Ends the lease without completed events.
     pub(super) async fn give_back(&self) {
-        let completion = self.lease.completion((0, 0), Mode::Release, 0, Vec::new());
+        self.give_back_with(Mode::Release).await;
+    }
+
+    /// Ends the lease in this way, without completed events.
+    pub(super) async fn give_back_with(&self, mode: Mode) {
+        let completion = self.lease.completion((0, 0), mode, 0, Vec::new());
         let deadline = self.lease.deadline();
         let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
         if self.shared.shutdown.hard.is_cancelled() {

@@ -9,6 +9,7 @@
 //! cancelled and nothing is committed: another worker may have the lease.
 
 mod finish;
+mod throttle;
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -27,6 +28,7 @@ use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
+use crate::redis::scripts::Mode;
 
 /// A claimed bot that finds no free worker for this long is given back: another process may have
 /// one.
@@ -50,7 +52,17 @@ pub(super) async fn run(
     let span = debug_span!("slice", pipeline = %shared.queue.name(), bot = %lease.bot,
         fence = %lease.fence, events = records.len());
     let sizes = records.iter().map(|record| record.len() as u64).collect();
-    let worker = Worker { shared, lease, sizes, unfit: Vec::new(), whole, place: Some(place) };
+    let claimed_at = lease.confirmed_at();
+    let worker = Worker {
+        shared,
+        lease,
+        sizes,
+        unfit: Vec::new(),
+        whole,
+        place: Some(place),
+        claimed_at,
+        next_token: None,
+    };
     worker.run(records).instrument(span).await;
 }
 
@@ -65,6 +77,10 @@ struct Worker {
     whole: Option<Watch>,
     /// The place of the lease in the pool.
     place: Option<Release>,
+    /// When the lease was asked for.
+    claimed_at: Instant,
+    /// When the bot has its next token, if it has none.
+    next_token: Option<Instant>,
 }
 
 /// How the handling ended.
@@ -75,6 +91,8 @@ enum Ended {
     HandedOver,
     /// The handler did not start, or the process stops immediately.
     NotHandled,
+    /// The bot has no token for this long.
+    Throttled(Duration),
 }
 
 impl Worker {
@@ -108,8 +126,13 @@ impl Worker {
                 Ended::LeaseLost => return self.lost(),
                 Ended::HandedOver => return,
                 Ended::NotHandled => return self.give_back().await,
+                Ended::Throttled(wait) => {
+                    let ms = crate::clock::millis(wait).max(1);
+                    return self.give_back_with(Mode::Park { ms }).await;
+                }
             }
         };
+        throttle::cut(&mut slice, slice_events.events.len());
         if !self.lease.is_held() {
             return self.lost();
         }
@@ -190,6 +213,9 @@ impl Worker {
             if !confirmed {
                 return Ended::LeaseLost;
             }
+        }
+        if let Err(ended) = self.take_tokens(slice).await {
+            return ended;
         }
         let _busy = shared.busy();
         let started = Instant::now();
@@ -279,10 +305,17 @@ impl Worker {
         let mut work = pin!(work);
         loop {
             let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
+            let total = self.shared.total.as_ref().and_then(|total| total.deadline());
             tokio::select! {
                 biased;
                 () = hard.cancelled() => return Err(Ended::NotHandled),
                 () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
+                () = super::sleep_until(total), if total.is_some() => {
+                    // Renewed meanwhile: it has another deadline.
+                    if self.shared.total.as_ref().and_then(|total| total.deadline()) == total {
+                        return Err(Ended::NotHandled);
+                    }
+                }
                 done = &mut work => return Ok(done),
                 () = tokio::time::sleep_until(renew_at) => {
                     let mut renewing = pin!(self.renew());

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
+use super::lease::own_limits;
 use super::{Attempts, Call, Index, Limits, Postings, Queued, evalsha};
 use crate::id::{BotId, Fence, Offset, Prefix, Sequence};
 use crate::quotas::Quotas;
+use crate::rate::BotLimits;
 use crate::redis::keys::{self, ShardKeys};
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -69,8 +71,8 @@ pub struct TakenLease {
     pub start: u64,
     /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
-    /// The bot's share relative to 1, at least 1.
-    pub weight: u32,
+    /// What is set for the bot: its share, its rate.
+    pub own: BotLimits,
 }
 
 impl Taken {
@@ -88,7 +90,7 @@ impl Taken {
                 fence: Fence::new(reply.number()?),
                 start: reply.number()?,
                 attempts: Attempts::read(reply)?,
-                weight: reply.number()?,
+                own: own_limits(reply)?,
             });
         }
         Ok(Self { run, leases })

@@ -9,6 +9,7 @@ use super::{Call, Index, evalsha};
 use crate::id::{BotId, Fence};
 use crate::ledger::Leaving;
 use crate::quotas::Quotas;
+use crate::rate::BotLimits;
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -65,8 +66,8 @@ pub struct Grant {
     pub start: u64,
     /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
-    /// The bot's share relative to 1, at least 1.
-    pub weight: u32,
+    /// What is set for the bot: its share, its rate.
+    pub own: BotLimits,
     /// Bytes of its queued events; 0 if they are few and small.
     pub queued_bytes: u64,
 }
@@ -155,11 +156,24 @@ impl Call for Claim<'_> {
                 fence: Fence::new(reply.number()?),
                 start: reply.number()?,
                 attempts: Attempts::read(&mut reply)?,
-                weight: reply.number()?,
+                own: own_limits(&mut reply)?,
                 queued_bytes: reply.number()?,
             });
         }
         Ok(claimed)
+    }
+}
+
+/// Reads a field of the hash `weight`, or the number 1.
+pub(super) fn own_limits(reply: &mut Reply) -> Result<BotLimits, ReplyError> {
+    match reply.next() {
+        Some(Value::Int(1)) => Ok(BotLimits::default()),
+        Some(Value::BulkString(text)) => {
+            let text = String::from_utf8_lossy(&text);
+            BotLimits::parse(&text)
+                .ok_or_else(|| ReplyError::unexpected("the limits of a bot", &text))
+        }
+        other => Err(ReplyError::unexpected("the limits of a bot", &format!("{other:?}"))),
     }
 }
 

@@ -8,6 +8,7 @@ mod copy;
 mod holdings;
 mod lease;
 mod ledger;
+mod limits;
 mod operate;
 mod read;
 
@@ -26,6 +27,7 @@ pub use self::lease::{
     Verdict,
 };
 pub use self::ledger::{Postings, Recount};
+pub use self::limits::{Budget, Budgeted, Permit, Permitted, Set};
 pub use self::operate::{
     Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
     Revoke, Trim,
@@ -119,6 +121,7 @@ scripts! {
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
     emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
+    permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES,
 }
 
 /// The shared code before the body of a script.

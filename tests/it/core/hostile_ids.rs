@@ -96,7 +96,7 @@ async fn hostile_bot_ids_go_through_everything() {
         assert_eq!(queue.next_events(&bot, 9).await.unwrap().len(), 1, "{id:?}");
         queue.set_weight(&bot, 2).await.unwrap();
         let view = queue.view_bot(&bot, Duration::ZERO).await.unwrap();
-        assert_eq!((view.depth, view.weight, &view.bot), (1, 2, &bot), "{id:?}");
+        assert_eq!((view.depth, view.weight, &view.bot), (1, 2.into(), &bot), "{id:?}");
         assert_eq!(queue.purge(&bot).await.unwrap(), 1, "{id:?}");
         assert!(queue.resume(Some(&bot)).await.unwrap(), "{id:?}");
     }

@@ -19,6 +19,7 @@ mod poison;
 mod pooled;
 mod push;
 mod push_order;
+mod rate;
 mod recovery;
 mod scripts;
 mod starting;

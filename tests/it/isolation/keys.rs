@@ -49,7 +49,16 @@ const KEPT: &[Row] = &[
         "until the next claim in the shard",
     ),
     ("`fl:{p:s}:paused`", "bots that an operator paused", "until they are resumed"),
-    ("`fl:{p:s}:weight`", "bots whose weight is not 1", "until the weight is 1"),
+    (
+        "`fl:{p:s}:weight`",
+        "10,000 bots per shard with a weight, rate or burst of their own",
+        "until it is set back",
+    ),
+    (
+        "`fl:{p:s}:rate`, `…:slow`",
+        "bots whose bucket is not full, each once",
+        "until the bucket is full, and 10 s",
+    ),
     ("`fl:{p:s}:hwm`", "one field per bus stream", ""),
     ("`fl:{p:s}:q:<bot>`", "`max_queue` events per bot", ""),
     ("`fl:{p:s}:due`, `…:later`", "delayed events and pending notifications", ""),

@@ -99,14 +99,16 @@ fn line(id: u32) -> String {
 fn bad_usage_exits_64_and_names_the_thing() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("bad.toml"), "[redis]\nshards = 0\n").unwrap();
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 18] = [
         (&[], "Usage: fairlane"),
         (&["nonsense"], "nonsense"),
         (&["status", "--nonsense"], "--nonsense"),
         (&["serve", "--roles", "juggle"], "juggle"),
         (&["bots", "set", "b"], "--weight"),
-        (&["bots", "set", "b", "--weight", "0"], "1..=1000"),
-        (&["bots", "set", "b", "--weight", "1001"], "1..=1000"),
+        (&["bots", "set", "b", "--weight", "0"], "from 0.01 to 1000"),
+        (&["bots", "set", "b", "--weight", "1001"], "from 0.01 to 1000"),
+        (&["bots", "set", "b", "--rate", "10/d"], "such as \"10/s\""),
+        (&["bots", "set", "b", "--burst", "0"], "from 1 to 1000000"),
         (&["bots", "show", ""], "bot id is empty"),
         (&["bots", "list", "--sort", "name"], "depth, age"),
         (&["bots", "pause", "b", "--pipeline", "A"], "a-z"),

@@ -73,7 +73,10 @@ impl ScriptHarness {
             "release",
             "restore",
             "forget",
-            "slice"
+            "slice",
+            "permit",
+            "set",
+            "budget"
         );
         let hashes = sources.map(|(name, file)| {
             assert!(

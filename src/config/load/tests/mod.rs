@@ -5,6 +5,7 @@ mod callbacks;
 mod counters;
 mod environment;
 mod file;
+mod limits;
 mod notifications;
 mod pipelines;
 mod quotas;

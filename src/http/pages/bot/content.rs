@@ -67,6 +67,14 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 div { dt { "Oldest" } dd { (spoken(look.oldest_age_ms)) } }
                 div { dt { "Attempts" } dd { (look.attempts) } }
                 div { dt { "Weight" } dd { (look.weight) } }
+                @if let Some(rate) = look.rate { div { dt { "Rate of its own" } dd { (rate) } } }
+                @if let Some(burst) = look.burst { div { dt { "Burst of its own" } dd { (burst) } } }
+                @if let Some(since) = look.throttled_since_ms {
+                    div {
+                        dt { "Held back by its rate for" }
+                        dd { (spoken(view.now_ms.saturating_sub(since) / 1_000 * 1_000)) }
+                    }
+                }
                 @if let Some(fence) = look.fence { div { dt { "Fence of the lease" } dd { (fence) } } }
                 @if let Some(until) = look.until_ms {
                     div {

@@ -16,7 +16,10 @@ fn waiting() -> BotView {
         fence: None,
         until_ms: None,
         attempts: 0,
-        weight: 1,
+        weight: crate::rate::Weight::ONE,
+        rate: None,
+        burst: None,
+        throttled_since_ms: None,
     }
 }
 

@@ -13,9 +13,10 @@ use fairlane::notifications::scripts::{
 use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
-    Advance, Audit, Beat, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit, Enqueue,
-    Enqueued, Exception, Fate, Heads, Hold, Letters, Mode, Note, Part, Pause, Peek, Promote, Purge,
-    Push, ReadSlice, Reconcile, Recount, Recover, Redrive, Resume, Revoke, Take, Trim, Verdict,
+    Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit,
+    Enqueue, Enqueued, Exception, Fate, Heads, Hold, Letters, Mode, Note, Part, Pause, Peek,
+    Permit, Promote, Purge, Push, ReadSlice, Reconcile, Recount, Recover, Redrive, Resume, Revoke,
+    Set, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -225,6 +226,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
     let views = Views { counting, n: 1, event: b"1", idempotency: None };
     let emitted = [("1".to_owned(), b"1".to_vec())];
+    let bucket = fairlane::rate::Bucket::new("1/s".parse().unwrap(), None);
     let mut calls = vec![
         named(&Enqueue {
             keys,
@@ -259,6 +261,16 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
         named(&Peek { keys, bot: a, place: 0, before: 0, limit: 1, bytes: 1, part: Part::Whole }),
         named(&ReadSlice { keys, bot: a, limit: 1, bytes: 1 }),
+        named(&Permit { keys, bot: a, want: 1, bucket }),
+        named(&Set { keys, bot: a, slice_us, max: 1, weight: None, rate: Some(None), burst: None }),
+        named(&Budget {
+            keys,
+            process: "p",
+            slices: Some((1, 1)),
+            ttl_ms: 1,
+            tokens: Some((1, bucket)),
+            unused: (0, 0),
+        }),
         named(&Letters {
             keys,
             newest_first: true,
@@ -386,6 +398,7 @@ const RUN_WHEN_FULL: [&str; 21] = [
     "audit",
     "beat",
     "begin",
+    "budget",
     "claim",
     "complete",
     "drop_letters",
@@ -394,6 +407,7 @@ const RUN_WHEN_FULL: [&str; 21] = [
     "hold",
     "note",
     "pause",
+    "permit",
     "promote",
     "purge",
     "reconcile",

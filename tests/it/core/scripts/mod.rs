@@ -4,6 +4,7 @@ mod bounds;
 mod costs;
 mod delays;
 mod hygiene;
+mod limits;
 mod notifications;
 mod servers;
 mod views;

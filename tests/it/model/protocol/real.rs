@@ -174,7 +174,7 @@ impl Real {
                             fence: lease.fence.get(),
                             start: signed(lease.start),
                             attempts: attempts(lease.attempts),
-                            weight: lease.weight,
+                            weight: weight(lease.own),
                         },
                         before: lease.before,
                         events: lease.events,
@@ -235,7 +235,7 @@ impl Real {
                 fence: grant.fence.get(),
                 start: signed(grant.start),
                 attempts: attempts(grant.attempts),
-                weight: grant.weight,
+                weight: weight(grant.own),
             });
             let claimed = Claimed {
                 granted: granted.collect(),
@@ -387,4 +387,9 @@ fn unsigned(number: i64) -> u64 {
 
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap()
+}
+
+/// The model has whole weights, and no rates.
+fn weight(own: fairlane::rate::BotLimits) -> u32 {
+    own.weight.unwrap_or_default().to_string().parse().unwrap()
 }

@@ -1,0 +1,44 @@
+#!lua flags=allow-oom
+-- permit: takes tokens for the events of a slice from the bucket of a bot, before its handler starts.
+--
+-- The bucket is the time (µs) at which it is full again (GCRA). The caller holds the lease of the bot,
+-- and hands out at most the granted number of events. A call whose reply is lost costs its tokens: no
+-- bot ever gets more than its bucket allows. A time too far ahead is lowered to an empty bucket: a
+-- raised rate applies at once, and so does a clock that was set back.
+--
+-- A bucket is forgotten GRACE after it is full. A bot is `slow` while events of it wait for tokens.
+-- Both keys end by themselves.
+--
+-- Also runs on a full Redis, which must empty: it adds at most one entry per bot with events.
+--
+-- KEYS  [1] rate (sorted set: bot -> when its bucket is full, µs), [2] slow (sorted set: bot -> since
+--       when its events wait for tokens, ms), [3] q:<bot>
+-- ARGV  bot, events that the slice has, time per token (µs, a fraction), burst
+-- Reply {tokens granted, ms until the next one, 0: now}
+-- Cost  about 8 commands
+assert(#KEYS == 3 and #ARGV == 4, 'permit: wrong number of arguments')
+local GRACE = 10000000 -- µs
+local RATE, SLOW, bot = KEYS[1], KEYS[2], ARGV[1]
+local want, interval, burst = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = now_us()
+local full = call('ZRANGEBYSCORE', RATE, '-inf', now - GRACE, 'LIMIT', 0, 64)
+if #full > 0 then
+  call('ZREM', RATE, unpack(full))
+  call('ZREM', SLOW, unpack(full))
+end
+local at = math.max(now, tonumber(call('ZSCORE', RATE, bot) or 0))
+at = math.min(at, now + math.ceil(burst * interval))
+local granted = math.min(want, math.max(0, math.floor(burst - (at - now) / interval)))
+at = at + math.ceil(granted * interval)
+local wait = math.max(0, math.ceil(at - now - (burst - 1) * interval))
+call('ZADD', RATE, at, bot)
+if wait > 0 and call('LLEN', KEYS[3]) > granted then
+  call('ZADD', SLOW, 'NX', now_ms(), bot)
+else
+  call('ZREM', SLOW, bot)
+end
+local last = tonumber(call('ZRANGE', RATE, -1, -1, 'WITHSCORES')[2])
+local ttl = math.ceil((last - now + GRACE) / 1000)
+call('PEXPIRE', RATE, ttl)
+call('PEXPIRE', SLOW, ttl)
+return {granted, math.ceil(wait / 1000)}

@@ -1,0 +1,115 @@
+//! The rate of a bot: takes tokens before the handler starts, and parks a bot that has none.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::super::settle::Fitness;
+use super::super::total::LATE;
+use super::{Ended, Worker};
+use crate::handler::Slice;
+use crate::queue::Lease;
+use crate::rate::Bucket;
+use crate::redis::scripts::{Mode, Permit, Permitted};
+use crate::telemetry::OncePerMinute;
+
+/// A bot whose tokens cannot be asked for is parked for this long.
+const FAILED: Duration = Duration::from_secs(1);
+
+static UNANSWERED: OncePerMinute = OncePerMinute::new();
+
+impl Worker {
+    fn bucket(&self) -> Option<Bucket> {
+        self.shared.bucket_of(&self.lease)
+    }
+
+    /// Cuts the slice to the tokens that its bot has. A worker is free, so the handler starts at once.
+    pub(super) async fn take_tokens(&mut self, slice: &mut Slice) -> Result<(), Ended> {
+        let shared = std::sync::Arc::clone(&self.shared);
+        if shared.total.as_ref().is_some_and(|total| total.has_rate())
+            && self.claimed_at.elapsed() > LATE
+        {
+            // The process was frozen: events that it hands out now would count for another time.
+            return Err(Ended::NotHandled);
+        }
+        let Some(bucket) = self.bucket() else { return Ok(()) };
+        let bot = self.lease.bot.clone();
+        let keys = shared.queue.keys(self.lease.shard);
+        let permit = Permit { keys, bot: &bot, want: slice.events.len(), bucket };
+        let sent = Instant::now();
+        match self.while_held(shared.queue.link().call(&permit)).await? {
+            Ok(Permitted { granted, wait_ms }) => {
+                let wait = Duration::from_millis(wait_ms);
+                self.next_token = (wait_ms > 0).then(|| Instant::now() + wait);
+                if granted == 0 {
+                    return Err(Ended::Throttled(wait));
+                }
+                if sent.elapsed() > LATE {
+                    return Err(Ended::NotHandled);
+                }
+                slice.events.truncate(granted);
+                Ok(())
+            }
+            Err(error) => {
+                if let Some(suppressed) = UNANSWERED.take() {
+                    let pipeline = shared.queue.name();
+                    warn!(%pipeline, %bot, %error, suppressed,
+                        "cannot ask for the tokens of a bot; trying again");
+                }
+                Err(Ended::Throttled(FAILED))
+            }
+        }
+    }
+
+    /// A bot without tokens stays parked until its next one: it needs no worker before.
+    pub(super) fn rest_without_tokens(&self, mode: Mode) -> Mode {
+        let left = self.next_token.map(|at| at.saturating_duration_since(Instant::now()));
+        match left {
+            Some(left) if mode == Mode::Release && !left.is_zero() => {
+                Mode::Park { ms: crate::clock::millis(left).max(1) }
+            }
+            _ => mode,
+        }
+    }
+}
+
+impl super::Shared {
+    /// The bucket of a bot, if it has a rate.
+    pub(in super::super) fn bucket_of(&self, lease: &Lease) -> Option<Bucket> {
+        let limits = &self.limits;
+        let configured = limits.bots.get(&lease.bot).copied().unwrap_or_default();
+        lease.own.or(configured).or(limits.general).bucket()
+    }
+
+    /// The share of a bot.
+    pub(in super::super) fn weight_of(&self, lease: &Lease) -> crate::rate::Weight {
+        let configured = self.limits.bots.get(&lease.bot).and_then(|own| own.weight);
+        lease.own.weight.or(configured).unwrap_or_default()
+    }
+}
+
+/// Cuts a slice to its first `fit` fit events, and the others before them.
+pub(super) fn cut(slice: &mut Vec<Fitness>, fit: usize) {
+    let mut seen = 0;
+    let end = slice.iter().position(|fitness| {
+        seen += usize::from(*fitness == Fitness::Fit);
+        seen > fit
+    });
+    slice.truncate(end.unwrap_or(slice.len()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_is_cut_before_the_first_event_without_a_token() {
+        let (fit, old) = (|| Fitness::Fit, || Fitness::Expired(String::new()));
+        for (tokens, left) in [(0, 1), (1, 3), (2, 4), (3, 5), (9, 5)] {
+            let mut slice = vec![old(), fit(), old(), fit(), fit()];
+            cut(&mut slice, tokens);
+            assert_eq!(slice.len(), left, "{tokens}");
+        }
+    }
+}

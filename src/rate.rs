@@ -1,0 +1,461 @@
+//! The limits of a bot as numbers: rates, weights, and the token bucket. Pure; the scripts keep the
+//! buckets (`lua/permit.lua`, `lua/budget.lua`).
+//!
+//! The token bucket is the generic cell rate algorithm (GCRA, ITU-T I.371): one number per bucket, the
+//! time at which it is full again. An event moves this time by one interval. An event may be handed
+//! out while the time is at most `burst - 1` intervals ahead of now.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Maximum number of events that a bucket holds.
+pub const BURST_MAX: u32 = 1_000_000;
+/// A bucket is full again after at most this time (ten years), µs: so every time stays exact.
+const DEPTH_MAX_US: f64 = 3.2e14;
+/// Parts of one in which numbers are kept.
+const PARTS: f64 = 1_000.0;
+/// Maximum number of events per unit of time.
+const AMOUNT_MAX: f64 = 1_000_000.0;
+
+/// Why a text is no limit. Says what to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// Not a rate.
+    #[error(
+        "write events per second, minute or hour, from 0.001 to 1000000, such as \"10/s\", \"0.5/s\", \"30/m\" or \"100/h\"; to stop a bot, pause it"
+    )]
+    Rate,
+    /// Not a weight.
+    #[error("write a number from 0.01 to 1000, such as 0.5 or 3")]
+    Weight,
+    /// Not a burst.
+    #[error("write a whole number from 1 to 1000000")]
+    Burst,
+}
+
+/// A number with up to three decimals, in thousandths.
+fn thousandths(text: &str, least: f64, most: f64) -> Option<u64> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let number: f64 = text.parse().ok().filter(|_| plain)?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1e9")]
+    (least..=most).contains(&number).then(|| (number * PARTS).round() as u64)
+}
+
+fn show_thousandths(number: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (whole, part) = (number / 1_000, number % 1_000);
+    if part == 0 {
+        return write!(f, "{whole}");
+    }
+    let decimals = format!("{part:03}");
+    write!(f, "{whole}.{}", decimals.trim_end_matches('0'))
+}
+
+/// Events per unit of time, such as `10/s`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// Thousandths of events.
+    amount: u64,
+    per: Per,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Per {
+    Second,
+    Minute,
+    Hour,
+}
+
+impl Per {
+    fn unit(self) -> (&'static str, f64) {
+        match self {
+            Self::Second => ("s", 1e6),
+            Self::Minute => ("m", 60e6),
+            Self::Hour => ("h", 3_600e6),
+        }
+    }
+}
+
+impl Rate {
+    /// Time between two events, µs.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "at most 1e9")]
+    pub fn interval_us(self) -> f64 {
+        self.per.unit().1 * PARTS / self.amount as f64
+    }
+
+    /// The events of one second, at least 1: the usual burst.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 1e6")]
+    pub fn of_a_second(self) -> u32 {
+        (1e6 / self.interval_us()).clamp(1.0, f64::from(BURST_MAX)) as u32
+    }
+}
+
+impl FromStr for Rate {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        let (amount, unit) = text.trim().split_once('/').ok_or(LimitError::Rate)?;
+        let per = match unit.trim() {
+            "s" => Per::Second,
+            "m" => Per::Minute,
+            "h" => Per::Hour,
+            _ => return Err(LimitError::Rate),
+        };
+        let amount = thousandths(amount.trim(), 1.0 / PARTS, AMOUNT_MAX).filter(|n| *n > 0);
+        Ok(Self { amount: amount.ok_or(LimitError::Rate)?, per })
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_thousandths(self.amount, f)?;
+        write!(f, "/{}", self.per.unit().0)
+    }
+}
+
+/// The share of a bot relative to 1: 0.01 to 1,000, with three decimals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Weight(u64);
+
+impl Weight {
+    /// The weight of every other bot.
+    pub const ONE: Self = Self(1_000);
+
+    /// `time` divided by the weight.
+    #[must_use]
+    pub fn divide(self, time: u128) -> u128 {
+        time * Self::ONE.0 as u128 / u128::from(self.0.max(1))
+    }
+}
+
+impl Default for Weight {
+    fn default() -> Self {
+        Self::ONE
+    }
+}
+
+impl From<u32> for Weight {
+    /// The nearest weight.
+    fn from(whole: u32) -> Self {
+        Self(u64::from(whole.clamp(1, 1_000)) * 1_000)
+    }
+}
+
+impl TryFrom<f64> for Weight {
+    type Error = LimitError;
+
+    fn try_from(number: f64) -> Result<Self, LimitError> {
+        // A text has the decimals that its author wrote.
+        number.to_string().parse()
+    }
+}
+
+impl FromStr for Weight {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        thousandths(text.trim(), 0.01, 1_000.0).map(Self).ok_or(LimitError::Weight)
+    }
+}
+
+impl fmt::Display for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_thousandths(self.0, f)
+    }
+}
+
+impl PartialEq<u32> for Weight {
+    fn eq(&self, whole: &u32) -> bool {
+        self.0 == u64::from(*whole) * 1_000
+    }
+}
+
+/// Whole weights stay whole numbers in JSON.
+impl Serialize for Weight {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_multiple_of(1_000) {
+            return serializer.serialize_u64(self.0 / 1_000);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "at most 1e6")]
+        serializer.serialize_f64(self.0 as f64 / PARTS)
+    }
+}
+
+/// The rate that an operator set for one bot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BotRate {
+    /// No limit, although the pipeline has one.
+    Unlimited,
+    /// At most this.
+    At(Rate),
+}
+
+impl From<Rate> for BotRate {
+    fn from(rate: Rate) -> Self {
+        Self::At(rate)
+    }
+}
+
+/// The text for no limit.
+pub const UNLIMITED: &str = "unlimited";
+
+impl FromStr for BotRate {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        if text.trim() == UNLIMITED { Ok(Self::Unlimited) } else { text.parse().map(Self::At) }
+    }
+}
+
+impl fmt::Display for BotRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unlimited => f.write_str(UNLIMITED),
+            Self::At(rate) => rate.fmt(f),
+        }
+    }
+}
+
+impl Serialize for BotRate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for BotRate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What is set for one bot. What is missing is as for every other bot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BotLimits {
+    /// Its share.
+    pub weight: Option<Weight>,
+    /// Its rate.
+    pub rate: Option<BotRate>,
+    /// Maximum number of its events at once.
+    pub burst: Option<u32>,
+}
+
+impl BotLimits {
+    /// Parses a field of the hash `weight`: a weight, or `weight|rate|burst`, each may be empty.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        fn part<T: FromStr>(text: Option<&str>) -> Option<Option<T>> {
+            match text.unwrap_or_default() {
+                "" => Some(None),
+                text => text.parse().ok().map(Some),
+            }
+        }
+        let mut parts = text.split('|');
+        let limits = Self {
+            weight: part(parts.next())?,
+            rate: part(parts.next())?,
+            burst: part(parts.next())?,
+        };
+        parts.next().is_none().then_some(limits)
+    }
+
+    /// These limits; where they set nothing, those of `general`.
+    #[must_use]
+    pub fn or(self, general: Self) -> Self {
+        Self {
+            weight: self.weight.or(general.weight),
+            rate: self.rate.or(general.rate),
+            burst: self.burst.or(general.burst),
+        }
+    }
+
+    /// The bucket of the bot; `None`: no limit.
+    #[must_use]
+    pub fn bucket(self) -> Option<Bucket> {
+        match self.rate? {
+            BotRate::Unlimited => None,
+            BotRate::At(rate) => Some(Bucket::new(rate, self.burst)),
+        }
+    }
+}
+
+/// A token bucket: how fast it fills, and how much it holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bucket {
+    /// Time per token, µs.
+    pub interval_us: f64,
+    /// Maximum number of tokens.
+    pub burst: u32,
+}
+
+impl Bucket {
+    /// A bucket of that rate. Without a burst it holds the tokens of one second, at least one.
+    #[must_use]
+    pub fn new(rate: Rate, burst: Option<u32>) -> Self {
+        let interval_us = rate.interval_us();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 1e6")]
+        let most = (DEPTH_MAX_US / interval_us).clamp(1.0, f64::from(BURST_MAX)) as u32;
+        let burst = burst.unwrap_or_else(|| rate.of_a_second()).clamp(1, most);
+        Self { interval_us, burst }
+    }
+
+    /// As the scripts calculate: takes up to `want` tokens at `now_us` from a bucket that is full again
+    /// at `full_us`. Returns their number, the new time, and after how many µs there is a next token.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are below 2^53 µs"
+    )]
+    pub fn take(self, want: u32, now_us: u64, full_us: u64) -> (u32, u64, u64) {
+        let Self { interval_us, burst } = self;
+        let deepest = now_us + (f64::from(burst) * interval_us).ceil() as u64;
+        let full_us = full_us.clamp(now_us, deepest);
+        let ahead = (full_us - now_us) as f64;
+        let left = (f64::from(burst) - ahead / interval_us).floor().max(0.0) as u32;
+        let granted = want.min(left);
+        let full_us = full_us + (f64::from(granted) * interval_us).ceil() as u64;
+        let next = (full_us - now_us) as f64 - f64::from(burst - 1) * interval_us;
+        (granted, full_us, next.ceil().max(0.0) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_760_000_000_000_001;
+
+    fn rate(text: &str) -> Rate {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn rates_have_a_unit_and_up_to_three_decimals() {
+        for (text, interval, shown) in [
+            ("10/s", 100_000.0, "10/s"),
+            ("0.5/s", 2_000_000.0, "0.5/s"),
+            (" 30 / m ", 2_000_000.0, "30/m"),
+            ("1.250/h", 2_880_000_000.0, "1.25/h"),
+            ("1000000/s", 1.0, "1000000/s"),
+            ("0.001/h", 3.6e12, "0.001/h"),
+        ] {
+            assert!((rate(text).interval_us() - interval).abs() < 1e-6 * interval, "{text}");
+            assert_eq!(rate(text).to_string(), shown);
+        }
+        for bad in ["", "10", "10/d", "0/s", "-1/s", "1e3/s", "/s", "inf/s", "NaN/s", "1000001/s"] {
+            assert_eq!(bad.parse::<Rate>(), Err(LimitError::Rate), "{bad}");
+        }
+    }
+
+    #[test]
+    fn weights_are_fractions_from_a_hundredth_to_a_thousand() {
+        for (text, shown, json) in [
+            ("3", "3", "3"),
+            ("0.5", "0.5", "0.5"),
+            ("0.01", "0.01", "0.01"),
+            ("1000", "1000", "1000"),
+        ] {
+            let weight: Weight = text.parse().unwrap();
+            assert_eq!(weight.to_string(), shown);
+            assert_eq!(serde_json::to_string(&weight).unwrap(), json);
+            assert_eq!(Weight::try_from(text.parse::<f64>().unwrap()), Ok(weight));
+        }
+        for bad in ["0", "0.009", "1000.1", "-1", "x", "", "1e2"] {
+            assert_eq!(bad.parse::<Weight>(), Err(LimitError::Weight), "{bad}");
+        }
+        let half: Weight = "0.5".parse().unwrap();
+        assert_eq!((half.divide(10), Weight::from(2).divide(10)), (20, 5));
+    }
+
+    #[test]
+    fn what_is_set_for_a_bot_is_read_back_also_as_older_versions_stored_it() {
+        let limits = |weight: &str, rate: &str, burst| BotLimits {
+            weight: weight.parse().ok(),
+            rate: rate.parse().ok(),
+            burst,
+        };
+        for (text, expected) in [
+            ("3", limits("3", "", None)),
+            ("0.5||", limits("0.5", "", None)),
+            ("|10/s|", limits("", "10/s", None)),
+            ("2|unlimited|7", limits("2", "unlimited", Some(7))),
+            ("", BotLimits::default()),
+        ] {
+            assert_eq!(BotLimits::parse(text), Some(expected), "{text}");
+        }
+        for bad in ["x", "1|2|3|4", "1|10/s|x", "0||"] {
+            assert_eq!(BotLimits::parse(bad), None, "{bad}");
+        }
+        let general = limits("2", "10/s", Some(5));
+        assert_eq!(limits("", "unlimited", None).or(general).bucket(), None);
+        assert_eq!(limits("", "20/s", None).or(general).bucket().unwrap().burst, 5);
+        assert_eq!(BotLimits::default().bucket(), None);
+    }
+
+    #[test]
+    fn a_bucket_holds_the_tokens_of_a_second_unless_it_has_a_burst() {
+        assert_eq!(Bucket::new(rate("10/s"), None).burst, 10);
+        assert_eq!(Bucket::new(rate("1/m"), None).burst, 1);
+        assert_eq!(Bucket::new(rate("1/m"), Some(30)).burst, 30);
+        assert_eq!(Bucket::new(rate("0.001/h"), Some(BURST_MAX)).burst, 88, "ten years");
+    }
+
+    #[test]
+    fn tokens_come_one_by_one_after_the_burst() {
+        let bucket = Bucket::new(rate("10/s"), Some(3));
+        let (granted, full, next) = bucket.take(5, NOW, 0);
+        assert_eq!((granted, full, next), (3, NOW + 300_000, 100_000));
+        assert_eq!(bucket.take(1, NOW + 99_999, full), (0, full, 1));
+        let (granted, full, next) = bucket.take(5, NOW + 100_000, full);
+        assert_eq!((granted, full, next), (1, NOW + 400_000, 100_000));
+        let (granted, _, next) = bucket.take(2, NOW + 1_000_000, full);
+        assert_eq!((granted, next), (2, 0), "it is full again, and one is left");
+    }
+
+    #[test]
+    fn a_raised_rate_helps_at_once_and_a_clock_that_was_set_back_blocks_nobody_for_long() {
+        let slow = Bucket::new(rate("1/h"), Some(1));
+        let (_, full, _) = slow.take(1, NOW, 0);
+        let fast = Bucket::new(rate("10/s"), Some(2));
+        assert_eq!(fast.take(1, NOW, full), (0, NOW + 200_000, 100_000));
+        assert_eq!(fast.take(1, NOW - 5_000_000, NOW), (0, NOW - 4_800_000, 100_000));
+    }
+
+    #[test]
+    fn no_window_gets_more_than_its_burst_and_its_rate() {
+        for (text, burst) in [("3/s", 1), ("3/s", 4), ("7/m", 2), ("999.999/s", 50)] {
+            let bucket = Bucket::new(rate(text), Some(burst));
+            let (mut now, mut full, mut seed) = (NOW, 0, 7_u64);
+            let mut grants: Vec<(u64, u64)> = Vec::new();
+            for _ in 0..2_000 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "small"
+                )]
+                let step = (bucket.interval_us * 2.0) as u64;
+                now += (seed >> 33) % step;
+                let want = u32::try_from((seed >> 20) % 5).unwrap();
+                let (granted, after, _) = bucket.take(want, now, full);
+                full = after;
+                grants.push((now, granted.into()));
+            }
+            for from in 0..grants.len() {
+                let mut sum = 0;
+                for &(at, granted) in &grants[from..] {
+                    sum += granted;
+                    #[expect(clippy::cast_precision_loss, reason = "small")]
+                    let allowed =
+                        f64::from(burst) + (at - grants[from].0) as f64 / bucket.interval_us;
+                    #[expect(clippy::cast_precision_loss, reason = "small")]
+                    let sum = sum as f64;
+                    assert!(sum <= allowed + 1e-6, "{text}: {sum} of {allowed}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The limits of bots and of pipelines: rates, and slices at once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fairlane::app::Roles;
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::handler::Outcomes;
+use fairlane::id::BotId;
+use fairlane::queue::{BotChange, BotState};
+use fairlane::rate::BotRate;
+
+use crate::support::bus::{add, event};
+use crate::support::config::{STREAM, config};
+use crate::support::fleet::Fleet;
+use crate::support::history::Record;
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(40);
+const WORK: Roles = Roles { ingest: false, work: true, http: false, schedule: false };
+
+/// Asserts that every window has at most the events of the bucket, and two more: an event may reach
+/// its handler a little later than it got its token.
+fn assert_within(times_us: &mut [u64], per_second: f64, burst: f64) {
+    times_us.sort_unstable();
+    for (from, &begin) in times_us.iter().enumerate() {
+        for (count, &end) in (1_u32..).zip(&times_us[from..]) {
+            #[expect(clippy::cast_precision_loss, reason = "a few seconds")]
+            let allowed = burst + per_second * (end - begin) as f64 / 1e6 + 2.0;
+            assert!(f64::from(count) <= allowed, "{count} events in {} us", end - begin);
+        }
+    }
+}
+
+/// The mean rate after the burst.
+fn mean(times_us: &[u64], burst: usize) -> f64 {
+    let lasted = times_us[times_us.len() - 1] - times_us[0];
+    #[expect(clippy::cast_precision_loss, reason = "a few seconds")]
+    let mean = (times_us.len() - burst) as f64 / (lasted as f64 / 1e6);
+    mean
+}
+
+/// When the events of each bot were handed to a handler, in us.
+fn handed(fleet: &Fleet) -> BTreeMap<String, Vec<u64>> {
+    let mut bots: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    fleet.records(|record| {
+        if let Record::Handled { bot, started, .. } = *record {
+            bots.entry(bot.to_owned()).or_default().push(started);
+        }
+    });
+    bots
+}
+
+#[tokio::test]
+async fn each_bot_gets_its_rate_and_never_more_although_a_process_is_killed() {
+    const BURST: usize = 60;
+    let settings = [("pipelines.test.rate", "\"20/s\""), ("pipelines.test.burst", "60")];
+    let mut fleet = Fleet::new(Options::default(), 20, &settings);
+    fleet.start(2).await;
+    fleet.publish(160).await;
+    fleet.settles(20 * 90, LONG).await;
+    fleet.workers[0].kill9();
+    fleet.restart(0).await;
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert!(report.is_clean(), "{report:?}");
+    let bots = handed(&fleet);
+    assert_eq!(bots.len(), 20);
+    for (bot, mut times) in bots {
+        assert_within(&mut times, 20.0, 60.0);
+        let mean = mean(&times, BURST);
+        assert!((19.6..=20.1).contains(&mean), "{bot}: {mean} a second");
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_process_hands_out_nothing_late() {
+    let settings = [
+        ("pipelines.test.rate", "\"50/s\""),
+        ("pipelines.test.burst", "5"),
+        ("pipelines.test.total_rate", "\"200/s\""),
+    ];
+    let mut fleet = Fleet::new(Options::default(), 5, &settings);
+    fleet.start(2).await;
+    fleet.publish(150).await;
+    for place in [0, 1, 0] {
+        let before = fleet.settled();
+        fleet.workers[place].sigstop();
+        fleet.settles(before + 50, LONG).await;
+        fleet.workers[place].sigcont();
+    }
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert!(report.is_clean(), "{report:?}");
+    let bots = handed(&fleet);
+    for mut times in bots.values().cloned() {
+        assert_within(&mut times, 50.0, 5.0);
+    }
+    let mut all: Vec<u64> = bots.into_values().flatten().collect();
+    assert_within(&mut all, 200.0, 200.0);
+}
+
+#[tokio::test]
+async fn nobody_looks_at_bots_that_wait_for_tokens() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let settings = [("pipelines.parked.rate", "\"1/m\"")];
+    let instance = Instance::start(&config(&server, "parked", &settings), log.content()).await;
+    let bots = (0..20).map(|bot| format!("bot-{bot}"));
+    let events: Vec<String> =
+        bots.flat_map(|bot| (0..3).map(move |id| event(&bot, "test", id))).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "each has its first event", async || log.len() == 20).await;
+    eventually(LONG, "all are parked", async || {
+        instance.queue("parked").view(SystemClock.now()).await.unwrap().parked == 20
+    })
+    .await;
+    // Only claims and permits use this command; the sampler of metrics does not.
+    let claims = async || server.calls("zrangebyscore").await;
+    let (before, since) = (claims().await, Instant::now());
+    eventually(LONG, "time passes", async || since.elapsed() > Duration::from_secs(4)).await;
+    // A shard of theirs is looked at once a minute, as an empty one.
+    assert!(claims().await - before <= 8, "{} claims in 4 s", claims().await - before);
+    assert_eq!(log.len(), 20);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn events_come_in_order_no_attempt_is_counted_and_quiet_bots_do_not_wait() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let settings = [
+        ("pipelines.slow.rate", "\"20/s\""),
+        ("pipelines.slow.burst", "5"),
+        ("pipelines.slow.workers.max", "2"),
+    ];
+    let instance = Instance::start(&config(&server, "slow", &settings), log.content()).await;
+    let busy: Vec<String> = (0..40).map(|id| event("busy", "test", id)).collect();
+    add(&server, STREAM, &busy).await;
+    let (queue, bot) = (instance.queue("slow"), BotId::parse("busy").unwrap());
+    eventually(LONG, "the burst is over", async || log.len() > 5).await;
+    eventually(LONG, "it is held back", async || {
+        let view = queue.view_bot(&bot, SystemClock.now()).await.unwrap();
+        assert_eq!(view.attempts, 0);
+        view.state == BotState::Parked && view.throttled_since_ms.is_some()
+    })
+    .await;
+    let found = queue.throttled().await.unwrap().unwrap();
+    assert_eq!((found.bots, found.bot), (1, bot.clone()));
+    for id in 0..5 {
+        let (handled, sent) =
+            (|| log.all().iter().any(|seen| seen.bot == format!("q-{id}")), Instant::now());
+        add(&server, STREAM, &[event(&format!("q-{id}"), "test", "quiet")]).await;
+        eventually(LONG, "the quiet one is done", async || handled()).await;
+        assert!(sent.elapsed() < Duration::from_millis(800), "{:?}", sent.elapsed());
+    }
+    eventually(LONG, "all are done", async || log.len() == 45).await;
+    let seen: Vec<_> = log.all().into_iter().filter(|seen| seen.bot == "busy").collect();
+    let ids: Vec<String> = seen.iter().map(|seen| seen.id.clone()).collect();
+    assert_eq!(ids, (0..40).map(|id| id.to_string()).collect::<Vec<_>>());
+    assert!(seen.iter().all(|seen| seen.attempt == 1), "{seen:?}");
+    let mut times: Vec<u64> = seen.iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
+    assert_within(&mut times, 20.0, 5.0);
+    eventually(LONG, "nothing is held back", async || queue.throttled().await.unwrap().is_none())
+        .await;
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_bot_has_the_rate_that_is_set_for_it_from_its_next_slice_on() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let settings = [
+        ("pipelines.own.rate", "\"1/h\""),
+        ("limits.bots", "[{ bot = \"configured\", pipeline = \"own\", rate = \"unlimited\" }]"),
+    ];
+    let instance = Instance::start(&config(&server, "own", &settings), log.content()).await;
+    let events: Vec<String> = ["set", "configured", "other"]
+        .iter()
+        .flat_map(|bot| (0..30).map(move |id| event(bot, "test", id)))
+        .collect();
+    add(&server, STREAM, &events).await;
+    let count = |bot: &str| log.all().iter().filter(|seen| seen.bot == bot).count();
+    eventually(LONG, "one has no limit", async || count("configured") == 30).await;
+    eventually(LONG, "the others have one", async || count("set") == 1 && count("other") == 1)
+        .await;
+    let queue = instance.queue("own");
+    let rate = Some(Some(BotRate::Unlimited));
+    let change = BotChange { rate, ..BotChange::default() };
+    eventually(LONG, "it is parked", async || {
+        let view = queue.view_bot(&BotId::parse("set").unwrap(), SystemClock.now()).await.unwrap();
+        view.state == BotState::Parked
+    })
+    .await;
+    assert!(queue.set(&BotId::parse("set").unwrap(), change).await.unwrap());
+    eventually(LONG, "it need not wait", async || count("set") == 30).await;
+    assert_eq!(count("other"), 1);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn all_bots_of_all_processes_share_the_total_rate_evenly() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let settings = [("pipelines.total.total_rate", "\"100/s\""), ("pipelines.total.batch", "5")];
+    let text = config(&server, "total", &settings);
+    let first = Instance::start(&text, log.content()).await;
+    let second = Instance::start_as(WORK, &text, log.content()).await;
+    let bots: Vec<String> = (0..10).map(|bot| format!("bot-{bot}")).collect();
+    let events: Vec<String> =
+        bots.iter().flat_map(|bot| (0..60).map(move |id| event(bot, "test", id))).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "most are done", async || log.len() >= 400).await;
+    let seen = log.all();
+    let counts: Vec<usize> =
+        bots.iter().map(|bot| seen.iter().filter(|seen| seen.bot == *bot).count()).collect();
+    let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+    assert!(most - least <= 15, "{counts:?}");
+    let mut times: Vec<u64> = seen.iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
+    assert_within(&mut times, 100.0, 100.0);
+    let mean = mean(&times, 100);
+    assert!((95.0..=100.7).contains(&mean), "{mean} a second");
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn all_processes_together_have_at_most_the_total_number_of_slices_under_way() {
+    let server = RedisServer::start(Options::default());
+    let (log, now, most) =
+        (Log::default(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let handler = || {
+        let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+        log.handler(move |_| {
+            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+            async move {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                now.fetch_sub(1, Ordering::SeqCst);
+                Ok(Outcomes::done())
+            }
+        })
+    };
+    let settings = [("pipelines.few.total_concurrency", "3"), ("pipelines.few.batch", "2")];
+    let text = config(&server, "few", &settings);
+    let first = Instance::start(&text, handler()).await;
+    let second = Instance::start_as(WORK, &text, handler()).await;
+    let events: Vec<String> =
+        (0..200).map(|id| event(&format!("bot-{}", id % 20), "test", id)).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "half are done", async || log.len() >= 100).await;
+    second.stop().await;
+    eventually(LONG, "all are done", async || log.len() == 200).await;
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+    first.stop().await;
+}
+
+#[tokio::test]
+async fn the_slices_of_a_killed_process_are_used_by_others_soon() {
+    let settings = [("pipelines.test.total_concurrency", "3"), ("pipelines.test.batch", "2")];
+    let mut fleet = Fleet::new(Options::default(), 12, &settings);
+    fleet.behaviour.delay = Duration::from_millis(10);
+    fleet.start(2).await;
+    fleet.publish(40).await;
+    fleet.settles(100, LONG).await;
+    fleet.workers[0].kill9();
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert!(report.is_clean(), "{report:?}");
+    let mut turns: Vec<(u64, i32)> = Vec::new();
+    fleet.records(|record| {
+        if let Record::Handled { started, ended, .. } = *record {
+            turns.extend([(started, 1), (ended, -1)]);
+        }
+    });
+    turns.sort_unstable();
+    let mut under_way = 0;
+    for (at, turn) in turns {
+        under_way += turn;
+        assert!(under_way <= 3, "{under_way} at {at}");
+    }
+    assert!(fleet.longest_rest() < Duration::from_secs(15), "{:?}", fleet.longest_rest());
+}

@@ -1,0 +1,171 @@
+//! `permit`, `budget` and `set`: limits of bots and of pipelines.
+
+use fairlane::rate::{BotRate, Bucket, Rate, Weight};
+use fairlane::redis::scripts::{Budget, Budgeted, Permit, Permitted, Set};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::*;
+
+const SECOND: i64 = 1_000_000;
+
+fn bucket(rate: &str, burst: u32) -> Bucket {
+    Bucket::new(rate.parse::<Rate>().unwrap(), Some(burst))
+}
+
+fn permit(shard: &mut Shard, now_us: i64, of: &str, want: usize, bucket: Bucket) -> Permitted {
+    let (keys, bot) = (shard.keys.clone(), bot(of));
+    shard.call(now_us, &Permit { keys: &keys, bot: &bot, want, bucket })
+}
+
+fn slow(shard: &mut Shard) -> Vec<String> {
+    let key = shard.keys.slow.clone();
+    shard.harness.plain().zrange(key, 0, -1).unwrap()
+}
+
+#[test]
+fn a_permit_grants_what_the_bucket_has_whatever_the_rate() {
+    let (mut shard, mut random) = (Shard::new(), StdRng::seed_from_u64(7));
+    for (name, rate, burst) in [("a", "3/s", 1), ("b", "7/m", 4), ("c", "999.999/s", 50)] {
+        let bucket = bucket(rate, burst);
+        let (mut now, mut full) = (NOW, 0);
+        for _ in 0..300 {
+            let step = bucket.interval_us * random.random_range(0.0..3.0);
+            #[expect(clippy::cast_possible_truncation, reason = "small")]
+            let step = step as i64;
+            now += step;
+            let want = random.random_range(0..6_u32);
+            let (granted, after, wait_us) = bucket.take(want, now.unsigned_abs(), full);
+            full = after;
+            let permitted = permit(&mut shard, now, name, want as usize, bucket);
+            assert_eq!(permitted.granted, granted as usize, "{rate} at {now}");
+            assert_eq!(permitted.wait_ms, wait_us.div_ceil(1_000), "{rate} at {now}");
+        }
+    }
+}
+
+#[test]
+fn a_bot_is_slow_while_its_events_wait_for_tokens_and_the_keys_end_by_themselves() {
+    let mut shard = Shard::new();
+    let bucket = bucket("1/s", 1);
+    shard.push(NOW, "a", &["1", "2"], LIMITS);
+    shard.push(NOW, "b", &["1"], LIMITS);
+    assert_eq!(permit(&mut shard, NOW, "a", 1, bucket), Permitted { granted: 1, wait_ms: 1_000 });
+    assert_eq!(permit(&mut shard, NOW, "b", 1, bucket).granted, 1);
+    assert_eq!(slow(&mut shard), ["a"], "nothing of b waits");
+    assert_eq!(permit(&mut shard, NOW + 1, "a", 1, bucket).granted, 0);
+    let (rate, slow_key) = (shard.keys.rate.clone(), shard.keys.slow.clone());
+    for key in [&rate, &slow_key] {
+        let ttl: i64 = shard.harness.plain().pttl(key).unwrap();
+        assert!((1..=11_001).contains(&ttl), "{key}: {ttl}");
+    }
+    // A full bucket is forgotten after a while.
+    assert_eq!(permit(&mut shard, NOW + 20 * SECOND, "c", 1, bucket).granted, 1);
+    let kept: Vec<String> = shard.harness.plain().zrange(&rate, 0, -1).unwrap();
+    assert_eq!((kept, slow(&mut shard)), (vec!["c".to_owned()], vec![]));
+}
+
+fn set(
+    shard: &mut Shard,
+    of: &str,
+    max: usize,
+    (weight, rate, burst): (Option<&str>, Option<Option<&str>>, Option<Option<u32>>),
+) -> bool {
+    let (keys, bot) = (shard.keys.clone(), bot(of));
+    let call = Set {
+        keys: &keys,
+        bot: &bot,
+        slice_us: SLICE_US,
+        max,
+        weight: weight.map(|weight| weight.parse::<Weight>().unwrap()),
+        rate: rate.map(|rate| rate.map(|rate| rate.parse::<BotRate>().unwrap())),
+        burst,
+    };
+    shard.call(NOW, &call)
+}
+
+#[test]
+fn what_is_set_for_a_bot_changes_part_by_part_and_the_number_of_such_bots_is_bounded() {
+    let mut shard = Shard::new();
+    let stored = |shard: &mut Shard| -> Option<String> {
+        let key = shard.keys.weight.clone();
+        shard.harness.plain().hget(key, "a").unwrap()
+    };
+    for (change, expected) in [
+        ((Some("3"), None, None), Some("3")),
+        ((None, Some(Some("10/s")), None), Some("3|10/s|")),
+        ((None, None, Some(Some(5))), Some("3|10/s|5")),
+        ((Some("0.5"), Some(Some("unlimited")), None), Some("0.5|unlimited|5")),
+        ((Some("1"), None, Some(None)), Some("|unlimited|")),
+        ((None, Some(None), None), None),
+    ] {
+        assert!(set(&mut shard, "a", 1, change));
+        assert_eq!(stored(&mut shard).as_deref(), expected);
+    }
+    assert!(set(&mut shard, "b", 1, (Some("2"), None, None)));
+    assert!(!set(&mut shard, "a", 1, (Some("2"), None, None)), "there is room for one");
+    assert_eq!(stored(&mut shard), None);
+    assert!(set(&mut shard, "b", 1, (Some("4"), None, None)), "the one may change");
+    assert!(set(&mut shard, "b", 1, (Some("1"), None, None)));
+    assert!(set(&mut shard, "a", 1, (Some("2"), None, None)));
+}
+
+#[test]
+fn a_raised_rate_ends_the_wait_of_a_parked_bot_and_a_claim_tells_it() {
+    let mut shard = Shard::new();
+    shard.push(NOW, "a", &["1"], LIMITS);
+    let claimed = shard.claim(NOW);
+    let parked = completion(&claimed, 0, 0, Mode::Park { ms: 3_600_000 });
+    shard.complete(NOW, 100, &[parked]);
+    assert!(shard.claim(NOW).leases.is_empty());
+    assert!(set(&mut shard, "a", 9, (Some("0.25"), Some(Some("100/s")), Some(Some(7)))));
+    let own = shard.claim(NOW).leases[0].own;
+    assert_eq!(own.bucket(), Some(bucket("100/s", 7)));
+    assert_eq!(own.weight.unwrap().to_string(), "0.25");
+}
+
+fn budget(
+    shard: &mut Shard,
+    now_us: i64,
+    process: &str,
+    slices: Option<(usize, usize)>,
+    tokens: Option<(usize, Bucket)>,
+    unused: (usize, u64),
+) -> Budgeted {
+    let keys = shard.keys.clone();
+    shard.call(now_us, &Budget { keys: &keys, process, slices, ttl_ms: 3_000, tokens, unused })
+}
+
+#[test]
+fn all_processes_together_hold_at_most_the_slices_of_the_pipeline() {
+    let mut shard = Shard::new();
+    let mut holds = |now: i64, process: &str, wanted| {
+        budget(&mut shard, now, process, Some((wanted, 5)), None, (0, 0)).slices
+    };
+    assert_eq!(holds(NOW, "a", 3), 3);
+    assert_eq!(holds(NOW, "b", 4), 2, "what is left");
+    assert_eq!(holds(NOW, "a", 3), 3, "a repeated call changes nothing");
+    assert_eq!(holds(NOW, "a", 1), 1);
+    assert_eq!(holds(NOW + 2 * SECOND, "b", 9), 4);
+    assert_eq!(holds(NOW + 3 * SECOND + 1_000, "c", 9), 1, "a vanished; b renewed");
+    assert_eq!(holds(NOW + 4 * SECOND, "b", 0), 0);
+    assert_eq!(holds(NOW + 4 * SECOND, "c", 9), 5);
+}
+
+#[test]
+fn unused_tokens_of_a_pipeline_return_unless_another_process_took_some_since() {
+    let mut shard = Shard::new();
+    let bucket = bucket("10/s", 10);
+    let mut take = |now: i64, process: &str, want, unused| {
+        budget(&mut shard, now, process, None, Some((want, bucket)), unused)
+    };
+    let first = take(NOW, "a", 10, (0, 0));
+    assert_eq!((first.tokens, first.wait_ms), (10, 100));
+    assert_eq!(take(NOW, "b", 1, (0, 0)).tokens, 0);
+    let second = take(NOW, "a", 4, (4, first.stamp));
+    assert_eq!(second.tokens, 4, "the four it did not use");
+    let other = take(NOW + SECOND, "b", 2, (0, 0));
+    assert_eq!(other.tokens, 2);
+    // Otherwise the bucket would have more than it can hold.
+    assert_eq!(take(NOW + SECOND, "a", 20, (4, second.stamp)).tokens, 8);
+}
