@@ -30,6 +30,7 @@ const LONG: Duration = Duration::from_secs(120);
 /// others show zero.
 const SHARED: &[&str] = &[
     "fairlane_async_leases",
+    "fairlane_bots_throttled",
     "fairlane_bus_lag_events",
     "fairlane_counters_unflushed",
     "fairlane_counters_unflushed_oldest_seconds",
