@@ -69,6 +69,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/bots/{bot}/{pipeline}/resume", Class::P1, SMALL),
     ("*", "/bots/{bot}/{pipeline}/release", Class::P1, SMALL),
     ("*", "/bots/{bot}/{pipeline}/purge", Class::P1, SMALL),
+    ("*", "/bots/{bot}/{pipeline}/set", Class::P1, SMALL),
     ("*", "/counters", Class::P1, SMALL),
     ("*", "/notifications", Class::P1, SMALL),
     ("*", "/notifications/dead/{id}/redrive", Class::P1, SMALL),

@@ -67,6 +67,7 @@ pub(super) fn routes(
         .route("/bots/{bot}/{pipeline}/resume", routing::post(bot::resume))
         .route("/bots/{bot}/{pipeline}/release", routing::post(bot::release))
         .route("/bots/{bot}/{pipeline}/purge", routing::post(bot::purge))
+        .route("/bots/{bot}/{pipeline}/set", routing::post(bot::set))
         .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
         .route(
             "/notifications/dead/redrive",

@@ -143,6 +143,93 @@ async fn a_weight_is_set_and_shown() {
 }
 
 #[tokio::test]
+async fn a_rate_and_a_burst_are_set_changed_shown_and_removed() {
+    let pool = Pool::start(&[]).await;
+    let put = async |body: &str| {
+        let headers = [("content-type", "application/json")];
+        pool.client.send("PUT", "/v1/pipelines/test/bots/b", &headers, body.as_bytes()).await
+    };
+    let shown = async || {
+        let bot = pool.bot("b").await;
+        ["rate", "burst", "weight"].map(|field| bot[field].clone())
+    };
+    // What is left out stays as it is.
+    for (body, expected) in [
+        (r#"{"rate":"10/s","burst":20,"weight":0.5}"#, json!(["10/s", 20, 0.5])),
+        (r#"{"rate":"30/m"}"#, json!(["30/m", 20, 0.5])),
+        (r#"{"burst":5,"weight":2}"#, json!(["30/m", 5, 2])),
+        (r#"{"rate":"unlimited"}"#, json!(["unlimited", 5, 2])),
+        (r#"{"rate":null}"#, json!([null, 5, 2])),
+        (r#"{"rate":"0.5/s","burst":null,"weight":1}"#, json!(["0.5/s", null, 1])),
+    ] {
+        let answer = put(body).await;
+        assert_eq!(answer.code, 204, "{body}: {answer:?}");
+        assert_eq!(json!(shown().await), expected, "{body}");
+    }
+    for (body, field, remedy) in [
+        (r#"{"rate":"10"}"#, "rate", "events per second, minute or hour"),
+        (r#"{"rate":"0/s"}"#, "rate", "to stop a bot, pause it"),
+        (r#"{"rate":"2000000/s"}"#, "rate", "from 0.001 to 1000000"),
+        (r#"{"rate":""}"#, "rate", "such as \"10/s\""),
+        (r#"{"rate":10}"#, "rate", ""),
+        (r#"{"burst":0}"#, "burst", "a whole number from 1 to 1000000"),
+        (r#"{"burst":1000001}"#, "burst", "a whole number from 1 to 1000000"),
+        (r#"{"burst":1.5}"#, "burst", ""),
+        (r#"{"weight":0.001}"#, "weight", "a number from 0.01 to 1000"),
+        (r#"{"rate":"1/s","burst":0}"#, "burst", "a whole number"),
+    ] {
+        let answer = put(body).await;
+        assert_eq!((answer.code, answer.problem().as_str()), (400, "invalid-request"), "{body}");
+        let flaw = &answer.json()["errors"][0];
+        assert_eq!(flaw["field"], field, "{body}: {answer:?}");
+        assert!(flaw["detail"].as_str().unwrap().contains(remedy), "{body}: {flaw}");
+    }
+    assert_eq!(json!(shown().await), json!(["0.5/s", null, 1]), "nothing of them is kept");
+    pool.instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_for_certain_bots_sets_no_rate_and_no_burst() {
+    let directory = tempfile::tempdir().unwrap();
+    let token = |name: &str, scopes: &str, bots: &str| {
+        let file = directory.path().join(name);
+        std::fs::write(&file, format!("{name}-0123456789abcdef")).unwrap();
+        format!("{{ name = {name:?}, token_file = {file:?}, scopes = {scopes}, bots = {bots} }}")
+    };
+    let tokens = [
+        token("reader", r#"["read"]"#, r#"["*"]"#),
+        token("tenant", r#"["read", "operate"]"#, r#"["shop-*"]"#),
+        token("root", r#"["read", "operate"]"#, r#"["*"]"#),
+    ];
+    let tokens = format!("[{}]", tokens.join(", "));
+    let pool = Pool::start(&[("auth.tokens", &tokens)]).await;
+    let [reader, tenant, root] = ["reader", "tenant", "root"]
+        .map(|name| pool.client.with_token(&format!("{name}-0123456789abcdef")));
+    let put = async |client: &Client, bot: &str, body: &str| {
+        let path = format!("/v1/pipelines/test/bots/{bot}");
+        let headers = [("content-type", "application/json")];
+        client.send("PUT", &path, &headers, body.as_bytes()).await
+    };
+    assert_eq!(put(&root, "shop-1", r#"{"rate":"10/s","burst":3}"#).await.code, 204);
+    for body in
+        [r#"{"rate":"unlimited"}"#, r#"{"rate":null}"#, r#"{"burst":9}"#, r#"{"burst":null}"#]
+    {
+        let answer = put(&tenant, "shop-1", body).await;
+        assert_eq!((answer.code, answer.problem().as_str()), (403, "forbidden"), "{body}");
+        assert!(answer.json()["detail"].as_str().unwrap().contains("bots = [\"*\"]"), "{answer:?}");
+        assert_eq!(put(&reader, "shop-1", body).await.code, 403, "{body}");
+    }
+    // Its weight, up to that of the token, but not that of another's bot.
+    assert_eq!(put(&tenant, "shop-1", r#"{"weight":0.5}"#).await.code, 204);
+    assert_eq!(put(&tenant, "shop-1", r#"{"weight":2}"#).await.code, 403);
+    assert_eq!(put(&tenant, "other", r#"{"weight":0.5}"#).await.code, 403);
+    let bot = root.get("/v1/pipelines/test/bots/shop-1").await.json();
+    let set = ["rate", "burst", "weight"].map(|field| bot[field].clone());
+    assert_eq!(json!(set), json!(["10/s", 3, 0.5]), "{bot}");
+    pool.instance.stop().await;
+}
+
+#[tokio::test]
 async fn release_ends_a_backoff_and_purge_empties_a_queue() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();

@@ -112,6 +112,7 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 }
             }
             @if view.may_operate { (actions(view, of)) }
+            @if view.may_set { (settings(view, of)) }
         }
     }
 }
@@ -185,6 +186,19 @@ fn actions(view: &View, of: &OfBot) -> Markup {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The form for its weight, rate and burst. Empty fields mean those of the pipeline.
+fn settings(view: &View, OfBot { pipeline, look, .. }: &OfBot) -> Markup {
+    html! {
+        form.settings method="post" action={ (path(&view.bot)) "/" (pipeline) "/set" } {
+            label { "Weight" input name="weight" maxlength="8" size="6" inputmode="decimal" value=(look.weight); }
+            label { "Rate" input name="rate" maxlength="16" size="10" placeholder="10/s, 30/m, unlimited" value=[look.rate]; }
+            label { "Burst" input name="burst" maxlength="7" size="6" inputmode="numeric" value=[look.burst]; }
+            button type="submit" aria-label={ "Set in " (pipeline) } { "Set" }
+            p { "An empty field: as for the other bots of the pipeline." }
         }
     }
 }

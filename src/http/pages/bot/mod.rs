@@ -5,7 +5,7 @@ mod content;
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{FromRequest as _, Request, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use maud::html;
@@ -17,7 +17,8 @@ use self::content::{body, which};
 use super::super::auth::Caller;
 use super::super::automations::{Shown, shown};
 use super::super::extract::{Path, Query};
-use super::super::problem::Problem;
+use super::super::parameters::Parameters;
+use super::super::problem::{Kind, Problem};
 use super::super::{Api, bots};
 use super::overview::ranking;
 use super::{Refusal, headline};
@@ -27,7 +28,8 @@ use crate::config::Scope;
 use crate::event::Glimpse;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{BotState, BotView, DeadOfBot, Holdings, LastFailure};
+use crate::queue::{BotChange, BotState, BotView, DeadOfBot, Holdings, LastFailure, SET_MAX};
+use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
 
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
@@ -57,10 +59,12 @@ struct View {
     bot: BotId,
     /// The rules, or the reason why they cannot be shown.
     rules: Result<Vec<Shown>, String>,
-    /// The queues with events, a state other than idle, or dead letters.
+    /// The queues with events, a state other than idle, dead letters, or settings for the bot.
     queues: Vec<OfBot>,
     now_ms: u64,
     may_operate: bool,
+    /// Whether the token sets weights and rates: it is for all bots.
+    may_set: bool,
     /// The requested subscriber, and its profile.
     subscriber: Option<(String, Option<Kept>)>,
 }
@@ -160,7 +164,8 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         let queue = api.queues.of(&pipeline);
         let look = queue.view_bot(bot, now).await?;
         let dead = queue.dead_of(bot).await?;
-        if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 {
+        let is_set = look.weight != Weight::ONE || look.rate.is_some() || look.burst.is_some();
+        if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 || is_set {
             let next = queue.glimpse_events(bot, NEXT).await?;
             let failure = queue.last_failure(&look).await?;
             let kept = queue.protected();
@@ -175,6 +180,7 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         queues,
         now_ms: millis(now),
         may_operate: caller.check_scope(Scope::Operate).is_ok(),
+        may_set: caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok(),
         subscriber: known,
     })
 }
@@ -213,6 +219,49 @@ pub(super) async fn purge(
 ) -> Result<Redirect, Refusal> {
     of.purge(&api, &caller).await?;
     Ok(Redirect::to(&path(&of.bot)))
+}
+
+/// Sets what the form has. An empty field sets the bot back to what others have.
+pub(super) async fn set(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(of): Path<bots::BotPath>,
+    request: Request,
+) -> Result<Redirect, Refusal> {
+    caller.check_all_bots()?;
+    let change = change(Parameters::from_request(request, &()).await?)?;
+    if !api.queues.find(&of.pipeline).await?.set(&of.bot, change).await? {
+        let detail = format!(
+            "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first (weight 1, no rate, no burst)"
+        );
+        return Err(Problem::new(Kind::TooManyBots, detail).into());
+    }
+    caller.did("set", &of.pipeline, Some(&of.bot));
+    Ok(Redirect::to(&path(&of.bot)))
+}
+
+fn change(mut fields: Parameters) -> Result<BotChange, Problem> {
+    let refused = |field: &str, text: &str, error: LimitError| {
+        Problem::field(field, format!("it is {text:?}; {error}"))
+    };
+    let mut take = |field: &str| fields.take(field).map(|text| text.trim().to_owned());
+    let weight = match take("weight") {
+        None => Weight::ONE,
+        Some(text) => text.parse().map_err(|error| refused("weight", &text, error))?,
+    };
+    let rate: Option<BotRate> = match take("rate") {
+        None => None,
+        Some(text) => Some(text.parse().map_err(|error| refused("rate", &text, error))?),
+    };
+    let burst = match take("burst") {
+        None => None,
+        Some(text) => {
+            let burst = text.parse().ok().filter(|burst| (1..=BURST_MAX).contains(burst));
+            Some(burst.ok_or_else(|| refused("burst", &text, LimitError::Burst))?)
+        }
+    };
+    fields.done(&["weight", "rate", "burst"])?;
+    Ok(BotChange { weight: Some(weight), rate: Some(rate), burst: Some(burst) })
 }
 
 #[cfg(test)]

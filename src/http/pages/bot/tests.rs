@@ -52,6 +52,7 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
         }],
         now_ms: 0,
         may_operate: true,
+        may_set: true,
         subscriber: Some(("<i>".to_owned(), Some(kept))),
     }
 }
@@ -89,6 +90,26 @@ fn without_rules_the_page_gives_the_remedy_or_the_reason() {
     assert!(page.contains("PUT /v1/bots/BOT/automations/RULE"), "{page}");
     let page = body(&view(Err("MongoDB is unavailable".to_owned())), false).into_string();
     assert!(page.contains("MongoDB is unavailable") && !page.contains("subscriber"), "{page}");
+}
+
+#[test]
+fn the_form_shows_what_is_set_and_only_to_who_may_set_it() {
+    let mut view = view(Ok(Vec::new()));
+    view.queues[0].look.weight = "0.5".parse().unwrap();
+    view.queues[0].look.rate = Some("30/m".parse().unwrap());
+    let page = body(&view, true).into_string();
+    for shown in [
+        "/automations/set\"",
+        "name=\"weight\"",
+        "value=\"0.5\"",
+        "value=\"30/m\"",
+        "Set in automations",
+    ] {
+        assert!(page.contains(shown), "{shown} is missing in {page}");
+    }
+    view.may_set = false;
+    let page = body(&view, true).into_string();
+    assert!(!page.contains("/automations/set") && page.contains("/automations/pause"), "{page}");
 }
 
 #[test]
