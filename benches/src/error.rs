@@ -108,6 +108,8 @@ pub(crate) enum CommandError {
     TokenFile { path: PathBuf, problem: String },
     #[error("a hostile bot reaches the quiet ones through {0}; the table above has the figures")]
     NotIsolated(String),
+    #[error("{0}; the table above has the bounds")]
+    LimitsMissed(String),
     #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
     Inexact { ads: u64 },
 }
@@ -136,6 +138,7 @@ impl CommandError {
             | Self::WriteChart { .. }
             | Self::Server
             | Self::NotIsolated(_)
+            | Self::LimitsMissed(_)
             | Self::Inexact { .. } => Exit::Failed,
         }
     }

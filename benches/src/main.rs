@@ -15,6 +15,7 @@ mod growth;
 mod http;
 mod isolation;
 mod latency;
+mod limits;
 mod mongo;
 mod notifications;
 mod overload;

@@ -1,5 +1,7 @@
 //! Queries to the private Redis of a bench, and the removal of parts of its data.
 
+use std::collections::BTreeMap;
+
 use fairlane::sandbox::{Rig, STREAM};
 use redis::{Cmd, Value, cmd};
 
@@ -88,21 +90,21 @@ pub(crate) async fn commands(rig: &Rig) -> Result<Commands, BenchError> {
     Ok(commands_of(&info(rig, "commandstats").await?))
 }
 
+/// The calls of each command in the text of `INFO commandstats`.
+pub(crate) fn calls_of(info: &str) -> BTreeMap<String, u64> {
+    let lines = info.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'));
+    let calls = |rest: &str| {
+        let calls = rest.split(',').find_map(|field| field.strip_prefix("calls="));
+        calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+    };
+    lines.map(|(name, rest)| (name.to_owned(), calls(rest))).collect()
+}
+
 /// The same in the text of `INFO`.
 pub(crate) fn commands_of(info: &str) -> Commands {
     let mut commands = Commands::default();
-    for line in info.lines() {
-        let Some((name, rest)) =
-            line.strip_prefix("cmdstat_").and_then(|line| line.split_once(':'))
-        else {
-            continue;
-        };
-        let calls = rest
-            .split(',')
-            .find_map(|field| field.strip_prefix("calls="))
-            .and_then(|calls| calls.parse::<u64>().ok())
-            .unwrap_or(0);
-        match name {
+    for (name, calls) in calls_of(info) {
+        match name.as_str() {
             "evalsha" => commands.wire += calls,
             // The pool and the reader send these. No script on the hot path does.
             "lrange" | "xread" | "xinfo|stream" => {

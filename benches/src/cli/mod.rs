@@ -25,6 +25,7 @@ Examples:
   fairlane-bench notifications --seconds 10
   fairlane-bench overload --workloads cpu,dependency
   fairlane-bench isolation --seconds 5
+  fairlane-bench limits --seconds 10
   fairlane-bench peers --rounds 1
 
 Exit codes: 0 success, 1 failure, 64 bad usage, 69 a needed service is unavailable.";
@@ -52,6 +53,14 @@ Examples:
 
 A resource is isolated if the p99 of the quiet bots beside a hostile tenant is at most 1.5 times what
 it is alone, or 25 ms above, and none of their work is refused or lost. Exit code 1: one is not.";
+
+const LIMITS_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench limits
+  fairlane-bench limits --bots 20 --rate 5 --seconds 12 --json
+
+Halfway, one process is killed and replaced. Windows over the rest of a bot whose slice the process
+had do not count for its rate. Exit code 1: a figure is outside its bound.";
 
 const PEERS_EXAMPLES: &str = "\
 Examples:
@@ -314,6 +323,22 @@ pub(crate) enum Scenario {
         /// server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
         #[arg(long, value_name = "URL")]
         mongodb: Option<String>,
+    },
+    /// Measure whether each bot gets its rate and never more, over processes of which one is killed.
+    #[command(after_help = LIMITS_EXAMPLES)]
+    Limits {
+        /// Number of bots with a rate.
+        #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=5_000))]
+        bots: u32,
+        /// Events per second of each of them. Its bucket holds those of one second.
+        #[arg(long, value_name = "EVENTS_PER_S", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rate: u32,
+        /// Duration. A window is 5 s long, or a third of this.
+        #[arg(long, value_name = "S", default_value = "30", value_parser = clap::value_parser!(u32).range(2..=600))]
+        seconds: u32,
+        /// Number of processes.
+        #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=16))]
+        processes: u32,
     },
     /// Compare with other queues on Redis: GroupMQ, BullMQ, and a plain worker of a stream.
     #[command(after_help = PEERS_EXAMPLES)]

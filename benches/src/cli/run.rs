@@ -11,14 +11,15 @@ use url::Url;
 
 use super::arguments::{CountersArgs, DeploymentArgs, Handled, choice};
 use super::show::{
-    print, print_deployment, print_growth, print_isolation, print_overload, print_peers,
+    print, print_deployment, print_growth, print_isolation, print_limits, print_overload,
+    print_peers,
 };
 use super::{Cli, Scenario};
 use crate::error::CommandError;
 use crate::isolation::{self, Resource};
 use crate::overload::{self, Protection, Workload, deployment};
 use crate::{
-    automations, counters, fairness, growth, http, latency, notifications, peers, pipeline,
+    automations, counters, fairness, growth, http, latency, limits, notifications, peers, pipeline,
 };
 
 /// In ms. Clients that send later than planned by more than this are too slow for a measurement.
@@ -197,6 +198,17 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             let report = Box::pin(isolation::run(options, watch)).await?;
             progress.clear();
             print_isolation(json, &report)
+        }
+        Scenario::Limits { bots, rate, seconds, processes } => {
+            let options = limits::Options {
+                bots: bots.into(),
+                rate: rate.into(),
+                seconds: seconds.into(),
+                processes: usize::try_from(processes).unwrap_or(usize::MAX),
+            };
+            let report = Box::pin(limits::run(options, watch)).await?;
+            progress.clear();
+            print_limits(json, &report)
         }
         Scenario::Peers(args) => {
             let report = Box::pin(peers::run(args.options()?, watch)).await?;

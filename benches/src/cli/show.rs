@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::error::CommandError;
 use crate::growth;
 use crate::isolation::{self, Verdict};
+use crate::limits;
 use crate::overload::{self, deployment};
 use crate::peers::{self, Figure};
 
@@ -137,6 +138,49 @@ pub(super) fn print_isolation(json: bool, report: &isolation::Report) -> Result<
     let failed = report.resources.iter().filter(|line| line.verdict == Verdict::Failed);
     let failed: Vec<&str> = failed.map(|line| line.resource.name()).collect();
     if failed.is_empty() { Ok(()) } else { Err(CommandError::NotIsolated(failed.join(", "))) }
+}
+
+/// A line per figure.
+pub(super) fn print_limits(json: bool, report: &limits::Report) -> Result<(), CommandError> {
+    /// An event that comes later by this much raises the rate of a window of 5 s by half a percent.
+    const LATE_MS: f64 = 25.0;
+    let output = Output::new(json);
+    output.show(report, |report| {
+        let mut table = Table::new(&["VERDICT", "FIGURE", ">MEASURED", ">LEAST", ">MOST"]);
+        let bound =
+            |bound: Option<f64>| bound.map_or_else(|| "-".to_owned(), |n| format!("{n:.2}"));
+        for figure in &report.figures {
+            let verdict = match figure.held {
+                Some(true) => "held",
+                Some(false) => "missed",
+                None => "-",
+            };
+            table.row(&[
+                verdict.to_owned(),
+                figure.name.to_owned(),
+                format!("{:.2}", figure.measured),
+                bound(figure.least),
+                bound(figure.most),
+            ]);
+        }
+        format!(
+            "{} bots, {} events/s each, {} s, {} processes; windows of {} s\n{}",
+            report.bots,
+            report.rate,
+            report.seconds,
+            report.processes,
+            report.window_seconds,
+            output.table(&table)
+        )
+    })?;
+    let late = report.sender_late_max_ms;
+    if late > LATE_MS {
+        eprintln!(
+            "note: the bench itself sent an event {late:.1} ms late, which alone moves the rate of a window; this machine is too small, or busy with other things"
+        );
+    }
+    let missed = report.missed();
+    if missed.is_empty() { Ok(()) } else { Err(CommandError::LimitsMissed(missed.join(", "))) }
 }
 
 /// A line per value of each size.

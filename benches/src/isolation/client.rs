@@ -10,7 +10,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::http::is_whole;
 
 /// A request without a body.
-pub(super) fn request(method: &str, path: &str, host: SocketAddr, token: Option<&str>) -> Vec<u8> {
+pub(crate) fn request(method: &str, path: &str, host: SocketAddr, token: Option<&str>) -> Vec<u8> {
     with_body(method, path, host, token, "", b"")
 }
 
@@ -43,18 +43,18 @@ pub(super) fn closing(request: &[u8]) -> Vec<u8> {
 
 /// Persistent connections to one process: as many as there are concurrent requests.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     address: SocketAddr,
     idle: Mutex<Vec<TcpStream>>,
 }
 
 impl Client {
-    pub(super) fn new(address: SocketAddr) -> Self {
+    pub(crate) fn new(address: SocketAddr) -> Self {
         Self { address, idle: Mutex::default() }
     }
 
     /// The status and the answer. An idle connection that the server closed is replaced once.
-    pub(super) async fn ask(&self, request: &[u8]) -> io::Result<(u16, Vec<u8>)> {
+    pub(crate) async fn ask(&self, request: &[u8]) -> io::Result<(u16, Vec<u8>)> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(stream) = idle
             && let Ok(answer) = self.on(stream, request).await

@@ -20,7 +20,7 @@ use crate::mongo::Database;
 use crate::probe;
 
 /// How long a process may take to start, and a preparation to take effect.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The pipeline of the events of all bots.
 pub(super) const EVENTS: &str = "push";
 /// The pipeline whose receiver fails for the hostile bot.
@@ -139,7 +139,7 @@ impl Drop for Deployment<'_> {
 }
 
 /// Waits for a condition. `false`: in vain.
-pub(super) async fn until(is_so: impl AsyncFn() -> bool) -> bool {
+pub(crate) async fn until(is_so: impl AsyncFn() -> bool) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         if is_so().await {
@@ -150,7 +150,7 @@ pub(super) async fn until(is_so: impl AsyncFn() -> bool) -> bool {
     false
 }
 
-fn free() -> Result<SocketAddr, BenchError> {
+pub(crate) fn free() -> Result<SocketAddr, BenchError> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
 }
 

@@ -27,6 +27,8 @@ use std::time::Duration;
 use fairlane::sandbox::Rig;
 use serde::Serialize;
 
+pub(crate) use self::client::{Client, request};
+pub(crate) use self::deployment::{PATIENCE, free, until};
 pub(crate) use self::figures::{Line, Verdict};
 pub(crate) use self::resource::Resource;
 
