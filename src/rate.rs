@@ -127,7 +127,7 @@ impl Weight {
     /// `time` divided by the weight.
     #[must_use]
     pub fn divide(self, time: u128) -> u128 {
-        time * Self::ONE.0 as u128 / u128::from(self.0.max(1))
+        time * u128::from(Self::ONE.0) / u128::from(self.0.max(1))
     }
 }
 
@@ -245,17 +245,17 @@ pub struct BotLimits {
 impl BotLimits {
     /// Parses a field of the hash `weight`: a weight, or `weight|rate|burst`, each may be empty.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        fn part<T: FromStr>(text: Option<&str>) -> Option<Option<T>> {
+        fn part<T: FromStr>(text: Option<&str>) -> Result<Option<T>, T::Err> {
             match text.unwrap_or_default() {
-                "" => Some(None),
-                text => text.parse().ok().map(Some),
+                "" => Ok(None),
+                text => text.parse().map(Some),
             }
         }
         let mut parts = text.split('|');
         let limits = Self {
-            weight: part(parts.next())?,
-            rate: part(parts.next())?,
-            burst: part(parts.next())?,
+            weight: part(parts.next()).ok()?,
+            rate: part(parts.next()).ok()?,
+            burst: part(parts.next()).ok()?,
         };
         parts.next().is_none().then_some(limits)
     }
@@ -277,6 +277,47 @@ impl BotLimits {
             BotRate::Unlimited => None,
             BotRate::At(rate) => Some(Bucket::new(rate, self.burst)),
         }
+    }
+}
+
+/// A change of one setting of a bot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Change<T> {
+    /// It stays as it is.
+    #[default]
+    Keep,
+    /// It becomes that of other bots.
+    Reset,
+    /// It becomes this.
+    To(T),
+}
+
+impl<T> Change<T> {
+    /// The same change, to another value.
+    pub fn map<U>(self, to: impl FnOnce(T) -> U) -> Change<U> {
+        match self {
+            Self::Keep => Change::Keep,
+            Self::Reset => Change::Reset,
+            Self::To(value) => Change::To(to(value)),
+        }
+    }
+
+    /// The same change, to another value if there is one.
+    ///
+    /// # Errors
+    /// That of `to`.
+    pub fn try_map<U, E>(self, to: impl FnOnce(T) -> Result<U, E>) -> Result<Change<U>, E> {
+        Ok(match self {
+            Self::Keep => Change::Keep,
+            Self::Reset => Change::Reset,
+            Self::To(value) => Change::To(to(value)?),
+        })
+    }
+}
+
+impl<T> From<Option<T>> for Change<T> {
+    fn from(to: Option<T>) -> Self {
+        to.map_or(Self::Reset, Self::To)
     }
 }
 

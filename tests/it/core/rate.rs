@@ -10,7 +10,7 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::handler::Outcomes;
 use fairlane::id::BotId;
 use fairlane::queue::{BotChange, BotState};
-use fairlane::rate::BotRate;
+use fairlane::rate::{BotRate, Change};
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
@@ -190,7 +190,7 @@ async fn a_bot_has_the_rate_that_is_set_for_it_from_its_next_slice_on() {
     eventually(LONG, "the others have one", async || count("set") == 1 && count("other") == 1)
         .await;
     let queue = instance.queue("own");
-    let rate = Some(Some(BotRate::Unlimited));
+    let rate = Change::To(BotRate::Unlimited);
     let change = BotChange { rate, ..BotChange::default() };
     eventually(LONG, "it is parked", async || {
         let view = queue.view_bot(&BotId::parse("set").unwrap(), SystemClock.now()).await.unwrap();

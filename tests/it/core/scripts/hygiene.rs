@@ -11,6 +11,7 @@ use fairlane::notifications::scripts::{
     Amend, Amendment, Begin, Finish, Forget, Release, Restore, Schedule, Throttle,
 };
 use fairlane::quotas::{NO_QUOTAS, Quota};
+use fairlane::rate::Change;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit,
@@ -262,7 +263,15 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Peek { keys, bot: a, place: 0, before: 0, limit: 1, bytes: 1, part: Part::Whole }),
         named(&ReadSlice { keys, bot: a, limit: 1, bytes: 1 }),
         named(&Permit { keys, bot: a, want: 1, bucket }),
-        named(&Set { keys, bot: a, slice_us, max: 1, weight: None, rate: Some(None), burst: None }),
+        named(&Set {
+            keys,
+            bot: a,
+            slice_us,
+            max: 1,
+            weight: None,
+            rate: Change::Reset,
+            burst: Change::Keep,
+        }),
         named(&Budget {
             keys,
             process: "p",
