@@ -11,7 +11,7 @@ use fairlane::notifications::scripts::{
     Amend, Amendment, Begin, Finish, Forget, Release, Restore, Schedule, Throttle,
 };
 use fairlane::quotas::{NO_QUOTAS, Quota};
-use fairlane::rate::Change;
+use fairlane::rate;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit,
@@ -269,8 +269,8 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             slice_us,
             max: 1,
             weight: None,
-            rate: Change::Reset,
-            burst: Change::Keep,
+            rate: rate::Change::Reset,
+            burst: rate::Change::Keep,
         }),
         named(&Budget {
             keys,
@@ -401,7 +401,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
 /// The scripts that a full Redis runs: they free memory, or write almost nothing. The header or the
 /// contract of each says why it cannot fill Redis. A full Redis refuses all other scripts as a
 /// whole.
-const RUN_WHEN_FULL: [&str; 21] = [
+const RUN_WHEN_FULL: [&str; 23] = [
     "advance",
     "amend",
     "audit",

@@ -119,7 +119,7 @@ fn a_raised_rate_ends_the_wait_of_a_parked_bot_and_a_claim_tells_it() {
     let parked = completion(&claimed, 0, 0, Mode::Park { ms: 3_600_000 });
     shard.complete(NOW, 100, &[parked]);
     assert!(shard.claim(NOW).leases.is_empty());
-    assert!(set(&mut shard, "a", 9, (Some("0.25"), Some(Some("100/s")), Some(Some(7)))));
+    assert!(set(&mut shard, "a", 9, (Some("0.25"), To("100/s"), To(7))));
     let own = shard.claim(NOW).leases[0].own;
     assert_eq!(own.bucket(), Some(bucket("100/s", 7)));
     assert_eq!(own.weight.unwrap().to_string(), "0.25");
