@@ -18,7 +18,7 @@ mod id;
 mod ledger;
 #[path = "../../src/quotas.rs"]
 mod quotas;
-#[path = "../../src/rate.rs"]
+#[path = "../../src/rate/mod.rs"]
 mod rate;
 #[path = "../../src/pool/scale.rs"]
 mod scale;

@@ -260,7 +260,7 @@ async fn show(
     Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, cursor }))
 }
 
-/// The settings of a bot. What is left out stays as it is; at least one must be there.
+/// The settings of a bot. What is left out stays as it is.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -286,10 +286,6 @@ fn change<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Cha
 impl Settings {
     fn change(self) -> Result<BotChange, Problem> {
         let Self { weight, rate, burst } = self;
-        if weight.is_none() && rate == Change::Keep && burst == Change::Keep {
-            let detail = "nothing is set; write at least one of weight, rate and burst";
-            return Err(Problem::field("weight", detail));
-        }
         let weight = weight.map(|weight| {
             Weight::try_from(weight)
                 .map_err(|error| Problem::field("weight", format!("it is {weight}; {error}")))

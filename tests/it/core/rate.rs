@@ -220,7 +220,8 @@ async fn all_bots_of_all_processes_share_the_total_rate_evenly() {
     let counts: Vec<usize> =
         bots.iter().map(|bot| seen.iter().filter(|seen| seen.bot == *bot).count()).collect();
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
-    assert!(most - least <= 15, "{counts:?}");
+    // A few slices of five more or less, of 40 events.
+    assert!(most - least <= 20, "{counts:?}");
     let mut times: Vec<u64> = seen.iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
     assert_within(&mut times, 100.0, 100.0);
     let mean = mean(&times, 100);
