@@ -227,7 +227,6 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
     let views = Views { counting, n: 1, event: b"1", idempotency: None };
     let emitted = [("1".to_owned(), b"1".to_vec())];
-    let bucket = fairlane::rate::Bucket::new("1/s".parse().unwrap(), None);
     let mut calls = vec![
         named(&Enqueue {
             keys,
@@ -262,24 +261,6 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
         named(&Peek { keys, bot: a, place: 0, before: 0, limit: 1, bytes: 1, part: Part::Whole }),
         named(&ReadSlice { keys, bot: a, limit: 1, bytes: 1 }),
-        named(&Permit { keys, bot: a, want: 1, bucket }),
-        named(&Set {
-            keys,
-            bot: a,
-            slice_us,
-            max: 1,
-            weight: None,
-            rate: rate::Change::Reset,
-            burst: rate::Change::Keep,
-        }),
-        named(&Budget {
-            keys,
-            process: "p",
-            slices: Some((1, 1)),
-            ttl_ms: 1,
-            tokens: Some((1, bucket)),
-            unused: (0, 0),
-        }),
         named(&Letters {
             keys,
             newest_first: true,
@@ -312,8 +293,33 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             event: b"1",
         }),
     ];
+    calls.extend(limit_calls(keys, a));
     calls.extend(notification_calls(keys, a));
     calls
+}
+
+fn limit_calls(keys: &ShardKeys, a: &BotId) -> Vec<(&'static str, Cmd)> {
+    let bucket = rate::Bucket::new("1/s".parse().unwrap(), None);
+    vec![
+        named(&Permit { keys, bot: a, want: 1, bucket }),
+        named(&Set {
+            keys,
+            bot: a,
+            slice_us: SLICE_US,
+            max: 1,
+            weight: None,
+            rate: rate::Change::Reset,
+            burst: rate::Change::Keep,
+        }),
+        named(&Budget {
+            keys,
+            process: "p",
+            slices: Some((1, 1)),
+            ttl_ms: 1,
+            tokens: Some((1, bucket)),
+            unused: (0, 0),
+        }),
+    ]
 }
 
 fn notification_calls(keys: &ShardKeys, a: &BotId) -> [(&'static str, Cmd); 7] {
