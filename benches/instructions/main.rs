@@ -18,6 +18,8 @@ mod id;
 mod ledger;
 #[path = "../../src/quotas.rs"]
 mod quotas;
+#[path = "../../src/rate/mod.rs"]
+mod rate;
 #[path = "../../src/pool/scale.rs"]
 mod scale;
 #[path = "../../tests/it/core/scripts/costs/table.rs"]

@@ -122,9 +122,9 @@ async fn measure(
     let mut copied = 0;
     for _ in 0..ROUNDS {
         probe::forget_positions(rig).await?;
-        let alone = read(rig, database, options, false, &mut watch).await?;
+        let alone = Box::pin(read(rig, database, options, false, &mut watch)).await?;
         probe::forget_positions(rig).await?;
-        let beside = read(rig, database, options, true, &mut watch).await?;
+        let beside = Box::pin(read(rig, database, options, true, &mut watch)).await?;
         without.push(alone);
         with.push(beside);
         ratios.push(beside / alone);

@@ -15,7 +15,7 @@ use crate::id::{BotId, PipelineName};
 use crate::queue::{
     BotChange, BotOrder, BotState, BotView, DeadOfBot, Holdings, LastFailure, QueuedEvent, memory,
 };
-use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
+use crate::rate::{BURST_MAX, BotRate, Change, LimitError, Weight};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,11 +100,11 @@ enum Action {
         #[arg(long, value_name = "N", group = "setting")]
         weight: Option<Weight>,
         /// Maximum rate of its events: "10/s", "30/m", "100/h"; "unlimited"; "default": that of the pipeline.
-        #[arg(long, value_name = "RATE", group = "setting", value_parser = or_default::<BotRate>)]
-        rate: Option<OrDefault<BotRate>>,
+        #[arg(long, value_name = "RATE", group = "setting", value_parser = change_to::<BotRate>)]
+        rate: Option<Change<BotRate>>,
         /// Maximum number of its events at once: 1 to 1000000; "default": that of the pipeline.
-        #[arg(long, value_name = "N", group = "setting", value_parser = or_default::<Burst>)]
-        burst: Option<OrDefault<Burst>>,
+        #[arg(long, value_name = "N", group = "setting", value_parser = change_to::<Burst>)]
+        burst: Option<Change<Burst>>,
     },
     /// Pause a bot: stop handing out its events.
     #[command(after_help = PAUSE_EXAMPLES)]
@@ -372,8 +372,8 @@ async fn change(
         Action::Set { bot, weight, rate, burst } => {
             let change = BotChange {
                 weight: *weight,
-                rate: rate.map(|rate| rate.0),
-                burst: burst.map(|burst| burst.0.map(|burst| burst.0)),
+                rate: rate.unwrap_or_default(),
+                burst: burst.unwrap_or_default().map(|burst| burst.0),
             };
             if !queue.set(bot, change).await? {
                 return Err(CliError::TooManySet);
@@ -422,26 +422,14 @@ async fn change(
 
 /// What is set for a bot.
 fn limits(view: &BotView) -> String {
-    let mut text = format!("weight {}", view.weight);
-    if let Some(rate) = view.rate {
-        text.push_str(&format!(", rate {rate}"));
-    }
-    if let Some(burst) = view.burst {
-        text.push_str(&format!(", burst {burst}"));
-    }
-    text
+    let rate = view.rate.map_or_else(String::new, |rate| format!(", rate {rate}"));
+    let burst = view.burst.map_or_else(String::new, |burst| format!(", burst {burst}"));
+    format!("weight {}{rate}{burst}", view.weight)
 }
 
-/// A value, or nothing for the text "default".
-#[derive(Debug, Clone, Copy)]
-struct OrDefault<T>(Option<T>);
-
-fn or_default<T: FromStr>(text: &str) -> Result<OrDefault<T>, T::Err> {
-    if text == "default" {
-        Ok(OrDefault(None))
-    } else {
-        text.parse().map(|value| OrDefault(Some(value)))
-    }
+/// The change to a value, or to that of other bots for the text "default".
+fn change_to<T: FromStr>(text: &str) -> Result<Change<T>, T::Err> {
+    if text == "default" { Ok(Change::Reset) } else { text.parse().map(Change::To) }
 }
 
 #[derive(Debug, Clone, Copy)]

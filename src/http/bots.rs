@@ -22,7 +22,7 @@ use crate::queue::{
     BotChange, BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings,
     LastFailure, Mark, Queue, QueuedEvent, SET_MAX,
 };
-use crate::rate::{BURST_MAX, LimitError, Weight};
+use crate::rate::{BURST_MAX, Change, LimitError, Weight};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
@@ -260,7 +260,7 @@ async fn show(
     Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, cursor }))
 }
 
-/// The settings of a bot. What is left out stays as it is; at least one must be there.
+/// The settings of a bot. What is left out stays as it is.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -269,45 +269,37 @@ struct Settings {
     weight: Option<f64>,
     /// Maximum rate of its events, such as `10/s`, `30/m` or `100/h`; `unlimited`: none; null: that of the
     /// pipeline.
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "change")]
     #[schema(value_type = Option<String>, pattern = "^(unlimited|[0-9]{1,6}(\\.[0-9]{1,3})?/[smh])$")]
-    rate: Option<Option<String>>,
+    rate: Change<String>,
     /// Maximum number of its events at once after a pause; null: that of the pipeline.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000000)]
-    burst: Option<Option<u32>>,
+    #[serde(default, deserialize_with = "change")]
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 1_000_000)]
+    burst: Change<u32>,
 }
 
-/// A field that is there, even if it is null.
-fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(from).map(Some)
+/// The change of a field that is there: null resets it.
+fn change<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Change<T>, D::Error> {
+    Option::deserialize(from).map(Change::from)
 }
 
 impl Settings {
     fn change(self) -> Result<BotChange, Problem> {
         let Self { weight, rate, burst } = self;
-        if weight.is_none() && rate.is_none() && burst.is_none() {
-            let detail = "nothing is set; write at least one of weight, rate and burst";
-            return Err(Problem::field("weight", detail));
-        }
         let weight = weight.map(|weight| {
             Weight::try_from(weight)
                 .map_err(|error| Problem::field("weight", format!("it is {weight}; {error}")))
         });
-        let rate = rate.map(|rate| {
-            rate.map(|rate| {
-                rate.parse()
-                    .map_err(|error| Problem::field("rate", format!("it is {rate:?}; {error}")))
-            })
-            .transpose()
-        });
-        if let Some(Some(burst)) = burst
+        let rate = rate.try_map(|rate| {
+            rate.parse().map_err(|error| Problem::field("rate", format!("it is {rate:?}; {error}")))
+        })?;
+        if let Change::To(burst) = burst
             && !(1..=BURST_MAX).contains(&burst)
         {
             let detail = format!("it is {burst}; {}", LimitError::Burst);
             return Err(Problem::field("burst", detail));
         }
-        Ok(BotChange { weight: weight.transpose()?, rate: rate.transpose()?, burst })
+        Ok(BotChange { weight: weight.transpose()?, rate, burst })
     }
 }
 
@@ -328,7 +320,7 @@ async fn set(
 ) -> Result<StatusCode, Problem> {
     let change = settings.change()?;
     let queue = path.queue(&api, &caller).await?;
-    if change.rate.is_some() || change.burst.is_some() {
+    if change.rate != Change::Keep || change.burst != Change::Keep {
         // A tenant must not lift the limit of its own bot.
         caller.check_all_bots()?;
     }

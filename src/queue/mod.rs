@@ -49,7 +49,7 @@ use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::ledger::Ledger;
 use crate::pipeline::{Kind, Protected};
 use crate::quotas::{NO_QUOTAS, Quotas};
-use crate::rate::{BotRate, Weight};
+use crate::rate::{BotRate, Change, Weight};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{
     Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke, Set,
@@ -67,15 +67,15 @@ pub(crate) const FAIR_SLICE_US: u64 = 10_000;
 /// Maximum number of bots of a shard for which something is set.
 pub const SET_MAX: usize = 10_000;
 
-/// A change of what is set for one bot. `None`: as it is; `Some(None)`: as for other bots.
+/// A change of what is set for one bot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BotChange {
-    /// Its share.
+    /// Its share; `None`: as it is.
     pub weight: Option<Weight>,
     /// Its rate.
-    pub rate: Option<Option<BotRate>>,
+    pub rate: Change<BotRate>,
     /// Maximum number of its events at once.
-    pub burst: Option<Option<u32>>,
+    pub burst: Change<u32>,
 }
 
 /// Maximum number of delayed events moved by one call.

@@ -4,7 +4,7 @@ use redis::{Cmd, Value};
 
 use super::{Call, Index, evalsha};
 use crate::id::BotId;
-use crate::rate::{BotRate, Bucket, Weight};
+use crate::rate::{BotRate, Bucket, Change, Weight};
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -61,10 +61,10 @@ pub struct Set<'a> {
     pub max: usize,
     /// `None`: as it is.
     pub weight: Option<Weight>,
-    /// `None`: as it is; `Some(None)`: as for other bots.
-    pub rate: Option<Option<BotRate>>,
-    /// `None`: as it is; `Some(None)`: as for other bots.
-    pub burst: Option<Option<u32>>,
+    /// Its rate.
+    pub rate: Change<BotRate>,
+    /// Maximum number of its events at once.
+    pub burst: Change<u32>,
 }
 
 impl Call for Set<'_> {
@@ -72,16 +72,19 @@ impl Call for Set<'_> {
     const NAME: &'static str = "set";
 
     fn command(&self) -> Cmd {
-        fn text<T: ToString>(change: Option<Option<T>>) -> String {
-            change.map_or_else(
-                || "=".to_owned(),
-                |to| to.map_or_else(String::new, |to| to.to_string()),
-            )
+        fn text<T: ToString>(change: Change<T>) -> String {
+            match change {
+                Change::Keep => "=".to_owned(),
+                Change::Reset => String::new(),
+                Change::To(to) => to.to_string(),
+            }
         }
         let mut cmd = evalsha(Index::set, 10);
         cmd.arg(&self.keys.base).arg(&self.keys.weight).arg(self.keys.queue(self.bot));
         cmd.arg(self.bot.as_str()).arg(self.slice_us).arg(self.max);
-        cmd.arg(text(self.weight.map(Some))).arg(text(self.rate)).arg(text(self.burst));
+        cmd.arg(text(self.weight.map_or(Change::Keep, Change::To)))
+            .arg(text(self.rate))
+            .arg(text(self.burst));
         cmd
     }
 

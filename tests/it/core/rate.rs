@@ -10,7 +10,7 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::handler::Outcomes;
 use fairlane::id::BotId;
 use fairlane::queue::{BotChange, BotState};
-use fairlane::rate::BotRate;
+use fairlane::rate::{BotRate, Change};
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
@@ -190,7 +190,7 @@ async fn a_bot_has_the_rate_that_is_set_for_it_from_its_next_slice_on() {
     eventually(LONG, "the others have one", async || count("set") == 1 && count("other") == 1)
         .await;
     let queue = instance.queue("own");
-    let rate = Some(Some(BotRate::Unlimited));
+    let rate = Change::To(BotRate::Unlimited);
     let change = BotChange { rate, ..BotChange::default() };
     eventually(LONG, "it is parked", async || {
         let view = queue.view_bot(&BotId::parse("set").unwrap(), SystemClock.now()).await.unwrap();
@@ -220,7 +220,8 @@ async fn all_bots_of_all_processes_share_the_total_rate_evenly() {
     let counts: Vec<usize> =
         bots.iter().map(|bot| seen.iter().filter(|seen| seen.bot == *bot).count()).collect();
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
-    assert!(most - least <= 15, "{counts:?}");
+    // A few slices of five more or less, of 40 events.
+    assert!(most - least <= 20, "{counts:?}");
     let mut times: Vec<u64> = seen.iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
     assert_within(&mut times, 100.0, 100.0);
     let mean = mean(&times, 100);

@@ -54,11 +54,6 @@ const KEPT: &[Row] = &[
         "10,000 bots per shard with a weight, rate or burst of their own",
         "until it is set back",
     ),
-    (
-        "`fl:{p:s}:rate`, `…:slow`",
-        "bots whose bucket is not full, each once",
-        "until the bucket is full, and 10 s",
-    ),
     ("`fl:{p:s}:hwm`", "one field per bus stream", ""),
     ("`fl:{p:s}:q:<bot>`", "`max_queue` events per bot", ""),
     ("`fl:{p:s}:due`, `…:later`", "delayed events and pending notifications", ""),
@@ -313,7 +308,7 @@ async fn after_a_busy_run_every_key_ends_by_itself_or_has_a_bound() {
     // Events that are done, retried, dead, delayed, paused, and handed over; and what is none.
     send(&client, "POST", &format!("/v1/pipelines/work/bots/{}/pause", bot("paused")), &json!({}))
         .await;
-    let heavy = json!({ "weight": 3 });
+    let heavy = json!({ "weight": 3, "rate": "100/s" });
     send(&client, "PUT", &format!("/v1/pipelines/work/bots/{}", bot("heavy")), &heavy).await;
     let mut events = Vec::new();
     for id in 0..20 {

@@ -253,7 +253,7 @@ fn change(mut fields: Parameters) -> Result<BotChange, Problem> {
         None => None,
         Some(text) => Some(text.parse().map_err(|error| refused("rate", &text, error))?),
     };
-    let burst = match take("burst") {
+    let burst: Option<u32> = match take("burst") {
         None => None,
         Some(text) => {
             let burst = text.parse().ok().filter(|burst| (1..=BURST_MAX).contains(burst));
@@ -261,7 +261,7 @@ fn change(mut fields: Parameters) -> Result<BotChange, Problem> {
         }
     };
     fields.done(&["weight", "rate", "burst"])?;
-    Ok(BotChange { weight: Some(weight), rate: Some(rate), burst: Some(burst) })
+    Ok(BotChange { weight: Some(weight), rate: rate.into(), burst: burst.into() })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use fairlane::notifications::scripts::{
     Amend, Amendment, Begin, Finish, Forget, Release, Restore, Schedule, Throttle,
 };
 use fairlane::quotas::{NO_QUOTAS, Quota};
+use fairlane::rate;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit,
@@ -226,7 +227,6 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
     let views = Views { counting, n: 1, event: b"1", idempotency: None };
     let emitted = [("1".to_owned(), b"1".to_vec())];
-    let bucket = fairlane::rate::Bucket::new("1/s".parse().unwrap(), None);
     let mut calls = vec![
         named(&Enqueue {
             keys,
@@ -261,16 +261,6 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
         named(&Peek { keys, bot: a, place: 0, before: 0, limit: 1, bytes: 1, part: Part::Whole }),
         named(&ReadSlice { keys, bot: a, limit: 1, bytes: 1 }),
-        named(&Permit { keys, bot: a, want: 1, bucket }),
-        named(&Set { keys, bot: a, slice_us, max: 1, weight: None, rate: Some(None), burst: None }),
-        named(&Budget {
-            keys,
-            process: "p",
-            slices: Some((1, 1)),
-            ttl_ms: 1,
-            tokens: Some((1, bucket)),
-            unused: (0, 0),
-        }),
         named(&Letters {
             keys,
             newest_first: true,
@@ -303,8 +293,33 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             event: b"1",
         }),
     ];
+    calls.extend(limit_calls(keys, a));
     calls.extend(notification_calls(keys, a));
     calls
+}
+
+fn limit_calls(keys: &ShardKeys, a: &BotId) -> Vec<(&'static str, Cmd)> {
+    let bucket = rate::Bucket::new("1/s".parse().unwrap(), None);
+    vec![
+        named(&Permit { keys, bot: a, want: 1, bucket }),
+        named(&Set {
+            keys,
+            bot: a,
+            slice_us: SLICE_US,
+            max: 1,
+            weight: None,
+            rate: rate::Change::Reset,
+            burst: rate::Change::Keep,
+        }),
+        named(&Budget {
+            keys,
+            process: "p",
+            slices: Some((1, 1)),
+            ttl_ms: 1,
+            tokens: Some((1, bucket)),
+            unused: (0, 0),
+        }),
+    ]
 }
 
 fn notification_calls(keys: &ShardKeys, a: &BotId) -> [(&'static str, Cmd); 7] {
@@ -373,7 +388,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 36);
+    assert_eq!(calls.len(), 39);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();
@@ -392,7 +407,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
 /// The scripts that a full Redis runs: they free memory, or write almost nothing. The header or the
 /// contract of each says why it cannot fill Redis. A full Redis refuses all other scripts as a
 /// whole.
-const RUN_WHEN_FULL: [&str; 21] = [
+const RUN_WHEN_FULL: [&str; 23] = [
     "advance",
     "amend",
     "audit",

@@ -1,6 +1,7 @@
 //! `permit`, `budget` and `set`: limits of bots and of pipelines.
 
-use fairlane::rate::{BotRate, Bucket, Rate, Weight};
+use fairlane::rate::Change::{Keep, Reset, To};
+use fairlane::rate::{BotRate, Bucket, Change, Rate, Weight};
 use fairlane::redis::scripts::{Budget, Budgeted, Permit, Permitted, Set};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -69,7 +70,7 @@ fn set(
     shard: &mut Shard,
     of: &str,
     max: usize,
-    (weight, rate, burst): (Option<&str>, Option<Option<&str>>, Option<Option<u32>>),
+    (weight, rate, burst): (Option<&str>, Change<&str>, Change<u32>),
 ) -> bool {
     let (keys, bot) = (shard.keys.clone(), bot(of));
     let call = Set {
@@ -78,7 +79,7 @@ fn set(
         slice_us: SLICE_US,
         max,
         weight: weight.map(|weight| weight.parse::<Weight>().unwrap()),
-        rate: rate.map(|rate| rate.map(|rate| rate.parse::<BotRate>().unwrap())),
+        rate: rate.map(|rate| rate.parse::<BotRate>().unwrap()),
         burst,
     };
     shard.call(NOW, &call)
@@ -92,22 +93,22 @@ fn what_is_set_for_a_bot_changes_part_by_part_and_the_number_of_such_bots_is_bou
         shard.harness.plain().hget(key, "a").unwrap()
     };
     for (change, expected) in [
-        ((Some("3"), None, None), Some("3")),
-        ((None, Some(Some("10/s")), None), Some("3|10/s|")),
-        ((None, None, Some(Some(5))), Some("3|10/s|5")),
-        ((Some("0.5"), Some(Some("unlimited")), None), Some("0.5|unlimited|5")),
-        ((Some("1"), None, Some(None)), Some("|unlimited|")),
-        ((None, Some(None), None), None),
+        ((Some("3"), Keep, Keep), Some("3")),
+        ((None, To("10/s"), Keep), Some("3|10/s|")),
+        ((None, Keep, To(5)), Some("3|10/s|5")),
+        ((Some("0.5"), To("unlimited"), Keep), Some("0.5|unlimited|5")),
+        ((Some("1"), Keep, Reset), Some("|unlimited|")),
+        ((None, Reset, Keep), None),
     ] {
         assert!(set(&mut shard, "a", 1, change));
         assert_eq!(stored(&mut shard).as_deref(), expected);
     }
-    assert!(set(&mut shard, "b", 1, (Some("2"), None, None)));
-    assert!(!set(&mut shard, "a", 1, (Some("2"), None, None)), "there is room for one");
+    assert!(set(&mut shard, "b", 1, (Some("2"), Keep, Keep)));
+    assert!(!set(&mut shard, "a", 1, (Some("2"), Keep, Keep)), "there is room for one");
     assert_eq!(stored(&mut shard), None);
-    assert!(set(&mut shard, "b", 1, (Some("4"), None, None)), "the one may change");
-    assert!(set(&mut shard, "b", 1, (Some("1"), None, None)));
-    assert!(set(&mut shard, "a", 1, (Some("2"), None, None)));
+    assert!(set(&mut shard, "b", 1, (Some("4"), Keep, Keep)), "the one may change");
+    assert!(set(&mut shard, "b", 1, (Some("1"), Keep, Keep)));
+    assert!(set(&mut shard, "a", 1, (Some("2"), Keep, Keep)));
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn a_raised_rate_ends_the_wait_of_a_parked_bot_and_a_claim_tells_it() {
     let parked = completion(&claimed, 0, 0, Mode::Park { ms: 3_600_000 });
     shard.complete(NOW, 100, &[parked]);
     assert!(shard.claim(NOW).leases.is_empty());
-    assert!(set(&mut shard, "a", 9, (Some("0.25"), Some(Some("100/s")), Some(Some(7)))));
+    assert!(set(&mut shard, "a", 9, (Some("0.25"), To("100/s"), To(7))));
     let own = shard.claim(NOW).leases[0].own;
     assert_eq!(own.bucket(), Some(bucket("100/s", 7)));
     assert_eq!(own.weight.unwrap().to_string(), "0.25");
