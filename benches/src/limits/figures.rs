@@ -77,7 +77,7 @@ impl Figure {
 
 /// One bot with a rate.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Bot {
+pub(crate) struct OfBot {
     pub(crate) bot: String,
     pub(crate) events: usize,
     pub(crate) least_per_second: f64,
@@ -127,7 +127,7 @@ pub(crate) struct Report {
     pub(crate) sender_late_max_ms: f64,
     pub(crate) figures: Vec<Figure>,
     pub(crate) per_command: Vec<Calls>,
-    pub(crate) per_bot: Vec<Bot>,
+    pub(crate) per_bot: Vec<OfBot>,
 }
 
 impl Report {
@@ -136,7 +136,7 @@ impl Report {
         let Options { bots, rate, seconds, processes } = options;
         let window_seconds = WINDOW.min(seconds / 3).max(1);
         let until_us = measured.begun_us + seconds * 1_000_000;
-        let per_bot: Vec<Bot> = measured
+        let per_bot: Vec<OfBot> = measured
             .limited
             .iter()
             .map(|(bot, arrived)| {
@@ -151,8 +151,8 @@ impl Report {
         let missing = bots.saturating_sub(per_bot.len() as u64);
         let least = per_bot.iter().map(|bot| bot.least_per_second).fold(f64::INFINITY, f64::min);
         let least = if missing > 0 { 0.0 } else { least };
-        let most = |of: fn(&Bot) -> f64| per_bot.iter().map(of).fold(0.0, f64::max);
-        let sum = |of: fn(&Bot) -> u64| per_bot.iter().map(of).sum::<u64>() as f64;
+        let most = |of: fn(&OfBot) -> f64| per_bot.iter().map(of).fold(0.0, f64::max);
+        let sum = |of: fn(&OfBot) -> u64| per_bot.iter().map(of).sum::<u64>() as f64;
         let rate_of = |part: f64| Some(rate as f64 * part);
         let quiet = |waits: &Histogram<u64>| quantile_ms(waits, 0.99);
         let (alone, beside) = (quiet(&measured.alone), quiet(&measured.beside));
@@ -234,7 +234,7 @@ impl Report {
 /// later, divided by the time between the two. So it does not depend on where a window begins between
 /// two events.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
-fn of_bot(times: &[u64], rate: u64, window_seconds: u64, killed_us: u64) -> Bot {
+fn of_bot(times: &[u64], rate: u64, window_seconds: u64, killed_us: u64) -> OfBot {
     let seconds = |us: u64| us as f64 / 1e6;
     let rest = times.windows(2).map(|pair| (pair[0], pair[1])).find(|(from, to)| {
         to - from >= INTERRUPTED_US && *from <= killed_us + AFTERMATH_US && *to >= killed_us
@@ -267,7 +267,7 @@ fn of_bot(times: &[u64], rate: u64, window_seconds: u64, killed_us: u64) -> Bot 
     }
     // Without a window nothing is known, and nothing is promised.
     let least_per_second = if least.is_finite() { least } else { 0.0 };
-    Bot {
+    OfBot {
         bot: String::new(),
         events: times.len(),
         least_per_second,

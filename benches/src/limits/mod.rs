@@ -194,7 +194,7 @@ fn make(pipeline: &str, bot: u64, id: u64, due: u64) -> Result<Vec<u8>, BenchErr
         due: u64,
     }
     let bot = BotId::parse(&format!("{pipeline}-{bot}"))?;
-    let event = Event::builder(&format!("{pipeline}.event"), &bot);
+    let event = Event::builder(format!("{pipeline}.event"), &bot);
     let event = event.id(id.to_string()).source("bench");
     let event = event.data(&Payload { due }).map_err(EventError::Json)?.build()?;
     Ok(serde_json::to_vec(&event).map_err(EventError::Json)?)

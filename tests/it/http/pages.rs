@@ -311,23 +311,37 @@ async fn pages_obey_the_scopes_of_the_token_and_refuse_requests_of_other_sites()
     {
         assert_eq!(with("POST", path, &operator, &[]).await.code, 403, "{path}");
     }
-    // A rate is set by a token for all bots only, with a form of this site.
+    // A rate is set by a token for all bots only.
     assert!(!text(&with("GET", "/bots/shop-1", &operator, &[]).await).contains("/test/set"));
     assert!(text(&with("GET", "/bots/shop-1", &root_cookie, &[]).await).contains("/test/set"));
+    assert_a_form_of_all_bots_sets_rates(&root, [&reader, &operator, &root_cookie]).await;
+    assert_eq!(with("POST", "/bots/shop-1/test/purge", &operator, &[]).await.code, 303);
+    let depth = root.get("/v1/pipelines/test").await.json()["depth"].clone();
+    assert_eq!(depth, 2, "those of the other bot");
+    assert_eq!(with("POST", "/pipelines/test/resume", &root_cookie, &[]).await.code, 303);
+    instance.stop().await;
+}
+
+/// Sends the form for weight, rate and burst with the cookies of three tokens.
+async fn assert_a_form_of_all_bots_sets_rates(
+    root: &Client,
+    [reader, operator, root_cookie]: [&str; 3],
+) {
+    let anonymous = Client::new(&root.address);
     let set = async |cookie: &str, body: &str, more: &[(&str, &str)]| {
         let headers = [&[("cookie", cookie), FORM], more].concat();
-        client.send("POST", "/bots/shop-1/test/set", &headers, body.as_bytes()).await
+        anonymous.send("POST", "/bots/shop-1/test/set", &headers, body.as_bytes()).await
     };
     let body = "weight=0.5&rate=10%2Fs&burst=20";
-    assert_eq!(set(&reader, body, &[]).await.code, 403);
-    assert_eq!(set(&operator, body, &[]).await.code, 403);
-    assert_eq!(set(&root_cookie, body, &[("origin", "http://evil.example")]).await.code, 403);
+    assert_eq!(set(reader, body, &[]).await.code, 403);
+    assert_eq!(set(operator, body, &[]).await.code, 403);
+    assert_eq!(set(root_cookie, body, &[("origin", "http://evil.example")]).await.code, 403);
     let own = async || {
         let bot = root.get("/v1/pipelines/test/bots/shop-1").await.json();
         json!(["rate", "burst", "weight"].map(|field| bot[field].clone()))
     };
     assert_eq!(own().await, json!([null, null, 1]));
-    let answer = set(&root_cookie, body, &[]).await;
+    let answer = set(root_cookie, body, &[]).await;
     assert_eq!((answer.code, answer.header("location")), (303, Some("/bots/shop-1")));
     assert_eq!(own().await, json!(["10/s", 20, 0.5]));
     for (wrong, field, remedy) in [
@@ -336,19 +350,14 @@ async fn pages_obey_the_scopes_of_the_token_and_refuse_requests_of_other_sites()
         ("weight=1&burst=0", "burst", "a whole number from 1"),
         ("weight=1&speed=2", "speed", ""),
     ] {
-        let answer = set(&root_cookie, wrong, &[]).await;
+        let answer = set(root_cookie, wrong, &[]).await;
         let page = String::from_utf8_lossy(&answer.body).into_owned();
         assert_eq!(answer.code, 400, "{wrong}: {page}");
         assert!(page.contains(field) && page.contains(remedy), "{wrong}: {page}");
     }
     assert_eq!(own().await, json!(["10/s", 20, 0.5]));
-    assert_eq!(set(&root_cookie, "weight=&rate=&burst=", &[]).await.code, 303);
+    assert_eq!(set(root_cookie, "weight=&rate=&burst=", &[]).await.code, 303);
     assert_eq!(own().await, json!([null, null, 1]));
-    assert_eq!(with("POST", "/bots/shop-1/test/purge", &operator, &[]).await.code, 303);
-    let depth = root.get("/v1/pipelines/test").await.json()["depth"].clone();
-    assert_eq!(depth, 2, "those of the other bot");
-    assert_eq!(with("POST", "/pipelines/test/resume", &root_cookie, &[]).await.code, 303);
-    instance.stop().await;
 }
 
 /// Sends a request. Returns the connection and the start of the answer.
