@@ -102,7 +102,7 @@ async fn a_frozen_process_hands_out_nothing_late() {
         assert_within(&mut times, 50.0, 5.0);
     }
     let mut all: Vec<u64> = bots.into_values().flatten().collect();
-    assert_within(&mut all, 200.0, 200.0);
+    assert_within(&mut all, 200.0, 200.0 + 50.0); // Each is at most 250 ms late.
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn a_bot_has_the_rate_that_is_set_for_it_from_its_next_slice_on() {
 async fn all_bots_of_all_processes_share_the_total_rate_evenly() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
-    let settings = [("pipelines.total.total_rate", "\"100/s\""), ("pipelines.total.batch", "5")];
+    let settings = [("pipelines.total.total_rate", "\"100/s\""), ("pipelines.total.batch", "1")];
     let text = config(&server, "total", &settings);
     let first = Instance::start(&text, log.content()).await;
     let second = Instance::start_as(WORK, &text, log.content()).await;
@@ -220,10 +220,10 @@ async fn all_bots_of_all_processes_share_the_total_rate_evenly() {
     let counts: Vec<usize> =
         bots.iter().map(|bot| seen.iter().filter(|seen| seen.bot == *bot).count()).collect();
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
-    // A few slices of five more or less, of 40 events.
-    assert!(most - least <= 20, "{counts:?}");
+    assert!(most - least <= 15, "{counts:?}");
     let mut times: Vec<u64> = seen.iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
-    assert_within(&mut times, 100.0, 100.0);
+    // A token is used within 250 ms of its grant: so much later, and closer to the next one.
+    assert_within(&mut times, 100.0, 100.0 + 25.0);
     let mean = mean(&times, 100);
     assert!((95.0..=100.7).contains(&mean), "{mean} a second");
     first.stop().await;
