@@ -127,6 +127,14 @@ impl Total {
         self.limits.rate.is_some()
     }
 
+    /// The least cost of `n` events, µs: where events are limited, bots share these, and not the time
+    /// of the workers.
+    #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of tokens")]
+    pub(super) fn cost_us(&self, n: usize) -> u128 {
+        self.limits.rate.map_or(0, |bucket| (n as f64 * bucket.interval_us) as u128)
+    }
+
     /// Takes from what this process has.
     fn take(&self, shared: &Shared, room: usize) -> Asked {
         let mut state = self.state();

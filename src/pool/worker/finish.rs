@@ -208,8 +208,10 @@ impl Worker {
 
     /// The cost of a slice in virtual time, µs.
     pub(super) fn cost(&self, n: usize, took: Duration) -> u64 {
+        let tokens_us = self.shared.total.as_ref().map_or(0, |total| total.cost_us(n));
         // A bot of a weight below 1 pays more for each event, even if its handler takes no time.
-        let weighted = self.shared.weight_of(&self.lease).divide(took.as_micros().max(n as u128));
+        let used = took.as_micros().max(n as u128).max(tokens_us);
+        let weighted = self.shared.weight_of(&self.lease).divide(used);
         let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
