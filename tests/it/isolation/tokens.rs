@@ -170,6 +170,8 @@ async fn refused_for_share(hostile: impl Fn(&Client, u64) -> (Client, String)) -
                 if answer.header("x-shed-reason") == Some("share") {
                     refused.push(answer);
                 }
+                // A refusal comes at once: without a pause, who is refused first sends the most.
+                tokio::time::sleep(Duration::from_millis(2)).await;
             }
             refused
         });
