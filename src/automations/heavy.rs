@@ -87,14 +87,25 @@ impl Heavy {
 /// because a process without privileges may not raise it again.
 fn beside_the_runtime<T: Send>(decide: impl FnOnce() -> T + Send) -> T {
     let beside = || {
+        let (mut decide, mut decided) = (Some(decide), None);
         let run = || {
             lower_priority();
-            decide()
+            decided = decide.take().map(|decide| decide());
         };
-        let joined = std::thread::scope(|threads| threads.spawn(run).join());
-        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let joined = std::thread::scope(|threads| {
+            let thread = std::thread::Builder::new().spawn_scoped(threads, run).ok()?;
+            Some(thread.join())
+        });
+        if let Some(Err(panic)) = joined {
+            std::panic::resume_unwind(panic);
+        }
+        // The system had no thread left: the decision runs here, and delays others more.
+        decided.or_else(|| decide.map(|decide| decide()))
     };
-    if can_leave_the_runtime() { tokio::task::block_in_place(beside) } else { beside() }
+    let decided =
+        if can_leave_the_runtime() { tokio::task::block_in_place(beside) } else { beside() };
+    let Some(decided) = decided else { unreachable!("one of the two ran") };
+    decided
 }
 
 /// Without it, the thread only delays others more.
