@@ -18,7 +18,8 @@
 -- Reply {dead letters removed, those of them above a quota, per event: 0, or the end: {outcome, label, id, key},
 --       or the send:
 --       {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
---       attempts, when it could be sent, 1 if its lateness counts, headers, key}}
+--       attempts, when it could be sent, 1 if its lateness counts, headers, key, 1 if it was
+--       postponed}}
 -- Cost  5 commands + 10 an event whose send starts
 assert(#KEYS > 14 and (#KEYS - 14) % 3 == 0, 'begin: wrong number of arguments')
 local pause, patience, dead_max, quota, defers =
@@ -135,7 +136,7 @@ for i = 1, (#KEYS - 14) / 3 do
       note.attempts, note.expires = 0, now_ms() + math.max(0, note.expires - note.due)
       note.due, note.reason, note.ready, note.told = now_ms(), nil, nil, nil
       call('HSET', note.key, 'attempts', 0, 'due', note.due, 'expires', note.expires)
-      call('HDEL', note.key, 'ended', 'reason', 'ready', 'told')
+      call('HDEL', note.key, 'ended', 'reason', 'ready', 'told', 'postponed')
       call('PERSIST', note.key)
     end
     local waits = note.state == 'waiting' and call('ZSCORE', KEYS[at + 2], id)
@@ -150,12 +151,14 @@ for i = 1, (#KEYS - 14) / 3 do
         call('HSET', user, 'by', id, 'until', now_ms() + pause + patience, 'late', '')
         if call('PTTL', user) < USER_KEPT_MS then call('PEXPIRE', user, USER_KEPT_MS) end
       end
-      local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck', 'headers')
+      local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck', 'headers',
+        'postponed')
       reply[i + 2] = {
         id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '',
         what[2] or '', what[3] or '', what[4] or '', digits(note.due), digits(note.expires),
         digits(note.attempts + 1), note.ready or digits(note.due),
         (note.told or note.online == '1') and 0 or 1, what[5] or '', note.named or '',
+        what[6] == '1' and 1 or 0,
       }
     end
   end

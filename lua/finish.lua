@@ -55,7 +55,8 @@ for i = 1, (#KEYS - 13) / 3 do
         call('HSET', note.key, 's', next_sequence()) -- it fell due: the event that is queued means nothing
       end
       arm(note, now_ms() + ms)
-      call('HSET', note.key, 'state', 'scheduled', 'reason', reason)
+      call('HSET', note.key, 'state', 'scheduled', 'reason', reason,
+        'postponed', outcome == 'postpone' and 1 or 0)
       if outcome == 'retry' then
         tally(note, 'retried')
       elseif not forgotten then

@@ -64,7 +64,8 @@ impl Calls {
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
             // Skips the recheck of a notification that cannot be sent now.
-            if let Some(after) = self.gates.shut(&begun.bot, &Target::from(&url), Instant::now()) {
+            let (target, again) = (Target::from(&url), begun.postponed);
+            if let Some(after) = self.gates.shut(&begun.bot, &target, again, Instant::now()) {
                 return Err(Ending::Postpone(after, left_alone(&url)));
             }
             let mut headers = sign::headers(&self.secrets, whose, &id, now, b"", "");
@@ -112,7 +113,7 @@ impl Calls {
         within: Duration,
     ) -> Result<Answer, Ending> {
         let now = Instant::now();
-        let pass = match self.gates.ask(&begun.bot, Target::from(url), now) {
+        let pass = match self.gates.ask(&begun.bot, Target::from(url), begun.postponed, now) {
             Permission::Go(pass) => pass,
             Permission::Open(after) => {
                 return Err(Ending::Postpone(after, left_alone(url)));

@@ -27,10 +27,74 @@ const STALLED_MAX: Duration = Duration::from_secs(2);
 const WEIGHT: u32 = 8;
 /// The average duration of a request before the first one ended.
 const USUAL: Duration = Duration::from_millis(20);
+/// A refused request that has not returned within twice this was started by another process, or
+/// never will be.
+const LOST: Duration = Duration::from_secs(120);
+/// Multiples of the golden ratio, without their whole parts, are spread evenly between 0 and 1.
+const GOLDEN: f64 = 0.618_033_988_749_895;
 
 /// Whether a bot with `own` places may get another one while `free` are free.
 pub(super) fn may_take(own: usize, free: usize) -> bool {
     own < free || (own == 0 && free > 0)
+}
+
+/// The number of requests that were refused and have not started since.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    /// Those refused since `turned`, and those refused in the `LOST` before.
+    counts: [u32; 2],
+    turned: Instant,
+}
+
+impl Waiting {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { counts: [0; 2], turned: now }
+    }
+
+    /// A request was refused; `again`: not for the first time.
+    pub(super) fn refuse(&mut self, again: bool, now: Instant) {
+        self.turn(now);
+        if !again {
+            self.counts[0] = self.counts[0].saturating_add(1);
+        } else if self.counts[1] > 0 {
+            self.counts = [self.counts[0] + 1, self.counts[1] - 1];
+        }
+    }
+
+    /// One that returned has started.
+    pub(super) fn remove(&mut self, now: Instant) {
+        self.turn(now);
+        let [recent, before] = &mut self.counts;
+        let from = if *before > 0 { before } else { recent };
+        *from = from.saturating_sub(1);
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u32 {
+        self.counts[0].saturating_add(self.counts[1])
+    }
+
+    fn turn(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.turned);
+        if since >= LOST {
+            let before = if since < LOST * 2 { self.counts[0] } else { 0 };
+            (self.counts, self.turned) = ([0, before], now);
+        }
+    }
+}
+
+/// A request that is refused.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refused {
+    pub(super) now: Instant,
+    /// When it may return at the earliest.
+    pub(super) earliest: Instant,
+    /// Maximum number of concurrent requests of its bot.
+    pub(super) places: usize,
+    /// Minimum interval between two requests of its bot.
+    pub(super) interval: Duration,
+    /// `Some` if it was refused before: the time that all waiting requests to the host need.
+    pub(super) again: Option<Duration>,
 }
 
 /// The times at which the refused requests of one bot return.
@@ -42,31 +106,46 @@ pub(super) struct Line {
     next: Instant,
     /// The first refusal since a request started or ended.
     stalled: Option<Instant>,
+    waiting: Waiting,
+    /// The part of the line to which the last request that was refused again went, from 0 to 1.
+    part: f64,
 }
 
 impl Line {
     pub(super) fn new(now: Instant) -> Self {
-        Self { average: USUAL, next: now, stalled: None }
+        Self { average: USUAL, next: now, stalled: None, waiting: Waiting::new(now), part: 0.0 }
     }
 
-    /// When a refused request may return: after `earliest`, one after the other at the speed of
-    /// `places` concurrent requests, and not more often than every `interval`.
-    pub(super) fn turn_away(
-        &mut self,
-        (earliest, now): (Instant, Instant),
-        places: usize,
-        interval: Duration,
-    ) -> Duration {
+    /// The time until a refused request may return. At its first refusal it returns after those
+    /// refused before, at the speed of the bot.
+    ///
+    /// After another refusal it gets any place among those that wait. At the end of the line the
+    /// bots that were refused more often than others would be the only ones left, each at the speed
+    /// of its part, and the rate of the host would not be used.
+    pub(super) fn turn_away(&mut self, refused: Refused) -> Duration {
+        let Refused { now, earliest, places, interval, again } = refused;
         let step = self.average / u32::try_from(places).unwrap_or(u32::MAX).max(1);
+        let step = step.max(interval);
         let stalled = now.saturating_duration_since(*self.stalled.get_or_insert(now));
         let earliest = earliest.max(now + stalled.min(STALLED_MAX)) + AGAIN_MIN;
-        self.next = self.next.max(earliest).min(earliest + AGAIN_MAX) + step.max(interval);
-        self.next.saturating_duration_since(now)
+        self.waiting.refuse(again.is_some(), now);
+        let until = if let Some(all) = again {
+            self.part = (self.part + GOLDEN).fract();
+            let own = step.saturating_mul(self.waiting.count().max(1));
+            earliest + own.min(all.max(step)).min(AGAIN_MAX).mul_f64(self.part)
+        } else {
+            self.next = self.next.max(earliest).min(earliest + AGAIN_MAX) + step;
+            self.next
+        };
+        until.saturating_duration_since(now)
     }
 
-    /// A request started.
-    pub(super) fn started(&mut self) {
+    /// A request started; `again`: it was refused before.
+    pub(super) fn started(&mut self, again: bool, now: Instant) {
         self.stalled = None;
+        if again {
+            self.waiting.remove(now);
+        }
     }
 
     /// A request took this long.
@@ -122,11 +201,12 @@ impl Places {
         let share = state.bots.entry(bot.clone());
         let share = share.or_insert_with(|| Share { taken: 0, line: Line::new(now) });
         if !may_take(share.taken, free) {
-            let places = share.taken.max(1);
-            return Err(share.line.turn_away((now, now), places, Duration::ZERO));
+            let (places, interval) = (share.taken.max(1), Duration::ZERO);
+            let refused = Refused { now, earliest: now, places, interval, again: None };
+            return Err(share.line.turn_away(refused));
         }
         share.taken += 1;
-        share.line.started();
+        share.line.started(false, now);
         state.taken += 1;
         Ok(Place { places: Arc::clone(self), bot: bot.clone(), since: Some(now) })
     }
@@ -260,5 +340,22 @@ mod tests {
         drop(state);
         drop(held);
         assert_eq!(places.state().taken, 0);
+    }
+
+    #[test]
+    fn requests_that_another_process_started_are_forgotten() {
+        let mut now = Instant::now();
+        let mut waiting = Waiting::new(now);
+        (0..10).for_each(|_| waiting.refuse(false, now));
+        now += LOST;
+        (0..4).for_each(|_| waiting.refuse(true, now));
+        waiting.remove(now);
+        assert_eq!(waiting.count(), 9);
+        now += LOST;
+        waiting.refuse(true, now);
+        assert_eq!(waiting.count(), 4, "those that came back in the meantime");
+        now += LOST * 2;
+        waiting.refuse(false, now);
+        assert_eq!(waiting.count(), 1);
     }
 }

@@ -303,6 +303,8 @@ pub struct Begun {
     /// Whether to record its lateness: it was not recorded yet, and the notification did not wait
     /// for its user.
     pub counts_late: bool,
+    /// Whether the last attempt was postponed.
+    pub postponed: bool,
 }
 
 /// The result of a send.

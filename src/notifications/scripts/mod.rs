@@ -301,6 +301,7 @@ fn sent(reply: &mut Reply) -> Result<Begun, ReplyError> {
         counts_late: reply.number::<u8>()? == 1,
         headers: reply.text()?,
         key: reply.text()?,
+        postponed: reply.number::<u8>()? == 1,
     })
 }
 

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::circuit::{Circuit, FAILURES, Stage};
 use crate::id::BotId;
-use crate::outbound::places::Line;
+use crate::outbound::places::{Line, Waiting};
 
 /// Number of different bots whose failures open the breaker of a host.
 pub(super) const BOTS: usize = 3;
@@ -17,6 +17,8 @@ pub(super) struct Host {
     pub(super) under_way: usize,
     /// When the next request would be due if requests were spread evenly over time.
     pub(super) even: Instant,
+    /// The requests of all bots that its places or its rate refused.
+    pub(super) waiting: Waiting,
     /// Number of bots with a seat.
     pub(super) bots: usize,
     /// Number of bots whose own breaker is open here.
@@ -89,6 +91,7 @@ impl Host {
         Self {
             under_way: 0,
             even: now,
+            waiting: Waiting::new(now),
             bots: 0,
             bots_open: 0,
             shown: false,
@@ -136,11 +139,14 @@ impl Host {
         }
     }
 
-    /// A request of `seat` starts.
-    pub(super) fn start(&mut self, seat: &mut Seat, way: Way) {
+    /// A request of `seat` starts; `again`: it was refused before.
+    pub(super) fn start(&mut self, seat: &mut Seat, way: Way, again: bool, now: Instant) {
         self.under_way += 1;
         seat.under_way += 1;
-        seat.line.started();
+        seat.line.started(again, now);
+        if again {
+            self.waiting.remove(now);
+        }
         if way.is_probe() {
             seat.probing = true;
         }

@@ -40,7 +40,7 @@ use utoipa::ToSchema;
 use self::circuit::OPEN_FIRST;
 pub(crate) use self::host::Outcome;
 use self::host::{Host, Seat, Way};
-use super::places::may_take;
+use super::places::{Refused, may_take};
 use super::{CheckedUrl, IDLE};
 use crate::id::BotId;
 use crate::metrics::BREAKER_OPEN;
@@ -151,8 +151,15 @@ impl Breakers {
         Arc::new(Self { limits, interval, begun: Instant::now(), state: Mutex::default() })
     }
 
-    /// Decides whether a request of `bot` to `target` may be sent, and reserves its place.
-    pub(crate) fn ask(self: &Arc<Self>, bot: &BotId, target: Target, now: Instant) -> Permission {
+    /// Decides whether a request of `bot` to `target` may be sent, and reserves its place. `again`: it
+    /// was refused before.
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        bot: &BotId,
+        target: Target,
+        again: bool,
+        now: Instant,
+    ) -> Permission {
         let mut state = self.lock();
         let target = state.make_room(bot, target, now);
         let keeps = state.keeps(bot, &target, now);
@@ -165,8 +172,9 @@ impl Breakers {
         let way = match host.way(seat, now) {
             Ok(way) => way,
             Err(until) => {
-                let after = until.unwrap_or(now + OPEN_FIRST);
-                return Permission::Open(self.turn_away(seat, active, after, now));
+                let until = until.unwrap_or(now + OPEN_FIRST);
+                let after = self.turn_away((host, seat), (active, again), until, now);
+                return Permission::Open(after);
             }
         };
         if !way.is_probe() {
@@ -177,13 +185,14 @@ impl Breakers {
                 || !may_take(seat.under_way, free)
                 || host.even > now + ahead
             {
-                return Permission::Full(self.turn_away(seat, active, now, now));
+                let after = self.turn_away((host, seat), (active, again), now, now);
+                return Permission::Full(after);
             }
         }
         host.even = host.even.max(now) + self.interval;
         let among = u32::try_from(active).unwrap_or(u32::MAX).max(1);
         seat.even = seat.even.max(now) + self.interval * among;
-        host.start(seat, way);
+        host.start(seat, way, again, now);
         let breakers = Arc::clone(self);
         let bot = bot.clone();
         Permission::Go(Pass { breakers, bot, target, began: now, way, keeps, said: false })
@@ -191,26 +200,36 @@ impl Breakers {
 
     /// The time until a request may return, if a breaker refuses those of `bot` to `target`. Reserves
     /// nothing.
-    pub(crate) fn shut(&self, bot: &BotId, target: &Target, now: Instant) -> Option<Duration> {
+    pub(crate) fn shut(
+        &self,
+        bot: &BotId,
+        target: &Target,
+        again: bool,
+        now: Instant,
+    ) -> Option<Duration> {
         let mut state = self.lock();
         let State { hosts, bots, .. } = &mut *state;
         let (host, seat) = seat(hosts, bots, bot, target)?;
         let until = host.way(seat, now).err()?;
-        Some(self.turn_away(seat, 1, until.unwrap_or(now + OPEN_FIRST), now))
+        let until = until.unwrap_or(now + OPEN_FIRST);
+        Some(self.turn_away((host, seat), (1, again), until, now))
     }
 
-    /// The time until a refused request may return, spread by the speed of the bot at the host.
+    /// The time until a refused request may return, spread by the speed of the bot at the host, which
+    /// `active` bots call. `again`: it was refused before.
     fn turn_away(
         &self,
-        seat: &mut Seat,
-        active: usize,
+        (host, seat): (&mut Host, &mut Seat),
+        (active, again): (usize, bool),
         earliest: Instant,
         now: Instant,
     ) -> Duration {
+        host.waiting.refuse(again, now);
         let active = active.max(1);
         let places = self.limits.per_bot.min(self.limits.per_host / active);
         let interval = self.interval * u32::try_from(active).unwrap_or(u32::MAX);
-        seat.line.turn_away((earliest, now), places, interval)
+        let again = again.then(|| self.interval.saturating_mul(host.waiting.count()));
+        seat.line.turn_away(Refused { now, earliest, places, interval, again })
     }
 
     /// The hosts with open breakers, those with the largest numbers of failures first.

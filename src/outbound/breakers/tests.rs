@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::circuit::{FAILURES, OPEN_MAX};
 use super::*;
@@ -17,7 +17,7 @@ fn target(port: u16) -> Target {
 }
 
 fn ask(breakers: &Arc<Breakers>, name: &str, now: Instant) -> Permission {
-    breakers.ask(&bot(name), target(80), now)
+    breakers.ask(&bot(name), target(80), false, now)
 }
 
 fn go_of(breakers: &Arc<Breakers>, name: &str, now: Instant) -> Pass {
@@ -64,7 +64,7 @@ fn concurrent_requests_to_a_host_are_limited_and_the_others_are_spread() {
     }
     assert!(last > Duration::from_secs(1) && last < Duration::from_millis(1_100));
     assert!(
-        matches!(breakers.ask(&bot("bot"), target(81), now), Permission::Go(_)),
+        matches!(breakers.ask(&bot("bot"), target(81), false, now), Permission::Go(_)),
         "another one's"
     );
     drop(passes);
@@ -164,10 +164,10 @@ fn those_begun_before_it_opened_do_not_prolong_it() {
 fn unused_hosts_are_forgotten() {
     let (breakers, mut now) = (limited(1, 0), Instant::now());
     for port in 0..100 {
-        drop(breakers.ask(&bot("bot"), target(port), now));
+        drop(breakers.ask(&bot("bot"), target(port), false, now));
     }
     now += FORGET;
-    drop(breakers.ask(&bot("other"), target(80), now));
+    drop(breakers.ask(&bot("other"), target(80), false, now));
     let state = breakers.lock();
     assert_eq!((state.hosts.len(), state.bots.len(), state.seats), (1, 1, 1));
 }
@@ -212,10 +212,12 @@ fn another_scheme_is_another_server() {
     let (breakers, now) = (limited(16, 0), Instant::now());
     let wrong = || Target { secure: true, ..target(80) };
     for _ in 0..FAILURES {
-        let Permission::Go(pass) = breakers.ask(&bot("hostile"), wrong(), now) else { panic!() };
+        let Permission::Go(pass) = breakers.ask(&bot("hostile"), wrong(), false, now) else {
+            panic!()
+        };
         pass.say(Outcome::Unreached, now);
     }
-    assert!(matches!(breakers.ask(&bot("hostile"), wrong(), now), Permission::Open(_)));
+    assert!(matches!(breakers.ask(&bot("hostile"), wrong(), false, now), Permission::Open(_)));
     drop(go_of(&breakers, "quiet", now));
 }
 
@@ -291,29 +293,37 @@ fn a_bot_that_uses_less_than_its_part_of_the_rate_is_not_delayed_by_one_that_use
 #[test]
 fn requests_of_many_bots_that_are_due_at_once_use_the_whole_rate() {
     const BOTS: u64 = 100;
-    const EACH: u64 = 100;
-    let (breakers, begun) = (limited(1_000, 2_000), Instant::now());
-    // When each comes, and a number that makes it late by up to 20 ms when it returns.
-    let mut coming: BTreeSet<(Instant, u64, u64)> =
-        (0..EACH).flat_map(|nth| (0..BOTS).map(move |bot| (begun, nth, bot))).collect();
-    let (mut last, mut refused) = (begun, 0);
-    while let Some((now, nth, number)) = coming.pop_first() {
-        match ask(&breakers, &format!("bot-{number}"), now) {
-            Permission::Go(pass) => {
-                pass.say(Outcome::Answered, now);
-                last = now;
+    const EACH: u64 = 200;
+    // Each request takes `cost` to ask, and the bots come by turns with `slice` of them.
+    for (cost, slice, late) in [(0, 1, 20), (50, 1, 20), (50, 16, 20), (50, 64, 100), (50, 200, 5)]
+    {
+        let (breakers, begun) = (limited(1_000, 2_000), Instant::now());
+        let mut coming: BTreeSet<(Instant, u64, u64, u64)> = (0..EACH)
+            .flat_map(|nth| (0..BOTS).map(move |bot| (begun, nth / slice, bot, nth)))
+            .collect();
+        let mut returned = HashSet::new();
+        let (mut now, mut last, mut refused) = (begun, begun, 0);
+        while let Some((at, turn, number, nth)) = coming.pop_first() {
+            now = now.max(at) + Duration::from_micros(cost);
+            let again = returned.contains(&(number, nth));
+            match breakers.ask(&bot(&format!("bot-{number}")), target(80), again, now) {
+                Permission::Go(pass) => {
+                    pass.say(Outcome::Answered, now);
+                    last = now;
+                }
+                Permission::Full(after) => {
+                    refused += 1;
+                    returned.insert((number, nth));
+                    let late = (number * 7_919 + nth * 104_729) % (late * 1_000);
+                    coming.insert((now + after + Duration::from_micros(late), turn, number, nth));
+                }
+                Permission::Open(_) => panic!("no request failed"),
             }
-            Permission::Full(after) => {
-                refused += 1;
-                let late = Duration::from_micros((number * 7_919 + nth * 104_729) % 20_000);
-                coming.insert((now + after + late, nth, number));
-            }
-            Permission::Open(_) => panic!("no request failed"),
         }
+        let took = (last - begun).as_secs_f64();
+        assert!((9.8..10.2).contains(&took), "20,000 at 2,000/s in slices of {slice}: {took} s");
+        assert!(refused < BOTS * EACH * 8 / 5, "few are refused twice: {refused}");
     }
-    let took = (last - begun).as_secs_f64();
-    assert!((4.8..5.1).contains(&took), "10,000 at 2,000/s: {took} s");
-    assert!(refused < BOTS * EACH * 21 / 20, "hardly one is refused twice: {refused}");
 }
 
 #[test]
@@ -321,10 +331,10 @@ fn the_hosts_of_a_bot_and_of_all_are_bounded_and_those_of_another_bot_stay() {
     let (breakers, mut now) = (limited(16, 0), Instant::now());
     fail_as(&breakers, "quiet", Outcome::Failed, FAILURES, now);
     let hostile = bot("hostile");
-    let held = breakers.ask(&hostile, target(81), now);
+    let held = breakers.ask(&hostile, target(81), false, now);
     for port in 1_000..3_000 {
         now += Duration::from_micros(1);
-        drop(breakers.ask(&hostile, target(port), now));
+        drop(breakers.ask(&hostile, target(port), false, now));
     }
     assert!(opened_for(&breakers, "quiet", now).is_some());
     let state = breakers.lock();
@@ -337,7 +347,7 @@ fn the_hosts_of_a_bot_and_of_all_are_bounded_and_those_of_another_bot_stay() {
     for number in 0..2 * SEATS_MAX / 100 {
         for port in 0..100 {
             now += Duration::from_micros(1);
-            drop(breakers.ask(&bot(&format!("bot-{number}")), target(port), now));
+            drop(breakers.ask(&bot(&format!("bot-{number}")), target(port), false, now));
         }
     }
     let state = breakers.lock();
@@ -349,7 +359,7 @@ fn the_hosts_of_a_bot_and_of_all_are_bounded_and_those_of_another_bot_stay() {
 #[test]
 fn connections_to_so_many_hosts_of_a_bot_stay_open() {
     let (breakers, mut now) = (limited(16, 0), Instant::now());
-    let keeps = |name: &str, port, now| match breakers.ask(&bot(name), target(port), now) {
+    let keeps = |name: &str, port, now| match breakers.ask(&bot(name), target(port), false, now) {
         Permission::Go(pass) => pass.keeps_connection(),
         other => panic!("{other:?}"),
     };

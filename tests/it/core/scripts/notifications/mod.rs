@@ -71,6 +71,7 @@ pub(super) fn begun(id: NotificationId) -> Begun {
         attempts: 1,
         ready_ms: 0,
         counts_late: true,
+        postponed: false,
     }
 }
 
@@ -386,13 +387,13 @@ fn a_retry_counts_a_postponement_does_not_and_both_end_where_it_expires() {
     notes.finish(&begun, Ending::Postpone(seconds(2), "busy".into()));
     notes.pass(3);
     let begun = notes.step("b").remove(0);
-    assert_eq!(begun.attempts, 1);
+    assert_eq!((begun.attempts, begun.postponed), (1, true));
     notes.finish(&begun, Ending::Retry(seconds(20), "500".into()));
     notes.pass(19);
     assert_eq!(notes.step("b"), []);
     notes.pass(2);
     let begun = notes.step("b").remove(0);
-    assert_eq!(begun.attempts, 2);
+    assert_eq!((begun.attempts, begun.postponed), (2, false));
     let late = Ending::Retry(seconds(40), "the receiver answered 500".into());
     assert_eq!(notes.finish(&begun, late), Some("dead".into()));
     assert_eq!((notes.state(note), notes.armed()), ("dead".to_owned(), 0));
