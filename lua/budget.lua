@@ -5,7 +5,7 @@
 -- Slices: the process names how many it wants to hold from now on, so a repeated call changes nothing.
 -- It gets what the others leave, and holds it for `ttl`, unless it renews. After that it must not have
 -- a slice under way.
--- Tokens: a bucket as in permit. Tokens that the process did not use return if nobody took any since:
+-- Tokens: those of one bucket. Tokens that the process did not use return if nobody took any since:
 -- otherwise they are lost, because the bucket may have been full meanwhile.
 --
 -- Also runs on a full Redis, which must empty.
@@ -19,7 +19,7 @@ assert(#KEYS == 2 and #ARGV == 9, 'budget: wrong number of arguments')
 local SLOTS, TOKENS, process = KEYS[1], KEYS[2], ARGV[1]
 local slices, most, ttl = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local want, interval, burst = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local now, held, granted, wait, at = now_us(), 0, 0, 0, 0
+local held, granted, wait, at = 0, 0, 0, 0
 if most > 0 then
   local others, all = 0, call('HGETALL', SLOTS)
   for i = 1, #all, 2 do
@@ -46,12 +46,9 @@ if interval > 0 then
   if unused > 0 and digits(at) == ARGV[9] then
     at = at - math.floor(unused * interval)
   end
-  at = math.min(math.max(now, at), now + math.ceil(burst * interval))
-  granted = math.min(want, math.max(0, math.floor(burst - (at - now) / interval)))
-  at = at + math.ceil(granted * interval)
-  wait = math.max(0, math.ceil(at - now - (burst - 1) * interval))
+  granted, at, wait = take_tokens(at, want, interval, burst)
   if at ~= before then
-    call('SET', TOKENS, digits(at), 'PX', math.ceil((at - now) / 1000) + 1000)
+    call('SET', TOKENS, digits(at), 'PX', math.ceil((at - now_us()) / 1000) + 1000)
   end
 end
 return {held, granted, math.ceil(wait / 1000), at}

@@ -3,8 +3,7 @@
 --
 -- The bucket is the time (µs) at which it is full again (GCRA). The caller holds the lease of the bot,
 -- and hands out at most the granted number of events. A call whose reply is lost costs its tokens: no
--- bot ever gets more than its bucket allows. A time too far ahead is lowered to an empty bucket: a
--- raised rate applies at once, and so does a clock that was set back.
+-- bot ever gets more than its bucket allows.
 --
 -- A bucket is forgotten GRACE after it is full. A bot is `slow` while events of it wait for tokens.
 -- Both keys end by themselves.
@@ -26,11 +25,8 @@ if #full > 0 then
   call('ZREM', RATE, unpack(full))
   call('ZREM', SLOW, unpack(full))
 end
-local at = math.max(now, tonumber(call('ZSCORE', RATE, bot) or 0))
-at = math.min(at, now + math.ceil(burst * interval))
-local granted = math.min(want, math.max(0, math.floor(burst - (at - now) / interval)))
-at = at + math.ceil(granted * interval)
-local wait = math.max(0, math.ceil(at - now - (burst - 1) * interval))
+local granted, at, wait =
+  take_tokens(tonumber(call('ZSCORE', RATE, bot) or 0), want, interval, burst)
 call('ZADD', RATE, at, bot)
 if wait > 0 and call('LLEN', KEYS[3]) > granted then
   call('ZADD', SLOW, 'NX', now_ms(), bot)

@@ -213,6 +213,18 @@ local function charge(meter, after)
   end
 end
 
+-- Takes up to `want` tokens from a bucket (GCRA) that is full again at `at` (µs) and gets a token each
+-- `interval` (µs, a fraction). A time too far ahead is lowered to an empty bucket: a raised rate applies
+-- at once, and so does a clock that was set back. Returns the tokens, the new time, and the µs until
+-- the next token.
+local function take_tokens(at, want, interval, burst)
+  local now = now_us()
+  at = math.min(math.max(now, at), now + math.ceil(burst * interval))
+  local granted = math.min(want, math.max(0, math.floor(burst - (at - now) / interval)))
+  at = at + math.ceil(granted * interval)
+  return granted, at, math.max(0, math.ceil(at - now - (burst - 1) * interval))
+end
+
 -- The quotas of a bot in the text 'queued bytes|dead letters|their bytes'; 0: none.
 local function quota_of(text)
   local bytes, letters, letter_bytes = string.match(text, '^(%d+)|(%d+)|(%d+)$')

@@ -41,11 +41,14 @@ pub(crate) struct Options {
     pub(crate) giant: usize,
     /// Maximum duration of each part.
     pub(crate) window: Duration,
+    /// The order of the quiet events, and, as a part of the names, the shards of the bots.
+    pub(crate) seed: u64,
 }
 
 /// The results.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Report {
+    pub(crate) seed: u64,
     pub(crate) quiet_p50_ms_alone: f64,
     pub(crate) quiet_p99_ms_alone: f64,
     pub(crate) quiet_p50_ms_beside: f64,
@@ -129,7 +132,9 @@ async fn measure(
     }
 
     let queue = queue.ok_or_else(|| BenchError::stuck(Duration::ZERO, "no pipeline".to_owned()))?;
-    queue.set_weight(&BotId::parse("heavy-0")?, 3).await?;
+    let seed = options.seed;
+    let heavy = format!("heavy-{seed}");
+    queue.set_weight(&BotId::parse(&heavy)?, 3).await?;
 
     watch("quiet bots alone", 0);
     send_quiet(rig, options, 3, || true).await?;
@@ -138,9 +143,8 @@ async fn measure(
     let alone = slow.take_quiet();
 
     watch("filling the backlog", 0);
-    let names = (0..options.busy).map(|bot| (format!("busy-{bot}"), options.backlog));
-    let heavy =
-        [("heavy-0".to_owned(), options.backlog * 3), ("giant-0".to_owned(), options.giant)];
+    let names = (0..options.busy).map(|bot| (format!("busy-{seed}-{bot}"), options.backlog));
+    let heavy = [(heavy, options.backlog * 3), (format!("giant-{seed}"), options.giant)];
     let mut bots = Vec::new();
     for (name, count) in names.chain(heavy) {
         bots.push((BotId::parse(&name)?, count));
@@ -171,6 +175,7 @@ async fn measure(
     let smallest = shares.iter().copied().fold(f64::INFINITY, f64::min);
     let total: f64 = bots.iter().map(|(bot, _)| share(bot)).sum();
     Ok(Report {
+        seed,
         quiet_p50_ms_alone: quantile_ms(&alone, 0.5),
         quiet_p99_ms_alone: quantile_ms(&alone, 0.99),
         quiet_p50_ms_beside: quantile_ms(&beside, 0.5),
@@ -213,7 +218,7 @@ async fn send_quiet(
     seconds: u64,
     mut go_on: impl FnMut() -> bool,
 ) -> Result<(), BenchError> {
-    let mut random = rand::rngs::SmallRng::seed_from_u64(13);
+    let mut random = rand::rngs::SmallRng::seed_from_u64(options.seed);
     let step = Duration::from_secs(1).div_f64(options.quiet_rate as f64);
     let origin = Instant::now();
     for n in 0..seconds * options.quiet_rate {
@@ -221,7 +226,7 @@ async fn send_quiet(
         if !go_on() {
             break;
         }
-        let bot = format!("quiet-{}", random.random_range(0..options.quiet));
+        let bot = format!("quiet-{}-{}", options.seed, random.random_range(0..options.quiet));
         let sent = event(&BotId::parse(&bot)?, &n.to_string(), "quiet", 0)?;
         rig.publish([&sent].into_iter()).await?;
     }

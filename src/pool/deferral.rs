@@ -11,6 +11,9 @@
 //!   │                              one event a bot └─▶ sparse ── caught up, or few leases ─┘    │
 //!   └────────────────────────── the pool finds nobody ready ◀───────────────────────────────────┘
 //! ```
+//!
+//! Only the process that reads the bus knows that it is behind. It tells the others while it defers, so
+//! that they leave the bots alone, too. What it tells holds for a moment only: it may vanish.
 
 use std::hash::BuildHasher as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,6 +24,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::id::BotId;
+use crate::queue::Queue;
 
 /// Events that are less late are never deferred.
 const LATE: Duration = Duration::from_millis(200);
@@ -37,6 +41,10 @@ const SAMPLE: usize = 32_768;
 /// After this number of copies in a row that got few leases, the backlog is not sparse any more. A single
 /// one only shows that places were short for a moment.
 const POOR_MAX: u32 = 8;
+/// Interval at which other processes are told of a deferral.
+const TELL: Duration = Duration::from_millis(200);
+/// For how long that holds.
+const HOLDS: Duration = Duration::from_millis(500);
 /// The bots of a sample are counted with this number of bits.
 const BITS: usize = 1 << 18;
 
@@ -88,12 +96,27 @@ enum State {
 #[derive(Debug, Default)]
 pub(super) struct Deferral {
     state: Mutex<State>,
+    /// Until when another process defers, as far as it told.
+    other: Mutex<Option<Instant>>,
     ended: Notify,
+    /// A deferral of this process began or ended.
+    turned: Notify,
 }
 
 impl Deferral {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn other(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.other.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a deferral of this process, or what it became.
+    fn end(&self, state: &mut State, next: State) {
+        *state = next;
+        self.ended.notify_one();
+        self.turned.notify_one();
     }
 
     /// Notes a copy of this number of bytes whose last event is this `late`, with more available.
@@ -111,6 +134,7 @@ impl Deferral {
             let wait = if late >= BACKLOG { late * 2 } else { late };
             let (until, sample) = (Instant::now() + wait.min(MAX), Sample::new());
             *state = State::Deferring { until, bytes: 0, sample };
+            self.turned.notify_one();
         }
         match &mut *state {
             State::Deferring { bytes: copied, sample, .. } => {
@@ -120,15 +144,13 @@ impl Deferral {
                     bots.for_each(|bot| sample.add(bot));
                 }
                 if late < LATE || *copied > BYTES_MAX {
-                    *state = State::Working;
-                    self.ended.notify_one();
+                    self.end(&mut state, State::Working);
                 } else if brief != Some(false)
                     && !judged
                     && sample.events >= SAMPLE
                     && sample.is_sparse()
                 {
-                    *state = State::Sparse { poor: 0 };
-                    self.ended.notify_one();
+                    self.end(&mut state, State::Sparse { poor: 0 });
                 }
             }
             State::Sparse { .. } if brief == Some(false) => *state = State::Working,
@@ -155,8 +177,7 @@ impl Deferral {
     pub(super) fn caught_up(&self) {
         let mut state = self.state();
         if matches!(*state, State::Deferring { .. } | State::Sparse { .. }) {
-            *state = State::Working;
-            self.ended.notify_one();
+            self.end(&mut state, State::Working);
         }
     }
 
@@ -164,13 +185,44 @@ impl Deferral {
     /// deferred.
     pub(super) fn until(&self, deadline: Option<Instant>) -> Option<Instant> {
         let mut state = self.state();
-        let State::Deferring { until, .. } = *state else { return None };
+        let until = match *state {
+            State::Deferring { until, .. } => until,
+            State::Idle => (*self.other())?,
+            State::Working | State::Sparse { .. } => return None,
+        };
         let until = deadline.map_or(until, |deadline| until.min(deadline));
         if until <= Instant::now() {
-            *state = State::Working;
+            if matches!(*state, State::Deferring { .. }) {
+                self.end(&mut state, State::Working);
+            }
             return None;
         }
         Some(until)
+    }
+
+    /// Notes that another process defers for this long, or not any more. What this process knows itself
+    /// counts more.
+    pub(super) fn heard(&self, holds: Duration) {
+        let is_over = holds.is_zero();
+        *self.other() = (!is_over).then(|| Instant::now() + holds.min(HOLDS));
+        if is_over {
+            self.ended.notify_one();
+        }
+    }
+
+    /// Tells the other processes of the deferrals of this one. Never returns.
+    pub(super) async fn tell(&self, queue: &Queue) {
+        loop {
+            self.turned.notified().await;
+            while matches!(*self.state(), State::Deferring { .. }) {
+                queue.tell_deferral(HOLDS).await;
+                tokio::select! {
+                    () = self.turned.notified() => {}
+                    () = tokio::time::sleep(TELL) => {}
+                }
+            }
+            queue.tell_deferral(Duration::ZERO).await;
+        }
     }
 
     /// Returns when a deferral ends before its time.
@@ -239,6 +291,26 @@ mod tests {
             assert!(deferral.until(None).is_some());
             assert_eq!(end(&deferral), None);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deferral_of_another_process_holds_until_it_ends_or_is_not_repeated() {
+        let deferral = Deferral::default();
+        deferral.heard(MAX);
+        assert_eq!(deferral.until(None), Some(Instant::now() + HOLDS));
+        assert_eq!(deferral.until(Some(Instant::now())), None, "the end of a lease");
+        deferral.heard(Duration::ZERO);
+        assert_eq!(deferral.until(None), None);
+
+        deferral.heard(HOLDS);
+        tokio::time::advance(HOLDS).await;
+        assert_eq!(deferral.until(None), None, "the other process vanished");
+
+        // A process that reads itself knows better.
+        behind(&deferral, SECOND, 1);
+        deferral.caught_up();
+        deferral.heard(HOLDS);
+        assert_eq!(deferral.until(None), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -259,7 +259,7 @@ impl Pool {
 
     /// Receives the messages of the shards.
     pub(crate) fn listener(&self) -> Box<dyn Listener> {
-        Box::new(Subscriber(Arc::clone(&self.shared.board)))
+        Box::new(Subscriber(Arc::clone(&self.shared)))
     }
 
     /// The free workers, for the copier of this process.
@@ -277,6 +277,13 @@ impl Pool {
         if let Some(total) = &shared.total {
             shared.shutdown.spawn(Arc::clone(total).keep(Arc::clone(&shared)));
         }
+        let teller = Arc::clone(&shared);
+        shared.shutdown.spawn(async move {
+            tokio::select! {
+                () = teller.shutdown.soft.cancelled() => {}
+                () = teller.deferral.tell(&teller.queue) => {}
+            }
+        });
         let started = Instant::now();
         let mut scaler = Scaler::new(shared.settings.workers);
         info!(pipeline = %shared.queue.name(), workers = shared.settings.workers.max, "pool started");
@@ -382,19 +389,20 @@ async fn answered(
 }
 
 /// Passes published scores and deadlines to the dispatcher.
-struct Subscriber(Arc<Board>);
+struct Subscriber(Arc<Shared>);
 
 impl Listener for Subscriber {
     fn heard(&self, shard: Shard, wake: &Wake) {
         match *wake {
-            Wake::Ready(score) => self.0.heard(shard, score),
-            Wake::Deadline(deadline_ms) => self.0.heard_deadline(shard, deadline_ms),
+            Wake::Ready(score) => self.0.board.heard(shard, score),
+            Wake::Deadline(deadline_ms) => self.0.board.heard_deadline(shard, deadline_ms),
+            Wake::Defer(holds) => self.0.deferral.heard(holds),
             Wake::Due(_) | Wake::Told(..) => {}
         }
     }
 
     fn missed(&self) {
-        self.0.look_everywhere();
+        self.0.board.look_everywhere();
     }
 }
 

@@ -33,6 +33,8 @@ pub enum Wake {
     Deadline(u64),
     /// Its next delayed event is due at this time, ms since 1970.
     Due(u64),
+    /// The process that reads the bus is behind, and defers its claims for this long; zero: not any more.
+    Defer(Duration),
     /// A message of a product about a bot: the product's name for the message, and the bot.
     Told(Box<str>, BotId),
 }
@@ -45,6 +47,7 @@ impl Wake {
             "ready" => number().map(Self::Ready),
             "deadline" => Some(Self::Deadline(u64::try_from(number()?).ok()?)),
             "due" => Some(Self::Due(u64::try_from(number()?).ok()?)),
+            "defer" => Some(Self::Defer(Duration::from_millis(u64::try_from(number()?).ok()?))),
             _ => BotId::parse(rest).ok().map(|bot| Self::Told(what.into(), bot)),
         }
     }
@@ -56,6 +59,19 @@ pub trait Listener: Send + Sync + 'static {
     fn heard(&self, shard: Shard, wake: &Wake);
     /// Messages may have been missed.
     fn missed(&self);
+}
+
+impl Queue {
+    /// Tells the processes of this pipeline that this one defers its claims for so long, or, with zero,
+    /// not any more. Without it they claim as always, so an error only shows in the log.
+    pub(crate) async fn tell_deferral(&self, holds: Duration) {
+        let Some(shard) = self.shard_count().shards().next() else { return };
+        let mut command = redis::cmd("PUBLISH");
+        command.arg(self.keys(shard).wake()).arg(format!("defer {}", holds.as_millis()));
+        if let Err(error) = self.link().command("PUBLISH", command).await {
+            debug!(pipeline = %self.name(), %error, "cannot tell of deferred claims");
+        }
+    }
 }
 
 /// Listens until the soft stop.
@@ -167,6 +183,8 @@ mod tests {
             ("deadline 1700000000000", Some(Wake::Deadline(1_700_000_000_000))),
             ("due 5", Some(Wake::Due(5))),
             ("due -5", None),
+            ("defer 500", Some(Wake::Defer(Duration::from_millis(500)))),
+            ("defer x", None),
             ("news a b|c", Some(Wake::Told("news".into(), BotId::parse("a b|c").unwrap()))),
             ("news ", None),
             ("ready", None),

@@ -43,6 +43,7 @@ Examples:
 const FAIRNESS_EXAMPLES: &str = "\
 Examples:
   fairlane-bench fairness
+  fairlane-bench fairness --seed 7
   fairlane-bench fairness --giant 0 --seconds 10 --json";
 
 const ISOLATION_EXAMPLES: &str = "\
@@ -309,6 +310,9 @@ pub(crate) enum Scenario {
         /// Number of events of one more, very large bot; 0: none.
         #[arg(long, value_name = "N", default_value = "1000000")]
         giant: u32,
+        /// Another seed has the quiet events in another order, and the bots in other shards.
+        #[arg(long, value_name = "N", default_value = "13")]
+        seed: u64,
     },
     /// Measure what a hostile tenant does to quiet ones, for each resource that all bots share.
     #[command(after_help = ISOLATION_EXAMPLES)]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fairlane::app::Roles;
 use fairlane::clock::{Clock as _, SystemClock};
 
 use crate::support::bus::event;
@@ -14,22 +15,50 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(30);
 const BOTS: u32 = 100;
 const EVENTS: u32 = 5_000;
+const MANY: u32 = 2_000;
 
-#[tokio::test]
-async fn a_backlog_that_is_late_is_handled_in_long_slices() {
-    let server = RedisServer::start(Options::default());
+/// Adds a backlog to the bus that is a minute old.
+async fn add_late(server: &RedisServer, bots: u32, events: u32) {
     let late = SystemClock.now().saturating_sub(Duration::from_secs(60));
     let mut pipe = redis::pipe();
-    for n in 0..EVENTS {
-        let event = event(&format!("bot-{}", n % BOTS), "tag.applied", n);
+    for n in 0..events {
+        let event = event(&format!("bot-{}", n % bots), "tag.applied", n);
         let id = format!("{}-{n}", late.as_millis());
         pipe.cmd("XADD").arg(STREAM).arg(id).arg("event").arg(event).ignore();
     }
     let () = pipe.query_async(&mut server.connection().await).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_backlog_that_is_late_is_handled_in_long_slices() {
+    let server = RedisServer::start(Options::default());
+    add_late(&server, BOTS, EVENTS).await;
     let log = Log::default();
     let instance = Instance::start(&config(&server, "backlog", &[]), log.content()).await;
     eventually(LONG, "all are handled", async || log.len() >= EVENTS as usize).await;
     let slices = server.calls("lrange").await;
     assert!(slices < u64::from(EVENTS / 10), "{EVENTS} events in {slices} slices");
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn processes_that_do_not_read_the_bus_know_that_it_is_behind() {
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "told", &[]);
+    let log = Log::default();
+    let work = Roles { ingest: false, work: true, http: false, schedule: false };
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        workers.push(Instance::start_as(work, &config, log.content()).await);
+    }
+    add_late(&server, MANY, 4 * EVENTS).await;
+    let reader = Instance::start(&config, log.content()).await;
+    eventually(LONG, "all are handled", async || log.len() >= 4 * EVENTS as usize).await;
+    // About one for each bot, although three processes look for bots meanwhile.
+    let slices = server.calls("lrange").await;
+    assert!(slices < u64::from(MANY * 3 / 2), "{MANY} bots in {slices} slices");
+    reader.stop().await;
+    for worker in workers {
+        worker.stop().await;
+    }
 }
