@@ -48,6 +48,7 @@ impl Worker {
                 if sent.elapsed() > LATE {
                     return Err(Ended::NotHandled);
                 }
+                shared.metrics.tokens.increment(granted as u64);
                 slice.events.truncate(granted);
                 Ok(())
             }
