@@ -82,6 +82,8 @@ pub(crate) struct OfBot {
     pub(crate) events: usize,
     pub(crate) least_per_second: f64,
     pub(crate) most_per_second: f64,
+    /// When the window with the most began, relative to the kill.
+    pub(crate) most_after_kill_seconds: f64,
     pub(crate) above_bucket: f64,
     pub(crate) reordered: u64,
     pub(crate) repeated: u64,
@@ -242,6 +244,7 @@ fn of_bot(times: &[u64], rate: u64, window_seconds: u64, killed_us: u64) -> OfBo
     let burst = usize::try_from(rate).unwrap_or(usize::MAX);
     let after = times.get(burst..).unwrap_or_default();
     let (mut least, mut most, mut to) = (f64::INFINITY, 0.0_f64, 0);
+    let mut most_at = killed_us;
     for (from, begin) in after.iter().enumerate() {
         // Of events that came at once, the last.
         if after.get(from + 1) == Some(begin) {
@@ -255,7 +258,10 @@ fn of_bot(times: &[u64], rate: u64, window_seconds: u64, killed_us: u64) -> OfBo
             continue;
         }
         let rate = (to - from) as f64 / seconds(end - begin);
-        (least, most) = (least.min(rate), most.max(rate));
+        if rate > most {
+            (most, most_at) = (rate, *begin);
+        }
+        least = least.min(rate);
     }
     let mut above = 0.0_f64;
     // The most that any start leaves for the events from it on.
@@ -272,6 +278,7 @@ fn of_bot(times: &[u64], rate: u64, window_seconds: u64, killed_us: u64) -> OfBo
         events: times.len(),
         least_per_second,
         most_per_second: most,
+        most_after_kill_seconds: most_at as f64 / 1e6 - seconds(killed_us),
         above_bucket: above,
         reordered: 0,
         repeated: 0,

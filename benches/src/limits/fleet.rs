@@ -81,10 +81,14 @@ impl<'a> Fleet<'a> {
         Ok(Process { number, http, child })
     }
 
-    /// Kills one process so that it can end nothing, and starts another.
-    pub(super) fn kill_and_replace(&mut self) -> Result<(), BenchError> {
+    /// Kills one process so that it can end nothing.
+    pub(super) fn kill(&mut self) {
         // Its drop waits for its end.
         drop(self.processes.pop());
+    }
+
+    /// Starts another process.
+    pub(super) fn replace(&mut self) -> Result<(), BenchError> {
         let process = self.spawn()?;
         self.processes.push(process);
         Ok(())

@@ -39,6 +39,8 @@ const QUIET_RATE: u64 = 100;
 const REST: Duration = Duration::from_secs(3);
 /// Maximum duration of the phases other than the main one.
 const PHASE_MAX: u64 = 10;
+/// The killed process is replaced after this time, as a supervisor would.
+const RESTART: Duration = Duration::from_secs(1);
 /// How much longer than the measurement the events last, in seconds.
 const SPARE: u64 = 5;
 
@@ -112,14 +114,18 @@ async fn measure(
     let begun = receiver.now();
     fleet.set_paused("limited", false).await?;
     let at = Instant::now() + Duration::from_secs(seconds) / 2;
-    let mut killed = None;
+    let (mut killed, mut replaced) = (None, false);
     let sent = quiet
         .send(seconds + 1, || {
             watch("events within their rates", receiver.limited());
             if killed.is_none() && Instant::now() >= at {
                 // The kill delays others however many bots have a rate.
                 killed = Some((receiver.now(), receiver.take_quiet()));
-                fleet.kill_and_replace()?;
+                fleet.kill();
+            }
+            if killed.is_some() && !replaced && Instant::now() >= at + RESTART {
+                replaced = true;
+                fleet.replace()?;
             }
             Ok(())
         })
