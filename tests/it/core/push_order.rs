@@ -88,6 +88,15 @@ fn judge(sent: &std::path::Path, pushes: &[Pushed]) {
 
 #[tokio::test]
 async fn three_processes_push_every_bots_events_in_order_though_calls_fail_and_one_is_killed() {
+    order_survives(&[]).await;
+}
+
+#[tokio::test]
+async fn with_a_rate_pushes_stay_in_order_though_calls_fail_and_a_process_is_killed() {
+    order_survives(&[("pipelines.test.rate", "\"20/s\""), ("pipelines.test.burst", "5")]).await;
+}
+
+async fn order_survives(limits: &[(&str, &str)]) {
     if !is_there("python3") {
         return println!("not shown: there is no python3");
     }
@@ -97,7 +106,8 @@ async fn three_processes_push_every_bots_events_in_order_though_calls_fail_and_o
     let sent = directory.path().join("sent.log");
     let mut publisher = Publisher::new(BOTS, &sent);
     let secrets = format!("[{SECRET:?}]");
-    let settings = [("callbacks.secrets", &*secrets), ("pipelines.test.batch", "20")];
+    let mut settings = vec![("callbacks.secrets", &*secrets), ("pipelines.test.batch", "20")];
+    settings.extend_from_slice(limits);
     let config = pushing(&server, &receiver.url, &settings);
     let mut processes = Vec::new();
     for _ in 0..3 {

@@ -203,7 +203,20 @@ impl Site {
 
 #[tokio::test]
 async fn three_processes_killed_at_every_step_of_a_send_lose_none_and_repeat_none_that_was_noted() {
-    let rig = Rig::on(LASTING, &[]);
+    killed_at_every_step(&[]).await;
+}
+
+#[tokio::test]
+async fn with_a_rate_killed_processes_lose_none_and_repeat_none_that_was_noted() {
+    killed_at_every_step(&[
+        ("pipelines.notifications.rate", "\"40/s\""),
+        ("pipelines.notifications.burst", "4"),
+    ])
+    .await;
+}
+
+async fn killed_at_every_step(settings: &[(&str, &str)]) {
+    let rig = Rig::on(LASTING, settings);
     let gate: Arc<std::sync::Mutex<Option<Arc<Semaphore>>>> = Arc::default();
     let shut = Arc::clone(&gate);
     let receiver = Receiver::start(move |_| {
