@@ -89,7 +89,7 @@ struct Summary {
     leased: Option<u64>,
     /// Bots leased by a receiver: it answered 202 and has not completed the lease yet.
     open: Option<u64>,
-    /// Parked bots: in backoff, or waiting to batch.
+    /// Parked bots: in backoff, waiting to batch, or without tokens.
     parked: Option<u64>,
     /// Paused bots.
     paused: Option<u64>,

@@ -41,7 +41,7 @@ pub struct PipelineView {
     pub leased: u64,
     /// Bots leased by a receiver: it answered 202 and has not completed the lease yet.
     pub open: u64,
-    /// Parked bots: in backoff, or waiting to batch.
+    /// Parked bots: in backoff, waiting to batch, or without tokens.
     pub parked: u64,
     /// Paused bots.
     pub paused: u64,
@@ -63,7 +63,7 @@ pub enum BotState {
     Ready,
     /// Leased by a worker or a receiver.
     Leased,
-    /// In backoff, or waiting to batch.
+    /// In backoff, waiting to batch, or without tokens.
     Parked,
     /// Paused by an operator.
     Paused,

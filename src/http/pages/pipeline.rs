@@ -129,7 +129,7 @@ fn body(
             @if caller.covers_all() {
                 p {
                     (grouped(view.ready)) " ready, " (grouped(view.leased)) " being handled, "
-                    (grouped(view.parked)) " parked (retrying, or waiting to batch), " (grouped(view.paused)) " paused."
+                    (grouped(view.parked)) " parked (retrying, waiting to batch, or held back by their rate), " (grouped(view.paused)) " paused."
                 }
             }
             (table(bots, wish))

@@ -59,7 +59,13 @@ fn queue(view: &View, of: &OfBot) -> Markup {
         div.panel data-key=(pipeline) {
             div.title {
                 h3 { a href=(pipeline::path(pipeline)) { (pipeline) } }
-                span.off[look.state == BotState::Paused] { (state(look.state)) }
+                span.off[look.state == BotState::Paused] {
+                    @if look.state == BotState::Parked && look.throttled_since_ms.is_some() {
+                        "parked: its rate holds it back"
+                    } @else {
+                        (state(look.state))
+                    }
+                }
             }
             dl.facts {
                 div { dt { "Events" } dd { (grouped(look.depth)) } }
