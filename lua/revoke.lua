@@ -13,7 +13,7 @@ if not call('ZSCORE', BUSY, bot) then
 end
 local v = tonumber(call('HGET', META, 'v') or 0)
 revoke({bot}, v)
-if call('LLEN', KEYS[9]) > 0 then
+if call('LLEN', KEYS[9]) > 0 or lanes_of(call('HGET', ATT, bot)) ~= '' then
   join(at_rest({bot}), v, tonumber(ARGV[2]))
 end
 return 1
