@@ -210,6 +210,7 @@ for i, item in ipairs(items) do
       if item.list then left = call('LLEN', item.key) end
       if item.lanes == '' and left == 0 and n > 0 then
         hold_nothing('q' .. item.bot) -- nothing is queued any more
+        hold_nothing('a' .. item.bot)
       end
       if keys_each > 1 then
         close(item, n, length)

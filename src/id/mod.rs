@@ -1,6 +1,7 @@
 //! Parsed identifiers. Text from outside is converted to one of these types once, at the edge; all
 //! other code relies on their bounds.
 
+mod lane;
 mod number;
 
 use std::fmt;

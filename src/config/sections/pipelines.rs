@@ -48,6 +48,11 @@ pub struct PipelineConfig {
     pub max_queue: Option<NonZeroU64>,
     /// What happens to an event beyond [`Self::max_queue`].
     pub on_overflow: OnOverflow,
+    /// What keeps the order of its events.
+    pub order_by: OrderBy,
+    /// Maximum number of ordering keys of one bot that are handled at once: 1 to 64. Above 1 only if
+    /// [`Self::order_by`] is below the bot.
+    pub concurrency: NonZeroUsize,
     /// Maximum rate of the events of one bot. `None`: no limit.
     pub rate: Option<Rate>,
     /// Maximum number of events of one bot at once: 1 to 1,000,000. `None`: those of one second.
@@ -60,6 +65,30 @@ pub struct PipelineConfig {
     pub max_age: Option<Duration>,
     /// Number of dead letters kept, and for how long.
     pub dead: DeadConfig,
+}
+
+/// The events that are handled one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OrderBy {
+    /// All events of a bot.
+    Bot,
+    /// The events of a bot with the same subject.
+    Subject,
+    /// The events of a bot for which this CEL expression over `event` gives the same text. Compiled
+    /// and checked where it is used.
+    Key(String),
+}
+
+impl OrderBy {
+    /// As the configuration has it.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        match text.trim() {
+            "bot" => Self::Bot,
+            "subject" => Self::Subject,
+            expression => Self::Key(expression.to_owned()),
+        }
+    }
 }
 
 /// Where a new pipeline starts on the bus.

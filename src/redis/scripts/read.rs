@@ -109,6 +109,31 @@ impl Call for ReadSlice<'_> {
     }
 }
 
+/// `lua/slice.lua`, for a lane of a bot that is set aside.
+#[derive(Debug)]
+pub struct ReadLane<'a> {
+    /// The lane.
+    pub lane: Lane,
+    /// What to read of it.
+    pub slice: ReadSlice<'a>,
+}
+
+impl Call for ReadLane<'_> {
+    type Reply = Vec<Vec<u8>>;
+    const NAME: &'static str = "slice";
+
+    fn command(&self) -> Cmd {
+        let ReadSlice { keys, bot, limit, bytes } = self.slice;
+        let mut cmd = evalsha(Index::slice, 1);
+        cmd.arg(keys.lane(self.lane, bot)).arg(limit).arg(bytes);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<Vec<u8>>, ReplyError> {
+        ReadSlice::reply(value)
+    }
+}
+
 /// `lua/letters.lua`.
 #[derive(Debug)]
 pub struct Letters<'a> {
