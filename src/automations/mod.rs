@@ -83,7 +83,9 @@ impl product::Product for Product {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
-        Ok(Arc::new(AutomationPart::new(&opening.mongo()?, opening.pipeline.handler_timeout)))
+        let by_subject = opening.pipeline.order_by == OrderBy::Subject;
+        let timeout = opening.pipeline.handler_timeout;
+        Ok(Arc::new(AutomationPart::new(&opening.mongo()?, timeout, by_subject)))
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) use sections::{ANONYMOUS, WEIGHT_MAX};
 pub use sections::{
     AdmissionConfig, AuthConfig, BackoffConfig, BotLimitsConfig, BotQuotaConfig, BusConfig,
     BusSource, CallbacksConfig, CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig,
-    NotificationsConfig, OnThrottle, PipelineConfig, QuotasConfig, RedisConfig, Scope, Start,
+    NotificationsConfig, OnThrottle, OrderBy, PipelineConfig, QuotasConfig, RedisConfig, Scope, Start,
     TokenConfig, WorkersConfig,
 };
 

@@ -13,6 +13,7 @@ use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::lane::{LANES, Lane};
 pub use self::number::{
     Fence, LetterId, LetterIdError, Offset, OffsetError, Sequence, Shard, ShardCount,
 };

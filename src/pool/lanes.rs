@@ -118,7 +118,7 @@ mod tests {
 
     fn event(subject: Option<&str>, data: serde_json::Value) -> Event {
         let bot = BotId::parse("b").unwrap();
-        let event = Event::builder("t", &bot).data(data);
+        let event = Event::builder("t", &bot).data(&data).unwrap();
         match subject {
             Some(subject) => event.subject(subject).build().unwrap(),
             None => event.build().unwrap(),

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 
 use super::lease::own_limits;
-
 use super::{Attempts, Call, Index, Limits, Postings, Queued, evalsha};
 use crate::id::{BotId, Fence, Offset, Prefix, Sequence};
 use crate::quotas::Quotas;
 use crate::rate::BotLimits;
+use crate::redis::aside::Aside;
 use crate::redis::keys::{self, ShardKeys};
 use crate::redis::reply::{Reply, ReplyError};
 

@@ -4,7 +4,7 @@
 use redis::{Cmd, Value};
 
 use super::{Call, Index, evalsha};
-use crate::id::{BotId, Offset};
+use crate::id::{BotId, Lane, Offset};
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
 
