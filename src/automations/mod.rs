@@ -54,7 +54,7 @@ use self::subscribers::{Kept, SubscriberStore};
 pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
 use crate::breaker::{Breaker, Unanswered};
 use crate::clock::SharedClock;
-use crate::config::Config;
+use crate::config::{Config, OrderBy};
 use crate::id::{BotId, RuleId};
 use crate::mongo::client::{Mongo, MongoError};
 use crate::pipeline::Kind;

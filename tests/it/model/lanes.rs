@@ -1,0 +1,562 @@
+//! Every interleaving of the lanes of one bot: two consumers, two lanes, three events, and the accidents
+//! that the protocol must survive. It models `lua/complete.lua` and the worker with an ordering key: a
+//! lane that fails is set aside, and its events move to a list of its own.
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+/// The lane of each event, in the order of the bus.
+const LANES: [usize; 3] = [0, 1, 0];
+const ALL: u8 = 0b111;
+const SLICE: usize = 2;
+
+/// A rule that is left out, to show that the checker would find it missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// Later events of a lane that is set aside join its list.
+    Follow,
+    /// An arrival at an empty queue ends the park of a bot that waits for a lane.
+    Unpark,
+    Fence,
+    /// The last event of a list takes its lane out of the text.
+    Forget,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct Budget {
+    crashes: u8,
+    freezes: u8,
+    lost_replies: u8,
+    failures: u8,
+    purges: u8,
+    pauses: u8,
+    revokes: u8,
+}
+
+#[derive(Debug, Clone)]
+struct Bot {
+    budget: Budget,
+    without: Option<Rule>,
+}
+
+/// Where the bot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    /// In no set. A bot with events is here only while it is paused.
+    Rest,
+    Ready,
+    Parked,
+    Leased {
+        fence: u8,
+        acked: u8,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum List {
+    Queue,
+    Lane(usize),
+}
+
+/// The end of a lease.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Completion {
+    list: List,
+    before: u8,
+    n: usize,
+    /// Those among the n that move to the list of their lane.
+    moved: Vec<u8>,
+    /// The lanes that are set aside from now on.
+    aside: [bool; 2],
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Held {
+    fence: u8,
+    /// The lanes that are set aside, as the claim returned them.
+    aside: [bool; 2],
+    /// The list and its slice, once it is read.
+    read: Option<(List, Vec<u8>)>,
+    /// The number of events of the list when it was read.
+    length: usize,
+    done: [usize; 2],
+    failed: [bool; 2],
+    unanswered: Option<Completion>,
+    superseded: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct State {
+    queue: Vec<u8>,
+    lists: [Vec<u8>; 2],
+    /// The lanes that the text of the bot has.
+    aside: [bool; 2],
+    place: Place,
+    paused: bool,
+    fence: u8,
+    published: u8,
+    consumers: [Option<Held>; 2],
+    budget: Budget,
+    handled: u8,
+    removed: u8,
+    purged: u8,
+    broken: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Step {
+    Publish,
+    Claim { consumer: usize, reply_lost: bool },
+    Read { consumer: usize, list: List },
+    Handle { consumer: usize, lane: usize },
+    Fail { consumer: usize, lane: usize },
+    Complete { consumer: usize, reply_lost: bool },
+    Repeat { consumer: usize },
+    Crash { consumer: usize },
+    /// The deadline of the lease or of the park passes.
+    Deadline,
+    Purge,
+    Pause,
+    Resume,
+    Revoke,
+}
+
+fn bit(event: u8) -> u8 {
+    1 << event
+}
+
+fn lane(event: u8) -> usize {
+    LANES[usize::from(event)]
+}
+
+impl Held {
+    /// The events of a lane that a handler gets. Those of lanes that are set aside get none.
+    fn of_lane(&self, wanted: usize, without: Option<Rule>) -> Vec<u8> {
+        let Some((list, slice)) = &self.read else { return Vec::new() };
+        let follows = *list == List::Queue && self.aside[wanted] && without != Some(Rule::Follow);
+        slice.iter().copied().filter(|event| lane(*event) == wanted && !follows).collect()
+    }
+
+    fn is_over(&self, wanted: usize, without: Option<Rule>) -> bool {
+        self.failed[wanted] || self.done[wanted] == self.of_lane(wanted, without).len()
+    }
+
+    fn completion(&self, without: Option<Rule>) -> Completion {
+        let (list, slice) = self.read.clone().unwrap();
+        let mut completion =
+            Completion { list, before: 0, n: slice.len(), moved: Vec::new(), aside: self.aside };
+        match list {
+            List::Queue => {
+                for &event in &slice {
+                    let done = self.of_lane(lane(event), without);
+                    if !done[..self.done[lane(event)].min(done.len())].contains(&event) {
+                        completion.moved.push(event);
+                        completion.aside[lane(event)] = true;
+                    }
+                }
+            }
+            List::Lane(own) => {
+                completion.n = self.done[own];
+                let forgets = without != Some(Rule::Forget);
+                completion.aside[own] = completion.n < self.length || !forgets;
+            }
+        }
+        completion
+    }
+}
+
+impl State {
+    fn holds_events(&self) -> bool {
+        !self.queue.is_empty() || self.aside != [false; 2]
+    }
+
+    /// Ready, unless it is paused or has nothing.
+    fn join(&mut self) {
+        let may = self.holds_events() && !self.paused;
+        self.place = if may { Place::Ready } else { Place::Rest };
+    }
+
+    fn publish(&mut self, without: Option<Rule>) {
+        let was_empty = self.queue.is_empty();
+        self.queue.push(self.published);
+        self.published += 1;
+        let parked = self.place == Place::Parked && without != Some(Rule::Unpark);
+        if was_empty && (self.place == Place::Rest || parked) {
+            self.join();
+        }
+    }
+
+    fn claim(&mut self, consumer: usize, reply_lost: bool) {
+        self.fence += 1;
+        self.place = Place::Leased { fence: self.fence, acked: 0 };
+        if !reply_lost {
+            self.consumers[consumer] = Some(Held {
+                fence: self.fence,
+                aside: self.aside,
+                read: None,
+                length: 0,
+                done: [0; 2],
+                failed: [false; 2],
+                unanswered: None,
+                superseded: false,
+            });
+        }
+    }
+
+    fn list(&mut self, list: List) -> &mut Vec<u8> {
+        match list {
+            List::Queue => &mut self.queue,
+            List::Lane(lane) => &mut self.lists[lane],
+        }
+    }
+
+    fn handle(&mut self, consumer: usize, wanted: usize, without: Option<Rule>) {
+        let held = self.consumers[consumer].as_mut().unwrap();
+        let event = held.of_lane(wanted, without)[held.done[wanted]];
+        held.done[wanted] += 1;
+        if !held.superseded && self.removed & bit(event) != 0 {
+            self.broken = Some("an event was handled after its completion");
+        }
+        let settled = self.handled | self.purged;
+        let skipped =
+            (0..event).any(|other| lane(other) == wanted && settled & bit(other) == 0);
+        if settled & bit(event) == 0 && skipped {
+            self.broken = Some("a first handling was out of order");
+        }
+        self.handled |= bit(event);
+    }
+
+    /// `lua/complete.lua`, mode release.
+    fn complete(&mut self, held: &Held, call: &Completion, without: Option<Rule>) {
+        let Place::Leased { fence, acked } = self.place else { return };
+        if (fence != held.fence && without != Some(Rule::Fence)) || acked != call.before {
+            return;
+        }
+        if held.superseded {
+            self.broken = Some("a stale fence committed");
+        }
+        let list = self.list(call.list);
+        if call.n > list.len() {
+            return;
+        }
+        let leaving: Vec<u8> = list.drain(..call.n).collect();
+        for event in leaving {
+            if call.moved.contains(&event) {
+                self.lists[lane(event)].push(event);
+            } else {
+                if self.handled & bit(event) == 0 {
+                    self.broken = Some("an event left without its effect");
+                }
+                self.removed |= bit(event);
+            }
+        }
+        self.aside = call.aside;
+        // With lanes alone, the bot is parked until the first is due.
+        if self.queue.is_empty() && self.aside != [false; 2] {
+            self.place = Place::Parked;
+        } else {
+            self.join();
+        }
+    }
+}
+
+impl Model for Bot {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            queue: Vec::new(),
+            lists: [Vec::new(), Vec::new()],
+            aside: [false; 2],
+            place: Place::Rest,
+            paused: false,
+            fence: 0,
+            published: 0,
+            consumers: [None, None],
+            budget: self.budget,
+            handled: 0,
+            removed: 0,
+            purged: 0,
+            broken: None,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        self.progress(state, steps);
+        self.accidents(state, steps);
+    }
+
+    fn next_state(&self, last: &State, step: Step) -> Option<State> {
+        let mut state = last.clone();
+        self.apply(&mut state, &step);
+        for held in state.consumers.iter_mut().flatten() {
+            held.superseded |= !matches!(state.place,
+                Place::Leased { fence, .. } if fence == held.fence);
+        }
+        state.consumers.sort_unstable();
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        fn unbroken(state: &State, promise: &str) -> bool {
+            state.broken != Some(promise)
+        }
+        vec![
+            Property::sometimes("all events are handled and nothing is left", |_, state: &State| {
+                state.handled == ALL && !state.holds_events() && state.place == Place::Rest
+            }),
+            Property::sometimes("a lane is set aside while the other goes on", |_, state: &State| {
+                state.aside == [true, false] && state.removed == bit(1)
+            }),
+            Property::always("first handlings are in order", |_, state| {
+                unbroken(state, "a first handling was out of order")
+            }),
+            Property::always("nothing is handled after its completion", |_, state| {
+                unbroken(state, "an event was handled after its completion")
+            }),
+            Property::always("an event leaves only after its effect", |_, state| {
+                unbroken(state, "an event left without its effect")
+            }),
+            Property::always("a stale fence commits nothing", |_, state| {
+                unbroken(state, "a stale fence committed")
+            }),
+            Property::always("no event is lost", |_, state: &State| {
+                (0..state.published).all(|event| {
+                    let queued = state.queue.iter().chain(state.lists.iter().flatten());
+                    (state.removed | state.purged) & bit(event) != 0
+                        || queued.into_iter().any(|other| *other == event)
+                })
+            }),
+            Property::always("a bot with events is in one place", |_, state: &State| {
+                let lists = [0, 1].map(|lane| !state.lists[lane].is_empty());
+                let rests = !state.holds_events() || state.paused;
+                lists == state.aside && (state.place != Place::Rest || rests)
+            }),
+            Property::always("work comes to rest only when all is done", |bot: &Self, state| {
+                let mut steps = Vec::new();
+                bot.progress(state, &mut steps);
+                !steps.is_empty() || state.handled | state.purged == ALL
+            }),
+        ]
+    }
+}
+
+impl Bot {
+    fn progress(&self, state: &State, steps: &mut Vec<Step>) {
+        if usize::from(state.published) < LANES.len() {
+            steps.push(Step::Publish);
+        }
+        for (consumer, held) in state.consumers.iter().enumerate() {
+            let Some(held) = held else {
+                if state.place == Place::Ready {
+                    steps.push(Step::Claim { consumer, reply_lost: false });
+                }
+                continue;
+            };
+            if held.unanswered.is_some() {
+                steps.push(Step::Repeat { consumer });
+                continue;
+            }
+            if held.read.is_none() {
+                // Any lane may be due, or none of them.
+                if !state.queue.is_empty() || held.aside == [false; 2] || held.superseded {
+                    steps.push(Step::Read { consumer, list: List::Queue });
+                }
+                for lane in (0..2).filter(|lane| held.aside[*lane]) {
+                    steps.push(Step::Read { consumer, list: List::Lane(lane) });
+                }
+                continue;
+            }
+            let over = [0, 1].map(|lane| held.is_over(lane, self.without));
+            for lane in (0..2).filter(|lane| !over[*lane]) {
+                steps.push(Step::Handle { consumer, lane });
+            }
+            if over == [true; 2] {
+                steps.push(Step::Complete { consumer, reply_lost: false });
+            }
+        }
+        let held = state.consumers.iter().flatten().any(|held| !held.superseded);
+        let parked = state.place == Place::Parked && !self.waits_for_the_bus(state);
+        if parked || (matches!(state.place, Place::Leased { .. }) && !held) {
+            steps.push(Step::Deadline);
+        }
+        if state.paused {
+            steps.push(Step::Resume);
+        }
+    }
+
+    /// Without the rule, the park would end by itself: the checker must see that it does not wait.
+    fn waits_for_the_bus(&self, state: &State) -> bool {
+        self.without == Some(Rule::Unpark) && !state.queue.is_empty()
+    }
+
+    fn accidents(&self, state: &State, steps: &mut Vec<Step>) {
+        let budget = state.budget;
+        if budget.lost_replies > 0 {
+            let lost = steps.iter().filter_map(|step| match *step {
+                Step::Claim { consumer, .. } => Some(Step::Claim { consumer, reply_lost: true }),
+                Step::Complete { consumer, .. } => {
+                    Some(Step::Complete { consumer, reply_lost: true })
+                }
+                _ => None,
+            });
+            let lost: Vec<Step> = lost.collect();
+            steps.extend(lost);
+        }
+        for (consumer, held) in state.consumers.iter().enumerate() {
+            let Some(held) = held else { continue };
+            if budget.crashes > 0 {
+                steps.push(Step::Crash { consumer });
+            }
+            let running = held.read.is_some() && held.unanswered.is_none();
+            for lane in 0..2 {
+                if budget.failures > 0 && running && !held.is_over(lane, self.without) {
+                    steps.push(Step::Fail { consumer, lane });
+                }
+            }
+        }
+        let held = state.consumers.iter().flatten().any(|held| !held.superseded);
+        let leased = matches!(state.place, Place::Leased { .. });
+        if budget.freezes > 0 && leased && held {
+            steps.push(Step::Deadline);
+        }
+        if budget.purges > 0 && state.holds_events() {
+            steps.push(Step::Purge);
+        }
+        if budget.pauses > 0 && !state.paused {
+            steps.push(Step::Pause);
+        }
+        if budget.revokes > 0 && !matches!(state.place, Place::Rest | Place::Ready) {
+            steps.push(Step::Revoke);
+        }
+    }
+
+    fn apply(&self, state: &mut State, step: &Step) {
+        let without = self.without;
+        match *step {
+            Step::Publish => state.publish(without),
+            Step::Claim { consumer, reply_lost } => {
+                state.budget.lost_replies -= u8::from(reply_lost);
+                state.claim(consumer, reply_lost);
+            }
+            Step::Read { consumer, list } => {
+                let all = state.list(list).clone();
+                let held = state.consumers[consumer].as_mut().unwrap();
+                held.length = all.len();
+                held.read = Some((list, all.into_iter().take(SLICE).collect()));
+            }
+            Step::Handle { consumer, lane } => state.handle(consumer, lane, without),
+            Step::Fail { consumer, lane } => {
+                state.budget.failures -= 1;
+                state.consumers[consumer].as_mut().unwrap().failed[lane] = true;
+            }
+            Step::Complete { consumer, reply_lost } => {
+                let mut held = state.consumers[consumer].take().unwrap();
+                let call = held.completion(without);
+                state.complete(&held, &call, without);
+                if reply_lost {
+                    state.budget.lost_replies -= 1;
+                    held.unanswered = Some(call);
+                    state.consumers[consumer] = Some(held);
+                }
+            }
+            Step::Repeat { consumer } => {
+                let held = state.consumers[consumer].take().unwrap();
+                let call = held.unanswered.clone().unwrap();
+                state.complete(&held, &call, without);
+            }
+            Step::Crash { consumer } => {
+                state.budget.crashes -= 1;
+                state.consumers[consumer] = None;
+            }
+            Step::Deadline => {
+                let held = state.consumers.iter().flatten().any(|held| !held.superseded);
+                if matches!(state.place, Place::Leased { .. }) && held {
+                    state.budget.freezes -= 1;
+                }
+                state.join();
+            }
+            Step::Purge => {
+                state.budget.purges -= 1;
+                let all = state.queue.drain(..).chain(state.lists.iter_mut().flat_map(|list| list.drain(..)));
+                state.purged |= all.fold(0, |purged, event| purged | bit(event));
+                state.aside = [false; 2];
+                state.place = Place::Rest;
+            }
+            Step::Pause => {
+                state.budget.pauses -= 1;
+                state.paused = true;
+                if state.place == Place::Ready {
+                    state.place = Place::Rest;
+                }
+            }
+            Step::Resume => {
+                state.paused = false;
+                if state.place == Place::Rest {
+                    state.join();
+                }
+            }
+            Step::Revoke => {
+                state.budget.revokes -= 1;
+                state.join();
+            }
+        }
+    }
+}
+
+const NOTHING_WRONG: Budget = Budget {
+    crashes: 0,
+    freezes: 0,
+    lost_replies: 0,
+    failures: 0,
+    purges: 0,
+    pauses: 0,
+    revokes: 0,
+};
+
+fn every_promise_holds(budget: Budget) {
+    let done = Bot { budget, without: None }.checker().threads(2).spawn_bfs().join();
+    println!("{budget:?}: {} states, {} steps deep", done.unique_state_count(), done.max_depth());
+    for promise in done.discoveries().keys() {
+        let is_wanted = promise.starts_with("all events") || promise.starts_with("a lane is");
+        let way = || done.discovery(promise).unwrap().into_actions();
+        assert!(is_wanted, "not {promise:?} after {:?}", way());
+    }
+    assert!(done.discovery("all events are handled and nothing is left").is_some());
+    if budget.failures > 0 {
+        assert!(done.discovery("a lane is set aside while the other goes on").is_some());
+    }
+}
+
+fn is_broken(promise: &'static str, budget: Budget, without: Rule) {
+    let found = HasDiscoveries::AllOf([promise].into());
+    let bot = Bot { budget, without: Some(without) };
+    let done = bot.checker().threads(2).finish_when(found).spawn_bfs().join();
+    let way = done.discovery(promise).unwrap_or_else(|| panic!("{promise:?} still holds"));
+    println!("not {promise:?} after {:?}", way.into_actions());
+}
+
+#[test]
+fn every_interleaving_of_failing_lanes_and_accidents_keeps_the_promises() {
+    let failing = Budget { failures: 2, ..NOTHING_WRONG };
+    for budget in [
+        NOTHING_WRONG,
+        Budget { failures: 3, ..failing },
+        Budget { crashes: 1, freezes: 1, ..failing },
+        Budget { lost_replies: 2, freezes: 1, ..failing },
+        Budget { purges: 1, freezes: 1, pauses: 1, ..failing },
+        Budget { revokes: 2, lost_replies: 1, ..failing },
+    ] {
+        every_promise_holds(budget);
+    }
+}
+
+#[test]
+fn without_a_rule_a_promise_breaks() {
+    let failing = Budget { failures: 1, ..NOTHING_WRONG };
+    is_broken("first handlings are in order", failing, Rule::Follow);
+    is_broken("work comes to rest only when all is done", failing, Rule::Unpark);
+    is_broken("a bot with events is in one place", failing, Rule::Forget);
+    let frozen = Budget { freezes: 1, ..failing };
+    is_broken("a stale fence commits nothing", frozen, Rule::Fence);
+}
