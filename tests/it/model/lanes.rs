@@ -14,8 +14,6 @@ const SLICE: usize = 2;
 enum Rule {
     /// Later events of a lane that is set aside join its list.
     Follow,
-    /// An arrival at an empty queue ends the park of a bot that waits for a lane.
-    Unpark,
     Fence,
     /// The last event of a list takes its lane out of the text.
     Forget,
@@ -175,12 +173,11 @@ impl State {
         self.place = if may { Place::Ready } else { Place::Rest };
     }
 
-    fn publish(&mut self, without: Option<Rule>) {
+    fn publish(&mut self) {
         let was_empty = self.queue.is_empty();
         self.queue.push(self.published);
         self.published += 1;
-        let parked = self.place == Place::Parked && without != Some(Rule::Unpark);
-        if was_empty && (self.place == Place::Rest || parked) {
+        if was_empty && matches!(self.place, Place::Rest | Place::Parked) {
             self.join();
         }
     }
@@ -376,18 +373,12 @@ impl Bot {
             }
         }
         let held = state.consumers.iter().flatten().any(|held| !held.superseded);
-        let parked = state.place == Place::Parked && !self.waits_for_the_bus(state);
-        if parked || (matches!(state.place, Place::Leased { .. }) && !held) {
+        if state.place == Place::Parked || (matches!(state.place, Place::Leased { .. }) && !held) {
             steps.push(Step::Deadline);
         }
         if state.paused {
             steps.push(Step::Resume);
         }
-    }
-
-    /// Without the rule, the park would end by itself: the checker must see that it does not wait.
-    fn waits_for_the_bus(&self, state: &State) -> bool {
-        self.without == Some(Rule::Unpark) && !state.queue.is_empty()
     }
 
     fn accidents(&self, state: &State, steps: &mut Vec<Step>) {
@@ -434,7 +425,7 @@ impl Bot {
     fn apply(&self, state: &mut State, step: &Step) {
         let without = self.without;
         match *step {
-            Step::Publish => state.publish(without),
+            Step::Publish => state.publish(),
             Step::Claim { consumer, reply_lost } => {
                 state.budget.lost_replies -= u8::from(reply_lost);
                 state.claim(consumer, reply_lost);
@@ -555,7 +546,6 @@ fn every_interleaving_of_failing_lanes_and_accidents_keeps_the_promises() {
 fn without_a_rule_a_promise_breaks() {
     let failing = Budget { failures: 1, ..NOTHING_WRONG };
     is_broken("first handlings are in order", failing, Rule::Follow);
-    is_broken("work comes to rest only when all is done", failing, Rule::Unpark);
     is_broken("a bot with events is in one place", failing, Rule::Forget);
     let frozen = Budget { freezes: 1, ..failing };
     is_broken("a stale fence commits nothing", frozen, Rule::Fence);

@@ -75,6 +75,7 @@ fn completion(claimed: &Claimed, lease: usize, n: usize, mode: Mode) -> Completi
         cost: 0,
         exceptions: Vec::new(),
         leaving: None,
+        aside: None,
     }
 }
 

@@ -1,0 +1,282 @@
+//! Ordering keys: the events of a bot with the same key are handled in order, and others go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::handler::{Failure, Outcomes, Slice};
+use fairlane::id::BotId;
+use fairlane::queue::BotState;
+
+use crate::support::bus::add;
+use crate::support::config::{STREAM, config};
+use crate::support::fleet::Fleet;
+use crate::support::history::{Outcome, Record};
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(60);
+/// Gives each last digit of an id a key of its own.
+const BY_DIGIT: &str = "\"event.id.endsWith('0') ? '0' : event.id.endsWith('1') ? '1' : event.id.endsWith('2') ? '2' : event.id.endsWith('3') ? '3' : event.id.endsWith('4') ? '4' : 'other'\"";
+
+fn key(event: u32) -> u32 {
+    (event % 10).min(5)
+}
+
+fn event(bot: &str, subject: &str, id: usize) -> String {
+    serde_json::json!({
+        "specversion": "1.0", "id": id.to_string(), "source": "test", "type": "test",
+        "botid": bot, "subject": subject,
+    })
+    .to_string()
+}
+
+/// What happened to one event.
+#[derive(Debug, Default)]
+struct Handlings {
+    /// When a handling was done for the first time, us.
+    done: Option<u64>,
+    /// The start and the fence of each handling.
+    started: Vec<(u64, u64)>,
+    /// When it was first committed, and under which fence.
+    committed: Option<(u64, u64)>,
+}
+
+/// Judges a run of a fleet: every event is done, per bot and key in order, and none is handled after its
+/// completion. Returns the number of handlings.
+fn judge(fleet: &Fleet, bots: usize, each: u32) -> usize {
+    let mut all: BTreeMap<(String, u32), Handlings> = BTreeMap::new();
+    let mut count = 0;
+    fleet.records(|record| match record {
+        Record::Handled { bot, event, fence, started, ended, outcome, .. } => {
+            count += 1;
+            let seen = all.entry(((*bot).to_owned(), *event)).or_default();
+            seen.started.push((*started, *fence));
+            if *outcome == Outcome::Done {
+                seen.done = Some(seen.done.map_or(*ended, |first| first.min(*ended)));
+            }
+        }
+        Record::Committed { bot, events, fence, at, .. } => {
+            for event in events.iter() {
+                let seen = all.entry(((*bot).to_owned(), *event)).or_default();
+                if seen.committed.is_none_or(|(first, _)| *at < first) {
+                    seen.committed = Some((*at, *fence));
+                }
+            }
+        }
+        Record::Sent { .. } => {}
+    });
+    assert_eq!(all.len(), bots * each as usize, "every event was handled");
+    let mut last: BTreeMap<(&str, u32), (u32, u64)> = BTreeMap::new();
+    for ((bot, event), seen) in &all {
+        let done = seen.done.unwrap_or_else(|| panic!("{bot} {event} was never done"));
+        let first = seen.started.iter().map(|(at, _)| *at).min().unwrap();
+        if let Some((before, done)) = last.insert((bot, key(*event)), (*event, done)) {
+            assert!(done <= first, "{bot}: {event} was handled before {before} was done");
+        }
+        if let Some((at, fence)) = seen.committed {
+            let late = seen.started.iter().find(|(started, by)| *started > at && *by >= fence);
+            assert_eq!(late, None, "{bot} {event} was handled after its completion");
+        }
+    }
+    count
+}
+
+#[tokio::test]
+async fn each_key_keeps_its_order_although_events_fail_and_processes_are_killed_and_frozen() {
+    let settings = [
+        ("pipelines.test.order_by", BY_DIGIT),
+        ("pipelines.test.concurrency", "4"),
+        ("pipelines.test.max_attempts", "1000"),
+        ("pipelines.test.lease_ttl", "\"1s\""),
+    ];
+    let (bots, each) = (6, 150);
+    let mut fleet = Fleet::new(Options::default(), bots, &settings);
+    fleet.behaviour.fail_percent = 10;
+    fleet.behaviour.delay = Duration::from_millis(1);
+    fleet.start(3).await;
+    fleet.publish(each / 2).await;
+    fleet.settles(bots * 20, LONG).await;
+    fleet.workers[0].kill9();
+    fleet.workers[1].sigstop();
+    fleet.publish(each - each / 2).await;
+    fleet.settles(bots * 60, LONG).await;
+    fleet.workers[1].sigcont();
+    fleet.restart(0).await;
+    fleet.drains(LONG).await;
+    let handlings = judge(&fleet, bots, each);
+    assert!(handlings > bots * each as usize, "some failed: {handlings}");
+}
+
+#[tokio::test]
+async fn a_key_that_fails_holds_only_itself_and_becomes_whole_when_it_succeeds() {
+    let server = RedisServer::start(Options::default());
+    let (log, fails) = (Log::default(), Arc::new(AtomicBool::new(true)));
+    let broken = Arc::clone(&fails);
+    let handler = log.handler(move |slice: Slice| {
+        let bad = slice.events.iter().position(|delivery| delivery.event.subject() == Some("bad"));
+        let bad = bad.filter(|_| broken.load(Ordering::Relaxed));
+        async move { bad.map_or_else(|| Ok(Outcomes::done()), |at| Err(Failure::transient(at, "no"))) }
+    });
+    let settings =
+        [("pipelines.hold.order_by", "\"subject\""), ("pipelines.hold.max_attempts", "100000")];
+    let instance = Instance::start(&config(&server, "hold", &settings), handler).await;
+    let subjects = ["bad", "ann", "bob", "bad", "ann", "bad"];
+    let events: Vec<String> =
+        (0..60).map(|id| event("shop", subjects[id % subjects.len()], id)).collect();
+    add(&server, STREAM, &events).await;
+    let queue = instance.queue("hold").clone();
+    let shop = BotId::parse("shop").unwrap();
+    let good: BTreeSet<String> =
+        (0..60).filter(|id| subjects[id % subjects.len()] != "bad").map(|id| id.to_string()).collect();
+    eventually(LONG, "all others are done, and those of the key wait", async || {
+        let ids: BTreeSet<String> = log.ids("hold").into_iter().collect();
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        good.is_subset(&ids) && view.depth == 30
+    })
+    .await;
+    let bad: Vec<String> = log.ids("hold").into_iter().filter(|id| !good.contains(id)).collect();
+    assert!(bad.iter().all(|id| id == "0"), "only its first event was tried: {bad:?}");
+    fails.store(false, Ordering::Relaxed);
+    eventually(LONG, "nothing is left", async || {
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        view.depth == 0 && view.state == BotState::Idle
+    })
+    .await;
+    let mut bad: Vec<String> = log.ids("hold").into_iter().filter(|id| !good.contains(id)).collect();
+    bad.dedup();
+    let expected: Vec<String> =
+        (0..60).filter(|id| subjects[id % subjects.len()] == "bad").map(|id| id.to_string()).collect();
+    assert_eq!(bad, expected, "in order");
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_that_never_succeeds_becomes_a_dead_letter_and_its_key_goes_on() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let handler = log.handler(|slice: Slice| {
+        let bad = slice.events.iter().position(|delivery| delivery.event.id() == "2");
+        async move { bad.map_or_else(|| Ok(Outcomes::done()), |at| Err(Failure::transient(at, "no"))) }
+    });
+    let settings = [("pipelines.give.order_by", "\"subject\""), ("pipelines.give.max_attempts", "3")];
+    let instance = Instance::start(&config(&server, "give", &settings), handler).await;
+    let events: Vec<String> =
+        (0..20).map(|id| event("shop", ["ann", "bob"][id % 2], id)).collect();
+    add(&server, STREAM, &events).await;
+    let queue = instance.queue("give").clone();
+    let shop = BotId::parse("shop").unwrap();
+    eventually(LONG, "nothing is left", async || {
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        view.depth == 0 && view.state == BotState::Idle
+    })
+    .await;
+    let letters = queue.dead_letters(Some(&shop), 10).await.unwrap();
+    assert_eq!(letters.len(), 1, "{letters:?}");
+    assert_eq!((&*letters[0].reason, letters[0].attempts), ("no", 3));
+    let tried = log.ids("give").into_iter().filter(|id| id == "2").count();
+    assert_eq!(tried, 3);
+    instance.stop().await;
+}
+
+/// How many slices of a bot run at once.
+async fn most_at_once(pipeline: &str, settings: &[(&str, &str)]) -> usize {
+    let server = RedisServer::start(Options::default());
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (running, highest) = (Arc::clone(&now), Arc::clone(&most));
+    let log = Log::default();
+    let handler = log.handler(move |_| {
+        let (running, highest) = (Arc::clone(&running), Arc::clone(&highest));
+        async move {
+            let at_once = running.fetch_add(1, Ordering::Relaxed) + 1;
+            highest.fetch_max(at_once, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            running.fetch_sub(1, Ordering::Relaxed);
+            Ok(Outcomes::done())
+        }
+    });
+    let instance = Instance::start(&config(&server, pipeline, settings), handler).await;
+    let queue = instance.queue(pipeline).clone();
+    let shop = BotId::parse("shop").unwrap();
+    queue.pause(Some(&shop)).await.unwrap();
+    let events: Vec<String> = (0..64).map(|id| event("shop", &format!("user-{id}"), id)).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || {
+        queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth == 64
+    })
+    .await;
+    queue.resume(Some(&shop)).await.unwrap();
+    eventually(LONG, "all are handled", async || log.len() == 64).await;
+    instance.stop().await;
+    most.load(Ordering::Relaxed)
+}
+
+#[tokio::test]
+async fn a_bot_has_at_most_that_many_keys_at_once_and_only_on_free_workers() {
+    let by_subject = |name: &str| (format!("pipelines.{name}.order_by"), "\"subject\"");
+    let (order_by, subject) = by_subject("one");
+    assert_eq!(most_at_once("one", &[(&order_by, subject)]).await, 1);
+    let (order_by, subject) = by_subject("four");
+    let settings = [(order_by.as_str(), subject), ("pipelines.four.concurrency", "4")];
+    assert_eq!(most_at_once("four", &settings).await, 4);
+    let (order_by, subject) = by_subject("few");
+    let settings = [
+        (order_by.as_str(), subject),
+        ("pipelines.few.concurrency", "8"),
+        ("pipelines.few.workers.max", "2"),
+    ];
+    assert_eq!(most_at_once("few", &settings).await, 2);
+}
+
+#[tokio::test]
+async fn lanes_that_are_set_aside_are_worked_off_after_the_order_is_that_of_the_bot_again() {
+    let server = RedisServer::start(Options::default());
+    let fails = Arc::new(AtomicBool::new(true));
+    let handler = |log: &Log| {
+        let broken = Arc::clone(&fails);
+        log.handler(move |_| {
+            let fails = broken.load(Ordering::Relaxed);
+            async move { if fails { Err(Failure::transient(0, "no")) } else { Ok(Outcomes::done()) } }
+        })
+    };
+    let settings =
+        [("pipelines.back.order_by", "\"subject\""), ("pipelines.back.max_attempts", "100000")];
+    let before = Log::default();
+    let instance = Instance::start(&config(&server, "back", &settings), handler(&before)).await;
+    let events: Vec<String> =
+        (0..30).map(|id| event("shop", ["ann", "bob", "eve"][id % 3], id)).collect();
+    add(&server, STREAM, &events).await;
+    let shop = BotId::parse("shop").unwrap();
+    let queue = instance.queue("back").clone();
+    eventually(LONG, "each key was tried", async || {
+        let ids: BTreeSet<String> = before.ids("back").into_iter().collect();
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        ids.len() == 3 && view.depth == 30 && view.state == BotState::Parked
+    })
+    .await;
+    instance.stop().await;
+
+    fails.store(false, Ordering::Relaxed);
+    let after = Log::default();
+    let settings = [("pipelines.back.max_attempts", "100000")];
+    let instance = Instance::start(&config(&server, "back", &settings), handler(&after)).await;
+    add(&server, STREAM, &[event("shop", "ann", 30)]).await;
+    let queue = instance.queue("back").clone();
+    eventually(LONG, "nothing is left", async || {
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        view.depth == 0 && view.state == BotState::Idle && after.len() == 31
+    })
+    .await;
+    let ids = after.ids("back");
+    assert_eq!(ids.last().map(String::as_str), Some("30"), "the queue comes after them: {ids:?}");
+    for key in 0..3 {
+        let of_key: Vec<usize> = ids.iter().map(|id| id.parse().unwrap()).collect();
+        let of_key: Vec<usize> = of_key.into_iter().filter(|id| id % 3 == key).collect();
+        assert!(of_key.is_sorted(), "{of_key:?}");
+    }
+    instance.stop().await;
+}
