@@ -7,7 +7,8 @@
 //!    effect, or into the dead letters or the delayed events in the same script.
 //! 3. A bot has at most one current lease. A worker that is suspended past its lease may still run
 //!    its handler. It cannot commit, because completions carry the fence.
-//! 4. A retry blocks the queue of that bot, and of no other bot.
+//! 4. A retry blocks the queue of that bot, and of no other bot. With an ordering key (`order_by`), it
+//!    blocks only the events with that key, and 1. holds per bot, pipeline and key.
 //! 5. There is no order across bots.
 //!
 //! The implementation: `lua/claim.lua` (one current lease), `lua/complete.lua` (fence and count),

@@ -12,6 +12,7 @@ mod fanout;
 mod faults;
 mod hostile_ids;
 mod lanes;
+mod lanes;
 mod limits;
 mod order;
 mod outbound;

@@ -4,6 +4,7 @@ mod bounds;
 mod costs;
 mod delays;
 mod hygiene;
+mod lanes;
 mod limits;
 mod notifications;
 mod servers;
