@@ -90,15 +90,21 @@ fn check_order(
         );
         return Err(Fault::new(key("concurrency"), problem).or(key("order_by")));
     }
+    if p.total_rate.is_some() {
+        let problem = "is not possible with order_by: events that wait behind a failing one would be counted more than once; remove one of them";
+        return Err(Fault::new(key("total_rate"), problem).or(key("order_by")));
+    }
     let why = match (name.as_str(), &p.order_by) {
-        (COUNTERS, _) => "the store counts the views of a bot by one sequence, in order",
-        (NOTIFICATIONS, _) => "notifications keep no order: each is due at its own time",
+        (COUNTERS, _) => "the store counts the views of a bot by one sequence, in order; remove it",
+        (NOTIFICATIONS, _) => {
+            "notifications keep no order, because each is due at its own time; remove it"
+        }
         (AUTOMATIONS, OrderBy::Key(_)) => {
-            "a profile takes the events of its subscriber in order; write \"subject\""
+            "a profile takes the events of its subscriber in order; write \"subject\", or remove it"
         }
         _ => return Ok(()),
     };
-    let problem = format!("is not possible here: {why}, or remove it");
+    let problem = format!("is not possible here: {why}");
     Err(Fault::new(key("order_by"), problem))
 }
 
