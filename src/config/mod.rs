@@ -32,8 +32,8 @@ pub(crate) use sections::{ANONYMOUS, WEIGHT_MAX};
 pub use sections::{
     AdmissionConfig, AuthConfig, BackoffConfig, BotLimitsConfig, BotQuotaConfig, BusConfig,
     BusSource, CallbacksConfig, CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig,
-    NotificationsConfig, OnThrottle, OrderBy, PipelineConfig, QuotasConfig, RedisConfig, Scope, Start,
-    TokenConfig, WorkersConfig,
+    NotificationsConfig, OnThrottle, OrderBy, PipelineConfig, QuotasConfig, RedisConfig, Scope,
+    Start, TokenConfig, WorkersConfig,
 };
 
 use built_in::BUILT_IN;

@@ -116,9 +116,9 @@ mod tests {
         Lanes::new(&OrderBy::parse(order_by), 4).unwrap().unwrap()
     }
 
-    fn event(subject: Option<&str>, data: serde_json::Value) -> Event {
+    fn event(subject: Option<&str>, data: &serde_json::Value) -> Event {
         let bot = BotId::parse("b").unwrap();
-        let event = Event::builder("t", &bot).data(&data).unwrap();
+        let event = Event::builder("t", &bot).data(data).unwrap();
         match subject {
             Some(subject) => event.subject(subject).build().unwrap(),
             None => event.build().unwrap(),
@@ -133,13 +133,13 @@ mod tests {
     #[test]
     fn an_event_has_the_lane_of_its_key_and_those_without_one_share_a_lane() {
         let none = serde_json::json!({});
-        assert_eq!(lanes("subject").of(&event(Some("ann"), none.clone())), Lane::of("ann"));
-        assert_eq!(lanes("subject").of(&event(None, none.clone())), Lane::of(""));
+        assert_eq!(lanes("subject").of(&event(Some("ann"), &none)), Lane::of("ann"));
+        assert_eq!(lanes("subject").of(&event(None, &none)), Lane::of(""));
         let by_order = lanes("event.data.order");
         let data = serde_json::json!({ "order": "o-7" });
-        assert_eq!(by_order.of(&event(Some("ann"), data)), Lane::of("o-7"));
+        assert_eq!(by_order.of(&event(Some("ann"), &data)), Lane::of("o-7"));
         for no_text in [none, serde_json::json!({ "order": 7 })] {
-            assert_eq!(by_order.of(&event(Some("ann"), no_text)), Lane::of(""));
+            assert_eq!(by_order.of(&event(Some("ann"), &no_text)), Lane::of(""));
         }
     }
 
@@ -158,7 +158,7 @@ mod tests {
     const NOW: u64 = 1_000;
 
     fn aside(due_ms: u64) -> Aside {
-        let mut aside = Aside { tag: 5, ..Aside::default() };
+        let mut aside = Aside::of(5);
         aside.set(Waiting { lane: Lane::of("ann"), due_ms, attempts: 1, alone: 0 });
         aside
     }
@@ -194,7 +194,7 @@ mod tests {
         let vanished = |fence| Situation { vanished: true, ..situation(fence) };
         let ann = List::Lane(Lane::of("ann"));
         assert_eq!(choose(&aside(NOW), vanished(1)), ann);
-        let tried = |due_ms, tried| Aside { tried: Some(tried), ..aside(due_ms) };
+        let tried = |due_ms, tried| aside(due_ms).trying(Some(tried));
         assert_eq!(choose(&tried(NOW, Tried::Queue), vanished(2)), List::Queue);
         assert_eq!(choose(&tried(NOW + 9, Tried::Lane(Lane::of("ann"))), vanished(1)), ann);
         let empty = Situation { has_queue: false, ..vanished(2) };

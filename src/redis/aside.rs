@@ -55,6 +55,18 @@ impl Aside {
         Some(Self { tag, tried, lanes })
     }
 
+    /// No lane yet, for the ordering key with this tag.
+    #[must_use]
+    pub fn of(tag: u32) -> Self {
+        Self { tag, ..Self::default() }
+    }
+
+    /// The same lanes, of which this list is tried.
+    #[must_use]
+    pub fn trying(&self, tried: Option<Tried>) -> Self {
+        Self { tried, ..self.clone() }
+    }
+
     /// Whether no lane is set aside.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -5,7 +5,8 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use super::reader::Reader;
 use crate::config::check::limits;
 use crate::config::{
-    BackoffConfig, ConfigError, DeadConfig, OnOverflow, OrderBy, PipelineConfig, Start, WorkersConfig,
+    BackoffConfig, ConfigError, DeadConfig, OnOverflow, OrderBy, PipelineConfig, Start,
+    WorkersConfig,
 };
 use crate::outbound::{CheckedUrl, Policy};
 

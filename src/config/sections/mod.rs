@@ -17,6 +17,8 @@ pub use self::counters::CountersConfig;
 pub use self::http::{AdmissionConfig, HttpConfig, MetricsConfig};
 pub use self::limits::BotLimitsConfig;
 pub use self::notifications::{NotificationsConfig, OnThrottle};
-pub use self::pipelines::{BackoffConfig, DeadConfig, OrderBy, PipelineConfig, Start, WorkersConfig};
+pub use self::pipelines::{
+    BackoffConfig, DeadConfig, OrderBy, PipelineConfig, Start, WorkersConfig,
+};
 pub use self::quotas::{BotQuotaConfig, QuotasConfig};
 pub use self::stores::{BusConfig, BusSource, MongoConfig, RedisConfig};

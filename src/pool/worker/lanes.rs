@@ -128,7 +128,7 @@ impl Worker {
             return true;
         }
         if !self.lease.aside.is_empty() {
-            let noted = Aside { tried: Some(tried), ..self.lease.aside.clone() };
+            let noted = self.lease.aside.trying(Some(tried));
             self.noted = Some(self.change(noted, None));
         }
         self.confirm().await
@@ -247,8 +247,7 @@ impl Worker {
             // The target of all lanes is away. To set them all aside would only move the queue.
             return self.wait_for_target(fitness, &runs, unavailable).await;
         }
-        let mut aside = self.lease.aside.clone();
-        aside.tried = None;
+        let mut aside = self.lease.aside.trying(None);
         if aside.is_empty() {
             aside.tag = lanes.tag;
         }
@@ -258,10 +257,10 @@ impl Worker {
             let fit = vec![Fitness::Fit; run.places.len()];
             let mut settlement = self.settle_after(&fit, answer, unavailable);
             let exceptions = std::mem::take(&mut settlement.exceptions).into_iter();
-            whole.exceptions.extend(exceptions.map(|exception| Exception {
-                index: run.places[exception.index],
-                ..exception
-            }));
+            whole.exceptions.extend(
+                exceptions
+                    .map(|exception| Exception { index: run.places[exception.index], ..exception }),
+            );
             for place in &run.places[settlement.n..] {
                 whole.exceptions.push(Exception { index: *place, fate: Fate::Lane(run.lane) });
             }
@@ -368,7 +367,7 @@ impl Worker {
         let bytes = self.sizes[..n].iter().sum();
         let mut completion = self.lease.completion((n, bytes), mode, cost, exceptions.clone());
         if !self.lease.aside.is_empty() {
-            let aside = Aside { tried: None, ..self.lease.aside.clone() };
+            let aside = self.lease.aside.trying(None);
             completion.aside = Some(self.change(aside, None));
         }
         let committed = self.commit(completion).await;
@@ -452,8 +451,7 @@ impl Worker {
         }
         let settlement = self.settle(fitness, answer);
         let (n, lane) = (settlement.n, state.lane);
-        let mut aside = self.lease.aside.clone();
-        aside.tried = None;
+        let mut aside = self.lease.aside.trying(None);
         if n >= length {
             aside.remove(lane);
         } else {

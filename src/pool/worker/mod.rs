@@ -207,11 +207,8 @@ impl Worker {
         slice: &mut Slice,
     ) -> Result<SemaphorePermit<'a>, Ended> {
         let free = tokio::time::timeout(PATIENCE, shared.workers.acquire());
-        let worker = match self.while_held(free).await? {
-            Ok(Ok(worker)) => worker,
-            // No worker became free, or the semaphore is closed, which never happens.
-            _ => return Err(Ended::NotHandled),
-        };
+        // No worker became free, or the semaphore is closed, which never happens.
+        let Ok(Ok(worker)) = self.while_held(free).await? else { return Err(Ended::NotHandled) };
         if shared.shutdown.soft.is_cancelled() {
             return Err(Ended::NotHandled);
         }

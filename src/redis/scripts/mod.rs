@@ -23,8 +23,8 @@ pub use self::copy::{
 };
 pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
 pub use self::lease::{
-    AsideChange, Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
-    Verdict,
+    AsideChange, Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant,
+    Mode, Verdict,
 };
 pub use self::ledger::{Postings, Recount};
 pub use self::limits::{Budget, Budgeted, Permit, Permitted, Set};

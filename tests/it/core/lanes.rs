@@ -117,11 +117,15 @@ async fn a_key_that_fails_holds_only_itself_and_becomes_whole_when_it_succeeds()
     let server = RedisServer::start(Options::default());
     let (log, fails) = (Log::default(), Arc::new(AtomicBool::new(true)));
     let broken = Arc::clone(&fails);
-    let handler = log.handler(move |slice: Slice| {
-        let bad = slice.events.iter().position(|delivery| delivery.event.subject() == Some("bad"));
-        let bad = bad.filter(|_| broken.load(Ordering::Relaxed));
-        async move { bad.map_or_else(|| Ok(Outcomes::done()), |at| Err(Failure::transient(at, "no"))) }
-    });
+    let handler =
+        log.handler(move |slice: Slice| {
+            let bad =
+                slice.events.iter().position(|delivery| delivery.event.subject() == Some("bad"));
+            let bad = bad.filter(|_| broken.load(Ordering::Relaxed));
+            async move {
+                bad.map_or_else(|| Ok(Outcomes::done()), |at| Err(Failure::transient(at, "no")))
+            }
+        });
     let settings =
         [("pipelines.hold.order_by", "\"subject\""), ("pipelines.hold.max_attempts", "100000")];
     let instance = Instance::start(&config(&server, "hold", &settings), handler).await;
@@ -131,8 +135,10 @@ async fn a_key_that_fails_holds_only_itself_and_becomes_whole_when_it_succeeds()
     add(&server, STREAM, &events).await;
     let queue = instance.queue("hold").clone();
     let shop = BotId::parse("shop").unwrap();
-    let good: BTreeSet<String> =
-        (0..60).filter(|id| subjects[id % subjects.len()] != "bad").map(|id| id.to_string()).collect();
+    let good: BTreeSet<String> = (0..60)
+        .filter(|id| subjects[id % subjects.len()] != "bad")
+        .map(|id| id.to_string())
+        .collect();
     eventually(LONG, "all others are done, and those of the key wait", async || {
         let ids: BTreeSet<String> = log.ids("hold").into_iter().collect();
         let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
@@ -147,10 +153,13 @@ async fn a_key_that_fails_holds_only_itself_and_becomes_whole_when_it_succeeds()
         view.depth == 0 && view.state == BotState::Idle
     })
     .await;
-    let mut bad: Vec<String> = log.ids("hold").into_iter().filter(|id| !good.contains(id)).collect();
+    let mut bad: Vec<String> =
+        log.ids("hold").into_iter().filter(|id| !good.contains(id)).collect();
     bad.dedup();
-    let expected: Vec<String> =
-        (0..60).filter(|id| subjects[id % subjects.len()] == "bad").map(|id| id.to_string()).collect();
+    let expected: Vec<String> = (0..60)
+        .filter(|id| subjects[id % subjects.len()] == "bad")
+        .map(|id| id.to_string())
+        .collect();
     assert_eq!(bad, expected, "in order");
     instance.stop().await;
 }
@@ -159,14 +168,17 @@ async fn a_key_that_fails_holds_only_itself_and_becomes_whole_when_it_succeeds()
 async fn an_event_that_never_succeeds_becomes_a_dead_letter_and_its_key_goes_on() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
-    let handler = log.handler(|slice: Slice| {
-        let bad = slice.events.iter().position(|delivery| delivery.event.id() == "2");
-        async move { bad.map_or_else(|| Ok(Outcomes::done()), |at| Err(Failure::transient(at, "no"))) }
-    });
-    let settings = [("pipelines.give.order_by", "\"subject\""), ("pipelines.give.max_attempts", "3")];
+    let handler =
+        log.handler(|slice: Slice| {
+            let bad = slice.events.iter().position(|delivery| delivery.event.id() == "2");
+            async move {
+                bad.map_or_else(|| Ok(Outcomes::done()), |at| Err(Failure::transient(at, "no")))
+            }
+        });
+    let settings =
+        [("pipelines.give.order_by", "\"subject\""), ("pipelines.give.max_attempts", "3")];
     let instance = Instance::start(&config(&server, "give", &settings), handler).await;
-    let events: Vec<String> =
-        (0..20).map(|id| event("shop", ["ann", "bob"][id % 2], id)).collect();
+    let events: Vec<String> = (0..20).map(|id| event("shop", ["ann", "bob"][id % 2], id)).collect();
     add(&server, STREAM, &events).await;
     let queue = instance.queue("give").clone();
     let shop = BotId::parse("shop").unwrap();

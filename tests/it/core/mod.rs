@@ -12,7 +12,6 @@ mod fanout;
 mod faults;
 mod hostile_ids;
 mod lanes;
-mod lanes;
 mod limits;
 mod order;
 mod outbound;

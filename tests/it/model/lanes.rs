@@ -103,13 +103,32 @@ struct State {
 #[derive(Debug, Clone, PartialEq)]
 enum Step {
     Publish,
-    Claim { consumer: usize, reply_lost: bool },
-    Read { consumer: usize, list: List },
-    Handle { consumer: usize, lane: usize },
-    Fail { consumer: usize, lane: usize },
-    Complete { consumer: usize, reply_lost: bool },
-    Repeat { consumer: usize },
-    Crash { consumer: usize },
+    Claim {
+        consumer: usize,
+        reply_lost: bool,
+    },
+    Read {
+        consumer: usize,
+        list: List,
+    },
+    Handle {
+        consumer: usize,
+        lane: usize,
+    },
+    Fail {
+        consumer: usize,
+        lane: usize,
+    },
+    Complete {
+        consumer: usize,
+        reply_lost: bool,
+    },
+    Repeat {
+        consumer: usize,
+    },
+    Crash {
+        consumer: usize,
+    },
     /// The deadline of the lease or of the park passes.
     Deadline,
     Purge,
@@ -214,8 +233,7 @@ impl State {
             self.broken = Some("an event was handled after its completion");
         }
         let settled = self.handled | self.purged;
-        let skipped =
-            (0..event).any(|other| lane(other) == wanted && settled & bit(other) == 0);
+        let skipped = (0..event).any(|other| lane(other) == wanted && settled & bit(other) == 0);
         if settled & bit(event) == 0 && skipped {
             self.broken = Some("a first handling was out of order");
         }
@@ -299,12 +317,16 @@ impl Model for Bot {
             state.broken != Some(promise)
         }
         vec![
-            Property::sometimes("all events are handled and nothing is left", |_, state: &State| {
-                state.handled == ALL && !state.holds_events() && state.place == Place::Rest
-            }),
-            Property::sometimes("a lane is set aside while the other goes on", |_, state: &State| {
-                state.aside == [true, false] && state.removed == bit(1)
-            }),
+            Property::sometimes(
+                "all events are handled and nothing is left",
+                |_, state: &State| {
+                    state.handled == ALL && !state.holds_events() && state.place == Place::Rest
+                },
+            ),
+            Property::sometimes(
+                "a lane is set aside while the other goes on",
+                |_, state: &State| state.aside == [true, false] && state.removed == bit(1),
+            ),
             Property::always("first handlings are in order", |_, state| {
                 unbroken(state, "a first handling was out of order")
             }),
@@ -469,7 +491,10 @@ impl Bot {
             }
             Step::Purge => {
                 state.budget.purges -= 1;
-                let all = state.queue.drain(..).chain(state.lists.iter_mut().flat_map(|list| list.drain(..)));
+                let all = state
+                    .queue
+                    .drain(..)
+                    .chain(state.lists.iter_mut().flat_map(|list| list.drain(..)));
                 state.purged |= all.fold(0, |purged, event| purged | bit(event));
                 state.aside = [false; 2];
                 state.place = Place::Rest;

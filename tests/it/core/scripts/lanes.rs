@@ -4,9 +4,9 @@ use fairlane::id::{Lane, Offset};
 use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::aside::{Aside, Waiting};
 use fairlane::redis::scripts::{
-    AsideChange, Audit, Audited, Claimed, Completed, Completion, Enqueue, Enqueued, Exception, Fate,
-    Limits, Mode, Pause, Purge, ReadLane, ReadSlice, Reconcile, Reconciled, Redrive, Resume, Revoke,
-    Take, Verdict,
+    AsideChange, Audit, Audited, Claimed, Completed, Completion, Enqueue, Enqueued, Exception,
+    Fate, Limits, Mode, Pause, Purge, ReadLane, ReadSlice, Reconcile, Reconciled, Redrive, Resume,
+    Revoke, Take, Verdict,
 };
 use redis::Commands;
 
@@ -26,7 +26,7 @@ fn now_ms() -> u64 {
 }
 
 fn waiting(lane: Lane) -> Aside {
-    let mut aside = Aside { tag: 7, ..Aside::default() };
+    let mut aside = Aside::of(7);
     aside.set(Waiting { lane, due_ms: now_ms() + PAUSE, attempts: 1, alone: 0 });
     aside
 }
@@ -71,7 +71,11 @@ impl Shard {
 
     fn held(&mut self, kind: &str) -> u64 {
         let key = self.keys.held().to_owned();
-        self.harness.plain().hget::<_, _, Option<u64>>(key, format!("{kind}b")).unwrap().unwrap_or(0)
+        self.harness
+            .plain()
+            .hget::<_, _, Option<u64>>(key, format!("{kind}b"))
+            .unwrap()
+            .unwrap_or(0)
     }
 
     /// All keys of the shard that an idle bot must not hold.

@@ -306,7 +306,7 @@ impl Real {
             cost: unsigned(call.cost),
             exceptions: exceptions.collect(),
             leaving: None,
-        aside: None,
+            aside: None,
         }
     }
 
