@@ -455,6 +455,12 @@ impl Bot {
             Step::Read { consumer, list } => {
                 let all = state.list(list).clone();
                 let held = state.consumers[consumer].as_mut().unwrap();
+                if held.superseded {
+                    // It finds out before its handler starts: its deadline has passed, or it confirms
+                    // the lease, unless that was granted less than 50 ms ago.
+                    state.consumers[consumer] = None;
+                    return;
+                }
                 held.length = all.len();
                 held.read = Some((list, all.into_iter().take(SLICE).collect()));
             }
